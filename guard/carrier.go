@@ -1,0 +1,96 @@
+package guard
+
+// The keys that [Inject] writes and [Extract] reads. They are lower case, so
+// that they survive carriers that fold case.
+const (
+	CarrierResource = "fencing-resource"
+	CarrierToken    = "fencing-token"
+	CarrierLease    = "fencing-lease"
+)
+
+// Carrier is the headers of a message: a Kafka record's, an AMQP delivery's, a
+// job's metadata. Adapters are a few lines each, so this package needs none of
+// those libraries.
+type Carrier interface {
+	// Get returns the values stored under key, none if there are none. A
+	// carrier that can hold several must return them all: two tokens in one
+	// message are refused, not guessed between.
+	Get(key string) []string
+	// Set stores value under key in place of what was there.
+	Set(key, value string)
+}
+
+// MapCarrier is a [Carrier] on a map. It is not safe for concurrent use.
+type MapCarrier map[string]string
+
+// Get returns the value under key.
+func (m MapCarrier) Get(key string) []string {
+	if v, ok := m[key]; ok {
+		return []string{v}
+	}
+	return nil
+}
+
+// Set stores value under key.
+func (m MapCarrier) Set(key, value string) { m[key] = value }
+
+// Inject writes claim to carrier. It refuses an invalid claim ([ErrInvalid])
+// and writes nothing then.
+func Inject(claim Claim, carrier Carrier) error {
+	if err := claim.Validate(); err != nil {
+		return err
+	}
+	carrier.Set(CarrierResource, claim.Resource)
+	carrier.Set(CarrierToken, claim.Token.String())
+	carrier.Set(CarrierLease, claim.LeaseID)
+	return nil
+}
+
+// Extract reads the claim that a message carries for resource, which the
+// consumer derives itself from what it is about to write. A message that names
+// another resource is refused: its token says nothing about this one.
+//
+// Errors: [ErrMissing] if the message carries no token, else [ErrInvalid].
+func Extract(resource string, carrier Carrier) (Claim, error) {
+	token, ok, err := one(carrier, CarrierToken)
+	if err != nil {
+		return Claim{}, err
+	}
+	if !ok {
+		return Claim{}, Missing(CarrierToken)
+	}
+	named, ok, err := one(carrier, CarrierResource)
+	if err != nil {
+		return Claim{}, err
+	}
+	if !ok { // not ErrMissing, which says that there is no token
+		return Claim{}, Invalid(CarrierResource, "", "is missing")
+	}
+	lease, _, err := one(carrier, CarrierLease)
+	if err != nil {
+		return Claim{}, err
+	}
+	if named != resource {
+		return Claim{}, Invalid(CarrierResource, named, "is not the resource being written")
+	}
+	claim := Claim{Resource: resource, LeaseID: lease}
+	if claim.Token, err = ParseToken(token); err != nil {
+		return Claim{}, err
+	}
+	if err := claim.Validate(); err != nil {
+		return Claim{}, err
+	}
+	return claim, nil
+}
+
+// one returns the only value under key, and whether there is one.
+func one(c Carrier, key string) (value string, ok bool, err error) {
+	switch v := c.Get(key); len(v) {
+	case 0:
+		return "", false, nil
+	case 1:
+		return v[0], true, nil
+	default:
+		return "", false, Invalid(key, v[0], "is given "+itoa(len(v))+" times")
+	}
+}

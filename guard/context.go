@@ -1,0 +1,61 @@
+package guard
+
+import "context"
+
+// Lease is what a fence needs to know of a held lease: its claim, and whether
+// it is still good by the holder's own clock. lockclient's leases are Leases.
+// Implementations are safe for concurrent use.
+type Lease interface {
+	// Claim returns the claim that the lease entitles its holder to.
+	Claim() Claim
+	// Valid reports whether the lease is still held by the holder's clock. It
+	// is a courtesy that saves a request: a paused process learns it late, and
+	// only the resource's comparison is safe.
+	Valid() bool
+}
+
+// claimContext carries a claim in one allocation; context.WithValue would box
+// it in a second one.
+type claimContext struct {
+	context.Context
+	claim Claim
+	lease Lease
+}
+
+type claimKey struct{}
+
+func (c *claimContext) Value(key any) any {
+	if key == (claimKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// WithClaim returns a context that carries claim, for writers further down to
+// present. The claim is not checked here: every fence checks what it is given.
+func WithClaim(ctx context.Context, claim Claim) context.Context {
+	return &claimContext{Context: ctx, claim: claim}
+}
+
+// WithLease returns a context that carries lease and its claim.
+func WithLease(ctx context.Context, lease Lease) context.Context {
+	return &claimContext{Context: ctx, claim: lease.Claim(), lease: lease}
+}
+
+// ClaimFrom returns the claim of the innermost [WithClaim] or [WithLease], and
+// whether there is one.
+func ClaimFrom(ctx context.Context) (Claim, bool) {
+	if c, ok := ctx.Value(claimKey{}).(*claimContext); ok {
+		return c.claim, true
+	}
+	return Claim{}, false
+}
+
+// LeaseFrom returns the lease of the innermost [WithLease], and whether there
+// is one. A [WithClaim] further in hides it, because its claim may be another.
+func LeaseFrom(ctx context.Context) (Lease, bool) {
+	if c, ok := ctx.Value(claimKey{}).(*claimContext); ok && c.lease != nil {
+		return c.lease, true
+	}
+	return nil, false
+}

@@ -1,0 +1,65 @@
+package guard
+
+// Rule says what a claim whose token equals the mark may do. It is fixed when
+// a guard is constructed, never per call: two callers that compare one mark by
+// two rules guard nothing.
+//
+// The zero value is no rule; [Decide] refuses it. Constructors that take a
+// Rule document which one zero stands for.
+type Rule uint8
+
+const (
+	// SameOrNewer admits token >= mark: a holder may write many times under
+	// its token. It is the rule of stores, HTTP and transactions.
+	SameOrNewer Rule = iota + 1
+	// OncePerToken admits token > mark: each token writes once, and a second
+	// write under it is spent. It is sound only where comparing and writing
+	// are one atomic step.
+	OncePerToken
+)
+
+// String returns "same-or-newer", "once-per-token" or "invalid rule".
+func (r Rule) String() string {
+	switch r {
+	case SameOrNewer:
+		return "same-or-newer"
+	case OncePerToken:
+		return "once-per-token"
+	}
+	return "invalid rule"
+}
+
+// Decide is the rule of fencing, and the only place in this module's Go code
+// that states it. It says whether a resource whose highest admitted claim is
+// mark admits claim:
+//
+//	token above the mark                      admitted
+//	token below the mark                      stale
+//	token equal, the mark is a floor          stale
+//	token equal, another lease                conflict
+//	token equal, same lease, SameOrNewer      admitted
+//	token equal, same lease, OncePerToken     spent
+//
+// It returns nil or a [*RejectedError] with the facts ([ErrStale],
+// [ErrConflict], [ErrSpent]), and an [*InvalidError] ([ErrInvalid]) for an
+// invalid token or rule. It is pure, allocates nothing when it admits, and
+// does not compare resources: the caller looked the mark up by claim.Resource.
+func Decide(rule Rule, mark Mark, claim Claim) error {
+	if rule != SameOrNewer && rule != OncePerToken {
+		return Invalid("rule", rule.String(), "must be SameOrNewer or OncePerToken")
+	}
+	if !claim.Token.Valid() {
+		return claim.Token.Validate()
+	}
+	switch {
+	case claim.Token > mark.Token:
+		return nil
+	case claim.Token < mark.Token, mark.Floor:
+		return &RejectedError{Reason: ReasonStale, Claim: claim, Mark: mark}
+	case claim.LeaseID != mark.LeaseID:
+		return &RejectedError{Reason: ReasonConflict, Claim: claim, Mark: mark}
+	case rule == OncePerToken:
+		return &RejectedError{Reason: ReasonSpent, Claim: claim, Mark: mark}
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+// Package guard holds what every fence of this module shares: fencing tokens,
+// claims, marks, the rule that compares them, the errors that say why a claim
+// was refused, and a store of marks in memory. It needs the standard library
+// alone.
+//
+// # The problem
+//
+// A worker takes a lease with token 10 and is paused past its expiry. Another
+// takes token 11 and works. The first resumes and writes. No lock can prevent
+// that: the lock is not asked. Only the resource can, by remembering the
+// highest token it has admitted, its mark, and by comparing inside the write.
+//
+// # Words
+//
+// A claim is what a writer presents: a resource, a token, a lease ID. A mark
+// is the highest claim a resource admitted. To raise a mark is to put a higher
+// claim in its place; marks are never lowered. To take over is to raise the
+// mark before reading, so that what was read cannot be overwritten by an older
+// holder that is still writing (promise P2: comparing at write time alone does
+// not give this). A resource has exactly one mark: two surfaces that guard one
+// resource share it, and a raise protects only the writes that are compared
+// with the mark it raised.
+//
+// # What it guarantees
+//
+//   - [Decide] is the rule, stated once; SQL, HTTP and S3 are tested against it.
+//   - A [Store] admits by [SameOrNewer] and raises in one atomic step: once the
+//     mark is T, no claim under a lower token is admitted (P1), and a token
+//     under another lease ID is a conflict (P4).
+//   - A refusal is a [*RejectedError] with the facts; a malformed input an
+//     [*InvalidError] with the field; a failure a [*FailedError] that says
+//     whether something may have been written (P5, P6).
+//
+// # What it does not
+//
+// Admitting a claim at the door does not stop a write that was admitted before
+// and is still on its way. Compare inside the write: package sqlfence and
+// package s3fence do, and httpfence says how to pair the two. [Memory] forgets
+// at restart.
+//
+// # Use
+//
+//	store := guard.NewMemory(nil)
+//	claim := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 11, LeaseID: "b"}
+//	if _, err := store.Admit(ctx, claim); err != nil {
+//		var rejected *guard.RejectedError
+//		if errors.As(err, &rejected) {
+//			log.Printf("%s: offered %v, mark %v", rejected.Reason, rejected.Claim.Token, rejected.Mark.Token)
+//		}
+//		return err
+//	}
+//
+// # Where this departs from the textbook
+//
+// [Mark] has a Floor flag, so that a comparison with "no mark of its own, but
+// the store has retired marks up to here" is the same call of [Decide] as any
+// other, also for a reader that only looks.
+//
+// # Compatibility
+//
+// Until version 1 exported names may change between minor versions. What is
+// stored or sent will not change its meaning: tokens, carrier keys, reasons.
+package guard

@@ -1,0 +1,163 @@
+package guard
+
+import (
+	"strconv"
+	"strings"
+)
+
+// RejectedError says that a claim was refused, and by which facts. It unwraps
+// to its reason's sentinel, and to Cause if there is one.
+//
+// Its message names the mark. That is meant for the inside of a trust
+// boundary; httpfence does not pass it to clients.
+type RejectedError struct {
+	// Reason is why: stale, spent, conflict, not found, mark ahead, unfenced.
+	Reason Reason
+	// Claim is what was offered.
+	Claim Claim
+	// Mark is what it was compared with; the zero value where there was none
+	// or where it was not disclosed.
+	Mark Mark
+	// Cause is the driver's error that carried the refusal; may be nil.
+	Cause error
+}
+
+// Error says the reason, the token offered, the resource and the mark.
+func (e *RejectedError) Error() string {
+	var b strings.Builder
+	b.WriteString("fencepost: ")
+	if err := e.Reason.Err(); err != nil {
+		b.WriteString(err.Error())
+	} else {
+		b.WriteString("rejected")
+	}
+	b.WriteString(": token " + e.Claim.Token.String() + " for " + strconv.Quote(e.Claim.Resource))
+	switch {
+	case e.Mark.Floor:
+		b.WriteString(", the store's floor is " + e.Mark.Token.String())
+	case e.Mark.Token != NoToken:
+		b.WriteString(", the mark is " + e.Mark.Token.String())
+		if e.Reason == ReasonConflict {
+			b.WriteString(" under lease " + strconv.Quote(e.Mark.LeaseID) + ", offered under " + strconv.Quote(e.Claim.LeaseID))
+		}
+	}
+	return b.String()
+}
+
+// Unwrap returns the sentinel of the reason, and the cause.
+func (e *RejectedError) Unwrap() []error { return unwrapped(e.Reason.Err(), e.Cause) }
+
+// InvalidError says which input was malformed. It unwraps to [ErrInvalid], and
+// to [ErrMissing] too if Missing is set.
+type InvalidError struct {
+	// Field names the input, in words a caller knows: "token", "resource",
+	// "X-Fencing-Token header".
+	Field string
+	// Value is what was given, cut to 64 bytes. It may hold anything; Error
+	// escapes it.
+	Value string
+	// Problem says what is wrong with it.
+	Problem string
+	// Missing says that nothing was given at all.
+	Missing bool
+
+	cut bool // Value is not all that was given
+}
+
+// maxShown bounds how much of a malformed input an error keeps: enough to
+// recognise it, too little to fill a log or to hold a megabyte alive.
+const maxShown = 64
+
+// Invalid returns an [*InvalidError]. It copies and cuts value.
+func Invalid(field, value, problem string) error {
+	cut := len(value) > maxShown
+	if cut {
+		value = value[:maxShown]
+	}
+	return &InvalidError{Field: field, Value: strings.Clone(value), Problem: problem, cut: cut}
+}
+
+// Missing returns an [*InvalidError] for an input that was not given at all.
+func Missing(field string) error {
+	return &InvalidError{Field: field, Problem: "is missing", Missing: true}
+}
+
+// Error names the field and shows the escaped value.
+func (e *InvalidError) Error() string {
+	if e.Missing {
+		return "fencepost: " + e.Field + " " + e.Problem
+	}
+	more := ""
+	if e.cut {
+		more = "..."
+	}
+	return "fencepost: invalid " + e.Field + " " + strconv.QuoteToASCII(e.Value) + more + ": " + e.Problem
+}
+
+// Unwrap returns ErrInvalid, and ErrMissing if nothing was given.
+func (e *InvalidError) Unwrap() []error {
+	if e.Missing {
+		return []error{ErrInvalid, ErrMissing}
+	}
+	return []error{ErrInvalid}
+}
+
+// FailedError says that an operation could not be carried out or its outcome
+// not learned. It unwraps to [ErrUnavailable] or [ErrOutcomeUnknown] and to
+// Cause.
+type FailedError struct {
+	// Reason is [ReasonUnavailable] or [ReasonOutcomeUnknown].
+	Reason Reason
+	// Op says what was being done, "raise" or "update billing.close".
+	Op string
+	// Claim is the claim that was being presented; may be zero.
+	Claim Claim
+	// Cause is the driver's error.
+	Cause error
+}
+
+// Unavailable returns a [*FailedError] of [ReasonUnavailable]: nothing was
+// written.
+func Unavailable(op string, claim Claim, cause error) error {
+	return &FailedError{Reason: ReasonUnavailable, Op: op, Claim: claim, Cause: cause}
+}
+
+// OutcomeUnknown returns a [*FailedError] of [ReasonOutcomeUnknown]: a write
+// was sent and may have taken effect.
+func OutcomeUnknown(op string, claim Claim, cause error) error {
+	return &FailedError{Reason: ReasonOutcomeUnknown, Op: op, Claim: claim, Cause: cause}
+}
+
+// Error says the operation, the reason, the claim and the cause.
+func (e *FailedError) Error() string {
+	s := "fencepost: " + e.Op
+	if err := e.Reason.Err(); err != nil {
+		s += ": " + err.Error()
+	}
+	if e.Claim.Resource != "" {
+		s += ": "
+		if e.Claim.Token != NoToken {
+			s += "token " + e.Claim.Token.String() + " "
+		}
+		s += "for " + strconv.Quote(e.Claim.Resource)
+	}
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Unwrap returns the sentinel of the reason, and the cause.
+func (e *FailedError) Unwrap() []error { return unwrapped(e.Reason.Err(), e.Cause) }
+
+func unwrapped(errs ...error) []error {
+	out := make([]error, 0, len(errs))
+	for _, err := range errs {
+		if err != nil {
+			out = append(out, err)
+		}
+	}
+	return out
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

@@ -1,0 +1,56 @@
+package guard
+
+import (
+	"context"
+	"time"
+)
+
+// Observer is told what the guards and the lease client do, for metrics and
+// audit. It is called on the caller's path, so it must be quick, must not
+// block and must be safe for concurrent use. A nil Observer costs nothing.
+type Observer interface {
+	Observe(ctx context.Context, e Event)
+}
+
+// ObserverFunc is a function as an [Observer].
+type ObserverFunc func(ctx context.Context, e Event)
+
+// Observe calls f.
+func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
+
+// Op names what was attempted.
+type Op string
+
+// What is observed. The fences report OpCheck to OpTransaction; the lease
+// client reports the rest.
+const (
+	OpCheck       Op = "check"       // a mark was compared, nothing written
+	OpAdmit       Op = "admit"       // a claim was admitted or refused at the door
+	OpRaise       Op = "raise"       // a mark was raised ahead of reading
+	OpWrite       Op = "write"       // a fenced write
+	OpTransaction Op = "transaction" // a fenced transaction
+	OpAcquire     Op = "acquire"
+	OpRenew       Op = "renew"
+	OpRelease     Op = "release"
+	OpLost        Op = "lost" // a held lease ended before its holder released it
+)
+
+// Event is one observation. It is passed by value; observing allocates nothing.
+type Event struct {
+	// Op is what was attempted.
+	Op Op
+	// Surface is the package that reports: "http", "sql", "s3", "lock".
+	Surface string
+	// Claim is what was presented; Token is NoToken for an acquire that was
+	// not granted.
+	Claim Claim
+	// Mark is what the claim was compared with, where that is known.
+	Mark Mark
+	// Reason is ReasonNone for success.
+	Reason Reason
+	// Duration is how long it took; for OpLost and OpRelease how long the
+	// lease had been held.
+	Duration time.Duration
+	// Err is the error that the caller gets; nil for success.
+	Err error
+}

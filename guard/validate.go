@@ -1,0 +1,103 @@
+package guard
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// MaxResourceLen is the longest resource name, in bytes.
+	MaxResourceLen = 512
+	// MaxOwnerLen is the longest owner, in bytes.
+	MaxOwnerLen = 128
+	// MaxLeaseIDLen is the longest lease ID, in bytes.
+	MaxLeaseIDLen = 128
+)
+
+// ValidateResource checks a resource name: 1 to [MaxResourceLen] bytes of
+// UTF-8, no control characters. Every package checks at its door with this
+// function. The error is an [*InvalidError] for the field "resource".
+func ValidateResource(s string) error { return validateText("resource", s, 1, MaxResourceLen) }
+
+// ValidateOwner checks the name of a lease's owner: 1 to [MaxOwnerLen] bytes
+// of UTF-8, no control characters. The error is an [*InvalidError] for the
+// field "owner".
+func ValidateOwner(s string) error { return validateText("owner", s, 1, MaxOwnerLen) }
+
+// ValidateLeaseID checks a lease ID: at most [MaxLeaseIDLen] bytes of UTF-8, no
+// control characters; empty is allowed and means "no lease ID". The error is
+// an [*InvalidError] for the field "lease ID".
+func ValidateLeaseID(s string) error { return validateText("lease ID", s, 0, MaxLeaseIDLen) }
+
+func validateText(field, s string, low, high int) error {
+	switch {
+	case len(s) < low:
+		return Invalid(field, s, "must not be empty")
+	case len(s) > high:
+		return Invalid(field, s, "is "+itoa(len(s))+" bytes long, at most "+itoa(high)+" are allowed")
+	}
+	for i := range len(s) {
+		// Printable ASCII is nearly every name; only the rest pays for decoding.
+		if c := s[i]; c < ' ' || c >= 0x7f {
+			return validateRunes(field, s)
+		}
+	}
+	return nil
+}
+
+func validateRunes(field, s string) error {
+	if !utf8.ValidString(s) {
+		return Invalid(field, s, "must be valid UTF-8")
+	}
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			return Invalid(field, s, "must not contain control characters")
+		}
+	}
+	return nil
+}
+
+// JoinResource joins components into one resource name, "tenant_123:billing-close:2026-04",
+// injectively: different components never give the same name. Inside a
+// component, "%" becomes "%25" and ":" becomes "%3A". The name is empty and the
+// error an [*InvalidError] if there is no component, if one is empty, or if the
+// result is not a valid resource.
+func JoinResource(components ...string) (string, error) {
+	if len(components) == 0 {
+		return "", Invalid("resource", "", "has no components")
+	}
+	for i, c := range components {
+		if c == "" {
+			return "", Invalid("resource component "+itoa(i+1), "", "must not be empty")
+		}
+	}
+	if len(components) == 1 && !strings.ContainsAny(components[0], "%:") {
+		return checkedResource(components[0])
+	}
+	var b strings.Builder
+	for i, c := range components {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		for j := range len(c) {
+			switch c[j] {
+			case '%':
+				b.WriteString("%25")
+			case ':':
+				b.WriteString("%3A")
+			default:
+				b.WriteByte(c[j])
+			}
+		}
+	}
+	return checkedResource(b.String())
+}
+
+// checkedResource keeps a refused name from a caller that drops the error.
+func checkedResource(name string) (string, error) {
+	if err := ValidateResource(name); err != nil {
+		return "", err
+	}
+	return name, nil
+}

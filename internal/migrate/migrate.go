@@ -1,0 +1,168 @@
+// Package migrate applies a component's embedded, forward-only SQL to the
+// schema "fencepost". lockclient and sqlfence share it and nothing else.
+//
+// Applying is idempotent and safe when several replicas start at once: all of
+// it happens in one transaction under one advisory lock. What was applied is
+// recorded in fencepost.migrations, also by the printed script, so that users
+// of goose, atlas or golang-migrate can apply the same text themselves.
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+)
+
+// lockKey serialises the migrations of all components; it spells "fencepst".
+const lockKey = 0x66656e6365707374
+
+// prologue makes the schema and the record of what was applied.
+const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
+CREATE TABLE IF NOT EXISTS fencepost.migrations (
+  component  text        NOT NULL,
+  version    integer     NOT NULL,
+  name       text        NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (component, version)
+);
+`
+
+// Migration is one step of a component's schema.
+type Migration struct {
+	// Version counts from 1 without gaps.
+	Version int
+	// Name is the file's name without number and ending: "leases".
+	Name string
+	// SQL is the step without its record in fencepost.migrations.
+	SQL string
+}
+
+// Script returns the step with its record, to be run in one transaction by
+// any tool.
+func (m Migration) Script(component string) string {
+	return prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component)
+}
+
+func (m Migration) record(component string) string {
+	return fmt.Sprintf("\nINSERT INTO fencepost.migrations (component, version, name) VALUES ('%s', %d, '%s');\n",
+		component, m.Version, m.Name)
+}
+
+// Component is a package's migrations in order.
+type Component struct {
+	// Name is the package's: "lockclient".
+	Name string
+	// Migrations are in order of version, from 1.
+	Migrations []Migration
+}
+
+// Load reads the files NNNN_name.sql in the root of dir. It panics on a
+// misnamed or missing file: they are embedded, so that is a broken build.
+func Load(component string, dir fs.FS) Component {
+	entries, err := fs.ReadDir(dir, ".")
+	if err != nil {
+		panic(err)
+	}
+	c := Component{Name: component}
+	for _, e := range entries {
+		number, rest, ok := strings.Cut(e.Name(), "_")
+		version, err := strconv.Atoi(number)
+		if !ok || err != nil || version != len(c.Migrations)+1 || !strings.HasSuffix(rest, ".sql") {
+			panic(fmt.Sprintf("migrate: %s: unexpected file %q", component, e.Name()))
+		}
+		sql, err := fs.ReadFile(dir, e.Name())
+		if err != nil {
+			panic(err)
+		}
+		c.Migrations = append(c.Migrations, Migration{Version: version, Name: strings.TrimSuffix(rest, ".sql"), SQL: string(sql)})
+	}
+	return c
+}
+
+// Version is the version that this build expects.
+func (c Component) Version() int { return len(c.Migrations) }
+
+// Script returns every step in order, for printing. It begins no transaction.
+func (c Component) Script() string {
+	var b strings.Builder
+	b.WriteString(prologue)
+	for _, m := range c.Migrations {
+		fmt.Fprintf(&b, "\n-- %s version %d: %s\n%s\n%s", c.Name, m.Version, m.Name, strings.TrimSpace(m.SQL), m.record(c.Name))
+	}
+	return b.String()
+}
+
+// Conn runs SQL on one connection. Exec takes several statements at once.
+type Conn interface {
+	Exec(ctx context.Context, sql string) error
+	QueryInt(ctx context.Context, sql string) (int64, error)
+}
+
+// NewerError says that the database's schema is newer than this build.
+type NewerError struct {
+	Component string
+	Have      int64 // the database's version
+	Know      int   // this build's version
+}
+
+func (e *NewerError) Error() string {
+	return fmt.Sprintf("schema fencepost has %s version %d, this build knows %d: run a newer build", e.Component, e.Have, e.Know)
+}
+
+// Up applies what is missing, in one transaction that it begins and ends on
+// conn. On an error the transaction is rolled back, if conn still answers.
+// A schema newer than c is a [*NewerError] and is left alone.
+func (c Component) Up(ctx context.Context, conn Conn) error { return c.UpTo(ctx, conn, c.Version()) }
+
+// UpTo is [Component.Up] that stops at version, for tests of upgrades.
+func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error) {
+	// The level is named: under a server's default of REPEATABLE READ the version
+	// would be read from a snapshot older than the lock.
+	if err := conn.Exec(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			conn.Exec(context.WithoutCancel(ctx), "ROLLBACK") // a dead connection rolls back by itself
+		}
+	}()
+	// The lock is a statement of its own: what is read after it is newer than it.
+	if err := conn.Exec(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(lockKey))); err != nil {
+		return err
+	}
+	have, err := c.version(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if have > int64(c.Version()) {
+		return &NewerError{Component: c.Name, Have: have, Know: c.Version()}
+	}
+	if have == 0 { // creating is asked only of those who need to: an application role may lack the right
+		if err := conn.Exec(ctx, prologue); err != nil {
+			return err
+		}
+	}
+	for _, m := range c.Migrations[have:max(int(have), version)] {
+		if err := conn.Exec(ctx, strings.TrimSpace(m.SQL)+"\n"+m.record(c.Name)); err != nil {
+			return fmt.Errorf("%s version %d (%s): %w", c.Name, m.Version, m.Name, err)
+		}
+	}
+	return conn.Exec(ctx, "COMMIT")
+}
+
+// version reads the applied version; 0 if there is no schema.
+func (c Component) version(ctx context.Context, conn Conn) (int64, error) {
+	there, err := conn.QueryInt(ctx, "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('fencepost.migrations')")
+	if err != nil || there == 0 {
+		return 0, err
+	}
+	return conn.QueryInt(ctx, c.VersionSQL())
+}
+
+// VersionSQL is the query for the applied version of the component. It fails
+// with SQLSTATE 42P01 or 3F000 where there is no schema.
+func (c Component) VersionSQL() string {
+	return "SELECT coalesce(max(version), 0)::bigint FROM fencepost.migrations WHERE component = '" + c.Name + "'"
+}

@@ -1,0 +1,156 @@
+package sqlfence
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
+)
+
+// Options configures [Pgx] and [Std]. The zero value is the default.
+type Options struct {
+	// LockTimeout bounds how long a fenced transaction waits for any lock, a
+	// raise of its resource's mark included; it is PostgreSQL's lock_timeout
+	// for the transaction. 0 means 5 s; negative leaves the session's own.
+	LockTimeout time.Duration
+	// IdleTimeout is how long a fenced transaction may sit between two of its
+	// statements before the server ends it; it is PostgreSQL's
+	// idle_in_transaction_session_timeout for the transaction. It keeps a
+	// stopped process from blocking its successor for ever, and bounds how
+	// long a callback of InTx may compute without the database. 0 means 15 s;
+	// negative leaves the session's own.
+	IdleTimeout time.Duration
+	// RaiseTimeout bounds how long a raise waits for the transactions that
+	// entered under a lower token to end. 0 means LockTimeout + IdleTimeout,
+	// so that a stopped holder is waited out.
+	RaiseTimeout time.Duration
+	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
+	// if the caller's context ends meanwhile, because giving it up would only
+	// make its outcome unknown. 0 means 5 s.
+	CommitTimeout time.Duration
+	// Observer is told of every fenced write, transaction, raise and
+	// admission; nil means nobody.
+	Observer guard.Observer
+}
+
+const (
+	defaultLockTimeout   = 5 * time.Second
+	defaultIdleTimeout   = 15 * time.Second
+	defaultCommitTimeout = 5 * time.Second
+	rollbackTimeout      = 5 * time.Second
+	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
+	maxTimeout = 24 * time.Hour
+)
+
+// resolve fills in the defaults. A timeout below a millisecond would reach the
+// server as 0, which means "none" there.
+func (o Options) resolve() (Options, error) {
+	for _, t := range []struct {
+		field string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"Options.LockTimeout", &o.LockTimeout, defaultLockTimeout},
+		{"Options.IdleTimeout", &o.IdleTimeout, defaultIdleTimeout},
+		{"Options.CommitTimeout", &o.CommitTimeout, defaultCommitTimeout},
+	} {
+		if *t.value == 0 {
+			*t.value = t.unset
+		}
+		if *t.value < 0 && t.value != &o.CommitTimeout {
+			*t.value = 0
+			continue
+		}
+		if *t.value < time.Millisecond || *t.value > maxTimeout {
+			return o, guard.Invalid(t.field, t.value.String(), "must be 1ms to "+maxTimeout.String())
+		}
+	}
+	if o.RaiseTimeout == 0 {
+		o.RaiseTimeout = max(o.LockTimeout, defaultLockTimeout) + max(o.IdleTimeout, defaultIdleTimeout)
+	}
+	if o.RaiseTimeout < time.Millisecond || o.RaiseTimeout > 2*maxTimeout {
+		return o, guard.Invalid("Options.RaiseTimeout", o.RaiseTimeout.String(), "must be 1ms to "+(2*maxTimeout).String())
+	}
+	return o, nil
+}
+
+// DB is a PostgreSQL database whose writes are fenced. Tx is its driver's
+// transaction: make a DB[pgx.Tx] with [Pgx] and a DB[*sql.Tx] with [Std]; both
+// run the same statements. The zero value is not usable. It is safe for
+// concurrent use, and owns neither the pool nor its connections.
+type DB[Tx any] struct {
+	backend backend[Tx]
+	opts   Options
+}
+
+func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	o, err := opts.resolve()
+	if err != nil {
+		return nil, err
+	}
+	return &DB[Tx]{backend: d, opts: o}, nil
+}
+
+// Querier is where a [Table] sends its statements: a [DB], or one of its
+// transactions through [DB.In].
+type Querier interface {
+	querier
+	observe(ctx context.Context, e guard.Event)
+}
+
+// querier runs statements. Errors are the driver's own, or a notSent around it.
+type querier interface {
+	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
+	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
+}
+
+// backend is what differs between pgx and database/sql.
+type backend[Tx any] interface {
+	querier
+	migrate(ctx context.Context, c migrate.Component) error
+	// begin opens a READ COMMITTED transaction whose first statement is sql,
+	// in one round trip where the driver can. It leaves nothing open on error.
+	begin(ctx context.Context, sql string, args []any) (transaction[Tx], error)
+	in(tx Tx) querier
+}
+
+// transaction is an open transaction. commit gives up after the timeout,
+// whatever ctx says; rollback never blocks for long and may follow commit.
+type transaction[Tx any] interface {
+	handle() Tx
+	commit(ctx context.Context, timeout time.Duration) error
+	rollback()
+}
+
+func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return d.backend.exec(ctx, sql, args)
+}
+
+func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (bool, error) {
+	return d.backend.row(ctx, sql, args, dest...)
+}
+
+func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
+	if d.opts.Observer == nil {
+		return
+	}
+	e.Surface = "sql"
+	e.Reason = guard.ReasonOf(e.Err)
+	d.opts.Observer.Observe(ctx, e)
+}
+
+// In returns tx as a place for [Table.Update] to write to: the single
+// statement compares with the row's mark as always, and applies when tx
+// commits. tx may be one that [DB.InTx] opened or any other of the driver's.
+func (d *DB[Tx]) In(tx Tx) Querier { return &txQuerier[Tx]{querier: d.backend.in(tx), db: d} }
+
+type txQuerier[Tx any] struct {
+	querier
+	db *DB[Tx]
+}
+
+func (q *txQuerier[Tx]) observe(ctx context.Context, e guard.Event) { q.db.observe(ctx, e) }

@@ -1,0 +1,51 @@
+package sqlfence
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"io/fs"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
+)
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+func schema() migrate.Component {
+	dir, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil {
+		panic(err) // the directory is embedded; only a broken build gets here
+	}
+	return migrate.Load("sqlfence", dir)
+}
+
+// Migrate creates or upgrades the part of schema fencepost that fenced
+// transactions and the mark store need: table marks and its functions. It is
+// idempotent and safe when several replicas start at once, and runs in one
+// transaction. Single statements on a table of your own (package type Table)
+// need none of it.
+//
+// The role that migrates owns the functions and may use them; grant others
+// USAGE on schema fencepost and EXECUTE on fencepost.raise and
+// fencepost.enter, and SELECT on fencepost.marks for [DB.Mark].
+//
+// A database whose schema is newer than this build is refused with
+// ErrUnavailable and left alone.
+func (d *DB[Tx]) Migrate(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return guard.Unavailable("migrate", guard.Claim{}, err)
+	}
+	err := d.backend.migrate(ctx, schema())
+	var newer *migrate.NewerError
+	if errors.As(err, &newer) {
+		return guard.Unavailable("migrate", guard.Claim{}, newer)
+	}
+	return failure("migrate", guard.Claim{}, err, true)
+}
+
+// MigrationSQL returns the text that [DB.Migrate] runs on an empty database,
+// for users of goose, atlas or golang-migrate: run it in one transaction. It
+// records itself in fencepost.migrations, so that Migrate finds it applied.
+func MigrationSQL() string { return schema().Script() }

@@ -1,0 +1,130 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+var (
+	_ guard.Store = (*DB[pgx.Tx])(nil)
+	_ guard.Store = (*DB[*sql.Tx])(nil)
+)
+
+const (
+	markSQL = `SELECT pg_is_in_recovery(), m.token, m.lease_id, f.token
+FROM (SELECT) AS one
+LEFT JOIN fencepost.marks m ON m.resource = $1::text
+LEFT JOIN fencepost.marks f ON f.resource = ''`
+	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::timestamptz, $2::int)"
+)
+
+var errStandby = errors.New("this server is a standby: its marks lag behind the primary's")
+
+// Admit implements [guard.Store] on the marks of schema fencepost, so that the
+// replicas of a service share them with each other and with [DB.InTx]. A claim
+// that already is the mark costs one SELECT; a higher one is raised as by
+// [DB.Raise], which waits for older fenced transactions.
+func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
+	start := time.Now()
+	mark, err := d.admit(ctx, claim)
+	d.observe(ctx, guard.Event{Op: guard.OpAdmit, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
+	return mark, err
+}
+
+func (d *DB[Tx]) admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
+	if err := claim.Validate(); err != nil {
+		return guard.Mark{}, err
+	}
+	mark, err := d.mark(ctx, "admit", claim)
+	if err != nil {
+		return guard.Mark{}, err
+	}
+	if claim.Token <= mark.Token { // nothing to raise: marks only grow, so this verdict stands
+		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
+	}
+	if err := failure("admit", claim, d.raise(ctx, claim), true); err != nil {
+		return markOf(claim, err), err
+	}
+	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
+}
+
+// Mark implements [guard.Store]: the resource's mark in schema fencepost. A
+// standby is refused with ErrUnavailable.
+func (d *DB[Tx]) Mark(ctx context.Context, resource string) (guard.Mark, error) {
+	if err := guard.ValidateResource(resource); err != nil {
+		return guard.Mark{}, err
+	}
+	return d.mark(ctx, "read mark", guard.Claim{Resource: resource})
+}
+
+func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.Mark, error) {
+	if err := ended(ctx, op, claim); err != nil {
+		return guard.Mark{}, err
+	}
+	var standby bool
+	var token, floor *int64
+	var lease *string
+	_, err := d.backend.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
+	switch {
+	case err != nil:
+		return guard.Mark{}, failure(op, claim, err, false)
+	case standby:
+		return guard.Mark{}, guard.Unavailable(op, claim, errStandby)
+	case token != nil && lease != nil:
+		return guard.Mark{Token: guard.Token(*token), LeaseID: *lease}, nil
+	case floor != nil:
+		return guard.Mark{Token: guard.Token(*floor), Floor: true}, nil
+	}
+	return guard.Mark{}, nil
+}
+
+// Retire implements [guard.Store] on the marks of schema fencepost. Marks are
+// stamped by the server's clock when they are raised.
+func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
+	const op = "retire"
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return guard.Retired{}, err
+	}
+	var r guard.Retired
+	err := d.retire(ctx, before, &r)
+	return r, failure(op, guard.Claim{}, err, true)
+}
+
+func (d *DB[Tx]) retire(ctx context.Context, before time.Time, r *guard.Retired) error {
+	// The level must be named, so it takes a transaction; what it did is read
+	// inside it and reported only once it is committed.
+	tx, err := d.backend.begin(ctx, "SELECT fencepost.check_server()", nil)
+	if err != nil {
+		return err
+	}
+	defer tx.rollback()
+	var floor int64
+	if _, err := d.backend.in(tx.handle()).row(ctx, retireSQL,
+		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &r.Count, &floor); err != nil {
+		return err
+	}
+	if err := tx.commit(ctx, d.opts.CommitTimeout); err != nil {
+		*r = guard.Retired{}
+		return err
+	}
+	r.Floor = guard.Token(floor)
+	return nil
+}
+
+// markOf returns the mark after a claim was raised, or the one that refused it.
+func markOf(claim guard.Claim, err error) guard.Mark {
+	if err == nil {
+		return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
+	}
+	var rejected *guard.RejectedError
+	if errors.As(err, &rejected) {
+		return rejected.Mark
+	}
+	return guard.Mark{}
+}
