@@ -81,7 +81,7 @@ func (o Options) resolve() (Options, error) {
 // concurrent use, and owns neither the pool nor its connections.
 type DB[Tx any] struct {
 	backend backend[Tx]
-	opts   Options
+	opts    Options
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {

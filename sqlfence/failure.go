@@ -20,16 +20,23 @@ const (
 	stateIsolation = "SF005"
 )
 
-// notSent marks a driver's error after which nothing can have reached the
-// server.
+// notSent marks an error after which nothing can have been written: the
+// statement did not reach the server, or was to be committed by a later one.
 type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// errEnded and errAborted are answers to a COMMIT that committed nothing.
+// unsendable marks an argument that the driver could not encode: the
+// connection was not used and is as good as before.
+type unsendable struct{ error }
+
+func (e unsendable) Unwrap() error { return e.error }
+
+// errEnded and errAborted are answers to a COMMIT that committed nothing. What
+// the callback itself did before errEnded is not known.
 var (
 	errEnded   = errors.New("the callback ended the transaction itself")
-	errAborted = errors.New("the transaction was aborted by an earlier error, which the callback did not return")
+	errAborted = errors.New("nothing was committed: the transaction was aborted by an earlier error, which the callback did not return")
 )
 
 // mustRaise reports whether enter answered that the mark must be raised.
@@ -44,7 +51,7 @@ func sqlState(err error) string {
 }
 
 // failure turns a driver's error into one of guard's. wrote says whether the
-// statement may have written something: then what cannot be shown to have
+// statement may have committed something: then what cannot be shown to have
 // failed is an unknown outcome.
 func failure(op string, claim guard.Claim, err error, wrote bool) error {
 	if err == nil {
@@ -58,17 +65,44 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 		return rejected(guard.ReasonConflict, claim, err)
 	case connecting(err):
 		return guard.Unavailable(op, claim, err)
-	case state == "":
-		return unanswered(op, claim, err, wrote)
-	case state == "42P01" || state == "42703" || state == "42883" || state == "3F000":
-		return missingSchema(op, claim, err)
-	case endsSession(state) && wrote:
-		// The session was ended; a COMMIT that it had begun may be done.
+	case errors.Is(err, errAborted):
+		return fmt.Errorf("sqlfence: %s: %w", op, err)
+	case wrote && (state == "" || endsSession(state)):
+		// Nobody answered, or the session was ended: a COMMIT that it had begun
+		// may be done.
 		return guard.OutcomeUnknown(op, claim, err)
-	case endsSession(state) || transient(state):
+	case state == "" || endsSession(state) || transient(state):
 		return guard.Unavailable(op, claim, err)
 	}
 	return fmt.Errorf("sqlfence: %s: %w", op, err)
+}
+
+// schemaFailure is failure for the statements on schema fencepost. None of
+// them commits: a COMMIT follows.
+func schemaFailure(op string, claim guard.Claim, err error) error {
+	if missing(err) {
+		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate", err))
+	}
+	return failure(op, claim, err, false)
+}
+
+// tableFailure is failure for a statement on a table of the caller's.
+func tableFailure(op string, claim guard.Claim, err error, wrote bool) error {
+	var argument unsendable
+	if missing(err) || errors.As(err, &argument) {
+		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
+	}
+	return failure(op, claim, err, wrote)
+}
+
+// missing reports that a table, column, function or schema of the statement
+// does not exist.
+func missing(err error) bool {
+	switch sqlState(err) {
+	case "42P01", "42703", "42883", "3F000":
+		return true
+	}
+	return false
 }
 
 // connecting reports an error from before the statement was sent: no
@@ -79,24 +113,16 @@ func connecting(err error) bool {
 	return errors.As(err, &unsent) || errors.As(err, &connect) || pgconn.SafeToRetry(err)
 }
 
-// unanswered is for errors that are not the server's.
-func unanswered(op string, claim guard.Claim, err error, wrote bool) error {
-	if errors.Is(err, errEnded) || errors.Is(err, errAborted) {
-		return fmt.Errorf("sqlfence: %s: %w", op, err)
-	}
-	if wrote {
-		return guard.OutcomeUnknown(op, claim, err)
-	}
-	return guard.Unavailable(op, claim, err)
-}
-
 // endsSession reports SQLSTATEs with which a server ends a session or after
 // which it may not be the server it was (PostgreSQL documentation, appendix A:
-// classes 08, 57P, 58, XX).
+// classes 08, 57P, 58, XX, and 25P04, the end of a transaction that took too
+// long, which may come when it is committed already).
 func endsSession(state string) bool {
 	switch state {
-	case "57P03", "57P04": // refused at connecting, nothing ran
+	case "57P03", "57P04", "57P05": // refused at connecting, or idle: nothing ran
 		return false
+	case "25P04":
+		return true
 	}
 	return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P") ||
 		strings.HasPrefix(state, "58") || strings.HasPrefix(state, "XX")
@@ -104,22 +130,13 @@ func endsSession(state string) bool {
 
 // transient reports refusals of a server that did not carry the statement out
 // and might another time, or for another role: conflicts, timeouts, resources,
-// a standby, a cancelled statement, missing rights, an idle transaction ended.
+// a standby, a cancelled statement, missing rights, an idle session ended.
 func transient(state string) bool {
 	switch state {
-	case "55P03", "57014", "57P03", "57P04", "25006", "25P02", "25P03", "25P04", "42501", stateIsolation:
+	case "55P03", "57014", "57P03", "57P04", "57P05", "25006", "25P02", "25P03", "42501", stateIsolation:
 		return true
 	}
 	return strings.HasPrefix(state, "40") || strings.HasPrefix(state, "53") || strings.HasPrefix(state, "28")
-}
-
-// missingSchema tells a schema that was not migrated from a table that is not
-// as it was described.
-func missingSchema(op string, claim guard.Claim, err error) error {
-	if strings.Contains(err.Error(), "fencepost") {
-		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate", err))
-	}
-	return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 }
 
 // rejected builds the refusal from the facts that the function put into the

@@ -16,7 +16,9 @@ const (
 // rule, a second time only if the mark was retired in between.
 const maxEnter = 3
 
-type txKey struct{}
+// txKey marks the context of a callback. It has the DB in it, so that a nested
+// call is found behind those of other DBs.
+type txKey[Tx any] struct{ db *DB[Tx] }
 
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
 // can be raised on the resource, and it does not begin unless this claim is
@@ -54,7 +56,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claim guard.Claim, fn func(ctx contex
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	if ctx.Value(txKey{}) == any(d) {
+	if ctx.Value(txKey[Tx]{d}) != nil {
 		return guard.Invalid("InTx", claim.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
 	if err := ended(ctx, op, claim); err != nil {
@@ -70,7 +72,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claim guard.Claim, fn func(ctx contex
 			tx.rollback()
 		}
 	}()
-	inner := context.WithValue(guard.WithClaim(ctx, claim), txKey{}, d)
+	inner := context.WithValue(guard.WithClaim(ctx, claim), txKey[Tx]{d}, true)
 	if err := fn(inner, tx.handle()); err != nil {
 		return err
 	}
@@ -96,10 +98,13 @@ func (d *DB[Tx]) enter(ctx context.Context, claim guard.Claim) (transaction[Tx],
 			return tx, nil
 		}
 		if !mustRaise(err) {
-			return nil, failure(op, claim, err, false)
+			return nil, schemaFailure(op, claim, err)
 		}
 		if err := d.raise(ctx, claim); err != nil {
-			return nil, failure("raise", claim, err, false)
+			if errors.Is(err, guard.ErrOutcomeUnknown) {
+				err = guard.Unavailable(op, claim, err.(*guard.FailedError).Cause)
+			}
+			return nil, err
 		}
 	}
 	return nil, guard.Unavailable(op, claim, err)
@@ -124,19 +129,19 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 		err = ended(ctx, "raise", claim)
 	}
 	if err == nil {
-		err = failure("raise", claim, d.raise(ctx, claim), true)
+		err = d.raise(ctx, claim)
 	}
 	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return err
 }
 
 func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim) error {
+	const op = "raise"
 	tx, err := d.backend.begin(ctx, raiseSQL, []any{claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.RaiseTimeout.Milliseconds())})
 	if err != nil {
-		return err
+		return schemaFailure(op, claim, err)
 	}
-	err = tx.commit(ctx, d.opts.CommitTimeout)
-	tx.rollback() // gives a connection back that did not commit; else does nothing
-	return err
+	defer tx.rollback() // gives a connection back that did not commit; else does nothing
+	return failure(op, claim, tx.commit(ctx, d.opts.CommitTimeout), true)
 }

@@ -37,7 +37,8 @@ const maxReplaced = 3
 // written; ErrOutcomeUnknown if the answer was lost: the row's mark tells.
 // Errors of the statement itself, such as a violated constraint, are passed on
 // with the driver's error inside. An update that returns an error other than
-// ErrOutcomeUnknown has changed nothing.
+// ErrOutcomeUnknown has changed nothing; but if the key turns out not to be
+// unique, the error says how many rows were written.
 //
 // Update fences one row. It cannot stop an older holder from inserting another
 // row into a set: use [DB.InTx] for sets.

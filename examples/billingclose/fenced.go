@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// fenced closes a period with every write fenced at its resource. This is the
+// code to copy.
+type fenced struct {
+	db     *sqlfence.DB[pgx.Tx]
+	closes *sqlfence.Table
+	client *http.Client
+	ledger string
+}
+
+func newFenced(pool *pgxpool.Pool, ledger string) (*fenced, error) {
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger}, nil), Timeout: 10 * time.Second}
+	return &fenced{db: db, closes: closes, client: client, ledger: ledger}, nil
+}
+
+// takeOver raises the mark that issue's transactions compare with, and waits
+// for those of an older holder that are still open.
+func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
+	return f.db.Raise(ctx, claim)
+}
+
+// issue is a fenced transaction: no row of the set changes under an older token.
+func (f *fenced) issue(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
+	return f.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		for customer, cents := range amounts {
+			b.Queue(upsertInvoice, tenant, period, customer, cents, by)
+		}
+		return tx.SendBatch(ctx, b).Close()
+	})
+}
+
+// closePeriod is a single statement: the row's own column is its mark.
+func (f *fenced) closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error {
+	return f.closes.Update(ctx, f.db, claim, sqlfence.Key{tenant, period}, sqlfence.Set{
+		"status":      "closed",
+		"closed_by":   by,
+		"total_cents": total,
+		"closes":      sqlfence.Raw("closes + 1"),
+	})
+}
+
+// post sends the claim along; the ledger compares it with its own mark.
+func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total int64) error {
+	resp, err := postToLedger(guard.WithClaim(ctx, claim), f.client, f.ledger, by, total)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := httpfence.ErrorFrom(resp); err != nil { // the same error as in the ledger's own process
+		return err
+	}
+	return statusError(resp)
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"maps"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// summary is the machine-readable outcome, printed by -json.
+type summary struct {
+	Fenced        bool     `json:"fenced"`
+	Resource      string   `json:"resource"`
+	Holders       []holder `json:"holders"`
+	ClosedBy      string   `json:"closedBy"`
+	Closes        int      `json:"closes"`
+	StaleAttempts int      `json:"staleAttempts"`
+	StaleRefused  int      `json:"staleRefused"`
+	// LostUpdates counts acknowledged writes that the final state does not
+	// show, because an older holder wrote over them.
+	LostUpdates int  `json:"lostUpdates"`
+	OK          bool `json:"ok"`
+}
+
+type holder struct {
+	Worker string      `json:"worker"`
+	Token  guard.Token `json:"token"`
+}
+
+// promised says whether what the flags promise has happened: with the guards
+// on that nothing stale was written, with the guards off that something was.
+func (s summary) promised() bool {
+	if s.Fenced {
+		return s.OK
+	}
+	return !s.OK && s.StaleAttempts > s.StaleRefused && s.LostUpdates > 0
+}
+
+// judge keeps what was acknowledged and compares it with what is there.
+type judge struct {
+	summary
+	acknowledged map[string]invoice
+}
+
+func newJudge(fenced bool) *judge {
+	return &judge{summary: summary{Fenced: fenced, Resource: resource()}, acknowledged: map[string]invoice{}}
+}
+
+// note takes a report. late marks those of a holder whose lease is gone.
+func (j *judge) note(name string, r report, late bool) {
+	if r.What == "granted" {
+		j.Holders = append(j.Holders, holder{Worker: name, Token: r.Token})
+	}
+	if late && (r.What == "invoices" || r.What == "close" || r.What == "ledger") {
+		j.StaleAttempts++
+		if r.Reason == guard.ReasonStale {
+			j.StaleRefused++
+		}
+		return
+	}
+	for customer, cents := range r.Invoices {
+		j.acknowledged[customer] = invoice{Cents: cents, IssuedBy: name}
+	}
+}
+
+// judge compares the state before the stale holder went on with the one after.
+func (j *judge) judge(before, after state) summary {
+	s := j.summary
+	s.ClosedBy, s.Closes = after.ClosedBy, after.Closes
+	for customer, want := range j.acknowledged {
+		if after.Invoices[customer] != want {
+			s.LostUpdates++
+		}
+	}
+	if after.ClosedBy != before.ClosedBy || after.Total != before.Total {
+		s.LostUpdates++
+	}
+	var total int64
+	for _, i := range after.Invoices {
+		total += i.Cents
+	}
+	s.OK = s.LostUpdates == 0 &&
+		s.StaleAttempts == 3 && s.StaleRefused == s.StaleAttempts &&
+		s.Closes == 1 && s.ClosedBy == "b" && after.Status == "closed" &&
+		len(after.Postings) == 1 && after.Postings[0].Cents == total && after.Total == total &&
+		maps.Equal(after.Invoices, j.acknowledged) &&
+		len(s.Holders) == 2 && s.Holders[0].Token < s.Holders[1].Token &&
+		guard.Token(after.Token) == s.Holders[1].Token
+	return s
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// postingBody is what a worker sends to the ledger.
+type postingBody struct {
+	By    string `json:"by"`
+	Cents int64  `json:"cents"`
+}
+
+const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)`
+
+// newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
+// requests at the door, and the insert is a fenced transaction under the claim
+// that was admitted, so that a request which was already inside when a newer
+// holder took over is refused as well. Marks are in PostgreSQL: they survive a
+// restart, and replicas of the ledger share them.
+func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
+	r := chi.NewRouter()
+	const route = "/tenants/{tenant}/periods/{period}/postings"
+	if !guarded {
+		r.Post(route, func(w http.ResponseWriter, req *http.Request) {
+			_, err := insertWith(req.Context(), req, pool.Exec)
+			answer(w, err)
+		})
+		return r, nil
+	}
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	resource := httpfence.Join(httpfence.ChiParam("tenant"), httpfence.Literal("billing-close"), httpfence.ChiParam("period"))
+	fence := httpfence.New(db, resource, nil)
+	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
+		claim, _ := guard.ClaimFrom(req.Context())
+		err := db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := insertWith(ctx, req, tx.Exec)
+			return err
+		})
+		if guard.ReasonOf(err) != guard.ReasonNone && guard.ReasonOf(err) != guard.ReasonOther {
+			fence.Reject(w, req, err) // raised while we were inside: the same answer as at the door
+			return
+		}
+		answer(w, err)
+	})
+	return r, nil
+}
+
+// insertWith books the posting that req carries, through a pool or a transaction.
+func insertWith[T any](ctx context.Context, req *http.Request, exec func(context.Context, string, ...any) (T, error)) (T, error) {
+	var body postingBody
+	if err := json.NewDecoder(http.MaxBytesReader(nil, req.Body, 1<<16)).Decode(&body); err != nil {
+		var zero T
+		return zero, err
+	}
+	return exec(ctx, insertPosting, chi.URLParam(req, "tenant"), chi.URLParam(req, "period"), body.Cents, body.By)
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, "the posting was not booked", http.StatusInternalServerError)
+		return
+	}
+	w.WriteHeader(http.StatusCreated)
+}
+
+// serve runs the ledger on a free loopback port until stop is called.
+func serve(h http.Handler) (url string, stop func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		srv.Serve(l) // returns when stop closes the server
+	}()
+	return "http://" + l.Addr().String(), func() { srv.Close(); <-done }, nil
+}
+
+func postToLedger(ctx context.Context, client *http.Client, ledger, by string, total int64) (*http.Response, error) {
+	body := fmt.Sprintf(`{"by":%q,"cents":%d}`, by, total)
+	url := fmt.Sprintf("%s/tenants/%s/periods/%s/postings", ledger, tenant, period)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return client.Do(req)
+}
+
+func statusError(resp *http.Response) error {
+	if resp.StatusCode == http.StatusCreated {
+		return nil
+	}
+	return fmt.Errorf("the ledger answered %s", resp.Status)
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const (
+	tenant = "tenant_123"
+	period = "2026-04"
+)
+
+// resource names what is leased and fenced: this tenant's close of this
+// period. The ledger builds the same name from its URL.
+func resource() string {
+	name, err := guard.JoinResource(tenant, "billing-close", period)
+	if err != nil {
+		panic(err) // both are constants
+	}
+	return name
+}
+
+// schema is what a billing service would have. Only last_fencing_token is
+// there for the fence; the invoices need no column, because a fenced
+// transaction guards the whole set, rows that do not exist yet included.
+const schema = `
+CREATE TABLE tenant_billing_close (
+  tenant_id text, period text,
+  status text NOT NULL DEFAULT 'open',
+  total_cents bigint NOT NULL DEFAULT 0,
+  closed_by text NOT NULL DEFAULT '',
+  closes int NOT NULL DEFAULT 0,
+  last_fencing_token bigint NOT NULL DEFAULT 0,
+  PRIMARY KEY (tenant_id, period)
+);
+CREATE TABLE metered (
+  tenant_id text, period text, customer text, cents bigint NOT NULL,
+  PRIMARY KEY (tenant_id, period, customer)
+);
+CREATE TABLE invoices (
+  tenant_id text, period text, customer text, cents bigint NOT NULL, issued_by text NOT NULL,
+  PRIMARY KEY (tenant_id, period, customer)
+);
+CREATE TABLE postings (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  tenant_id text, period text, cents bigint NOT NULL, posted_by text NOT NULL
+);`
+
+func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	if _, err := pool.Exec(ctx, schema); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, `INSERT INTO tenant_billing_close (tenant_id, period) VALUES ($1, $2)`, tenant, period); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, `INSERT INTO metered (tenant_id, period, customer, cents)
+		SELECT $1, $2, c, 1000 * n FROM unnest(ARRAY['ardent','boreal','cobalt','dorian','ember','fjord']) WITH ORDINALITY AS x(c, n)`,
+		tenant, period)
+	return err
+}
+
+// correct changes what was metered for a customer, as corrections do that
+// arrive late: whoever computed before it has a stale amount in memory.
+func correct(ctx context.Context, pool *pgxpool.Pool, customer string, cents int64) error {
+	_, err := pool.Exec(ctx, `UPDATE metered SET cents = cents + $4 WHERE tenant_id = $1 AND period = $2 AND customer = $3`,
+		tenant, period, customer, cents)
+	return err
+}
+
+// state is what the story leaves behind, and what it is judged by.
+type state struct {
+	Status   string
+	Total    int64
+	ClosedBy string
+	Closes   int
+	Token    int64
+	Invoices map[string]invoice
+	Postings []posting
+}
+
+type invoice struct {
+	Cents    int64
+	IssuedBy string
+}
+
+type posting struct {
+	Cents    int64
+	PostedBy string
+}
+
+func readState(ctx context.Context, pool *pgxpool.Pool) (state, error) {
+	s := state{Invoices: map[string]invoice{}}
+	err := pool.QueryRow(ctx, `SELECT status, total_cents, closed_by, closes, last_fencing_token
+		FROM tenant_billing_close WHERE tenant_id = $1 AND period = $2`, tenant, period).
+		Scan(&s.Status, &s.Total, &s.ClosedBy, &s.Closes, &s.Token)
+	if err != nil {
+		return s, err
+	}
+	rows, err := pool.Query(ctx, `SELECT customer, cents, issued_by FROM invoices WHERE tenant_id = $1 AND period = $2`, tenant, period)
+	if err != nil {
+		return s, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var customer string
+		var i invoice
+		if err := rows.Scan(&customer, &i.Cents, &i.IssuedBy); err != nil {
+			return s, err
+		}
+		s.Invoices[customer] = i
+	}
+	if err := rows.Err(); err != nil {
+		return s, err
+	}
+	rows, err = pool.Query(ctx, `SELECT cents, posted_by FROM postings WHERE tenant_id = $1 AND period = $2 ORDER BY id`, tenant, period)
+	if err != nil {
+		return s, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var p posting
+		if err := rows.Scan(&p.Cents, &p.PostedBy); err != nil {
+			return s, err
+		}
+		s.Postings = append(s.Postings, p)
+	}
+	return s, rows.Err()
+}

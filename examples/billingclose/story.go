@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// story is one run: a database, a ledger, two workers, one pause.
+type story struct {
+	fenced bool
+	show   *timeline
+	pool   *pgxpool.Pool
+	role   role
+}
+
+// run tells the story and judges what it left behind. Whatever happens, it
+// leaves no process and no file.
+func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
+	url, stop, err := pgtest.Provide(ctx)
+	if err != nil {
+		return summary{}, err
+	}
+	defer stop()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return summary{}, err
+	}
+	defer pool.Close()
+	s := &story{fenced: fenced, show: show, pool: pool, role: role{Database: url, Fenced: fenced}}
+	if err := s.prepare(ctx); err != nil {
+		return summary{}, err
+	}
+
+	ledger, err := newLedger(pool, fenced)
+	if err != nil {
+		return summary{}, err
+	}
+	ledgerURL, stopLedger, err := serve(ledger)
+	if err != nil {
+		return summary{}, err
+	}
+	defer stopLedger()
+	s.role.Ledger = ledgerURL
+	behind := ", behind httpfence"
+	if !fenced {
+		behind = ", behind nothing"
+	}
+	show.line("ledger", 0, ledgerURL+behind, "")
+	return s.tell(ctx)
+}
+
+func (s *story) prepare(ctx context.Context) error {
+	var version string
+	if err := s.pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+		return err
+	}
+	s.show.line("postgres", 0, "PostgreSQL "+strings.Fields(version)[0]+", a private server", "")
+	if err := createSchema(ctx, s.pool); err != nil {
+		return err
+	}
+	if err := lockclient.Migrate(ctx, s.pool); err != nil {
+		return err
+	}
+	db, err := sqlfence.Pgx(s.pool, nil)
+	if err != nil {
+		return err
+	}
+	return db.Migrate(ctx)
+}
+
+func (s *story) tell(ctx context.Context) (summary, error) {
+	j := newJudge(s.fenced)
+
+	a, err := s.start("a")
+	if err != nil {
+		return summary{}, err
+	}
+	defer a.kill()
+	if err := s.follow(ctx, a, false, j, "granted", "invoices"); err != nil {
+		return summary{}, err
+	}
+	if err := a.pause(ctx); err != nil {
+		return summary{}, err
+	}
+	s.show.line("kernel", 0, fmt.Sprintf("SIGSTOP: worker a (pid %d) stands still, half-way", a.cmd.Process.Pid), "")
+	if err := correct(ctx, s.pool, "ember", 250); err != nil {
+		return summary{}, err
+	}
+	s.show.line("metering", 0, "a correction arrives: ember +2.50; worker a has the old amount in memory", "")
+
+	b, err := s.start("b")
+	if err != nil {
+		return summary{}, err
+	}
+	defer b.kill()
+	s.show.line("worker b", 0, "waits for the lease of worker a to expire", "")
+	if err := s.follow(ctx, b, false, j, "granted", "takeover", "invoices", "close", "ledger", "done"); err != nil {
+		return summary{}, err
+	}
+	if err := b.wait(ctx); err != nil {
+		return summary{}, err
+	}
+	s.show.line("worker b", 0, "releases the lease and ends", "")
+	before, err := readState(ctx, s.pool)
+	if err != nil {
+		return summary{}, err
+	}
+
+	s.show.line("kernel", 0, "SIGCONT: worker a goes on where it was, sure that it holds the lease", "")
+	if err := a.goOn(); err != nil {
+		return summary{}, err
+	}
+	if err := s.follow(ctx, a, true, j, "invoices", "close", "ledger", "lost", "done"); err != nil {
+		return summary{}, err
+	}
+	if err := a.wait(ctx); err != nil {
+		return summary{}, err
+	}
+	after, err := readState(ctx, s.pool)
+	if err != nil {
+		return summary{}, err
+	}
+	s.show.final(after)
+	return j.judge(before, after), nil
+}
+
+func (s *story) start(name string) (*process, error) {
+	r := s.role
+	r.Name = name
+	return startWorker(r)
+}
+
+// follow shows a worker's reports, which must be these. An acknowledged or a
+// refused step is part of the story; a step that failed otherwise ends it.
+func (s *story) follow(ctx context.Context, p *process, late bool, j *judge, want ...string) error {
+	for _, what := range want {
+		r, err := p.next(ctx)
+		if err != nil {
+			return err
+		}
+		if r.What != what {
+			return fmt.Errorf("worker %s reported %q (%s %s), the story expects %q", p.name, r.What, r.Text, r.Error, what)
+		}
+		s.show.worker(p.name, r, late)
+		if r.Error != "" && !late {
+			return fmt.Errorf("worker %s: %s: %s", p.name, r.Text, r.Error)
+		}
+		if late && r.Error != "" && r.Reason != guard.ReasonStale && r.What != "lost" {
+			return fmt.Errorf("worker %s: %s: expected a stale refusal: %s", p.name, r.Text, r.Error)
+		}
+		j.note(p.name, r, late)
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+)
+
+// leaseTTL is short so that the story is; a real close would take 30 s or more.
+const leaseTTL = 1500 * time.Millisecond
+
+// role is what a worker process is told in its environment.
+type role struct {
+	Name     string `json:"name"` // "a" or "b"
+	Database string `json:"database"`
+	Ledger   string `json:"ledger"`
+	Fenced   bool   `json:"fenced"`
+}
+
+const roleVariable = "BILLINGCLOSE_WORKER"
+
+// report is one line that a worker writes to the story: what it tried, and
+// what came back.
+type report struct {
+	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, lost, done
+	Token guard.Token `json:"token,omitempty"`
+	Text  string      `json:"text"`
+	// Reason and Error say how it was refused; empty when it was done.
+	Reason guard.Reason `json:"reason,omitempty"`
+	Error  string       `json:"error,omitempty"`
+	// Invoices are the rows that a successful write acknowledged.
+	Invoices map[string]int64 `json:"invoices,omitempty"`
+}
+
+// worker closes the period once.
+type worker struct {
+	role
+	pool   *pgxpool.Pool
+	closer closer
+	out    *json.Encoder
+	in     *bufio.Scanner
+}
+
+// runWorker is the whole life of a worker process.
+func runWorker(ctx context.Context, encoded string) error {
+	w := worker{out: json.NewEncoder(os.Stdout), in: bufio.NewScanner(os.Stdin)}
+	if err := json.Unmarshal([]byte(encoded), &w.role); err != nil {
+		return fmt.Errorf("%s: %w", roleVariable, err)
+	}
+	pool, err := pgxpool.New(ctx, w.Database)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	w.pool = pool
+	if w.Fenced {
+		if w.closer, err = newFenced(pool, w.Ledger); err != nil {
+			return err
+		}
+	} else {
+		w.closer = newUnfenced(pool, w.Ledger)
+	}
+	client, err := lockclient.New(pool, "worker-"+w.Name, nil)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+
+	job := w.closeCarefully
+	if w.Name == "a" {
+		job = w.closeNaively
+	}
+	err = client.Hold(ctx, resource(), &lockclient.HoldOptions{TTL: leaseTTL}, job)
+	if err != nil && w.Name == "a" {
+		w.report(report{What: "lost", Text: "its lease client says", Reason: guard.ReasonOf(err), Error: err.Error()})
+		err = nil
+	}
+	w.report(report{What: "done"})
+	return err
+}
+
+// closeCarefully is worker b: it takes over before it reads.
+func (w *worker) closeCarefully(ctx context.Context) error {
+	claim, _ := guard.ClaimFrom(ctx)
+	w.report(report{What: "granted", Token: claim.Token, Text: "lease granted, TTL " + leaseTTL.String()})
+
+	if err := w.closer.takeOver(ctx, claim); err != nil {
+		return err
+	}
+	issued, err := w.read(ctx, "invoices")
+	if err != nil {
+		return err
+	}
+	text := "raises the mark, then reads: %d invoices are there"
+	if !w.Fenced {
+		text = "reads: %d invoices are there"
+	}
+	w.report(report{What: "takeover", Token: claim.Token, Text: fmt.Sprintf(text, len(issued))})
+	amounts, err := w.read(ctx, "metered")
+	if err != nil {
+		return err
+	}
+	missing := maps.Clone(amounts)
+	for customer := range issued {
+		delete(missing, customer) // what the predecessor committed stays as it is
+	}
+	total := sum(missing) + sum(issued)
+	return w.finish(ctx, claim, missing, total)
+}
+
+// closeNaively is worker a: it reads once, trusts its lease and never looks
+// back. Half-way it is paused for longer than its lease; it cannot notice.
+func (w *worker) closeNaively(ctx context.Context) error {
+	claim, _ := guard.ClaimFrom(ctx)
+	// Most code does this without knowing: a library down the stack that has
+	// its own context does not hear that the lease is gone.
+	ctx = context.WithoutCancel(ctx)
+	w.report(report{What: "granted", Token: claim.Token, Text: "lease granted, TTL " + leaseTTL.String()})
+
+	amounts, err := w.read(ctx, "metered")
+	if err != nil {
+		return err
+	}
+	first, rest := halves(amounts)
+	if err := w.attempt(claim, "invoices", "issues "+names(first), func() error {
+		return w.closer.issue(ctx, claim, w.Name, first)
+	}, first); err != nil {
+		return err
+	}
+	if !w.in.Scan() { // the story stops the process here; this is where the pause falls
+		return io.ErrUnexpectedEOF
+	}
+	w.finish(ctx, claim, rest, sum(amounts)) // whatever fails, the next is tried: naive code does
+	return nil
+}
+
+// finish does the three kinds of work and returns the first error.
+func (w *worker) finish(ctx context.Context, claim guard.Claim, invoices map[string]int64, total int64) error {
+	var first error
+	for _, step := range []struct {
+		what, text string
+		do         func() error
+		rows       map[string]int64
+	}{
+		{"invoices", "issues " + names(invoices), func() error { return w.closer.issue(ctx, claim, w.Name, invoices) }, invoices},
+		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
+		{"ledger", "posts " + money(total) + " to the ledger", func() error { return w.closer.post(ctx, claim, w.Name, total) }, nil},
+	} {
+		if err := w.attempt(claim, step.what, step.text, step.do, step.rows); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// attempt does one piece of work and reports how it ended.
+func (w *worker) attempt(claim guard.Claim, what, text string, do func() error, rows map[string]int64) error {
+	err := do()
+	r := report{What: what, Token: claim.Token, Text: text, Reason: guard.ReasonOf(err)}
+	if err != nil {
+		r.Error = err.Error()
+	} else {
+		r.Invoices = rows
+	}
+	w.report(r)
+	return err
+}
+
+// read returns cents by customer from one of the two tables that have them.
+func (w *worker) read(ctx context.Context, table string) (map[string]int64, error) {
+	rows, err := w.pool.Query(ctx, "SELECT customer, cents FROM "+table+" WHERE tenant_id = $1 AND period = $2", tenant, period)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := map[string]int64{}
+	for rows.Next() {
+		var customer string
+		var cents int64
+		if err := rows.Scan(&customer, &cents); err != nil {
+			return nil, err
+		}
+		out[customer] = cents
+	}
+	return out, rows.Err()
+}
+
+func (w *worker) report(r report) { w.out.Encode(r) }
+
+func halves(amounts map[string]int64) (first, rest map[string]int64) {
+	first, rest = map[string]int64{}, map[string]int64{}
+	for i, customer := range slices.Sorted(maps.Keys(amounts)) {
+		if i < len(amounts)/2 {
+			first[customer] = amounts[customer]
+		} else {
+			rest[customer] = amounts[customer]
+		}
+	}
+	return first, rest
+}
+
+func sum(amounts map[string]int64) (total int64) {
+	for _, cents := range amounts {
+		total += cents
+	}
+	return total
+}

@@ -1,0 +1,171 @@
+// Package layout holds the tests of the module's shape: who may import whom,
+// what the module may depend on, what may lie at its top.
+package layout
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/fencepost-go/fencepost"
+
+// allowed is what the packages of this module may import besides the standard
+// library: of this module by path below it, of others by module path. A
+// package that is not listed may not exist.
+var allowed = map[string][]string{
+	"guard":                 {},
+	"guard/guardtest":       {"guard"},
+	"httpfence":             {"guard", "github.com/go-chi/chi/v5"},
+	"sqlfence":              {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
+	"lockclient":            {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
+	"internal/migrate":      {"github.com/jackc/pgx/v5"},
+	"internal/pgtest":       {"github.com/jackc/pgx/v5"},
+	"internal/layout":       {},
+	"examples/billingclose": {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+}
+
+// direct is what the root module may require itself; the user chose them.
+var direct = []string{
+	"github.com/DATA-DOG/go-sqlmock",
+	"github.com/aws/aws-sdk-go-v2/service/s3",
+	"github.com/go-chi/chi/v5",
+	"github.com/jackc/pgx/v5",
+}
+
+// top is what may lie at the top of the repository, besides dot files.
+var top = []string{"README.md", "examples", "go.mod", "go.sum", "guard", "httpfence", "internal", "lockclient", "s3fence", "sqlfence"}
+
+func TestImportEdges(t *testing.T) {
+	seen := 0
+	for _, p := range packages(t) {
+		seen++
+		if err := checkEdges(p, allowed); err != nil {
+			t.Error(err)
+		}
+	}
+	if seen < len(allowed) {
+		t.Errorf("%d packages were found, %d are listed: the list is out of date or the search is broken", seen, len(allowed))
+	}
+}
+
+// The check must be able to fail.
+func TestImportEdgesControl(t *testing.T) {
+	for name, p := range map[string]goPackage{
+		"a fence imports another":  {ImportPath: module + "/httpfence", Imports: []string{module + "/sqlfence"}},
+		"a fence imports the lock": {ImportPath: module + "/sqlfence", Imports: []string{module + "/lockclient"}},
+		"guard imports a module":   {ImportPath: module + "/guard", Imports: []string{"github.com/jackc/pgx/v5"}},
+		"look-alike module":        {ImportPath: module + "/sqlfence", Imports: []string{"github.com/jackc/pgx/v55"}},
+		"an unlisted package":      {ImportPath: module + "/util"},
+	} {
+		if checkEdges(p, allowed) == nil {
+			t.Errorf("%s: not noticed", name)
+		}
+	}
+}
+
+func checkEdges(p goPackage, allowed map[string][]string) error {
+	name := strings.TrimPrefix(p.ImportPath, module+"/")
+	may, listed := allowed[name]
+	if !listed {
+		return fmt.Errorf("package %s is not listed in this test", name)
+	}
+	for _, path := range p.Imports {
+		if first, _, _ := strings.Cut(path, "/"); !strings.Contains(first, ".") {
+			continue // the standard library
+		}
+		local, ours := strings.CutPrefix(path, module+"/")
+		ok := slices.ContainsFunc(may, func(m string) bool {
+			return ours && local == m || !ours && (path == m || strings.HasPrefix(path, m+"/"))
+		})
+		if !ok {
+			return fmt.Errorf("package %s may not import %s", name, path)
+		}
+	}
+	return nil
+}
+
+func TestDirectDependencies(t *testing.T) {
+	out := run(t, "go", "mod", "edit", "-json")
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal(out, &mod); err != nil {
+		t.Fatal(err)
+	}
+	if len(mod.Require) == 0 {
+		t.Fatal("go.mod requires nothing: the check is broken")
+	}
+	for _, r := range mod.Require {
+		if !r.Indirect && !slices.Contains(direct, r.Path) {
+			t.Errorf("go.mod requires %s directly; heavy or test-only dependencies belong into a nested module", r.Path)
+		}
+	}
+}
+
+func TestTopLevel(t *testing.T) {
+	entries, err := os.ReadDir(root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") && !slices.Contains(top, e.Name()) {
+			t.Errorf("%s does not belong at the top of the repository", e.Name())
+		}
+	}
+}
+
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+// packages lists the packages of the root module, without their tests.
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	var out []goPackage
+	dec := json.NewDecoder(strings.NewReader(string(run(t, "go", "list", "-json=ImportPath,Imports", "./..."))))
+	for {
+		var p goPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return out
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, p)
+	}
+}
+
+func run(t *testing.T, name string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir = root(t)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("%s: %v: %s", cmd, err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	return out
+}
+
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
