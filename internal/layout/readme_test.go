@@ -1,0 +1,147 @@
+package layout
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// snippetImports are the packages that the README's Go may use.
+var snippetImports = map[string]string{
+	"chi":        "github.com/go-chi/chi/v5",
+	"context":    "context",
+	"errors":     "errors",
+	"guard":      module + "/guard",
+	"http":       "net/http",
+	"httpfence":  module + "/httpfence",
+	"io":         "io",
+	"lockclient": module + "/lockclient",
+	"log":        "log",
+	"pgx":        "github.com/jackc/pgx/v5",
+	"pgxpool":    "github.com/jackc/pgx/v5/pgxpool",
+	"sqlfence":   module + "/sqlfence",
+	"time":       "time",
+}
+
+// Each snippet is the body of a function with these around it.
+const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
+	closePeriod func(context.Context, guard.Claim) error, tenantOfSession func(*http.Request) (string, error)) any {
+`
+
+// The README's Go compiles as it stands there, so that it can be copied.
+func TestReadmeSnippetsCompile(t *testing.T) {
+	snippets := blocks(t, "go")
+	if len(snippets) < 6 {
+		t.Fatalf("%d snippets found in README.md: one per package is promised", len(snippets))
+	}
+	if err := compile(t, snippets); err != nil {
+		t.Error(err)
+	}
+	// The check must be able to fail.
+	if compile(t, []string{"return sqlfence.NoSuchThing(ctx)\n"}) == nil {
+		t.Error("a snippet that does not compile was not noticed")
+	}
+}
+
+// compile builds the snippets as a package that exists only in an overlay.
+func compile(t *testing.T, snippets []string) error {
+	t.Helper()
+	var body strings.Builder
+	for i, s := range snippets {
+		fmt.Fprintf(&body, snippetHead+"%s}\n\n", i, s)
+	}
+	var b strings.Builder
+	b.WriteString("package snippets\n\nimport (\n")
+	for name, path := range snippetImports {
+		if regexp.MustCompile(`\b` + name + `\.`).MatchString(body.String()) {
+			fmt.Fprintf(&b, "\t%s %q\n", name, path)
+		}
+	}
+	b.WriteString(")\n\n" + body.String())
+
+	dir := t.TempDir()
+	source, overlay := filepath.Join(dir, "snippets.go"), filepath.Join(dir, "overlay.json")
+	replace := map[string]map[string]string{"Replace": {filepath.Join(root(t), "internal", "snippets", "snippets.go"): source}}
+	encoded, err := json.Marshal(replace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, content := range map[string]string{source: b.String(), overlay: string(encoded)} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "build", "-overlay", overlay, "./internal/snippets")
+	cmd.Dir = root(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w:\n%s", err, out)
+	}
+	return nil
+}
+
+// elsewhere are the README's commands that no line of .ci/run runs, and why
+// they need none.
+var elsewhere = map[string]string{
+	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
+	"go run ./examples/billingclose -unfenced":    "run with -json",
+	".ci/run": "is the gate itself",
+}
+
+// Every command in the README is run by the gate.
+func TestReadmeCommandsAreRun(t *testing.T) {
+	gate, err := os.ReadFile(filepath.Join(root(t), ".ci", "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := 0
+	for _, block := range blocks(t, "sh") {
+		for line := range strings.Lines(block) {
+			command := strings.TrimSpace(line)
+			commands++
+			if _, ok := elsewhere[command]; !ok && !strings.Contains(string(gate), "readme '"+command+"'") {
+				t.Errorf(".ci/run does not run the README's command %q", command)
+			}
+		}
+	}
+	if commands < 5 {
+		t.Errorf("%d commands found in README.md: the check is broken", commands)
+	}
+}
+
+// The README's table of packages lists what there is.
+func TestReadmeListsThePackages(t *testing.T) {
+	readme := readReadme(t)
+	for name := range allowed {
+		if strings.HasPrefix(name, "internal/") {
+			continue
+		}
+		if !strings.Contains(readme, "| `"+name+"` |") {
+			t.Errorf("README.md does not list package %s", name)
+		}
+	}
+}
+
+// blocks returns the README's fenced blocks of a language.
+func blocks(t *testing.T, language string) []string {
+	t.Helper()
+	var out []string
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(readReadme(t), -1) {
+		out = append(out, m[1])
+	}
+	return slices.Clip(out)
+}
+
+func readReadme(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
