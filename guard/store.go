@@ -9,7 +9,9 @@ import (
 // resource must share one Store; [NewMemory] is for one process.
 //
 // Implementations are safe for concurrent use and pass
-// [github.com/fencepost-go/fencepost/guard/guardtest].
+// [github.com/fencepost-go/fencepost/guard/guardtest]. A call whose context has
+// ended before it began is never a success: it is ErrUnavailable, or
+// ErrOutcomeUnknown if something was sent.
 type Store interface {
 	// Admit decides claim against its resource's mark by [Decide] and
 	// [SameOrNewer] and, if the token is above the mark, raises the mark to

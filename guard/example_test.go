@@ -1,0 +1,100 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+func ExampleNewMemory() {
+	ctx := context.Background()
+	store := guard.NewMemory(nil)
+	const resource = "tenant_123:billing-close:2026-04"
+
+	// B took the lease over while A was paused; then A wakes up.
+	for _, claim := range []guard.Claim{
+		{Resource: resource, Token: 10, LeaseID: "a"},
+		{Resource: resource, Token: 11, LeaseID: "b"},
+		{Resource: resource, Token: 10, LeaseID: "a"},
+	} {
+		_, err := store.Admit(ctx, claim)
+		var rejected *guard.RejectedError
+		switch {
+		case err == nil:
+			fmt.Println(claim.Token, "admitted")
+		case errors.As(err, &rejected):
+			fmt.Println(claim.Token, "refused:", rejected.Reason, "- the mark is", rejected.Mark.Token)
+		default:
+			fmt.Println(claim.Token, "failed:", err)
+		}
+	}
+	// Output:
+	// 10 admitted
+	// 11 admitted
+	// 10 refused: stale - the mark is 11
+}
+
+func ExampleDecide() {
+	mark := guard.Mark{Token: 11, LeaseID: "b"}
+	for _, claim := range []guard.Claim{
+		{Resource: "r", Token: 10, LeaseID: "a"},
+		{Resource: "r", Token: 11, LeaseID: "a"},
+		{Resource: "r", Token: 11, LeaseID: "b"},
+		{Resource: "r", Token: 12, LeaseID: "c"},
+	} {
+		fmt.Println(claim.Token, claim.LeaseID, guard.Decide(guard.OncePerToken, mark, claim))
+	}
+	// Output:
+	// 10 a fencepost: stale fencing token: token 10 for "r", the mark is 11
+	// 11 a fencepost: fencing token belongs to another lease: token 11 for "r", the mark is 11 under lease "b", offered under "a"
+	// 11 b fencepost: fencing token already spent: token 11 for "r", the mark is 11
+	// 12 c <nil>
+}
+
+func ExampleParseToken() {
+	for _, s := range []string{"11", "007", "+5"} {
+		token, err := guard.ParseToken(s)
+		fmt.Println(token, errors.Is(err, guard.ErrInvalid))
+	}
+	// Output:
+	// 11 false
+	// 0 true
+	// 0 true
+}
+
+func ExampleJoinResource() {
+	// A tenant whose name holds a separator does not reach into another's.
+	one, _ := guard.JoinResource("acme:eu", "close")
+	two, _ := guard.JoinResource("acme", "eu", "close")
+	fmt.Println(one)
+	fmt.Println(two)
+	// Output:
+	// acme%3Aeu:close
+	// acme:eu:close
+}
+
+func ExampleInject() {
+	headers := guard.MapCarrier{}
+	claim := guard.Claim{Resource: "invoice:7", Token: 11, LeaseID: "b"}
+	if err := guard.Inject(claim, headers); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(headers[guard.CarrierToken], headers[guard.CarrierResource], headers[guard.CarrierLease])
+	// Output: 11 invoice:7 b
+}
+
+func ExampleExtract() {
+	headers := guard.MapCarrier{
+		guard.CarrierToken: "11", guard.CarrierResource: "invoice:7", guard.CarrierLease: "b",
+	}
+	// The consumer derives the resource from what it is about to write.
+	claim, err := guard.Extract("invoice:7", headers)
+	fmt.Println(claim.Token, claim.LeaseID, err)
+	_, err = guard.Extract("invoice:8", headers)
+	fmt.Println(err)
+	// Output:
+	// 11 b <nil>
+	// fencepost: invalid fencing-resource "invoice:7": is not the resource being written
+}

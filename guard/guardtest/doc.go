@@ -1,0 +1,41 @@
+// Package guardtest is the conformance suite for implementations of
+// [guard.Store]. A store that passes keeps, as far as tests can tell, the
+// promises P1, P3, P4, P5 and P6 of this module.
+//
+// # Use
+//
+// One test adopts the whole suite:
+//
+//	func TestStore(t *testing.T) {
+//		guardtest.Run(t, guardtest.Harness{
+//			New: func(ctx context.Context) (guard.Store, error) { return mystore.Open(ctx, emptyDatabase(t)) },
+//		})
+//	}
+//
+// Declare what else the store can do: [Harness.Replica] if several processes
+// share the marks (the races are then run across two handles), and
+// [Harness.Reopen] if the marks outlive the process. A capability that is not
+// declared is not tested, and Run logs which cases that leaves out. A store
+// that is shared or durable and does not say so has not been shown to be.
+//
+// Each case is a subtest named after its promise, so that
+//
+//	go test -run 'TestStore/P1'
+//
+// runs what concerns stale writes. A failure prints the sentence of the
+// promise that was broken and the seed that repeats the random choices.
+// [Check] runs the same cases without a [testing.T] and returns the failures,
+// to point the suite at a store that must fail.
+//
+// # What it asks of the harness
+//
+// The cases run one after another, and each opens one store with
+// [Harness.New] and closes it, so New may empty a database in place. The
+// suite makes some 3,000 calls and sleeps for about a second in total; the
+// numbers are fields of [Harness].
+//
+// # What it does not show
+//
+// The suite neither kills the store nor cuts its network: what a crash, a
+// failover or a lost COMMIT does to marks, the store's own tests must show.
+package guardtest

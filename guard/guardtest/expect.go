@@ -1,0 +1,138 @@
+package guardtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// resource is what the cases with one resource use. All share the name, so
+// that a harness whose stores are not isolated fails.
+const resource = "tenant_123:billing-close:2026-04"
+
+// claim returns a claim on resource.
+func claim(token guard.Token, lease string) guard.Claim {
+	return guard.Claim{Resource: resource, Token: token, LeaseID: lease}
+}
+
+// markOf returns the mark that admitting c leaves.
+func markOf(c guard.Claim) guard.Mark { return guard.Mark{Token: c.Token, LeaseID: c.LeaseID} }
+
+// floorOf returns the mark of a resource without one in a store with that floor.
+func floorOf(t guard.Token) guard.Mark { return guard.Mark{Token: t, Floor: true} }
+
+// The expectations below look at one thing each, so that the cases that fail
+// say which thing is broken: admitted and refused look at the verdict alone.
+
+func admitted(ctx context.Context, s guard.Store, cs ...guard.Claim) error {
+	for _, c := range cs {
+		if _, err := s.Admit(ctx, c); err != nil {
+			return fmt.Errorf("Admit(%s) = %w; want it admitted", show(c), err)
+		}
+	}
+	return nil
+}
+
+func refused(ctx context.Context, s guard.Store, want guard.Reason, cs ...guard.Claim) error {
+	for _, c := range cs {
+		switch _, err := s.Admit(ctx, c); {
+		case err == nil:
+			return fmt.Errorf("Admit(%s) was admitted; want it refused as %s", show(c), want)
+		case guard.ReasonOf(err) != want:
+			return fmt.Errorf("Admit(%s) = %w (%s); want %s", show(c), err, guard.ReasonOf(err), want)
+		}
+	}
+	return nil
+}
+
+// rejected looks at the facts: the mark that Admit returns and all that the
+// *guard.RejectedError holds.
+func rejected(ctx context.Context, s guard.Store, want guard.Reason, mark guard.Mark, c guard.Claim) error {
+	got, err := s.Admit(ctx, c)
+	if err == nil {
+		return fmt.Errorf("Admit(%s) was admitted; want it refused as %s", show(c), want)
+	}
+	if got != mark {
+		return fmt.Errorf("Admit(%s) returned %s with its refusal; want %s, the mark that refused", show(c), showMark(got), showMark(mark))
+	}
+	return rejection(err, want, mark, c)
+}
+
+func rejection(err error, want guard.Reason, mark guard.Mark, c guard.Claim) error {
+	var r *guard.RejectedError
+	switch {
+	case !errors.As(err, &r):
+		return fmt.Errorf("Admit(%s) = %w, a %T; want a *guard.RejectedError in its tree", show(c), err, err)
+	case r.Reason != want:
+		return fmt.Errorf("Admit(%s): RejectedError.Reason is %q; want %q", show(c), r.Reason, want)
+	case r.Claim != c:
+		return fmt.Errorf("Admit(%s): RejectedError.Claim is %s; want what was offered", show(c), show(r.Claim))
+	case r.Mark != mark:
+		return fmt.Errorf("Admit(%s): RejectedError.Mark is %s; want %s", show(c), showMark(r.Mark), showMark(mark))
+	case guard.ReasonOf(err) != want:
+		return fmt.Errorf("Admit(%s): errors.Is finds %s; want %s, as RejectedError.Reason says", show(c), guard.ReasonOf(err), want)
+	}
+	return nil
+}
+
+func hasMark(ctx context.Context, s guard.Store, resource string, want guard.Mark) error {
+	got, err := s.Mark(ctx, resource)
+	if err != nil {
+		return fmt.Errorf("Mark(%s) = %w; want %s", quote(resource), err, showMark(want))
+	}
+	if got != want {
+		return fmt.Errorf("Mark(%s) is %s; want %s", quote(resource), showMark(got), showMark(want))
+	}
+	return nil
+}
+
+// retires looks at the count of Retire and, unless floor is negative, at the
+// floor.
+func retires(ctx context.Context, s guard.Store, before time.Time, count int64, floor guard.Token) error {
+	got, err := s.Retire(ctx, before)
+	switch {
+	case err != nil:
+		return fmt.Errorf("retiring: %w; want %d marks retired", err, count)
+	case got.Count != count:
+		return fmt.Errorf("retiring deleted %d marks; want %d", got.Count, count)
+	case floor >= 0 && got.Floor != floor:
+		return fmt.Errorf("retiring returned the floor %d; want %d", got.Floor, floor)
+	}
+	return nil
+}
+
+// inOrder runs the steps of a case until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func show(c guard.Claim) string {
+	return fmt.Sprintf("token %d of %s under lease %s", int64(c.Token), quote(c.Resource), quote(c.LeaseID))
+}
+
+func showMark(m guard.Mark) string {
+	switch {
+	case m == (guard.Mark{}):
+		return "no mark"
+	case m.Floor && m.LeaseID == "":
+		return fmt.Sprintf("the floor %d", m.Token)
+	}
+	return fmt.Sprintf("the mark %d under lease %s (Floor: %t)", m.Token, quote(m.LeaseID), m.Floor)
+}
+
+// quote shows a name that may be a megabyte of anything.
+func quote(s string) string {
+	if len(s) > 80 {
+		return strconv.QuoteToASCII(s[:80]) + "... (" + strconv.Itoa(len(s)) + " bytes)"
+	}
+	return strconv.QuoteToASCII(s)
+}

@@ -1,0 +1,187 @@
+package guardtest_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/guardtest"
+)
+
+// harness returns the harness of a store with that bug and all capabilities.
+func harness(bug string) guardtest.Harness {
+	return guardtest.Harness{
+		New: func(context.Context) (guard.Store, error) { return newMutant(bug), nil },
+		Replica: func(_ context.Context, s guard.Store) (guard.Store, error) {
+			return s.(*mutant).replica(), nil
+		},
+		Reopen: func(_ context.Context, s guard.Store) (guard.Store, error) {
+			return s.(*mutant).reopened(), nil
+		},
+		Margin: time.Millisecond, // the mutants read the test's own clock
+		Steps:  150,
+	}
+}
+
+// mutants says which cases must catch which bug. A bug may fail more cases.
+var mutants = []struct {
+	bug    string
+	caught []string
+}{
+	{"equal token refused", []string{"P6/same-claim-is-admitted-again", "P6/one-claim-from-many-callers-is-admitted"}},
+	{"new resource refused", []string{"P6/new-resource-is-admitted", "P6/agrees-with-the-model"}},
+	{"lower token admitted", []string{"P1/lower-token-is-stale", "P3/no-reader-sees-the-mark-fall"}},
+	{"tokens compared as text", []string{"P1/boundary-tokens", "P1/higher-token-raises"}},
+	{"tokens compared as floats", []string{"P1/boundary-tokens"}},
+	{"tokens compared as 32 bits", []string{"P1/boundary-tokens"}},
+	{"read, then write", []string{
+		"P1/no-stale-admission-among-racing-raises", "P3/no-reader-sees-the-mark-fall", "P4/racing-leases-of-one-token-have-one-winner",
+	}},
+	{"lost insert is unavailable", []string{"P6/one-claim-from-many-callers-is-admitted", "P4/racing-leases-of-one-token-have-one-winner"}},
+	{"refused claim lowers the mark", []string{"P3/refused-claim-changes-nothing", "P3/no-reader-sees-the-mark-fall"}},
+	{"old mark returned", []string{"P6/admit-returns-the-mark"}},
+	{"refused claim's mark not returned", []string{"P6/stale-has-the-facts", "P6/conflict-has-the-facts"}},
+	{"looking leaves a mark", []string{"P6/unknown-resource-has-no-mark"}},
+	{"marks shown from a cache", []string{"P3/no-reader-sees-the-mark-fall", "P1/replicas-share-marks", "P1/higher-token-raises"}},
+
+	{"leases not compared", []string{"P4/other-lease-is-a-conflict", "P4/racing-leases-of-one-token-have-one-winner"}},
+	{"leases compared without case", []string{"P4/lease-ids-are-byte-exact"}},
+	{"leases trimmed", []string{"P4/lease-ids-are-byte-exact", "P4/no-lease-equals-only-no-lease"}},
+	{"no lease equals every lease", []string{"P4/no-lease-equals-only-no-lease"}},
+	{"no lease in the mark equals every lease", []string{"P4/no-lease-equals-only-no-lease"}},
+	{"refused lease replaces the mark's", []string{"P4/conflict-keeps-the-lease", "P3/refused-claim-changes-nothing"}},
+	{"conflict reported as stale", []string{"P4/other-lease-is-a-conflict", "P6/conflict-has-the-facts"}},
+	{"other lease of a lower token is a conflict", []string{"P1/lower-token-is-stale", "P6/stale-has-the-facts"}},
+	{"facts missing", []string{"P6/stale-has-the-facts", "P6/conflict-has-the-facts", "P6/floor-is-in-the-facts"}},
+	{"mark missing in the facts", []string{"P6/stale-has-the-facts", "P6/conflict-has-the-facts", "P6/floor-is-in-the-facts"}},
+	{"claim missing in the facts", []string{"P6/stale-has-the-facts", "P6/conflict-has-the-facts"}},
+
+	{"resource trimmed", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact"}},
+	{"resource lower-cased", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact", "P6/agrees-with-the-model"}},
+	{"resource normalised", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact"}},
+	{"resource cut", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact"}},
+	{"resource taken for a pattern", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact"}},
+	{"resource without its quotes", []string{"P6/resources-are-independent", "P1/resources-are-byte-exact"}},
+
+	{"nothing validated", []string{"P5/invalid-claim-is-refused", "P5/invalid-resource-has-no-mark"}},
+	{"highest int64 is a token", []string{"P5/invalid-claim-is-refused", "P5/invalid-claim-changes-nothing"}},
+	{"resource length in characters", []string{"P5/invalid-claim-is-refused"}},
+	{"invalid reported as unavailable", []string{"P5/invalid-claim-is-refused"}},
+	{"state for invalid claims", []string{"P5/invalid-claim-changes-nothing"}},
+	{"any resource has a mark", []string{"P5/invalid-resource-has-no-mark"}},
+
+	{"context ignored", []string{"P5/ended-context-is-never-success"}},
+	{"bare context error", []string{"P5/ended-context-is-never-success"}},
+	{"mark read whatever the context", []string{"P5/ended-context-is-never-success"}},
+	{"retires whatever the context", []string{"P5/ended-context-is-never-success"}},
+	{"retired and then unavailable", []string{"P5/unavailable-means-unchanged"}},
+	{"written and then unavailable", []string{"P5/unavailable-means-unchanged"}},
+	{"unavailable when cut halfway", []string{"P5/call-cut-halfway-tells-the-truth"}},
+
+	{"retire ignores the time", []string{"P3/retire-before-the-zero-time-retires-nothing", "P3/retire-deletes-only-older-marks"}},
+	{"zero time means now", []string{"P3/retire-before-the-zero-time-retires-nothing"}},
+	{"reading is a raise", []string{"P6/same-claim-again-is-no-raise"}},
+	{"retire counts nothing", []string{"P6/retire-returns-count-and-floor"}},
+	{"retire returns no floor", []string{"P6/retire-returns-count-and-floor"}},
+	{"floor ignored", []string{"P1/retired-resource-refuses-lower-tokens", "P1/floor-itself-is-stale", "P1/no-stale-admission-while-retiring"}},
+	{"floor not lifted", []string{"P1/retired-resource-refuses-lower-tokens", "P1/no-stale-admission-while-retiring"}},
+	{"floor is the lowest", []string{"P1/retired-resource-refuses-lower-tokens", "P6/retire-returns-count-and-floor"}},
+	{"floor follows the deletion", []string{"P1/no-stale-admission-while-retiring"}},
+	{"mark raised while retiring is deleted", []string{"P1/no-stale-admission-while-retiring"}},
+	{"floor overwritten", []string{"P3/floor-never-lowers"}},
+	{"floor lowered by a race", []string{"P3/floor-never-lowers-while-raising"}},
+	{"token at the floor admitted", []string{"P1/floor-itself-is-stale"}},
+	{"lease compared with the floor's", []string{"P1/floor-itself-is-stale", "P6/floor-is-in-the-facts"}},
+	{"floor applied to every mark", []string{"P6/surviving-marks-ignore-the-floor"}},
+	{"floor not told from a mark", []string{"P6/floor-is-in-the-facts"}},
+	{"floor not shown", []string{"P6/floor-is-the-mark-of-an-unknown-resource"}},
+	{"retired resource stays closed", []string{"P6/above-the-floor-is-admitted"}},
+	{"state for refused claims", []string{"P3/refused-by-the-floor-leaves-no-mark"}},
+
+	{"replica has marks of its own", []string{"P1/replicas-share-marks", "P1/no-stale-admission-among-racing-raises"}},
+	{"replica has a floor of its own", []string{"P1/replicas-share-the-floor"}},
+	{"forgets at restart", []string{"P3/restart-remembers-marks", "P3/restart-remembers-the-floor"}},
+	{"forgets the floor at restart", []string{"P3/restart-remembers-the-floor"}},
+	{"forgets leases at restart", []string{"P3/restart-remembers-marks"}},
+	{"panics", []string{"P1/lower-token-is-stale"}},
+}
+
+// checkAtOnce checks n stores side by side, which spares the time they sleep
+// and varies how their goroutines are scheduled.
+func checkAtOnce(t *testing.T, n int, h func(i int) guardtest.Harness) [][]guardtest.Failure {
+	out := make([][]guardtest.Failure, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { out[i] = guardtest.Check(t.Context(), h(i)) })
+	}
+	wg.Wait()
+	return out
+}
+
+func TestMutantsFail(t *testing.T) {
+	failures := checkAtOnce(t, len(mutants), func(i int) guardtest.Harness { return harness(mutants[i].bug) })
+	for i, m := range mutants {
+		t.Run(m.bug, func(t *testing.T) {
+			var failed []string
+			for _, f := range failures[i] {
+				failed = append(failed, f.Case)
+			}
+			for _, name := range m.caught {
+				if !slices.Contains(failed, name) {
+					t.Errorf("%s did not catch it; these did: %s", name, strings.Join(failed, ", "))
+				}
+			}
+		})
+	}
+}
+
+// TestNoIdleCase: a case that catches no mutant proves nothing that is known.
+func TestNoIdleCase(t *testing.T) {
+	catching := map[string]bool{}
+	for _, m := range mutants {
+		for _, name := range m.caught {
+			catching[name] = true
+		}
+	}
+	names := guardtest.CaseNames()
+	for _, name := range names {
+		if !catching[name] {
+			t.Errorf("case %s catches no mutant", name)
+		}
+	}
+	for name := range catching {
+		if !slices.Contains(names, name) {
+			t.Errorf("the table names %s, which is no case", name)
+		}
+	}
+}
+
+func TestUnbrokenStorePasses(t *testing.T) {
+	for _, failures := range checkAtOnce(t, 20, func(int) guardtest.Harness { return harness("") }) {
+		for _, f := range failures {
+			t.Error(f)
+		}
+	}
+}
+
+// TestHungStoreFails: a store that never returns costs its cases, not the run.
+func TestHungStoreFails(t *testing.T) {
+	h := harness("hangs")
+	h.Timeout = 15 * time.Millisecond
+	h.Operations, h.Steps = 2, 1
+	var failed []string
+	for _, f := range guardtest.Check(t.Context(), h) {
+		failed = append(failed, f.Case)
+		if !errors.Is(f, context.DeadlineExceeded) {
+			t.Errorf("%v; want one that says that the time was over", f)
+		}
+	}
+	if !slices.Contains(failed, "P1/lower-token-is-stale") {
+		t.Errorf("failed: %v", failed)
+	}
+}

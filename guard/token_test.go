@@ -1,0 +1,139 @@
+package guard_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+func TestParseToken(t *testing.T) {
+	accepted := map[string]guard.Token{
+		"1": 1, "9": 9, "10": 10, "11": 11, "1099511627776": 1 << 40, "9007199254740993": 1<<53 + 1,
+		"999999999999999999": 999999999999999999, "1000000000000000000": 1000000000000000000,
+		"9223372036854775806": guard.MaxToken,
+	}
+	for s, want := range accepted {
+		if got, err := guard.ParseToken(s); err != nil || got != want {
+			t.Errorf("ParseToken(%q) = %d, %v; want %d", s, got, err, want)
+		}
+	}
+	refused := []string{
+		"", "0", "00", "007", "-1", "+5", "-0", "1e3", "0x10", "1_000", "1,000", "1.0", ".1", "1.",
+		" 1", "1 ", "1\n", "\t1", "1\x00", "\x001", "1\r\n", "1,2", "1;2", `"1"`, "NaN", "Inf", "token",
+		"9223372036854775807", "9223372036854775808", "9999999999999999999", "18446744073709551617",
+		"10000000000000000000", "99999999999999999999", "00000000000000000001",
+		"１", "١٢", "१", "1２", "²", "\xff", "1\xff", "/", ":", "1/", "1:",
+		strings.Repeat("1", 1<<20), strings.Repeat("0", 1<<20),
+	}
+	for _, s := range refused {
+		got, err := guard.ParseToken(s)
+		if got != guard.NoToken || !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("ParseToken(%.40q) = %d, %v; want no token and ErrInvalid", s, got, err)
+		}
+		var invalid *guard.InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "token" {
+			t.Errorf("ParseToken(%.40q): %v does not name the field", s, err)
+		}
+	}
+}
+
+var spelling = regexp.MustCompile(`^[1-9][0-9]{0,18}$`)
+
+// FuzzParseToken holds ParseToken against the expression of its documentation
+// and against numbers that cannot overflow.
+func FuzzParseToken(f *testing.F) {
+	for _, s := range []string{"1", "0", "007", "+5", "9223372036854775806", "9223372036854775807", "99999999999999999999", "1\n", "１"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, isNumber := new(big.Int).SetString(s, 10)
+		want := spelling.MatchString(s) && isNumber && n.Cmp(big.NewInt(int64(guard.MaxToken))) <= 0
+		got, err := guard.ParseToken(s)
+		switch {
+		case (err == nil) != want:
+			t.Fatalf("ParseToken(%q) = %d, %v; want accepted: %t", s, got, err, want)
+		case err != nil && (got != guard.NoToken || !errors.Is(err, guard.ErrInvalid)):
+			t.Fatalf("ParseToken(%q) = %d, %v; want no token and ErrInvalid", s, got, err)
+		case err == nil && (got.String() != s || int64(got) != n.Int64()):
+			t.Fatalf("ParseToken(%q) = %d", s, got)
+		}
+	})
+}
+
+func TestTokenRange(t *testing.T) {
+	for _, tok := range []guard.Token{1, 2, 1 << 40, guard.MaxToken} {
+		if !tok.Valid() || tok.Validate() != nil {
+			t.Errorf("%d is refused: %v", tok, tok.Validate())
+		}
+	}
+	for _, tok := range []guard.Token{guard.NoToken, -1, math.MinInt64, math.MaxInt64} {
+		if err := tok.Validate(); tok.Valid() || !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Validate(%d) = %v; want ErrInvalid", int64(tok), err)
+		}
+	}
+	if next := guard.MaxToken + 1; next < guard.MaxToken {
+		t.Error("the token after the highest overflows")
+	}
+}
+
+func TestTokenText(t *testing.T) {
+	for _, tok := range []guard.Token{guard.NoToken, 1, 1<<53 + 1, guard.MaxToken} {
+		text, err := tok.MarshalText()
+		if err != nil || string(text) != fmt.Sprint(int64(tok)) {
+			t.Errorf("MarshalText(%d) = %q, %v", tok, text, err)
+		}
+		back := guard.Token(-7)
+		if err := back.UnmarshalText(text); err != nil || back != tok {
+			t.Errorf("UnmarshalText(%q) = %d, %v", text, back, err)
+		}
+	}
+	for _, tok := range []guard.Token{-1, math.MinInt64, math.MaxInt64} {
+		if text, err := tok.MarshalText(); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("MarshalText(%d) = %q, %v; want ErrInvalid", int64(tok), text, err)
+		}
+	}
+	for _, s := range []string{"", "00", "-1", "007", " 1", "9223372036854775807"} {
+		tok := guard.Token(5)
+		if err := tok.UnmarshalText([]byte(s)); !errors.Is(err, guard.ErrInvalid) || tok != 5 {
+			t.Errorf("UnmarshalText(%q) = %d, %v; want ErrInvalid and the token untouched", s, tok, err)
+		}
+	}
+}
+
+// TestTokenJSON: a number would lose digits in readers that hold numbers as
+// floating point, so only the string is a token.
+func TestTokenJSON(t *testing.T) {
+	in := guard.Claim{Resource: "r", Token: 1<<53 + 1, LeaseID: "a"}
+	b, err := json.Marshal(in)
+	if want := `{"resource":"r","token":"9007199254740993","leaseId":"a"}`; err != nil || string(b) != want {
+		t.Errorf("Marshal = %s, %v; want %s", b, err, want)
+	}
+	var out guard.Claim
+	if err := json.Unmarshal(b, &out); err != nil || out != in {
+		t.Errorf("Unmarshal = %+v, %v; want %+v", out, err, in)
+	}
+	b, err = json.Marshal(guard.Mark{Token: 7, Floor: true})
+	if want := `{"token":"7","floor":true}`; err != nil || string(b) != want {
+		t.Errorf("Marshal = %s, %v; want %s", b, err, want)
+	}
+	var mark guard.Mark
+	if err := json.Unmarshal([]byte(`{"token":"0"}`), &mark); err != nil || mark != (guard.Mark{}) {
+		t.Errorf(`the token "0" gave %+v, %v; want none`, mark, err)
+	}
+	for _, s := range []string{`5`, `5.0`, `true`, `["5"]`, `{}`, `"05"`, `"-1"`, `"5 "`, `""`} {
+		var c guard.Claim
+		if err := json.Unmarshal([]byte(`{"resource":"r","token":`+s+`}`), &c); err == nil || c.Token != guard.NoToken {
+			t.Errorf("the token %s gave %d, %v; want an error and no token", s, c.Token, err)
+		}
+	}
+	if b, err := json.Marshal(guard.Claim{Resource: "r", Token: -1}); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("Marshal of an invalid token = %s, %v; want ErrInvalid", b, err)
+	}
+}
