@@ -1,0 +1,262 @@
+package httpfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestP1NoStaleRequest: an older token is refused after a newer one was
+// admitted. The control sends the same to the same handler without the guard.
+func TestP1NoStaleRequest(t *testing.T) {
+	s := newService(t, nil)
+	for _, step := range []struct {
+		token, lease string
+		status       int
+		reason       string
+	}{
+		{"10", "a", 200, ""}, {"10", "a", 200, ""}, {"11", "b", 200, ""},
+		{"10", "a", 412, "stale"}, {"11", "a", 412, "conflict"}, {"11", "", 412, "conflict"},
+		{"11", "b", 200, ""},
+	} {
+		before := s.invoked.Load()
+		a := s.post(t, "acme", step.token, step.lease)
+		if a.status != step.status || a.reason() != step.reason {
+			t.Errorf("%+v: %d %s", step, a.status, a.body)
+		}
+		if n := s.invoked.Load() - before; (n == 1) != (step.status == 200) {
+			t.Errorf("%+v: %d invocations", step, n)
+		}
+		if want := (guard.Claim{Resource: "acme", Token: guard.Token(10 + step.token[1] - '0'), LeaseID: step.lease}); step.status == 200 && *s.claim.Load() != want {
+			t.Errorf("claim in the context %+v, want %+v", *s.claim.Load(), want)
+		}
+	}
+	if m := s.store.mark(t, "acme"); m != (guard.Mark{Token: 11, LeaseID: "b"}) {
+		t.Errorf("mark %+v", m)
+	}
+	if a := s.post(t, "other", "10", "a"); a.status != 200 {
+		t.Errorf("another resource: %d %s", a.status, a.body)
+	}
+
+	t.Run("control without the guard", func(t *testing.T) {
+		s := &service{store: newStore()}
+		s.Server = httptest.NewServer(s.handler())
+		t.Cleanup(s.Close)
+		for _, token := range []string{"11", "10"} {
+			if a := s.post(t, "acme", token, "a"); a.status != 200 {
+				t.Fatalf("token %s: %d", token, a.status)
+			}
+		}
+		if s.invoked.Load() != 2 {
+			t.Error("the control does not show a stale request getting through")
+		}
+	})
+}
+
+// TestP1Concurrent: of many holders at once, none is handled after a newer one
+// has been answered.
+func TestP1Concurrent(t *testing.T) {
+	s := newService(t, nil)
+	var mu sync.Mutex
+	var newest int
+	var group sync.WaitGroup
+	for w := range 4 {
+		group.Go(func() {
+			for i := range 50 {
+				token := 1 + i*4 + w
+				mu.Lock()
+				answered := newest
+				mu.Unlock()
+				a := s.post(t, "acme", fmt.Sprint(token), "")
+				mu.Lock()
+				if a.status == 200 {
+					if token < answered {
+						t.Errorf("token %d was admitted after %d had been answered", token, answered)
+					}
+					newest = max(newest, token)
+				} else if a.reason() != "stale" {
+					t.Errorf("token %d: %d %s", token, a.status, a.body)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+}
+
+func TestMethods(t *testing.T) {
+	all := []string{"GET", "HEAD", "OPTIONS", "TRACE", "POST", "PUT", "PATCH", "DELETE"}
+	for name, c := range map[string]struct {
+		opts *Options
+		free []string
+	}{
+		"default":     {nil, []string{"GET", "HEAD", "OPTIONS", "TRACE"}},
+		"none":        {&Options{UnguardedMethods: []string{}}, nil},
+		"only DELETE": {&Options{UnguardedMethods: []string{"DELETE"}}, []string{"DELETE"}},
+		"lower case":  {&Options{UnguardedMethods: []string{"get"}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t, c.opts)
+			for _, method := range all {
+				before := s.invoked.Load()
+				a := do(t, method, s.URL+goodPath)
+				free := strings.Contains(" "+strings.Join(c.free, " ")+" ", " "+method+" ")
+				if (a.status == 200) != free || (s.invoked.Load() > before) != free || (!free && a.status != 428) {
+					t.Errorf("%s: %d, want free %v", method, a.status, free)
+				}
+				if free && s.claim.Load() != nil {
+					t.Errorf("%s has a claim that nobody checked", method)
+				}
+			}
+		})
+	}
+}
+
+func TestStoreFailures(t *testing.T) {
+	s := newService(t, &Options{RetryAfter: 1})
+	for _, c := range []struct {
+		err    error
+		status int
+		reason string
+	}{
+		{guard.Unavailable("admit", guard.Claim{}, errors.New("secret dsn")), 503, "unavailable"},
+		{guard.OutcomeUnknown("admit", guard.Claim{}, io.ErrUnexpectedEOF), 500, "outcome_unknown"},
+		{errors.Join(guard.ErrUnavailable, guard.ErrOutcomeUnknown), 500, "outcome_unknown"},
+		{guard.ErrMarkAhead, 412, "mark_ahead"},
+		{guard.ErrUnfenced, 409, "unfenced"},
+		{guard.ErrNotFound, 404, "not_found"},
+		{context.DeadlineExceeded, 500, "other"},
+		{errors.New("secret"), 500, "other"},
+	} {
+		s.store.failWith(c.err)
+		a := s.post(t, "acme", "5", "")
+		if a.status != c.status || a.reason() != c.reason || strings.Contains(a.body, "secret") {
+			t.Errorf("%v: %d %s", c.err, a.status, a.body)
+		}
+		if retry := a.header.Get("Retry-After"); (retry == "1") != (c.status == 503) {
+			t.Errorf("%v: Retry-After %q", c.err, retry)
+		}
+	}
+	if s.invoked.Load() != 0 {
+		t.Error("the handler was invoked")
+	}
+}
+
+func TestMarkIsDisclosedOnlyWhenAsked(t *testing.T) {
+	for _, disclose := range []bool{false, true} {
+		s := newService(t, &Options{DiscloseMark: disclose})
+		s.post(t, "acme", "9007199254740993", "holder-of-the-mark")
+		for _, offered := range [][2]string{{"7654321", ""}, {"9007199254740993", "x"}} {
+			a := s.post(t, "acme", offered[0], offered[1])
+			if a.status != 412 || strings.Contains(a.body+fmt.Sprint(a.header), "holder-of-the-mark") {
+				t.Errorf("%+v", a)
+			}
+			if shown := strings.Contains(a.body+fmt.Sprint(a.header), "9007199254740993"); shown != disclose {
+				t.Errorf("disclose %v: %s", disclose, a.body)
+			}
+			if disclose && (a.problem["mark"] != "9007199254740993" || a.problem["token"] != offered[0]) {
+				t.Errorf("%s", a.body)
+			}
+		}
+		// Nothing was compared, so there is nothing to disclose.
+		if a := s.post(t, "acme", "0", ""); strings.Contains(a.body, "mark\"") {
+			t.Errorf("%s", a.body)
+		}
+	}
+}
+
+// TestConnectionHeaderThroughAProxy: a client can make a proxy drop the token.
+// What arrives is a request without one, and that is refused.
+func TestConnectionHeaderThroughAProxy(t *testing.T) {
+	s := newService(t, nil)
+	target, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(target) }})
+	defer proxy.Close()
+	behind := &service{Server: proxy}
+
+	if a := behind.raw(t, rawPost(goodPath, "X-Fencing-Token: 5")); a.status != 200 {
+		t.Fatalf("control: %d %s", a.status, a.body)
+	}
+	request := strings.Replace(rawPost(goodPath, "X-Fencing-Token: 6"), "Connection: close", "Connection: X-Fencing-Token", 1)
+	if a := behind.raw(t, request); a.status != 428 || a.reason() != "missing" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if s.invoked.Load() != 1 || s.store.mark(t, "acme").Token != 5 {
+		t.Error("the request without a token got through")
+	}
+}
+
+func TestHTTP2(t *testing.T) {
+	s := newService(t, nil)
+	server := httptest.NewUnstartedServer(s.Config.Handler)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	post := func(lines ...string) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), "POST", server.URL+goodPath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range lines {
+			req.Header.Add(TokenHeader, l)
+		}
+		resp, err := server.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.ProtoMajor != 2 {
+			t.Fatalf("%s", resp.Proto)
+		}
+		a := read(t, resp)
+		return a.status, a.reason()
+	}
+	for _, c := range []struct {
+		lines  []string
+		status int
+		reason string
+	}{
+		{[]string{"5"}, 200, ""}, {nil, 428, "missing"}, {[]string{"4"}, 412, "stale"},
+		{[]string{"5", "5"}, 400, "invalid"}, {[]string{"+5"}, 400, "invalid"}, {[]string{"5,5"}, 400, "invalid"},
+	} {
+		if status, reason := post(c.lines...); status != c.status || reason != c.reason {
+			t.Errorf("%q: %d %s", c.lines, status, reason)
+		}
+	}
+}
+
+// TestResponseWriterIsNotWrapped: the handler has the server's own.
+func TestResponseWriterIsNotWrapped(t *testing.T) {
+	fence := New(newStore(), Literal("r"), nil)
+	server := httptest.NewServer(fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := w.(io.ReaderFrom); !ok {
+			t.Error("ReaderFrom is gone")
+		}
+		w.(http.Flusher).Flush()
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, "hijacked")
+		_ = conn.Close()
+	})))
+	defer server.Close()
+	s := &service{Server: server}
+	request := strings.Replace(rawPost("/", "X-Fencing-Token: 1"), "HTTP/1.1", "HTTP/1.0", 1)
+	if a := s.raw(t, request); a.status != 200 || a.body != "hijacked" {
+		t.Errorf("%+v", a)
+	}
+}

@@ -1,0 +1,226 @@
+package httpfence
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const goodPath = "/acct/acme/close"
+
+// badInputs is sent byte by byte over a socket. reason is the problem type;
+// "" says that net/http refuses before the middleware sees the request.
+var badInputs = func() []struct {
+	name, request string
+	status        int
+	reason        string
+} {
+	type row = struct {
+		name, request string
+		status        int
+		reason        string
+	}
+	var rows []row
+	add := func(name string, status int, reason string, path string, lines ...string) {
+		rows = append(rows, row{name, rawPost(path, lines...), status, reason})
+	}
+	missing := func(name string, lines ...string) { add(name, 428, "missing", goodPath, lines...) }
+	invalid := func(name string, lines ...string) { add(name, 400, "invalid", goodPath, lines...) }
+	protocol := func(name string, status int, lines ...string) { add(name, status, "", goodPath, lines...) }
+	resource := func(name, path string) { add(name, 400, "invalid", path, "X-Fencing-Token: 5") }
+
+	// No token.
+	missing("no field at all")
+	missing("lease only", "X-Fencing-Lease: a")
+	missing("underscores", "X_Fencing_Token: 5")
+	missing("no dashes", "XFencingToken: 5")
+	missing("prefix of the name", "X-Fencing-Toke: 5")
+	missing("longer name", "X-Fencing-Token2: 5")
+	missing("without X", "Fencing-Token: 5")
+	missing("in a cookie", "Cookie: X-Fencing-Token=5")
+	missing("as If-Match", `If-Match: "5"`)
+	missing("as a bearer token", "Authorization: Bearer 5")
+	add("in the query", 428, "missing", goodPath+"?X-Fencing-Token=5")
+	rows = append(rows, row{"in a trailer", "POST " + goodPath + " HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n" +
+		"Transfer-Encoding: chunked\r\nTrailer: X-Fencing-Token\r\n\r\n0\r\nX-Fencing-Token: 5\r\n\r\n", 428, "missing"})
+	rows = append(rows, row{"in the body", "POST " + goodPath + " HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n" +
+		"Content-Length: 18\r\n\r\nX-Fencing-Token: 5", 428, "missing"})
+	for _, method := range []string{"PUT", "PATCH", "DELETE", "CONNECT"} {
+		rows = append(rows, row{"method " + method, strings.Replace(rawPost(goodPath), "POST", method, 1), 428, "missing"})
+	}
+	for _, method := range []string{"get", "PURGE"} { // chi does not know them
+		rows = append(rows, row{"method " + method, strings.Replace(rawPost(goodPath), "POST", method, 1), 405, ""})
+	}
+
+	// A malformed token.
+	for name, value := range map[string]string{
+		"empty": "", "only spaces": "   ", "tab": "\t",
+		"zero": "0", "negative zero": "-0", "negative": "-5", "plus": "+5", "leading zero": "05", "many zeros": "0000000005",
+		"hexadecimal": "0x5", "octal": "0o5", "binary": "0b101", "underscore in number": "1_000", "thousands": "1,000",
+		"decimal point": "5.0", "exponent": "5e0", "inner space": "5 5", "inner tab": "5\t5",
+		"comma-joined, same": "5, 5", "comma-joined": "5,6", "trailing comma": "5,", "leading comma": ",5", "semicolon": "5;q=1",
+		"quoted": `"5"`, "single quotes": "'5'", "brackets": "[5]", "word": "five", "null": "null", "infinity": "Inf", "nan": "NaN",
+		"20 digits": "18446744073709551616", "20 digits of one": "11111111111111111111",
+		"MaxInt64":   "9223372036854775807",
+		"MaxInt64+1": "9223372036854775808", "19 nines": "9999999999999999999", "wraps to 5": "18446744073709551621",
+		"Arabic-Indic digit": "\u0665", "full-width digit": "\uff15", "Devanagari digit": "\u096b", "superscript": "\u2075",
+		"no-break space": "\u00a05", "zero-width space": "5\u200b", "minus sign U+2212": "\u22125",
+		"byte-order mark": "\ufeff5", "bytes that are not UTF-8": "5\xff", "Latin-1": "\xb2",
+		"1000 digits": strings.Repeat("1", 1000), "format directive": "%s%n", "percent-encoded": "%35", "JSON": `{"token":5}`,
+	} {
+		invalid("token: "+name, "X-Fencing-Token: "+value)
+	}
+	invalid("no space, signed", "X-Fencing-Token:+5")
+	invalid("obs-fold", "X-Fencing-Token: 5", " 6")
+	invalid("obs-fold with a tab", "X-Fencing-Token: 5", "\t6")
+
+	// More than one.
+	invalid("two lines", "X-Fencing-Token: 5", "X-Fencing-Token: 6")
+	invalid("two equal lines", "X-Fencing-Token: 5", "X-Fencing-Token: 5")
+	invalid("two lines, other case", "X-Fencing-Token: 5", "x-fencing-token: 6")
+	invalid("two lines, one empty", "X-Fencing-Token:", "X-Fencing-Token: 5")
+	invalid("two lines apart", "X-Fencing-Token: 5", "Accept: */*", "X-FENCING-TOKEN: 5")
+	invalid("a hundred lines", slicesRepeat("X-Fencing-Token: 5", 100)...)
+
+	// A malformed lease ID.
+	invalid("lease: empty", "X-Fencing-Token: 5", "X-Fencing-Lease:")
+	invalid("lease: spaces", "X-Fencing-Token: 5", "X-Fencing-Lease:   ")
+	invalid("lease: two lines", "X-Fencing-Token: 5", "X-Fencing-Lease: a", "X-Fencing-Lease: b")
+	invalid("lease: two equal lines", "X-Fencing-Token: 5", "X-Fencing-Lease: a", "X-Fencing-Lease: a")
+	invalid("lease: 129 bytes", "X-Fencing-Token: 5", "X-Fencing-Lease: "+strings.Repeat("a", 129))
+	invalid("lease: not UTF-8", "X-Fencing-Token: 5", "X-Fencing-Lease: a\xff")
+	invalid("lease: inner tab", "X-Fencing-Token: 5", "X-Fencing-Lease: a\tb")
+	invalid("lease: C1 control", "X-Fencing-Token: 5", "X-Fencing-Lease: a\u0085b")
+
+	// What net/http refuses by itself.
+	protocol("NUL in the value", 400, "X-Fencing-Token: 5\x00")
+	protocol("NUL in the name", 400, "X-Fencing\x00-Token: 5")
+	protocol("DEL in the value", 400, "X-Fencing-Token: 5\x7f")
+	protocol("escape character", 400, "X-Fencing-Token: 5\x1b[0m")
+	protocol("bare CR", 400, "X-Fencing-Token: 5\r6")
+	protocol("space before the colon", 400, "X-Fencing-Token : 5")
+	protocol("space in the name", 400, "X-Fencing Token: 5")
+	protocol("no colon", 400, "X-Fencing-Token 5")
+	protocol("empty name", 400, ": 5")
+	protocol("non-ASCII name", 400, "X-Fencing-Tok\u00e9n: 5")
+	protocol("first line folded", 400, " X-Fencing-Token: 5")
+	// Server.MaxHeaderBytes is 1 MiB and a little more by default.
+	invalid("1 MiB token", "X-Fencing-Token: "+strings.Repeat("1", 1<<20))
+	missing("1 MiB name", strings.Repeat("X", 1<<20)+": 5")
+	protocol("2 MiB token", 431, "X-Fencing-Token: "+strings.Repeat("1", 2<<20))
+	protocol("2 MiB name", 431, strings.Repeat("X", 2<<20)+": 5")
+	rows = append(rows, row{"two lengths", rawPost(goodPath, "X-Fencing-Token: 5", "Content-Length: 1"), 400, ""})
+
+	// A resource that is none.
+	resource("resource: NUL", "/acct/a%00/close")
+	resource("resource: newline", "/acct/a%0Ab/close")
+	resource("resource: DEL", "/acct/%7F/close")
+	resource("resource: not UTF-8", "/acct/%FF/close")
+	resource("resource: truncated UTF-8", "/acct/%E2%82/close")
+	resource("resource: surrogate", "/acct/%ED%A0%80/close")
+	resource("resource: C1 control", "/acct/%C2%85/close")
+	resource("resource: 513 bytes", "/acct/"+strings.Repeat("a", 513)+"/close")
+	resource("resource: 200 three-byte runes", "/acct/"+strings.Repeat("%E2%82%AC", 200)+"/close")
+	add("resource: malformed escape", 400, "", "/acct/%zz/close", "X-Fencing-Token: 5")
+	add("resource: cut escape", 400, "", "/acct/%4/close", "X-Fencing-Token: 5")
+	return rows
+}()
+
+func slicesRepeat(s string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = s
+	}
+	return out
+}
+
+// TestBadInputNeverReachesTheHandler sends every malformed request there is a
+// name for, and shows by the same harness that a good one does get through.
+func TestBadInputNeverReachesTheHandler(t *testing.T) {
+	if len(badInputs) < 60 {
+		t.Fatalf("only %d cases", len(badInputs))
+	}
+	s := newService(t, nil)
+	for _, c := range badInputs {
+		t.Run(c.name, func(t *testing.T) {
+			a := s.raw(t, c.request)
+			if a.status != c.status || a.reason() != c.reason {
+				t.Errorf("status %d, problem %q; want %d, %q\n%s", a.status, a.reason(), c.status, c.reason, a.body)
+			}
+			if c.reason != "" && (a.header.Get("Cache-Control") != "no-store" || a.problem["status"] != float64(c.status)) {
+				t.Errorf("header %v, body %s", a.header, a.body)
+			}
+		})
+	}
+	if n := s.invoked.Load(); n != 0 {
+		t.Errorf("the handler was invoked %d times", n)
+	}
+	if n := s.store.calls(); n != 0 {
+		t.Errorf("the store was asked %d times about malformed requests", n)
+	}
+	if m := s.store.mark(t, "acme"); m != (guard.Mark{}) {
+		t.Errorf("refused requests left the mark %+v", m)
+	}
+
+	// The control: the harness does count, for each way a token may be sent.
+	for i, lines := range [][]string{
+		{"X-Fencing-Token: 5"},
+		{"X-Fencing-Token:5"},
+		{"x-fencing-token: \t 5 \t "},
+		{"X-FENCING-TOKEN: 5"},
+		{"X-Fencing-Token: 6", "X-Fencing-Lease: a b"},
+		{"X-Fencing-Token: 9223372036854775806", "X-Fencing-Lease: \u00e4"},
+	} {
+		a := s.raw(t, rawPost(goodPath, lines...))
+		if a.status != 200 || s.invoked.Load() != int64(i+1) {
+			t.Errorf("%q: status %d, %d invocations: %s", lines, a.status, s.invoked.Load(), a.body)
+		}
+	}
+	want := guard.Mark{Token: guard.MaxToken, LeaseID: "\u00e4"}
+	if m := s.store.mark(t, "acme"); m != want {
+		t.Errorf("mark %+v, want %+v", m, want)
+	}
+}
+
+// TestBadInputNames shows that the error names the header as configured.
+func TestBadInputNames(t *testing.T) {
+	var got *Rejection
+	s := newService(t, &Options{
+		TokenHeader: "x-epoch", LeaseHeader: "x-HOLDER", RequireLease: true,
+		OnReject: func(_ http.ResponseWriter, _ *http.Request, rej *Rejection) { got = rej },
+	})
+	for _, c := range []struct {
+		lines  []string
+		status int
+		field  string
+	}{
+		{[]string{"X-Fencing-Token: 5"}, 428, "X-Epoch"},
+		{[]string{"X-Epoch: 5"}, 428, "X-Holder"},
+		{[]string{"X-Epoch: 5", "X-Fencing-Lease: a"}, 428, "X-Holder"},
+		{[]string{"X-Epoch: -5", "X-Holder: a"}, 400, "X-Epoch"},
+		{[]string{"X-Epoch: 5", "X-Holder:"}, 400, "X-Holder"},
+		{[]string{"X-Epoch: 5", "X-Holder: a", "X-Holder: b"}, 400, "X-Holder"},
+		{[]string{"X-Epoch: 5", "X-Holder: a"}, 200, ""},
+	} {
+		t.Run(fmt.Sprint(c.lines), func(t *testing.T) {
+			got = nil
+			a := s.raw(t, rawPost(goodPath, c.lines...))
+			if a.status != c.status {
+				t.Fatalf("status %d, want %d: %s", a.status, c.status, a.body)
+			}
+			if c.field == "" {
+				return
+			}
+			var e *guard.InvalidError
+			if got == nil || !asInvalid(got.Err, &e) || e.Field != c.field {
+				t.Errorf("rejection %+v, want the field %q", got, c.field)
+			}
+			if detail := fmt.Sprint(a.problem["detail"]); !strings.Contains(detail, "X-Epoch") || strings.Contains(detail, "{") {
+				t.Errorf("detail %q does not name the header", detail)
+			}
+		})
+	}
+}

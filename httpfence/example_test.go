@@ -1,0 +1,243 @@
+package httpfence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+)
+
+// send is a client in one line for the examples below.
+func send(h http.Handler, method, path, token string) *http.Response {
+	r := httptest.NewRequest(method, path, nil)
+	if token != "" {
+		r.Header.Set(httpfence.TokenHeader, token)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+// The last holder is told that it was succeeded.
+func ExampleNew() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true})
+
+	router := chi.NewRouter()
+	router.With(fence.Admit).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "closed")
+	})
+
+	for _, token := range []string{"10", "11", "10", ""} {
+		resp := send(router, "POST", "/accounts/acme/close", token)
+		body, _ := io.ReadAll(resp.Body)
+		fmt.Println(resp.StatusCode, strings.TrimSpace(string(body)))
+	}
+	// Output:
+	// 200 closed
+	// 200 closed
+	// 412 {"type":"tag:fencepost-go.github.io,2026:problem/stale","title":"Stale fencing token","status":412,"detail":"A newer holder has taken over this resource. Stop; do not repeat the request.","token":"10","mark":"11"}
+	// 428 {"type":"tag:fencepost-go.github.io,2026:problem/missing","title":"Fencing token missing","status":428,"detail":"Send the fencing token of your lease in exactly one X-Fencing-Token field, and its lease ID, if it has one, in X-Fencing-Lease."}
+}
+
+// The claim is in the context for the write that compares it once more. Without
+// that, a request admitted before the newer holder came could still write.
+func ExampleMiddleware_Admit() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil)
+
+	closeAccount := func(ctx context.Context) error {
+		claim, ok := guard.ClaimFrom(ctx)
+		if !ok {
+			return guard.ErrMissing
+		}
+		// UPDATE accounts SET closed = true, last_fencing_token = $token
+		// WHERE id = $id AND $token > last_fencing_token
+		fmt.Println("writing under token", claim.Token, "to", claim.Resource)
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /accounts/{id}/close", fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := closeAccount(r.Context()); err != nil {
+			fence.Reject(w, r, err)
+		}
+	})))
+
+	fmt.Println(send(mux, "POST", "/accounts/acme/close", "11").StatusCode)
+	fmt.Println(send(mux, "POST", "/accounts/%61cme/close", "10").StatusCode)
+	// Output:
+	// writing under token 11 to acme
+	// 200
+	// 412
+}
+
+// Check asks and raises nothing: here for a preview that is of no use to
+// a holder who has been succeeded.
+func ExampleMiddleware_Check() {
+	marks := guard.NewMemory(nil)
+	_, _ = marks.Admit(context.Background(), guard.Claim{Resource: "acme", Token: 11})
+	fence := httpfence.New(marks, httpfence.PathValue("id"), nil)
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /accounts/{id}/preview", func(w http.ResponseWriter, r *http.Request) {
+		claim, err := fence.Check(r)
+		if err != nil {
+			fence.Reject(w, r, err)
+			return
+		}
+		fmt.Println("preview for token", claim.Token)
+	})
+
+	fmt.Println(send(mux, "GET", "/accounts/acme/preview", "12").StatusCode)
+	fmt.Println(send(mux, "GET", "/accounts/acme/preview", "10").StatusCode)
+	// Output:
+	// preview for token 12
+	// 200
+	// 412
+}
+
+// A fenced write deeper in the handler may refuse, too; Reject gives its error
+// the same answer as the door would have.
+func ExampleMiddleware_Reject() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("billing-close"), nil)
+
+	w := httptest.NewRecorder()
+	fence.Reject(w, httptest.NewRequest("POST", "/", nil), guard.Unavailable("update billing.close", guard.Claim{}, nil))
+	fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("Content-Type"))
+	// Output: 503 2 application/problem+json
+}
+
+// The hook sees every refusal; writing nothing leaves the default answer.
+func ExampleOptions() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("billing-close"), &httpfence.Options{
+		Statuses: map[guard.Reason]int{guard.ReasonMissing: http.StatusBadRequest},
+		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
+			fmt.Println("refused:", rej.Reason, rej.Status, rej.Err)
+		},
+	})
+	h := fence.Admit(http.NotFoundHandler())
+	fmt.Println(send(h, "POST", "/", "").StatusCode)
+	// Output:
+	// refused: missing 400 fencepost: X-Fencing-Token is missing
+	// 400
+}
+
+// Both spellings of the path name one resource.
+func ExampleChiParam() {
+	resource := httpfence.ChiParam("id")
+	router := chi.NewRouter()
+	router.Post("/accounts/{id}/close", func(_ http.ResponseWriter, r *http.Request) {
+		name, err := resource(r)
+		fmt.Println(chi.URLParam(r, "id"), name, err)
+	})
+	send(router, "POST", "/accounts/acme/close", "")
+	send(router, "POST", "/accounts/%61cme/close", "")
+	// Output:
+	// acme acme <nil>
+	// %61cme acme <nil>
+}
+
+func ExamplePathValue() {
+	resource := httpfence.PathValue("id")
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /accounts/{id}/close", func(_ http.ResponseWriter, r *http.Request) {
+		fmt.Println(resource(r))
+	})
+	send(mux, "POST", "/accounts/%61cme/close", "")
+	// Output: acme <nil>
+}
+
+type identityKey struct{}
+
+// The tenant comes from the authenticated identity. Any function of the type
+// will do as a component.
+func ExampleJoin() {
+	tenant := func(r *http.Request) (string, error) {
+		tenant, ok := r.Context().Value(identityKey{}).(string)
+		if !ok {
+			return "", errors.New("not authenticated") // 500: authentication must run first
+		}
+		return tenant, nil
+	}
+	resource := httpfence.Join(tenant, httpfence.Literal("billing-close"), httpfence.PathValue("period"))
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /billing/{period}", func(_ http.ResponseWriter, r *http.Request) {
+		fmt.Println(resource(r))
+	})
+	authenticated := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), identityKey{}, "tenant_123")))
+	})
+	send(authenticated, "POST", "/billing/2026-04", "")
+	send(authenticated, "POST", "/billing/2026:04", "")
+	send(mux, "POST", "/billing/2026-04", "")
+	// Output:
+	// tenant_123:billing-close:2026-04 <nil>
+	// tenant_123:billing-close:2026%3A04 <nil>
+	//  not authenticated
+}
+
+func ExampleLiteral() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("nightly-report"), nil)
+	claim, err := fence.Check(func() *http.Request {
+		r := httptest.NewRequest("POST", "/reports", nil)
+		r.Header.Set(httpfence.TokenHeader, "3")
+		return r
+	}())
+	fmt.Println(claim.Resource, claim.Token, err)
+	// Output: nightly-report 3 <nil>
+}
+
+// The client presents the claim in the context, and gets the server's reason
+// back as the same error.
+func ExampleNewTransport() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("acme"), nil)
+	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	defer ledger.Close()
+
+	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger.URL}, nil)}
+	closeUnder := func(token guard.Token) error {
+		// With a lease: guard.WithLease(ctx, lease).
+		ctx := guard.WithClaim(context.Background(), guard.Claim{Resource: "acme", Token: token})
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, ledger.URL+"/close", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if err := httpfence.ErrorFrom(resp); err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("ledger: %s", resp.Status)
+		}
+		return nil
+	}
+	fmt.Println(closeUnder(11))
+	fmt.Println(closeUnder(10))
+	// Output:
+	// <nil>
+	// fencepost: stale fencing token: token 10 for "acme"
+}
+
+// A 412 of somebody's own If-Match is not a refusal by token.
+func ExampleErrorFrom() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("acme"), nil)
+	h := fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "the ETag has changed", http.StatusPreconditionFailed)
+	}))
+	fmt.Println(errors.Is(httpfence.ErrorFrom(send(h, "POST", "/", "")), guard.ErrMissing))
+	fmt.Println(httpfence.ErrorFrom(send(h, "POST", "/", "7")))
+	// Output:
+	// true
+	// <nil>
+}

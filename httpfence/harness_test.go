@@ -1,0 +1,188 @@
+package httpfence
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// countingStore counts the calls, so that a test can show that a refused
+// request did not even ask, and can fail in the store's place.
+type countingStore struct {
+	guard.Store
+	admits, reads atomic.Int64
+	fail          atomic.Pointer[error]
+}
+
+func newStore() *countingStore { return &countingStore{Store: guard.NewMemory(nil)} }
+
+func (s *countingStore) failWith(err error) { s.fail.Store(&err) }
+
+func (s *countingStore) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	s.admits.Add(1)
+	if err := s.fail.Load(); err != nil {
+		return guard.Mark{}, *err
+	}
+	return s.Store.Admit(ctx, c)
+}
+
+func (s *countingStore) Mark(ctx context.Context, resource string) (guard.Mark, error) {
+	s.reads.Add(1)
+	if err := s.fail.Load(); err != nil {
+		return guard.Mark{}, *err
+	}
+	return s.Store.Mark(ctx, resource)
+}
+
+func (s *countingStore) calls() int64 { return s.admits.Load() + s.reads.Load() }
+
+// mark reads the mark behind the counters.
+func (s *countingStore) mark(t testing.TB, resource string) guard.Mark {
+	t.Helper()
+	m, err := s.Store.Mark(t.Context(), resource)
+	if err != nil {
+		t.Fatalf("mark of %q: %v", resource, err)
+	}
+	return m
+}
+
+// service is a chi router behind a real socket, guarded at
+// /acct/{id}/close, with a handler that counts.
+type service struct {
+	*httptest.Server
+	store   *countingStore
+	fence   *Middleware
+	invoked atomic.Int64
+	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
+}
+
+// handler counts and says what was in the context.
+func (s *service) handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.invoked.Add(1)
+		s.claim.Store(nil)
+		if c, ok := guard.ClaimFrom(r.Context()); ok {
+			s.claim.Store(&c)
+		}
+		_, _ = io.WriteString(w, "done")
+	})
+}
+
+func newService(t testing.TB, opts *Options) *service {
+	t.Helper()
+	s := &service{store: newStore()}
+	s.fence = New(s.store, ChiParam("id"), opts)
+	router := chi.NewRouter()
+	router.With(s.fence.Admit).Handle("/acct/{id}/close", s.handler())
+	s.Server = httptest.NewServer(router)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// answer is a response with its body read and, if it is a problem, decoded.
+type answer struct {
+	status  int
+	header  http.Header
+	body    string
+	problem map[string]any
+}
+
+func (a answer) reason() string {
+	uri, _ := a.problem["type"].(string)
+	return strings.TrimPrefix(uri, problemPrefix)
+}
+
+func read(t testing.TB, resp *http.Response) answer {
+	t.Helper()
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("reading the body: %v", err)
+	}
+	a := answer{status: resp.StatusCode, header: resp.Header, body: string(b)}
+	if len(b) > 0 && resp.Header.Get("Content-Type") == problemType { // HEAD has no body
+		if err := json.Unmarshal(b, &a.problem); err != nil {
+			t.Fatalf("problem body %q: %v", b, err)
+		}
+	}
+	return a
+}
+
+// do sends a request with Go's client. header is name, value, name, value.
+func do(t testing.TB, method, url string, header ...string) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header[header[i]] = append(req.Header[header[i]], header[i+1])
+	}
+	resp, err := http.DefaultTransport.RoundTrip(req) // no redirects, no cookies
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, url, err)
+	}
+	return read(t, resp)
+}
+
+// post sends token and, if not empty, lease to /acct/{id}/close.
+func (s *service) post(t testing.TB, id, token, lease string) answer {
+	t.Helper()
+	header := []string{TokenHeader, token}
+	if lease != "" {
+		header = append(header, LeaseHeader, lease)
+	}
+	return do(t, http.MethodPost, s.URL+"/acct/"+id+"/close", header...)
+}
+
+// raw writes bytes to the server and reads one answer. A server that closes
+// the connection without one gives status 0.
+func (s *service) raw(t testing.TB, request string) answer {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	// The server may answer and close before it has read a megabyte.
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		_, _ = io.WriteString(conn, request)
+	}()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return answer{}
+		}
+		t.Fatalf("reading the answer: %v", err)
+	}
+	a := read(t, resp)
+	_ = conn.Close()
+	<-written
+	return a
+}
+
+// rawPost is a POST over a raw connection with the given header lines.
+func rawPost(path string, lines ...string) string {
+	var b strings.Builder
+	b.WriteString("POST " + path + " HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\nContent-Length: 0\r\n")
+	for _, l := range lines {
+		b.WriteString(l + "\r\n")
+	}
+	return b.String() + "\r\n"
+}

@@ -1,0 +1,113 @@
+package httpfence
+
+import (
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strconv"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// consumed are fields that never reach a handler as the client sent them: a
+// proxy removes them or net/http takes them out of the map. A token sent there
+// would be missing for ever, or worse, sometimes.
+var consumed = []string{
+	"Connection", "Content-Length", "Host", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// headerNames returns the canonical names, defaults filled in. It panics if
+// one cannot work; where names the options struct in the message.
+func headerNames(where, token, lease string) (tokenHeader, leaseHeader string) {
+	check := func(field, name, fallback string) string {
+		if name == "" {
+			name = fallback
+		}
+		if !isToken(name) {
+			panic(fmt.Sprintf("httpfence: %s.%s is %q, which is no field name", where, field, name))
+		}
+		name = textproto.CanonicalMIMEHeaderKey(name)
+		if slices.Contains(consumed, name) {
+			panic(fmt.Sprintf("httpfence: %s.%s is %q, which does not reach a handler unchanged", where, field, name))
+		}
+		return name
+	}
+	tokenHeader = check("TokenHeader", token, TokenHeader)
+	leaseHeader = check("LeaseHeader", lease, LeaseHeader)
+	if tokenHeader == leaseHeader {
+		panic(fmt.Sprintf("httpfence: %s.TokenHeader and LeaseHeader are both %q", where, tokenHeader))
+	}
+	return tokenHeader, leaseHeader
+}
+
+// isToken reports whether s is a token by RFC 9110, section 5.6.2.
+func isToken(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case c == '!', c == '#', c == '$', c == '%', c == '&', c == '\'', c == '*', c == '+',
+			c == '-', c == '.', c == '^', c == '_', c == '`', c == '|', c == '~':
+		default:
+			return false
+		}
+	}
+	return s != ""
+}
+
+// presented reads what r presents, as far as it goes. It looks at all lines of
+// a field, not at the first as Header.Get does: with two lines, the proxy in
+// front and the handler behind might each believe another one.
+//
+// The header comes before the resource: it is cheap, and a request without
+// a token must not make the resource function ask a database. The parts of the
+// claim are returned one by one because they then stay in registers; together
+// they are too large for that.
+func (m *Middleware) presented(r *http.Request) (resource string, token guard.Token, leaseID string, err error) {
+	lines := r.Header[m.tokenHeader]
+	if len(lines) != 1 {
+		return "", guard.NoToken, "", notOne(m.tokenHeader, lines)
+	}
+	if token, err = guard.ParseToken(lines[0]); err != nil {
+		return "", guard.NoToken, "", guard.Invalid(m.tokenHeader, lines[0],
+			"must be a decimal number from 1 to "+guard.MaxToken.String()+" without sign, space or leading zero")
+	}
+	if lines = r.Header[m.leaseHeader]; len(lines) == 1 {
+		leaseID = lines[0]
+		if err = m.validLease(leaseID); err != nil {
+			return "", token, "", err
+		}
+	} else if len(lines) > 1 || m.requireLease {
+		return "", token, "", notOne(m.leaseHeader, lines)
+	}
+	if resource, err = m.resource(r); err != nil {
+		return "", token, leaseID, &resourceError{err}
+	}
+	// A name that is empty or malformed came out of the request, so it is the
+	// client's mistake. It stops here and never becomes a mark.
+	if err = guard.ValidateResource(resource); err != nil {
+		return "", token, leaseID, err
+	}
+	return resource, token, leaseID, nil
+}
+
+// validLease refuses an empty field rather than read it as "no lease ID", so
+// that there is one way to say it and RequireLease cannot be met with nothing.
+func (m *Middleware) validLease(leaseID string) error {
+	if leaseID == "" {
+		return guard.Invalid(m.leaseHeader, "", "must not be empty; leave the field out")
+	}
+	if guard.ValidateLeaseID(leaseID) != nil {
+		return guard.Invalid(m.leaseHeader, leaseID,
+			"must be at most "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
+	}
+	return nil
+}
+
+func notOne(name string, lines []string) error {
+	if len(lines) == 0 {
+		return guard.Missing(name)
+	}
+	return guard.Invalid(name, lines[0], "is given "+strconv.Itoa(len(lines))+" times")
+}

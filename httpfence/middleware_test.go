@@ -1,0 +1,264 @@
+package httpfence
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+func newRequest(resource, token, lease string) *http.Request {
+	r := httptest.NewRequest("POST", "/"+resource, nil)
+	if token != "" {
+		r.Header.Set(TokenHeader, token)
+	}
+	if lease != "" {
+		r.Header.Set(LeaseHeader, lease)
+	}
+	return r
+}
+
+// byPath takes the whole path as the resource.
+func byPath(r *http.Request) (string, error) { return strings.TrimPrefix(r.URL.Path, "/"), nil }
+
+func TestCheckWritesNothing(t *testing.T) {
+	store := newStore()
+	fence := New(store, byPath, nil)
+	claim, err := fence.Check(newRequest("r", "5", "a"))
+	if want := (guard.Claim{Resource: "r", Token: 5, LeaseID: "a"}); err != nil || claim != want {
+		t.Errorf("%+v, %v", claim, err)
+	}
+	if store.admits.Load() != 0 || store.mark(t, "r") != (guard.Mark{}) {
+		t.Error("Check raised the mark")
+	}
+	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 6, LeaseID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		token, lease string
+		want         error
+	}{
+		{"6", "b", nil}, {"7", "", nil}, {"5", "a", guard.ErrStale}, {"6", "a", guard.ErrConflict},
+		{"", "a", guard.ErrMissing}, {"x", "", guard.ErrInvalid},
+	} {
+		claim, err := fence.Check(newRequest("r", c.token, c.lease))
+		if !errors.Is(err, c.want) || (err == nil) != (claim != guard.Claim{}) {
+			t.Errorf("%+v: %+v, %v", c, claim, err)
+		}
+	}
+	// The method is not Check's business: it was asked.
+	r := newRequest("r", "5", "a")
+	r.Method = "GET"
+	if _, err := fence.Check(r); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("GET: %v", err)
+	}
+}
+
+// TestCheckAndAdmitAgree: Check with Reject answers as Admit does.
+func TestCheckAndAdmitAgree(t *testing.T) {
+	store := newStore()
+	fence := New(store, byPath, &Options{DiscloseMark: true})
+	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 6, LeaseID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	checked := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := fence.Check(r); err != nil {
+			fence.Reject(w, r, err)
+		}
+	})
+	admitted := fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, c := range [][3]string{{"r", "6", "b"}, {"r", "5", ""}, {"r", "6", "x"}, {"r", "", ""}, {"r", "y", ""}, {"", "5", ""}, {"a\x00", "5", ""}} {
+		r := newRequest("", c[1], c[2])
+		r.URL.Path = "/" + c[0]
+		a, b := httptest.NewRecorder(), httptest.NewRecorder()
+		checked.ServeHTTP(a, r)
+		admitted.ServeHTTP(b, r)
+		if a.Code != b.Code || a.Body.String() != b.Body.String() || fmt.Sprint(a.Header()) != fmt.Sprint(b.Header()) {
+			t.Errorf("%q: Check %d %s, Admit %d %s", c, a.Code, a.Body, b.Code, b.Body)
+		}
+	}
+}
+
+func TestResourceErrors(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		value  string
+		err    error
+		status int
+		reason string
+	}{
+		{"fine", "r", nil, 200, ""},
+		{"empty", "", nil, 400, "invalid"},
+		{"control character", "a\nb", nil, 400, "invalid"},
+		{"too long", strings.Repeat("x", 513), nil, 400, "invalid"},
+		{"invalid", "", fmt.Errorf("x: %w", guard.ErrInvalid), 400, "invalid"},
+		{"missing is no missing token", "", guard.Missing("tenant"), 400, "invalid"},
+		{"not found", "", guard.ErrNotFound, 404, "not_found"},
+		{"unavailable", "", guard.Unavailable("look up", guard.Claim{}, nil), 503, "unavailable"},
+		{"stale says nothing about this claim", "", guard.ErrStale, 500, "other"},
+		{"conflict neither", "", &guard.RejectedError{Reason: guard.ReasonConflict, Mark: guard.Mark{Token: 424242}}, 500, "other"},
+		{"other", "r", errors.New("x"), 500, "other"},
+		{"cancelled", "r", context.Canceled, 500, "other"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store := newStore()
+			fence := New(store, func(*http.Request) (string, error) { return c.value, c.err }, &Options{DiscloseMark: true})
+			called := false
+			w := httptest.NewRecorder()
+			fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, newRequest("", "5", ""))
+			a := read(t, w.Result())
+			if a.status != c.status || a.reason() != c.reason || called != (c.status == 200) || strings.Contains(a.body, "424242") {
+				t.Errorf("%d %s, called %v", a.status, a.body, called)
+			}
+			if _, err := fence.Check(newRequest("", "5", "")); c.err != nil && !errors.Is(err, c.err) {
+				t.Errorf("Check hides %v: %v", c.err, err)
+			}
+			if c.status != 200 && store.calls() != 0 {
+				t.Error("the store was asked")
+			}
+		})
+	}
+}
+
+// TestResourceIsAskedAfterTheHeader: a request without a token costs no lookup.
+func TestResourceIsAskedAfterTheHeader(t *testing.T) {
+	asked := 0
+	fence := New(newStore(), func(*http.Request) (string, error) { asked++; return "r", nil }, nil)
+	for _, token := range []string{"", "0", "5"} {
+		_, _ = fence.Check(newRequest("", token, ""))
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+func TestReportOnly(t *testing.T) {
+	var events []guard.Event
+	var log bytes.Buffer
+	var hooks int
+	s := newService(t, &Options{
+		InsecureReportOnly: true,
+		Observer:           guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) }),
+		Logger:             slog.New(slog.NewJSONHandler(&log, nil)),
+		OnReject:           func(http.ResponseWriter, *http.Request, *Rejection) { hooks++ },
+	})
+	for i, c := range []struct {
+		token, lease string
+		reason       guard.Reason
+	}{
+		{"10", "a", ""}, {"11", "b", ""}, {"10", "a", "stale"}, {"11", "c", "conflict"}, {"+1", "", "invalid"},
+	} {
+		log.Reset()
+		if a := s.post(t, "acme", c.token, c.lease); a.status != 200 || a.body != "done" {
+			t.Errorf("%+v: %d %s", c, a.status, a.body)
+		}
+		e := events[i]
+		if e.Op != guard.OpAdmit || e.Surface != "http" || e.Reason != c.reason || (e.Err == nil) != (c.reason == "") || e.Duration <= 0 {
+			t.Errorf("%+v: event %+v", c, e)
+		}
+		if (s.claim.Load() != nil) != (c.reason == "") {
+			t.Errorf("%+v: claim in the context %v", c, s.claim.Load())
+		}
+		if c.reason == "" {
+			if log.Len() != 0 {
+				t.Errorf("%+v: %s", c, &log)
+			}
+			continue
+		}
+		var line map[string]any
+		if err := json.Unmarshal(log.Bytes(), &line); err != nil {
+			t.Fatalf("%+v: %q: %v", c, &log, err)
+		}
+		level := "WARN"
+		if c.reason == guard.ReasonConflict {
+			level = "ERROR"
+		}
+		if line["msg"] != "fencing_rejected" || line["reason"] != string(c.reason) || line["reportOnly"] != true || line["level"] != level {
+			t.Errorf("%+v: %s", c, &log)
+		}
+	}
+	if e := events[2]; e.Claim != (guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}) || e.Mark != (guard.Mark{Token: 11, LeaseID: "b"}) {
+		t.Errorf("event %+v", e)
+	}
+	if a := do(t, "POST", s.URL+goodPath); a.status != 200 {
+		t.Errorf("no token: %d", a.status)
+	}
+	s.store.failWith(guard.ErrUnavailable)
+	if a := s.post(t, "acme", "12", ""); a.status != 200 {
+		t.Errorf("store down: %d", a.status)
+	}
+	if hooks != 0 {
+		t.Error("the hook was called although nothing was refused")
+	}
+	// Check tells the truth: its caller decides.
+	if _, err := s.fence.Check(newRequest("acme", "", "")); err == nil {
+		t.Error("Check reports success")
+	}
+}
+
+func TestObserverOfCheck(t *testing.T) {
+	var events []guard.Event
+	fence := New(newStore(), byPath, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
+	_, _ = fence.Check(newRequest("r", "5", ""))
+	_, _ = fence.Check(newRequest("r", "", ""))
+	if len(events) != 2 || events[0].Op != guard.OpCheck || events[0].Reason != "" || events[0].Claim.Resource != "r" || events[1].Reason != guard.ReasonMissing {
+		t.Errorf("%+v", events)
+	}
+}
+
+func TestHook(t *testing.T) {
+	cases := map[string]struct {
+		hook   func(w http.ResponseWriter)
+		status int
+		body   string // "" is the default answer
+	}{
+		"answers":           {func(w http.ResponseWriter) { w.WriteHeader(418); _, _ = io.WriteString(w, "mine") }, 418, "mine"},
+		"writes only":       {func(w http.ResponseWriter) { _, _ = io.WriteString(w, "mine") }, 200, "mine"},
+		"flushes":           {func(w http.ResponseWriter) { w.WriteHeader(418); _ = http.NewResponseController(w).Flush() }, 418, "-"},
+		"only counts":       {func(http.ResponseWriter) {}, 412, ""},
+		"sets a header":     {func(w http.ResponseWriter) { w.Header().Set("X-Trace", "1") }, 412, ""},
+		"sends early hints": {func(w http.ResponseWriter) { w.WriteHeader(103) }, 412, ""},
+		"flush answers":     {func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }, 200, "-"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			var got *Rejection
+			s := newService(t, &Options{OnReject: func(w http.ResponseWriter, r *http.Request, rej *Rejection) {
+				got = rej
+				c.hook(w)
+			}})
+			s.post(t, "acme", "11", "b")
+			a := s.post(t, "acme", "10", "a")
+			if a.status != c.status || (c.body == "") != (a.reason() == "stale") || (c.body == "mine" && a.body != "mine") {
+				t.Errorf("%d %q", a.status, a.body)
+			}
+			if name == "sets a header" && a.header.Get("X-Trace") != "1" {
+				t.Error("the hook's header is lost")
+			}
+			want := guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}
+			if got.Reason != guard.ReasonStale || got.Status != 412 || got.Claim != want || !errors.Is(got.Err, guard.ErrStale) || got.Type != typeURI("stale") {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+	t.Run("hijacks", func(t *testing.T) {
+		s := newService(t, &Options{OnReject: func(w http.ResponseWriter, _ *http.Request, _ *Rejection) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}})
+		if a := s.raw(t, rawPost(goodPath)); a.status != 0 {
+			t.Errorf("%+v", a)
+		}
+	})
+}

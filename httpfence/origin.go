@@ -1,0 +1,66 @@
+package httpfence
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// origin is a web origin (RFC 6454, section 4) in one spelling.
+type origin struct {
+	scheme, host string
+	port         uint16
+}
+
+// parseOrigin reads "https://ledger.internal:8443". Whatever an origin does
+// not have is an error, because who writes a path there believes it matters.
+func parseOrigin(s string) (origin, error) {
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return origin{}, err
+	case strings.Contains(s, "*"):
+		return origin{}, fmt.Errorf("%q: wildcards are not supported", s)
+	case u.User != nil, u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, u.Fragment != "", strings.Contains(s, "#"):
+		return origin{}, fmt.Errorf("%q: must be scheme://host[:port] and nothing else", s)
+	}
+	o, ok := originOf(u)
+	if !ok {
+		return origin{}, fmt.Errorf("%q: must be http or https with a host in ASCII (punycode) and a port from 1 to 65535", s)
+	}
+	return o, nil
+}
+
+// originOf returns the origin that a request to u connects to. What cannot be
+// normalised with certainty has none, and so gets no token.
+func originOf(u *url.URL) (origin, bool) {
+	if u == nil {
+		return origin{}, false
+	}
+	o := origin{scheme: u.Scheme}
+	switch u.Scheme {
+	case "https":
+		o.port = 443
+	case "http":
+		o.port = 80
+	default:
+		return origin{}, false
+	}
+	if port := u.Port(); port != "" {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return origin{}, false
+		}
+		o.port = uint16(n)
+	}
+	host := u.Hostname()
+	for i := range len(host) {
+		// Case folding beyond ASCII is a matter of IDNA, not of this comparison.
+		if c := host[i]; c <= ' ' || c >= 0x7f {
+			return origin{}, false
+		}
+	}
+	o.host = strings.ToLower(host)
+	return o, o.host != ""
+}

@@ -1,0 +1,105 @@
+package httpfence
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The default names of the header fields.
+const (
+	// TokenHeader carries the fencing token: exactly one field line whose
+	// value is accepted by [guard.ParseToken].
+	TokenHeader = "X-Fencing-Token"
+	// LeaseHeader carries the lease ID: at most one field line.
+	LeaseHeader = "X-Fencing-Lease"
+)
+
+// problemPrefix begins the type of every problem this package answers with.
+// Tag URIs (RFC 4151) identify without promising that there is a page to fetch.
+const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
+
+// outcome is a row of the status table.
+type outcome struct {
+	reason guard.Reason
+	status int
+	title  string
+	// detail may name the header fields as {token} and {lease}.
+	detail string
+}
+
+// outcomes is the table between reasons and the wire, read from left to right
+// by [Middleware.Reject] and from right to left by [ErrorFrom]. It is total
+// over [guard.Reasons]; the last row stands for every other error.
+//
+// A refusal by comparison is 412 (RFC 9110, sections 13.1 and 15.5.13), never
+// 409: proxies are configured to retry 409, and a stale claim stays stale.
+var outcomes = [...]outcome{
+	{guard.ReasonMissing, http.StatusPreconditionRequired, "Fencing token missing",
+		"Send the fencing token of your lease in exactly one {token} field, and its lease ID, if it has one, in {lease}."},
+	{guard.ReasonInvalid, http.StatusBadRequest, "Invalid fencing request",
+		"{token} must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, {lease} at most one lease ID of 1 to 128 bytes, and the URL must name a valid resource."},
+	{guard.ReasonStale, http.StatusPreconditionFailed, "Stale fencing token",
+		"A newer holder has taken over this resource. Stop; do not repeat the request."},
+	{guard.ReasonSpent, http.StatusPreconditionFailed, "Fencing token already spent",
+		"This token has already written to this resource."},
+	{guard.ReasonConflict, http.StatusPreconditionFailed, "Fencing token belongs to another lease",
+		"The resource admitted this token under another lease: two holders have one token. Stop and raise an alarm."},
+	{guard.ReasonMarkAhead, http.StatusPreconditionFailed, "Mark is ahead of the issuer",
+		"The resource's mark is above every token issued. An operator must repair the issuer or the mark."},
+	{guard.ReasonNotFound, http.StatusNotFound, "Resource not found",
+		"There is no such resource to write to."},
+	{guard.ReasonUnfenced, http.StatusConflict, "Resource is not fenced",
+		"The resource exists and was never put under a fencing token."},
+	{guard.ReasonUnavailable, http.StatusServiceUnavailable, "Store of marks unavailable",
+		"The claim could not be verified. Nothing was written; repeating the request is safe."},
+	{guard.ReasonOutcomeUnknown, http.StatusInternalServerError, "Outcome unknown",
+		"It could not be learned whether the write took effect. Do not repeat it blindly."},
+	// No server refuses for a lost lease: only the holder's own clock knows.
+	// The row is here for a handler that answers for a lease of its own.
+	{guard.ReasonLeaseLost, http.StatusInternalServerError, "Lease lost",
+		"The lease under which the request was handled is over."},
+	{guard.ReasonOther, http.StatusInternalServerError, "Internal error",
+		"The claim could not be verified."},
+}
+
+// outcomeOf returns the row of reason; that of [guard.ReasonOther] for a
+// string that is no reason, so that nothing is ever answered with success.
+func outcomeOf(reason guard.Reason) *outcome {
+	for i := range outcomes {
+		if outcomes[i].reason == reason {
+			return &outcomes[i]
+		}
+	}
+	return &outcomes[len(outcomes)-1]
+}
+
+// typeURI returns the problem type of reason.
+func typeURI(reason guard.Reason) string { return problemPrefix + string(reason) }
+
+// reasonOfType returns the reason that a problem type stands for, and whether
+// the type is one of this module's. A type that only a later version knows is
+// [guard.ReasonOther]: still a refusal.
+func reasonOfType(uri string) (guard.Reason, bool) {
+	name, ours := strings.CutPrefix(uri, problemPrefix)
+	if !ours {
+		return guard.ReasonNone, false
+	}
+	return outcomeOf(guard.Reason(name)).reason, true
+}
+
+// errorOf is the client's half of the table: the error that a guard on this
+// side would have returned for reason. What the server wrote for people is not
+// in it: it would carry another machine's text into this one's log.
+func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark) error {
+	switch reason {
+	case guard.ReasonMissing:
+		return &guard.InvalidError{Field: "claim of " + op, Problem: "is missing, says the server", Missing: true}
+	case guard.ReasonInvalid:
+		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
+	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
+	}
+	return &guard.RejectedError{Reason: reason, Claim: claim, Mark: mark}
+}

@@ -1,0 +1,175 @@
+package httpfence
+
+import (
+	"context"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TransportOptions configures [NewTransport]. The zero value of every field is
+// its default. The struct is read once, by NewTransport.
+type TransportOptions struct {
+	// TokenHeader and LeaseHeader name the fields, as in [Options]; "" means
+	// [TokenHeader] and [LeaseHeader].
+	TokenHeader string
+	LeaseHeader string
+	// RequireClaim fails a request to a configured origin whose method is not
+	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
+	// [guard.ErrMissing], before anything is sent. By default it is sent as it
+	// is: a server that guards the method answers 428, and one that does not
+	// wants no claim.
+	RequireClaim bool
+}
+
+// Transport is an [http.RoundTripper] that attaches the claim in a request's
+// context ([guard.WithClaim], [guard.WithLease]) to requests for configured
+// origins, and to no others. Make one with [NewTransport]; the zero value is
+// not usable. It is safe for concurrent use.
+type Transport struct {
+	base         http.RoundTripper
+	origins      map[origin]struct{}
+	tokenHeader  string
+	leaseHeader  string
+	requireClaim bool
+}
+
+var _ http.RoundTripper = (*Transport)(nil)
+
+// NewTransport returns a [Transport] that sends by base; nil means
+// [http.DefaultTransport]. origins are the servers that are given tokens, such
+// as "https://ledger.internal:8443": scheme, host and port, ports 80 and 443
+// being the defaults of their schemes; no path, no wildcard. opts may be nil.
+//
+// It panics if origins is empty or the configuration is bad.
+func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptions) *Transport {
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	var o TransportOptions
+	if opts != nil {
+		o = *opts
+	}
+	if len(origins) == 0 {
+		panic("httpfence: NewTransport needs the origins that tokens may be sent to")
+	}
+	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), requireClaim: o.RequireClaim}
+	for _, s := range origins {
+		parsed, err := parseOrigin(s)
+		if err != nil {
+			panic("httpfence: NewTransport: origin " + err.Error())
+		}
+		t.origins[parsed] = struct{}{}
+	}
+	t.tokenHeader, t.leaseHeader = headerNames("TransportOptions", o.TokenHeader, o.LeaseHeader)
+	return t
+}
+
+// RoundTrip implements [http.RoundTripper]. The request is not modified:
+// a copy carries the fields. It never retries, and does not turn an answer
+// into an error, as net/http demands; [ErrorFrom] does that.
+//
+// A request for another origin is sent without the fields, even if its header
+// has them: after a redirect, [http.Client] copies the header to wherever the
+// server pointed. A redirect within an origin carries the claim to the new
+// path, which is right if that names the same resource; see
+// [http.Client.CheckRedirect] if it may not.
+//
+// Errors before anything is sent, for a configured origin:
+// [guard.ErrLeaseLost] as a *guard.RejectedError once the lease in the context
+// is no longer valid by the holder's clock, whatever the method;
+// [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
+// with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim.
+// The request's body is closed in every case.
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	o, ok := originOf(r.URL)
+	if ok {
+		_, ok = t.origins[o]
+	}
+	if !ok {
+		return t.base.RoundTrip(t.bare(r))
+	}
+	claim, ok := guard.ClaimFrom(r.Context())
+	if !ok {
+		if t.requireClaim && !slices.Contains(defaultUnguarded, method(r)) {
+			closeBody(r)
+			return nil, guard.Missing("claim in the context of " + method(r) + " " + o.host)
+		}
+		return t.base.RoundTrip(r)
+	}
+	if err := sendable(r.Context(), claim); err != nil {
+		closeBody(r)
+		return nil, err
+	}
+	out := t.bare(r)
+	if out == r {
+		out = withHeader(r)
+	}
+	out.Header[t.tokenHeader] = []string{claim.Token.String()}
+	if claim.LeaseID != "" {
+		out.Header[t.leaseHeader] = []string{claim.LeaseID}
+	}
+	return t.base.RoundTrip(out)
+}
+
+// CloseIdleConnections passes [http.Client.CloseIdleConnections] on to base.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// sendable reports why claim must not be sent.
+func sendable(ctx context.Context, claim guard.Claim) error {
+	if lease, ok := guard.LeaseFrom(ctx); ok && !lease.Valid() {
+		return &guard.RejectedError{Reason: guard.ReasonLeaseLost, Claim: claim}
+	}
+	if err := claim.Validate(); err != nil {
+		return err
+	}
+	if strings.Trim(claim.LeaseID, " ") != claim.LeaseID {
+		return guard.Invalid("lease ID", claim.LeaseID, "begins or ends with a space, which a header field cannot carry")
+	}
+	return nil
+}
+
+// bare returns r without the two fields, in any spelling: a copy if r has one,
+// else r itself.
+func (t *Transport) bare(r *http.Request) *http.Request {
+	out := r
+	for name := range r.Header {
+		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.tokenHeader || c == t.leaseHeader {
+			if out == r {
+				out = withHeader(r)
+			}
+			delete(out.Header, name)
+		}
+	}
+	return out
+}
+
+// withHeader returns a copy of r with a header of its own.
+func withHeader(r *http.Request) *http.Request {
+	out := r.WithContext(r.Context())
+	if out.Header = r.Header.Clone(); out.Header == nil {
+		out.Header = make(http.Header, 2)
+	}
+	return out
+}
+
+// method returns the method of a client's request, where "" means GET.
+func method(r *http.Request) string {
+	if r.Method == "" {
+		return http.MethodGet
+	}
+	return r.Method
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+}

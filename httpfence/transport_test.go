@@ -1,0 +1,303 @@
+package httpfence
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// tape is a RoundTripper that records and answers nothing of interest.
+type tape struct {
+	sent   []*http.Request
+	answer func(*http.Request) (*http.Response, error)
+	idle   bool
+}
+
+func (p *tape) RoundTrip(r *http.Request) (*http.Response, error) {
+	p.sent = append(p.sent, r)
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	if p.answer != nil {
+		return p.answer(r)
+	}
+	return &http.Response{StatusCode: 204, Body: http.NoBody, Request: r}, nil
+}
+
+func (p *tape) CloseIdleConnections() { p.idle = true }
+
+type body struct {
+	io.Reader
+	closed atomic.Bool
+}
+
+func (b *body) Close() error { b.closed.Store(true); return nil }
+
+type lease struct {
+	claim guard.Claim
+	lost  atomic.Bool
+}
+
+func (l *lease) Claim() guard.Claim { return l.claim }
+func (l *lease) Valid() bool        { return !l.lost.Load() }
+
+var held = guard.Claim{Resource: "r", Token: 11, LeaseID: "b"}
+
+func outgoing(t testing.TB, ctx context.Context, target string) (*http.Request, *body) {
+	t.Helper()
+	b := &body{Reader: strings.NewReader("x")}
+	r, err := http.NewRequestWithContext(ctx, "POST", "http://placeholder.test/", b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.URL, err = url.Parse(target); err != nil {
+		t.Fatal(err)
+	}
+	return r, b
+}
+
+func TestTransportOrigins(t *testing.T) {
+	base := &tape{}
+	tr := NewTransport(base, []string{"https://ledger.internal:8443", "HTTPS://Billing.Internal/", "http://[::1]:8080", "http://plain.test:0080"}, nil)
+	ctx := guard.WithClaim(t.Context(), held)
+	for target, ours := range map[string]bool{
+		"https://ledger.internal:8443/x":       true,
+		"https://LEDGER.internal:8443/x":       true,
+		"https://ledger.internal:08443/x":      true,
+		"https://user:pw@ledger.internal:8443": true,
+		"https://billing.internal":             true,
+		"https://billing.internal:443/x?y#z":   true,
+		"https://billing.internal:/x":          true,
+		"http://[::1]:8080/":                   true,
+		"http://plain.test/":                   true,
+
+		"http://ledger.internal:8443/":            false,
+		"https://ledger.internal/":                false,
+		"https://ledger.internal:443/":            false,
+		"https://ledger.internal.:8443/":          false,
+		"https://ledger.internal.evil.test:8443/": false,
+		"https://evil.test:8443/ledger.internal":  false,
+		"https://ledger.internal@evil.test:8443/": false,
+		"https://xledger.internal:8443/":          false,
+		"https://sub.billing.internal/":           false,
+		"http://billing.internal/":                false,
+		"http://billing.internal:443/":            false,
+		"http://[::2]:8080/":                      false,
+		"http://[::1%25eth0]:8080/":               false,
+		"ftp://plain.test/":                       false,
+		"//billing.internal/":                     false,
+		"https://\u212aedger.internal:8443/":      false,
+		"https://billing.interna\u217c/":          false,
+		"https://billing.internal:99999/":         false,
+	} {
+		r, _ := outgoing(t, ctx, target)
+		r.Header.Set("X-Other", "kept")
+		if _, err := tr.RoundTrip(r); err != nil {
+			t.Fatalf("%s: %v", target, err)
+		}
+		sent := base.sent[len(base.sent)-1]
+		token, id := sent.Header[TokenHeader], sent.Header[LeaseHeader]
+		if ours != (len(token) == 1 && token[0] == "11" && len(id) == 1 && id[0] == "b") || !ours && len(token)+len(id) > 0 {
+			t.Errorf("%s: sent %q, %q", target, token, id)
+		}
+		if sent.Header.Get("X-Other") != "kept" || r.Header.Get(TokenHeader) != "" || (sent == r) == ours {
+			t.Errorf("%s: the request was not cloned well", target)
+		}
+	}
+}
+
+func TestTransportRemovesWhatIsThere(t *testing.T) {
+	base := &tape{}
+	tr := NewTransport(base, []string{"http://ours.test"}, nil)
+	withHeaders := func(ctx context.Context, target string) http.Header {
+		r, _ := outgoing(t, ctx, target)
+		r.Header["x-fencing-token"] = []string{"1"}
+		r.Header["X-Fencing-Token"] = []string{"2", "3"}
+		r.Header["X-FENCING-LEASE"] = []string{"z"}
+		before := r.Header.Clone()
+		if _, err := tr.RoundTrip(r); err != nil {
+			t.Fatal(err)
+		}
+		for name := range before {
+			if len(r.Header[name]) != len(before[name]) {
+				t.Errorf("%s was changed in the caller's request", name)
+			}
+		}
+		return base.sent[len(base.sent)-1].Header
+	}
+	if h := withHeaders(t.Context(), "http://other.test/"); len(h) != 0 {
+		t.Errorf("other origin: %v", h)
+	}
+	noLease := guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 7})
+	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 1 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" {
+		t.Errorf("our origin: %v", h)
+	}
+	// Without a claim the caller has spoken for itself.
+	if h := withHeaders(t.Context(), "http://ours.test/"); len(h) != 3 {
+		t.Errorf("no claim: %v", h)
+	}
+	r := &http.Request{Method: "POST", URL: &url.URL{Scheme: "http", Host: "ours.test"}} // no Header map
+	if _, err := tr.RoundTrip(r.WithContext(noLease)); err != nil || r.Header != nil {
+		t.Errorf("%v, %v", err, r.Header)
+	}
+}
+
+func TestTransportFailsLocally(t *testing.T) {
+	lost := &lease{claim: held}
+	lost.lost.Store(true)
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		opts *TransportOptions
+		want error
+	}{
+		"lease lost":      {guard.WithLease(t.Context(), lost), nil, guard.ErrLeaseLost},
+		"lease held":      {guard.WithLease(t.Context(), &lease{claim: held}), nil, nil},
+		"claim only":      {guard.WithClaim(guard.WithLease(t.Context(), lost), held), nil, nil},
+		"no resource":     {guard.WithClaim(t.Context(), guard.Claim{Token: 1}), nil, guard.ErrInvalid},
+		"no token":        {guard.WithClaim(t.Context(), guard.Claim{Resource: "r"}), nil, guard.ErrInvalid},
+		"negative token":  {guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: -1}), nil, guard.ErrInvalid},
+		"newline":         {guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: "a\nX: y"}), nil, guard.ErrInvalid},
+		"leading space":   {guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: " a"}), nil, guard.ErrInvalid},
+		"trailing space":  {guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: "a "}), nil, guard.ErrInvalid},
+		"no claim":        {t.Context(), nil, nil},
+		"claim required":  {t.Context(), &TransportOptions{RequireClaim: true}, guard.ErrMissing},
+		"required, given": {guard.WithClaim(t.Context(), held), &TransportOptions{RequireClaim: true}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := &tape{}
+			tr := NewTransport(base, []string{"http://ours.test"}, c.opts)
+			r, b := outgoing(t, c.ctx, "http://ours.test/x")
+			_, err := (&http.Client{Transport: tr}).Do(r)
+			if !errors.Is(err, c.want) || (len(base.sent) == 1) != (c.want == nil) {
+				t.Errorf("%v, %d sent", err, len(base.sent))
+			}
+			if !b.closed.Load() {
+				t.Error("the body was not closed")
+			}
+			var rejected *guard.RejectedError
+			if c.want == guard.ErrLeaseLost && (!errors.As(err, &rejected) || rejected.Claim != held) {
+				t.Errorf("%#v", err)
+			}
+			// Another origin is none of its business.
+			r, _ = outgoing(t, c.ctx, "http://other.test/x")
+			if _, err := tr.RoundTrip(r); err != nil {
+				t.Errorf("other origin: %v", err)
+			}
+		})
+	}
+	// A safe method needs no claim.
+	tr := NewTransport(&tape{}, []string{"http://ours.test"}, &TransportOptions{RequireClaim: true})
+	r, _ := outgoing(t, t.Context(), "http://ours.test/x")
+	r.Method = ""
+	if _, err := tr.RoundTrip(r); err != nil {
+		t.Errorf("GET: %v", err)
+	}
+}
+
+// TestTransportDoesNotRetry: one request, one attempt; the answer and the
+// transport's error are handed on untouched.
+func TestTransportDoesNotRetry(t *testing.T) {
+	for _, status := range []int{409, 412, 428, 429, 500, 502, 503, 504} {
+		base := &tape{answer: func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: status, Body: http.NoBody}, nil
+		}}
+		r, _ := outgoing(t, guard.WithClaim(t.Context(), held), "http://ours.test/")
+		resp, err := NewTransport(base, []string{"http://ours.test"}, nil).RoundTrip(r)
+		if err != nil || resp.StatusCode != status || len(base.sent) != 1 {
+			t.Errorf("%d: %v, %d sent", status, err, len(base.sent))
+		}
+	}
+	base := &tape{answer: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }}
+	tr := NewTransport(base, []string{"http://ours.test"}, nil)
+	r, _ := outgoing(t, guard.WithClaim(t.Context(), held), "http://ours.test/")
+	if _, err := tr.RoundTrip(r); err != io.ErrUnexpectedEOF || len(base.sent) != 1 {
+		t.Errorf("%v, %d sent", err, len(base.sent))
+	}
+	(&http.Client{Transport: tr}).CloseIdleConnections()
+	if !base.idle {
+		t.Error("CloseIdleConnections is not passed on")
+	}
+}
+
+// TestTransportRedirects follows real redirects. The controls show that
+// http.Client would have taken a header that the caller set along.
+func TestTransportRedirects(t *testing.T) {
+	var seen atomic.Pointer[http.Header]
+	record := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { h := r.Header.Clone(); seen.Store(&h) })
+	other := httptest.NewServer(record)
+	defer other.Close()
+	mux := http.NewServeMux()
+	mux.Handle("/away", http.RedirectHandler(other.URL+"/x", http.StatusTemporaryRedirect))
+	mux.Handle("/here", http.RedirectHandler("/target", http.StatusPermanentRedirect))
+	mux.Handle("/target", record)
+	ours := httptest.NewServer(mux)
+	defer ours.Close()
+
+	fenced := &http.Client{Transport: NewTransport(nil, []string{ours.URL}, nil)}
+	for _, c := range []struct {
+		name, path string
+		client     *http.Client
+		manual     bool
+		want       string
+	}{
+		{"another origin", "/away", fenced, false, ""},
+		{"another origin, header set by hand", "/away", fenced, true, ""},
+		{"control: header set by hand, plain client", "/away", http.DefaultClient, true, "11"},
+		{"the same origin", "/here", fenced, false, "11"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seen.Store(nil)
+			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", ours.URL+c.path, strings.NewReader("x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.manual {
+				r.Header.Set(TokenHeader, "11")
+			}
+			resp, err := c.client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			h := seen.Load()
+			if h == nil {
+				t.Fatal("the redirect was not followed")
+			}
+			if got := h.Get(TokenHeader); got != c.want {
+				t.Errorf("the target saw the token %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestOriginsAreValidated(t *testing.T) {
+	for _, s := range []string{
+		"", "ledger.internal", "ledger.internal:8443", "//ledger.internal", "ftp://a", "https://", "https:///x", "https://a/x", "https://a?",
+		"https://a?x=y", "https://a#", "https://a#x", "https://u@a", "https://u:p@a", "https://*.internal", "https://*", "*",
+		"https://a:0", "https://a:65536", "https://a:x", "https://a:-1", "https://\u00e4.test", "https://a b", "https://a:1:2", "https://[::1", "\x00",
+	} {
+		if o, err := parseOrigin(s); err == nil {
+			t.Errorf("%q: accepted as %+v", s, o)
+		}
+	}
+	for s, want := range map[string]origin{
+		"https://A.test":       {"https", "a.test", 443},
+		"http://a.test/":       {"http", "a.test", 80},
+		"https://a.test:8443":  {"https", "a.test", 8443},
+		"HTTP://[::1]:8080":    {"http", "::1", 8080},
+		"https://127.0.0.1:1/": {"https", "127.0.0.1", 1},
+		"https://a.test:":      {"https", "a.test", 443},
+	} {
+		if o, err := parseOrigin(s); err != nil || o != want {
+			t.Errorf("%q: %+v, %v", s, o, err)
+		}
+	}
+}
