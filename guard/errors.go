@@ -11,7 +11,8 @@ import (
 // Its message names the mark. That is meant for the inside of a trust
 // boundary; httpfence does not pass it to clients.
 type RejectedError struct {
-	// Reason is why: stale, spent, conflict, not found, mark ahead, unfenced.
+	// Reason is why: stale, spent, conflict, not found, mark ahead, unfenced,
+	// lease lost.
 	Reason Reason
 	// Claim is what was offered.
 	Claim Claim
