@@ -1,0 +1,122 @@
+package pgtest
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// databaseURLVariable names the environment variable that gives a server to
+// create scratch databases on.
+const databaseURLVariable = "FENCEPOST_DATABASE_URL"
+
+// TB is what this package needs of testing.TB, so that programs that import it
+// do not import testing.
+type TB interface {
+	Helper()
+	Name() string
+	Logf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Cleanup(func())
+}
+
+// sharedServer starts the server that all tests of this process share, once. It
+// is never stopped: it goes when the process ends.
+var sharedServer = sync.OnceValues(func() (*Server, error) {
+	return Start(context.Background(), nil)
+})
+
+// serverURL returns where to create databases.
+func serverURL() (string, error) {
+	if server := os.Getenv(databaseURLVariable); server != "" {
+		return server, nil
+	}
+	server, err := sharedServer()
+	if err != nil {
+		return "", err
+	}
+	return server.URL(), nil
+}
+
+// newScratch creates a database on the server of this process and returns its
+// connection string and how to drop it.
+func newScratch(ctx context.Context, test string) (string, func() error, error) {
+	server, err := serverURL()
+	if err != nil {
+		return "", nil, err
+	}
+	name := scratchName(test)
+	database, err := withDatabase(server, name)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := createDatabase(ctx, server, name); err != nil {
+		return "", nil, err
+	}
+	return database, func() error { return dropDatabase(server, name) }, nil
+}
+
+// Database returns the connection URL of a fresh, empty database for this test,
+// on a server shared by the tests of this process. It is dropped when the test
+// ends, with its connections. With FENCEPOST_DATABASE_URL in keyword/value form
+// the result has that form too.
+func Database(t TB) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
+	defer cancel()
+	database, drop, err := newScratch(ctx, t.Name())
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Logf("%v", err)
+		}
+	})
+	return database
+}
+
+// Pool returns a pool of connections to a fresh, empty database, as Database
+// gives it. It is closed when the test ends; a test that has not released a
+// connection by then fails.
+func Pool(t TB) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(context.Background(), Database(t))
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() {
+			pool.Close()
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("pgtest: %d connections of the pool were not released", pool.Stat().AcquiredConns())
+		}
+	})
+	return pool
+}
+
+// Provide returns the connection URL of an empty database for a program, and
+// what to call when it is no longer needed: a scratch database if
+// FENCEPOST_DATABASE_URL is set, otherwise the database of a private server.
+func Provide(ctx context.Context) (url string, cleanup func(), err error) {
+	if os.Getenv(databaseURLVariable) == "" {
+		server, err := Start(ctx, nil)
+		if err != nil {
+			return "", nil, err
+		}
+		return server.URL(), func() { _ = server.Stop() }, nil
+	}
+	url, drop, err := newScratch(ctx, "")
+	if err != nil {
+		return "", nil, err
+	}
+	return url, func() { _ = drop() }, nil
+}
