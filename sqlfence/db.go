@@ -100,9 +100,12 @@ func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
 type Querier interface {
 	querier
 	observe(ctx context.Context, e guard.Event)
+	// autocommit says that a statement commits by itself.
+	autocommit() bool
 }
 
-// querier runs statements. Errors are the driver's own, or a notSent around it.
+// querier runs statements. Errors are the driver's own, or a notSent or an
+// unsendable around it.
 type querier interface {
 	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
 	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
@@ -113,13 +116,16 @@ type backend[Tx any] interface {
 	querier
 	migrate(ctx context.Context, c migrate.Component) error
 	// begin opens a READ COMMITTED transaction whose first statement is sql,
-	// in one round trip where the driver can. It leaves nothing open on error.
+	// in one round trip where the driver can. It leaves nothing open on error,
+	// and nothing can have been committed then.
 	begin(ctx context.Context, sql string, args []any) (transaction[Tx], error)
 	in(tx Tx) querier
 }
 
-// transaction is an open transaction. commit gives up after the timeout,
-// whatever ctx says; rollback never blocks for long and may follow commit.
+// transaction is an open transaction on a connection that is its own until it
+// is rolled back or committed here, so that a callback that ended it is
+// noticed. commit gives up after the timeout, whatever ctx says; rollback never
+// blocks for long and may follow commit.
 type transaction[Tx any] interface {
 	handle() Tx
 	commit(ctx context.Context, timeout time.Duration) error
@@ -152,5 +158,9 @@ type txQuerier[Tx any] struct {
 	querier
 	db *DB[Tx]
 }
+
+func (d *DB[Tx]) autocommit() bool { return true }
+
+func (q *txQuerier[Tx]) autocommit() bool { return false }
 
 func (q *txQuerier[Tx]) observe(ctx context.Context, e guard.Event) { q.db.observe(ctx, e) }

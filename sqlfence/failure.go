@@ -95,22 +95,25 @@ func tableFailure(op string, claim guard.Claim, err error, wrote bool) error {
 	return failure(op, claim, err, wrote)
 }
 
-// missing reports that a table, column, function or schema of the statement
-// does not exist.
+// missing reports that a table, column, function, schema or type of the
+// statement does not exist.
 func missing(err error) bool {
 	switch sqlState(err) {
-	case "42P01", "42703", "42883", "3F000":
+	case "42P01", "42703", "42883", "3F000", "42704":
 		return true
 	}
 	return false
 }
 
 // connecting reports an error from before the statement was sent: no
-// connection, or none that would take it.
+// connection, or none that would take it. "conn closed" is no such error: pgx
+// 5.12.0 also says it, and that a retry is safe, when the connection is lost
+// while it waits for the answer of a simple query, which a COMMIT is.
 func connecting(err error) bool {
 	var connect *pgconn.ConnectError
 	var unsent notSent
-	return errors.As(err, &unsent) || errors.As(err, &connect) || pgconn.SafeToRetry(err)
+	return errors.As(err, &unsent) || errors.As(err, &connect) ||
+		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // endsSession reports SQLSTATEs with which a server ends a session or after

@@ -24,12 +24,14 @@ func schema() migrate.Component {
 // Migrate creates or upgrades the part of schema fencepost that fenced
 // transactions and the mark store need: table marks and its functions. It is
 // idempotent and safe when several replicas start at once, and runs in one
-// transaction. Single statements on a table of your own (package type Table)
+// transaction. Single statements on a table of your own ([Table])
 // need none of it.
 //
 // The role that migrates owns the functions and may use them; grant others
 // USAGE on schema fencepost and EXECUTE on fencepost.raise and
-// fencepost.enter, and SELECT on fencepost.marks for [DB.Mark].
+// fencepost.enter, SELECT on fencepost.marks for [DB.Mark] and [DB.Admit],
+// EXECUTE on fencepost.retire for [DB.Retire], and SELECT on
+// fencepost.migrations if they call Migrate too, which then has nothing to do.
 //
 // A database whose schema is newer than this build is refused with
 // ErrUnavailable and left alone.

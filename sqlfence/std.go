@@ -7,6 +7,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 )
@@ -31,9 +33,7 @@ type stdDriver struct{ db *sql.DB }
 // database/sql itself does the same for statements outside a Conn.
 const maxBadConns = 3
 
-// conn runs f on a connection that it takes itself, so that an error of the
-// pool is known to have sent nothing. Drivers return ErrBadConn only if
-// nothing was sent, so another connection may be tried.
+// conn runs f, which may be repeated, on a connection.
 func (d stdDriver) conn(ctx context.Context, f func(*sql.Conn) error) error {
 	for try := 1; ; try++ {
 		c, err := d.db.Conn(ctx)
@@ -42,22 +42,42 @@ func (d stdDriver) conn(ctx context.Context, f func(*sql.Conn) error) error {
 		}
 		err = f(c)
 		c.Close()
-		if !errors.Is(err, driver.ErrBadConn) {
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
 			return err
-		}
-		if try == maxBadConns {
-			return notSent{err}
 		}
 	}
 }
 
+// exec takes the connection itself, so that an error of the pool is known to
+// have sent nothing. It is never repeated: ErrBadConn should mean that nothing
+// was sent, but pgx's stdlib makes it of errors that do not (see connecting).
+// pgx's own connection under database/sql tells them apart.
 func (d stdDriver) exec(ctx context.Context, query string, args []any) (n int64, err error) {
-	err = d.conn(ctx, func(c *sql.Conn) (err error) {
-		n, err = stdExec(ctx, c, query, args)
-		return err
+	c, err := d.db.Conn(ctx)
+	if err != nil {
+		return 0, notSent{err}
+	}
+	defer c.Close()
+	native := false
+	raw := c.Raw(func(driverConn any) error {
+		d, ok := driverConn.(stdNative)
+		if native = ok; ok {
+			n, err = pgxExec(ctx, d.Conn(), query, args)
+			err = pgxSent(d.Conn(), err)
+		}
+		return nil
 	})
-	return n, err
+	if raw != nil {
+		return 0, notSent{raw}
+	}
+	if native {
+		return n, err
+	}
+	return stdExec(ctx, c, query, args)
 }
+
+// stdNative is a connection of pgx's stdlib.
+type stdNative interface{ Conn() *pgx.Conn }
 
 func (d stdDriver) row(ctx context.Context, query string, args []any, dest ...any) (bool, error) {
 	return stdRow(ctx, d.db, query, args, dest)
@@ -73,35 +93,61 @@ func (d stdDriver) migrate(ctx context.Context, c migrate.Component) error {
 func (d stdDriver) begin(ctx context.Context, query string, args []any) (transaction[*sql.Tx], error) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	tx, err := d.db.BeginTx(detached, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	conn, tx, err := d.beginOn(ctx, detached)
 	if err != nil {
 		stop()
 		cancel()
 		return nil, err
 	}
-	t := stdTransaction{tx: tx, cancel: cancel}
+	t := &stdTransaction{conn: conn, tx: tx, cancel: cancel}
 	if _, err := tx.ExecContext(ctx, query, args...); err != nil {
 		t.rollback()
 		return nil, err
 	}
 	if !stop() {
 		t.rollback()
-		return nil, ctx.Err()
+		return nil, notSent{context.Cause(ctx)}
 	}
 	return t, nil
 }
 
+// beginOn begins a transaction on a connection of its own that lives as long
+// as detached, trying another connection like [stdDriver.conn].
+func (d stdDriver) beginOn(ctx, detached context.Context) (*sql.Conn, *sql.Tx, error) {
+	for try := 1; ; try++ {
+		conn, err := d.db.Conn(ctx)
+		if err != nil {
+			return nil, nil, notSent{err}
+		}
+		tx, err := conn.BeginTx(detached, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err == nil {
+			return conn, tx, nil
+		}
+		conn.Close()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
+			return nil, nil, err
+		}
+	}
+}
+
 func (d stdDriver) in(tx *sql.Tx) querier { return stdQuerier{tx} }
 
+// stdTransaction holds its connection itself, to look at it before a COMMIT.
 type stdTransaction struct {
+	conn   *sql.Conn
 	tx     *sql.Tx
 	cancel context.CancelFunc
 }
 
-func (t stdTransaction) handle() *sql.Tx { return t.tx }
+func (t *stdTransaction) handle() *sql.Tx { return t.tx }
 
-func (t stdTransaction) commit(_ context.Context, timeout time.Duration) error {
-	defer t.cancel()
+func (t *stdTransaction) commit(_ context.Context, timeout time.Duration) error {
+	// A callback's own COMMIT or ROLLBACK in SQL goes past database/sql.
+	if c := stdPgx(t.conn); c != nil {
+		if err := committable(c); err != nil {
+			return err
+		}
+	}
 	timer := time.AfterFunc(timeout, t.cancel)
 	defer timer.Stop()
 	err := t.tx.Commit()
@@ -110,6 +156,8 @@ func (t stdTransaction) commit(_ context.Context, timeout time.Duration) error {
 		return errEnded
 	case err != nil && err.Error() == commitRollbackText:
 		return errAborted
+	case err == nil:
+		t.release()
 	}
 	return err
 }
@@ -118,11 +166,28 @@ func (t stdTransaction) commit(_ context.Context, timeout time.Duration) error {
 // server answered with ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
-func (t stdTransaction) rollback() {
+func (t *stdTransaction) rollback() {
 	timer := time.AfterFunc(rollbackTimeout, t.cancel)
 	defer timer.Stop()
 	t.tx.Rollback() // a connection that cannot roll back is closed, and the server does it
+	t.release()
+}
+
+// release may be called again.
+func (t *stdTransaction) release() {
 	t.cancel()
+	t.conn.Close()
+}
+
+// stdPgx returns the connection under c if the driver is pgx's stdlib, else nil.
+func stdPgx(c *sql.Conn) (conn *pgx.Conn) {
+	c.Raw(func(driverConn any) error {
+		if d, ok := driverConn.(stdNative); ok {
+			conn = d.Conn()
+		}
+		return nil
+	})
+	return conn
 }
 
 type stdExecer interface {

@@ -48,7 +48,7 @@ func (d *DB[Tx]) admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	if claim.Token <= mark.Token { // nothing to raise: marks only grow, so this verdict stands
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
-	if err := failure("admit", claim, d.raise(ctx, claim), true); err != nil {
+	if err := d.raise(ctx, claim, true); err != nil {
 		return markOf(claim, err), err
 	}
 	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
@@ -73,7 +73,7 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 	_, err := d.backend.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
 	switch {
 	case err != nil:
-		return guard.Mark{}, failure(op, claim, err, false)
+		return guard.Mark{}, schemaFailure(op, claim, err)
 	case standby:
 		return guard.Mark{}, guard.Unavailable(op, claim, errStandby)
 	case token != nil && lease != nil:
@@ -91,30 +91,22 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
-	var r guard.Retired
-	err := d.retire(ctx, before, &r)
-	return r, failure(op, guard.Claim{}, err, true)
-}
-
-func (d *DB[Tx]) retire(ctx context.Context, before time.Time, r *guard.Retired) error {
 	// The level must be named, so it takes a transaction; what it did is read
 	// inside it and reported only once it is committed.
-	tx, err := d.backend.begin(ctx, "SELECT fencepost.check_server()", nil)
+	tx, err := d.backend.begin(ctx, "SELECT 1", nil)
 	if err != nil {
-		return err
+		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
 	}
 	defer tx.rollback()
-	var floor int64
+	var count, floor int64
 	if _, err := d.backend.in(tx.handle()).row(ctx, retireSQL,
-		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &r.Count, &floor); err != nil {
-		return err
+		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &count, &floor); err != nil {
+		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
 	}
 	if err := tx.commit(ctx, d.opts.CommitTimeout); err != nil {
-		*r = guard.Retired{}
-		return err
+		return guard.Retired{}, failure(op, guard.Claim{}, err, true)
 	}
-	r.Floor = guard.Token(floor)
-	return nil
+	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
 
 // markOf returns the mark after a claim was raised, or the one that refused it.

@@ -1,7 +1,11 @@
 package sqlfence
 
 import (
+	"database/sql/driver"
+	"reflect"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -43,6 +47,9 @@ type Table struct {
 	rule     guard.Rule
 	resource func(key ...any) (string, error)
 	verdict  string
+	op       string // for errors
+
+	statements statements
 }
 
 // NewTable describes a guarded table. The name comes in parts, {"billing",
@@ -65,7 +72,7 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 	if o.Rule != guard.OncePerToken && o.Rule != guard.SameOrNewer {
 		return nil, guard.Invalid("TableOptions.Rule", o.Rule.String(), "must be guard.OncePerToken or guard.SameOrNewer")
 	}
-	t := &Table{label: strings.Join(name, "."), keys: key, rule: o.Rule, resource: o.Resource, reserved: map[string]string{}}
+	t := &Table{op: "update " + strings.Join(name, "."), label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: o.Resource, reserved: map[string]string{}}
 	var err error
 	if t.name, err = quoteName("table name", name); err != nil {
 		return nil, err
@@ -114,6 +121,28 @@ func (t *Table) leaseOrEmpty() string {
 	return t.lease
 }
 
+// isNull reports values that the drivers send as NULL, with which no key is
+// equal. Only unusual types pay for looking closer.
+func isNull(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case string, int, int64, int32, bool, time.Time:
+		return false
+	case driver.Valuer:
+		if r := reflect.ValueOf(v); r.Kind() == reflect.Pointer && r.IsNil() {
+			return true
+		}
+		value, err := v.Value()
+		return err == nil && value == nil
+	}
+	switch r := reflect.ValueOf(v); r.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Map:
+		return r.IsNil()
+	}
+	return false
+}
+
 // check validates what a write is given before anything is sent.
 func (t *Table) check(claim guard.Claim, key []any) error {
 	if err := claim.Validate(); err != nil {
@@ -123,7 +152,7 @@ func (t *Table) check(claim guard.Claim, key []any) error {
 		return guard.Invalid("key", t.label, "has "+itoa(len(t.keys))+" columns, "+itoa(len(key))+" values were given")
 	}
 	for i, v := range key {
-		if v == nil {
+		if isNull(v) {
 			return guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
 		}
 	}

@@ -33,8 +33,9 @@ type txKey[Tx any] struct{ db *DB[Tx] }
 //
 // fn's context carries the claim ([guard.ClaimFrom]). If fn returns an error
 // or panics, the transaction is rolled back and the error or panic passed on
-// as it is. fn must not end the transaction, and must return the error of a
-// statement that failed. A transaction of the same holder may run beside it; a
+// as it is. fn must not end the transaction, because what it wrote after that
+// would not be fenced, and must return the error of a statement that failed. A
+// transaction of the same holder may run beside it; a
 // nested InTx of the same DB is refused, because it would be another
 // transaction. fn is called at most once.
 //
@@ -42,7 +43,7 @@ type txKey[Tx any] struct{ db *DB[Tx] }
 // ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
 // nothing was committed and a retry is safe (it wraps the driver's error, for
 // example of a lock timeout); ErrOutcomeUnknown: the COMMIT was sent and not
-// answered. An error of COMMIT itself, such as a deferred constraint, is
+// answered, or fn ended the transaction itself. An error of COMMIT itself, such as a deferred constraint, is
 // passed on with the driver's error inside; nothing was committed.
 func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
 	start := time.Now()
@@ -100,10 +101,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claim guard.Claim) (transaction[Tx],
 		if !mustRaise(err) {
 			return nil, schemaFailure(op, claim, err)
 		}
-		if err := d.raise(ctx, claim); err != nil {
-			if errors.Is(err, guard.ErrOutcomeUnknown) {
-				err = guard.Unavailable(op, claim, err.(*guard.FailedError).Cause)
-			}
+		if err := d.raise(ctx, claim, false); err != nil {
 			return nil, err
 		}
 	}
@@ -129,13 +127,15 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 		err = ended(ctx, "raise", claim)
 	}
 	if err == nil {
-		err = d.raise(ctx, claim)
+		err = d.raise(ctx, claim, true)
 	}
 	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return err
 }
 
-func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim) error {
+// raise raises the mark. Only for a caller to whom the raise is the work is
+// the lost answer of its COMMIT an unknown outcome; work says so.
+func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
 	const op = "raise"
 	tx, err := d.backend.begin(ctx, raiseSQL, []any{claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.RaiseTimeout.Milliseconds())})
@@ -143,5 +143,5 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim) error {
 		return schemaFailure(op, claim, err)
 	}
 	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, claim, tx.commit(ctx, d.opts.CommitTimeout), true)
+	return failure(op, claim, tx.commit(ctx, d.opts.CommitTimeout), work)
 }

@@ -3,9 +3,7 @@ package sqlfence
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -25,7 +23,7 @@ const maxReplaced = 3
 // Update writes set to the row with the given key if, in the same statement,
 // the claim is above the row's mark (or equal to it, under
 // [guard.SameOrNewer]); the claim becomes the row's mark. q is a [DB], or a
-// transaction through [PgxTx] or [StdTx].
+// transaction through [DB.In].
 //
 // An update that applies is one statement and costs what the same UPDATE
 // without a fence costs. Only one that changed no row is followed by a read
@@ -50,7 +48,7 @@ func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Ke
 }
 
 func (t *Table) update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
-	op := "update " + t.label
+	op := t.op
 	if err := t.check(claim, key); err != nil {
 		return guard.Mark{}, err
 	}
@@ -61,7 +59,7 @@ func (t *Table) update(ctx context.Context, q Querier, claim guard.Claim, key Ke
 	for range maxReplaced {
 		n, err := q.exec(ctx, sql, args)
 		if err != nil {
-			return guard.Mark{}, failure(op, claim, err, true)
+			return guard.Mark{}, tableFailure(op, claim, err, q.autocommit())
 		}
 		switch {
 		case n == 1:
@@ -79,65 +77,7 @@ func (t *Table) update(ctx context.Context, q Querier, claim guard.Claim, key Ke
 		// The row that refused was replaced before its mark was read. Nothing
 		// was written, so the statement may be sent again.
 	}
-	return guard.Mark{}, guard.Unavailable(op, claim, fmt.Errorf("the row was replaced %d times while it was being written", maxReplaced))
-}
-
-// updateSQL builds the statement. The key's parameters come first, then the
-// claim's, then the set's in the order of their columns, so that one list of
-// columns is one statement for the driver's cache.
-func (t *Table) updateSQL(claim guard.Claim, key Key, set Set) (string, []any, error) {
-	if len(set) == 0 {
-		return "", nil, guard.Invalid("set", "", "names no column")
-	}
-	columns := make([]string, 0, len(set))
-	for column := range set {
-		if what, reserved := t.reserved[column]; reserved {
-			return "", nil, guard.Invalid("set column", column, "is the "+what+", which only the fence writes")
-		}
-		columns = append(columns, column)
-	}
-	slices.Sort(columns)
-
-	args := make([]any, 0, len(key)+2+len(set))
-	args = append(args, key...)
-	args = append(args, int64(claim.Token))
-	token := placeholder(len(args)) + "::bigint"
-	var b strings.Builder
-	b.Grow(256)
-	b.WriteString("UPDATE " + t.name + " SET " + t.token + " = " + token)
-	admitted := token + " > " + t.token
-	if t.rule == guard.SameOrNewer && t.lease == "" {
-		admitted = token + " >= " + t.token
-	}
-	if t.lease != "" {
-		args = append(args, claim.LeaseID)
-		lease := placeholder(len(args)) + "::text"
-		b.WriteString(", " + t.lease + " = " + lease)
-		if t.rule == guard.SameOrNewer {
-			admitted = "(" + admitted + " OR (" + token + " = " + t.token + " AND " + lease + " = " + t.lease + "))"
-		}
-	}
-	for _, column := range columns {
-		quoted, err := quoteIdentifier("set column", column)
-		if err != nil {
-			return "", nil, err
-		}
-		b.WriteString(", " + quoted + " = ")
-		expr, computed := set[column].(Expr)
-		if !computed {
-			args = append(args, set[column])
-			b.WriteString(placeholder(len(args)))
-			continue
-		}
-		text, err := expr.render("set column "+column, len(args))
-		if err != nil {
-			return "", nil, err
-		}
-		b.WriteString(text)
-		args = append(args, expr.args...)
-	}
-	b.WriteString(" WHERE " + t.where + " AND " + admitted)
-	return b.String(), args, nil
+	return guard.Mark{}, guard.Unavailable(op, claim, fmt.Errorf("%d times the row was not written although its mark admits the claim: it was replaced, or a trigger or policy holds it back", maxReplaced))
 }
 
 // mark reads the row's mark after a write that changed nothing.
@@ -147,7 +87,7 @@ func (t *Table) mark(ctx context.Context, q Querier, op string, claim guard.Clai
 	found, err := q.row(ctx, t.verdict, key, &token, &lease)
 	switch {
 	case err != nil:
-		return guard.Mark{}, failure(op, claim, err, false)
+		return guard.Mark{}, tableFailure(op, claim, err, false)
 	case !found:
 		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
 	case token == nil || lease == nil && t.lease != "":

@@ -52,7 +52,9 @@ END $$;
 -- transaction that entered under the lower mark has ended, so that what is
 -- read after it cannot be overwritten by them. Run it in a transaction of its
 -- own, so that the mark survives a rollback of the work. Raising to the claim
--- that already is the mark changes nothing and waits for nobody.
+-- that already is the mark changes nothing and waits for nobody. The collation
+-- is named because a caller's may hash one name to several locks, or take two
+-- lease IDs for one.
 CREATE FUNCTION fencepost.raise(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -60,8 +62,14 @@ DECLARE
   f bigint;
 BEGIN
   PERFORM fencepost.check_server(), fencepost.check_claim(p_resource, p_token, p_lease);
-  SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource;
-  IF m.token = p_token AND m.lease_id = p_lease THEN
+  SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource COLLATE "C";
+  -- Marks only grow, so these verdicts stand. Without the lock a stale caller
+  -- does not queue in front of the holder's next transactions.
+  IF m.token > p_token THEN
+    PERFORM fencepost.refuse('SF001', 'stale fencing token', p_resource, p_token, p_lease, m.token, m.lease_id, false);
+  ELSIF m.token = p_token AND m.lease_id <> p_lease COLLATE "C" THEN
+    PERFORM fencepost.refuse('SF002', 'fencing token belongs to another lease', p_resource, p_token, p_lease, m.token, m.lease_id, false);
+  ELSIF m.token = p_token THEN
     RETURN;
   END IF;
   -- An acknowledged raise must survive a crash, whatever the server's default.
@@ -69,9 +77,9 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
   PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
-  PERFORM pg_advisory_xact_lock(hashtextextended(p_resource, 7378697629483820646));
+  PERFORM pg_advisory_xact_lock(hashtextextended(p_resource COLLATE "C", 7378697629483820646));
   LOOP -- again if the mark was retired between the statements
-    SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource;
+    SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource COLLATE "C";
     IF NOT FOUND THEN
       SELECT token INTO f FROM fencepost.marks WHERE resource = '';
       IF f >= p_token THEN
@@ -83,13 +91,13 @@ BEGIN
     IF m.token > p_token THEN
       PERFORM fencepost.refuse('SF001', 'stale fencing token', p_resource, p_token, p_lease, m.token, m.lease_id, false);
     ELSIF m.token = p_token THEN
-      IF m.lease_id <> p_lease THEN
+      IF m.lease_id <> p_lease COLLATE "C" THEN
         PERFORM fencepost.refuse('SF002', 'fencing token belongs to another lease', p_resource, p_token, p_lease, m.token, m.lease_id, false);
       END IF;
       RETURN;
     END IF;
     UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp()
-      WHERE resource = p_resource;
+      WHERE resource = p_resource COLLATE "C";
     IF FOUND THEN
       RETURN;
     END IF;
@@ -118,10 +126,10 @@ BEGIN
   IF p_idle_timeout_ms > 0 THEN
     PERFORM set_config('idle_in_transaction_session_timeout', p_idle_timeout_ms::text, true);
   END IF;
-  PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_resource, 7378697629483820646));
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_resource COLLATE "C", 7378697629483820646));
   -- A statement of its own: its snapshot is newer than the lock.
-  SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource;
-  IF m.token = p_token AND m.lease_id = p_lease THEN
+  SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource COLLATE "C";
+  IF m.token = p_token AND m.lease_id = p_lease COLLATE "C" THEN
     RETURN;
   ELSIF m.token = p_token THEN
     PERFORM fencepost.refuse('SF002', 'fencing token belongs to another lease', p_resource, p_token, p_lease, m.token, m.lease_id, false);
@@ -146,6 +154,9 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
   PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  -- One at a time, under the lock of the floor's name, which no claim can have:
+  -- two would delete the same rows in different orders, and deadlock.
+  PERFORM pg_advisory_xact_lock(hashtextextended('', 7378697629483820646));
   WITH gone AS (
     DELETE FROM fencepost.marks WHERE resource <> '' AND raised_at < p_before RETURNING token
   ) SELECT count(*), max(token) INTO retired, top FROM gone;

@@ -1,0 +1,130 @@
+package s3test
+
+import (
+	"bytes"
+	"crypto/md5"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// body is a request's body, decoded.
+type body struct {
+	data   []byte // nil if discarded
+	size   int64
+	md5    [md5.Size]byte
+	sha256 [sha256.Size]byte
+	// sums are the checksums that the client declared, by header, in base64.
+	sums http.Header
+}
+
+// readBody reads and verifies a body. A refusal is for the client; an error
+// says that the connection broke before the body's end. The body is never nil.
+func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
+	b := &body{sums: http.Header{}}
+	if r.ContentLength < 0 && (r.Method == http.MethodPut || r.Method == http.MethodPost) {
+		_, err := io.Copy(io.Discard, r.Body)
+		return b, fail("MissingContentLength"), err
+	}
+	payload := r.Header.Get("X-Amz-Content-Sha256")
+	var chunks *chunkReader
+	source := io.Reader(r.Body)
+	if strings.HasPrefix(payload, "STREAMING-") {
+		chunks = newChunkReader(r.Body)
+		source = chunks
+	}
+	declared := declaredSums(r.Header)
+	if op == CompleteMultipartUpload {
+		declared = nil // they are the object's, not this body's
+	}
+	keep := &keeper{limit: s.opts.DiscardAbove}
+	md5sum, sha := md5.New(), sha256.New()
+	sinks := []io.Writer{keep, md5sum, sha}
+	hashes := map[string]hash.Hash{}
+	for _, name := range declared {
+		hashes[name] = newSum(name)
+		sinks = append(sinks, hashes[name])
+	}
+	n, err := io.Copy(io.MultiWriter(sinks...), source)
+	if errors.Is(err, errMalformedChunk) {
+		_, err := io.Copy(io.Discard, r.Body)
+		return b, fail("IncompleteBody", "Message", "The aws-chunked body is malformed."), err
+	}
+	if err != nil {
+		return b, nil, err
+	}
+	b.data, b.size = keep.bytes(), n
+	md5sum.Sum(b.md5[:0])
+	sha.Sum(b.sha256[:0])
+	if chunks != nil {
+		if want := r.Header.Get("X-Amz-Decoded-Content-Length"); want != strconv.FormatInt(n, 10) {
+			return b, fail("IncompleteBody"), nil
+		}
+	} else if len(payload) == hex.EncodedLen(sha256.Size) && payload != hex.EncodeToString(b.sha256[:]) {
+		return b, fail("XAmzContentSHA256Mismatch"), nil
+	}
+	if want := r.Header.Get("Content-Md5"); want != "" {
+		if raw, err := base64.StdEncoding.DecodeString(want); err != nil || len(raw) != md5.Size {
+			return b, fail("InvalidDigest"), nil
+		} else if !bytes.Equal(raw, b.md5[:]) {
+			return b, fail("BadDigest"), nil
+		}
+	}
+	for name, h := range hashes {
+		want := r.Header.Get(name)
+		if chunks != nil && want == "" {
+			want = chunks.trailer.Get(name)
+		}
+		if a := b.verifySum(name, want, h); a != nil {
+			return b, a, nil
+		}
+	}
+	return b, nil, nil
+}
+
+// verifySum compares a declared checksum and keeps it.
+func (b *body) verifySum(name, want string, h hash.Hash) *answer {
+	raw, err := base64.StdEncoding.DecodeString(want)
+	if err != nil || len(raw) != h.Size() {
+		return fail("InvalidRequest", "Message", "Value for "+strings.ToLower(name)+" header is invalid.")
+	}
+	if !bytes.Equal(raw, h.Sum(nil)) {
+		algorithm := strings.ToUpper(strings.TrimPrefix(name, sumPrefix))
+		return fail("BadDigest", "Message", "The "+algorithm+" you specified did not match the calculated checksum.")
+	}
+	b.sums.Set(name, want)
+	return nil
+}
+
+// keeper keeps what is written to it, unless that exceeds a limit.
+type keeper struct {
+	limit int64 // 0 is none
+	buf   bytes.Buffer
+	over  bool
+}
+
+func (k *keeper) Write(p []byte) (int, error) {
+	if k.limit > 0 && int64(k.buf.Len()+len(p)) > k.limit {
+		k.over = true
+		k.buf = bytes.Buffer{}
+	}
+	if !k.over {
+		k.buf.Write(p)
+	}
+	return len(p), nil
+}
+
+// bytes returns what was kept: nil only if it was too much.
+func (k *keeper) bytes() []byte {
+	if k.over {
+		return nil
+	}
+	// Buffers grow in leaps; the history keeps every body for long.
+	return append(make([]byte, 0, k.buf.Len()), k.buf.Bytes()...)
+}

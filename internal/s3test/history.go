@@ -1,0 +1,104 @@
+package s3test
+
+import (
+	"slices"
+	"time"
+)
+
+// Mutation is a change to an object that took effect.
+type Mutation struct {
+	// Seq is the place in the order of all changes on the server, from 1.
+	Seq    int64
+	Op     Op
+	Bucket string
+	// Object is what was stored. Of a deletion it has the key alone.
+	Object
+	// Replaced is the ETag of the object that was there before, with quotes, or
+	// empty if there was none.
+	Replaced  string
+	Time      time.Time
+	RequestID string
+}
+
+// record adds to the history. s.mu is held.
+func (s *Server) record(c *call, op Op, key string, previous, next *Object, now time.Time) {
+	s.seq++
+	if s.opts.NoHistory {
+		return
+	}
+	m := Mutation{Seq: s.seq, Op: op, Bucket: c.Bucket, Time: now, RequestID: c.ID}
+	m.Key = key
+	if next != nil {
+		m.Object = *next
+	}
+	if previous != nil {
+		m.Replaced = previous.ETag
+	}
+	s.history = append(s.history, m)
+}
+
+// History returns the changes to an object, in the order in which they took
+// effect. With an empty key it returns those of the bucket; with an empty
+// bucket, too, those of the server. A request that changed nothing, such as the
+// deletion of what is not there, is not in it.
+func (s *Server) History(bucket, key string) []Mutation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []Mutation
+	for _, m := range s.history {
+		if (bucket == "" || m.Bucket == bucket) && (key == "" || m.Key == key) {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// ForgetHistory empties the history; sequence numbers go on.
+func (s *Server) ForgetHistory() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history = nil
+}
+
+// Object returns the object that is stored now.
+func (s *Server) Object(bucket, key string) (Object, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[bucket]
+	if b == nil || b.objects[key] == nil {
+		return Object{}, false
+	}
+	return *b.objects[key], true
+}
+
+// Objects returns what is stored in a bucket now, sorted by key.
+func (s *Server) Objects(bucket string) []Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[bucket]
+	if b == nil {
+		return nil
+	}
+	var found []Object
+	for _, key := range b.keys {
+		found = append(found, *b.objects[key])
+	}
+	return found
+}
+
+// Uploads returns the keys of the multipart uploads in progress in a bucket,
+// sorted, a key once for each of its uploads.
+func (s *Server) Uploads(bucket string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[bucket]
+	if b == nil {
+		return nil
+	}
+	var keys []string
+	for _, u := range b.uploads {
+		keys = append(keys, u.object.Key)
+	}
+	slices.Sort(keys)
+	return keys
+}

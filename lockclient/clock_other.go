@@ -1,0 +1,7 @@
+//go:build !linux
+
+package lockclient
+
+// systemClock is Go's monotonic clock here. On some systems it stands still
+// while the machine is suspended; see "Clocks" in the package documentation.
+var systemClock = monotonicClock()

@@ -1,0 +1,102 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// surface is this package's name in observations.
+const surface = "lock"
+
+// events tells the logger and the observer; both may be nil.
+type events struct {
+	logger   *slog.Logger
+	observer guard.Observer
+}
+
+func (e events) observe(ctx context.Context, op guard.Op, claim guard.Claim, took time.Duration, err error) {
+	if e.observer != nil {
+		e.observer.Observe(ctx, guard.Event{
+			Op: op, Surface: surface, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
+		})
+	}
+}
+
+func (e events) log(ctx context.Context, level slog.Level, name, owner string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
+	if e.logger == nil || !e.logger.Enabled(ctx, level) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 8)
+	attrs = append(attrs,
+		slog.String("resource", claim.Resource),
+		slog.String("ownerId", owner),
+		slog.String("leaseId", claim.LeaseID),
+		// A string, because many readers of JSON lose digits of such numbers.
+		slog.String("fencingToken", claim.Token.String()))
+	if ttl > 0 {
+		attrs = append(attrs, slog.Float64("ttlSeconds", ttl.Seconds()))
+	}
+	e.logger.LogAttrs(ctx, level, name, append(attrs, more...)...)
+}
+
+func seconds(key string, d time.Duration) slog.Attr { return slog.Float64(key, d.Seconds()) }
+
+func failed(err error) slog.Attr { return slog.String("error", err.Error()) }
+
+// acquired tells the outcome of a whole TryAcquire or Acquire.
+func (c *Client) acquired(ctx context.Context, r request, l *Lease, err error, took time.Duration) {
+	claim := r.claim()
+	held, isHeld := err.(*HeldError)
+	switch {
+	case err == nil:
+		claim = l.claim
+		c.events.log(ctx, slog.LevelInfo, "lock_acquired", r.owner, claim, r.ttl, seconds("waitedSeconds", took))
+	case isHeld: // not the end of a wait, which was told as contended when it began
+		c.events.contended(ctx, r, held)
+	default:
+		c.events.log(ctx, slog.LevelWarn, "lock_acquire_failed", r.owner, claim, r.ttl, failed(err))
+	}
+	c.events.observe(ctx, guard.OpAcquire, claim, took, err)
+}
+
+func (e events) contended(ctx context.Context, r request, held *HeldError) {
+	e.log(ctx, slog.LevelInfo, "lock_contended", r.owner, r.claim(), r.ttl,
+		slog.String("holderId", held.Owner), slog.String("holderToken", held.Token.String()),
+		seconds("remainingSeconds", held.Remaining))
+}
+
+func (e events) renewed(ctx context.Context, l *Lease, err error, took time.Duration) {
+	switch {
+	case err == nil:
+		e.log(ctx, slog.LevelDebug, "lock_renewed", l.Owner(), l.claim, l.ttl)
+	case errors.Is(l.Err(), ErrReleased):
+		return // it no longer matters
+	default:
+		e.log(ctx, slog.LevelWarn, "lock_renew_failed", l.Owner(), l.claim, l.ttl, failed(err))
+	}
+	e.observe(ctx, guard.OpRenew, l.claim, took, err)
+}
+
+func (e events) released(ctx context.Context, l *Lease, err error) {
+	if err == nil {
+		e.log(ctx, slog.LevelInfo, "lock_released", l.Owner(), l.claim, l.ttl, seconds("heldSeconds", l.age()))
+	} else {
+		e.log(ctx, slog.LevelWarn, "lock_release_failed", l.Owner(), l.claim, l.ttl, failed(err))
+	}
+	e.observe(ctx, guard.OpRelease, l.claim, l.age(), err)
+}
+
+// releaseFailed tells of a grant that was handed to nobody and may still be there.
+func (e events) releaseFailed(ctx context.Context, owner string, claim guard.Claim, err error) {
+	e.log(ctx, slog.LevelWarn, "lock_release_failed", owner, claim, 0, failed(err))
+	e.observe(ctx, guard.OpRelease, claim, 0, err)
+}
+
+func (e events) lost(ctx context.Context, l *Lease, err error) {
+	e.log(ctx, slog.LevelWarn, "lock_lost", l.Owner(), l.claim, l.ttl, seconds("heldSeconds", l.age()), failed(err))
+	e.observe(ctx, guard.OpLost, l.claim, l.age(), err)
+}

@@ -1,0 +1,211 @@
+package lockclient
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// migrated returns a pool on a fresh database that has the schema.
+func migrated(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	if err := Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// dial returns a pool on url, changed by the given functions.
+func dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
+	t.Helper()
+	c, err := New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {
+	t.Helper()
+	lease, err := c.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lease
+}
+
+// row is a line of fencepost.leases.
+type row struct {
+	Resource, Owner       string
+	Token                 int64
+	LeaseID               *string
+	AcquiredAt, ExpiresAt time.Time
+	Live                  bool // by the server's clock
+}
+
+func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
+	t.Helper()
+	var r row
+	err := pool.QueryRow(context.Background(), `SELECT resource, owner, token, lease_id, acquired_at, expires_at,
+		lease_id IS NOT NULL AND expires_at > clock_timestamp() FROM fencepost.leases WHERE resource = $1`, resource).
+		Scan(&r.Resource, &r.Owner, &r.Token, &r.LeaseID, &r.AcquiredAt, &r.ExpiresAt, &r.Live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func countRows(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM fencepost.leases`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func mustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits up to ten seconds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within ten seconds: %s", what)
+		}
+	}
+}
+
+// expectNoGoroutines fails the test if this package still runs something once
+// the test and the cleanups registered after this call are over.
+func expectNoGoroutines(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() {
+		eventually(t, "goroutines of lockclient end", func() bool { return len(ownGoroutines()) == 0 })
+		for _, stack := range ownGoroutines() {
+			t.Log(stack)
+		}
+	})
+}
+
+// ownGoroutines returns the stacks of goroutines that run this package's code
+// outside of a test function.
+func ownGoroutines() (own []string) {
+	buf := make([]byte, 4<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	for _, stack := range strings.Split(string(buf), "\n\n") {
+		if strings.Contains(stack, "fencepost/lockclient.") && !strings.Contains(stack, "testing.tRunner") {
+			own = append(own, stack)
+		}
+	}
+	return own
+}
+
+// child is a copy of the test binary that runs one of [children].
+type child struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func startChild(t testing.TB, name string, env ...string) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &child{Cmd: exec.Command(exe)}
+	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
+	c.Stderr = os.Stderr
+	if c.in, err = c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.in.Close()
+		if c.ProcessState == nil {
+			c.Process.Kill()
+			c.Wait()
+		}
+	})
+	return c
+}
+
+// line returns the child's next line.
+func (c *child) line(t testing.TB) string {
+	t.Helper()
+	if !c.out.Scan() {
+		t.Fatalf("the child ended: %v", c.out.Err())
+	}
+	return c.out.Text()
+}
+
+func (c *child) say(t testing.TB, line string) {
+	t.Helper()
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func containsAny(s string, parts ...string) bool {
+	for _, part := range parts {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// leaseFrom returns the lease that Hold put into ctx.
+func leaseFrom(ctx context.Context) *Lease {
+	lease, _ := guard.LeaseFrom(ctx)
+	return lease.(*Lease)
+}
+
+// scan reads a line of a child.
+func scan(line, format string, args ...any) error {
+	_, err := fmt.Sscanf(line, format, args...)
+	return err
+}

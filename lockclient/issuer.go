@@ -1,0 +1,65 @@
+package lockclient
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// issuer is the server as the timing logic sees it: one call is one attempt, on
+// one connection. It is apart from the timing so that the timing can be tested
+// against a simulated server. [postgres] is the one that ships.
+//
+// Errors are guard.ErrUnavailable (nothing was written) and
+// guard.ErrOutcomeUnknown. The context's end does not abandon a statement at
+// once, see [lingering].
+type issuer interface {
+	// acquire asks for the lease. An answer that is neither granted nor held
+	// means that the lease was taken and freed again in between.
+	acquire(ctx context.Context, r request) (answer, error)
+	// renew extends the lease by ttl; false means that the server no longer
+	// has it. sent was read before the request left.
+	renew(ctx context.Context, claim guard.Claim, ttl, timeout time.Duration) (sent time.Duration, held bool, err error)
+	// release frees the lease, of whatever token if the claim has none; false
+	// means that it was not the claim's.
+	release(ctx context.Context, claim guard.Claim, timeout time.Duration) (freed bool, err error)
+	// close frees the issuer's own connections.
+	close()
+}
+
+// request is one TryAcquire or Acquire with everything but the context.
+type request struct {
+	resource, owner, leaseID string
+	// given says that the caller chose the lease ID and may present it again.
+	given        bool
+	ttl, timeout time.Duration
+}
+
+// claim is what an acquire may have left behind as far as its caller can know:
+// no token.
+func (r request) claim() guard.Claim { return guard.Claim{Resource: r.resource, LeaseID: r.leaseID} }
+
+type answer struct {
+	granted    bool
+	token      guard.Token
+	acquiredAt time.Time     // by the server's clock
+	sent       time.Duration // read before the request left
+	held       *HeldError    // who has it, if not granted
+}
+
+// grace is how long an attempt may go on after its caller's context ended. The
+// answer is nearly always under way; to wait for it makes the outcome known
+// and saves the connection, which the driver would have to close.
+const grace = 100 * time.Millisecond
+
+// lingering returns a context that ends after timeout, or grace after the end
+// of ctx.
+func lingering(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	linger, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	if ctx.Done() == nil {
+		return linger, cancel
+	}
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	return linger, func() { stop(); cancel() }
+}

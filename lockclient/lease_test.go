@@ -1,0 +1,222 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func TestLease(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	lease := mustTry(t, client, "r", time.Second)
+	r := rowOf(t, pool, "r")
+	want := guard.Claim{Resource: "r", Token: guard.Token(r.Token), LeaseID: *r.LeaseID}
+	if lease.Claim() != want || lease.Resource() != "r" || lease.Token() != want.Token || lease.ID() != want.LeaseID ||
+		lease.Owner() != r.Owner || lease.TTL() != time.Second || !lease.AcquiredAt().Equal(r.AcquiredAt) {
+		t.Errorf("%+v is not the lease of %+v", lease.Claim(), r)
+	}
+	if !lease.Valid() || lease.Err() != nil || lease.Remaining() <= 0 || lease.Remaining() > 999*time.Millisecond ||
+		time.Until(lease.Deadline()) > 999*time.Millisecond {
+		t.Errorf("valid %t, %v, remaining %v", lease.Valid(), lease.Err(), lease.Remaining())
+	}
+	before := lease.Remaining()
+	time.Sleep(20 * time.Millisecond)
+	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() < before-20*time.Millisecond {
+		t.Errorf("renew: %v, remaining %v after %v", err, lease.Remaining(), before)
+	}
+	<-lease.Done()
+	var lost *LostError
+	if now := time.Now(); lease.Valid() || lease.Remaining() != 0 || !errors.As(lease.Err(), &lost) || lost.Claim != want ||
+		!errors.Is(lease.Err(), ErrLeaseLost) || lease.Deadline().After(now.Add(time.Second/2)) {
+		t.Errorf("after its end: %v", lease.Err())
+	}
+	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("renew after the end: %v", err)
+	}
+}
+
+// TestRenewNeverResurrects: neither a released, an expired, a succeeded nor a
+// cut lease comes back by a renewal that is sent late, and the statement's own
+// tests are what keeps it.
+func TestRenewNeverResurrects(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	pg := client.issuer.(*postgres)
+	for name, finish := range map[string]func(*Lease){
+		"released": func(l *Lease) { l.Release(context.Background()) },
+		"expired":  func(l *Lease) { time.Sleep(2*MinTTL + 10*time.Millisecond) },
+		"succeeded": func(l *Lease) {
+			time.Sleep(2*MinTTL + 10*time.Millisecond)
+			mustTry(t, client, l.Resource(), time.Minute)
+		},
+		"cut": func(l *Lease) { mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustExec(t, pool, "TRUNCATE fencepost.leases")
+			lease := mustTry(t, client, "r", 2*MinTTL)
+			finish(lease)
+			before := rowOf(t, pool, "r")
+			// On the wire, as a request that was held up in the network.
+			if _, held, err := pg.renew(t.Context(), lease.Claim(), time.Minute, time.Second); held || err != nil {
+				t.Errorf("renewed: %t, %v", held, err)
+			}
+			if after := rowOf(t, pool, "r"); !after.ExpiresAt.Equal(before.ExpiresAt) || after.Live != before.Live {
+				t.Errorf("%+v became %+v", before, after)
+			}
+			want := ErrLeaseLost
+			if name == "released" {
+				want = ErrReleased
+			}
+			if err := lease.Renew(t.Context()); !errors.Is(err, want) {
+				t.Errorf("got %v, want %v", err, want)
+			}
+			if err := lease.Err(); !errors.Is(err, want) {
+				t.Errorf("Err is %v", err)
+			}
+		})
+	}
+}
+
+// TestLostOnServer: a lease that the server no longer has is lost at the first
+// renewal that says so, with time left on the clock.
+func TestLostOnServer(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	lease := mustTry(t, client, "r", time.Minute)
+	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1")
+	if !lease.Valid() {
+		t.Error("not valid before anybody told")
+	}
+	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) || lease.Valid() {
+		t.Errorf("got %v, valid %t", err, lease.Valid())
+	}
+	select {
+	case <-lease.Done():
+	default:
+		t.Error("Done is open")
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("release of a lost lease: %v", err)
+	}
+}
+
+// TestRelease: it ends the lease at once, frees the row, may be repeated, works
+// under an ended context, and never frees a successor's lease.
+func TestRelease(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	lease := mustTry(t, client, "r", time.Minute)
+	for range 2 {
+		if err := lease.Release(ended); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := lease.Err(); err != ErrReleased || lease.Valid() || rowOf(t, pool, "r").Live {
+		t.Errorf("Err %v, row %+v", err, rowOf(t, pool, "r"))
+	}
+	<-lease.Done()
+
+	successor := mustTry(t, client, "r", time.Minute)
+	lease.freed = false // as if its answer had been lost
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("repeated: %v", err)
+	}
+	if freed, err := client.issuer.release(t.Context(), lease.Claim(), time.Second); freed || err != nil {
+		t.Errorf("on the wire: %t, %v", freed, err)
+	}
+	// The same lease ID under an older token is no match either.
+	old := successor.Claim()
+	old.Token--
+	if freed, err := client.issuer.release(t.Context(), old, time.Second); freed || err != nil {
+		t.Errorf("older token: %t, %v", freed, err)
+	}
+	if r := rowOf(t, pool, "r"); !r.Live || *r.LeaseID != successor.ID() {
+		t.Errorf("the successor's row is %+v", r)
+	}
+
+	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
+	if err := successor.Release(t.Context()); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("release of a lease that the holder believed in: %v", err)
+	}
+}
+
+// TestLeaseConcurrently: every method from many goroutines; for -race.
+func TestLeaseConcurrently(t *testing.T) {
+	expectNoGoroutines(t)
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	for range 5 {
+		lease := mustTry(t, client, "r", time.Minute)
+		var wg sync.WaitGroup
+		for i := range 16 {
+			wg.Go(func() {
+				for range 10 {
+					lease.Valid()
+					lease.Remaining()
+					if err := lease.Renew(t.Context()); err != nil && !errors.Is(err, ErrReleased) {
+						t.Error(err)
+					}
+					if i == 7 {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				if i%5 == 0 {
+					if err := lease.Release(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if err := lease.Err(); err != ErrReleased {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPoolOfOne: a caller who keeps his only connection does not starve the
+// renewals. The control renews on the caller's pool and loses the lease.
+func TestPoolOfOne(t *testing.T) {
+	const ttl = 300 * time.Millisecond
+	hold := func(t *testing.T, change func(*Client)) error {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
+		client := newTestClient(t, pool, nil)
+		change(client)
+		return client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+			conn, err := pool.Acquire(ctx)
+			if err != nil {
+				return err
+			}
+			defer conn.Release()
+			select {
+			case <-time.After(3 * ttl):
+			case <-ctx.Done():
+			}
+			return context.Cause(ctx)
+		})
+	}
+	t.Run("own connections", func(t *testing.T) {
+		if err := hold(t, func(*Client) {}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("control", func(t *testing.T) {
+		err := hold(t, func(c *Client) {
+			pg := c.issuer.(*postgres)
+			pg.own.Close()
+			pg.own = pg.pool
+		})
+		if !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("the lease outlived renewals on the caller's pool: %v", err)
+		}
+	})
+}

@@ -1,0 +1,173 @@
+package lockclient
+
+import (
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const (
+	// MinTTL is the shortest TTL. Below it, a renewal and its retry hardly fit
+	// between two collections of garbage; a second is a good lower end in
+	// practice, half a minute a usual choice.
+	MinTTL = 100 * time.Millisecond
+	// MaxTTL is the longest TTL: nobody else gets the lease of a crashed
+	// holder before it has run out.
+	MaxTTL = 24 * time.Hour
+
+	defaultOpTimeout    = 5 * time.Second
+	defaultLockTimeout  = 2 * time.Second
+	defaultPollInterval = 100 * time.Millisecond
+	defaultRenewConns   = 4
+	maxOpTimeout        = time.Hour
+	maxRenewConns       = 64
+)
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Logger gets the events lock_acquired, lock_contended, lock_renewed,
+	// lock_renew_failed, lock_released, lock_release_failed and lock_lost; nil
+	// means none.
+	Logger *slog.Logger
+	// Observer is told of every acquire, renewal, release and loss; nil means
+	// none.
+	Observer guard.Observer
+	// OpTimeout bounds one statement on the client's side, and apart from it
+	// the wait for a connection; 0 means 5 s. The statements that grant or
+	// renew are further bounded by the TTL, since a later answer is of no use.
+	// It also bounds how long an attempt whose answer was lost is repeated.
+	OpTimeout time.Duration
+	// LockTimeout bounds how long a statement waits for the row on the server
+	// (lock_timeout, set inside the statement); 0 means 2 s, or three quarters
+	// of OpTimeout if that is less. It must be less than OpTimeout: else the
+	// client gives up first and cannot know the outcome.
+	LockTimeout time.Duration
+	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
+	ReleaseTimeout time.Duration
+	// PollInterval is the longest pause between two tries of [Client.Acquire];
+	// 0 means 100 ms. Pauses start at a fifth of it and are jittered.
+	PollInterval time.Duration
+	// RenewConns is the most connections that the client opens for renewals
+	// and releases, beside the caller's pool; 0 means 4, at most 64.
+	RenewConns int
+}
+
+// settings are Options with every default filled in.
+type settings struct {
+	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
+	renewConns                                           int
+}
+
+func (o *Options) settings() (settings, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	s := settings{
+		opTimeout:    o.OpTimeout,
+		lockTimeout:  o.LockTimeout,
+		pollInterval: o.PollInterval,
+		renewConns:   o.RenewConns,
+	}
+	if s.opTimeout == 0 {
+		s.opTimeout = defaultOpTimeout
+	}
+	if err := between("Options.OpTimeout", s.opTimeout, time.Millisecond, maxOpTimeout); err != nil {
+		return settings{}, err
+	}
+	if s.lockTimeout == 0 {
+		s.lockTimeout = max(time.Millisecond, min(defaultLockTimeout, s.opTimeout*3/4))
+	} else if s.lockTimeout >= s.opTimeout {
+		return settings{}, guard.Invalid("Options.LockTimeout", s.lockTimeout.String(), "must be less than Options.OpTimeout, which is "+s.opTimeout.String())
+	}
+	if err := between("Options.LockTimeout", s.lockTimeout, time.Millisecond, maxOpTimeout); err != nil {
+		return settings{}, err
+	}
+	s.releaseTimeout = o.ReleaseTimeout
+	if s.releaseTimeout == 0 {
+		s.releaseTimeout = s.opTimeout
+	}
+	if err := between("Options.ReleaseTimeout", s.releaseTimeout, time.Millisecond, maxOpTimeout); err != nil {
+		return settings{}, err
+	}
+	if s.pollInterval == 0 {
+		s.pollInterval = defaultPollInterval
+	}
+	if err := between("Options.PollInterval", s.pollInterval, time.Millisecond, time.Minute); err != nil {
+		return settings{}, err
+	}
+	if s.renewConns == 0 {
+		s.renewConns = defaultRenewConns
+	}
+	if s.renewConns < 0 || s.renewConns > maxRenewConns {
+		return settings{}, guard.Invalid("Options.RenewConns", strconv.Itoa(s.renewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
+	}
+	return s, nil
+}
+
+// AcquireOptions says what is asked for. The TTL is required, so there is no
+// default for a nil pointer.
+type AcquireOptions struct {
+	// TTL is how long the lease lasts unless it is renewed: [MinTTL] to
+	// [MaxTTL], cut to whole microseconds.
+	TTL time.Duration
+	// LeaseID names this acquisition; empty means a new UUID, which is what
+	// nearly everybody wants. Whoever presents the ID of a lease that still
+	// runs is its holder and gets the same token: choose it in order to repeat
+	// an acquire whose outcome is unknown, also from another process. Never use
+	// an ID again after a release, nor for two holders.
+	LeaseID string
+}
+
+func (o *AcquireOptions) validate() (ttl time.Duration, leaseID string, err error) {
+	if o == nil {
+		return 0, "", guard.Missing("TTL")
+	}
+	if err := between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
+		return 0, "", err
+	}
+	if err := guard.ValidateLeaseID(o.LeaseID); err != nil {
+		return 0, "", err
+	}
+	if o.LeaseID == "" {
+		return o.TTL.Truncate(time.Microsecond), newLeaseID(), nil
+	}
+	return o.TTL.Truncate(time.Microsecond), o.LeaseID, nil
+}
+
+// HoldOptions configures [Client.Hold]. The TTL is required.
+type HoldOptions struct {
+	// TTL is how long the lease lasts without a renewal: [MinTTL] to [MaxTTL].
+	// It must cover the longest pause of the process, the time that a renewal
+	// takes and a margin: less, and a healthy holder loses its lease.
+	TTL time.Duration
+	// RenewInterval is the time between renewals; 0 means a third of the TTL.
+	// More is refused, so that a renewal can fail and be repeated in time. Up
+	// to a fifth of it is taken off at random.
+	RenewInterval time.Duration
+	// LeaseID is as in [AcquireOptions].
+	LeaseID string
+}
+
+func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
+	if o == nil {
+		return nil, 0, guard.Missing("TTL")
+	}
+	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID}
+	if _, _, err := a.validate(); err != nil {
+		return nil, 0, err
+	}
+	every := o.RenewInterval
+	if every == 0 {
+		every = o.TTL / 3
+	}
+	return a, every, between("RenewInterval", every, time.Millisecond, o.TTL/3)
+}
+
+func between(field string, d, low, high time.Duration) error {
+	if d < low || d > high {
+		return guard.Invalid(field, d.String(), "must be "+low.String()+" to "+high.String())
+	}
+	return nil
+}

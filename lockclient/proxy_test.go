@@ -1,0 +1,261 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// proxy is a TCP proxy before the database that loses or delays answers.
+type proxy struct {
+	net.Listener
+	network, backend string
+	cut              atomic.Int64 // how many answers to swallow, with their connection
+	delay            atomic.Int64 // of every answer, in nanoseconds
+	answers          atomic.Int64 // chunks that came from the server
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// behindProxy returns a pool whose connections go through a proxy, also those
+// of the client made on it.
+func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l}
+	go p.serve()
+	t.Cleanup(p.stop)
+	pool := dial(t, url, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			p.mu.Lock()
+			p.network, p.backend = network, addr
+			p.mu.Unlock()
+			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+		}
+	})
+	return pool, p
+}
+
+func (p *proxy) serve() {
+	for {
+		client, err := p.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		server, err := net.Dial(p.network, p.backend)
+		if err != nil {
+			client.Close()
+			p.mu.Unlock()
+			continue
+		}
+		p.conns = append(p.conns, client, server)
+		p.mu.Unlock()
+		closeBoth := func() { client.Close(); server.Close() }
+		go func() { // requests
+			defer closeBoth()
+			p.copy(server, client, func() bool { return true })
+		}()
+		go func() { // answers
+			defer closeBoth()
+			p.copy(client, server, func() bool {
+				p.answers.Add(1)
+				time.Sleep(time.Duration(p.delay.Load()))
+				for n := p.cut.Load(); n > 0; n = p.cut.Load() {
+					if p.cut.CompareAndSwap(n, n-1) {
+						return false
+					}
+				}
+				return true
+			})
+		}()
+	}
+}
+
+func (p *proxy) copy(dst, src net.Conn, pass func() bool) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := src.Read(buf)
+		if err != nil || !pass() {
+			return
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) stop() {
+	p.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+}
+
+// warm prepares every statement on the connections in use, so that the next
+// chunk from the server is the answer to a statement.
+func warm(t *testing.T, c *Client) {
+	t.Helper()
+	for range 3 {
+		lease := mustTry(t, c, "warm", time.Minute)
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLostAnswers: the server does it and the answer is lost, once or three
+// times in a row; the repeated request finds that it was done.
+func TestLostAnswers(t *testing.T) {
+	direct := migrated(t)
+	for _, lost := range []int64{1, 3} {
+		pool, proxy := behindProxy(t, direct.Config().ConnString())
+		client := newTestClient(t, pool, nil)
+		warm(t, client)
+
+		mustExec(t, direct, "DELETE FROM fencepost.leases")
+		mustExec(t, direct, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 41)")
+		proxy.cut.Store(lost)
+		lease := mustTry(t, client, "r", time.Minute)
+		if r := rowOf(t, direct, "r"); lease.Token() != 42 || r.Token != 42 || *r.LeaseID != lease.ID() {
+			t.Errorf("%d lost: lease %+v, row %+v", lost, lease.Claim(), r)
+		}
+
+		before := rowOf(t, direct, "r").ExpiresAt
+		proxy.cut.Store(lost)
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Errorf("%d lost: renew: %v", lost, err)
+		}
+		if !rowOf(t, direct, "r").ExpiresAt.After(before) {
+			t.Error("not renewed")
+		}
+
+		proxy.cut.Store(lost)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("%d lost: release: %v", lost, err)
+		}
+		if rowOf(t, direct, "r").Live {
+			t.Error("not released")
+		}
+		if n := proxy.cut.Load(); n != 0 {
+			t.Fatalf("%d answers were not lost", n)
+		}
+	}
+}
+
+// TestLostAnswerThenSuccessor: a release whose answer is lost is repeated after
+// the successor was granted, and leaves its lease alone.
+func TestLostAnswerThenSuccessor(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	lease := mustTry(t, client, "r", time.Minute)
+	successor := make(chan *Lease)
+	go func() {
+		l, err := newTestClient(t, direct, &Options{PollInterval: time.Millisecond}).
+			Acquire(context.Background(), "r", &AcquireOptions{TTL: time.Minute})
+		if err != nil {
+			t.Error(err)
+		}
+		successor <- l
+	}()
+	proxy.delay.Store(int64(20 * time.Millisecond))
+	proxy.cut.Store(1)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if l, r := <-successor, rowOf(t, direct, "r"); !r.Live || *r.LeaseID != l.ID() {
+		t.Errorf("the successor's row is %+v", r)
+	}
+}
+
+// TestOutcomeUnknown: where every answer is lost, nothing is called success or
+// refusal, the error names the lease, and what was granted is released once
+// the network lets it through.
+func TestOutcomeUnknown(t *testing.T) {
+	expectNoGoroutines(t)
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, &Options{OpTimeout: 300 * time.Millisecond, ReleaseTimeout: 5 * time.Second})
+	warm(t, client)
+	lease := mustTry(t, client, "mine", time.Minute)
+	proxy.cut.Store(1 << 40)
+	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
+		t.Errorf("renew: %v, valid %t", err, lease.Valid())
+	}
+	_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	var failed *guard.FailedError
+	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
+		t.Fatalf("acquire: %v", err)
+	}
+	if r := rowOf(t, direct, "r"); !r.Live || *r.LeaseID != failed.Claim.LeaseID {
+		t.Errorf("the control: the server did not grant, the row is %+v", r)
+	}
+	proxy.cut.Store(0)
+	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Errorf("renew after the fault: %v", err)
+	}
+
+	proxy.cut.Store(1 << 40)
+	client.set.releaseTimeout = 300 * time.Millisecond
+	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
+		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
+	}
+	proxy.cut.Store(0)
+	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
+		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
+	}
+}
+
+// TestLateAnswer is P7 on the wire: the deadline counts from before the request
+// left, and a grant that is over for its holder when it arrives is released,
+// not handed out.
+func TestLateAnswer(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	const ttl, delay = 2 * time.Second, 300 * time.Millisecond
+	proxy.delay.Store(int64(delay))
+	lease := mustTry(t, client, "r", ttl)
+	if left := lease.Remaining(); left > ttl-delay {
+		t.Errorf("%v left of %v after an answer that took %v", left, ttl, delay)
+	}
+	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() > ttl-delay {
+		t.Errorf("renew: %v, %v left", err, lease.Remaining())
+	}
+	proxy.delay.Store(0)
+
+	// The statement gets no longer than the TTL, so a late answer needs a clock
+	// that runs on between the answer and its reading.
+	real, pg := client.clock, client.issuer.(*postgres)
+	var jump atomic.Int64
+	client.clock = func() time.Duration { return real() + time.Duration(jump.Load()) }
+	pg.clock = func() time.Duration { defer jump.Store(int64(time.Minute)); return real() }
+	late, err := client.TryAcquire(t.Context(), "late", &AcquireOptions{TTL: time.Minute})
+	if late != nil || !errors.Is(err, errLate) || !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("got %v, %v", late, err)
+	}
+	if r := rowOf(t, direct, "late"); r.Live || r.Token != 1 {
+		t.Errorf("the row is %+v", r)
+	}
+}

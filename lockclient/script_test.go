@@ -1,0 +1,142 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// scripted answers acquires from a list, the last one for ever, and counts
+// releases.
+type scripted struct {
+	clock    clock
+	answers  []string
+	mu       sync.Mutex
+	acquires int
+	released []guard.Claim
+}
+
+func (s *scripted) acquire(_ context.Context, r request) (answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := min(s.acquires, len(s.answers)-1)
+	s.acquires++
+	switch s.answers[n] {
+	case "granted":
+		return answer{granted: true, token: guard.Token(n + 1), sent: s.clock()}, nil
+	case "late":
+		return answer{granted: true, token: guard.Token(n + 1), sent: s.clock() - r.ttl}, nil
+	case "held":
+		return answer{held: &HeldError{Resource: r.resource, Token: 7, Remaining: time.Hour}}, nil
+	case "free":
+		return answer{}, nil
+	case "lost":
+		return answer{}, guard.OutcomeUnknown("acquire", r.claim(), errSimulated)
+	}
+	return answer{}, guard.Unavailable("acquire", r.claim(), errSimulated)
+}
+
+func (s *scripted) renew(context.Context, guard.Claim, time.Duration, time.Duration) (time.Duration, bool, error) {
+	return 0, false, errSimulated
+}
+
+func (s *scripted) release(_ context.Context, claim guard.Claim, _ time.Duration) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.released = append(s.released, claim)
+	return true, nil
+}
+
+func (s *scripted) close() {}
+
+// TestAcquireAnswers is the table of what a sequence of answers comes to. What
+// may have been granted to nobody is released, but never while the same lease
+// ID may yet be granted: that release could free the later grant.
+func TestAcquireAnswers(t *testing.T) {
+	for _, test := range []struct {
+		answers  []string
+		wait     bool
+		given    string
+		token    guard.Token
+		want     error
+		released int
+	}{
+		{answers: []string{"granted"}, token: 1},
+		{answers: []string{"free", "free", "granted"}, token: 3},
+		{answers: []string{"free"}, want: guard.ErrUnavailable},
+		{answers: []string{"held"}, want: ErrHeld},
+		{answers: []string{"down"}, want: guard.ErrUnavailable},
+		{answers: []string{"lost", "granted"}, token: 2},
+		{answers: []string{"lost", "down", "down", "granted"}, token: 4},
+		{answers: []string{"lost", "held"}, want: ErrHeld, released: 1},
+		{answers: []string{"lost", "held"}, want: ErrHeld, given: "mine"},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost", "down"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost", "free"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, given: "mine"},
+		{answers: []string{"late"}, want: guard.ErrUnavailable, released: 1},
+		{answers: []string{"late"}, want: guard.ErrOutcomeUnknown, given: "mine"},
+		{wait: true, answers: []string{"held", "held", "granted"}, token: 3},
+		{wait: true, answers: []string{"lost", "held", "granted"}, token: 3},
+		{wait: true, answers: []string{"held", "lost", "held", "lost", "granted"}, token: 5},
+		{wait: true, answers: []string{"held"}, want: ErrHeld},
+		{wait: true, answers: []string{"lost", "held"}, want: ErrHeld, released: 1},
+		{wait: true, answers: []string{"held", "down"}, want: guard.ErrUnavailable},
+		{wait: true, answers: []string{"held", "lost"}, want: guard.ErrOutcomeUnknown, released: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			server := &scripted{clock: drifting(0), answers: test.answers}
+			set, _ := (*Options)(nil).settings()
+			client := newClient(server, "o", set, server.clock, events{})
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			acquire := client.TryAcquire
+			if test.wait {
+				acquire = client.Acquire
+			}
+			lease, err := acquire(ctx, "r", &AcquireOptions{TTL: time.Hour, LeaseID: test.given})
+			switch {
+			case test.want != nil && (lease != nil || !errors.Is(err, test.want)):
+				t.Errorf("%+v: got %v, %v", test, lease, err)
+			case test.want == nil && (err != nil || lease.Token() != test.token):
+				t.Errorf("%+v: got %v, %v", test, lease, err)
+			}
+			if unknown := errors.Is(err, guard.ErrOutcomeUnknown); err != nil && unknown != (test.want == guard.ErrOutcomeUnknown) {
+				t.Errorf("%+v: unknown %t: %v", test, unknown, err)
+			}
+			client.Close()
+			if len(server.released) != test.released {
+				t.Errorf("%+v: released %v", test, server.released)
+			}
+			if lease != nil {
+				lease.end(ErrReleased)
+			}
+		})
+	}
+}
+
+// TestLateRenewal: an answer that comes after the deadline extends nothing,
+// though no timer has noticed the deadline.
+func TestLateRenewal(t *testing.T) {
+	var now time.Duration
+	client := newClient(nil, "o", settings{}, func() time.Duration { return now }, events{})
+	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, time.Now(), MaxTTL, MaxTTL)
+	lease.extend(2 * MaxTTL)
+	if now = MaxTTL; !lease.Valid() {
+		t.Error("a renewal in time does not count")
+	}
+	lease.extend(MaxTTL) // an older answer
+	if now = 2*MaxTTL - 1; !lease.Valid() {
+		t.Error("an older answer took time away")
+	}
+	now = 2 * MaxTTL
+	lease.extend(3 * MaxTTL)
+	if lease.Valid() || !errors.Is(lease.Err(), ErrLeaseLost) {
+		t.Error("a renewal brought the lease back")
+	}
+}

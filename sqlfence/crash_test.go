@@ -1,0 +1,165 @@
+package sqlfence
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestServerKilled (P5): a server that dies in the middle of an update, an
+// enter, a raise and a COMMIT: never a success, an unknown outcome where
+// something may have been committed, and the marks are there after it.
+func TestServerKilled(t *testing.T) {
+	s := startServer(t, nil)
+	for i := range openers {
+		t.Run(openers[i].driver, func(t *testing.T) {
+			url, _, err := s.NewDatabase(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := newEnv(t, i, url)
+			e.createPairs()
+			e.createWritten()
+			// A COMMIT that takes long, and a row and a resource that are locked.
+			e.exec(`INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old');
+				CREATE TABLE slow (id int);
+				CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(30); RETURN NULL; END';
+				CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleep()`)
+			for _, resource := range []string{"committing", "survives"} {
+				if err := e.db.Raise(t.Context(), claimOf(resource, 5)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tx, err := e.admin.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.Background())
+			if _, err := tx.Exec(t.Context(), "SELECT fencepost.raise('locked', 5, 'other', 1000), (SELECT 1 FROM pairs FOR UPDATE)"); err != nil {
+				t.Fatal(err)
+			}
+			table := e.table("pairs", []string{"a", "b"}, nil)
+			calls := map[string]struct {
+				call func(ctx context.Context) error
+				want guard.Reason
+			}{
+				"update": {func(ctx context.Context) error {
+					return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+				}, guard.ReasonOutcomeUnknown},
+				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), nil) }, guard.ReasonUnavailable},
+				"raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("locked", 6)) }, guard.ReasonUnavailable},
+				"commit": {func(ctx context.Context) error {
+					return e.db.fenced(ctx, claimOf("committing", 5), func(ctx context.Context, tx testTx) error {
+						_, err := tx.exec(ctx, "INSERT INTO slow VALUES (1)")
+						return err
+					})
+				}, guard.ReasonOutcomeUnknown},
+			}
+			type result struct {
+				what string
+				err  error
+			}
+			results := make(chan result, len(calls))
+			for what, c := range calls {
+				go func() { results <- result{what, c.call(context.Background())} }()
+			}
+			e.waitFor("the calls", `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')`, len(calls))
+			if err := s.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for range calls {
+				select {
+				case r := <-results:
+					if guard.ReasonOf(r.err) != calls[r.what].want {
+						t.Errorf("%s: got %v, want %s", r.what, r.err, calls[r.what].want)
+					}
+				case <-time.After(20 * time.Second):
+					t.Fatal("a call hangs")
+				}
+			}
+			for what, err := range map[string]error{
+				"InTx":   e.db.fenced(t.Context(), claimOf("r", 5), nil),
+				"Raise":  e.db.Raise(t.Context(), claimOf("r", 5)),
+				"Update": table.Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+			} {
+				if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable {
+					t.Errorf("%s on a server that is down: %v", what, err)
+				}
+			}
+			restart(t, s, e)
+			if n := e.int("SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')"); n != 0 {
+				t.Errorf("%d writes are there", n)
+			}
+			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
+				t.Errorf("the mark is %+v, %v", mark, err)
+			}
+		})
+	}
+}
+
+// TestBackendTerminated: the same for one session, by an operator.
+func TestBackendTerminated(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			if err := write5(ctx, tx); err != nil {
+				return err
+			}
+			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+			e.exec("SELECT pg_terminate_backend($1, 5000)", pid)
+			return err
+		})
+		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
+			t.Errorf("got %v, want ErrUnavailable or ErrOutcomeUnknown", err)
+		}
+		if e.written() != 0 {
+			t.Error("the write is there")
+		}
+		// The successor is not kept waiting.
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if err := e.db.Raise(ctx, claimOf("r", 6)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLockTimeout: a statement of the callback that waits too long for a row
+// is the callback's error; an update by itself is ErrUnavailable.
+func TestLockTimeout(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT 1 FROM pairs FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
+		err = db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+		})
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "55P03" {
+			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
+		}
+		// A negative timeout leaves the session's own.
+		own := e.open(&Options{LockTimeout: -1, IdleTimeout: -1})
+		err = own.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name IN ('lock_timeout', 'idle_in_transaction_session_timeout') AND setting = '0'")
+			if n != 2 {
+				t.Error("the session's timeouts were changed")
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,238 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// campaign lengthens the random tests: FENCEPOST_SQLFENCE_CAMPAIGN=20 makes
+// them twenty times as long.
+func campaign(n int) int {
+	if factor, err := strconv.Atoi(os.Getenv("FENCEPOST_SQLFENCE_CAMPAIGN")); err == nil && factor > 0 {
+		return n * factor
+	}
+	return n
+}
+
+// fence is a DB of either driver, with the type of its transactions erased, so
+// that each test is written once.
+type fence interface {
+	guard.Store
+	Querier
+	Raise(ctx context.Context, claim guard.Claim) error
+	Migrate(ctx context.Context) error
+	// fenced is InTx; plain and unfenced are what a user has without sqlfence:
+	// a transaction of the server's default level, and a statement.
+	fenced(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error
+	plain(ctx context.Context, fn func(ctx context.Context, tx testTx) error) error
+	unfenced(ctx context.Context, sql string, args ...any) error
+	inUse() int
+	close()
+}
+
+// testTx is a transaction of either driver.
+type testTx interface {
+	exec(ctx context.Context, sql string, args ...any) (int64, error)
+	int(ctx context.Context, sql string, args ...any) (int64, error)
+	in() Querier
+	end(commit bool) error
+}
+
+type pgxFence struct {
+	*DB[pgx.Tx]
+	pool *pgxpool.Pool
+}
+
+func (f pgxFence) unfenced(ctx context.Context, sql string, args ...any) error {
+	_, err := f.pool.Exec(ctx, sql, args...)
+	return err
+}
+
+func (f pgxFence) inUse() int { return int(f.pool.Stat().AcquiredConns()) }
+func (f pgxFence) close()     { f.pool.Close() }
+
+func (f pgxFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
+	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+}
+
+func (f pgxFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
+	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+}
+
+type pgxTx struct {
+	tx pgx.Tx
+	db *DB[pgx.Tx]
+}
+
+func (t pgxTx) exec(ctx context.Context, sql string, args ...any) (int64, error) {
+	tag, err := t.tx.Exec(ctx, sql, args...)
+	return tag.RowsAffected(), err
+}
+
+func (t pgxTx) int(ctx context.Context, sql string, args ...any) (n int64, err error) {
+	err = t.tx.QueryRow(ctx, sql, args...).Scan(&n)
+	return n, err
+}
+
+func (t pgxTx) in() Querier { return t.db.In(t.tx) }
+
+func (t pgxTx) end(commit bool) error {
+	if commit {
+		return t.tx.Commit(context.Background())
+	}
+	return t.tx.Rollback(context.Background())
+}
+
+type stdFence struct {
+	*DB[*sql.Tx]
+	pool *sql.DB
+}
+
+func (f stdFence) unfenced(ctx context.Context, query string, args ...any) error {
+	_, err := f.pool.ExecContext(ctx, query, args...)
+	return err
+}
+
+func (f stdFence) inUse() int { return f.pool.Stats().InUse }
+func (f stdFence) close()     { f.pool.Close() }
+
+func (f stdFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
+	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
+}
+
+func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
+	tx, err := f.pool.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(ctx, stdTx{tx, f.DB}); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+type stdTx struct {
+	tx *sql.Tx
+	db *DB[*sql.Tx]
+}
+
+func (t stdTx) exec(ctx context.Context, query string, args ...any) (int64, error) {
+	return stdExec(ctx, t.tx, query, args)
+}
+
+func (t stdTx) int(ctx context.Context, query string, args ...any) (n int64, err error) {
+	err = t.tx.QueryRowContext(ctx, query, args...).Scan(&n)
+	return n, err
+}
+
+func (t stdTx) in() Querier { return t.db.In(t.tx) }
+
+func (t stdTx) end(commit bool) error {
+	if commit {
+		return t.tx.Commit()
+	}
+	return t.tx.Rollback()
+}
+
+// openers opens a DB of each driver with a pool of the given size.
+var openers = []struct {
+	driver string
+	open   func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence
+}{
+	{"pgx", func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence {
+		c, err := pgxpool.ParseConfig("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.ConnConfig, c.MaxConns = config, int32(conns)
+		pool, err := pgxpool.NewWithConfig(context.Background(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		db, err := Pgx(pool, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pgxFence{db, pool}
+	}},
+	{"std", func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence {
+		pool := stdlib.OpenDB(*config)
+		pool.SetMaxOpenConns(conns)
+		pool.SetMaxIdleConns(conns)
+		db, err := Std(pool, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stdFence{db, pool}
+	}},
+}
+
+// env is a fresh database with the schema and one driver.
+type env struct {
+	testing.TB
+	driver string
+	url    string
+	admin  *pgxpool.Pool // a superuser's, beside the DB under test
+	db     fence
+	opener func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence
+}
+
+const poolSize = 40
+
+// eachDriver runs a test for both drivers, each on a database of its own.
+func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {
+	for i := range openers {
+		t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
+	}
+}
+
+func newEnv(t testing.TB, driver int, url string) *env {
+	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url}
+	admin, err := pgxpool.New(context.Background(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.admin = admin
+	t.Cleanup(admin.Close)
+	e.db = e.open(nil)
+	if err := e.db.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// open opens another DB on the database. When the test ends, none of its
+// connections may still be in use: no path may leak one.
+func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
+	e.Helper()
+	config, err := pgx.ParseConfig(e.url)
+	if err != nil {
+		e.Fatal(err)
+	}
+	for _, c := range change {
+		c(config)
+	}
+	db := e.opener(e, config, poolSize, opts)
+	e.Cleanup(func() {
+		for end := time.Now().Add(5 * time.Second); db.inUse() > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				e.Errorf("%d connections of the pool were not given back", db.inUse())
+				return // closing would wait for them
+			}
+		}
+		db.close()
+	})
+	return db
+}

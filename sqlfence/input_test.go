@@ -1,0 +1,224 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// wantInvalid checks the error of malformed input: ErrInvalid and nothing
+// else, and a message that names the field and shows the value escaped.
+func wantInvalid(t *testing.T, what string, err error, field, shown string) {
+	t.Helper()
+	var invalid *guard.InvalidError
+	switch {
+	case guard.ReasonOf(err) != guard.ReasonInvalid || !errors.As(err, &invalid):
+		t.Errorf("%s: got %v, want ErrInvalid", what, err)
+	case !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), shown):
+		t.Errorf("%s: %q does not name %q and %q", what, err, field, shown)
+	case strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r > '~' }):
+		t.Errorf("%s: %q is not escaped", what, err)
+	}
+}
+
+func TestInvalidTables(t *testing.T) {
+	id := []string{"id"}
+	for what, c := range map[string]struct {
+		name, key    []string
+		opts         *TableOptions
+		field, shown string
+	}{
+		"no name":               {nil, id, nil, "table name", "1 to 3 parts"},
+		"four parts":            {[]string{"a", "b", "c", "d"}, id, nil, "table name", "a.b.c.d"},
+		"an empty part":         {[]string{"a", ""}, id, nil, "table name", `""`},
+		"64 bytes":              {[]string{strings.Repeat("x", 64)}, id, nil, "table name", "64 bytes"},
+		"NUL":                   {[]string{"a\x00b"}, id, nil, "table name", `a\x00b`},
+		"not UTF-8":             {[]string{"a\xffb"}, id, nil, "table name", `a\xffb`},
+		"no key":                {id, nil, nil, "key", "at least one"},
+		"an empty key":          {id, []string{""}, nil, "key column", `""`},
+		"a key twice":           {id, []string{"a", "a"}, nil, "key column", `"a"`},
+		"a long key":            {id, []string{strings.Repeat("ä", 32)}, nil, "key column", "64 bytes"},
+		"the token is the key":  {id, []string{DefaultTokenColumn}, nil, "key column", DefaultTokenColumn},
+		"the lease is the key":  {id, id, &TableOptions{LeaseColumn: "id"}, "key column", `"id"`},
+		"the lease is the mark": {id, id, &TableOptions{LeaseColumn: DefaultTokenColumn}, "lease column", DefaultTokenColumn},
+		"a bad token column":    {id, id, &TableOptions{TokenColumn: "a\x00"}, "token column", `a\x00`},
+		"a bad lease column":    {id, id, &TableOptions{LeaseColumn: "\xff"}, "lease column", `\xff`},
+		"a rule that is none":   {id, id, &TableOptions{Rule: 7}, "TableOptions.Rule", "invalid rule"},
+	} {
+		table, err := NewTable(c.name, c.key, c.opts)
+		wantInvalid(t, what, err, c.field, c.shown)
+		if table != nil {
+			t.Errorf("%s: a table was returned", what)
+		}
+	}
+}
+
+func TestInvalidOptions(t *testing.T) {
+	for what, o := range map[string]Options{
+		"Options.LockTimeout":   {LockTimeout: time.Microsecond},
+		"Options.IdleTimeout":   {IdleTimeout: 25 * time.Hour},
+		"Options.RaiseTimeout":  {RaiseTimeout: -time.Second},
+		"Options.CommitTimeout": {CommitTimeout: -time.Second},
+	} {
+		_, err := Std(&sql.DB{}, &o)
+		wantInvalid(t, what, err, what, "must be 1ms to")
+	}
+	_, err := Pgx(nil, nil)
+	wantInvalid(t, "Pgx(nil)", err, "pool", "nil")
+	_, err = Std(nil, nil)
+	wantInvalid(t, "Std(nil)", err, "db", "nil")
+	o, err := (Options{LockTimeout: -1, IdleTimeout: -1}).resolve()
+	if err != nil || o.LockTimeout != 0 || o.IdleTimeout != 0 || o.RaiseTimeout != defaultLockTimeout+defaultIdleTimeout {
+		t.Errorf("negative timeouts resolve to %+v, %v", o, err)
+	}
+}
+
+// invalidClaims are refused everywhere alike.
+var invalidClaims = map[string]struct {
+	claim        guard.Claim
+	field, shown string
+}{
+	"no token":       {guard.Claim{Resource: "r"}, "token", `"0"`},
+	"token -1":       {guard.Claim{Resource: "r", Token: -1}, "token", `"-1"`},
+	"token MaxInt64": {guard.Claim{Resource: "r", Token: math.MaxInt64}, "token", "9223372036854775807"},
+	"no resource":    {guard.Claim{Token: 1}, "resource", `""`},
+	"513 bytes":      {guard.Claim{Resource: strings.Repeat("r", 513), Token: 1}, "resource", "513 bytes"},
+	"a line break":   {guard.Claim{Resource: "a\nb", Token: 1}, "resource", `a\nb`},
+	"NUL":            {guard.Claim{Resource: "a\x00b", Token: 1}, "resource", `a\x00b`},
+	"C1 control":     {guard.Claim{Resource: "a\u0085b", Token: 1}, "resource", `a\u0085b`},
+	"not UTF-8":      {guard.Claim{Resource: "a\xc3", Token: 1}, "resource", `a\xc3`},
+	"long lease":     {guard.Claim{Resource: "r", Token: 1, LeaseID: strings.Repeat("l", 129)}, "lease ID", "129 bytes"},
+	"tab in lease":   {guard.Claim{Resource: "r", Token: 1, LeaseID: "a\tb"}, "lease ID", `a\tb`},
+}
+
+// TestInvalidClaims: on a closed pool, where whatever is sent is
+// ErrUnavailable, a malformed claim is ErrInvalid: nothing was sent.
+func TestInvalidClaims(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		closed, table := e.open(nil), e.table("pairs", []string{"a", "b"}, nil)
+		closed.close()
+		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		calls := map[string]func(claim guard.Claim) error{
+			"InTx":  func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
+			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
+			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
+			"Mark": func(c guard.Claim) error {
+				if guard.ValidateResource(c.Resource) == nil {
+					return c.Validate() // Mark takes no more than the resource
+				}
+				_, err := closed.Mark(t.Context(), c.Resource)
+				return err
+			},
+			"Update": func(c guard.Claim) error { return table.Update(t.Context(), closed, c, Key{1, "x"}, Set{"v": 1}) },
+		}
+		for name, call := range calls {
+			for what, c := range invalidClaims {
+				wantInvalid(t, name+" with "+what, call(c.claim), c.field, c.shown)
+			}
+			// The control: a good claim does meet the closed pool.
+			if err := call(claimOf("r", 1)); name != "Mark" && guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
+			}
+		}
+		for name, err := range map[string]error{
+			"Mark":    func() error { _, err := closed.Mark(t.Context(), "r"); return err }(),
+			"Retire":  func() error { _, err := closed.Retire(t.Context(), time.Now()); return err }(),
+			"Migrate": closed.Migrate(t.Context()),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
+			}
+		}
+	})
+}
+
+// TestInvalidUpdates: malformed keys and sets are refused before anything is
+// sent, which a closed pool shows.
+func TestInvalidUpdates(t *testing.T) {
+	var nilString *string
+	good, set := Key{1, "x"}, Set{"v": "new"}
+	set1 := func(column string, value any) Set { return Set{column: value} }
+	raw := func(sql string, args ...any) Set { return Set{"n": Raw(sql, args...)} }
+	cases := map[string]struct {
+		key          Key
+		set          Set
+		field, shown string
+	}{
+		"one key value":        {Key{1}, set, "key", "2 columns, 1 values"},
+		"three key values":     {Key{1, "x", 2}, set, "key", "2 columns, 3 values"},
+		"a NULL key":           {Key{1, nil}, set, `key column b`, "NULL"},
+		"a nil pointer":        {Key{1, nilString}, set, `key column b`, "NULL"},
+		"nil bytes":            {Key{1, []byte(nil)}, set, `key column b`, "NULL"},
+		"a valuer's NULL":      {Key{1, sql.NullString{}}, set, `key column b`, "NULL"},
+		"an empty set":         {good, Set{}, "set", "no column"},
+		"no set":               {good, nil, "set", "no column"},
+		"a key column":         {good, set1("a", 1), "set column", "key column"},
+		"the token column":     {good, set1(DefaultTokenColumn, 1), "set column", "token column"},
+		"the lease column":     {good, set1("last_lease_id", ""), "set column", "lease column"},
+		"an empty column":      {good, set1("", 1), "set column", `""`},
+		"64 bytes":             {good, set1(strings.Repeat("c", 64), 1), "set column", "64 bytes"},
+		"NUL in a column":      {good, set1("v\x00", 1), "set column", `v\x00`},
+		"not UTF-8":            {good, set1("v\xfe", 1), "set column", `v\xfe`},
+		"no expression":        {good, set1("n", Expr{}), "set column n", "empty expression"},
+		"blank expression":     {good, raw(" \n"), "set column n", `\n`},
+		"placeholder 2 of 1":   {good, raw("n + $2", 1), "set column n", "uses $2 and has 1"},
+		"placeholder 0":        {good, raw("n + $0", 1), "set column n", "uses $0"},
+		"placeholder of none":  {good, raw("n + $1"), "set column n", "uses $1 and has 0"},
+		"a huge placeholder":   {good, raw("n + $99999999999999999999", 1), "set column n", "uses $999"},
+		"two statements":       {good, raw("1; DROP TABLE pairs"), "set column n", "one expression"},
+		"a line comment":       {good, raw("1 -- x"), "set column n", "comments"},
+		"a block comment":      {good, raw("1 /* x */"), "set column n", "comments"},
+		"dollar quotes":        {good, raw("$$1$$"), "set column n", "dollar quotes"},
+		"tagged dollar quotes": {good, raw("$a$1$a$"), "set column n", "dollar quotes"},
+		"an open quote":        {good, raw("'a"), "set column n", "open quote"},
+		"an open name":         {good, raw(`"a`), "set column n", "open quote"},
+		"an escaped quote":     {good, raw(`E'a\'`), "set column n", "open quote"},
+		"a doubled quote":      {good, raw(`'a''`), "set column n", "open quote"},
+		"closes the fence's":   {good, raw("1) WHERE (true"), "set column n", "one expression"},
+		"an open parenthesis":  {good, raw("(1"), "set column n", "open parenthesis"},
+		"NUL in an expression": {good, raw("1)\x00"), "set column n", `\x00`},
+		"a bad byte":           {good, raw("'\xff'"), "set column n", `\xff`},
+	}
+	eachDriver(t, func(t *testing.T, e *env) {
+		closed := e.open(nil)
+		closed.close()
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{LeaseColumn: "last_lease_id"})
+		for what, c := range cases {
+			wantInvalid(t, what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
+		}
+	})
+}
+
+// TestResourceOfRow: a claim for another resource than the row's is refused
+// before anything is sent, and so is a row whose resource cannot be told.
+func TestResourceOfRow(t *testing.T) {
+	unknown := errors.New("no such tenant")
+	eachDriver(t, func(t *testing.T, e *env) {
+		closed := e.open(nil)
+		closed.close()
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Resource: func(key ...any) (string, error) {
+			if key[0] == 9 {
+				return "", unknown
+			}
+			return guard.JoinResource("pair", fmt.Sprint(key[0]), fmt.Sprint(key[1]))
+		}})
+		update := func(resource string, key Key) error {
+			return table.Update(t.Context(), closed, claimOf(resource, 1), key, Set{"v": 1})
+		}
+		wantInvalid(t, "another row's", update("pair:1:x", Key{1, "y"}), "claim.Resource", "pair:1:x")
+		if err := update("pair:1:x", Key{9, "x"}); !errors.Is(err, unknown) {
+			t.Errorf("got %v, want the function's error", err)
+		}
+		if err := update("pair:1:x", Key{1, "x"}); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("the row's own: got %v, want ErrUnavailable of the closed pool", err)
+		}
+	})
+}

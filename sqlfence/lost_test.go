@@ -1,0 +1,232 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
+// whether it took effect or not; both are made to happen.
+func TestLostCommit(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for what, c := range map[string]struct {
+			fate fate
+			rows int64
+		}{"not forwarded": {cutBefore, 0}, "answer cut": {cutAfter, 1}, "answer withheld": {mute, 1}} {
+			e.exec("DROP TABLE IF EXISTS written")
+			e.createWritten()
+			p, through := e.newProxy()
+			db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}, through)
+			if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+				t.Fatal(err)
+			}
+			p.set(on("commit\x00", c.fate))
+			start := time.Now()
+			err := db.fenced(t.Context(), claimOf("r", 5), write5)
+			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
+			}
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("%s: it took %v", what, took)
+			}
+			p.set(nil)
+			p.cut() // a driver waits for a connection that is silent before it gives it up
+			// Once the server is done with the transaction, a successor sees it.
+			if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+				t.Fatal(err)
+			}
+			if n := e.written(); n != c.rows {
+				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
+			}
+			e.exec("DELETE FROM fencepost.marks")
+		}
+	})
+}
+
+// TestLostUpdate (P5, P6): in every exec mode of pgx, a single statement whose
+// answer is lost is an unknown outcome and is sent once: a driver that repeats
+// it would write twice, or take its own write for another's.
+func TestLostUpdate(t *testing.T) {
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		for _, mode := range modes {
+			e.exec("DELETE FROM fencepost.marks; TRUNCATE pairs; INSERT INTO pairs (a, b) VALUES (1, 'x')")
+			p, through := e.newProxy()
+			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+			update := func(token guard.Token) error {
+				return table.Update(t.Context(), db, claimOf("r", token), Key{1, "x"}, Set{"n": Raw("n + $1", 1)})
+			}
+			if err := update(5); err != nil { // the control, and the statement is prepared
+				t.Fatalf("%v: %v", mode, err)
+			}
+			executed, cut := false, false
+			p.set(func(message string) fate {
+				executed = executed || message[0] == 'E' // Execute; a Sync follows
+				last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "UPDATE")
+				if cut || !last {
+					return forward
+				}
+				cut = true // a repetition would get through
+				return cutAfter
+			})
+			if err := update(5); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Errorf("%v: got %v, want ErrOutcomeUnknown", mode, err)
+			}
+			p.set(nil)
+			e.waitFor("the row", "SELECT n >= 2 FROM pairs")
+			if n := e.int("SELECT n FROM pairs"); n != 2 {
+				t.Errorf("%v: the statement was sent %d times", mode, n-1)
+			}
+			// The same modes for transactions and marks.
+			if err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": Raw("n + $1", 1)})
+			}); err != nil {
+				t.Errorf("%v: InTx: %v", mode, err)
+			}
+			if mark, err := db.Admit(t.Context(), claimOf("r", 6)); err != nil || mark.Token != 6 {
+				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
+			}
+			if err := db.fenced(t.Context(), claimOf("r", 5), nil); !errors.Is(err, guard.ErrStale) {
+				t.Errorf("%v: InTx of an older token: %v", mode, err)
+			}
+		}
+	})
+}
+
+// TestLostAnswers: what was lost on the way to a COMMIT that nobody sent wrote
+// nothing and is ErrUnavailable; a single statement commits by itself, so its
+// lost answer is an unknown outcome.
+func TestLostAnswers(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		calls := map[string]struct {
+			message string
+			call    func(ctx context.Context, db fence) error
+			want    guard.Reason
+		}{
+			"begin": {"begin", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
+			"enter": {"fencepost.enter", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
+			"raise": {"fencepost.raise", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("r", 5)) }, guard.ReasonUnavailable},
+			"the commit of a raise": {"commit\x00", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("raised", 5)) },
+				guard.ReasonOutcomeUnknown},
+			"the commit of a raise in InTx": {"commit\x00", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) },
+				guard.ReasonUnavailable},
+			"mark": {"fencepost.marks", func(ctx context.Context, db fence) error { _, err := db.Mark(ctx, "r"); return err }, guard.ReasonUnavailable},
+			"retire": {"fencepost.retire", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
+				guard.ReasonUnavailable},
+			"the commit of a retirement": {"commit\x00", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
+				guard.ReasonOutcomeUnknown},
+			"update": {"update", func(ctx context.Context, db fence) error {
+				return table.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+			}, guard.ReasonOutcomeUnknown},
+			"the verdict of an update": {"select", func(ctx context.Context, db fence) error {
+				return table.Update(ctx, db, claimOf("r", 5), Key{1, "gone"}, Set{"v": "new"})
+			}, guard.ReasonUnavailable},
+		}
+		for what, c := range calls {
+			p, through := e.newProxy()
+			db := e.open(nil, through)
+			p.set(on(c.message, cutBefore))
+			if err := c.call(t.Context(), db); guard.ReasonOf(err) != c.want {
+				t.Errorf("%s: got %v, want %s", what, err, c.want)
+			}
+			p.set(nil)
+		}
+		if row := e.text("SELECT v || last_fencing_token FROM pairs"); row != "old0" {
+			t.Errorf("the row is %s", row)
+		}
+	})
+}
+
+// TestCommitIgnoresCancel: a context that ends while the COMMIT is on its way
+// does not turn a commit into an unknown outcome.
+func TestCommitIgnoresCancel(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		p, through := e.newProxy()
+		db := e.open(nil, through)
+		if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		p.set(func(message string) fate {
+			if on("commit\x00", cutBefore)(message) != forward {
+				cancel()
+				time.Sleep(50 * time.Millisecond) // the client has time to give up
+			}
+			return forward
+		})
+		if err := db.fenced(ctx, claimOf("r", 5), write5); err != nil || ctx.Err() == nil || e.written() != 1 {
+			t.Errorf("%v, %d rows", err, e.written())
+		}
+	})
+}
+
+// TestEnterCancelled: a context that ends while enter waits for the lock gives
+// the connection back and leaves no transaction behind.
+func TestEnterCancelled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT fencepost.raise('r', 6, '', 1000)"); err != nil {
+			t.Fatal(err)
+		}
+		for what, call := range map[string]func(ctx context.Context) error{
+			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
+			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) },
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			if err := call(ctx); guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			}
+			cancel()
+		}
+		e.waitFor("the waiters to be gone", "SELECT ("+waitersSQL+") = 0")
+	})
+}
+
+// TestPoolExhausted: no connection in time is ErrUnavailable, nothing sent.
+func TestPoolExhausted(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		var held [poolSize]func() error
+		e.exec("CREATE TABLE written (token bigint)")
+		for i := range held {
+			held[i] = e.holding(claimOf("r", 5))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		for what, err := range map[string]error{
+			"InTx":   e.db.fenced(ctx, claimOf("r", 5), nil),
+			"Raise":  e.db.Raise(ctx, claimOf("s", 5)),
+			"Update": table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			}
+		}
+		for _, end := range held {
+			if err := end(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,175 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestMarksDecide (P1, P4, P6): for every small mark, floors included, and
+// every claim, InTx, Raise, Admit and the database function enter agree with
+// guard.Decide by SameOrNewer, and the mark is afterwards what it must be.
+func TestMarksDecide(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, problem := range e.compareMarks() {
+			t.Error(problem)
+		}
+	})
+}
+
+// TestMarksDecideControls: each comparison in the database functions is needed.
+func TestMarksDecideControls(t *testing.T) {
+	for name, m := range map[string]struct{ function, old, new string }{
+		"enter admits an older token":     {"enter", "ELSIF m.token > p_token", "ELSIF m.token > p_token + 1"},
+		"enter admits another lease":      {"enter", `AND m.lease_id = p_lease COLLATE "C"`, ""},
+		"enter admits a newer token":      {"enter", "PERFORM fencepost.refuse('SF004'", "-- "},
+		"raise admits an older token":     {"raise", "m.token > p_token", "false"},
+		"raise admits another lease":      {"raise", `m.lease_id <> p_lease COLLATE "C"`, "false"},
+		"raise forgets the lease":         {"raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
+		"raise forgets the floor":         {"raise", "IF f >= p_token", "IF false"},
+		"raise admits the floor's token":  {"raise", "IF f >= p_token", "IF f > p_token"},
+		"raise takes the floor for marks": {"raise", "p_lease, f, '', true)", "p_lease, f, '', false)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachDriver(t, func(t *testing.T, e *env) {
+				e.mutate(m.function, m.old, m.new)
+				if len(e.compareMarks()) == 0 {
+					t.Error("the comparison with guard.Decide did not notice")
+				}
+			})
+		})
+	}
+}
+
+// putMark makes mark the only one in the database.
+func (e *env) putMark(resource string, mark guard.Mark) {
+	e.exec("DELETE FROM fencepost.marks")
+	if mark.Floor {
+		resource = ""
+	}
+	if mark.Token != guard.NoToken {
+		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ($1, $2, $3)", resource, int64(mark.Token), mark.LeaseID)
+	}
+}
+
+func (e *env) compareMarks() (problems []string) {
+	const resource = "a:b"
+	marks := someMarks()
+	for _, token := range someTokens {
+		marks = append(marks, guard.Mark{Token: token, Floor: true})
+	}
+	surfaces := map[string]func(ctx context.Context, claim guard.Claim) error{
+		"InTx": func(ctx context.Context, claim guard.Claim) error {
+			ran := false
+			err := e.db.fenced(ctx, claim, func(ctx context.Context, tx testTx) error {
+				ran = true
+				if got, ok := guard.ClaimFrom(ctx); !ok || got != claim {
+					return fmt.Errorf("the callback's context carries %+v", got)
+				}
+				return nil
+			})
+			if ran != (err == nil) {
+				err = fmt.Errorf("the callback ran: %t, with error %w", ran, err)
+			}
+			return err
+		},
+		"Raise": e.db.Raise,
+		"Admit": func(ctx context.Context, claim guard.Claim) error {
+			_, err := e.db.Admit(ctx, claim)
+			return err
+		},
+		"enter": func(ctx context.Context, claim guard.Claim) error { // alone, it never raises
+			_, err := e.admin.Exec(ctx, "SELECT fencepost.enter($1, $2, $3, 0, 0)", claim.Resource, int64(claim.Token), claim.LeaseID)
+			if err == nil {
+				return nil
+			}
+			return failure("enter", claim, err, false)
+		},
+	}
+	for name, call := range surfaces {
+		for _, mark := range marks {
+			for _, claim := range someClaims(resource) {
+				e.putMark(resource, mark)
+				if problem := e.compareMark(name, call, mark, claim); problem != "" {
+					problems = append(problems, fmt.Sprintf("%s, mark %+v, claim %+v: %s", name, mark, claim, problem))
+					if len(problems) == 5 {
+						return problems
+					}
+				}
+			}
+		}
+	}
+	return problems
+}
+
+func (e *env) compareMark(name string, call func(context.Context, guard.Claim) error, mark guard.Mark, claim guard.Claim) string {
+	ctx := context.Background()
+	err, want, after := call(ctx, claim), guard.Decide(guard.SameOrNewer, mark, claim), mark
+	switch {
+	case name == "enter" && (claim.Token > mark.Token || mark.Floor):
+		if sqlState(err) != stateRaise { // without a mark of its own it must raise, whatever the floor
+			return fmt.Sprintf("got %v, want SQLSTATE %s", err, stateRaise)
+		}
+	default:
+		if problem := sameVerdict(err, want, claim, mark); problem != "" {
+			return problem
+		}
+		if want == nil {
+			after = guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
+		}
+	}
+	if got, err := e.db.Mark(ctx, claim.Resource); err != nil || got != after {
+		return fmt.Sprintf("the mark is then %+v, %v, want %+v", got, err, after)
+	}
+	return ""
+}
+
+// TestMarkSurvivesRollback: the mark that InTx raised stays, whatever becomes
+// of the work, so that a failed takeover still keeps the predecessor out.
+func TestMarkSurvivesRollback(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		failed := errors.New("failed")
+		if err := e.db.fenced(t.Context(), claimOf("r", 6), func(context.Context, testTx) error { return failed }); !errors.Is(err, failed) {
+			t.Fatalf("got %v", err)
+		}
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
+		if !errors.Is(err, guard.ErrStale) {
+			t.Fatalf("got %v, want stale", err)
+		}
+	})
+}
+
+// TestForeignCollation: whatever collation a caller of the functions brings,
+// one resource is one lock, and lease IDs are compared byte by byte (P4).
+func TestForeignCollation(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
+		if err := e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		for lease, want := range map[string]string{"a": "", "A": stateConflict} {
+			_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
+			if sqlState(err) != want {
+				t.Errorf("enter with lease %q: %v, want SQLSTATE %q", lease, err, want)
+			}
+		}
+		_, err := e.admin.Exec(t.Context(), `SELECT fencepost.raise('R' COLLATE fold, 1, 'A' COLLATE fold, 1000)`)
+		if sqlState(err) != stateConflict {
+			t.Errorf("raise: %v, want a conflict", err)
+		}
+		// A fenced transaction keeps out a raise that brings another collation.
+		err = e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
+			_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
+			if sqlState(err) != "55P03" {
+				t.Errorf("the raise did not wait: %v", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// catalogSQL describes schema fencepost as pg_dump would see it.
+const catalogSQL = `SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") FROM (
+	SELECT format('table %s %s %s %s', relname, relkind, reloptions, relacl) FROM pg_class
+		WHERE relnamespace = 'fencepost'::regnamespace
+	UNION ALL SELECT format('column %s.%s %s %s %s %s', c.relname, attname, format_type(atttypid, atttypmod), attnotnull,
+		(SELECT collname FROM pg_collation WHERE oid = attcollation), pg_get_expr(adbin, adrelid))
+		FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef d ON d.adrelid = attrelid AND adnum = attnum
+		WHERE c.relnamespace = 'fencepost'::regnamespace AND attnum > 0
+	UNION ALL SELECT format('constraint %s %s', conname, pg_get_constraintdef(oid)) FROM pg_constraint
+		WHERE connamespace = 'fencepost'::regnamespace
+	UNION ALL SELECT format('function %s %s', proacl, pg_get_functiondef(oid)) FROM pg_proc
+		WHERE pronamespace = 'fencepost'::regnamespace
+	UNION ALL SELECT format('applied %s %s %s', component, version, name) FROM fencepost.migrations
+) AS lines(line)`
+
+// TestMigrateConcurrently: 16 replicas that start at once on an empty
+// database all succeed, and so does each a second time; the schema is what one
+// of them makes.
+func TestMigrateConcurrently(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		want := e.text(catalogSQL)
+		for _, level := range []string{"'read committed'", "serializable"} {
+			e.exec("DROP SCHEMA fencepost CASCADE")
+			db := e.serverDefault("default_transaction_isolation", level)
+			var wg sync.WaitGroup
+			for range 16 {
+				wg.Go(func() {
+					for range 2 {
+						if err := db.Migrate(context.Background()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if got := e.text(catalogSQL); got != want {
+				t.Errorf("the schema is\n%s\nwant\n%s", got, want)
+			}
+		}
+	})
+}
+
+// TestMigrationSQL: the printed text makes the same schema, and Migrate finds
+// it applied.
+func TestMigrationSQL(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		want := e.text(catalogSQL)
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		conn, err := e.admin.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+MigrationSQL()+"COMMIT").ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+		before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
+		if err := e.db.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.text(catalogSQL); got != want {
+			t.Errorf("the schema is\n%s\nwant\n%s", got, want)
+		}
+		if after := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations"); after != before {
+			t.Error("Migrate applied it again")
+		}
+	})
+}
+
+// TestMigrateRefusesNewer: a schema of a newer build is left alone.
+func TestMigrateRefusesNewer(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
+		before := e.text(catalogSQL)
+		err := e.db.Migrate(t.Context())
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run a newer build") {
+			t.Errorf("got %v, want ErrUnavailable that says to run a newer build", err)
+		}
+		if e.text(catalogSQL) != before {
+			t.Error("the schema was changed")
+		}
+	})
+}
+
+// TestMigrateRollsBack: a step that fails leaves nothing behind.
+func TestMigrateRollsBack(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("DROP SCHEMA fencepost CASCADE; CREATE SCHEMA fencepost; CREATE FUNCTION fencepost.enter(text, bigint, text, integer, integer) RETURNS void LANGUAGE sql AS ''")
+		if err := e.db.Migrate(t.Context()); err == nil || sqlState(err) != "42723" {
+			t.Errorf("got %v, want the server's error", err)
+		}
+		if n := e.int("SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace"); n != 0 {
+			t.Error("half of the schema is there")
+		}
+	})
+}
+
+// as opens a DB for a new role without rights.
+func (e *env) as(t *testing.T, role string) fence {
+	t.Helper()
+	e.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'secret'")
+	t.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	return e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
+}
+
+// TestApplicationRole: with the rights that the documentation of Migrate
+// names, and no others, a role can do everything, and neither touch the marks
+// nor create; without them, nothing.
+func TestApplicationRole(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		role := "fencepost_app_" + e.driver
+		db := e.as(t, role)
+		e.exec("REVOKE CREATE ON DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " FROM PUBLIC")
+		everything := func() map[string]error {
+			return map[string]error{
+				"Migrate": db.Migrate(t.Context()),
+				"Raise":   db.Raise(t.Context(), claimOf("r", 5)),
+				"InTx":    db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil }),
+				"Admit":   func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
+				"Mark":    func() error { _, err := db.Mark(t.Context(), "r"); return err }(),
+				"Retire":  func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
+			}
+		}
+		for what, err := range everything() {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "42501" {
+				t.Errorf("%s without rights: got %v, want ErrUnavailable with SQLSTATE 42501", what, err)
+			}
+		}
+		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
+		for _, call := range []string{
+			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
+			"fencepost.check_server()", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
+		} {
+			if _, err := db.exec(t.Context(), "SELECT "+call, nil); sqlState(err) != "42501" {
+				t.Errorf("PUBLIC may call %s: %v", call, err)
+			}
+		}
+		e.exec("GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.retire TO " + role +
+			"; GRANT SELECT ON fencepost.marks, fencepost.migrations TO " + role)
+		for what, err := range everything() {
+			if err != nil {
+				t.Errorf("%s with the documented rights: %v", what, err)
+			}
+		}
+		for _, sql := range []string{
+			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
+			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_server()",
+		} {
+			if _, err := db.exec(t.Context(), sql, nil); sqlState(err) != "42501" {
+				t.Errorf("the role may %s: %v", sql, err)
+			}
+		}
+	})
+}
+
+// TestMigrateCancelled: Migrate waits for another migration and gives
+// the connection back when its context ends meanwhile.
+func TestMigrateCancelled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(0x66656e6365707374)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.db.Migrate(ctx) }()
+		e.waitForWaiters(1)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

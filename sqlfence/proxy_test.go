@@ -1,0 +1,189 @@
+package sqlfence
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// proxy stands between a DB and the server and reads what the client sends,
+// message by message (PostgreSQL documentation, 55.7).
+type proxy struct {
+	t        testing.TB
+	listener net.Listener
+	network  string
+	address  string
+
+	mu    sync.Mutex
+	rule  func(message string) fate
+	conns []net.Conn
+}
+
+// fate is what becomes of a message of the client.
+type fate int
+
+const (
+	forward   fate = iota
+	cutBefore      // the message is not forwarded, the connection is cut
+	cutAfter       // it is forwarded, and cut as soon as the server answers
+	mute           // it is forwarded, and the answer never comes
+)
+
+// newProxy returns a proxy and what makes a DB use it.
+func (e *env) newProxy() (*proxy, func(*pgx.ConnConfig)) {
+	e.Helper()
+	config, err := pgconn.ParseConfig(e.url)
+	if err != nil {
+		e.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		e.Fatal(err)
+	}
+	p := &proxy{t: e, listener: listener}
+	p.network, p.address = pgconn.NetworkAddress(config.Host, config.Port)
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() { p.serve(client) })
+		}
+	})
+	e.Cleanup(func() {
+		listener.Close()
+		p.cut()
+		done.Wait()
+	})
+	return p, func(c *pgx.ConnConfig) {
+		c.Host, c.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
+		c.TLSConfig, c.Fallbacks = nil, nil
+		c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
+	}
+}
+
+// set makes rule decide about messages from now on.
+func (p *proxy) set(rule func(message string) fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rule = rule
+}
+
+// cut closes every connection.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+}
+
+// on applies what to the messages that contain text, whatever its case.
+func on(text string, what fate) func(string) fate {
+	return func(message string) fate {
+		if strings.Contains(strings.ToLower(message), text) {
+			return what
+		}
+		return forward
+	}
+}
+
+func (p *proxy) decide(message string) fate {
+	p.mu.Lock()
+	rule := p.rule
+	p.mu.Unlock()
+	if rule == nil {
+		return forward
+	}
+	return rule(message)
+}
+
+func (p *proxy) serve(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial(p.network, p.address)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	p.mu.Lock()
+	p.conns = append(p.conns, client, server)
+	p.mu.Unlock()
+	answers := &answers{client: client}
+	go func() {
+		if io.Copy(answers, server); answers.held() != mute {
+			client.Close()
+		}
+	}()
+	for first := true; ; first = false {
+		message, err := readMessage(client, first)
+		if err != nil {
+			return
+		}
+		what := p.decide(string(message))
+		if what == cutBefore {
+			return
+		}
+		answers.hold(what)
+		if _, err := server.Write(message); err != nil {
+			return
+		}
+		if what != forward {
+			io.Copy(io.Discard, client) // until either side gives up
+			return
+		}
+	}
+}
+
+// answers passes the server's bytes on until told otherwise.
+type answers struct {
+	client net.Conn
+	mu     sync.Mutex
+	what   fate
+}
+
+func (a *answers) hold(what fate) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.what = what
+}
+
+func (a *answers) held() fate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.what
+}
+
+func (a *answers) Write(b []byte) (int, error) {
+	switch a.held() {
+	case cutAfter:
+		a.client.Close()
+		return 0, net.ErrClosed
+	case mute:
+		return len(b), nil
+	}
+	return a.client.Write(b)
+}
+
+// readMessage reads one message: a type, absent in the first, a length that
+// counts itself, and the rest.
+func readMessage(r io.Reader, first bool) ([]byte, error) {
+	head := make([]byte, 5)
+	if first {
+		head = head[:4]
+	}
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	rest := make([]byte, int(binary.BigEndian.Uint32(head[len(head)-4:]))-4)
+	_, err := io.ReadFull(r, rest)
+	return append(head, rest...), err
+}

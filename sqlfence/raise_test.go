@@ -1,0 +1,270 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// holding runs a fenced transaction in the background that inserts a row, has
+// begun when holding returns, and ends when the returned function is called,
+// which returns its error.
+func (e *env) holding(claim guard.Claim) (end func() error) {
+	e.Helper()
+	entered, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- e.db.fenced(context.Background(), claim, func(ctx context.Context, tx testTx) error {
+			_, err := tx.exec(ctx, "INSERT INTO written VALUES ($1)", int64(claim.Token))
+			close(entered)
+			<-leave
+			return err
+		})
+	}()
+	select {
+	case <-entered:
+	case err := <-done:
+		e.Fatalf("the transaction did not begin: %v", err)
+	}
+	end = sync.OnceValue(func() error { close(leave); return <-done })
+	e.Cleanup(func() { end() })
+	return end
+}
+
+// TestRaiseWaits (P2): a raise waits for the older holder's transactions, all
+// of them, returns when they have committed, and what they wrote is then
+// visible. An enter under the older token is stale from then on, and already
+// while the raise waits it is not let in front of it for ever.
+func TestRaiseWaits(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
+		raised := make(chan error, 1)
+		go func() { raised <- e.db.Raise(context.Background(), claimOf("r", 6)) }()
+		e.waitForWaiters(1)
+		late := make(chan error, 1)
+		go func() {
+			late <- e.db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
+		}()
+		e.waitForWaiters(2)
+		for i, end := range ends {
+			select {
+			case err := <-raised:
+				t.Fatalf("Raise returned %v with %d older transactions open", err, len(ends)-i)
+			case <-time.After(10 * time.Millisecond):
+			}
+			if err := end(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-raised; err != nil {
+			t.Fatal(err)
+		}
+		if n := e.int("SELECT count(*) FROM written"); n != int64(len(ends)) {
+			t.Errorf("the successor sees %d rows of %d", n, len(ends))
+		}
+		if err := <-late; !errors.Is(err, guard.ErrStale) {
+			t.Errorf("the enter behind the raise: %v, want stale", err)
+		}
+	})
+}
+
+// TestRaiseWaitsControl: a raise that does not take the lock returns at once,
+// and what the older holder commits afterwards is missing in what was read.
+func TestRaiseWaitsControl(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		end := e.holding(claimOf("r", 5))
+		if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+			t.Fatal(err)
+		}
+		before := e.int("SELECT count(*) FROM written")
+		if err := end(); err != nil || before != 0 {
+			t.Errorf("%d rows were seen, then %v", before, err)
+		}
+	})
+}
+
+// TestOneHolderSideBySide: transactions under one token do not wait for each
+// other, and neither does a raise to the token that is the mark already.
+func TestOneHolderSideBySide(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		var inside sync.WaitGroup
+		inside.Add(2)
+		errs := make(chan error, 2)
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			go func() {
+				errs <- e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					inside.Done()
+					inside.Wait() // both are in at once
+					return e.db.Raise(ctx, claimOf("r", 5))
+				})
+			}()
+		}
+		for range 2 {
+			select {
+			case err := <-errs:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatal("two transactions of one holder are not side by side")
+			}
+		}
+	})
+}
+
+// TestStaleRaiseDoesNotQueue: a raise that is refused anyway takes no lock: in
+// front of the queue it would stop the holder's next transactions.
+func TestStaleRaiseDoesNotQueue(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		end := e.holding(claimOf("r", 5))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := e.db.Raise(ctx, claimOf("r", 4)); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("an older token: %v", err)
+		}
+		if err := e.db.Raise(ctx, guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}); !errors.Is(err, guard.ErrConflict) {
+			t.Errorf("another lease: %v", err)
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestRaiseAmongSharers: the queue of the lock is fair: a raise among 32
+// transactions that come and go is not starved by them.
+func TestRaiseAmongSharers(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		const raises = 20
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		token, stop := guard.Token(1), make(chan struct{})
+		for range 32 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					mu.Lock()
+					claim := claimOf("r", token)
+					mu.Unlock()
+					err := e.db.fenced(context.Background(), claim, func(ctx context.Context, tx testTx) error {
+						_, err := tx.exec(ctx, "SELECT pg_sleep(0.002)")
+						return err
+					})
+					if err != nil && !errors.Is(err, guard.ErrStale) {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		var took []time.Duration
+		for i := range raises {
+			time.Sleep(20 * time.Millisecond)
+			start := time.Now()
+			if err := e.db.Raise(t.Context(), claimOf("r", guard.Token(i+2))); err != nil {
+				t.Error(err)
+			}
+			took = append(took, time.Since(start))
+			mu.Lock()
+			token = guard.Token(i + 2)
+			mu.Unlock()
+		}
+		close(stop)
+		wg.Wait()
+		slices.Sort(took)
+		t.Logf("raise among 32 sharers: p50 %v, max of %d %v", took[raises/2], raises, took[raises-1])
+		if took[raises-1] > 2*time.Second {
+			t.Error("a raise took more than 2 s")
+		}
+	})
+}
+
+// TestRaiseTimesOut: a holder that does not end makes the successor's raise
+// ErrUnavailable, with the server's lock timeout inside, and no mark.
+func TestRaiseTimesOut(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		end := e.holding(claimOf("r", 5))
+		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond})
+		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		for what, err := range map[string]error{
+			"Raise": db.Raise(t.Context(), claimOf("r", 6)),
+			"Admit": func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
+			"InTx":  db.fenced(t.Context(), claimOf("r", 6), never),
+		} {
+			var pg *pgconn.PgError
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
+				t.Errorf("%s: got %v, want ErrUnavailable with SQLSTATE 55P03", what, err)
+			}
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		if mark, err := db.Mark(t.Context(), "r"); err != nil || mark.Token != 5 {
+			t.Errorf("the mark is %+v, %v", mark, err)
+		}
+	})
+}
+
+// TestEnterTimesOut: behind a raise that waits, an enter gives up after
+// Options.LockTimeout.
+func TestEnterTimesOut(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		end := e.holding(claimOf("r", 5))
+		raised := make(chan error, 1)
+		go func() { raised <- e.db.Raise(context.Background(), claimOf("r", 6)) }()
+		e.waitForWaiters(1)
+		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
+		err := db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
+		var pg *pgconn.PgError
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
+			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
+		}
+		if err := errors.Join(end(), <-raised); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestStoppedHolder: a holder that stops inside its transaction is ended by
+// the server after Options.IdleTimeout, which frees the successor's raise; its
+// own late COMMIT is no success.
+func TestStoppedHolder(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		db := e.open(&Options{IdleTimeout: 50 * time.Millisecond})
+		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			if _, err := tx.exec(ctx, "INSERT INTO written VALUES (5)"); err != nil {
+				return err
+			}
+			return e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)) // the process stands still meanwhile
+		})
+		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
+			t.Errorf("got %v, want ErrUnavailable or ErrOutcomeUnknown", err)
+		}
+		if n := e.int("SELECT count(*) FROM written"); n != 0 {
+			t.Error("the stopped holder's write is there")
+		}
+	})
+}

@@ -1,0 +1,173 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestTableIsNotAsDescribed (P5, P6): the server's word that a table or column
+// is missing is ErrInvalid with that word inside, whatever the table is called.
+func TestTableIsNotAsDescribed(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE plain (id int PRIMARY KEY, v text);
+			CREATE TABLE fencepost_rows (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0);
+			CREATE TABLE texts (id int PRIMARY KEY, v text, last_fencing_token text NOT NULL DEFAULT '0');
+			INSERT INTO plain VALUES (1, 'old'); INSERT INTO fencepost_rows VALUES (1, 'old', 0); INSERT INTO texts VALUES (1, 'old', '0')`)
+		for what, c := range map[string]struct {
+			table string
+			key   any
+			set   Set
+			names string
+		}{
+			"no token column":                 {"plain", 1, Set{"v": "new"}, DefaultTokenColumn},
+			"no such table":                   {"fencepost_gone", 1, Set{"v": "new"}, "fencepost_gone"},
+			"no such column":                  {"fencepost_rows", 1, Set{"fencepost": 1}, "fencepost"},
+			"no such function":                {"fencepost_rows", 1, Set{"v": Raw("fencepost_nothing()")}, "fencepost_nothing"},
+			"a token column of another type":  {"texts", 1, Set{"v": "new"}, "bigint"},
+			"a value that no driver can send": {"fencepost_rows", 1, Set{"v": make(chan int)}, "chan int"},
+			"a key that no driver can send":   {"fencepost_rows", struct{}{}, Set{"v": "new"}, "args[0]"},
+		} {
+			err := e.table(c.table, []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{c.key}, c.set)
+			if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), c.names) {
+				t.Errorf("%s: got %v, want ErrInvalid that names %q", what, err, c.names)
+			}
+		}
+		// The statement's own errors are the caller's, with the driver's inside.
+		e.exec(`ALTER TABLE fencepost_rows ADD CHECK (v <> 'bad')`)
+		err := e.table("fencepost_rows", []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "bad"})
+		var pg *pgconn.PgError
+		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.Code != "23514" {
+			t.Errorf("a violated constraint: got %v", err)
+		}
+		if n := e.int(`SELECT (SELECT count(*) FROM fencepost_rows WHERE v = 'old' AND last_fencing_token = 0) + (SELECT count(*) FROM texts WHERE v = 'old') + (SELECT count(*) FROM plain WHERE v = 'old')`); n != 3 {
+			t.Error("something was written")
+		}
+	})
+}
+
+// TestKeyIsNotUnique: the fence cannot know before the write; the error must
+// not be one that says that nothing was written.
+func TestKeyIsNotUnique(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x'), (1, 'y')")
+		err := e.table("pairs", []string{"a"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "new"})
+		if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "2 rows were written") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestHeldBack: a row that a trigger keeps from being written is neither
+// success nor stale.
+func TestHeldBack(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec(`INSERT INTO pairs (a, b) VALUES (1, 'x');
+			CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER hold BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION hold()`)
+		err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "trigger") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestSchemaMissing: without schema fencepost everything that needs it is
+// ErrUnavailable that says what to do, and a table of one's own still works.
+func TestSchemaMissing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		check := func(t *testing.T) {
+			t.Helper()
+			for what, err := range map[string]error{
+				"InTx":   e.db.fenced(t.Context(), claimOf("r", 1), never),
+				"Raise":  e.db.Raise(t.Context(), claimOf("r", 1)),
+				"Admit":  func() error { _, err := e.db.Admit(t.Context(), claimOf("r", 1)); return err }(),
+				"Mark":   func() error { _, err := e.db.Mark(t.Context(), "r"); return err }(),
+				"Retire": func() error { _, err := e.db.Retire(t.Context(), time.Now()); return err }(),
+			} {
+				if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
+					t.Errorf("%s: got %v, want ErrUnavailable that says to run Migrate", what, err)
+				}
+			}
+		}
+		e.exec("DROP TABLE fencepost.marks") // as if half of it were there
+		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
+			t.Errorf("without the table: %v", err)
+		}
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		check(t)
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
+		if err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}); err != nil {
+			t.Errorf("a single statement: %v", err)
+		}
+		if err := e.db.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.db.Raise(t.Context(), claimOf("r", 1)); err != nil {
+			t.Errorf("after Migrate: %v", err)
+		}
+	})
+}
+
+// TestCancelledBefore: a context that is over sends nothing, changes nothing
+// and leaves no mark behind.
+func TestCancelledBefore(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		cause := errors.New("the lease is lost")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		for what, err := range map[string]error{
+			"InTx":    e.db.fenced(ctx, claimOf("r", 1), never),
+			"Raise":   e.db.Raise(ctx, claimOf("r", 1)),
+			"Admit":   func() error { _, err := e.db.Admit(ctx, claimOf("r", 1)); return err }(),
+			"Mark":    func() error { _, err := e.db.Mark(ctx, "r"); return err }(),
+			"Retire":  func() error { _, err := e.db.Retire(ctx, time.Now()); return err }(),
+			"Migrate": e.db.Migrate(ctx),
+			"Update":  e.table("pairs", []string{"a", "b"}, nil).Update(ctx, e.db, claimOf("r", 1), Key{1, "x"}, Set{"v": "new"}),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			}
+			if !errors.Is(err, cause) && !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v wraps neither the cause nor context.Canceled", what, err)
+			}
+		}
+		if n := e.int("SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')"); n != 0 {
+			t.Error("something was written")
+		}
+	})
+}
+
+// TestNested: InTx inside InTx of the same DB would be another transaction. It
+// is refused, behind another DB's too, and raises no mark.
+func TestNested(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		other, never := e.open(nil), func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		err := e.db.fenced(t.Context(), claimOf("a", 1), func(ctx context.Context, tx testTx) error {
+			wantInvalid(t, "nested", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
+			return other.fenced(ctx, claimOf("c", 1), func(ctx context.Context, tx testTx) error {
+				wantInvalid(t, "nested in another's", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
+				return nil
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := e.int("SELECT count(*) FROM fencepost.marks WHERE resource = 'b'"); n != 0 {
+			t.Error("a refused call raised the mark")
+		}
+	})
+}

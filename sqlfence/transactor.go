@@ -1,0 +1,78 @@
+package sqlfence
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Transactor runs functions in transactions of its [DB] that they find in
+// their context. It is the Transactor of package httpfence, and its
+// UnfencedTransactor, without either package knowing the other. Get one from
+// [DB.Transactor]; it is safe for concurrent use.
+type Transactor[Tx any] struct{ db *DB[Tx] }
+
+// Transactor returns d as something that needs no type of a driver: the
+// transaction travels in the context, where [DB.TxFrom] finds it.
+func (d *DB[Tx]) Transactor() Transactor[Tx] { return Transactor[Tx]{d} }
+
+// openTx is the key of a transaction in a context. It has the DB in it, so
+// that the transaction of another database is never taken for this one's.
+type openTx[Tx any] struct{ db *DB[Tx] }
+
+// InTx is [DB.InTx] for a function that takes its transaction from the context.
+func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
+	return t.db.InTx(ctx, claim, func(ctx context.Context, tx Tx) error {
+		return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx))
+	})
+}
+
+// InsecureTx runs fn in a transaction that nothing fences: it looks at no
+// claim, and a newer holder's raise does not wait for it. It is for rolling
+// fences out, where a request that would be refused is to be counted and
+// carried out all the same. For the rest it is as InTx, its errors included.
+func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
+	start := time.Now()
+	err := t.insecureTx(ctx, fn)
+	t.db.observe(ctx, guard.Event{Op: guard.OpTransaction, Duration: time.Since(start), Err: err})
+	return err
+}
+
+func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
+	const op = "unfenced transaction"
+	if ctx.Value(txKey[Tx]{t.db}) != nil {
+		return guard.Invalid("InsecureTx", "", "is called inside another transaction; pass that one on instead")
+	}
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return err
+	}
+	tx, err := t.db.backend.begin(ctx, "SELECT 1", nil)
+	if err != nil {
+		return failure(op, guard.Claim{}, err, false)
+	}
+	committed := false
+	defer func() {
+		if !committed { // fn failed, panicked or called runtime.Goexit
+			tx.rollback()
+		}
+	}()
+	inner := context.WithValue(context.WithValue(ctx, txKey[Tx]{t.db}, true), openTx[Tx]{t.db}, tx.handle())
+	if err := fn(inner); err != nil {
+		return err
+	}
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return err
+	}
+	err = tx.commit(ctx, t.db.opts.CommitTimeout)
+	committed = err == nil
+	return failure("commit of an "+op, guard.Claim{}, err, true)
+}
+
+// TxFrom returns the transaction in which a function of d's [Transactor] runs,
+// and whether ctx is of such a function. A callback of [DB.InTx] was given its
+// transaction and does not find it here.
+func (d *DB[Tx]) TxFrom(ctx context.Context) (tx Tx, ok bool) {
+	tx, ok = ctx.Value(openTx[Tx]{d}).(Tx)
+	return tx, ok
+}

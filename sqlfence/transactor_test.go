@@ -1,0 +1,181 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+)
+
+var (
+	_ httpfence.UnfencedTransactor = Transactor[pgx.Tx]{}
+	_ httpfence.UnfencedTransactor = Transactor[*sql.Tx]{}
+)
+
+// transactor gives the Transactor of either driver, and how a handler inserts
+// by the transaction in its context.
+func (e *env) transactor() (t httpfence.UnfencedTransactor, insert func(ctx context.Context, token guard.Token) error) {
+	const statement = "INSERT INTO work (token) VALUES ($1)"
+	errNone := errors.New("no transaction in the context")
+	switch f := e.db.(type) {
+	case pgxFence:
+		return f.Transactor(), func(ctx context.Context, token guard.Token) error {
+			tx, ok := f.TxFrom(ctx)
+			if !ok {
+				return errNone
+			}
+			_, err := tx.Exec(ctx, statement, int64(token))
+			return err
+		}
+	case stdFence:
+		return f.Transactor(), func(ctx context.Context, token guard.Token) error {
+			tx, ok := f.TxFrom(ctx)
+			if !ok {
+				return errNone
+			}
+			_, err := tx.ExecContext(ctx, statement, int64(token))
+			return err
+		}
+	}
+	panic("unknown driver")
+}
+
+func TestTransactor(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+		tx, insert := e.transactor()
+		ctx := t.Context()
+		work := func(token guard.Token) func(context.Context) error {
+			return func(ctx context.Context) error {
+				if claim, ok := guard.ClaimFrom(ctx); ok && claim.Token != token {
+					t.Errorf("claim %+v in the transaction of token %v", claim, token)
+				}
+				return insert(ctx, token)
+			}
+		}
+		if err := tx.InTx(ctx, claimOf("r", 10), work(10)); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.InTx(ctx, claimOf("r", 11), work(11)); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.InTx(ctx, claimOf("r", 10), work(10)); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("stale: %v", err)
+		}
+		// The control: without the fence the stale one gets through.
+		if err := tx.InsecureTx(ctx, work(9)); err != nil {
+			t.Errorf("unfenced: %v", err)
+		}
+		mine := errors.New("mine")
+		for name, run := range map[string]func(func(context.Context) error) error{
+			"fenced":   func(fn func(context.Context) error) error { return tx.InTx(ctx, claimOf("r", 11), fn) },
+			"unfenced": func(fn func(context.Context) error) error { return tx.InsecureTx(ctx, fn) },
+		} {
+			if err := run(func(ctx context.Context) error { return errors.Join(insert(ctx, 12), mine) }); !errors.Is(err, mine) {
+				t.Errorf("%s: %v", name, err)
+			}
+			func() {
+				defer func() {
+					if got := recover(); got != mine {
+						t.Errorf("%s: panic %v", name, got)
+					}
+				}()
+				_ = run(func(ctx context.Context) error { _ = insert(ctx, 12); panic(mine) })
+			}()
+			if err := run(work(11)); err == nil || guard.ReasonOf(err) != guard.ReasonOther { // by the deferred constraint
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(12)) }); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("%s, nested: %v", name, err)
+			}
+			if err := run(func(ctx context.Context) error {
+				return tx.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 12) })
+			}); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("%s, nested unfenced: %v", name, err)
+			}
+			// What was rolled back is gone.
+			if n := e.int("SELECT count(*) FROM work WHERE token = 12"); n != 0 {
+				t.Errorf("%s: %d rows were not rolled back", name, n)
+			}
+		}
+		over, cancel := context.WithCancel(ctx)
+		defer cancel()
+		for _, early := range []bool{false, true} { // the context ends inside, and has ended before
+			err := tx.InsecureTx(over, func(ctx context.Context) error {
+				if early {
+					t.Error("called although its context has ended")
+				}
+				defer cancel()
+				return insert(ctx, 12)
+			})
+			if !errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("ended early %v: %v", early, err)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM work"); n != 3 || e.int("SELECT sum(token) FROM work") != 30 {
+			t.Errorf("%d rows", n)
+		}
+		// Another DB's transaction is not this one's.
+		other := &env{TB: e.TB, driver: e.driver, url: e.url, admin: e.admin, opener: e.opener, db: e.open(nil)}
+		foreign, _ := other.transactor()
+		if err := foreign.InTx(ctx, claimOf("r", 11), work(12)); err == nil || errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("another DB: %v", err)
+		}
+	})
+}
+
+// TestTransactorBehindHTTP is the whole of it: a handler that finds its
+// transaction, and whose answer tells of a COMMIT that has happened.
+func TestTransactorBehindHTTP(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+		tx, insert := e.transactor()
+		for _, reportOnly := range []bool{false, true} {
+			e.exec("TRUNCATE work")
+			resource, stale, rows := "enforced", http.StatusPreconditionFailed, int64(3)
+			if reportOnly {
+				resource, stale, rows = "reported", http.StatusOK, 4
+			}
+			fence := httpfence.New(e.db, httpfence.Literal(resource), &httpfence.Options{InsecureReportOnly: reportOnly})
+			h := fence.InTx(tx, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
+				if err != nil {
+					t.Error(err)
+				}
+				if err := insert(r.Context(), token); err != nil {
+					t.Error(err)
+				}
+				if r.URL.Path == "/fails" {
+					w.WriteHeader(http.StatusConflict)
+				}
+				_, _ = io.WriteString(w, "mine")
+			}))
+			for _, c := range []struct {
+				path, token string
+				status      int
+			}{
+				{"/", "20", 200}, {"/", "21", 200}, {"/", "19", stale}, {"/fails", "22", 409}, {"/", "22", 200},
+				{"/", "22", 500}, // COMMIT finds the deferred constraint violated, after the handler's 200
+			} {
+				r := httptest.NewRequest("POST", c.path, nil)
+				r.Header.Set(httpfence.TokenHeader, c.token)
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				if w.Code != c.status || (w.Code < 300 || w.Code == 409) != (w.Body.String() == "mine") {
+					t.Errorf("report-only %v: %+v: %d %s", reportOnly, c, w.Code, w.Body)
+				}
+			}
+			if n := e.int("SELECT count(*) FROM work"); n != rows {
+				t.Errorf("report-only %v: %d rows", reportOnly, n)
+			}
+		}
+	})
+}

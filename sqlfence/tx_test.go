@@ -1,0 +1,249 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// written counts what the transactions of a test got committed.
+func (e *env) written() int64 { e.Helper(); return e.int("SELECT count(*) FROM written") }
+
+func (e *env) createWritten() {
+	e.exec("CREATE TABLE written (token bigint CHECK (token > 0), CONSTRAINT once UNIQUE (token) DEFERRABLE INITIALLY DEFERRED)")
+}
+
+// TestInTxCommits is the control of the tests below: the same write is there
+// when nothing goes wrong.
+func TestInTxCommits(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		if err := e.db.fenced(t.Context(), claimOf("r", 5), write5); err != nil || e.written() != 1 {
+			t.Errorf("%v, %d rows", err, e.written())
+		}
+	})
+}
+
+// TestInTxRollsBack: an error, a panic and runtime.Goexit roll back and are
+// passed on as they are; the mark stays raised, and later transactions run.
+func TestInTxRollsBack(t *testing.T) {
+	failed := errors.New("failed")
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		check := func(what string) {
+			t.Helper()
+			if e.written() != 0 {
+				t.Errorf("%s: the write is there", what)
+			}
+			if mark, err := e.db.Mark(t.Context(), what); err != nil || mark.Token != 5 {
+				t.Errorf("%s: the mark is %+v, %v", what, mark, err)
+			}
+		}
+		write := func(then func() error) func(context.Context, testTx) error {
+			return func(ctx context.Context, tx testTx) error { return errors.Join(write5(ctx, tx), then()) }
+		}
+		if err := e.db.fenced(t.Context(), claimOf("error", 5), write(func() error { return failed })); !errors.Is(err, failed) {
+			t.Errorf("got %v, want the callback's error", err)
+		}
+		check("error")
+
+		exact := func(context.Context, testTx) error { return failed }
+		if err := e.db.fenced(t.Context(), claimOf("exact", 5), exact); err != failed {
+			t.Errorf("got %v, want the callback's error itself", err)
+		}
+
+		func() {
+			defer func() {
+				if got := recover(); got != "boom" {
+					t.Errorf("recovered %v, want the panic", got)
+				}
+			}()
+			e.db.fenced(t.Context(), claimOf("panic", 5), write(func() error { panic("boom") }))
+		}()
+		check("panic")
+
+		exited := make(chan struct{})
+		go func() {
+			defer close(exited)
+			e.db.fenced(context.Background(), claimOf("goexit", 5), write(func() error { runtime.Goexit(); return nil }))
+		}()
+		<-exited
+		check("goexit")
+		if n := e.db.inUse(); n != 0 {
+			t.Errorf("%d connections are in use", n)
+		}
+	})
+}
+
+// TestInTxStatementFailed: a callback that swallows the error of a statement
+// gets no success for a COMMIT that the server turns into a rollback.
+func TestInTxStatementFailed(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			if err := write5(ctx, tx); err != nil {
+				return err
+			}
+			if _, err := tx.exec(ctx, "INSERT INTO written VALUES (-1)"); err == nil {
+				t.Error("the statement did not fail")
+			}
+			return nil
+		})
+		if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "aborted by an earlier error") {
+			t.Errorf("got %v", err)
+		}
+		if e.written() != 0 {
+			t.Error("something was committed")
+		}
+	})
+}
+
+// TestInTxConstraintAtCommit: the error of COMMIT itself is the caller's, with
+// the driver's inside, and nothing is committed.
+func TestInTxConstraintAtCommit(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			return errors.Join(write5(ctx, tx), write5(ctx, tx))
+		})
+		var pg *pgconn.PgError
+		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "once" {
+			t.Errorf("got %v, want the violated constraint", err)
+		}
+		if e.written() != 0 {
+			t.Error("something was committed")
+		}
+	})
+}
+
+// TestInTxEndedByCallback: a callback that ends the transaction itself, by the
+// driver or by SQL, gets no success: what it wrote may or may not be there.
+func TestInTxEndedByCallback(t *testing.T) {
+	sql := func(s string) func(context.Context, testTx) error {
+		return func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, s); return err }
+	}
+	eachDriver(t, func(t *testing.T, e *env) {
+		for what, c := range map[string]struct {
+			end  func(ctx context.Context, tx testTx) error
+			rows int64
+		}{
+			"tx.Commit":    {func(_ context.Context, tx testTx) error { return tx.end(true) }, 1},
+			"tx.Rollback":  {func(_ context.Context, tx testTx) error { return tx.end(false) }, 0},
+			"SQL COMMIT":   {sql("COMMIT"), 1},
+			"SQL ROLLBACK": {sql("ROLLBACK"), 0},
+		} {
+			e.exec("DROP TABLE IF EXISTS written")
+			e.createWritten()
+			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				if err := write5(ctx, tx); err != nil {
+					return err
+				}
+				return c.end(ctx, tx)
+			})
+			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "ended the transaction itself") {
+				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
+			}
+			if n := e.written(); n != c.rows {
+				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
+			}
+		}
+	})
+}
+
+// TestInTxCancelledInside: a context that ends inside the callback commits
+// nothing, whether the callback says so or not.
+func TestInTxCancelledInside(t *testing.T) {
+	lost := errors.New("the lease is lost")
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for what, after := range map[string]func(ctx context.Context, tx testTx, cancel func()) error{
+			"unnoticed": func(_ context.Context, _ testTx, cancel func()) error { cancel(); return nil },
+			"swallowed": func(ctx context.Context, tx testTx, cancel func()) error {
+				cancel()
+				tx.exec(ctx, "SELECT 1")
+				return nil
+			},
+			"in flight": func(ctx context.Context, tx testTx, cancel func()) error {
+				time.AfterFunc(20*time.Millisecond, cancel)
+				tx.exec(ctx, "SELECT pg_sleep(5)")
+				return nil
+			},
+			"returned": func(ctx context.Context, tx testTx, cancel func()) error {
+				cancel()
+				_, err := tx.exec(ctx, "SELECT 1")
+				return err
+			},
+		} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err := e.db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				if err := write5(ctx, tx); err != nil {
+					return err
+				}
+				return after(ctx, tx, func() { cancel(lost) })
+			})
+			if what != "returned" && (guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, lost)) {
+				t.Errorf("%s: got %v, want ErrUnavailable with the cause", what, err)
+			}
+			if err == nil || e.written() != 0 {
+				t.Errorf("%s: %v, %d rows", what, err, e.written())
+			}
+		}
+	})
+}
+
+// TestUpdateInTx: the single statement inside a transaction applies with it,
+// and a lost connection there is no unknown outcome: nobody sent a COMMIT.
+func TestUpdateInTx(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		update := func(ctx context.Context, tx testTx, token guard.Token, value any) error {
+			return table.Update(ctx, tx.in(), claimOf("r", token), Key{1, "x"}, Set{"v": value})
+		}
+		failed := errors.New("failed")
+		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			if err := update(ctx, tx, 5, "new"); err != nil {
+				return err
+			}
+			if err := update(ctx, tx, 4, "older"); !errors.Is(err, guard.ErrStale) {
+				t.Errorf("an older token in the same transaction: %v", err)
+			}
+			return failed
+		})
+		if !errors.Is(err, failed) || e.text("SELECT v || last_fencing_token FROM pairs") != "old0" {
+			t.Errorf("%v, and the row was written", err)
+		}
+		for what, spoil := range map[string]func(ctx context.Context, tx testTx) error{
+			"ended": func(_ context.Context, tx testTx) error { return tx.end(false) },
+			"terminated": func(ctx context.Context, tx testTx) error {
+				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+				e.exec("SELECT pg_terminate_backend($1, 5000)", pid)
+				return err
+			},
+			"aborted": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "SELECT 1/0"); return nil },
+		} {
+			e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := spoil(ctx, tx); err != nil {
+					t.Error(err)
+				}
+				err := update(ctx, tx, 5, "new")
+				if guard.ReasonOf(err) != guard.ReasonUnavailable {
+					t.Errorf("a transaction that was %s: got %v, want ErrUnavailable", what, err)
+				}
+				return err
+			})
+		}
+		err = e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error { return update(ctx, tx, 5, "new") })
+		if err != nil || e.text("SELECT v || last_fencing_token FROM pairs") != "new5" {
+			t.Errorf("inside InTx: %v", err)
+		}
+	})
+}

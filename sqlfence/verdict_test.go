@@ -1,0 +1,176 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Small enough to try all of them, and with both ends of the range.
+var (
+	someTokens = []guard.Token{1, 2, 3, guard.MaxToken - 1, guard.MaxToken}
+	someLeases = []string{"", "a", "b"}
+)
+
+func someMarks() []guard.Mark {
+	marks := []guard.Mark{{}}
+	for _, token := range someTokens {
+		for _, lease := range someLeases {
+			marks = append(marks, guard.Mark{Token: token, LeaseID: lease})
+		}
+	}
+	return marks
+}
+
+func someClaims(resource string) (claims []guard.Claim) {
+	for _, mark := range someMarks()[1:] {
+		claims = append(claims, guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID})
+	}
+	return claims
+}
+
+// mutantQuerier sends other SQL than it is given.
+type mutantQuerier struct {
+	Querier
+	mutate func(string) string
+}
+
+func (m mutantQuerier) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return m.Querier.exec(ctx, m.mutate(sql), args)
+}
+
+// TestUpdateDecides (P1, P4, P6): for every small mark, claim and rule, with
+// and without a lease column, Update admits what guard.Decide admits, changes
+// the row then and only then, by exactly the set, and no other row.
+func TestUpdateDecides(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		for _, problem := range e.compareUpdates(e.db) {
+			t.Error(problem)
+		}
+	})
+}
+
+// TestUpdateDecidesControls: each part of the predicate is needed.
+func TestUpdateDecidesControls(t *testing.T) {
+	mutants := map[string]func(string) string{
+		"no predicate": func(s string) string { return s[:strings.LastIndex(s, ") AND ")+1] },
+		"equal is admitted": func(s string) string {
+			return strings.Replace(s, `::bigint > "last`, `::bigint >= "last`, 1)
+		},
+		"equal is refused":     func(s string) string { return strings.Replace(s, `::bigint >= "last`, `::bigint > "last`, 1) },
+		"any lease":            func(s string) string { return strings.Replace(s, `$4::text = "last_lease_id"`, "true", 1) },
+		"the lease stays":      func(s string) string { return strings.Replace(s, `, "last_lease_id" = $4::text`, "", 1) },
+		"the token stays":      func(s string) string { return strings.Replace(s, `= $3::bigint,`, `= "last_fencing_token",`, 1) },
+		"another row as well":  func(s string) string { return strings.Replace(s, `"b" = $2`, `$2::text IS NOT NULL`, 1) },
+		"the key's second col": func(s string) string { return strings.Replace(s, `"a" = $1`, `$1::int IS NOT NULL`, 1) },
+	}
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		for name, mutate := range mutants {
+			if problems := e.compareUpdates(mutantQuerier{e.db, mutate}); len(problems) == 0 {
+				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
+			}
+		}
+	})
+}
+
+// createPairs makes a table whose key has two columns, so that either can be
+// got wrong, and rows that share one of the values.
+func (e *env) createPairs() {
+	e.exec(`CREATE TABLE pairs (a int, b text, v text, n bigint NOT NULL DEFAULT 0,
+		last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
+}
+
+// compareUpdates returns where Update through q differs from guard.Decide. It
+// stops at the first few.
+func (e *env) compareUpdates(q Querier) (problems []string) {
+	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
+		for _, lease := range []string{"", "last_lease_id"} {
+			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
+			for _, mark := range someMarks() {
+				if lease == "" && mark.LeaseID != "" {
+					continue
+				}
+				for _, claim := range someClaims("r") {
+					e.exec("TRUNCATE pairs")
+					e.exec(`INSERT INTO pairs VALUES (1, 'x', 'old', 5, $1, $2), (1, 'y', 'old', 5, 0, ''), (2, 'x', 'old', 5, 0, '')`, int64(mark.Token), mark.LeaseID)
+					err := table.Update(context.Background(), q, claim, Key{1, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
+					if problem := e.compareUpdate(rule, lease != "", mark, claim, err); problem != "" {
+						problems = append(problems, fmt.Sprintf("%v, lease column %q, mark %+v, claim %+v: %s", rule, lease, mark, claim, problem))
+						if len(problems) == 5 {
+							return problems
+						}
+					}
+				}
+			}
+		}
+	}
+	return problems
+}
+
+func (e *env) compareUpdate(rule guard.Rule, leases bool, mark guard.Mark, claim guard.Claim, err error) string {
+	shown, written := mark, guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
+	if !leases { // the table cannot tell
+		written.LeaseID = ""
+		if mark.Token == claim.Token {
+			shown.LeaseID = claim.LeaseID
+		}
+	}
+	want, row := guard.Decide(rule, shown, claim), fmt.Sprintf("(1,x,old,5,%d,%s)", mark.Token, mark.LeaseID)
+	if want == nil {
+		row = fmt.Sprintf("(1,x,new,52,%d,%s)", written.Token, written.LeaseID)
+	}
+	if problem := sameVerdict(err, want, claim, shown); problem != "" {
+		return problem
+	}
+	all := e.text("SELECT string_agg(replace(p::text, '\"\"', ''), ' ' ORDER BY a, b) FROM pairs p")
+	if all != row+" (1,y,old,5,0,) (2,x,old,5,0,)" {
+		return "the rows are " + all + ", want " + row
+	}
+	return ""
+}
+
+// sameVerdict compares an error with Decide's: the same reason, and the facts.
+func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
+	if guard.ReasonOf(err) != guard.ReasonOf(want) {
+		return fmt.Sprintf("got %v, want %v", err, want)
+	}
+	if want == nil {
+		return ""
+	}
+	var rejected *guard.RejectedError
+	if !errors.As(err, &rejected) {
+		return fmt.Sprintf("got %T, want a *guard.RejectedError", err)
+	}
+	if rejected.Claim != claim || rejected.Mark != mark || rejected.Reason != guard.ReasonOf(want) {
+		return fmt.Sprintf("got the facts %+v, want claim %+v, mark %+v", rejected, claim, mark)
+	}
+	return ""
+}
+
+// TestUpdateNotFoundAndUnfenced (P6): a row that is not there and a row whose
+// mark is NULL have their own reasons, and nothing is written.
+func TestUpdateNotFoundAndUnfenced(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE loose (id text PRIMARY KEY, v text, last_fencing_token bigint, last_lease_id text)`)
+		e.exec(`INSERT INTO loose VALUES ('no token', 'old', NULL, 'a'), ('no lease', 'old', 3, NULL)`)
+		table := e.table("loose", []string{"id"}, &TableOptions{LeaseColumn: "last_lease_id"})
+		for key, want := range map[string]guard.Reason{
+			"missing": guard.ReasonNotFound, "no token": guard.ReasonUnfenced, "no lease": guard.ReasonUnfenced,
+		} {
+			err := table.Update(t.Context(), e.db, guard.Claim{Resource: "r", Token: 3, LeaseID: "a"}, Key{key}, Set{"v": "new"})
+			var rejected *guard.RejectedError
+			if guard.ReasonOf(err) != want || !errors.As(err, &rejected) || rejected.Reason != want || rejected.Claim.Token != 3 {
+				t.Errorf("%s: got %v, want %s", key, err, want)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM loose WHERE v <> 'old'"); n != 0 {
+			t.Errorf("%d rows were written", n)
+		}
+	})
+}
