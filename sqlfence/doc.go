@@ -64,6 +64,11 @@
 //   - Writers that do not go through it are not stopped.
 //   - P1 and P2 do not hold across a failover to a standby that lost the raise,
 //     and P2 not if what is read after the raise is read on a replica.
+//   - A single statement is as durable as its commit. Where synchronous_commit
+//     is off, a crash of the server may undo an acknowledged write together
+//     with its mark, and an older claim is then admitted again. Marks of the
+//     schema fencepost are always durable; set synchronous_commit for the
+//     writes of a Table that must be, too.
 //   - A key of [NewTable] that is not unique in the table is found out after
 //     the fact.
 //   - What a callback of InTx does outside its transaction is not fenced.

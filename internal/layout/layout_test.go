@@ -21,15 +21,17 @@ const module = "github.com/fencepost-go/fencepost"
 // library: of this module by path below it, of others by module path. A
 // package that is not listed may not exist.
 var allowed = map[string][]string{
-	"guard":                 {},
-	"guard/guardtest":       {"guard"},
-	"httpfence":             {"guard", "github.com/go-chi/chi/v5"},
-	"sqlfence":              {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
-	"lockclient":            {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
-	"internal/migrate":      {"github.com/jackc/pgx/v5"},
-	"internal/pgtest":       {"github.com/jackc/pgx/v5"},
-	"internal/layout":       {},
-	"examples/billingclose": {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"guard":                        {},
+	"guard/guardtest":              {"guard"},
+	"httpfence":                    {"guard", "github.com/go-chi/chi/v5"},
+	"sqlfence":                     {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
+	"lockclient":                   {"guard", "internal/migrate", "github.com/jackc/pgx/v5"},
+	"internal/explore":             {"guard"},
+	"internal/explore/cmd/explore": {"internal/explore"},
+	"internal/migrate":             {"github.com/jackc/pgx/v5"},
+	"internal/pgtest":              {"github.com/jackc/pgx/v5"},
+	"internal/layout":              {},
+	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 }
 
 // direct is what the root module may require itself; the user chose them.

@@ -1,0 +1,69 @@
+package explore
+
+import "github.com/fencepost-go/fencepost/guard"
+
+// What workers claim where leasing is another model's. Workers of one claim
+// are one holder with several transactions, requests or writers.
+var (
+	holders = [4]claim{{1, 1}, {1, 1}, {2, 2}, {3, 3}}
+	twins   = [4]claim{{1, 1}, {2, 2}, {2, 3}, {3, 4}} // one token under two leases
+	doubles = [4]claim{{1, 1}, {1, 1}, {2, 2}, {2, 3}}
+)
+
+// The real protocols; a mutant changes one field.
+var (
+	rowBase     = rowConfig{rule: guard.SameOrNewer, takeover: true}
+	onceBase    = rowConfig{rule: guard.OncePerToken}
+	restoreBase = rowConfig{rule: guard.SameOrNewer, takeover: true, restored: true}
+	txBase      = txConfig{claims: holders}
+	twinBase    = txConfig{claims: twins}
+	objBase     = objConfig{claims: holders}
+	ptrBase     = ptrConfig{claims: holders}
+	httpBase    = httpConfig{claims: doubles, replicas: 2}
+	tokenBase   = issuerConfig{workers: 3, faults: 1, purges: 1, crashes: 1}
+	crowdBase   = issuerConfig{workers: 4, purges: 1, crashes: 1}
+	timedBase   = issuerConfig{workers: 2, faults: 1, crashes: 1, timed: true}
+)
+
+// correct are the protocols as they are built.
+var correct = []func() runnable{
+	func() runnable { return newRow("row, takeover", rowBase) },
+	func() runnable { return newRow("row, once per token", onceBase) },
+	func() runnable { return newRow("row, restored issuer", restoreBase) },
+	func() runnable { return newTx("transaction", txBase) },
+	func() runnable { return newTx("transaction, one token twice", twinBase) },
+	func() runnable { return newObject("object", objBase) },
+	func() runnable { return newPointer("pointer object", ptrBase) },
+	func() runnable { return newAdmission("http", httpBase) },
+	func() runnable { return newIssuer("issuer, tokens", tokenBase) },
+	func() runnable { return newIssuer("issuer, tokens, no faults", crowdBase) },
+	func() runnable { return newIssuer("issuer, deadlines", timedBase) },
+}
+
+// Mutant is a protocol with one thing taken away.
+type Mutant struct {
+	Name string
+	// What says what was taken away, Breaks which promise falls with it.
+	What   string
+	Breaks Promise
+
+	part  string // of the invariant's words, where a promise has several
+	model runnable
+}
+
+// Run explores the mutant up to its first violation.
+func (m Mutant) Run() Result { return m.model.only(m.Breaks, m.part).run() }
+
+// with returns a changed copy of a protocol.
+func with[C any](c C, change func(*C)) C {
+	change(&c)
+	return c
+}
+
+// Models explores every protocol as it is built; found gets the results one by
+// one.
+func Models(found func(Result)) {
+	for _, model := range correct {
+		found(model().run())
+	}
+}

@@ -1,0 +1,66 @@
+// Package explore visits every reachable state of small models of Fencepost's
+// protocols: every order in which the steps of four workers can come, with
+// leases that expire, messages that are lost or late, servers that crash. It
+// calls [github.com/fencepost-go/fencepost/guard.Decide] for each comparison.
+//
+//	go test -v ./internal/explore
+//	go run ./internal/explore/cmd/explore
+//	go run ./internal/explore/cmd/explore -mutant s3-metadata-only
+//
+// A protocol as it is built reaches no state that violates a promise, and
+// reaches the states that make this worth saying (goals). Each mutant, which
+// lacks one thing that the protocol has, does reach one, and the shortest way
+// there is printed. Every invariant is violated by a mutant, so none is empty.
+//
+// # Models
+//
+//   - row: the lease's row, the single statement on a row with a mark, and the
+//     takeover (raise, read, write) by holders that never look at their lease;
+//     OncePerToken with lost answers; an issuer that repeats a token.
+//   - transaction: fencepost.raise, enter and retire statement by statement,
+//     two transactions of one holder, rollback, a client that stops for ever, a
+//     server that crashes and loses commits that it did not flush; and the same
+//     with one token under two leases.
+//   - object: the compare-and-swap loop on a sealed S3 object, with requests
+//     and answers lost, requests that arrive after their sender gave up,
+//     tombstones, two holders that write equal contents.
+//   - pointer object: uploads, the pointer, its collector and a reader.
+//   - http: two replicas, admission at the door, the handler's fenced
+//     transaction, restarts, a proxy that removes the header, a store that is
+//     down.
+//   - issuer: acquire in the two steps in which a waiting statement sees two
+//     moments, renew, release, purge, idempotent repetition; first with leases
+//     that may end at any time, then with clocks in ticks, where a holder's may
+//     lose one tick in a TTL, and the deadlines that go by it.
+//
+// A step is what is atomic in reality: a statement's effect under its row's
+// lock, one statement of a plpgsql function, one request to S3. A comment at
+// each names the file or statement that it stands for. What a promise needs to
+// know of the past is kept in the state, so each invariant is a predicate of
+// one state.
+//
+// # What the models leave out
+//
+// They are models: they show that a protocol is right, not that the code
+// follows it. That PostgreSQL and S3 behave as modelled, the packages' own
+// tests show on real servers.
+//
+//   - Everything is small: four workers, three in the issuer's model of tokens
+//     with faults and two in that of deadlines; one or two writes each; one
+//     crash; one or two lost messages; a TTL of three ticks.
+//   - One resource. Others exist only as far as their marks lift the floor.
+//   - No replication: no standby, no failover, no epochs, no restored snapshot
+//     but for the issuer that repeats one token; no clock that steps.
+//   - sqlfence: isolation levels other than READ COMMITTED, Enter in
+//     a transaction begun elsewhere, triggers, batches, Reset; how locks queue,
+//     and deadlocks between several resources.
+//   - lockclient: who is next among waiters, LISTEN and NOTIFY, forced unlocks,
+//     connections, the timers behind Done and Hold.
+//   - httpfence: what an answer says, resource names, report-only mode, the
+//     client's Transport.
+//   - s3fence: Plain, Adopt, InsecureDelete (but for its mutant), Store with
+//     its floor, listing, damaged objects, and stores that break their
+//     promises. The collector's grace period is ideal: it ends when no reader is
+//     left.
+//   - Malformed input. Claims are always valid.
+package explore

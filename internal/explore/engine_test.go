@@ -1,0 +1,144 @@
+package explore
+
+import (
+	"fmt"
+	"testing"
+)
+
+// Two clients that each read a number and write it back, one more.
+type counter struct{ value, a, b, done uint8 }
+
+func counting(atomic bool) model[counter] {
+	return model[counter]{
+		name: "counter", workers: 2,
+		next: func(s counter, to emit[counter]) {
+			for i, local := range []*uint8{&s.a, &s.b} {
+				if s.done&(1<<i) != 0 {
+					continue
+				}
+				before := s
+				who := workerNames[i]
+				switch {
+				case atomic:
+					s.value++
+					s.done |= 1 << i
+					to(who, "adds one", s)
+				case *local == 0:
+					*local = s.value + 1
+					to(who, "reads", s)
+				default:
+					s.value = *local
+					s.done |= 1 << i
+					to(who, "writes", s)
+				}
+				s = before
+			}
+		},
+		final: func(s *counter) bool { return s.done == 3 },
+		show:  func(s *counter) string { return fmt.Sprint(s.value) },
+		invariants: []invariant[counter]{{P2, "nothing is lost", func(s *counter) bool {
+			return s.done != 3 || s.value == 2
+		}}},
+		goals: []goal[counter]{{says: "adds"}, {says: "never done"}, {"both are done", func(s *counter) bool { return s.done == 3 }}},
+	}
+}
+
+func TestExplore(t *testing.T) {
+	r := explore(counting(true))
+	if r.Broken != "" || r.States != 4 || r.Transitions != 4 {
+		t.Errorf("atomic: %+v", r)
+	}
+	if fmt.Sprint(r.Missed) != "[never done]" {
+		t.Errorf("goals missed: %v", r.Missed)
+	}
+	r = explore(counting(false))
+	if r.Broken != P2 || len(r.Trace) != 5 {
+		t.Errorf("in two steps: broken %q in %d steps, expected P2 in 4", r.Broken, len(r.Trace)-1)
+	}
+}
+
+func TestExploreFindsWhoIsStuck(t *testing.T) {
+	m := counting(true)
+	m.final = func(s *counter) bool { return s.done == 3 && s.value == 0 }
+	if r := explore(m); r.Broken != Progress {
+		t.Errorf("broken %q, expected progress", r.Broken)
+	}
+}
+
+// Reduction by symmetry must lose nothing: without it, the same classes are
+// reached, and each step of a class is a step of its representative.
+func TestSymmetryLosesNothing(t *testing.T) {
+	row := newRow("row", rowBase)
+	row.start.w[2].pc, row.start.w[3].pc = rowDone, rowDone
+	tx := newTx("transaction", txBase)
+	tx.start.w[3].pc, tx.start.w[3].left = txDone, 0
+	for name, check := range map[string]func(*testing.T){
+		"row":               func(t *testing.T) { symmetric(t, row) },
+		"transaction":       func(t *testing.T) { symmetric(t, tx) },
+		"http":              func(t *testing.T) { symmetric(t, newAdmission("http", httpBase)) },
+		"issuer, tokens":    func(t *testing.T) { symmetric(t, newIssuer("issuer", with(tokenBase, two))) },
+		"issuer, deadlines": func(t *testing.T) { symmetric(t, newIssuer("issuer", with(timedBase, noFaults))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t)
+		})
+	}
+}
+
+func two(c *issuerConfig)      { c.workers = 2 }
+func noFaults(c *issuerConfig) { c.faults = 0 }
+
+func symmetric[S comparable](t *testing.T, m model[S]) {
+	t.Helper()
+	reduced := reach(m, m.canon)
+	full := reach(m, func(*S) {})
+	classes := map[S]bool{}
+	for s := range full {
+		m.canon(&s)
+		classes[s] = true
+	}
+	if len(full) <= len(reduced) {
+		t.Errorf("%d states, %d with symmetry: it reduces nothing", len(full), len(reduced))
+	}
+	if len(classes) != len(reduced) {
+		t.Errorf("%d classes are reached, %d with symmetry", len(classes), len(reduced))
+	}
+	for s := range classes {
+		if !reduced[s] {
+			t.Fatal("a class is reached only without symmetry: " + m.show(&s))
+		}
+	}
+}
+
+// reach is a search that owes nothing to explore.
+func reach[S comparable](m model[S], canon func(*S)) map[S]bool {
+	start := m.start
+	canon(&start)
+	seen, todo := map[S]bool{start: true}, []S{start}
+	for len(todo) > 0 {
+		s := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		m.next(s, func(_, _ string, after S) {
+			if canon(&after); !seen[after] {
+				seen[after] = true
+				todo = append(todo, after)
+			}
+		})
+	}
+	return seen
+}
+
+func TestVisitedGrows(t *testing.T) {
+	v := newVisited(0)
+	for i := 1; i < 100_000; i++ {
+		if !v.add(&i, i-1) {
+			t.Fatalf("%d is not new", i)
+		}
+	}
+	for i := range 100_000 {
+		if v.add(&i, 0) || v.states[i] != i {
+			t.Fatalf("%d is lost", i)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package explore
+
+import "slices"
+
+func row(base rowConfig, change func(*rowConfig)) runnable {
+	return newRow("row", with(base, change))
+}
+func tx(base txConfig, change func(*txConfig)) runnable {
+	return newTx("transaction", with(base, change))
+}
+func object(change func(*objConfig)) runnable    { return newObject("object", with(objBase, change)) }
+func pointer(change func(*ptrConfig)) runnable   { return newPointer("pointer", with(ptrBase, change)) }
+func http(change func(*httpConfig)) runnable     { return newAdmission("http", with(httpBase, change)) }
+func tokens(change func(*issuerConfig)) runnable { return newIssuer("issuer", with(tokenBase, change)) }
+func timed(change func(*issuerConfig)) runnable  { return newIssuer("issuer", with(timedBase, change)) }
+
+// Mutants returns the mutants of all protocols.
+func Mutants() []Mutant { return slices.Clone(mutants) }
+
+var mutants = []Mutant{
+	{"row-no-claim", "UPDATE without the comparison", P1, "", row(rowBase, func(c *rowConfig) { c.noClaim = true })},
+	{"row-check-first", "compared in the client, then written", P1, "", row(rowBase, func(c *rowConfig) { c.checkFirst = true })},
+	{"row-async-raise", "a takeover that does not wait for the disk", P1, "", row(rowBase, func(c *rowConfig) { c.asyncRaise = true })},
+	{"row-async-raise-read", "the same: what was read is lost", P2, "survives", row(rowBase, func(c *rowConfig) { c.asyncRaise = true })},
+	{"row-read-before-raise", "read, then raise", P2, "between", row(rowBase, func(c *rowConfig) { c.readFirst = true })},
+	{"row-no-takeover", "compared in the write alone, never raised before the read", P2, "between", row(rowBase, func(c *rowConfig) { c.takeover = false })},
+	{"row-greater-for-same", "> where >= belongs", P6, "", row(rowBase, func(c *rowConfig) { c.strict = true })},
+	{"row-same-for-greater", ">= where > belongs", Once, "", row(onceBase, func(c *rowConfig) { c.spentWrites = true })},
+	{"row-async-write", "OncePerToken under synchronous_commit = off", P1, "", row(onceBase, func(c *rowConfig) { c.asyncWrite = true })},
+	{"row-no-lease-column", "a table that does not keep the lease ID", P4, "", row(restoreBase, func(c *rowConfig) { c.noLease = true })},
+	{"lease-token-not-raised", "ON CONFLICT DO UPDATE that leaves the token", P3, "", row(rowBase, func(c *rowConfig) { c.sameToken = true })},
+	{"lease-row-deleted", "release deletes the lease's row", P3, "", row(rowBase, func(c *rowConfig) { c.deleteRow = true })},
+
+	{"tx-one-snapshot", "enter locks and reads the mark in one snapshot", P1, "", tx(txBase, func(c *txConfig) { c.oneSnapshot = true })},
+	{"tx-enter-without-lock", "enter reads the mark and takes no lock", P1, "", tx(txBase, func(c *txConfig) { c.noShared = true })},
+	{"tx-enter-compares-nothing", "enter takes the lock and compares nothing", P1, "", tx(txBase, func(c *txConfig) { c.noDecision = true })},
+	{"tx-raise-without-lock", "raise takes no lock: it passes a transaction", P1, "", tx(txBase, func(c *txConfig) { c.noExclusive = true })},
+	{"tx-raise-without-lock-race", "the same: two raises cross", P3, "", tx(txBase, func(c *txConfig) { c.noExclusive = true })},
+	{"tx-raise-without-lock-read", "the same: a predecessor commits after the read", P2, "between", tx(txBase, func(c *txConfig) { c.noExclusive = true })},
+	{"tx-raise-decides-before-lock", "raise does not compare again under its lock", P3, "", tx(txBase, func(c *txConfig) { c.noRecheck = true })},
+	{"tx-raise-in-work", "raise in the work's transaction, which rolls back", P2, "between", tx(txBase, func(c *txConfig) { c.inWork = true })},
+	{"tx-savepoint", "enter in a savepoint, which is rolled back", P1, "", tx(txBase, func(c *txConfig) { c.savepoint = true })},
+	{"tx-async-raise", "raise under synchronous_commit = off", P3, "", tx(txBase, func(c *txConfig) { c.asyncRaise = true })},
+	{"tx-async-raise-read", "the same: what was read is lost", P2, "survives", tx(txBase, func(c *txConfig) { c.asyncRaise = true })},
+	{"tx-retire-without-floor", "retire deletes marks and lifts no floor", P3, "", tx(txBase, func(c *txConfig) { c.noFloor = true })},
+	{"tx-retire-without-floor-write", "the same: a stale transaction commits", P1, "", tx(txBase, func(c *txConfig) { c.noFloor = true })},
+	{"tx-floor-equal-admitted", "a claim equal to the floor is admitted", P4, "", tx(twinBase, func(c *txConfig) { c.equalFloor = true })},
+	{"tx-greater-for-same", "enter with > where >= belongs", P6, "", tx(txBase, func(c *txConfig) { c.strict = true })},
+	{"tx-no-timeout", "nobody ends the transaction of a stopped client", Progress, "", tx(txBase, func(c *txConfig) { c.noTimeout = true })},
+
+	{"s3-metadata-only", "the token in metadata, an ETag of the body (ABA)", P1, "", object(func(c *objConfig) { c.bodyETag = true })},
+	{"s3-empty-tombstone", "tombstones without a body share one ETag", P1, "", object(func(c *objConfig) { c.emptyTombstone = true })},
+	{"s3-real-delete", "deleting removes the object and its token", P1, "", object(func(c *objConfig) { c.realDelete = true })},
+	{"s3-real-delete-twice", "the same: a delayed create is applied again", Once, "", object(func(c *objConfig) { c.realDelete = true })},
+	{"s3-unconditional", "GET, compare, PUT without If-Match", P1, "", object(func(c *objConfig) { c.unconditional = true })},
+	{"s3-two-requests", "the token from one request, the ETag from a later one", P1, "", object(func(c *objConfig) { c.twoRequests = true })},
+	{"s3-no-raise", "no raise at takeover", P2, "", object(func(c *objConfig) { c.noRaise = true })},
+	{"s3-no-write-id", "412 after a lost answer reported as stale", P6, "", object(func(c *objConfig) { c.noWriteID = true })},
+	{"s3-no-recent-writers", "a write is found only while it is the last", P6, "", object(func(c *objConfig) { c.noRecent = true })},
+	{"s3-unseen-is-lost", "a PUT that is not seen yet is taken for lost", Once, "", object(func(c *objConfig) { c.notThere = true })},
+	{"s3-success-unseen", "an unknown outcome reported as written", P5, "", object(func(c *objConfig) { c.hopes = true })},
+	{"pointer-unconditional", "PUT of the pointer without If-Match", P1, "", pointer(func(c *ptrConfig) { c.unconditional = true })},
+	{"pointer-gc-by-token-alone", "all data below the pointer's token is deleted", Data, "is there", pointer(func(c *ptrConfig) { c.byTokenAlone = true })},
+	{"pointer-gc-own-token", "data of the pointer's own token is deleted, too", Data, "is there", pointer(func(c *ptrConfig) { c.equalToo = true })},
+	{"pointer-gc-no-grace", "data is deleted as soon as it is replaced", Data, "reader", pointer(func(c *ptrConfig) { c.noGrace = true })},
+
+	{"http-admission-only", "compared at the door, not in the write", P1, "", http(func(c *httpConfig) { c.admitOnly = true })},
+	{"http-post-check", "compared at the door and before the answer", P1, "", http(func(c *httpConfig) { c.postCheck = true })},
+	{"http-memory-restart", "the mark in memory, the replica restarts", P1, "", http(func(c *httpConfig) { c.memory, c.replicas = true, 1 })},
+	{"http-memory-replicas", "each of two replicas has its own mark", P1, "", http(func(c *httpConfig) { c.memory, c.noRestart = true, true })},
+	{"http-two-marks", "raised at the door, written by the row's own mark", P2, "", http(func(c *httpConfig) { c.twoMarks = true })},
+	{"http-no-token-passes", "a request whose header was removed passes", P5, "", http(func(c *httpConfig) { c.noHeader = true })},
+	{"http-store-down-passes", "a request passes when the store is down", P5, "", http(func(c *httpConfig) { c.failOpen = true })},
+	{"http-lease-not-compared", "tokens are compared, leases are not", P4, "", http(func(c *httpConfig) { c.tokensAlone = true })},
+
+	{"issuer-token-not-raised", "ON CONFLICT DO UPDATE that leaves the token", P4, "", tokens(func(c *issuerConfig) { c.sameToken = true })},
+	{"issuer-sequence", "the token drawn from a sequence before the wait", P3, "", tokens(func(c *issuerConfig) { c.sequence = true })},
+	{"issuer-row-deleted", "release deletes the row", P3, "", tokens(func(c *issuerConfig) { c.deleteRow = true })},
+	{"issuer-async-acquire", "acquire under synchronous_commit = off", P4, "", tokens(func(c *issuerConfig) { c.asyncAcquire = true })},
+	{"issuer-purge-without-floor", "purge deletes the row and lifts no floor", P3, "", tokens(func(c *issuerConfig) { c.noFloor = true })},
+	{"issuer-purge-without-lock", "purge beside an acquire that has read the floor", P3, "", tokens(func(c *issuerConfig) { c.noTableLock = true })},
+	{"issuer-release-any-lease", "release does not compare the lease ID", P7, "", timed(func(c *issuerConfig) { c.anyLease = true })},
+	{"issuer-async-renew", "renew under synchronous_commit = off", P7, "", timed(func(c *issuerConfig) { c.asyncRenew = true })},
+	{"issuer-deadline-from-answer", "the deadline counts from the answer", P7, "", timed(func(c *issuerConfig) { c.fromAnswer = true })},
+	{"issuer-no-drift-margin", "the deadline gives nothing away for drift", P7, "", timed(func(c *issuerConfig) { c.noMargin = true })},
+}
