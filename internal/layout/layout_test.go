@@ -31,6 +31,9 @@ var allowed = map[string][]string{
 	"internal/migrate":             {"github.com/jackc/pgx/v5"},
 	"internal/pgtest":              {"github.com/jackc/pgx/v5"},
 	"internal/layout":              {},
+	"internal/s3test":              {},
+	"internal/s3test/s3conform":    {},
+	"s3fence":                      {"guard", "github.com/aws/aws-sdk-go-v2/service/s3"},
 	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 }
 

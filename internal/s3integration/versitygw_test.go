@@ -1,0 +1,62 @@
+//go:build unix
+
+package s3integration
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
+	"github.com/fencepost-go/fencepost/internal/s3test/s3conform"
+)
+
+func target(g *gateway.Gateway) s3conform.Target {
+	return s3conform.Target{
+		Endpoint: g.URL, Region: g.Region, AccessKeyID: g.AccessKeyID, SecretAccessKey: g.SecretAccessKey,
+		Differs: map[string]string{
+			"longer key is refused":                  "the length of a segment counts, that of a key does not",
+			"key with a leading slash":               "keys are paths of files, which drop it",
+			"key with two slashes":                   "keys are paths of files, in which two slashes are one",
+			"key with dots for segments":             "keys are paths of files, in which they are resolved",
+			"key and what is below it":               "a file cannot be a directory as well",
+			"aws-chunked is not kept as an encoding": "it is kept",
+		},
+		Sometimes: map[string]string{
+			// DELETE compares and removes in two steps, outside of the lock that
+			// conditional PUTs take.
+			"race of replace and delete has one winner": "a conditional DELETE may remove what was written since it compared",
+		},
+	}
+}
+
+// What is tested against s3test has been tested against the behaviour of a real
+// store, as far as the same suite passes on both.
+func TestCorrect(t *testing.T) {
+	g := gateway.Start(t, gateway.Correct)
+	s3conform.Run(t, target(g))
+}
+
+// The suite must notice a real store that loses races, and nothing else about
+// it, since requests that come one after the other are served well.
+func TestRacing(t *testing.T) {
+	g := gateway.Start(t, gateway.Racing)
+	target := target(g)
+	target.Differs["list by pages"] = "KeyCount leaves common prefixes out"
+	failures, err := s3conform.Check(t.Context(), target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed []string
+	for _, f := range failures {
+		t.Log(f)
+		failed = append(failed, f.Case)
+		if !slices.Contains(s3conform.Races(), f.Case) {
+			t.Errorf("without a race: %s", f)
+		}
+	}
+	for _, name := range []string{"race to create has one winner", "race to replace has one winner"} {
+		if !slices.Contains(failed, name) {
+			t.Errorf("not noticed: %s", name)
+		}
+	}
+}
