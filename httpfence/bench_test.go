@@ -3,7 +3,9 @@ package httpfence
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
@@ -18,61 +20,152 @@ func (d *discard) Header() http.Header         { return d.h }
 func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
 func (d *discard) WriteHeader(int)             {}
 
-// guarded builds the three handlers that are compared. Each is on a chi route
-// with one parameter.
-var guarded = map[string]func(fence *Middleware, next http.HandlerFunc) http.Handler{
-	"bare": func(_ *Middleware, next http.HandlerFunc) http.Handler { return next },
-	"check": func(fence *Middleware, next http.HandlerFunc) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if _, err := fence.Check(r); err != nil {
-				fence.Reject(w, r, err)
-				return
-			}
-			next(w, r)
-		})
-	},
-	"admit": func(fence *Middleware, next http.HandlerFunc) http.Handler { return fence.Admit(next) },
+// bench is a chi route with one parameter for each way to guard it, the same
+// resources and the same request.
+type bench struct {
+	b       *testing.B
+	fence   *Middleware
+	paths   []string
+	r       *http.Request
+	w       *discard
+	handled int
+	next    int
 }
 
-func benchmark(b *testing.B, kind string) {
+func newBench(b *testing.B, resources int, token string) *bench {
+	store := guard.NewMemory(nil)
+	x := &bench{b: b, fence: New(store, ChiParam("id"), nil), paths: make([]string, resources), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
+	for i := range x.paths {
+		id := fmt.Sprintf("acct-%06d", i)
+		x.paths[i] = "/acct/" + id + "/close"
+		if _, err := store.Admit(b.Context(), guard.Claim{Resource: id, Token: 5, LeaseID: "b"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return x
+}
+
+func (x *bench) route(guarded func(http.HandlerFunc) http.Handler) http.Handler {
+	router := chi.NewRouter()
+	router.Method("POST", "/acct/{id}/close", guarded(func(http.ResponseWriter, *http.Request) { x.handled++ }))
+	return router
+}
+
+func (x *bench) bare(next http.HandlerFunc) http.Handler { return next }
+
+func (x *bench) check(next http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := x.fence.Check(r); err != nil {
+			x.fence.Reject(w, r, err)
+			return
+		}
+		next(w, r)
+	})
+}
+
+func (x *bench) admit(next http.HandlerFunc) http.Handler { return x.fence.Admit(next) }
+
+// run sends n requests to the resources in turn.
+func (x *bench) run(h http.Handler, n int) {
+	for range n {
+		x.r.URL.Path = x.paths[x.next]
+		if x.next++; x.next == len(x.paths) {
+			x.next = 0
+		}
+		h.ServeHTTP(x.w, x.r)
+	}
+}
+
+// compare runs a and b by turns in blocks too small for the machine to change
+// much between them, and returns what each block took per request.
+func (x *bench) compare(a, b http.Handler) (of [2][]float64) {
+	const block = 500
+	for i := 0; x.b.Loop(); i++ {
+		for j, h := range [2]http.Handler{a, b} {
+			if i%2 == 1 { // neither is always the one that comes second
+				j = 1 - j
+				h = [2]http.Handler{a, b}[j]
+			}
+			start := time.Now()
+			x.run(h, block)
+			of[j] = append(of[j], float64(time.Since(start).Nanoseconds())/block)
+		}
+	}
+	for j := range of {
+		slices.Sort(of[j])
+	}
+	return of
+}
+
+func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
+
+// BenchmarkOverhead reports what Check and Admit cost over the bare route:
+// the difference of the fastest blocks and of the medians.
+func BenchmarkOverhead(b *testing.B) {
+	for _, resources := range []int{1, 100_000} {
+		for _, name := range []string{"check", "admit"} {
+			b.Run(fmt.Sprintf("%s/resources=%d", name, resources), func(b *testing.B) {
+				x := newBench(b, resources, "5")
+				guarded := x.check
+				if name == "admit" {
+					guarded = x.admit
+				}
+				of := x.compare(x.route(x.bare), x.route(guarded))
+				b.ReportMetric(0, "ns/op") // of two blocks: means nothing
+				b.ReportMetric(of[0][0], "ns/bare-min")
+				b.ReportMetric(of[1][0]-of[0][0], "ns/"+name+"-min")
+				b.ReportMetric(median(of[1])-median(of[0]), "ns/"+name+"-median")
+				if x.handled == 0 || len(x.w.h) != 0 {
+					b.Fatalf("%d handled, header %v", x.handled, x.w.h)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRefusal compares the 412 of a stale token with the 200 of a current
+// one, both behind Admit.
+func BenchmarkRefusal(b *testing.B) {
 	for _, resources := range []int{1, 100_000} {
 		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
-			store := guard.NewMemory(nil)
-			paths := make([]string, resources)
-			for i := range paths {
-				id := fmt.Sprintf("acct-%06d", i)
-				paths[i] = "/acct/" + id + "/close"
-				if _, err := store.Admit(b.Context(), guard.Claim{Resource: id, Token: 5, LeaseID: "b"}); err != nil {
-					b.Fatal(err)
-				}
+			x := newBench(b, resources, "5")
+			h := x.route(x.admit)
+			with := func(token string) http.Handler {
+				line := []string{token}
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					r.Header[TokenHeader] = line
+					h.ServeHTTP(w, r)
+				})
 			}
-			handled := 0
-			router := chi.NewRouter()
-			router.Method("POST", "/acct/{id}/close", guarded[kind](New(store, ChiParam("id"), nil), func(http.ResponseWriter, *http.Request) { handled++ }))
-			r := newRequest("", "5", "b")
-			w := &discard{h: http.Header{}}
-			n := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				r.URL.Path = paths[n%resources]
-				n++
-				router.ServeHTTP(w, r)
-			}
-			if handled != n {
-				b.Fatalf("%d of %d requests were handled", handled, n)
-			}
+			of := x.compare(with("5"), with("4"))
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(median(of[0]), "ns/200")
+			b.ReportMetric(median(of[1]), "ns/412")
+			b.ReportMetric(median(of[1])/median(of[0]), "412/200")
 		})
 	}
 }
 
+// The plain benchmarks are for profiles and for allocations.
+
+func (x *bench) plain(h http.Handler) {
+	x.b.ReportAllocs()
+	for x.b.Loop() {
+		x.run(h, 1)
+	}
+}
+
 // BenchmarkBare is the floor: the chi route and an empty handler.
-func BenchmarkBare(b *testing.B) { benchmark(b, "bare") }
+func BenchmarkBare(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.bare)) }
 
 // BenchmarkCheck is BenchmarkBare with Check in the handler.
-func BenchmarkCheck(b *testing.B) { benchmark(b, "check") }
+func BenchmarkCheck(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.check)) }
 
 // BenchmarkAdmit is BenchmarkBare behind Admit, with a token that is the mark.
-func BenchmarkAdmit(b *testing.B) { benchmark(b, "admit") }
+func BenchmarkAdmit(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.admit)) }
+
+// BenchmarkStale is BenchmarkAdmit with a token that is stale.
+func BenchmarkStale(b *testing.B) { x := newBench(b, 1, "4"); x.plain(x.route(x.admit)) }
 
 // TestAllocations holds the promise of the documentation: a Check that succeeds
 // allocates nothing, Admit a context and a request.

@@ -55,7 +55,7 @@ func (m *Middleware) Check(r *http.Request) (guard.Claim, error) {
 		}
 	}
 	if err != nil || m.observer != nil {
-		return m.report(r, guard.OpCheck, start, guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}, mark, err)
+		return m.report(r, guard.OpCheck, start, guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}, mark, err, false)
 	}
 	return guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}, nil
 }
@@ -84,7 +84,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		claim, err := m.admit(r)
+		claim, err := m.admit(r, guard.OpAdmit)
 		switch {
 		case err == nil:
 			next.ServeHTTP(w, r.WithContext(guard.WithClaim(r.Context(), claim)))
@@ -97,7 +97,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 }
 
 // admit returns the claim as far as it is known, also with an error.
-func (m *Middleware) admit(r *http.Request) (guard.Claim, error) {
+func (m *Middleware) admit(r *http.Request, op guard.Op) (guard.Claim, error) {
 	start := m.clock()
 	resource, token, leaseID, err := m.presented(r)
 	claim := guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}
@@ -106,7 +106,7 @@ func (m *Middleware) admit(r *http.Request) (guard.Claim, error) {
 		mark, err = m.store.Admit(r.Context(), claim)
 	}
 	if err != nil || m.observer != nil {
-		_, _ = m.report(r, guard.OpAdmit, start, claim, mark, err)
+		_, _ = m.report(r, op, start, claim, mark, err, m.reportOnly && op == guard.OpAdmit)
 	}
 	return claim, err
 }
@@ -135,11 +135,24 @@ func (e *resourceError) reason() guard.Reason {
 
 // reasonOf says which row of the status table err belongs to. Never success.
 func reasonOf(err error) guard.Reason {
-	var re *resourceError
-	switch {
-	case err == nil:
+	// Guards return these two types as they are, and nearly always alone:
+	// searching them for every sentinel would make a refusal cost more than
+	// the work.
+	switch e := err.(type) {
+	case nil:
 		return guard.ReasonOther
-	case errors.As(err, &re):
+	case *guard.RejectedError:
+		if e.Cause == nil && e.Reason.Err() != nil {
+			return e.Reason
+		}
+	case *guard.InvalidError:
+		if e.Missing {
+			return guard.ReasonMissing
+		}
+		return guard.ReasonInvalid
+	}
+	var re *resourceError
+	if errors.As(err, &re) {
 		return re.reason()
 	}
 	return guard.ReasonOf(err)
@@ -153,9 +166,10 @@ func (m *Middleware) clock() time.Time {
 	return time.Now()
 }
 
-// report tells the observer what happened, and the logger what was refused. It
-// returns claim and err for the caller to return, the zero claim with an error.
-func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error) (guard.Claim, error) {
+// report tells the observer what happened, and the logger what was refused;
+// passed says that the request goes on although it was. It returns claim and
+// err for the caller to return, the zero claim with an error.
+func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error, passed bool) (guard.Claim, error) {
 	reason := guard.ReasonNone
 	if err != nil {
 		reason = reasonOf(err)
@@ -167,7 +181,7 @@ func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim
 		})
 	}
 	if err != nil && m.logger != nil {
-		m.log(r, op, claim, mark, reason, err)
+		m.log(r, op, claim, mark, reason, err, passed)
 	}
 	if err != nil {
 		return guard.Claim{}, err
@@ -175,7 +189,10 @@ func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim
 	return claim, nil
 }
 
-func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, reason guard.Reason, err error) {
+func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, reason guard.Reason, err error, passed bool) {
+	if answered := (*answeredError)(nil); errors.As(err, &answered) {
+		return // the handler's own business
+	}
 	level := slog.LevelWarn
 	if reason == guard.ReasonConflict || reason == guard.ReasonMarkAhead {
 		level = slog.LevelError
@@ -183,7 +200,7 @@ func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark g
 	m.logger.LogAttrs(r.Context(), level, "fencing_rejected",
 		slog.String("op", string(op)),
 		slog.String("reason", string(reason)),
-		slog.Bool("reportOnly", m.reportOnly && op == guard.OpAdmit),
+		slog.Bool("reportOnly", passed),
 		slog.String("resource", claim.Resource),
 		slog.String("fencingToken", claim.Token.String()),
 		slog.String("leaseId", claim.LeaseID),

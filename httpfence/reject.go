@@ -64,15 +64,22 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 		}
 	}
 	h := w.Header()
-	h.Del("Content-Length") // of an answer that is not going to be given
-	h.Set("Content-Type", problemType)
-	h.Set("Cache-Control", "no-store")
+	for _, name := range otherAnswers {
+		delete(h, name)
+	}
+	// One allocation for both.
+	values := [...]string{problemType, "no-store"}
+	h["Content-Type"], h["Cache-Control"] = values[0:1:1], values[1:2:2]
 	if reason == guard.ReasonUnavailable {
 		h.Set("Retry-After", m.retryAfter)
 	}
 	w.WriteHeader(p.status)
 	_, _ = w.Write(body) // the client is gone if this fails; there is nobody to tell
 }
+
+// otherAnswers are fields that a handler may have set for the answer that is
+// not going to be given, and that would be wrong about this one.
+var otherAnswers = [...]string{"Content-Length", "Content-Encoding", "Content-Range", "Etag", "Last-Modified"}
 
 // tracker learns whether a hook has answered. It is used for hooks alone:
 // handlers get the server's own ResponseWriter.

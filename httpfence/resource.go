@@ -70,7 +70,7 @@ func PathValue(name string) ResourceFunc {
 	}
 	return func(r *http.Request) (string, error) {
 		value := r.PathValue(name)
-		if value == "" && !strings.Contains(r.Pattern, "{"+name) {
+		if value == "" && !hasWildcard(r.Pattern, name) {
 			return "", fmt.Errorf("httpfence: the route %q has no path value %q; the middleware must run behind routing", r.Pattern, name)
 		}
 		if strings.IndexByte(value, '%') >= 0 {
@@ -80,6 +80,20 @@ func PathValue(name string) ResourceFunc {
 			}
 		}
 		return unescapeOnce(r.URL, name, value)
+	}
+}
+
+// hasWildcard reports whether pattern has {name}, {name...} or chi's {name:...}.
+func hasWildcard(pattern, name string) bool {
+	for {
+		_, rest, ok := strings.Cut(pattern, "{"+name)
+		if !ok {
+			return false
+		}
+		if rest != "" && strings.IndexByte("}.:", rest[0]) >= 0 {
+			return true
+		}
+		pattern = rest
 	}
 }
 

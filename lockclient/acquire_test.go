@@ -50,6 +50,7 @@ func TestTokensGrow(t *testing.T) {
 		time.Sleep(MinTTL + 10*time.Millisecond)
 	}
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('', 500)")
+	last = 500
 	grown("floor above the row", mustTry(t, a, "r", time.Minute))
 	if got := mustTry(t, b, "new", time.Minute).Token(); got != 501 {
 		t.Errorf("a new resource above the floor of 500 starts at %v", got)
@@ -246,40 +247,6 @@ func TestCommitFails(t *testing.T) {
 	lease, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
 	if lease != nil || !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "at the commit") {
 		t.Fatalf("got %v, %v", lease, err)
-	}
-}
-
-// TestRowLocked: a statement that waits for the row gives up by lock_timeout,
-// so that its outcome is known.
-func TestRowLocked(t *testing.T) {
-	pool := migrated(t)
-	client := newTestClient(t, pool, &Options{OpTimeout: 2 * time.Second, LockTimeout: 50 * time.Millisecond})
-	lease := mustTry(t, client, "r", time.Minute)
-	mustTry(t, client, "free", time.Minute).Release(t.Context())
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
-	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute})
-	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
-		if pg := pgError(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if !lease.Valid() {
-		t.Error("a failed renewal ended the lease")
-	}
-	// Acquire and Release wait it out.
-	time.AfterFunc(300*time.Millisecond, func() { tx.Rollback(context.Background()) })
-	if _, err := client.Acquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute}); err != nil {
-		t.Errorf("acquire: %v", err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("release: %v", err)
 	}
 }
 

@@ -81,6 +81,10 @@ func contention(err error) bool {
 	if pg == nil || !errors.Is(err, guard.ErrUnavailable) {
 		return false
 	}
+	return passes(pg)
+}
+
+func passes(pg *pgconn.PgError) bool {
 	return pg.Code == "55P03" || pg.Code == "40P01" || pg.Code == "40001"
 }
 

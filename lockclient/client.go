@@ -19,6 +19,10 @@ type Client struct {
 	clock  clock
 	events events
 
+	waiters waiters
+	renewal latencies // of all leases
+	jumps   *jumps    // nil but in tests
+
 	mu         sync.Mutex
 	closed     chan struct{}
 	isClosed   bool
@@ -54,6 +58,7 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
+	pg.listenWith(pool, owner, opts.Logger)
 	return newClient(pg, owner, set, systemClock, events{opts.Logger, opts.Observer}), nil
 }
 

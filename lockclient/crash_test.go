@@ -50,7 +50,7 @@ func TestServerKilled(t *testing.T) {
 	if err := Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	client := newTestClient(t, pool, &Options{OpTimeout: 300 * time.Millisecond, RenewConns: 8})
+	client := newTestClient(t, pool, &Options{OpTimeout: 800 * time.Millisecond, RenewConns: 8})
 	var last [8]guard.Token
 	for round := range 5 {
 		var gone atomic.Bool
@@ -180,7 +180,7 @@ func TestServerAway(t *testing.T) {
 	if err := Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	client := newTestClient(t, pool, &Options{OpTimeout: 300 * time.Millisecond})
+	client := newTestClient(t, pool, &Options{OpTimeout: 3 * time.Second})
 	lease := mustTry(t, client, "r", time.Minute)
 	if err := server.StopFast(); err != nil {
 		t.Fatal(err)

@@ -72,13 +72,21 @@ func (e events) contended(ctx context.Context, r request, held *HeldError) {
 func (e events) renewed(ctx context.Context, l *Lease, err error, took time.Duration) {
 	switch {
 	case err == nil:
-		e.log(ctx, slog.LevelDebug, "lock_renewed", l.Owner(), l.claim, l.ttl)
+		e.log(ctx, slog.LevelDebug, "lock_renewed", l.Owner(), l.claim, l.ttl, seconds("renewalSeconds", took))
 	case errors.Is(l.Err(), ErrReleased):
 		return // it no longer matters
 	default:
 		e.log(ctx, slog.LevelWarn, "lock_renew_failed", l.Owner(), l.claim, l.ttl, failed(err))
 	}
 	e.observe(ctx, guard.OpRenew, l.claim, took, err)
+}
+
+// marginLow warns before it is too late: a little more, and a healthy holder
+// loses its lease.
+func (e events) marginLow(ctx context.Context, l *Lease, took, left time.Duration) {
+	p99 := l.client.renewal.read().P99
+	e.log(ctx, slog.LevelWarn, "lock_margin_low", l.Owner(), l.claim, l.ttl,
+		seconds("remainingSeconds", left), seconds("renewalSeconds", took), seconds("renewalP99Seconds", p99))
 }
 
 func (e events) released(ctx context.Context, l *Lease, err error) {

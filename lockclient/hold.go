@@ -39,6 +39,9 @@ func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, f
 	}
 	held, cancel := context.WithCancelCause(guard.WithLease(ctx, lease))
 	lease.whenEnded(cancel)
+	lease.mu.Lock()
+	lease.kept = true
+	lease.mu.Unlock()
 	stop := lease.keepInBackground(ctx, every)
 
 	// Deferred and without recover: a panic or runtime.Goexit in fn goes on by

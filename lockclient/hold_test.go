@@ -16,7 +16,7 @@ func TestHold(t *testing.T) {
 	expectNoGoroutines(t)
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	const ttl = 300 * time.Millisecond
+	const ttl = 800 * time.Millisecond
 	mine := errors.New("mine")
 	var inner context.Context
 	err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
@@ -26,7 +26,7 @@ func TestHold(t *testing.T) {
 		if r := rowOf(t, pool, "r"); !ok || !lease.Valid() || claim.LeaseID != *r.LeaseID || int64(claim.Token) != r.Token {
 			t.Errorf("the context carries %+v, the row is %+v", claim, r)
 		}
-		time.Sleep(3 * ttl)
+		time.Sleep(2 * ttl)
 		if ctx.Err() != nil || !lease.Valid() || !rowOf(t, pool, "r").Live {
 			t.Errorf("not renewed: %v", context.Cause(ctx))
 		}
@@ -115,12 +115,12 @@ func TestHoldLost(t *testing.T) {
 			}
 			return mine
 		}, []error{ErrLeaseLost, mine}},
-		"does not look":           {func(context.Context) error { cut(); time.Sleep(150 * time.Millisecond); return nil }, []error{ErrLeaseLost}},
+		"does not look":           {func(context.Context) error { cut(); time.Sleep(300 * time.Millisecond); return nil }, []error{ErrLeaseLost}},
 		"cut just before its end": {func(context.Context) error { cut(); return mine }, []error{ErrLeaseLost, mine}},
 		"not lost":                {func(context.Context) error { return mine }, []error{mine}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: 300 * time.Millisecond}, test.fn)
+			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: 600 * time.Millisecond}, test.fn)
 			for _, want := range []error{ErrLeaseLost, mine} {
 				wanted := false
 				for _, w := range test.want {
@@ -139,12 +139,12 @@ func TestHoldLost(t *testing.T) {
 func TestHoldOutlivesCancel(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	const ttl = 200 * time.Millisecond
+	const ttl = 600 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	err := client.Hold(ctx, "r", &HoldOptions{TTL: ttl}, func(held context.Context) error {
 		cancel()
 		<-held.Done()
-		time.Sleep(3 * ttl)
+		time.Sleep(2 * ttl)
 		if lease, _ := guard.LeaseFrom(held); !lease.Valid() || !rowOf(t, pool, "r").Live {
 			t.Error("the lease ended before fn")
 		}

@@ -30,6 +30,11 @@ type Lease struct {
 	watchdog *time.Timer
 	onEnd    func(error)
 
+	kept     bool          // renewed by Hold
+	trying   time.Duration // since when a renewal is tried, by the client's clock; 0 if none is
+	low      bool          // the margin was told to be gone
+	renewals latencies
+
 	releasing sync.Mutex // one release at a time: each tells what it found
 	freed     bool       // one was answered
 }
@@ -44,6 +49,7 @@ func newLease(c *Client, claim guard.Claim, acquiredAt time.Time, ttl, until tim
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watchdog = time.AfterFunc(min(until-l.granted, maxNap), l.watch)
+	c.jumps.track(l)
 	return l
 }
 
@@ -151,6 +157,7 @@ func (l *Lease) end(err error) bool {
 	l.err = err
 	onEnd := l.onEnd
 	l.watchdog.Stop()
+	l.client.jumps.untrack(l)
 	close(l.done)
 	l.mu.Unlock()
 	if onEnd != nil {

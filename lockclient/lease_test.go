@@ -15,21 +15,22 @@ import (
 func TestLease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	lease := mustTry(t, client, "r", time.Second)
+	const ttl = 1500 * time.Millisecond
+	lease := mustTry(t, client, "r", ttl)
 	r := rowOf(t, pool, "r")
 	want := guard.Claim{Resource: "r", Token: guard.Token(r.Token), LeaseID: *r.LeaseID}
 	if lease.Claim() != want || lease.Resource() != "r" || lease.Token() != want.Token || lease.ID() != want.LeaseID ||
-		lease.Owner() != r.Owner || lease.TTL() != time.Second || !lease.AcquiredAt().Equal(r.AcquiredAt) {
+		lease.Owner() != r.Owner || lease.TTL() != ttl || !lease.AcquiredAt().Equal(r.AcquiredAt) {
 		t.Errorf("%+v is not the lease of %+v", lease.Claim(), r)
 	}
-	if !lease.Valid() || lease.Err() != nil || lease.Remaining() <= 0 || lease.Remaining() > 999*time.Millisecond ||
-		time.Until(lease.Deadline()) > 999*time.Millisecond {
+	if !lease.Valid() || lease.Err() != nil || lease.Remaining() <= 0 || lease.Remaining() > ttl*999/1000 ||
+		time.Until(lease.Deadline()) > ttl*999/1000 {
 		t.Errorf("valid %t, %v, remaining %v", lease.Valid(), lease.Err(), lease.Remaining())
 	}
-	before := lease.Remaining()
+	before := lease.deadline
 	time.Sleep(20 * time.Millisecond)
-	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() < before-20*time.Millisecond {
-		t.Errorf("renew: %v, remaining %v after %v", err, lease.Remaining(), before)
+	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Millisecond {
+		t.Errorf("renew: %v, the deadline moved by %v", err, lease.deadline-before)
 	}
 	<-lease.Done()
 	var lost *LostError
@@ -139,6 +140,9 @@ func TestRelease(t *testing.T) {
 	if freed, err := client.issuer.release(t.Context(), old, time.Second); freed || err != nil {
 		t.Errorf("older token: %t, %v", freed, err)
 	}
+	if _, held, err := client.issuer.renew(t.Context(), old, time.Minute, time.Second); held || err != nil {
+		t.Errorf("renewal under an older token: %t, %v", held, err)
+	}
 	if r := rowOf(t, pool, "r"); !r.Live || *r.LeaseID != successor.ID() {
 		t.Errorf("the successor's row is %+v", r)
 	}
@@ -186,7 +190,7 @@ func TestLeaseConcurrently(t *testing.T) {
 // TestPoolOfOne: a caller who keeps his only connection does not starve the
 // renewals. The control renews on the caller's pool and loses the lease.
 func TestPoolOfOne(t *testing.T) {
-	const ttl = 300 * time.Millisecond
+	const ttl = 700 * time.Millisecond
 	hold := func(t *testing.T, change func(*Client)) error {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 		client := newTestClient(t, pool, nil)

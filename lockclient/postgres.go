@@ -23,6 +23,8 @@ type postgres struct {
 	set     settings
 	clock   clock
 	checked atomic.Bool // the schema's version was right
+
+	listener *listener
 }
 
 var _ issuer = (*postgres)(nil)
@@ -45,7 +47,10 @@ func newPostgres(pool *pgxpool.Pool, set settings, clock clock) (*postgres, erro
 	return &postgres{pool: pool, own: own, set: set, clock: clock}, nil
 }
 
-func (p *postgres) close() { p.own.Close() }
+func (p *postgres) close() {
+	p.listener.close()
+	p.own.Close()
+}
 
 func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error) {
 	err = p.on(ctx, p.pool, r.timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
@@ -124,20 +129,6 @@ func (p *postgres) renew(ctx context.Context, claim guard.Claim, ttl, timeout ti
 		return err
 	})
 	return sent, held, failure("renew", claim, err)
-}
-
-func (p *postgres) release(ctx context.Context, claim guard.Claim, timeout time.Duration) (freed bool, err error) {
-	err = p.on(ctx, p.own, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		var token int64
-		var synced *string
-		err := conn.QueryRow(ctx, releaseSQL, claim.Resource, claim.LeaseID, int64(claim.Token), lockTimeout).
-			Scan(&token, &synced)
-		if freed = err == nil; errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		return err
-	})
-	return freed, failure("release", claim, err)
 }
 
 // staleTries bounds how many broken connections in a row are put down to an

@@ -194,7 +194,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	expectNoGoroutines(t)
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
-	client := newTestClient(t, pool, &Options{OpTimeout: 300 * time.Millisecond, ReleaseTimeout: 5 * time.Second})
+	client := newTestClient(t, pool, &Options{OpTimeout: 600 * time.Millisecond, ReleaseTimeout: 5 * time.Second})
 	warm(t, client)
 	lease := mustTry(t, client, "mine", time.Minute)
 	proxy.cut.Store(1 << 40)
@@ -247,6 +247,9 @@ func TestLateAnswer(t *testing.T) {
 
 	// The statement gets no longer than the TTL, so a late answer needs a clock
 	// that runs on between the answer and its reading.
+	lease.Release(t.Context())
+	client = newTestClient(t, pool, nil)
+	warm(t, client)
 	real, pg := client.clock, client.issuer.(*postgres)
 	var jump atomic.Int64
 	client.clock = func() time.Duration { return real() + time.Duration(jump.Load()) }
@@ -257,5 +260,39 @@ func TestLateAnswer(t *testing.T) {
 	}
 	if r := rowOf(t, direct, "late"); r.Live || r.Token != 1 {
 		t.Errorf("the row is %+v", r)
+	}
+}
+
+// TestCancelledInFlight: an attempt under way when its context ends is waited
+// for a moment, so that its outcome is known: what it was granted is released,
+// a refusal names the holder, and the connection lives on.
+func TestCancelledInFlight(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	holder := mustTry(t, client, "held", time.Minute)
+	conns := pool.Stat().NewConnsCount()
+	proxy.delay.Store(int64(20 * time.Millisecond))
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		lease, err := client.TryAcquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
+		cancel()
+		if lease != nil || !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Errorf("got %v, %v", lease, err)
+		}
+		if r := rowOf(t, direct, "r"); r.Live || r.Token == 0 {
+			t.Errorf("the row is %+v", r)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 5*time.Millisecond)
+		_, err = client.TryAcquire(ctx, "held", &AcquireOptions{TTL: time.Minute})
+		cancel()
+		var held *HeldError
+		if !errors.As(err, &held) || held.Token != holder.Token() {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := pool.Stat().NewConnsCount() - conns; n != 0 {
+		t.Errorf("%d connections were lost", n)
 	}
 }

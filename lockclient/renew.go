@@ -51,16 +51,20 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 	began := l.client.clock()
 	left := l.Remaining()
 	timeout := min(l.client.set.opTimeout, max(left/2, min(left, MinTTL/4)))
+	l.trySince(began)
 	sent, held, err := l.renewal(ctx, timeout)
+	answered := l.client.clock()
 	switch {
 	case err != nil:
 		l.mu.Lock()
 		l.failed = err
 		l.mu.Unlock()
+		l.checkMargin(ctx, answered, false)
 	case !held:
 		l.end(&LostError{Claim: l.claim, Cause: errGone})
 		err = l.Err()
 	default:
+		l.checkMargin(ctx, answered, true)
 		l.extend(deadline(sent, l.ttl))
 		err = l.Err()
 	}
@@ -102,6 +106,7 @@ func (l *Lease) keep(ctx context.Context, every time.Duration) {
 // sleep waits until the clock shows next; false if ctx or the lease ended.
 func (l *Lease) sleep(ctx context.Context, next time.Duration) bool {
 	for {
+		moved := l.client.jumps.moved()
 		left := next - l.client.clock()
 		if left <= 0 {
 			return ctx.Err() == nil && l.Err() == nil
@@ -109,6 +114,8 @@ func (l *Lease) sleep(ctx context.Context, next time.Duration) bool {
 		timer := time.NewTimer(min(left, maxNap))
 		select {
 		case <-timer.C:
+		case <-moved:
+			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
 			return false

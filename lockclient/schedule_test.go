@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,9 +161,9 @@ func TestOneFailureIsNoLoss(t *testing.T) {
 // timers do not. Valid knows at once; Done and the context within a second.
 func TestTimersThatStandStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asleep time.Duration // what the timers did not see
+		var asleep atomic.Int64 // what the timers did not see, in nanoseconds
 		awake := drifting(0)
-		clock := func() time.Duration { return awake() + asleep }
+		clock := func() time.Duration { return awake() + time.Duration(asleep.Load()) }
 		server := &simulated{rng: rand.New(rand.NewPCG(1, 1)), ttl: time.Minute, clock: clock}
 		server.sentAt = func(sent, _ time.Duration) time.Duration { return sent }
 		server.fate = func(int) fate { return prompt }
@@ -172,7 +173,7 @@ func TestTimersThatStandStill(t *testing.T) {
 		err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
 			lease := leaseFrom(ctx)
 			time.Sleep(10 * time.Second)
-			asleep = time.Hour
+			asleep.Add(int64(time.Hour))
 			woke := time.Now()
 			if n := len(lease.Done()); n != 0 || ctx.Err() != nil {
 				t.Error("ended while asleep")
@@ -191,7 +192,7 @@ func TestTimersThatStandStill(t *testing.T) {
 		if err != nil || !lease.Valid() {
 			t.Fatal(err)
 		}
-		asleep += time.Hour
+		asleep.Add(int64(time.Hour))
 		if lease.Valid() || lease.Remaining() != 0 {
 			t.Error("valid after an hour asleep")
 		}

@@ -57,9 +57,35 @@ RETURNING l.token,
 
 // releaseSQL frees a lease; no row means that it is not the caller's any more.
 // $1 resource, $2 lease ID, $3 token or 0 for an acquire whose token is not
-// known, $4 lock_timeout in milliseconds. It need not reach the disk: a release
-// that a crash undoes costs the next holder one TTL, and the token stays.
-const releaseSQL = `UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp())
+// known, $4 lock_timeout in milliseconds, $5 the resource's topic. It need not
+// reach the disk: a release that a crash undoes costs the next holder one TTL,
+// and the token stays. It notifies only where somebody waits: every commit that
+// notifies takes its turn with every other one of the server.
+const releaseSQL = releaseSet + `, CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify('` + channel + `', $5::text) END IS NULL`
+
+// quietReleaseSQL is releaseSQL for where a notification fails the statement:
+// waiters look by themselves, a lease that is not released keeps them waiting.
+const quietReleaseSQL = releaseSet
+
+const releaseSet = `UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp())
 WHERE l.resource = $1::text AND l.lease_id = $2::text AND ($3::bigint = 0 OR l.token = $3::bigint)
   AND set_config('lock_timeout', $4::text, true) IS NOT NULL
 RETURNING l.token, set_config('synchronous_commit', 'off', true)`
+
+// watchSQL sets the wake mark on a lease that is held by another, unless there
+// is one for half as long, and says who has it; no row means that it is free
+// now. $1 resource, $2 own lease ID, $3 the mark's duration in microseconds, $4
+// lock_timeout in milliseconds. Where the UPDATE waited for a release it finds
+// nothing held, while the SELECT still shows the lease as it was: marked is
+// false then, unless the mark was there before. It need not reach the disk: a
+// server that crashes takes the listening connections with it.
+const watchSQL = `WITH mark AS (
+  UPDATE fencepost.leases l SET wake_until = clock_timestamp() + $3::bigint * interval '1 microsecond'
+  WHERE l.resource = $1::text AND l.lease_id <> $2::text AND l.expires_at > clock_timestamp()
+    AND (l.wake_until IS NULL OR l.wake_until < clock_timestamp() + $3::bigint * interval '0.5 microsecond')
+    AND set_config('lock_timeout', $4::text, true) IS NOT NULL
+  RETURNING set_config('synchronous_commit', 'off', true))
+SELECT l.token, l.lease_id, l.owner, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint,
+  EXISTS (SELECT FROM mark) OR coalesce(l.wake_until >= clock_timestamp() + $3::bigint * interval '0.5 microsecond', false)
+FROM fencepost.leases l
+WHERE l.resource = $1::text AND l.lease_id <> $2::text AND l.expires_at > clock_timestamp()`

@@ -23,7 +23,7 @@ func (e *env) serverDefault(setting, value string) fence {
 // staleEnter lets enterStale enter under token 5 while token 6 is being
 // raised, so that it waits for the lock, and returns how it ended and how many
 // rows it got committed.
-func (e *env) staleEnter(enterStale func() error) (error, int64) {
+func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	e.Helper()
 	ctx := context.Background()
 	e.exec("DROP TABLE IF EXISTS written; CREATE TABLE written (token bigint); DELETE FROM fencepost.marks; INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('r', 5, 'lease-5')")
@@ -44,7 +44,7 @@ func (e *env) staleEnter(enterStale func() error) (error, int64) {
 		e.Fatal(err)
 	}
 	err = <-done
-	return err, e.int("SELECT count(*) FROM written")
+	return e.int("SELECT count(*) FROM written"), err
 }
 
 func write5(ctx context.Context, tx testTx) error {
@@ -73,7 +73,7 @@ func TestDefaultIsolation(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			eachDriver(t, func(t *testing.T, e *env) {
 				db := e.serverDefault("default_transaction_isolation", level)
-				err, rows := e.staleEnter(func() error {
+				rows, err := e.staleEnter(func() error {
 					return db.fenced(context.Background(), claimOf("r", 5), write5)
 				})
 				if !errors.Is(err, guard.ErrStale) || rows != 0 {
@@ -82,7 +82,7 @@ func TestDefaultIsolation(t *testing.T) {
 				if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
 					t.Errorf("%d of %d acknowledged updates are there", sum, acked)
 				}
-				err, rows = e.staleEnter(plainEnter(db))
+				rows, err = e.staleEnter(plainEnter(db))
 				if sqlState(err) != stateIsolation || rows != 0 {
 					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, stateIsolation)
 				}
@@ -104,7 +104,7 @@ func TestDefaultIsolation(t *testing.T) {
 func TestDefaultIsolationControls(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("ALTER FUNCTION fencepost.enter STABLE")
-		if err, rows := e.staleEnter(func() error {
+		if rows, err := e.staleEnter(func() error {
 			return e.db.fenced(context.Background(), claimOf("r", 5), write5)
 		}); err != nil || rows != 1 {
 			t.Errorf("one snapshot for lock and read: %v, %d rows", err, rows)
@@ -112,7 +112,7 @@ func TestDefaultIsolationControls(t *testing.T) {
 		e.exec("ALTER FUNCTION fencepost.enter VOLATILE")
 		e.mutate("enter", "current_setting('transaction_isolation') <> 'read committed' OR", "")
 		db := e.serverDefault("default_transaction_isolation", "'repeatable read'")
-		if err, rows := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
+		if rows, err := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
 			t.Errorf("no check of the level: %v, %d rows", err, rows)
 		}
 	})

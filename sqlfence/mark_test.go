@@ -14,7 +14,7 @@ import (
 // guard.Decide by SameOrNewer, and the mark is afterwards what it must be.
 func TestMarksDecide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		for _, problem := range e.compareMarks() {
+		for _, problem := range e.compareMarks(5, "InTx", "Raise", "Admit", "enter") {
 			t.Error(problem)
 		}
 	})
@@ -36,7 +36,8 @@ func TestMarksDecideControls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachDriver(t, func(t *testing.T, e *env) {
 				e.mutate(m.function, m.old, m.new)
-				if len(e.compareMarks()) == 0 {
+				surface := map[string]string{"enter": "enter", "raise": "Raise"}[m.function]
+				if len(e.compareMarks(1, surface)) == 0 {
 					t.Error("the comparison with guard.Decide did not notice")
 				}
 			})
@@ -55,7 +56,9 @@ func (e *env) putMark(resource string, mark guard.Mark) {
 	}
 }
 
-func (e *env) compareMarks() (problems []string) {
+// compareMarks returns where the given surfaces differ from guard.Decide, at
+// most limit times.
+func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 	const resource = "a:b"
 	marks := someMarks()
 	for _, token := range someTokens {
@@ -89,13 +92,13 @@ func (e *env) compareMarks() (problems []string) {
 			return failure("enter", claim, err, false)
 		},
 	}
-	for name, call := range surfaces {
+	for _, name := range names {
 		for _, mark := range marks {
 			for _, claim := range someClaims(resource) {
 				e.putMark(resource, mark)
-				if problem := e.compareMark(name, call, mark, claim); problem != "" {
+				if problem := e.compareMark(name, surfaces[name], mark, claim); problem != "" {
 					problems = append(problems, fmt.Sprintf("%s, mark %+v, claim %+v: %s", name, mark, claim, problem))
-					if len(problems) == 5 {
+					if len(problems) == limit {
 						return problems
 					}
 				}

@@ -2,8 +2,12 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/guardtest"
@@ -48,6 +52,7 @@ func TestStoreControls(t *testing.T) {
 					},
 					Replica: func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
 					Margin:  2 * time.Millisecond,
+					Steps:   100,
 				})
 				if len(failures) == 0 {
 					t.Error("the suite passed")
@@ -55,4 +60,62 @@ func TestStoreControls(t *testing.T) {
 			})
 		})
 	}
+}
+
+// crossRetire lets two retirements meet in the same rows in opposite order:
+// the first sees a before b and waits in front of them, then a is written
+// again and lies behind b for the second, which waits between the two.
+func (e *env) crossRetire() (err error) {
+	e.Helper()
+	ctx := context.Background()
+	e.exec(`TRUNCATE fencepost.marks;
+		INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('first', 1, '2000-03-01'), ('a', 2, '2000-01-01'), ('b', 3, '2000-01-01'), ('between', 4, '2000-01-01')`)
+	hold := func(resource string) (release func()) {
+		tx, err := e.admin.Begin(ctx)
+		if err != nil {
+			e.Fatal(err)
+		}
+		if _, err := tx.Exec(ctx, "SELECT FROM fencepost.marks WHERE resource = $1 FOR UPDATE", resource); err != nil {
+			e.Fatal(err)
+		}
+		return func() { tx.Rollback(ctx) }
+	}
+	waiting := func(n int) {
+		e.waitFor("the retirements", "SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0", n)
+	}
+	done := make(chan error, 2)
+	retire := func(month time.Month) {
+		_, err := e.db.Retire(ctx, time.Date(2000, month, 2, 0, 0, 0, 0, time.UTC))
+		done <- err
+	}
+	releaseFirst, releaseBetween := hold("first"), hold("between")
+	go retire(time.March)
+	waiting(1)
+	e.exec("UPDATE fencepost.marks SET lease_id = 'x' WHERE resource = 'a'")
+	go retire(time.January)
+	waiting(2)
+	releaseFirst()
+	waiting(2) // the first is at b now, if it may go on to it
+	releaseBetween()
+	return errors.Join(<-done, <-done)
+}
+
+// TestRetireTogether: two retirements at once do not deadlock.
+func TestRetireTogether(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		if err := e.crossRetire(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRetireTogetherControl(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("ALTER DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " SET deadlock_timeout = '50ms'")
+		e.db = e.open(nil)
+		e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		if err := e.crossRetire(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "40P01") {
+			t.Errorf("without the lock: got %v, want a deadlock", err)
+		}
+	})
 }

@@ -19,7 +19,7 @@ func (d *DB[Tx]) Transactor() Transactor[Tx] { return Transactor[Tx]{d} }
 
 // openTx is the key of a transaction in a context. It has the DB in it, so
 // that the transaction of another database is never taken for this one's.
-type openTx[Tx any] struct{ db *DB[Tx] }
+type openTx[Tx any] struct{ of *DB[Tx] }
 
 // InTx is [DB.InTx] for a function that takes its transaction from the context.
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {

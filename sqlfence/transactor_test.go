@@ -93,7 +93,7 @@ func TestTransactor(t *testing.T) {
 			if err := run(work(11)); err == nil || guard.ReasonOf(err) != guard.ReasonOther { // by the deferred constraint
 				t.Errorf("%s: %v", name, err)
 			}
-			if err := run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(12)) }); !errors.Is(err, guard.ErrInvalid) {
+			if err := run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }); !errors.Is(err, guard.ErrInvalid) {
 				t.Errorf("%s, nested: %v", name, err)
 			}
 			if err := run(func(ctx context.Context) error {
@@ -126,7 +126,7 @@ func TestTransactor(t *testing.T) {
 		// Another DB's transaction is not this one's.
 		other := &env{TB: e.TB, driver: e.driver, url: e.url, admin: e.admin, opener: e.opener, db: e.open(nil)}
 		foreign, _ := other.transactor()
-		if err := foreign.InTx(ctx, claimOf("r", 11), work(12)); err == nil || errors.Is(err, guard.ErrInvalid) {
+		if err := foreign.InTx(ctx, claimOf("r", 11), func(ctx context.Context) error { return insert(ctx, 12) }); err == nil || errors.Is(err, guard.ErrInvalid) {
 			t.Errorf("another DB: %v", err)
 		}
 	})

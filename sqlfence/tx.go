@@ -18,7 +18,7 @@ const maxEnter = 3
 
 // txKey marks the context of a callback. It has the DB in it, so that a nested
 // call is found behind those of other DBs.
-type txKey[Tx any] struct{ db *DB[Tx] }
+type txKey[Tx any] struct{ of *DB[Tx] }
 
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
 // can be raised on the resource, and it does not begin unless this claim is

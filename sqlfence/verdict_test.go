@@ -49,7 +49,7 @@ func (m mutantQuerier) exec(ctx context.Context, sql string, args []any) (int64,
 func TestUpdateDecides(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
-		for _, problem := range e.compareUpdates(e.db) {
+		for _, problem := range e.compareUpdates(5, e.db) {
 			t.Error(problem)
 		}
 	})
@@ -72,7 +72,7 @@ func TestUpdateDecidesControls(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		for name, mutate := range mutants {
-			if problems := e.compareUpdates(mutantQuerier{e.db, mutate}); len(problems) == 0 {
+			if problems := e.compareUpdates(1, mutantQuerier{e.db, mutate}); len(problems) == 0 {
 				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
 			}
 		}
@@ -86,9 +86,9 @@ func (e *env) createPairs() {
 		last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
 }
 
-// compareUpdates returns where Update through q differs from guard.Decide. It
-// stops at the first few.
-func (e *env) compareUpdates(q Querier) (problems []string) {
+// compareUpdates returns where Update through q differs from guard.Decide, at
+// most limit times.
+func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
 		for _, lease := range []string{"", "last_lease_id"} {
 			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
@@ -102,7 +102,7 @@ func (e *env) compareUpdates(q Querier) (problems []string) {
 					err := table.Update(context.Background(), q, claim, Key{1, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
 					if problem := e.compareUpdate(rule, lease != "", mark, claim, err); problem != "" {
 						problems = append(problems, fmt.Sprintf("%v, lease column %q, mark %+v, claim %+v: %s", rule, lease, mark, claim, problem))
-						if len(problems) == 5 {
+						if len(problems) == limit {
 							return problems
 						}
 					}

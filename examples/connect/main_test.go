@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+)
+
+func TestStory(t *testing.T) {
+	server := httptest.NewServer(newHandler(guard.NewMemory(nil)))
+	defer server.Close()
+	var out bytes.Buffer
+	if err := story(t.Context(), server, &out); err != nil || !strings.Contains(out.String(), "closed acme under token 11") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+// TestProtocols: the reason reaches the client over each of the protocols.
+func TestProtocols(t *testing.T) {
+	for name, opts := range map[string][]connect.ClientOption{
+		"Connect": nil, "Connect JSON": {connect.WithProtoJSON()}, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &brittle{Store: guard.NewMemory(nil)}
+			server := httptest.NewUnstartedServer(newHandler(store))
+			server.EnableHTTP2 = true
+			server.StartTLS()
+			defer server.Close()
+			try := func(claim guard.Claim, account string) error {
+				_, err := call(t.Context(), server.URL, server.Client(), claim, account, opts...)
+				return err
+			}
+			acme := func(token guard.Token, lease string) guard.Claim {
+				return guard.Claim{Resource: "acme", Token: token, LeaseID: lease}
+			}
+			for _, c := range []struct {
+				claim   guard.Claim
+				account string
+				want    error
+				code    connect.Code
+			}{
+				{acme(11, "b"), "acme", nil, 0},
+				{acme(10, "a"), "acme", guard.ErrStale, connect.CodeFailedPrecondition},
+				{acme(11, "a"), "acme", guard.ErrConflict, connect.CodeFailedPrecondition},
+				{acme(0, ""), "acme", guard.ErrMissing, connect.CodeInvalidArgument},
+				{acme(11, "b"), "other", nil, connect.CodeInvalidArgument},
+			} {
+				err := try(c.claim, c.account)
+				if c.want != nil && !errors.Is(err, c.want) || c.code != 0 && connect.CodeOf(err) != c.code || c.code == 0 && err != nil {
+					t.Errorf("%+v: %v", c.claim, err)
+				}
+			}
+			store.err = guard.Unavailable("admit", guard.Claim{}, nil)
+			if err := try(acme(12, ""), "acme"); !errors.Is(err, guard.ErrUnavailable) || connect.CodeOf(err) != connect.CodeUnavailable {
+				t.Errorf("store down: %v", err)
+			}
+		})
+	}
+	// A client of another kind gets the default answer.
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest("POST", procedure, nil)
+	newHandler(guard.NewMemory(nil)).ServeHTTP(w, r)
+	if w.Code != http.StatusPreconditionRequired || !errors.Is(httpfence.ErrorFrom(w.Result()), guard.ErrMissing) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// TestCodesAreTotal: no reason is answered as a success or left to chance.
+func TestCodesAreTotal(t *testing.T) {
+	for _, reason := range guard.Reasons() {
+		code := codeOf(reason)
+		if code == 0 || code == connect.CodeInternal && reason != guard.ReasonLeaseLost {
+			t.Errorf("%s: %v", reason, code)
+		}
+	}
+}
+
+type brittle struct {
+	guard.Store
+	err error
+}
+
+func (b *brittle) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	if b.err != nil {
+		return guard.Mark{}, b.err
+	}
+	return b.Store.Admit(ctx, c)
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// message is what a broker's client hands over, whatever broker it is.
+type message struct {
+	ID      string
+	Account string
+	Cents   int64
+	Headers headers
+}
+
+// headers adapts a broker's headers to [guard.Carrier]. Brokers allow a key
+// more than once, and Get returns all its values: two tokens are refused, not
+// chosen between.
+type headers []struct{ Key, Value string }
+
+// Get implements [guard.Carrier].
+func (h *headers) Get(key string) (values []string) {
+	for _, kv := range *h {
+		if kv.Key == key {
+			values = append(values, kv.Value)
+		}
+	}
+	return values
+}
+
+// Set implements [guard.Carrier].
+func (h *headers) Set(key, value string) {
+	kept := (*h)[:0]
+	for _, kv := range *h {
+		if kv.Key != key {
+			kept = append(kept, kv)
+		}
+	}
+	*h = append(kept, struct{ Key, Value string }{key, value})
+}
+
+// produce puts the producer's claim into a message: the lease is held where
+// the decision is made, the write happens where the message is consumed.
+func produce(id string, cents int64, account string, claim guard.Claim) (message, error) {
+	m := message{ID: id, Account: account, Cents: cents}
+	err := guard.Inject(claim, &m.Headers)
+	return m, err
+}
+
+// verdict is what becomes of a message.
+type verdict string
+
+const (
+	acknowledge verdict = "acknowledge"       // done
+	drop        verdict = "acknowledge, drop" // never to be done: its holder was succeeded
+	deadLetter  verdict = "dead-letter"       // somebody has to look
+	redeliver   verdict = "redeliver"         // later
+)
+
+// verdictOf is the table. A stale message must not be redelivered: it stays
+// stale, and would go round for ever. Use dead-letter instead of drop if
+// somebody is to look at the work of holders that were cut off.
+func verdictOf(err error) verdict {
+	switch guard.ReasonOf(err) {
+	case guard.ReasonNone, guard.ReasonSpent: // spent: this token has written already
+		return acknowledge
+	case guard.ReasonStale, guard.ReasonLeaseLost:
+		return drop
+	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+		// Redelivery after an unknown outcome is safe only because the message's
+		// ID is stored with its work.
+		return redeliver
+	}
+	// Conflict and mark_ahead mean a broken issuer; invalid, missing, not_found
+	// and unfenced a broken message; other a bug.
+	return deadLetter
+}
+
+// consumer applies messages to accounts.
+type consumer struct{ db *sqlfence.DB[pgx.Tx] }
+
+// consume applies m once. The resource is derived from what is written; that
+// the message names another is an error, and its token says nothing then.
+func (c *consumer) consume(ctx context.Context, m message) error {
+	resource, err := guard.JoinResource("account", m.Account)
+	if err != nil {
+		return err
+	}
+	claim, err := guard.Extract(resource, &m.Headers)
+	if err != nil {
+		return err
+	}
+	return c.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return apply(ctx, tx, m) })
+}
+
+// apply is the work and the mark that it is done, in one transaction.
+func apply(ctx context.Context, tx pgx.Tx, m message) error {
+	tag, err := tx.Exec(ctx, `INSERT INTO consumed (id) VALUES ($1) ON CONFLICT DO NOTHING`, m.ID)
+	if err != nil || tag.RowsAffected() == 0 { // delivered again: it was done
+		return err
+	}
+	tag, err = tx.Exec(ctx, `UPDATE accounts SET cents = cents + $2 WHERE id = $1`, m.Account, m.Cents)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = fmt.Errorf("account %q: %w", m.Account, guard.ErrNotFound)
+	}
+	return err
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+func TestRun(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), &out); err != nil || !strings.Contains(out.String(), "m3: acknowledge, drop") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+// TestVerdicts: every reason has its verdict, and none that would go round for
+// ever.
+func TestVerdicts(t *testing.T) {
+	want := map[guard.Reason]verdict{
+		guard.ReasonStale: drop, guard.ReasonLeaseLost: drop, guard.ReasonSpent: acknowledge,
+		guard.ReasonUnavailable: redeliver, guard.ReasonOutcomeUnknown: redeliver,
+	}
+	for _, reason := range guard.Reasons() {
+		v, ok := want[reason]
+		if !ok {
+			v = deadLetter
+		}
+		if got := verdictOf(reason.Err()); got != v {
+			t.Errorf("%s: %s, want %s", reason, got, v)
+		}
+	}
+	if verdictOf(nil) != acknowledge || verdictOf(errors.New("x")) != deadLetter {
+		t.Error("success or another error has another verdict")
+	}
+}
+
+func TestConsume(t *testing.T) {
+	pool := pgtest.Pool(t)
+	c, err := newConsumer(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}
+	good := must(produce("good", 1, "acme", newer))
+	with := func(change func(*message)) message {
+		m := good
+		m.ID, m.Headers = "bad", slices.Clone(good.Headers)
+		change(&m)
+		return m
+	}
+	for _, c2 := range []struct {
+		name string
+		m    message
+		want error
+	}{
+		{"good", good, nil},
+		{"again", good, nil},
+		{"stale", with(func(m *message) { m.Headers.Set(guard.CarrierToken, "10") }), guard.ErrStale},
+		{"conflict", with(func(m *message) { m.Headers.Set(guard.CarrierLease, "a") }), guard.ErrConflict},
+		{"no token", with(func(m *message) { m.Headers = nil }), guard.ErrMissing},
+		{"two tokens", with(func(m *message) { m.Headers = append(m.Headers, m.Headers...) }), guard.ErrInvalid},
+		{"another account's token", with(func(m *message) { m.Account = "other" }), guard.ErrInvalid},
+		{"no account", with(func(m *message) { m.Account = "" }), guard.ErrInvalid},
+		{"unknown account", must(produce("bad", 1, "none", guard.Claim{Resource: "account:none", Token: 1})), guard.ErrNotFound},
+	} {
+		if err := c.consume(t.Context(), c2.m); !errors.Is(err, c2.want) || (err == nil) != (c2.want == nil) {
+			t.Errorf("%s: %v", c2.name, err)
+		}
+	}
+	var cents, consumed int
+	if err := pool.QueryRow(t.Context(), "SELECT (SELECT cents FROM accounts), (SELECT count(*) FROM consumed)").Scan(&cents, &consumed); err != nil {
+		t.Fatal(err)
+	}
+	if cents != 1 || consumed != 1 {
+		t.Errorf("the account is at %d after %d messages", cents, consumed)
+	}
+	// The control: without the fence the late message changes the account.
+	late := with(func(m *message) { m.Headers.Set(guard.CarrierToken, "10") })
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return apply(t.Context(), tx, late) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := pool.QueryRow(t.Context(), "SELECT cents FROM accounts").Scan(&cents); err != nil || cents != 2 {
+		t.Errorf("control: %d, %v", cents, err)
+	}
+}

@@ -1,0 +1,121 @@
+// Command httpadmit is a chi service that admits claims at the door and fences
+// its write: the pair that the documentation of httpfence asks for.
+//
+//	go run ./examples/httpadmit                        shows what a client sees, and ends
+//	go run ./examples/httpadmit -listen 127.0.0.1:8080 serves until interrupted
+//
+// The code to copy is in service.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+func main() {
+	listen := flag.String("listen", "", "serve on this address instead of showing the story")
+	flag.Parse()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	if err := run(ctx, *listen, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "httpadmit:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, listen string, out io.Writer) error {
+	url, cleanup, err := pgtest.Provide(ctx)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	s, err := newService(ctx, pool)
+	if err != nil {
+		return err
+	}
+	address := listen
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: s.handler(), ReadTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	defer func() { _ = server.Close() }()
+
+	base := "http://" + listener.Addr().String()
+	if listen != "" {
+		fmt.Fprintf(out, "curl -i -X POST -H '%s: 1' %s/accounts/acme/deposits/5\n", httpfence.TokenHeader, base)
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-served:
+			return err
+		}
+	}
+	return story(ctx, base, out)
+}
+
+// story is what two holders see, one of whom was cut off.
+func story(ctx context.Context, base string, out io.Writer) error {
+	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{base}, nil), Timeout: 5 * time.Second}
+	defer client.CloseIdleConnections()
+	deposit := func(token guard.Token) (string, error) {
+		ctx := guard.WithClaim(ctx, guard.Claim{Resource: "acme", Token: token})
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/accounts/acme/deposits/5", nil)
+		if err != nil {
+			return "", err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if err := httpfence.ErrorFrom(resp); err != nil {
+			return "", err
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = errors.New(resp.Status)
+		}
+		return string(body), err
+	}
+	for _, step := range []struct {
+		token guard.Token
+		want  error
+	}{{10, nil}, {11, nil}, {10, guard.ErrStale}, {11, nil}} {
+		balance, err := deposit(step.token)
+		if !errors.Is(err, step.want) {
+			return fmt.Errorf("token %v: %w, expected %v", step.token, err, step.want)
+		}
+		if err != nil {
+			fmt.Fprintf(out, "token %v: %v\n", step.token, err)
+			continue
+		}
+		fmt.Fprintf(out, "token %v: %s\n", step.token, balance)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+// Command httpintx runs two replicas of a service on one PostgreSQL. Its
+// handlers run inside a fenced transaction (httpfence's InTx), so that they
+// contain nothing about tokens at all. Two holders overlap on both replicas.
+//
+//	go run ./examples/httpintx
+//	go run ./examples/httpintx -unfenced   the same without the fence
+//
+// The code to copy is in service.go. The exit status is 0 if what the flag
+// promises has happened: with the fence that no stale write took effect,
+// without it that some did.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+func main() {
+	unfenced := flag.Bool("unfenced", false, "leave the fence out and see stale writes")
+	flag.Parse()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := run(ctx, !*unfenced, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "httpintx:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, fenced bool, out io.Writer) error {
+	url, cleanup, err := pgtest.Provide(ctx)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	var bases []string
+	var first *pgxpool.Pool
+	for i := range 2 {
+		pool, err := pgxpool.New(ctx, url)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		s, err := newReplica(ctx, pool, fenced)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = pool
+			if _, err := pool.Exec(ctx, schema); err != nil {
+				return err
+			}
+		}
+		server := httptest.NewServer(s.handler())
+		defer server.Close()
+		bases = append(bases, server.URL)
+	}
+	client := &http.Client{Transport: httpfence.NewTransport(nil, bases, nil)}
+	defer client.CloseIdleConnections()
+	counts, err := handOver(ctx, client, bases)
+	if err != nil {
+		return err
+	}
+	var stale, total int
+	if err := first.QueryRow(ctx, staleSQL).Scan(&stale, &total); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%d requests answered 200, %d refused as stale, %d writes, %d of them stale\n", counts.done, counts.stale, total, stale)
+	if counts.done != total || (stale == 0) != fenced {
+		return errors.New("this is not what should have happened")
+	}
+	return nil
+}
+
+type tally struct{ done, stale int }
+
+// handOver lets holders follow each other while the requests of the last one
+// are still under way.
+func handOver(ctx context.Context, client *http.Client, bases []string) (tally, error) {
+	const holders, requests = 20, 6
+	var mu sync.Mutex
+	var counts tally
+	var failed error
+	var group sync.WaitGroup
+	for holder := range guard.Token(holders) {
+		claim := guard.Claim{Resource: "acme", Token: holder + 1}
+		answered := make(chan struct{}, requests)
+		for n := range requests {
+			group.Go(func() {
+				err := post(guard.WithClaim(ctx, claim), client, bases[n%2]+"/accounts/acme/entries")
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					counts.done++
+				case errors.Is(err, guard.ErrStale):
+					counts.stale++
+				default:
+					failed = errors.Join(failed, err)
+				}
+				answered <- struct{}{}
+			})
+		}
+		<-answered // the rest is under way when the next holder comes
+	}
+	group.Wait()
+	return counts, failed
+}
+
+func post(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := httpfence.ErrorFrom(resp); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// An entry takes the account's row lock until it commits, so that seq is the
+// order in which entries took effect.
+const (
+	schema = `
+CREATE TABLE accounts (id text PRIMARY KEY, seq bigint NOT NULL DEFAULT 0);
+CREATE TABLE entries (seq bigint, token bigint);
+INSERT INTO accounts (id) VALUES ('acme')`
+	entrySQL = `WITH a AS (UPDATE accounts SET seq = seq + 1 WHERE id = $1 RETURNING seq)
+INSERT INTO entries SELECT seq, $2 FROM a`
+	staleSQL = `SELECT count(*) FILTER (WHERE token < highest), count(*) FROM (
+  SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM entries) e`
+)
+
+type replica struct {
+	db    *sqlfence.DB[pgx.Tx]
+	guard func(http.Handler) http.Handler
+}
+
+func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool) (*replica, error) {
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	tx := db.Transactor()
+	// The store and the transaction are one database: a resource has one mark.
+	fence := httpfence.New(db, httpfence.ChiParam("id"), nil)
+	r := &replica{db: db, guard: fence.InTx(tx, nil)}
+	if !fenced {
+		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
+	}
+	return r, nil
+}
+
+func (s *replica) handler() http.Handler {
+	r := chi.NewRouter()
+	r.With(s.guard).Post("/accounts/{id}/entries", s.enter)
+	return r
+}
+
+// enter knows nothing of fences: whatever it writes by the transaction in its
+// context takes effect when it has answered with less than 400, or not at all.
+func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
+	time.Sleep(rand.N(15 * time.Millisecond)) // work
+	tx, ok := s.db.TxFrom(r.Context())
+	if !ok {
+		http.Error(w, "no transaction", http.StatusInternalServerError)
+		return
+	}
+	token := r.Header.Get(httpfence.TokenHeader) // for the record only
+	if _, err := tx.Exec(r.Context(), entrySQL, chi.URLParam(r, "id"), token); err != nil {
+		http.Error(w, "the entry could not be made", http.StatusInternalServerError)
+		return
+	}
+	fmt.Fprintln(w, "entered")
+}
+
+// withoutFence is what there was before: admission at the door, and then
+// a transaction that compares nothing.
+func withoutFence(fence *httpfence.Middleware, tx sqlfence.Transactor[pgx.Tx], next http.Handler) http.Handler {
+	return fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := tx.InsecureTx(r.Context(), func(ctx context.Context) error {
+			next.ServeHTTP(w, r.WithContext(ctx))
+			return nil
+		})
+		if err != nil {
+			claim, _ := guard.ClaimFrom(r.Context())
+			panic(fmt.Sprintf("%+v: %v, after the answer was sent", claim, err))
+		}
+	}))
+}

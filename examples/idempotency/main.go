@@ -1,0 +1,128 @@
+// Command idempotency shows an Idempotency-Key beside the fence, on
+// PostgreSQL: a holder is cut off in the middle of a request, its successor
+// repeats the request with the same key, and one invoice comes of it.
+//
+//	go run ./examples/idempotency
+//
+// The code to copy is in keys.go and service.go, the tables are in schema.sql.
+// A key does not replace the fence: it makes a request that is sent twice
+// happen once, and says nothing about who may still send it. Nor does the fence
+// replace the key: a holder that is not stale may send a request twice.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+//go:embed schema.sql
+var schema string
+
+func main() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := run(ctx, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "idempotency:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer) error {
+	url, cleanup, err := pgtest.Provide(ctx)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	s, err := newService(ctx, pool)
+	if err != nil {
+		return err
+	}
+	var cut atomic.Bool
+	s.tax = func(_ context.Context, cents int64) (int64, error) {
+		if !cut.Swap(true) { // the process of the first holder dies here
+			panic(http.ErrAbortHandler)
+		}
+		return cents / 5, nil
+	}
+	server := httptest.NewServer(s.handler())
+	defer server.Close()
+
+	send := func(who, token string) (int, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/periods/2026-04/invoices", strings.NewReader(`{"cents":1000}`))
+		if err != nil {
+			return 0, err
+		}
+		req.Header.Set("Authorization", "Bearer secret-1")
+		req.Header.Set("Idempotency-Key", "invoice-ardent")
+		req.Header.Set(httpfence.TokenHeader, token)
+		resp, err := http.DefaultTransport.RoundTrip(req)
+		if err != nil {
+			fmt.Fprintf(out, "%-28s no answer\n", who)
+			return 0, nil
+		}
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(resp.Body)
+		replayed := ""
+		if resp.Header.Get("Idempotency-Replayed") != "" {
+			replayed = "(replayed) "
+		}
+		fmt.Fprintf(out, "%-28s %d %s%s\n", who, resp.StatusCode, replayed, strings.TrimSpace(string(body)))
+		return resp.StatusCode, err
+	}
+	var got []int
+	for _, step := range [][2]string{{"token 10, cut off", "10"}, {"token 11, same key", "11"}, {"token 11, sent again", "11"}, {"token 10, wakes up, same key", "10"}} {
+		status, err := send(step[0], step[1])
+		if err != nil {
+			return err
+		}
+		got = append(got, status)
+	}
+	var invoices int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM invoices").Scan(&invoices); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%d invoice\n", invoices)
+	if invoices != 1 || fmt.Sprint(got) != "[0 201 201 201]" {
+		return errors.New("this is not what should have happened")
+	}
+	return nil
+}
+
+// newService creates the tables and a period.
+func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := pool.Exec(ctx, schema+`INSERT INTO periods VALUES ('tenant_1', '2026-04'), ('tenant_2', '2026-04');`); err != nil {
+		return nil, err
+	}
+	resource := httpfence.Join(tenantOf, httpfence.Literal("invoices"), period)
+	return &service{
+		pool: pool, db: db, fence: httpfence.New(db, resource, nil),
+		tax: func(context.Context, int64) (int64, error) { return 0, nil },
+	}, nil
+}

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+func TestRun(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), &out); err != nil || !strings.Contains(out.String(), "(replayed)") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+type fixture struct {
+	*service
+	t testing.TB
+	h http.Handler
+}
+
+func newFixture(t testing.TB) *fixture {
+	t.Helper()
+	s, err := newService(t.Context(), pgtest.Pool(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &fixture{s, t, s.handler()}
+}
+
+// ask sends a request; header is name, value, name, value.
+func (f *fixture) ask(header ...string) (status int, body string) {
+	f.t.Helper()
+	r := httptest.NewRequest("POST", "/periods/2026-04/invoices", strings.NewReader(`{"cents":1000}`))
+	r.Header.Set("Authorization", "Bearer secret-1")
+	r.Header.Set("Idempotency-Key", "k")
+	for i := 0; i < len(header); i += 2 {
+		if header[i] == ":path" {
+			r.URL.Path = header[i+1]
+			continue
+		}
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	f.h.ServeHTTP(w, r)
+	if w.Header().Get("Idempotency-Replayed") != "" {
+		return w.Code, "replayed " + w.Body.String()
+	}
+	return w.Code, w.Body.String()
+}
+
+func (f *fixture) count(sql string) (n int) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(context.Background(), sql).Scan(&n); err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+func (f *fixture) exec(sql string, args ...any) {
+	f.t.Helper()
+	if _, err := f.pool.Exec(context.Background(), sql, args...); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+const (
+	invoices = "SELECT count(*) FROM invoices"
+	keys     = "SELECT count(*) FROM idempotency_keys"
+	token    = httpfence.TokenHeader
+	stale    = "problem/stale"
+)
+
+// TestOrder: each stage answers before the next is asked.
+func TestOrder(t *testing.T) {
+	f := newFixture(t)
+	if status, body := f.ask(token, "10"); status != 201 {
+		t.Fatal(status, body)
+	}
+	if status, body := f.ask(token, "11", "Idempotency-Key", "other"); status != 201 {
+		t.Fatal(status, body)
+	}
+	for _, c := range []struct {
+		name   string
+		header []string
+		status int
+		body   string
+	}{
+		{"authentication before not-found", []string{"Authorization", "x", ":path", "/periods/none/invoices"}, 401, ""},
+		{"authentication before the replay", []string{"Authorization", "x"}, 401, ""},
+		{"a key belongs to its tenant", []string{"Authorization", "Bearer secret-2"}, 428, ""},
+		{"not-found before the fence", []string{":path", "/periods/none/invoices", "Idempotency-Key", "new"}, 404, ""},
+		{"replay before the fence: stale token", []string{token, "10"}, 201, "replayed invoice 1"},
+		{"replay before the fence: no token", nil, 201, "replayed invoice 1"},
+		{"fence before If-Match", []string{token, "10", "Idempotency-Key", "new", "If-Match", `"99"`}, 412, stale},
+		{"If-Match before the work", []string{token, "11", "Idempotency-Key", "new", "If-Match", `"99"`}, 412, "the period has changed"},
+		{"another request under the key", []string{token, "11", "If-Match", `"99"`}, 422, ""},
+	} {
+		if status, body := f.ask(c.header...); status != c.status || !strings.Contains(body, c.body) {
+			t.Errorf("%s: %d %s", c.name, status, body)
+		}
+	}
+	if n := f.count(invoices); n != 2 {
+		t.Errorf("%d invoices", n)
+	}
+	f.exec("DELETE FROM periods WHERE tenant = 'tenant_1'")
+	if status, _ := f.ask(token, "11"); status != 404 {
+		t.Errorf("not-found before the replay: %d", status)
+	}
+	// The control: with the fence in front of the look-up, a holder that lost
+	// the answer together with its lease never learns that its work was done.
+	f.exec("INSERT INTO periods VALUES ('tenant_1', '2026-04')")
+	fence := httpfence.New(f.db, httpfence.Join(tenantOf, httpfence.Literal("invoices"), httpfence.Literal("2026-04")), nil)
+	f.h = authenticate(fence.Admit(f.replayed(http.NotFoundHandler())))
+	if status, body := f.ask(token, "10"); status != 412 || !strings.Contains(body, stale) {
+		t.Errorf("control: %d %s", status, body)
+	}
+}
+
+// TestTokenIsNoPartOfTheFingerprint: a successor repeats the request.
+func TestTokenIsNoPartOfTheFingerprint(t *testing.T) {
+	f := newFixture(t)
+	if status, _ := f.ask(token, "10"); status != 201 {
+		t.Fatal(status)
+	}
+	if status, body := f.ask(token, "11"); status != 201 || !strings.HasPrefix(body, "replayed") {
+		t.Errorf("%d %s", status, body)
+	}
+	// The control: with the token in it, the successor's request is another.
+	with := func(token string) []byte { return fingerprint("POST", "/", "", []byte(token)) }
+	f.exec("INSERT INTO idempotency_keys (tenant, key, fingerprint, token, status, body) VALUES ('tenant_1', 'control', $1, 10, 201, '')", with("10"))
+	if _, err := replay(t.Context(), f.pool, "tenant_1", "control", with("11")); err != errReused {
+		t.Errorf("control: %v", err)
+	}
+}
+
+// TestRejectionsAreNotStored: what was refused can be sent again.
+func TestRejectionsAreNotStored(t *testing.T) {
+	f := newFixture(t)
+	if status, _ := f.ask(token, "11", "Idempotency-Key", "first"); status != 201 {
+		t.Fatal(status)
+	}
+	for _, header := range [][]string{{token, "10"}, {token, "+1"}, {}, {token, "11", "If-Match", `"3"`}} {
+		if status, body := f.ask(header...); status < 400 || f.count(keys) != 1 {
+			t.Errorf("%q: %d %s, %d keys", header, status, body, f.count(keys))
+		}
+	}
+	f.tax = func(context.Context, int64) (int64, error) { return 0, guard.Unavailable("tax", guard.Claim{}, nil) }
+	if status, _ := f.ask(token, "11"); status != 503 || f.count(keys) != 1 {
+		t.Errorf("%d, %d keys", status, f.count(keys))
+	}
+	f.tax = func(context.Context, int64) (int64, error) { return 0, nil }
+	f.exec("UPDATE periods SET version = 3")
+	if status, body := f.ask(token, "11", "If-Match", `"3"`); status != 201 {
+		t.Errorf("sent again: %d %s", status, body)
+	}
+	// The control: a refusal that was stored is given for ever.
+	f.exec(`UPDATE idempotency_keys SET status = 412, body = 'stale' WHERE key = 'k'`)
+	if status, body := f.ask(token, "12", "If-Match", `"3"`); status != 412 || !strings.HasPrefix(body, "replayed") {
+		t.Errorf("control: %d %s", status, body)
+	}
+}
+
+// TestTakeOver: a holder is paused between reserving the key and its work; its
+// successor finishes the request, and the paused one gets nothing done.
+func TestTakeOver(t *testing.T) {
+	f := newFixture(t)
+	paused, wake := make(chan struct{}), make(chan struct{})
+	f.tax = func(ctx context.Context, _ int64) (int64, error) {
+		if claim, _ := guard.ClaimFrom(ctx); claim.Token == 10 {
+			close(paused)
+			<-wake
+		}
+		return 0, nil
+	}
+	old := make(chan string)
+	go func() {
+		status, body := f.ask(token, "10")
+		old <- fmt.Sprint(status, " ", body)
+	}()
+	<-paused
+	// The key is taken, and not the successor's yet: the control, which does
+	// not take over, could only wait for a holder that may never come back.
+	tag, err := f.pool.Exec(t.Context(), `INSERT INTO idempotency_keys (tenant, key, fingerprint, token) VALUES ('tenant_1', 'k', '', 11) ON CONFLICT DO NOTHING`)
+	if err != nil || tag.RowsAffected() != 0 {
+		t.Errorf("control: %v, %v", tag, err)
+	}
+	if status, body := f.ask(token, "11"); status != 201 {
+		t.Errorf("successor: %d %s", status, body)
+	}
+	close(wake)
+	if got := <-old; !strings.HasPrefix(got, "412") || !strings.Contains(got, stale) {
+		t.Errorf("the paused holder: %s", got)
+	}
+	if status, body := f.ask(token, "10"); status != 201 || !strings.HasPrefix(body, "replayed") || f.count(invoices) != 1 {
+		t.Errorf("%d %s, %d invoices", status, body, f.count(invoices))
+	}
+}
+
+// TestSameHolderTwice: while one works, the other is told so; if the first was
+// given up too early, the attempt decides, and there is still one invoice.
+func TestSameHolderTwice(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		f := newFixture(t)
+		paused, wake, calls := make(chan struct{}), make(chan struct{}), 0
+		f.tax = func(context.Context, int64) (int64, error) {
+			if calls++; calls == 1 {
+				close(paused)
+				<-wake
+			}
+			return 0, nil
+		}
+		first := make(chan int)
+		go func() { status, _ := f.ask(token, "10"); first <- status }()
+		<-paused
+		wantFirst, wantSecond := 201, 409
+		if early {
+			wantFirst, wantSecond = 409, 201
+			f.exec("UPDATE idempotency_keys SET started_at = started_at - interval '1 hour'")
+		}
+		if status, body := f.ask(token, "10"); status != wantSecond {
+			t.Errorf("early %v: second %d %s", early, status, body)
+		}
+		close(wake)
+		if status := <-first; status != wantFirst || f.count(invoices) != 1 {
+			t.Errorf("early %v: first %d, %d invoices", early, status, f.count(invoices))
+		}
+	}
+}
+
+// TestSameTransaction: the work and its answer are stored together or not at
+// all. The control stores them apart.
+func TestSameTransaction(t *testing.T) {
+	f := newFixture(t)
+	f.exec("ALTER TABLE idempotency_keys ADD CHECK (status <> 201)")
+	if status, _ := f.ask(token, "10"); status != 500 || f.count(invoices) != 0 {
+		t.Errorf("%d, %d invoices", status, f.count(invoices))
+	}
+	var answer saved
+	claim := guard.Claim{Resource: "tenant_1:invoices:2026-04", Token: 10}
+	in := func(fn func(ctx context.Context, tx pgx.Tx) error) error { return f.db.InTx(t.Context(), claim, fn) }
+	err := errors.Join(
+		in(func(ctx context.Context, tx pgx.Tx) (err error) {
+			answer, err = insert(ctx, tx, "tenant_1", "2026-04", "", 1, claim)
+			return err
+		}),
+		in(func(ctx context.Context, tx pgx.Tx) error { return finish(ctx, tx, "tenant_1", "k", 1, answer) }),
+	)
+	if err == nil || f.count(invoices) != 1 {
+		t.Errorf("control: %v, %d invoices", err, f.count(invoices))
+	}
+}

@@ -1,0 +1,175 @@
+package httpfence
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The tests of this file say what admission does not do: they pin down what
+// happens to handlers that go on after their answer or their admission.
+
+// TestTimeoutHandlerAroundAdmit: the client has its 503 while the handler goes
+// on and writes. Only the write's own comparison stops it, which the second
+// half shows: a newer holder came meanwhile.
+func TestTimeoutHandlerAroundAdmit(t *testing.T) {
+	store := newStore()
+	fence := New(store, byPath, nil)
+	for _, fenced := range []bool{false, true} {
+		answered, outcome := make(chan struct{}), make(chan error, 1)
+		h := http.TimeoutHandler(fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := guard.ClaimFrom(r.Context())
+			<-answered
+			var err error
+			if fenced { // a write that compares; the handler ignores that its context has ended
+				_, err = store.Store.Admit(context.WithoutCancel(r.Context()), claim)
+			}
+			outcome <- err
+		})), time.Millisecond, "timed out")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, newRequest("r", "10", "a"))
+		if w.Code != 503 || strings.Contains(w.Body.String(), problemPrefix) {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		if _, err := store.Store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 11, LeaseID: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		close(answered)
+		if err := <-outcome; (err != nil) != fenced || fenced && guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("fenced %v: the write after the 503 gave %v", fenced, err)
+		}
+		store.Store = guard.NewMemory(nil)
+	}
+}
+
+// TestTimeoutHandlerAroundInTx: work that is not yet at its COMMIT is rolled
+// back with the request's context. A COMMIT that is on its way is not: the 503
+// then says nothing, and has no problem type.
+func TestTimeoutHandlerAroundInTx(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		f := &fakeTx{store: newStore()}
+		timedOut, ended := make(chan struct{}), make(chan struct{})
+		if late {
+			f.commit = func() { <-timedOut }
+		}
+		inTx := New(f.store, byPath, nil).InTx(f, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			if !late {
+				<-r.Context().Done()
+			}
+			w.WriteHeader(http.StatusCreated)
+		}))
+		h := http.TimeoutHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(ended)
+			inTx.ServeHTTP(w, r)
+		}), 5*time.Millisecond, "timed out")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, newRequest("r", "10", "a"))
+		if w.Code != 503 || ErrorFrom(w.Result()) != nil {
+			t.Errorf("late %v: %d %s", late, w.Code, w.Body)
+		}
+		close(timedOut)
+		<-ended
+		if (len(f.committed) == 1) != late {
+			t.Errorf("late %v: committed %q", late, f.committed)
+		}
+	}
+}
+
+// TestTimeoutHandlerInsideInTx: the transaction is over while the handler goes
+// on with it. That is why it does not belong there.
+func TestTimeoutHandlerInsideInTx(t *testing.T) {
+	f := &fakeTx{store: newStore()}
+	proceed, after := make(chan struct{}), make(chan error, 1)
+	inner := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-proceed
+		_, err := io.WriteString(w, "too late")
+		after <- err
+	})
+	w := httptest.NewRecorder()
+	New(f.store, byPath, nil).InTx(f, nil)(http.TimeoutHandler(inner, time.Millisecond, "timed out")).ServeHTTP(w, newRequest("r", "10", "a"))
+	if w.Code != 503 || f.rolled != 1 {
+		t.Errorf("%d, %d rolled back", w.Code, f.rolled)
+	}
+	close(proceed)
+	if err := <-after; err != http.ErrHandlerTimeout {
+		t.Errorf("the handler that goes on got %v", err)
+	}
+}
+
+// TestStreamsGoOn: a stream and a hijacked connection were admitted once, and
+// go on after a newer holder has taken over. Behind InTx both are refused.
+func TestStreamsGoOn(t *testing.T) {
+	next := make(chan struct{})
+	for name, handler := range map[string]http.HandlerFunc{
+		"server-sent events": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 2 {
+				<-next
+				_, _ = io.WriteString(w, "data: x\n\n")
+				_ = http.NewResponseController(w).Flush()
+			}
+		},
+		"hijacked": func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return
+			}
+			defer func() { _ = conn.Close() }()
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+			for range 2 {
+				<-next
+				_, _ = io.WriteString(conn, "data: x\n\n")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			fence := New(store, byPath, nil)
+			server := httptest.NewServer(fence.Admit(handler))
+			defer server.Close()
+			req, err := http.NewRequestWithContext(t.Context(), "POST", server.URL+"/r", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set(TokenHeader, "10")
+			go func() { next <- struct{}{} }()
+			resp, err := http.DefaultTransport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = resp.Body.Close() }()
+			events := bufio.NewReader(resp.Body)
+			if line, err := events.ReadString('\n'); line != "data: x\n" {
+				t.Fatalf("%q, %v", line, err)
+			}
+			if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 11}); err != nil {
+				t.Fatal(err)
+			}
+			next <- struct{}{}
+			rest, err := io.ReadAll(events)
+			if string(rest) != "\ndata: x\n\n" || err != nil {
+				t.Errorf("after the takeover: %q, %v", rest, err)
+			}
+		})
+		t.Run(name+" behind InTx", func(t *testing.T) {
+			f := &fakeTx{store: newStore()}
+			server := httptest.NewServer(New(f.store, byPath, nil).InTx(f, nil)(handler))
+			defer server.Close()
+			if name == "server-sent events" {
+				go func() { next <- struct{}{}; next <- struct{}{} }()
+			}
+			a := do(t, "POST", server.URL+"/r", TokenHeader, "10")
+			if a.status != 500 || a.reason() != "other" || f.rolled != 1 || strings.Contains(a.body, "data") {
+				t.Errorf("%+v, %d rolled back", a, f.rolled)
+			}
+		})
+	}
+}

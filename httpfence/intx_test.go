@@ -1,0 +1,308 @@
+package httpfence
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// fakeTx is a Transactor in memory: it admits to a store, and its transactions
+// collect what they write until it commits.
+type fakeTx struct {
+	store     guard.Store
+	commitErr error
+	commit    func() // called while the COMMIT is on its way
+	twice     bool   // broken: calls fn again
+	swallow   bool   // broken: hides fn's error and its panic
+
+	mu        sync.Mutex
+	committed []string
+	rolled    int
+	unfenced  int
+}
+
+type fakeTxKey struct{}
+
+// write is what a handler does with its transaction.
+func write(ctx context.Context, s string) bool {
+	work, ok := ctx.Value(fakeTxKey{}).(*[]string)
+	if ok {
+		*work = append(*work, s)
+	}
+	return ok
+}
+
+func (f *fakeTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
+	if _, err := f.store.Admit(ctx, claim); err != nil {
+		return err
+	}
+	return f.run(guard.WithClaim(ctx, claim), fn)
+}
+
+func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err error) {
+	var work []string
+	ended := false
+	defer func() {
+		if !ended {
+			f.mu.Lock()
+			f.rolled++
+			f.mu.Unlock()
+		}
+		if f.swallow {
+			recover()
+			err = nil
+		}
+	}()
+	ctx = context.WithValue(ctx, fakeTxKey{}, &work)
+	err = fn(ctx)
+	if f.twice {
+		err = fn(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return guard.Unavailable("fake", guard.Claim{}, ctx.Err())
+	}
+	if f.commit != nil {
+		f.commit()
+	}
+	if f.commitErr != nil {
+		return f.commitErr
+	}
+	ended = true
+	f.mu.Lock()
+	f.committed = append(f.committed, work...)
+	f.mu.Unlock()
+	return nil
+}
+
+// insecureTx is a fakeTx that can leave the fence out.
+type insecureTx struct{ *fakeTx }
+
+func (f insecureTx) InsecureTx(ctx context.Context, fn func(context.Context) error) error {
+	f.mu.Lock()
+	f.unfenced++
+	f.mu.Unlock()
+	return f.run(ctx, fn)
+}
+
+// inTxService is newService behind InTx instead of Admit.
+func inTxService(t testing.TB, opts *Options, tx *TxOptions, h http.HandlerFunc) (*service, *fakeTx) {
+	t.Helper()
+	s := &service{store: newStore()}
+	f := &fakeTx{store: s.store}
+	s.fence = New(s.store, ChiParam("id"), opts)
+	var use Transactor = f
+	if opts != nil && opts.InsecureReportOnly {
+		use = insecureTx{f}
+	}
+	router := chi.NewRouter()
+	router.With(s.fence.InTx(use, tx)).Handle("/acct/{id}/close", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.invoked.Add(1)
+		h(w, r)
+	}))
+	s.Server = httptest.NewServer(router)
+	t.Cleanup(s.Close)
+	return s, f
+}
+
+// TestInTx: the answer is sent if the work is committed, and only then.
+func TestInTx(t *testing.T) {
+	answer := func(status int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			w.Header().Set("Location", "/new")
+			if status != 0 {
+				w.WriteHeader(status)
+			}
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	big := strings.Repeat("x", 101)
+	for _, c := range []struct {
+		name      string
+		handler   http.HandlerFunc
+		commitErr error
+		status    int
+		body      string // "" is a problem
+		reason    string
+		committed bool
+	}{
+		{"no status", answer(0, "done"), nil, 200, "done", "", true},
+		{"201", answer(201, "done"), nil, 201, "done", "", true},
+		{"303 after a POST", answer(303, "see"), nil, 303, "see", "", true},
+		{"400", answer(400, "no"), nil, 400, "no", "", false},
+		{"409", answer(409, "no"), nil, 409, "no", "", false},
+		{"500", answer(500, "no"), nil, 500, "no", "", false},
+		{"at the cap", answer(200, big[:100]), nil, 200, big[:100], "", true},
+		{"over the cap", answer(200, big), nil, 500, "", "other", false},
+		{"over the cap, 4xx", answer(404, big), nil, 500, "", "other", false},
+		{"COMMIT refused", answer(200, "done"), guard.Unavailable("commit", guard.Claim{}, nil), 503, "", "unavailable", false},
+		{"COMMIT lost", answer(200, "done"), guard.OutcomeUnknown("commit", guard.Claim{}, io.EOF), 500, "", "outcome_unknown", false},
+		{"COMMIT violates a constraint", answer(200, "done"), errors.New("SQLSTATE 23505"), 500, "", "other", false},
+		{"COMMIT is stale", answer(200, "done"), &guard.RejectedError{Reason: guard.ReasonStale}, 412, "", "stale", false},
+		{"flushes", func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			if err := http.NewResponseController(w).Flush(); !errors.Is(err, ErrResponseHeld) || !errors.Is(err, http.ErrNotSupported) {
+				t.Errorf("Flush: %v", err)
+			}
+			if _, err := io.WriteString(w, "data: 2\n\n"); !errors.Is(err, ErrResponseHeld) {
+				t.Errorf("Write after Flush: %v", err)
+			}
+		}, nil, 500, "", "other", false},
+		{"flushes if it can", func(w http.ResponseWriter, r *http.Request) {
+			if f, ok := w.(http.Flusher); ok {
+				f.Flush()
+			}
+			answer(200, "done")(w, r)
+		}, nil, 200, "done", "", true},
+		{"hijacks", func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			if _, _, err := w.(http.Hijacker).Hijack(); !errors.Is(err, ErrResponseHeld) {
+				t.Errorf("Hijack: %v", err)
+			}
+			w.WriteHeader(200)
+		}, nil, 500, "", "other", false},
+		{"switches protocols", answer(101, ""), nil, 500, "", "other", false},
+		{"early hints", func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(103)
+			answer(201, "done")(w, r)
+		}, nil, 201, "done", "", true},
+		{"two statuses", func(w http.ResponseWriter, r *http.Request) {
+			answer(201, "done")(w, r)
+			w.WriteHeader(500)
+		}, nil, 201, "done", "", true},
+		{"refuses by itself", func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			New(newStore(), byPath, nil).Reject(w, r, guard.ErrSpent)
+		}, nil, 412, "", "spent", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, f := inTxService(t, nil, &TxOptions{MaxResponse: 400}, c.handler)
+			if strings.Contains(c.name, "the cap") {
+				s, f = inTxService(t, nil, &TxOptions{MaxResponse: 100}, c.handler)
+			}
+			f.commitErr = c.commitErr
+			a := s.post(t, "acme", "5", "b")
+			if a.status != c.status || a.body != c.body && c.body != "" || a.reason() != c.reason {
+				t.Errorf("%d %q, want %d %q %s", a.status, a.body, c.status, c.body, c.reason)
+			}
+			if (len(f.committed) == 1) != c.committed || (f.rolled == 0) != c.committed {
+				t.Errorf("committed %q, rolled back %d", f.committed, f.rolled)
+			}
+			if location := a.header.Get("Location"); (location != "") != (c.body != "") {
+				t.Errorf("Location %q with the answer %d", location, a.status)
+			}
+		})
+	}
+}
+
+// TestInTxRefuses: bad input and stale claims never reach the handler, and the
+// claim is in the context of one that does.
+func TestInTxRefuses(t *testing.T) {
+	var claim guard.Claim
+	s, f := inTxService(t, nil, nil, func(_ http.ResponseWriter, r *http.Request) {
+		claim, _ = guard.ClaimFrom(r.Context())
+		if !write(r.Context(), "work") && r.Method != http.MethodGet {
+			t.Error("no transaction in the context")
+		}
+	})
+	for _, step := range []struct {
+		token, lease string
+		status       int
+		reason       string
+	}{
+		{"10", "a", 200, ""}, {"11", "b", 200, ""}, {"10", "a", 412, "stale"}, {"11", "a", 412, "conflict"},
+		{"+11", "b", 400, "invalid"}, {"11", "b", 200, ""},
+	} {
+		before := s.invoked.Load()
+		a := s.post(t, "acme", step.token, step.lease)
+		if a.status != step.status || a.reason() != step.reason || (s.invoked.Load() == before+1) != (step.status == 200) {
+			t.Errorf("%+v: %d %s", step, a.status, a.body)
+		}
+	}
+	if a := do(t, "POST", s.URL+goodPath); a.status != 428 {
+		t.Errorf("no token: %d", a.status)
+	}
+	if want := (guard.Claim{Resource: "acme", Token: 11, LeaseID: "b"}); claim != want || len(f.committed) != 3 {
+		t.Errorf("claim %+v, committed %q", claim, f.committed)
+	}
+	// An unguarded method has neither a claim nor a transaction.
+	if a := do(t, "GET", s.URL+goodPath); a.status != 200 || len(f.committed) != 3 || (claim != guard.Claim{}) {
+		t.Errorf("GET: %d, claim %+v, %q", a.status, claim, f.committed)
+	}
+	s.store.failWith(guard.Unavailable("admit", guard.Claim{}, nil))
+	if a := s.post(t, "acme", "12", ""); a.status != 503 || a.header.Get("Retry-After") != "2" {
+		t.Errorf("store down: %d", a.status)
+	}
+	// A claim that was presented well is not the client's mistake.
+	s.store.failWith(guard.Invalid("InTx", "acme", "is called inside another InTx"))
+	if a := s.post(t, "acme", "12", ""); a.status != 500 || a.reason() != "other" {
+		t.Errorf("nested: %d %s", a.status, a.body)
+	}
+}
+
+// TestInTxPanic: the work is rolled back and the panic goes on as it is.
+func TestInTxPanic(t *testing.T) {
+	type mine struct{ int }
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		want    any
+	}{
+		"own":       {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "half"); panic(mine{7}) }, mine{7}},
+		"abort":     {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200); panic(http.ErrAbortHandler) }, http.ErrAbortHandler},
+		"status 0":  {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(0) }, "httpfence: invalid WriteHeader code 0"},
+		"status 1k": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(1000) }, "httpfence: invalid WriteHeader code 1000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeTx{store: newStore()}
+			h := New(f.store, byPath, nil).InTx(f, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				write(r.Context(), "work")
+				c.handler(w, r)
+			}))
+			w := httptest.NewRecorder()
+			defer func() {
+				if got := recover(); got != c.want {
+					t.Errorf("panic %v, want %v", got, c.want)
+				}
+				if f.rolled != 1 || len(f.committed) != 0 || w.Body.Len() != 0 {
+					t.Errorf("rolled back %d, committed %q, sent %q", f.rolled, f.committed, w.Body)
+				}
+			}()
+			h.ServeHTTP(w, newRequest("r", "5", ""))
+		})
+	}
+}
+
+// TestInTxBrokenTransactors: what a Transactor claims does not count without
+// the handler's word.
+func TestInTxBrokenTransactors(t *testing.T) {
+	for name, c := range map[string]struct {
+		change  func(*fakeTx)
+		handler http.HandlerFunc
+		reason  string
+	}{
+		"calls twice":      {func(f *fakeTx) { f.twice = true }, func(http.ResponseWriter, *http.Request) {}, "other"},
+		"swallows a 409":   {func(f *fakeTx) { f.swallow = true }, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) }, "outcome_unknown"},
+		"swallows a panic": {func(f *fakeTx) { f.swallow = true }, func(http.ResponseWriter, *http.Request) { panic(1) }, "outcome_unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, f := inTxService(t, nil, nil, c.handler)
+			c.change(f)
+			if a := s.post(t, "acme", "5", ""); a.status != 500 || a.reason() != c.reason || s.invoked.Load() != 1 {
+				t.Errorf("%d %s, %d invocations", a.status, a.body, s.invoked.Load())
+			}
+		})
+	}
+}

@@ -1,0 +1,35 @@
+package httpfence
+
+import (
+	"context"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Transactor runs fn in a transaction that is fenced by claim: no newer claim
+// can be raised on the claim's resource until the transaction has ended, and
+// it does not begin unless the claim is the resource's mark, or is above it
+// and has raised it. The Transactor method of package sqlfence's DB returns
+// one for pgx and for database/sql.
+//
+// fn is called at most once, with a context made from ctx that carries the
+// transaction. If fn returns an error or panics, the transaction is rolled
+// back, and the error or the panic passed on. nil means that fn returned nil
+// and that the transaction is committed.
+//
+// The errors are those of package guard. After one of [guard.ErrUnavailable]
+// nothing is committed; a COMMIT without an answer is
+// [guard.ErrOutcomeUnknown].
+type Transactor interface {
+	InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error
+}
+
+// UnfencedTransactor is a [Transactor] that can leave the fence out, which
+// [Options.InsecureReportOnly] needs: a handler behind [Middleware.InTx] takes
+// its transaction from the context, and a request that would have been refused
+// has to have one all the same.
+type UnfencedTransactor interface {
+	Transactor
+	// InsecureTx is InTx without a claim and without the fence.
+	InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error
+}

@@ -1,0 +1,101 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestRowLocked: a statement that waits for the row gives up by lock_timeout,
+// so that its outcome is known.
+func TestRowLocked(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, &Options{OpTimeout: 2 * time.Second, LockTimeout: 50 * time.Millisecond})
+	lease := mustTry(t, client, "r", time.Minute)
+	mustTry(t, client, "free", time.Minute).Release(t.Context())
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute})
+	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
+		if pg := pgError(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !lease.Valid() {
+		t.Error("a failed renewal ended the lease")
+	}
+	// Acquire and Release wait it out.
+	unlocked := make(chan error)
+	time.AfterFunc(300*time.Millisecond, func() { unlocked <- tx.Rollback(context.Background()) })
+	if _, err := client.Acquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute}); err != nil {
+		t.Errorf("acquire: %v", err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	<-unlocked
+}
+
+// TestRaceForFreeRow: of several acquires that all saw the row free and wait
+// for its lock, one is granted. The control leaves out the statement's second
+// look, under the lock, and grants to all.
+func TestRaceForFreeRow(t *testing.T) {
+	race := func(t *testing.T, statement string) (granted int) {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan bool)
+		for i := range 4 {
+			go func() {
+				tag, err := pool.Exec(context.Background(), statement, "r", fmt.Sprint("lease ", i), "o", int64(60e6), "10000")
+				if err != nil {
+					t.Error(err)
+				}
+				got <- tag.RowsAffected() == 1
+			}()
+		}
+		eventually(t, "all wait for the row", func() bool {
+			var waiting int
+			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
+			return err == nil && waiting == 4
+		})
+		tx.Rollback(t.Context())
+		for range 4 {
+			if <-got {
+				granted++
+			}
+		}
+		return granted
+	}
+	t.Run("as built", func(t *testing.T) {
+		if n := race(t, acquireSQL); n != 1 {
+			t.Errorf("%d of 4 were granted", n)
+		}
+	})
+	t.Run("control", func(t *testing.T) {
+		const look = "WHERE l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp()"
+		if n := race(t, strings.Replace(acquireSQL, look, "", 1)); n != 4 {
+			t.Errorf("%d of 4 were granted", n)
+		}
+	})
+}

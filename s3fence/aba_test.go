@@ -1,0 +1,248 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+const (
+	abaWriters = 16
+	abaShort   = 1000
+	abaFull    = 20_000
+	// abaEnv asks for the full length of the fuzz.
+	abaEnv = "FENCEPOST_S3_FUZZ"
+)
+
+func abaTokens() int64 {
+	if os.Getenv(abaEnv) != "" {
+		return abaFull
+	}
+	return abaShort
+}
+
+// protocol is a way to write under a token; attempt goes into the metadata, so
+// that the write is found in the server's history.
+type protocol func(ctx context.Context, writer int, c guard.Claim, body, attempt string) error
+
+// abaVerdicts is what the writers were told, by attempt.
+type abaVerdicts struct {
+	mu  sync.Mutex
+	of  map[string]error
+	at  map[string]guard.Token
+	all int
+}
+
+func (v *abaVerdicts) note(attempt string, token guard.Token, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.of[attempt], v.at[attempt] = err, token
+	v.all++
+}
+
+// abaFaults pauses writes, loses them and their answers.
+func abaFaults(server *s3test.Server) {
+	rng := rand.New(rand.NewPCG(1, 2)) // asked for one request at a time
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Decide: func(*s3test.Request) (f s3test.Fault) {
+		switch n := rng.IntN(100); {
+		case n < 4:
+			f = s3test.LoseResponse()
+		case n < 6:
+			f = s3test.LoseRequest()
+		case n < 8:
+			f = s3test.AnswerApplied(http.StatusInternalServerError)
+		case n < 10:
+			f = s3test.Answer(http.StatusServiceUnavailable)
+		case n < 13:
+			f = s3test.Answer(http.StatusConflict)
+		}
+		if rng.IntN(8) == 0 {
+			f.DelayBefore = time.Duration(rng.IntN(4000)) * time.Microsecond // a writer that is paused on its way
+		}
+		return f
+	}})
+}
+
+// aba lets writers with ever newer tokens write two contents in turn, come back
+// with old tokens, and be paused in between.
+func aba(t *testing.T, tokens int64, write protocol) *abaVerdicts {
+	v := &abaVerdicts{of: map[string]error{}, at: map[string]guard.Token{}}
+	var issued atomic.Int64
+	var wg sync.WaitGroup
+	for w := range abaWriters {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(7, uint64(w)))
+			for n := 0; ; n++ {
+				token := issued.Add(1)
+				if token > tokens {
+					return
+				}
+				c := claim(guard.Token(token), fmt.Sprint("lease-", token))
+				for i := range 1 + rng.IntN(3) {
+					if i > 0 && rng.IntN(2) == 0 {
+						time.Sleep(time.Duration(rng.IntN(3000)) * time.Microsecond)
+					}
+					attempt := fmt.Sprintf("%d-%d-%d", w, n, i)
+					body := [2]string{"X", "Y"}[rng.IntN(2)]
+					v.note(attempt, c.Token, write(t.Context(), w, c, body, attempt))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return v
+}
+
+// olderAfterNewer counts, in the order in which the server accepted them,
+// writes under a token below one that was accepted before.
+func olderAfterNewer(t *testing.T, history []s3test.Mutation) (violations int) {
+	t.Helper()
+	highest := guard.NoToken
+	for _, m := range history {
+		token, err := guard.ParseToken(m.Metadata["fencing-token"])
+		if err != nil {
+			t.Fatalf("mutation %d: %v", m.Seq, err)
+		}
+		if token < highest {
+			violations++
+		}
+		highest = max(highest, token)
+	}
+	return violations
+}
+
+// wrongVerdicts compares what the writers were told with what the server did.
+func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wrong, unknown int) {
+	t.Helper()
+	applied, highest := map[string]int{}, guard.NoToken
+	for _, m := range history {
+		applied[m.Metadata["attempt"]]++
+		token, _ := guard.ParseToken(m.Metadata["fencing-token"])
+		highest = max(highest, token)
+	}
+	counts := map[guard.Reason]int{}
+	for attempt, err := range v.of {
+		reason := guard.ReasonOf(err)
+		counts[reason]++
+		ok := false
+		switch times := applied[attempt]; reason {
+		case guard.ReasonNone:
+			ok = times == 1
+		case guard.ReasonOutcomeUnknown:
+			unknown++
+			ok = times <= 1
+		case guard.ReasonStale:
+			var r *guard.RejectedError
+			ok = times == 0 && errors.As(err, &r) && r.Mark.Token > v.at[attempt] && r.Mark.Token <= highest
+		case guard.ReasonUnavailable:
+			ok = times == 0
+		}
+		if !ok {
+			wrong++
+			if wrong < 5 {
+				t.Logf("attempt %s under %d was applied %d times and told %v", attempt, v.at[attempt], applied[attempt], err)
+			}
+		}
+	}
+	t.Logf("verdicts of %d writes: %v", v.all, counts)
+	return wrong, unknown
+}
+
+// The fuzz of P1: contents that repeat, paused writers, lost answers.
+func TestP1ABA(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, _ := setup(t, mode, 0)
+		var handles [4]*s3fence.Objects // as many processes
+		for i := range handles {
+			handles[i] = objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		}
+		abaFaults(server)
+		v := aba(t, abaTokens(), func(ctx context.Context, w int, c guard.Claim, body, attempt string) error {
+			return handles[w%len(handles)].Put(ctx, c, key, bytes.NewReader([]byte(body)),
+				&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: map[string]string{"attempt": attempt}}})
+		})
+		server.ClearFaults()
+		history := server.History(bucketName, key)
+		if n := olderAfterNewer(t, history); n != 0 {
+			t.Errorf("%d of %d writes were accepted after a newer one", n, len(history))
+		}
+		if mode == s3fence.Pointer {
+			history = dataHistory(t, server, history)
+		}
+		wrong, unknown := wrongVerdicts(t, history, v)
+		if wrong != 0 {
+			t.Errorf("%d of %d verdicts were wrong", wrong, v.all)
+		}
+		if unknown > v.all/50 {
+			t.Errorf("%d of %d outcomes could not be learned", unknown, v.all)
+		}
+		t.Logf("%d writes were accepted", len(history))
+	})
+}
+
+// The same with the token in the metadata and If-Match on the ETag of what was
+// read: the control, without which the test above shows nothing.
+func TestP1ABAControl(t *testing.T) {
+	server := newServer(t, nil)
+	clients := [4]*s3.Client{}
+	for i := range clients {
+		clients[i] = newClient(server)
+	}
+	abaFaults(server)
+	v := aba(t, abaTokens(), func(ctx context.Context, w int, c guard.Claim, body, attempt string) error {
+		return naivePut(ctx, clients[w%len(clients)], c, body, attempt)
+	})
+	history := server.History(bucketName, key)
+	violations := olderAfterNewer(t, history)
+	wrong, _ := wrongVerdicts(t, history, v)
+	t.Logf("%d of %d accepted writes came after a newer one, %d of %d verdicts were wrong", violations, len(history), wrong, v.all)
+	if violations < 20 || wrong < 20 {
+		t.Errorf("the naive protocol failed only %d times, and gave %d wrong verdicts: the test is too kind", violations, wrong)
+	}
+}
+
+// naivePut is what is usually written: read the token, compare, write on
+// condition of the ETag.
+func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attempt string) error {
+	in := &s3.PutObjectInput{
+		Bucket: aws.String(bucketName), Key: aws.String(key), Body: bytes.NewReader([]byte(body)),
+		Metadata: map[string]string{"fencing-token": c.Token.String(), "attempt": attempt},
+	}
+	head, err := client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: in.Bucket, Key: in.Key})
+	if err != nil {
+		in.IfNoneMatch = aws.String("*")
+	} else {
+		n, err := strconv.ParseInt(head.Metadata["fencing-token"], 10, 64)
+		if err != nil {
+			return err
+		}
+		if err := guard.Decide(guard.SameOrNewer, guard.Mark{Token: guard.Token(n), LeaseID: c.LeaseID}, c); err != nil {
+			return err
+		}
+		in.IfMatch = head.ETag
+	}
+	if _, err = client.PutObject(ctx, in); err == nil {
+		return nil
+	}
+	var answer interface{ HTTPStatusCode() int }
+	if errors.As(err, &answer) && answer.HTTPStatusCode() == http.StatusPreconditionFailed {
+		return &guard.RejectedError{Reason: guard.ReasonStale, Claim: c, Mark: guard.Mark{Token: c.Token + 1}}
+	}
+	return guard.OutcomeUnknown("put", c, err)
+}

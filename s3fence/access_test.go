@@ -1,0 +1,83 @@
+package s3fence_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// Configurations that cannot work: a clear error at opening and at each call,
+// and the object untouched.
+func TestAccess(t *testing.T) {
+	credentials := func(id string, err error) func(*s3.Options) {
+		return func(o *s3.Options) {
+			o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+				return aws.Credentials{AccessKeyID: id, SecretAccessKey: "secret"}, err
+			})
+		}
+	}
+	gone := errors.New("the role is gone")
+	for name, c := range map[string]struct {
+		change func(*s3.Options)
+		bucket string
+		says   string
+	}{
+		"expired credentials":    {credentials("EXPIRED", nil), bucketName, "credentials have expired"},
+		"unknown credentials":    {credentials("UNKNOWN", nil), bucketName, "credentials were refused"},
+		"no credentials":         {credentials("", gone), bucketName, gone.Error()},
+		"wrong bucket":           {func(*s3.Options) {}, "receipts", "does not exist"},
+		"wrong region":           {func(o *s3.Options) { o.Region = "us-west-2" }, bucketName, "another region"},
+		"nobody at the endpoint": {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, &s3test.Options{
+				Region:      "eu-central-1",
+				Credentials: []s3test.Credential{{AccessKeyID: "AKIDEXAMPLE"}, {AccessKeyID: "EXPIRED", Expired: true}},
+			})
+			b := open(t, server, nil)
+			eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+				if mode == s3fence.Plain {
+					b.SetProbe(s3fence.Probe{OpaqueETags: true})
+				}
+				if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), mode.String(), strings.NewReader("x"), nil); err != nil {
+					t.Fatal(err)
+				}
+				bad := b.Handle(newClient(server, c.change), c.bucket)
+				warm := objects(t, bad, mode, nil)
+				bad.CopyCache(b) // so that the write itself is what fails
+				for call, err := range map[string]error{
+					"put":       objects(t, b.Handle(bad.Client(), c.bucket), mode, nil).Put(t.Context(), claim(6, "b"), mode.String(), strings.NewReader("y"), nil),
+					"put, warm": warm.Put(t.Context(), claim(6, "b"), mode.String(), strings.NewReader("y"), nil),
+					"raise":     warm.Raise(t.Context(), claim(6, "b"), mode.String()),
+					"delete":    warm.Delete(t.Context(), claim(6, "b"), mode.String()),
+				} {
+					refused(t, err, guard.ReasonUnavailable)
+					// A HEAD has no body to say why.
+					if err != nil && !strings.Contains(err.Error(), c.says) && mode != s3fence.Plain {
+						t.Errorf("%s does not say %q: %v", call, c.says, err)
+					}
+				}
+			})
+			if name != "nobody at the endpoint" {
+				_, err := s3fence.Open(t.Context(), newClient(server, c.change), c.bucket, nil)
+				refused(t, err, guard.ReasonUnavailable)
+				if err != nil && !strings.Contains(err.Error(), c.says) {
+					t.Errorf("Open does not say %q: %v", c.says, err)
+				}
+			}
+			for _, o := range server.Objects(bucketName) {
+				if o.Metadata["fencing-token"] != "5" && o.Metadata["fencing-token"] != "" {
+					t.Errorf("%q was written", o.Key)
+				}
+			}
+		})
+	}
+}

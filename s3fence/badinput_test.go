@@ -1,0 +1,219 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// invalid checks the field that an ErrInvalid names, and that the message is
+// safe to print.
+func invalid(t *testing.T, err error, field string) {
+	t.Helper()
+	var i *guard.InvalidError
+	if !errors.As(err, &i) || i.Field != field {
+		t.Errorf("got %v, want it invalid by %q", err, field)
+		return
+	}
+	if strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r > '~' }) {
+		t.Errorf("the value is not escaped: %q", err)
+	}
+}
+
+func TestBadKeys(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	for name, bad := range map[string]string{
+		"empty": "", "too long": strings.Repeat("k", 1025), "far too long": strings.Repeat("k", 1<<20),
+		"leading slash": "/a", "trailing slash": "a/", "two slashes": "a//b", "only a slash": "/",
+		"dots": "a/../b", "dots at the start": "../a", "dots alone": "..", "dot": "./a", "dot within": "a/./b",
+		"not UTF-8": "a\xff", "control": "a\nb", "nul": "a\x00b", "C1 control": "a\u0085b",
+		"reserved": ".fencepost", "reserved folder": ".fencepost/data/x", "reserved within": "a/.fencepost/b",
+	} {
+		for call, f := range map[string]func() error{
+			"put":    func() error { return o.Put(t.Context(), claim(5, "a"), bad, strings.NewReader("x"), nil) },
+			"raise":  func() error { return o.Raise(t.Context(), claim(5, "a"), bad) },
+			"delete": func() error { return o.Delete(t.Context(), claim(5, "a"), bad) },
+			"adopt":  func() error { return o.Adopt(t.Context(), claim(5, "a"), bad) },
+			"get":    func() error { _, err := o.Get(t.Context(), bad); return err },
+			"mark":   func() error { _, err := o.Mark(t.Context(), bad); return err },
+			"remove": func() error { return o.InsecureDelete(t.Context(), bad) },
+		} {
+			t.Run(name+"/"+call, func(t *testing.T) { invalid(t, f(), "key") })
+		}
+	}
+	if n := server.Count(); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+}
+
+// Keys that are unusual and good work in every mode, and are listed as given.
+func TestGoodKeys(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		_, _, o := setup(t, mode, 0)
+		keys := map[string]bool{}
+		for _, k := range []string{
+			"a", "a b", " a", "a ", "a+b", "a%20b", "%2e%2e", "a?b=c&d", "a#b", "a&b<c>\"'", "é", "e\u0301", "日本語/\U0001f600",
+			"...", "a/..b/c", ".fencepost2/x", "a\\b", "A", strings.Repeat("k", 1024), strings.Repeat("語", 341), "k/x",
+		} {
+			keys[k] = true
+			if err := o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("of "+k), nil); err != nil {
+				t.Fatalf("%q: %v", k, err)
+			}
+		}
+		for k := range keys {
+			if got, _ := content(t, o, k); got != "of "+k {
+				t.Errorf("%q has %q", k, got)
+			}
+		}
+		for e, err := range o.List(t.Context(), nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !keys[e.Key] {
+				t.Errorf("%q is listed", e.Key)
+			}
+			delete(keys, e.Key)
+		}
+		if len(keys) != 0 {
+			t.Errorf("not listed: %v", keys)
+		}
+	})
+}
+
+func TestBadClaims(t *testing.T) {
+	server, b, o := setup(t, s3fence.Sealed, 0)
+	for field, bad := range map[string]guard.Claim{
+		"token": {Resource: resource}, "resource": {Token: 5}, "lease ID": claim(5, strings.Repeat("l", 129)),
+	} {
+		invalid(t, o.Put(t.Context(), bad, key, nil, nil), field)
+		invalid(t, o.Raise(t.Context(), bad, key), field)
+		invalid(t, o.Delete(t.Context(), bad, key), field)
+		invalid(t, o.Adopt(t.Context(), bad, key), field)
+		_, err := b.Store().Admit(t.Context(), bad)
+		invalid(t, err, field)
+	}
+	invalid(t, o.Put(t.Context(), claim(-1, ""), key, nil, nil), "token")
+	if n := server.Count(); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+}
+
+func TestBadHeaders(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	meta := func(name, value string) s3fence.Headers {
+		return s3fence.Headers{Metadata: map[string]string{name: value}}
+	}
+	for name, c := range map[string]struct {
+		h     s3fence.Headers
+		field string
+	}{
+		"reserved":             {meta("fencing-token", "99"), "Headers.Metadata name"},
+		"reserved, upper case": {meta("Fencing-Token", "99"), "Headers.Metadata name"},
+		"reserved, new":        {meta("fencing-anything", "99"), "Headers.Metadata name"},
+		"empty name":           {meta("", "x"), "Headers.Metadata name"},
+		"space in a name":      {meta("a b", "x"), "Headers.Metadata name"},
+		"line in a name":       {meta("a\r\nx-amz-meta-fencing-token", "x"), "Headers.Metadata name"},
+		"name not ASCII":       {meta("é", "x"), "Headers.Metadata name"},
+		"twice":                {s3fence.Headers{Metadata: map[string]string{"A": "1", "a": "2"}}, "Headers.Metadata name"},
+		"line in a value":      {meta("a", "x\r\nfencing-token: 9"), "Headers.Metadata[a]"},
+		"value not ASCII":      {meta("a", "é"), "Headers.Metadata[a]"},
+		"space around a value": {meta("a", " x"), "Headers.Metadata[a]"},
+		"too much":             {meta("a", strings.Repeat("x", 2048)), "Headers.Metadata"},
+		"content type":         {s3fence.Headers{ContentType: "text/csv\r\nx: y"}, "Headers.ContentType"},
+		"cache control":        {s3fence.Headers{CacheControl: "\x00"}, "Headers.CacheControl"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.PutOptions{Headers: c.h}), c.field)
+		})
+	}
+	invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.PutOptions{SHA256: []byte("short")}), "PutOptions.SHA256")
+	if n := server.Count(); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+	// As much metadata as is allowed, with the longest lease ID, fits.
+	h := s3fence.Headers{Metadata: map[string]string{"a": strings.Repeat("x", 1200)}}
+	if err := o.Put(t.Context(), claim(5, strings.Repeat("é", 64)), key, nil, &s3fence.PutOptions{Headers: h}); err != nil {
+		t.Error(err)
+	}
+}
+
+// pipe is an io.ReadSeeker only by its type, as os.Stdin is.
+type pipe struct{ io.Reader }
+
+func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }
+
+func TestBodies(t *testing.T) {
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain} {
+		t.Run(mode.String(), func(t *testing.T) {
+			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+			o := objects(t, open(t, server, &s3fence.Options{MaxBody: 5 * miB}), mode, nil)
+			for _, unseekable := range []io.Reader{streamed{strings.NewReader("x")}, bytes.NewBufferString("x"), pipe{strings.NewReader("x")}} {
+				invalid(t, o.Put(t.Context(), claim(5, "a"), key, unseekable, nil), "body")
+			}
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(5*miB+1)), nil), "body")
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("x"), &s3fence.PutOptions{SHA256: make([]byte, 32)}), "body")
+			if n := server.Count(); n != 0 {
+				t.Errorf("%d requests were sent", n)
+			}
+			for i, n := range []int{0, 1, 1277, 4096, 5*miB - 1, 5 * miB} {
+				body := bytesOf(n)
+				if err := o.Put(t.Context(), claim(guard.Token(i+1), "a"), key, bytes.NewReader(body), nil); err != nil {
+					t.Fatal(err)
+				}
+				want(t, o, string(body), guard.Mark{Token: guard.Token(i + 1), LeaseID: "a"})
+				if err := o.Raise(t.Context(), claim(guard.Token(i+1), "a"), key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := o.Put(t.Context(), claim(10, "a"), key, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			o.Bucket().Forget()
+			if err := o.Raise(t.Context(), claim(11, "b"), key); err != nil { // of an empty one, cold
+				t.Fatal(err)
+			}
+			want(t, o, "", guard.Mark{Token: 11, LeaseID: "b"})
+			// From where the reader stands, not from its start.
+			half := strings.NewReader("first,second")
+			_, _ = half.Seek(6, io.SeekStart)
+			if err := o.Put(t.Context(), claim(12, "a"), key, half, nil); err != nil {
+				t.Fatal(err)
+			}
+			want(t, o, "second", guard.Mark{Token: 12, LeaseID: "a"})
+		})
+	}
+}
+
+func TestEndedContext(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("the lease is lost")
+		cancel(why)
+		for name, call := range map[string]func() error{
+			"put":    func() error { return o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil) },
+			"raise":  func() error { return o.Raise(ctx, claim(5, "a"), key) },
+			"delete": func() error { return o.Delete(ctx, claim(5, "a"), key) },
+			"adopt":  func() error { return o.Adopt(ctx, claim(5, "a"), key) },
+			"get":    func() error { _, err := o.Get(ctx, key); return err },
+			"mark":   func() error { _, err := o.Mark(ctx, key); return err },
+			"remove": func() error { return o.InsecureDelete(ctx, key) },
+			"admit":  func() error { _, err := b.Store().Admit(ctx, claim(5, "a")); return err },
+		} {
+			if err := call(); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, why) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if n := server.Count(); n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+	})
+}

@@ -1,0 +1,190 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// later is a handle on the same bucket whose clock is ahead: the collector of
+// some time later.
+func later(t *testing.T, o *s3fence.Objects, d time.Duration) *s3fence.Objects {
+	t.Helper()
+	b := o.Bucket().Handle(o.Bucket().Client(), bucketName)
+	b.SetClock(func() time.Time { return time.Now().Add(d) })
+	return objects(t, b, s3fence.Pointer, nil)
+}
+
+func collect(t *testing.T, o *s3fence.Objects) s3fence.Collected {
+	t.Helper()
+	done, err := o.Collect(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// dataKeys are the data objects there are.
+func dataKeys(server *s3test.Server) (keys []string) {
+	for _, o := range server.Objects(bucketName) {
+		if strings.Contains(o.Key, ".fencepost/data/") {
+			keys = append(keys, o.Key)
+		}
+	}
+	return keys
+}
+
+// A writer that is paused between its data and its pointer, for longer than
+// the grace period, while a collector runs: whatever the tokens, no pointer
+// ever names data that is gone.
+func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		paused, holder guard.Token // the holder's write comes while the other is paused
+		verdict        guard.Reason
+		deleted        int64
+	}{
+		// The predecessor's data goes too, each time.
+		{"an old writer is refused, its data collected", 10, 11, guard.ReasonStale, 2},
+		{"a newer writer's data is kept, its pointer stored", 12, 11, guard.ReasonNone, 1},
+		{"another write under the same token", 11, 11, guard.ReasonNone, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server, b, o := setup(t, s3fence.Pointer, 0)
+			put(t, o, claim(9, "z"), "before")
+			other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+			pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
+			verdict := make(chan error, 1)
+			go func() {
+				verdict <- other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
+			}()
+			held, err := pause.Wait(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(t, o, claim(c.holder, "a"), "holder's")
+
+			// Within the grace period nothing goes.
+			if done := collect(t, later(t, o, s3fence.DefaultGracePeriod-time.Minute)); done.Deleted != 0 {
+				t.Errorf("%d deleted within the grace period", done.Deleted)
+			}
+			if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != c.deleted || done.Pointers != 1 {
+				t.Errorf("collected %+v, want %d deleted", done, c.deleted)
+			}
+			held.Release()
+			refused(t, <-verdict, c.verdict)
+			body, _ := content(t, o, key) // and it is there
+			if wantBody := map[bool]string{true: "paused", false: "holder's"}[c.verdict == guard.ReasonNone]; body != wantBody {
+				t.Errorf("the object is %q, want %q", body, wantBody)
+			}
+			collect(t, later(t, o, 48*time.Hour))
+			content(t, o, key)
+		})
+	}
+}
+
+// A raise is above the data that the pointer still names.
+func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "one")
+	put(t, o, claim(5, "a"), "two")
+	if err := o.Raise(t.Context(), claim(9, "b"), key); err != nil {
+		t.Fatal(err)
+	}
+	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 || done.Bytes != 3 {
+		t.Errorf("collected %+v, want the first data", done)
+	}
+	want(t, o, "two", guard.Mark{Token: 9, LeaseID: "b"})
+	if n := len(dataKeys(server)); n != 1 {
+		t.Errorf("%d data objects are left, want 1", n)
+	}
+}
+
+// A holder that writes often under one token, and deletes in the end, leaves
+// nothing for ever.
+func TestCollectUnderOneToken(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	for range 5 {
+		put(t, o, claim(5, "a"), "body")
+	}
+	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 4 {
+		t.Errorf("collected %+v, want 4", done)
+	}
+	if err := o.Delete(t.Context(), claim(5, "a"), key); err != nil {
+		t.Fatal(err)
+	}
+	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
+		t.Errorf("collected %+v, want 1", done)
+	}
+	if keys := dataKeys(server); len(keys) != 0 {
+		t.Errorf("left: %q", keys)
+	}
+}
+
+// A pointer that is written more often than once in a grace period must not
+// keep its old data for ever.
+func TestCollectOfAPointerThatNeverRests(t *testing.T) {
+	now := time.Now()
+	clock := func() time.Time { return now }
+	server := newServer(t, &s3test.Options{Now: clock})
+	b := open(t, server, nil)
+	b.SetClock(clock)
+	o := objects(t, b, s3fence.Pointer, nil)
+	total := int64(0)
+	for token := guard.Token(1); token <= 60; token++ { // ten hours
+		put(t, o, claim(token, "a"), "body")
+		now = now.Add(10 * time.Minute)
+		total += collect(t, o).Deleted
+		if token%7 == 0 {
+			b.Forget() // as another process goes on
+		}
+		content(t, o, key)
+	}
+	// At most two grace periods' worth, and a little, is left.
+	if left := len(dataKeys(server)); left > 15 || total < 45 {
+		t.Errorf("%d deleted, %d left of 60", total, left)
+	}
+}
+
+// A reader that has the data's stream goes on; one that has only the old
+// pointer, and comes too late, is led to the new.
+func TestReadersWhileThePointerMoves(t *testing.T) {
+	server, b, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "old")
+	other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Prefix: b.DataPrefix(key), Times: 1}, s3test.BeforeApply)
+	type result struct {
+		object *s3fence.Object
+		err    error
+	}
+	read := make(chan result, 1)
+	go func() {
+		object, err := other.Get(context.Background(), key)
+		read <- result{object, err}
+	}()
+	held, err := pause.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, o, claim(6, "b"), "new")
+	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
+		t.Fatalf("collected %+v", done)
+	}
+	held.Release()
+	r := <-read
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	defer r.object.Body.Close()
+	var got bytes.Buffer
+	if _, err := io.Copy(&got, r.object.Body); err != nil || got.String() != "new" || r.object.Mark.Token != 6 {
+		t.Errorf("read %q at %d, %v", got.String(), r.object.Mark.Token, err)
+	}
+}

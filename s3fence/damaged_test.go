@@ -1,0 +1,222 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// bypass writes an object as a program that knows nothing of fences would.
+func bypass(t *testing.T, server *s3test.Server, key string, body []byte, metadata map[string]string) {
+	t.Helper()
+	_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
+		Bucket: aws.String(bucketName), Key: &key, Body: bytes.NewReader(body), Metadata: metadata,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func stored(t *testing.T, server *s3test.Server, key string) s3test.Object {
+	t.Helper()
+	o, ok := server.Object(bucketName, key)
+	if !ok {
+		t.Fatalf("%q is not there", key)
+	}
+	return o
+}
+
+// everyCall returns what each call says of the object, whose bytes none of them
+// may touch.
+func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Objects) map[string]error {
+	t.Helper()
+	before := len(server.History(bucketName, key))
+	out := map[string]error{
+		"put":    o.Put(t.Context(), claim(99, "z"), key, strings.NewReader("new"), nil),
+		"delete": o.Delete(t.Context(), claim(99, "z"), key),
+		"raise":  o.Raise(t.Context(), claim(99, "z"), key),
+		"adopt":  o.Adopt(t.Context(), claim(99, "z"), key),
+	}
+	_, out["mark"] = o.Mark(t.Context(), key)
+	object, err := o.Get(t.Context(), key)
+	if err == nil {
+		_, err = io.ReadAll(object.Body)
+		object.Body.Close()
+	}
+	out["get"] = err
+	if n := len(server.History(bucketName, key)) - before; n != 0 {
+		t.Errorf("the object was written %d times", n)
+	}
+	return out
+}
+
+func TestDamagedObjects(t *testing.T) {
+	type object struct {
+		body     []byte
+		metadata map[string]string
+	}
+	set := func(name, value string) func(o, other object) object {
+		return func(o, _ object) object { o.metadata[name] = value; return o }
+	}
+	trailerOf := func(o object) []byte { return o.body[len("body of 5"):] }
+	sealed := map[string]func(o, other object) object{
+		"first byte":            func(o, _ object) object { o.body[0] ^= 1; return o },
+		"cut by one":            func(o, _ object) object { o.body = o.body[:len(o.body)-1]; return o },
+		"cut to the body":       func(o, _ object) object { o.body = o.body[:9]; return o },
+		"cut at the start":      func(o, _ object) object { o.body = o.body[1:]; return o },
+		"emptied":               func(o, _ object) object { o.body = nil; return o },
+		"appended to":           func(o, _ object) object { o.body = append(o.body, '\n'); return o },
+		"prepended to":          func(o, _ object) object { o.body = append([]byte("x"), o.body...); return o },
+		"magic alone":           func(o, _ object) object { o.body = []byte("fencepost/s3"); return o },
+		"another lease's bytes": func(o, other object) object { o.body = other.body; return o },
+		"another lease's trailer": func(o, other object) object {
+			return object{append(o.body[:9:9], trailerOf(other)...), other.metadata}
+		},
+		"token disagrees":           set("fencing-token", "98"),
+		"lease disagrees":           set("fencing-lease", "q"),
+		"write disagrees":           set("fencing-write", strings.Repeat("0", 32)),
+		"mode disagrees":            set("fencing-mode", "tombstone"),
+		"mode unknown":              set("fencing-mode", "new"),
+		"lease gone":                func(o, _ object) object { delete(o.metadata, "fencing-lease"); return o },
+		"mode gone":                 func(o, _ object) object { delete(o.metadata, "fencing-mode"); return o },
+		"metadata gone":             func(o, _ object) object { o.metadata = nil; return o },
+		"a token of the naive kind": func(_, _ object) object { return object{[]byte("x"), map[string]string{"fencing-token": "7"}} },
+	}
+	plain := map[string]func(o, other object) object{
+		"token malformed": set("fencing-token", "+5"),
+		"token empty":     func(o, _ object) object { delete(o.metadata, "fencing-token"); return o },
+		"token too high":  set("fencing-token", "9223372036854775807"),
+		"lease malformed": set("fencing-lease", "%zz"),
+		"lease too long":  set("fencing-lease", strings.Repeat("x", 129)),
+		"write malformed": set("fencing-write", "xyz"),
+		"write gone":      func(o, _ object) object { delete(o.metadata, "fencing-write"); return o },
+		"list malformed":  set("fencing-recent", "abc,def"),
+		"mode unknown":    set("fencing-mode", "new"),
+		"mode gone":       func(o, _ object) object { delete(o.metadata, "fencing-mode"); return o },
+		"mode sealed":     set("fencing-mode", "sealed"),
+	}
+	for mode, cases := range map[s3fence.Mode]map[string]func(o, other object) object{s3fence.Sealed: sealed, s3fence.Plain: plain} {
+		server, b, o := setup(t, mode, 0)
+		put(t, o, claim(4, "b"), "body of 4")
+		other := stored(t, server, key)
+		put(t, o, claim(5, "a"), "body of 5")
+		good := stored(t, server, key)
+		for name, change := range cases {
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				bad := change(object{bytes.Clone(good.Body), maps.Clone(good.Metadata)}, object{bytes.Clone(other.Body), maps.Clone(other.Metadata)})
+				bypass(t, server, key, bad.body, bad.metadata)
+				b.Forget()
+				for call, err := range everyCall(t, server, o) {
+					if d := damage(t, err); d.Key != key || d.Problem == "" {
+						t.Errorf("%s: %v", call, err)
+					}
+				}
+			})
+		}
+		bypass(t, server, key, good.Body, good.Metadata)
+		want(t, o, "body of 5", guard.Mark{Token: 5, LeaseID: "a"})
+	}
+}
+
+// The whole of another key's object, metadata included.
+func TestTransplantedObject(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	if err := o.Put(t.Context(), claim(5, "a"), "another key", strings.NewReader("body"), nil); err != nil {
+		t.Fatal(err)
+	}
+	from := stored(t, server, "another key")
+	bypass(t, server, key, from.Body, from.Metadata)
+	for call, err := range everyCall(t, server, o) {
+		if d := damage(t, err); !strings.Contains(d.Problem, "another key") {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if _, _, err := s3fence.Unseal(key, from.Body); err == nil {
+		t.Error("Unseal takes it")
+	}
+	if err := o.InsecureDelete(t.Context(), key); err != nil { // the way out
+		t.Fatal(err)
+	}
+	put(t, o, claim(1, "a"), "new")
+}
+
+// Every single bit of a sealed object is covered.
+func TestUnsealEveryBit(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	put(t, o, claim(4, "a lease"), "x")
+	put(t, o, claim(5, "a lease"), "body")
+	object := stored(t, server, key).Body
+	body, mark, err := s3fence.Unseal(key, object)
+	if err != nil || string(body) != "body" || mark != (guard.Mark{Token: 5, LeaseID: "a lease"}) {
+		t.Fatalf("Unseal = %q, %+v, %v", body, mark, err)
+	}
+	for i := range len(object) * 8 {
+		object[i/8] ^= 1 << (i % 8)
+		if _, _, err := s3fence.Unseal(key, object); err == nil {
+			t.Errorf("bit %d is not covered", i)
+		}
+		object[i/8] ^= 1 << (i % 8)
+	}
+	for n := range object {
+		if _, _, err := s3fence.Unseal(key, object[:n]); err == nil {
+			t.Errorf("%d bytes of it are taken for all", n)
+		}
+	}
+}
+
+// What a program that knows nothing of fences wrote, before or in between, is
+// unfenced, and not overwritten.
+func TestUnfencedObjects(t *testing.T) {
+	for _, body := range []string{"", "somebody's", string(bytesOf(10_000))} {
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			server, _, o := setup(t, mode, 0)
+			put(t, o, claim(5, "a"), "body") // and it is remembered
+			bypass(t, server, key, []byte(body), map[string]string{"tenant": "123"})
+			calls := everyCallButAdopt(t, server, o)
+			for call, err := range calls {
+				if !errors.Is(err, guard.ErrUnfenced) {
+					t.Errorf("%s: %v, want unfenced", call, err)
+				}
+			}
+			if err := o.Adopt(t.Context(), claim(6, "b"), key); err != nil {
+				t.Fatal(err)
+			}
+			want(t, o, body, guard.Mark{Token: 6, LeaseID: "b"})
+			object, err := o.Get(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			object.Body.Close()
+			if object.Headers.Metadata["tenant"] != "123" {
+				t.Errorf("the metadata is %v", object.Headers.Metadata)
+			}
+			refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
+		})
+	}
+}
+
+func everyCallButAdopt(t *testing.T, server *s3test.Server, o *s3fence.Objects) map[string]error {
+	t.Helper()
+	before := len(server.History(bucketName, key))
+	out := map[string]error{
+		"put":    o.Put(t.Context(), claim(99, "z"), key, strings.NewReader("new"), nil),
+		"delete": o.Delete(t.Context(), claim(99, "z"), key),
+		"raise":  o.Raise(t.Context(), claim(99, "z"), key),
+	}
+	_, out["mark"] = o.Mark(t.Context(), key)
+	_, out["get"] = o.Get(t.Context(), key)
+	if n := len(server.History(bucketName, key)) - before; n != 0 {
+		t.Errorf("the object was written %d times", n)
+	}
+	return out
+}

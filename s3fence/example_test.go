@@ -1,0 +1,179 @@
+package s3fence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// exampleClient is a client of a store inside this process; yours comes from
+// s3.NewFromConfig.
+func exampleClient() (client *s3.Client, end func()) {
+	server := s3test.New(&s3test.Options{Buckets: []string{"invoices"}})
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1",
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
+		}),
+	}), server.Close
+}
+
+func exampleBucket(client *s3.Client) *s3fence.Bucket {
+	bucket, err := s3fence.Open(context.Background(), client, "invoices", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return bucket
+}
+
+// A worker that was paused past its lease comes back and is refused.
+func Example() {
+	ctx := context.Background()
+	client, end := exampleClient()
+	defer end()
+	bucket, err := s3fence.Open(ctx, client, "invoices", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	exports, err := bucket.Objects(s3fence.Sealed, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	const key = "tenant_123/2026-04.csv"
+	paused := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 10, LeaseID: "a"}
+	holder := guard.Claim{Resource: paused.Resource, Token: 11, LeaseID: "b"}
+
+	fmt.Println(exports.Put(ctx, holder, key, s3fence.Bytes([]byte("total;4200")), nil))
+	err = exports.Put(ctx, paused, key, s3fence.Bytes([]byte("total;0")), nil)
+	fmt.Println(errors.Is(err, guard.ErrStale))
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// true
+	// fencepost: stale fencing token: token 10 for "tenant_123:billing-close:2026-04", the mark is 11
+}
+
+// A new holder raises the mark, then reads, then writes what follows from it.
+func ExampleObjects_Raise() {
+	ctx := context.Background()
+	client, end := exampleClient()
+	defer end()
+	counters, err := exampleBucket(client).Objects(s3fence.Sealed, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	old := guard.Claim{Resource: "counter", Token: 10}
+	holder := guard.Claim{Resource: "counter", Token: 11}
+	if err := counters.Put(ctx, old, "counter", strings.NewReader("41"), nil); err != nil {
+		log.Fatal(err)
+	}
+
+	if err := counters.Raise(ctx, holder, "counter"); err != nil {
+		log.Fatal(err)
+	}
+	object, err := counters.Get(ctx, "counter")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer object.Body.Close()
+	var n int
+	if _, err := fmt.Fscan(object.Body, &n); err != nil {
+		log.Fatal(err)
+	}
+	// The old holder, still at it, can no longer slip in between.
+	fmt.Println(counters.Put(ctx, old, "counter", strings.NewReader("42"), nil) != nil)
+	fmt.Println(counters.Put(ctx, holder, "counter", strings.NewReader(fmt.Sprint(n+1)), nil))
+	// Output:
+	// true
+	// <nil>
+}
+
+// Long content goes behind a pointer, from any reader.
+func ExampleObjects_Collect() {
+	ctx := context.Background()
+	client, end := exampleClient()
+	defer end()
+	dumps, err := exampleBucket(client).Objects(s3fence.Pointer, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	claim := guard.Claim{Resource: "dump", Token: 10}
+	stream := io.LimitReader(zeros{}, 20<<20) // of unknown length, read once
+	if err := dumps.Put(ctx, claim, "dump", stream, nil); err != nil {
+		log.Fatal(err)
+	}
+	object, err := dumps.Get(ctx, "dump")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer object.Body.Close()
+	n, err := io.Copy(io.Discard, object.Body)
+	fmt.Println(n, err)
+	// From time to time, anywhere: delete what pointers have left.
+	done, err := dumps.Collect(ctx, "")
+	fmt.Println(done.Pointers, done.Deleted, err)
+	// Output:
+	// 20971520 <nil>
+	// 1 0 <nil>
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A service with a bucket and no database keeps its marks there, for instance
+// for httpfence.New(store, ...).
+func ExampleStore() {
+	ctx := context.Background()
+	client, end := exampleClient()
+	defer end()
+	var store guard.Store = exampleBucket(client).Store()
+	_, err := store.Admit(ctx, guard.Claim{Resource: "account 7", Token: 11})
+	fmt.Println(err)
+	_, err = store.Admit(ctx, guard.Claim{Resource: "account 7", Token: 10})
+	fmt.Println(errors.Is(err, guard.ErrStale))
+	retired, err := store.Retire(ctx, time.Now().Add(time.Hour))
+	fmt.Println(retired.Count, retired.Floor, err)
+	// Output:
+	// <nil>
+	// true
+	// 1 11 <nil>
+}
+
+// Readers that fetch objects themselves verify and strip the trailer.
+func ExampleUnseal() {
+	ctx := context.Background()
+	client, end := exampleClient()
+	defer end()
+	exports, err := exampleBucket(client).Objects(s3fence.Sealed, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := exports.Put(ctx, guard.Claim{Resource: "r", Token: 11}, "k", strings.NewReader("body"), nil); err != nil {
+		log.Fatal(err)
+	}
+
+	out, err := client.GetObject(ctx, &s3.GetObjectInput{Bucket: aws.String("invoices"), Key: aws.String("k")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer out.Body.Close()
+	stored, err := io.ReadAll(out.Body)
+	if err != nil {
+		log.Fatal(err)
+	}
+	body, mark, err := s3fence.Unseal("k", stored)
+	fmt.Println(string(body), mark.Token, err)
+	// Output: body 11 <nil>
+}

@@ -1,0 +1,47 @@
+package s3fence
+
+import (
+	"context"
+	"maps"
+	"time"
+)
+
+// SetClock replaces the clock of b; it must not be in use.
+func (b *Bucket) SetClock(now func() time.Time) { b.clock = now }
+
+// SetDelay replaces the shortest wait before a retry; b must not be in use.
+func (b *Bucket) SetDelay(d time.Duration) { b.delay = d }
+
+// Forget empties the cache, as another process would begin.
+func (b *Bucket) Forget() { clear(b.cache) }
+
+// DataPrefix is where the data of a pointer is.
+func (b *Bucket) DataPrefix(key string) string { return b.dataPrefix(key) }
+
+// Handle is b as another process would hold it, on a bucket of the same store.
+func (b *Bucket) Handle(client S3, name string) *Bucket {
+	return &Bucket{
+		client: client, name: name, opts: b.opts, probe: b.probe, clock: b.clock, delay: b.delay, cache: map[string]state{},
+	}
+}
+
+// SetProbe says what a probe would have found; b must not be in use.
+func (b *Bucket) SetProbe(p Probe) { b.probe = p }
+
+// Bucket is the bucket of o.
+func (o *Objects) Bucket() *Bucket { return o.b }
+
+// Client is the client of b.
+func (b *Bucket) Client() S3 { return b.client }
+
+// MaxPartsForTest sets how many parts S3 takes and returns what it was.
+func MaxPartsForTest(n int) (old int) {
+	old, maxParts = maxParts, n
+	return old
+}
+
+// RemoveForTest deletes a key, whatever it is.
+func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key, "") }
+
+// CopyCache gives b what another handle remembers.
+func (b *Bucket) CopyCache(from *Bucket) { b.cache = maps.Clone(from.cache) }

@@ -1,0 +1,147 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+const (
+	bucketName = "invoices"
+	key        = "tenant_123/2026-04.csv"
+	resource   = "tenant_123:billing-close:2026-04"
+)
+
+func claim(token guard.Token, lease string) guard.Claim {
+	return guard.Claim{Resource: resource, Token: token, LeaseID: lease}
+}
+
+// newServer starts a server with an empty bucket.
+func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
+	t.Helper()
+	if opts == nil {
+		opts = &s3test.Options{}
+	}
+	opts.Buckets = []string{bucketName}
+	server := s3test.New(opts)
+	t.Cleanup(server.Close)
+	return server
+}
+
+// newClient returns a client as an application would configure it.
+func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.Client(),
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
+		}),
+		// The SDK's own retries are in place, as everywhere, but do not take seconds.
+		Retryer: retry.AddWithMaxBackoffDelay(retry.NewStandard(), 5*time.Millisecond),
+	}, change...)
+}
+
+// open opens the bucket, fast on retries. The probe's traces are wiped.
+func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
+	t.Helper()
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SetDelay(time.Millisecond)
+	server.ForgetHistory()
+	server.ResetCounts()
+	return b
+}
+
+func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.ObjectsOptions) *s3fence.Objects {
+	t.Helper()
+	o, err := b.Objects(mode, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// setup is a server, its bucket and objects of a mode that is safe there. What
+// the probe would find is known, so it is not run each time.
+func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s3fence.Bucket, *s3fence.Objects) {
+	t.Helper()
+	opts := &s3test.Options{}
+	if mode == s3fence.Plain {
+		opts.ETags = s3test.ETagOpaque
+	}
+	server := newServer(t, opts)
+	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
+	b.SetProbe(s3fence.Probe{OpaqueETags: mode == s3fence.Plain, ConditionalDelete: true})
+	return server, b, objects(t, b, mode, &s3fence.ObjectsOptions{Rule: rule})
+}
+
+// eachMode runs f as a subtest for each mode.
+func eachMode(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
+		t.Run(mode.String(), func(t *testing.T) { f(t, mode) })
+	}
+}
+
+func put(t testing.TB, o *s3fence.Objects, c guard.Claim, body string) {
+	t.Helper()
+	if err := o.Put(t.Context(), c, key, bytes.NewReader([]byte(body)), nil); err != nil {
+		t.Fatalf("Put under %d: %v", c.Token, err)
+	}
+}
+
+// content reads an object whole.
+func content(t testing.TB, o *s3fence.Objects, key string) (string, guard.Mark) {
+	t.Helper()
+	object, err := o.Get(t.Context(), key)
+	if err != nil {
+		t.Fatalf("Get %q: %v", key, err)
+	}
+	defer object.Body.Close()
+	body, err := io.ReadAll(object.Body)
+	if err != nil {
+		t.Fatalf("read %q: %v", key, err)
+	}
+	if int64(len(body)) != object.Size {
+		t.Errorf("%q has %d bytes, Size says %d", key, len(body), object.Size)
+	}
+	return string(body), object.Mark
+}
+
+func want(t testing.TB, o *s3fence.Objects, body string, mark guard.Mark) {
+	t.Helper()
+	got, at := content(t, o, key)
+	if got != body || at != mark {
+		t.Errorf("the object is %q at %+v, want %q at %+v", got, at, body, mark)
+	}
+}
+
+// refused checks the reason, and that the error has the facts.
+func refused(t testing.TB, err error, reason guard.Reason) {
+	t.Helper()
+	if got := guard.ReasonOf(err); got != reason {
+		t.Errorf("the reason is %q, want %q: %v", got, reason, err)
+	}
+}
+
+// damage checks that err is a DamagedError and unavailable.
+func damage(t testing.TB, err error) *s3fence.DamagedError {
+	t.Helper()
+	var d *s3fence.DamagedError
+	if !errors.As(err, &d) || !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("got %v, want a DamagedError that is unavailable", err)
+		return &s3fence.DamagedError{}
+	}
+	return d
+}

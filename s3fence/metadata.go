@@ -1,0 +1,184 @@
+package s3fence
+
+import (
+	"encoding/hex"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The metadata of everything that this package writes. For sealed kinds it
+// repeats the trailer, for people and tools; for Plain it is all there is.
+const (
+	metaPrefix = "fencing-"
+	metaMode   = "fencing-mode"
+	metaToken  = guard.CarrierToken // "fencing-token"
+	metaLease  = guard.CarrierLease // "fencing-lease", percent-encoded
+	metaWrite  = "fencing-write"
+	metaRecent = "fencing-recent" // Plain only
+
+	// maxMetadata is how many bytes of names and values S3 takes.
+	maxMetadata = 2048
+	// maxRecentPlain is small, because it shares that with the user's.
+	maxRecentPlain = 8
+)
+
+// Headers are what an object carries besides its body. The zero value of a
+// field sends none.
+type Headers struct {
+	ContentType        string
+	CacheControl       string
+	ContentDisposition string
+	ContentEncoding    string
+	ContentLanguage    string
+	Expires            time.Time // whole seconds
+	StorageClass       types.StorageClass
+	// Metadata is the user's. Names are tokens as in HTTP, are stored in lower
+	// case and must not begin with "fencing-"; values are printable ASCII
+	// without spaces at either end. Names and values together with the
+	// reserved ones must not exceed 2 KiB.
+	Metadata map[string]string
+}
+
+// validate checks the headers against what would be refused, or silently
+// changed, on the way, and returns a copy with names in lower case.
+func (h Headers) validate() (Headers, error) {
+	for _, f := range []struct{ field, value string }{
+		{"Headers.ContentType", h.ContentType}, {"Headers.CacheControl", h.CacheControl},
+		{"Headers.ContentDisposition", h.ContentDisposition}, {"Headers.ContentEncoding", h.ContentEncoding},
+		{"Headers.ContentLanguage", h.ContentLanguage}, {"Headers.StorageClass", string(h.StorageClass)},
+	} {
+		if !printable(f.value) {
+			return h, guard.Invalid(f.field, f.value, "must be printable ASCII without spaces at either end")
+		}
+	}
+	total := 0
+	lower := make(map[string]string, len(h.Metadata))
+	for _, name := range slices.Sorted(maps.Keys(h.Metadata)) {
+		value, key := h.Metadata[name], strings.ToLower(name)
+		switch {
+		case name == "" || strings.ContainsFunc(name, notToken):
+			return h, guard.Invalid("Headers.Metadata name", name, "must be a token as in HTTP")
+		case strings.HasPrefix(key, metaPrefix):
+			return h, guard.Invalid("Headers.Metadata name", name, `must not begin with "`+metaPrefix+`", which is reserved`)
+		case !printable(value):
+			return h, guard.Invalid("Headers.Metadata["+name+"]", value, "must be printable ASCII without spaces at either end")
+		}
+		if _, ok := lower[key]; ok {
+			return h, guard.Invalid("Headers.Metadata name", name, "is given twice, in upper and lower case")
+		}
+		lower[key] = value
+		total += len(key) + len(value)
+	}
+	if room := maxMetadata - maxReserved; total > room {
+		return h, guard.Invalid("Headers.Metadata", strconv.Itoa(total)+" bytes", "must not exceed "+strconv.Itoa(room)+" bytes")
+	}
+	h.Metadata = lower
+	return h, nil
+}
+
+// maxReserved is the longest that the reserved metadata can be.
+const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent) + len("tombstone") + 19 +
+	3*guard.MaxLeaseIDLen + 2*len(writeID{}) + maxRecentPlain*(2*len(writeID{})+1) + 1
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return strings.Trim(s, " ") == s
+}
+
+func notToken(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
+}
+
+// metadata returns the reserved metadata of s with the user's.
+func (s *state) metadata(user map[string]string) map[string]string {
+	m := make(map[string]string, len(user)+5)
+	maps.Copy(m, user)
+	m[metaMode] = kindNames[s.kind]
+	m[metaToken] = s.mark.Token.String()
+	m[metaWrite] = s.id.String()
+	if s.mark.LeaseID != "" {
+		m[metaLease] = url.PathEscape(s.mark.LeaseID)
+	}
+	if s.kind == kindPlain {
+		var list strings.Builder
+		for i, id := range s.recent {
+			if i > 0 {
+				list.WriteByte(',')
+			}
+			list.WriteString(hex.EncodeToString(id[:]))
+		}
+		if s.cut {
+			list.WriteByte('+')
+		}
+		if list.Len() > 0 { // an empty value is lost by some servers
+			m[metaRecent] = list.String()
+		}
+	}
+	return m
+}
+
+// userMetadata is metadata without the reserved.
+func userMetadata(metadata map[string]string) map[string]string {
+	user := make(map[string]string, len(metadata))
+	for name, value := range metadata {
+		if name = strings.ToLower(name); !strings.HasPrefix(name, metaPrefix) {
+			user[name] = value
+		}
+	}
+	return user
+}
+
+// reserved is the reserved part of metadata.
+func reserved(metadata map[string]string) map[string]string {
+	var out map[string]string
+	for name, value := range metadata {
+		if name = strings.ToLower(name); strings.HasPrefix(name, metaPrefix) {
+			if out == nil {
+				out = make(map[string]string, 5)
+			}
+			out[name] = value
+		}
+	}
+	return out
+}
+
+// parsePlain reads the state of a Plain object from its reserved metadata.
+func parsePlain(key string, m map[string]string) (state, error) {
+	s := state{kind: kindPlain}
+	var err error
+	if s.mark.Token, err = guard.ParseToken(m[metaToken]); err != nil {
+		return s, damaged(key, "its metadata has the token "+strconv.QuoteToASCII(m[metaToken]))
+	}
+	if s.mark.LeaseID, err = url.PathUnescape(m[metaLease]); err != nil || guard.ValidateLeaseID(s.mark.LeaseID) != nil {
+		return s, damaged(key, "its metadata has the lease ID "+strconv.QuoteToASCII(m[metaLease]))
+	}
+	var ok bool
+	if s.id, ok = parseWriteID(m[metaWrite]); !ok {
+		return s, damaged(key, "its metadata has the write ID "+strconv.QuoteToASCII(m[metaWrite]))
+	}
+	list, cut := strings.CutSuffix(m[metaRecent], "+")
+	s.cut = cut
+	for text := range strings.SplitSeq(list, ",") {
+		if list == "" {
+			break
+		}
+		id, ok := parseWriteID(text)
+		if !ok {
+			return s, damaged(key, "its metadata has a malformed list of writes")
+		}
+		s.recent = append(s.recent, id)
+	}
+	return s, nil
+}

@@ -1,0 +1,162 @@
+package s3fence
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Mode says how an object carries its mark. It is the caller's promise about
+// the readers, so it has no default.
+type Mode uint8
+
+const (
+	// Sealed appends a trailer of a few hundred bytes to the body. It makes
+	// every write's bytes unique, and so its ETag, which is what makes
+	// If-Match sound on every store. Readers use [Objects.Get] or [Unseal].
+	Sealed Mode = iota + 1
+	// Plain leaves the body as it is and puts the mark into the metadata
+	// alone. It is refused unless the store makes opaque ETags ([Probe]) or
+	// the caller declares that bodies never repeat
+	// ([ObjectsOptions].BodiesNeverRepeat).
+	Plain
+	// Pointer stores the body, of any length and from any reader, as an
+	// immutable object of its own, and a small sealed pointer to it under the
+	// key. Readers use [Objects.Get], or fetch [Object].DataKey.
+	Pointer
+)
+
+// String returns "sealed", "plain", "pointer" or "invalid mode".
+func (m Mode) String() string {
+	if k := m.kind(); k != kindAbsent {
+		return kindNames[k]
+	}
+	return "invalid mode"
+}
+
+func (m Mode) kind() kind {
+	switch m {
+	case Sealed:
+		return kindSealed
+	case Plain:
+		return kindPlain
+	case Pointer:
+		return kindPointer
+	}
+	return kindAbsent
+}
+
+// ObjectsOptions configures [Bucket.Objects]. The zero value is the default.
+type ObjectsOptions struct {
+	// Rule is [guard.SameOrNewer] by default: a holder writes an object as
+	// often as it likes. With [guard.OncePerToken] each token writes an object
+	// once, and Raise is refused, because it would spend the token.
+	Rule guard.Rule
+	// BodiesNeverRepeat declares, for [Plain], that no two writes of one key
+	// ever have the same body: each has, say, a time and a random number in
+	// it. If one does, a stale writer can overwrite a newer one. Raise and
+	// Adopt, which repeat a body by nature, are refused under it.
+	BodiesNeverRepeat bool
+}
+
+// Objects are the fenced objects of a bucket, in one mode and under one rule.
+// Make them with [Bucket.Objects]; all who write an object use the same mode
+// and rule. They are safe for concurrent use.
+type Objects struct {
+	b    *Bucket
+	mode Mode
+	rule guard.Rule
+	// repeatable says that writing the same body again makes another ETag.
+	repeatable bool
+}
+
+// Objects returns the bucket's objects in the given mode. opts may be nil.
+// Errors: ErrInvalid for a bad mode or rule, and for Plain on a store where it
+// is not safe.
+func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
+	if opts == nil {
+		opts = &ObjectsOptions{}
+	}
+	o := &Objects{b: b, mode: mode, rule: opts.Rule, repeatable: mode != Plain || b.probe.OpaqueETags}
+	switch {
+	case mode.kind() == kindAbsent:
+		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, Plain or Pointer")
+	case opts.BodiesNeverRepeat && mode != Plain:
+		return nil, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
+	case !o.repeatable && !opts.BodiesNeverRepeat:
+		return nil, guard.Invalid("mode", mode.String(), "is not safe here: the store gives two writes of one body the same ETag"+
+			" (or was not probed); use Sealed, or declare BodiesNeverRepeat")
+	}
+	switch o.rule {
+	case 0:
+		o.rule = guard.SameOrNewer
+	case guard.SameOrNewer, guard.OncePerToken:
+	default:
+		return nil, guard.Invalid("ObjectsOptions.Rule", o.rule.String(), "must be SameOrNewer or OncePerToken")
+	}
+	return o, nil
+}
+
+// begin checks what every call has, and starts a change.
+func (o *Objects) begin(op string, claim guard.Claim, key string) (*change, error) {
+	if err := claim.Validate(); err != nil {
+		return nil, err
+	}
+	if err := validateKey("key", key, maxKey); err != nil {
+		return nil, err
+	}
+	return &change{op: opName(op, key), claim: claim, key: key, id: newWriteID(), plain: o.mode == Plain}, nil
+}
+
+func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
+
+// writable says whether an object in this state is one that o writes.
+func (o *Objects) writable(claim guard.Claim, key string, s *state) error {
+	switch s.kind {
+	case kindAbsent, kindTombstone, o.mode.kind():
+		return nil
+	case kindUnfenced:
+		return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim}
+	}
+	return guard.Invalid("mode", o.mode.String(), "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
+}
+
+// admit is writable and the rule.
+func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
+	if err := o.writable(claim, key, s); err != nil {
+		return err
+	}
+	return guard.Decide(o.rule, s.mark, claim)
+}
+
+// swap runs the change and reports it.
+func (o *Objects) swap(ctx context.Context, op guard.Op, c *change) (state, error) {
+	start := time.Now()
+	s, err := o.b.swap(ctx, c)
+	o.b.observe(ctx, op, c.claim, s.mark, start, err)
+	return s, err
+}
+
+// Mark returns the mark of an object without reading its body, the zero Mark
+// if there never was one. A deleted object has one.
+//
+// Errors: ErrInvalid, ErrUnfenced, ErrUnavailable (also for a [*DamagedError]).
+func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
+	if err := validateKey("key", key, maxKey); err != nil {
+		return guard.Mark{}, err
+	}
+	c := &change{op: opName("read mark of", key), key: key, plain: o.mode == Plain}
+	if err := ended(ctx, c.op, c.claim); err != nil {
+		return guard.Mark{}, err
+	}
+	s, err := o.b.read(ctx, c)
+	if err != nil {
+		return guard.Mark{}, o.b.unread(c, err)
+	}
+	if err := o.writable(guard.Claim{Resource: key}, key, &s); err != nil {
+		return guard.Mark{}, err
+	}
+	return s.mark, nil
+}

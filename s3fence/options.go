@@ -1,0 +1,145 @@
+package s3fence
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Options configures [Open]. The zero value of every field is its default. The
+// struct is read once, by Open; changing it afterwards has no effect.
+type Options struct {
+	// Prefix is put before the keys of what this package keeps beside the
+	// objects: data of [Pointer], the marks of [Store], the probe's objects;
+	// "" puts them at ".fencepost/". All who write one bucket's objects use
+	// one Prefix, and a "/" is put after it.
+	Prefix string
+	// Encryption is asked for with every write and, where a read needs it,
+	// with every read. The zero value leaves it to the bucket's default.
+	Encryption Encryption
+	// ChecksumAlgorithm is the checksum that the SDK sends with every write
+	// and the store verifies; "" means the SDK's default.
+	ChecksumAlgorithm types.ChecksumAlgorithm
+	// ExpectedBucketOwner is the account that must own the bucket, checked by
+	// the store with every request; "" means that anybody may.
+	ExpectedBucketOwner string
+
+	// MaxBody is the longest body that [Sealed] and [Plain] take, in bytes: it
+	// is held in memory, and [Objects.Raise] reads it back whole. 0 means
+	// [DefaultMaxBody]; at most 5 GiB less 4 KiB, what one PUT can carry.
+	MaxBody int64
+	// PartSize is the length of the parts in which [Pointer] sends its data,
+	// and Concurrency how many are on their way at once; one write holds at
+	// most their product in memory. 0 means 8 MiB and 4. A part has 5 MiB to
+	// 5 GiB; an object has at most 10,000 parts, 78 GiB by default.
+	PartSize    int64
+	Concurrency int
+	// GracePeriod is how long [Objects.Collect] keeps data that a pointer has
+	// left, for readers that are still at it. 0 means [DefaultGracePeriod]. It
+	// is measured by the clocks of the store and of the collector and serves
+	// readers only: no pointer loses its data by a wrong clock.
+	GracePeriod time.Duration
+
+	// CacheSize is how many objects' states are remembered, about 1 KiB each,
+	// so that the next write takes one request instead of two. 0 means 1024;
+	// negative remembers none. A state that is out of date costs a request and
+	// is never trusted for a refusal.
+	CacheSize int
+	// RequestTimeout bounds each single request of the compare-and-swap loop;
+	// 0 means one minute.
+	RequestTimeout time.Duration
+	// ResolveTimeout bounds the one read by which a write whose context has
+	// ended is still told apart: done, not done, unknown. 0 means one second;
+	// negative reads nothing, and such a write is ErrOutcomeUnknown.
+	ResolveTimeout time.Duration
+
+	// Observer is told of every fenced write, raise and admission; nil means
+	// nobody.
+	Observer guard.Observer
+	// InsecureSkipProbe opens a bucket without asking whether the store
+	// enforces preconditions. On one that does not, nothing is fenced.
+	InsecureSkipProbe bool
+}
+
+// Encryption is the server-side encryption of what is written.
+type Encryption struct {
+	// Algorithm is "AES256", "aws:kms" or another that the store knows.
+	Algorithm types.ServerSideEncryption
+	// KMSKeyID and KMSContext (Base64 of a JSON object) belong to "aws:kms".
+	KMSKeyID   string
+	KMSContext string
+	// BucketKey asks for an S3 Bucket Key with "aws:kms".
+	BucketKey bool
+	// CustomerKey is a key of 32 bytes that the store does not keep (SSE-C).
+	// It excludes the other fields.
+	CustomerKey []byte
+}
+
+const (
+	// DefaultMaxBody is [Options].MaxBody unless told otherwise.
+	DefaultMaxBody = 64 << 20
+	// DefaultGracePeriod is [Options].GracePeriod unless told otherwise.
+	DefaultGracePeriod = time.Hour
+
+	maxSinglePut = 5 << 30
+	minPartSize  = 5 << 20
+	maxPrefix    = 512
+)
+
+// resolve fills in the defaults and checks what is set.
+func (o Options) resolve() (Options, error) {
+	orDefault(&o.MaxBody, DefaultMaxBody)
+	orDefault(&o.PartSize, 8<<20)
+	orDefault(&o.Concurrency, 4)
+	orDefault(&o.GracePeriod, DefaultGracePeriod)
+	orDefault(&o.CacheSize, 1024)
+	orDefault(&o.RequestTimeout, time.Minute)
+	orDefault(&o.ResolveTimeout, time.Second)
+	for _, f := range []struct {
+		field            string
+		value, low, high int64
+	}{
+		{"Options.MaxBody", o.MaxBody, 1, maxSinglePut - tailSize},
+		{"Options.PartSize", o.PartSize, minPartSize, maxSinglePut},
+		{"Options.Concurrency", int64(o.Concurrency), 1, 1000},
+		{"Options.GracePeriod", int64(o.GracePeriod), 1, 1<<63 - 1},
+		{"Options.RequestTimeout", int64(o.RequestTimeout), 1, 1<<63 - 1},
+	} {
+		if f.value < f.low || f.value > f.high {
+			return o, guard.Invalid(f.field, strconv.FormatInt(f.value, 10),
+				"must be "+strconv.FormatInt(f.low, 10)+" to "+strconv.FormatInt(f.high, 10))
+		}
+	}
+	if int64(int(o.MaxBody+tailSize)) != o.MaxBody+tailSize || int64(int(o.PartSize)) != o.PartSize {
+		return o, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "is more than this machine can address")
+	}
+	if o.Prefix != "" {
+		o.Prefix = strings.TrimSuffix(o.Prefix, "/")
+		if err := validateKey("Options.Prefix", o.Prefix, maxPrefix); err != nil {
+			return o, err
+		}
+		o.Prefix += "/"
+	}
+	o.Prefix += internalSegment + "/"
+	e := o.Encryption
+	if len(e.CustomerKey) > 0 {
+		if len(e.CustomerKey) != 32 { // the key itself is no value to show
+			return o, guard.Invalid("Options.Encryption.CustomerKey", strconv.Itoa(len(e.CustomerKey))+" bytes", "must have 32 bytes")
+		}
+		if e.Algorithm != "" || e.KMSKeyID != "" || e.KMSContext != "" || e.BucketKey {
+			return o, guard.Invalid("Options.Encryption.Algorithm", string(e.Algorithm), "must be empty beside a CustomerKey")
+		}
+	}
+	return o, nil
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

@@ -1,0 +1,191 @@
+package s3fence
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// pointer is the body of a pointer, and of a tombstone, which points nowhere.
+type pointer struct {
+	Note string `json:"note,omitempty"`
+	// Data is the key of the data, "" for a tombstone.
+	Data string `json:"data,omitempty"`
+	// Token is that of the write that made the data; a raise keeps it. For
+	// a tombstone it is the deletion's.
+	Token guard.Token `json:"token"`
+	// Length and CRC, CRC-32C in hexadecimal, are the data's.
+	Length int64  `json:"length,omitempty"`
+	CRC    string `json:"crc32c,omitempty"`
+
+	// Settled and Later say since when the pointer has been at data of at
+	// least that token, so that a collector knows when older data was left,
+	// also of a pointer that is never left alone for a grace period. Later is
+	// replaced once it is a grace period older than its successor.
+	Settled *since `json:"settled,omitempty"`
+	Later   *since `json:"later,omitempty"`
+}
+
+var errChanged = errors.New("the object was changed meanwhile; try again")
+
+type since struct {
+	Token guard.Token `json:"token"`
+	At    time.Time   `json:"at"`
+}
+
+// pointer returns the pointer that s is; the zero value if it is none.
+func (s *state) pointer() (p pointer) {
+	if s.kind != kindPointer && s.kind != kindTombstone {
+		return p
+	}
+	if json.Unmarshal(s.body, &p) != nil { // parse has seen to it that a pointer can be read
+		return pointer{}
+	}
+	return p
+}
+
+// encode returns the pointer's body. Markup stays unescaped, so that no key
+// makes it longer than the tail that is read of an object.
+func (p pointer) encode() []byte {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(p); err != nil {
+		panic("s3fence: encode pointer: " + err.Error()) // it is text and numbers
+	}
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+}
+
+// after returns p with what is known now that base is about to be replaced:
+// since base was stored, the pointer has been at base's data.
+func (p pointer) after(base *state, grace time.Duration) pointer {
+	if p.Token == guard.NoToken || base.modified.IsZero() {
+		return p
+	}
+	now := since{Token: p.Token, At: base.modified.UTC().Truncate(time.Millisecond)}
+	switch {
+	case p.Later == nil:
+		p.Later = &now
+	case now.Token > p.Later.Token && now.At.Sub(p.Later.At) >= grace:
+		p.Settled, p.Later = p.Later, &now
+	}
+	return p
+}
+
+// pointerWrite builds the write of p over base.
+func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *write {
+	old := base.pointer().after(base, b.opts.GracePeriod)
+	p.Note, p.Settled, p.Later = "fenced pointer; the object's bytes are under the key in data", old.Settled, old.Later
+	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, p.encode())
+}
+
+// putData stores the data, then points to it.
+func (o *Objects) putData(ctx context.Context, c *change, body io.Reader, p PutOptions) error {
+	start := time.Now()
+	err := o.putPointer(ctx, c, body, p)
+	var mark guard.Mark
+	if s, ok := o.b.cached(c.key); ok {
+		mark = s.mark
+	}
+	o.b.observe(ctx, guard.OpWrite, c.claim, mark, start, err)
+	return err
+}
+
+func (o *Objects) putPointer(ctx context.Context, c *change, body io.Reader, p PutOptions) error {
+	if err := o.admitEarly(ctx, c); err != nil {
+		return err
+	}
+	made, err := o.b.upload(ctx, c, body, p)
+	if err != nil {
+		return err
+	}
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if err := o.admit(c.claim, c.key, base); err != nil {
+			return nil, err
+		}
+		return o.b.pointerWrite(c.key, base, base.follow(kindPointer, c.claim, c.id), made), nil
+	}
+	_, err = o.b.swap(ctx, c)
+	o.b.discard(ctx, made, err)
+	return err
+}
+
+// admitEarly decides before the data is sent, so that a stale writer does not
+// send it in vain. The pointer's own write decides again.
+func (o *Objects) admitEarly(ctx context.Context, c *change) error {
+	if err := ended(ctx, c.op, c.claim); err != nil {
+		return err
+	}
+	if s, ok := o.b.cached(c.key); ok && o.admit(c.claim, c.key, &s) == nil {
+		return nil
+	}
+	s, err := o.b.read(ctx, c)
+	if err != nil {
+		return o.b.unread(c, err)
+	}
+	c.start = &s
+	return o.admit(c.claim, c.key, &s)
+}
+
+// discard deletes data that no pointer will ever name: its write was refused or
+// had no effect. While that is not known the data stays.
+func (b *Bucket) discard(ctx context.Context, made pointer, err error) {
+	if err == nil || guard.ReasonOf(err) == guard.ReasonOutcomeUnknown {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
+	defer cancel()
+	_ = b.remove(ctx, made.Data, "") // what stays, the collector finds
+}
+
+// adoptData copies the bytes of a foreign object into data, then puts a pointer
+// in its place, if it still is what was copied.
+func (o *Objects) adoptData(ctx context.Context, c *change) error {
+	if err := ended(ctx, c.op, c.claim); err != nil {
+		return err
+	}
+	base, err := o.b.read(ctx, c)
+	if err != nil {
+		return o.b.unread(c, err)
+	}
+	if done, err := o.adopted(c, &base); done || err != nil {
+		return err
+	}
+	in := o.b.get(c.key, 0)
+	in.IfMatch = &base.etag
+	out, err := o.b.client.GetObject(ctx, in)
+	if err != nil {
+		return o.b.unread(c, err)
+	}
+	defer out.Body.Close()
+	h := headOf(out)
+	h.headers.Metadata = userMetadata(h.metadata)
+	if h.headers, err = h.headers.validate(); err != nil {
+		return err
+	}
+	made, err := o.b.upload(ctx, c, out.Body, PutOptions{Headers: h.headers})
+	if err != nil {
+		return err
+	}
+	c.next = func(_ context.Context, now *state) (*write, error) {
+		if done, err := o.adopted(c, now); done || err != nil {
+			return nil, err
+		}
+		if now.etag != base.etag {
+			return nil, guard.Unavailable(c.op, c.claim, errChanged)
+		}
+		return o.b.pointerWrite(c.key, now, now.follow(kindPointer, c.claim, c.id), made), nil
+	}
+	s, err := o.swap(ctx, guard.OpWrite, c)
+	if err == nil && !s.made(c.id) { // somebody else has adopted it
+		o.b.discard(ctx, made, errChanged)
+		return nil
+	}
+	o.b.discard(ctx, made, err)
+	return err
+}

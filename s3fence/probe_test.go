@@ -1,0 +1,134 @@
+package s3fence_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+func TestProbeAccepts(t *testing.T) {
+	for name, mode := range map[string]s3test.ETagMode{"MD5": s3test.ETagMD5, "opaque": s3test.ETagOpaque} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, &s3test.Options{ETags: mode})
+			for range 30 {
+				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := b.Probe(); got.OpaqueETags != (mode == s3test.ETagOpaque) || !got.ConditionalDelete {
+					t.Errorf("the probe found %+v", got)
+				}
+			}
+			if left := server.Objects(bucketName); len(left) != 0 {
+				t.Errorf("%d objects are left, such as %q", len(left), left[0].Key)
+			}
+		})
+	}
+}
+
+// Stores that do not enforce preconditions, each in its own way.
+func TestProbeRefuses(t *testing.T) {
+	puts := []s3test.Op{s3test.PutObject}
+	race := s3test.Race()
+	for name, rule := range map[string]s3test.Rule{
+		"conditions ignored":    {Ops: puts, Fault: s3test.IgnoreConditions()},
+		"If-Match ignored":      {Ops: puts, Fault: s3test.Fault{Ignore: []string{"If-Match"}}},
+		"If-None-Match ignored": {Ops: puts, Fault: s3test.Fault{Ignore: []string{"If-None-Match"}}},
+		"metadata merged":       {Ops: puts, Fault: s3test.Fault{MergeMetadata: true}},
+		"racing":                {Ops: puts, Fault: race},
+		"racing, sometimes":     {Ops: puts, Fault: race, Probability: 0.3},
+		"racing creations": {Ops: puts, Fault: race, Match: func(r *s3test.Request) bool {
+			return r.Header.Get("If-None-Match") != ""
+		}},
+		"not implemented": {Ops: puts, Fault: s3test.Fault{Status: http.StatusNotImplemented, Code: "NotImplemented"}, Match: func(r *s3test.Request) bool {
+			return r.Header.Get("If-None-Match")+r.Header.Get("If-Match") != ""
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, nil)
+			for range 10 {
+				in := server.Inject(rule)
+				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+				in.Remove()
+				var p *s3fence.ProbeError
+				if b != nil || !errors.As(err, &p) || !errors.Is(err, guard.ErrUnavailable) || p.Bucket != bucketName {
+					t.Fatalf("Open = %v", err)
+				}
+			}
+			if left := server.Objects(bucketName); len(left) != 0 {
+				t.Errorf("%d objects are left, such as %q", len(left), left[0].Key)
+			}
+		})
+	}
+}
+
+// A store that deletes on condition only by name is accepted, and not used for
+// what needs it.
+func TestProbeOfDeletion(t *testing.T) {
+	for name, fault := range map[string]s3test.Fault{
+		"ignored": {Ignore: []string{"If-Match"}}, "refused": {Status: http.StatusNotImplemented, Code: "NotImplemented"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, nil)
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: fault, Match: func(r *s3test.Request) bool {
+				return r.Header.Get("If-Match") != ""
+			}})
+			b := open(t, server, nil)
+			if b.Probe().ConditionalDelete {
+				t.Fatal("the probe found conditional deletion")
+			}
+			store := b.Store()
+			if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
+				t.Fatal(err)
+			}
+			_, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
+			refused(t, err, guard.ReasonUnavailable)
+			if m, err := store.Mark(t.Context(), resource); err != nil || m.Token != 5 {
+				t.Errorf("the mark is %+v, %v", m, err)
+			}
+		})
+	}
+}
+
+// Answers that are lost while it is probed are no reason to refuse a store.
+func TestProbeOfABadConnection(t *testing.T) {
+	for name, fault := range map[string]s3test.Fault{
+		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Answer(503), "409": s3test.Answer(409),
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, &s3test.Options{Seed: 3})
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Fault: fault, Probability: 0.1})
+			for range 5 {
+				if _, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestProbeCancelled(t *testing.T) {
+	server := newServer(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Fault: s3test.Slow(time.Millisecond, 0)})
+	_, err := s3fence.Open(ctx, newClient(server), bucketName, nil)
+	refused(t, err, guard.ReasonUnavailable)
+	if left := server.Objects(bucketName); len(left) != 0 {
+		t.Errorf("%d objects are left", len(left))
+	}
+}
+
+func TestInsecureSkipProbe(t *testing.T) {
+	server := newServer(t, nil)
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
+	if err != nil || b.Probe() != (s3fence.Probe{}) || server.Count() != 0 {
+		t.Errorf("Open = %v after %d requests", err, server.Count())
+	}
+}

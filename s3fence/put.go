@@ -1,0 +1,104 @@
+package s3fence
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"strconv"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// PutOptions is what goes with a body. The zero value sends the body alone.
+type PutOptions struct {
+	Headers Headers
+	// SHA256 is the digest that the body must have; nil means that it is not
+	// checked. A body with another is refused and not stored.
+	SHA256 []byte
+}
+
+func (p *PutOptions) resolve() (PutOptions, error) {
+	if p == nil {
+		return PutOptions{}, nil
+	}
+	if p.SHA256 != nil && len(p.SHA256) != sha256.Size {
+		return *p, guard.Invalid("PutOptions.SHA256", strconv.Itoa(len(p.SHA256))+" bytes", "must have 32 bytes")
+	}
+	h, err := p.Headers.validate()
+	return PutOptions{Headers: h, SHA256: p.SHA256}, err
+}
+
+// Put writes body to key under claim, if the object's mark admits it by the
+// rule, and puts the claim in the mark's place, in one atomic step. opts may
+// be nil.
+//
+// The claim's resource names what the lease is on, for errors and observers;
+// the mark that it is compared with is the object's own. Tokens of different
+// resources are not comparable, so all who write a key hold leases on the same
+// resource.
+//
+// body may be nil for an empty one. [Sealed] and [Plain] need one that can be
+// read again: [Bytes], or an [io.ReadSeeker] such as a file, read from where it
+// stands, at most Options.MaxBody long. [Pointer] takes any reader and reads it
+// once.
+//
+// It takes one request if this Bucket has seen the object's state, else two;
+// Pointer one more, for the data.
+//
+// Errors: a [*guard.RejectedError] (ErrStale, ErrSpent, ErrConflict,
+// ErrUnfenced), ErrInvalid, ErrUnavailable (nothing was written),
+// ErrOutcomeUnknown (the write may have, or may yet, take effect; presenting
+// the same claim again is safe for the order of writers).
+func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body io.Reader, opts *PutOptions) error {
+	c, err := o.begin("put", claim, key)
+	if err != nil {
+		return err
+	}
+	p, err := opts.resolve()
+	if err != nil {
+		return err
+	}
+	if o.mode == Pointer {
+		return o.putData(ctx, c, body, p)
+	}
+	content, err := o.readBody(body)
+	if err != nil {
+		return err
+	}
+	if err := checkDigest(content, p.SHA256); err != nil {
+		return err
+	}
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if err := o.admit(claim, key, base); err != nil {
+			return nil, err
+		}
+		return o.b.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content), nil
+	}
+	_, err = o.swap(ctx, guard.OpWrite, c)
+	return err
+}
+
+// bodyWrite builds the write of a caller's body, sealed or as it is.
+func (b *Bucket) bodyWrite(key string, next state, h Headers, body []byte) *write {
+	if next.kind == kindPlain {
+		next.size = int64(len(body))
+		return &write{in: b.put(key, h, next.metadata(h.Metadata), nil), body: body, state: next}
+	}
+	return b.sealedWrite(key, next, h, body)
+}
+
+func checkDigest(body, want []byte) error {
+	if want == nil {
+		return nil
+	}
+	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], want) {
+		return wrongDigest(sum[:])
+	}
+	return nil
+}
+
+func wrongDigest(got []byte) error {
+	return guard.Invalid("body", hex.EncodeToString(got), "has this SHA-256 and not that of PutOptions.SHA256")
+}

@@ -1,0 +1,171 @@
+package s3fence_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// Put and Delete decide as guard.Decide does, for every claim and both rules.
+func TestRuleIsDecide(t *testing.T) {
+	for _, rule := range []guard.Rule{guard.SameOrNewer, guard.OncePerToken} {
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			t.Run(rule.String(), func(t *testing.T) {
+				_, _, o := setup(t, mode, rule)
+				rng := rand.New(rand.NewPCG(1, uint64(rule)))
+				mark := guard.Mark{}
+				for range 200 {
+					c := claim(max(1, mark.Token+guard.Token(rng.IntN(4))-2), []string{"", "a", "b"}[rng.IntN(3)])
+					wanted := guard.Decide(rule, mark, c)
+					var err error
+					if rng.IntN(4) > 0 {
+						err = o.Put(t.Context(), c, key, strings.NewReader("x"), nil)
+					} else {
+						err = o.Delete(t.Context(), c, key)
+					}
+					if guard.ReasonOf(err) != guard.ReasonOf(wanted) {
+						t.Fatalf("%+v on %+v: %v, Decide says %v", c, mark, err, wanted)
+					}
+					var r *guard.RejectedError
+					if errors.As(err, &r) && (r.Mark != mark || r.Claim != c) {
+						t.Errorf("the facts are %+v, want %+v and %+v", r, c, mark)
+					}
+					if err == nil {
+						mark = guard.Mark{Token: c.Token, LeaseID: c.LeaseID}
+					}
+					if got, err := o.Mark(t.Context(), key); err != nil || got != mark {
+						t.Fatalf("the mark is %+v, %v, want %+v", got, err, mark)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestOncePerTokenHasNoTakeover(t *testing.T) {
+	_, _, o := setup(t, s3fence.Sealed, guard.OncePerToken)
+	put(t, o, claim(5, "a"), "x")
+	invalid(t, o.Raise(t.Context(), claim(6, "b"), key), "rule")
+	refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonSpent)
+}
+
+// Deletion leaves the mark, so an older holder cannot bring the object back.
+func TestP1Tombstones(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		put(t, o, claim(5, "a"), "x")
+		for range 2 {
+			if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := o.Get(t.Context(), key)
+		var r *guard.RejectedError
+		if !errors.As(err, &r) || r.Reason != guard.ReasonNotFound || r.Mark != (guard.Mark{Token: 6, LeaseID: "b"}) {
+			t.Errorf("Get = %v", err)
+		}
+		refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
+		refused(t, o.Delete(t.Context(), claim(5, "a"), key), guard.ReasonStale)
+		refused(t, o.Raise(t.Context(), claim(5, "a"), key), guard.ReasonStale)
+		refused(t, o.Put(t.Context(), claim(6, "c"), key, nil, nil), guard.ReasonConflict)
+		// Also of what never was.
+		if err := o.Delete(t.Context(), claim(6, "b"), "never"); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, o.Put(t.Context(), claim(5, "a"), "never", nil, nil), guard.ReasonStale)
+		// Two tombstones never have one ETag.
+		first := stored(t, server, key)
+		put(t, o, claim(6, "b"), "again")
+		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		if again := stored(t, server, key); again.ETag == first.ETag || again.Size != first.Size {
+			t.Errorf("tombstones %s of %d bytes and %s of %d", first.ETag, first.Size, again.ETag, again.Size)
+		}
+	})
+}
+
+func TestAdopt(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonNotFound)
+		bypass(t, server, key, []byte("old"), nil)
+		for range 2 { // the second time there is nothing to do
+			if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"})
+		if err := o.Adopt(t.Context(), claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"}) // adopting is not raising
+		refused(t, o.Adopt(t.Context(), claim(4, "z"), key), guard.ReasonStale)
+		refused(t, o.Adopt(t.Context(), claim(5, "z"), key), guard.ReasonConflict)
+		if err := o.Delete(t.Context(), claim(7, "c"), key); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, o.Adopt(t.Context(), claim(6, "b"), key), guard.ReasonStale)
+		refused(t, o.Adopt(t.Context(), claim(7, "c"), key), guard.ReasonNotFound)
+	})
+}
+
+// An object that is changed while it is adopted is not overwritten.
+func TestAdoptRaces(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		bypass(t, server, key, []byte("old"), nil)
+		fault := s3test.Fault{Before: func(*s3test.Request) { bypass(t, server, key, []byte("newer"), nil) }}
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault,
+			Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }})
+		err := o.Adopt(t.Context(), claim(5, "a"), key)
+		if mode == s3fence.Pointer {
+			refused(t, err, guard.ReasonUnavailable) // it would have to copy again
+			err = o.Adopt(t.Context(), claim(5, "a"), key)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
+		if n := len(dataKeys(server)); mode == s3fence.Pointer && n != 1 {
+			t.Errorf("%d data objects", n)
+		}
+	})
+}
+
+// Plain where bodies decide the ETag: only with the declaration, and without
+// what repeats a body.
+func TestPlainNeedsOpaqueETags(t *testing.T) {
+	server := newServer(t, nil)
+	b := open(t, server, nil)
+	_, err := b.Objects(s3fence.Plain, nil)
+	invalid(t, err, "mode")
+	o := objects(t, b, s3fence.Plain, &s3fence.ObjectsOptions{BodiesNeverRepeat: true})
+	put(t, o, claim(5, "a"), "at 12:00, 8f3a")
+	put(t, o, claim(6, "b"), "at 12:01, 77c0")
+	refused(t, o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("at 12:02, 0b1d"), nil), guard.ReasonStale)
+	invalid(t, o.Raise(t.Context(), claim(7, "c"), key), "mode")
+	invalid(t, o.Adopt(t.Context(), claim(7, "c"), key), "mode")
+	if got := string(stored(t, server, key).Body); got != "at 12:01, 77c0" {
+		t.Errorf("the stored body is %q", got)
+	}
+	for _, bad := range []struct {
+		mode  s3fence.Mode
+		opts  s3fence.ObjectsOptions
+		field string
+	}{
+		{0, s3fence.ObjectsOptions{}, "mode"}, {9, s3fence.ObjectsOptions{}, "mode"},
+		{s3fence.Sealed, s3fence.ObjectsOptions{BodiesNeverRepeat: true}, "ObjectsOptions.BodiesNeverRepeat"},
+		{s3fence.Sealed, s3fence.ObjectsOptions{Rule: 7}, "ObjectsOptions.Rule"},
+	} {
+		_, err := b.Objects(bad.mode, &bad.opts)
+		invalid(t, err, bad.field)
+	}
+	_, err = objects(t, b, s3fence.Sealed, nil).Collect(t.Context(), "")
+	invalid(t, err, "mode")
+}
