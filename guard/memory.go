@@ -114,27 +114,33 @@ func (m *Memory) Admit(ctx context.Context, claim Claim) (Mark, error) {
 		}
 	}
 	if mark.Token != claim.Token {
-		// Clones, because names are often slices of a request's whole header,
-		// which a mark would keep alive for as long as it lives.
-		s.marks[strings.Clone(claim.Resource)] = memoryMark{
-			token: claim.Token, leaseID: strings.Clone(claim.LeaseID), raisedAt: time.Now(),
-		}
+		// A copy, because names are often slices of a request's whole header,
+		// which a mark would keep alive for as long as it lives. One for both,
+		// so that comparing them touches one place in memory.
+		var b strings.Builder
+		b.Grow(len(claim.Resource) + len(claim.LeaseID))
+		b.WriteString(claim.Resource)
+		b.WriteString(claim.LeaseID)
+		resource, leaseID := b.String()[:len(claim.Resource)], b.String()[len(claim.Resource):]
+		s.marks[resource] = memoryMark{token: claim.Token, leaseID: leaseID, raisedAt: time.Now()}
 	}
 	return Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
 }
 
 // Mark implements [Store].
 func (m *Memory) Mark(ctx context.Context, resource string) (Mark, error) {
-	if err := ValidateResource(resource); err != nil {
-		return Mark{}, err
-	}
 	if err := ctx.Err(); err != nil {
 		return Mark{}, Unavailable("read mark", Claim{Resource: resource}, err)
 	}
 	s := m.shard(resource)
 	s.mu.RLock()
-	mark, _ := s.mark(resource)
+	mark, known := s.mark(resource)
 	s.mu.RUnlock()
+	if !known { // a name that has a mark was valid when it was raised
+		if err := ValidateResource(resource); err != nil {
+			return Mark{}, err
+		}
+	}
 	return mark, nil
 }
 

@@ -28,9 +28,12 @@ type bench struct {
 	paths   []string
 	r       *http.Request
 	w       *discard
+	answers bool // the handler writes an answer
 	handled int
 	next    int
 }
+
+var done = []byte(`{"closed":true}`)
 
 func newBench(b *testing.B, resources int, token string) *bench {
 	store := guard.NewMemory(nil)
@@ -47,7 +50,13 @@ func newBench(b *testing.B, resources int, token string) *bench {
 
 func (x *bench) route(guarded func(http.HandlerFunc) http.Handler) http.Handler {
 	router := chi.NewRouter()
-	router.Method("POST", "/acct/{id}/close", guarded(func(http.ResponseWriter, *http.Request) { x.handled++ }))
+	router.Method("POST", "/acct/{id}/close", guarded(func(w http.ResponseWriter, _ *http.Request) {
+		x.handled++
+		if x.answers {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(done)
+		}
+	}))
 	return router
 }
 
@@ -72,6 +81,7 @@ func (x *bench) run(h http.Handler, n int) {
 		if x.next++; x.next == len(x.paths) {
 			x.next = 0
 		}
+		clear(x.w.h)
 		h.ServeHTTP(x.w, x.r)
 	}
 }
@@ -124,11 +134,12 @@ func BenchmarkOverhead(b *testing.B) {
 }
 
 // BenchmarkRefusal compares the 412 of a stale token with the 200 of a current
-// one, both behind Admit.
+// one, both behind Admit. A handler answers with a field and a few bytes.
 func BenchmarkRefusal(b *testing.B) {
 	for _, resources := range []int{1, 100_000} {
 		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
 			x := newBench(b, resources, "5")
+			x.answers = true
 			h := x.route(x.admit)
 			with := func(token string) http.Handler {
 				line := []string{token}

@@ -29,12 +29,38 @@
 //	...
 //	err = httpfence.ErrorFrom(resp) // errors.Is(err, guard.ErrStale): stop
 //
+// # Four ways
+//
+// Each name's guarantee is the first sentence of its documentation.
+//
+//   - [Middleware.Check] compares and writes nothing.
+//   - [Middleware.Admit] admits at the door and raises the mark. It does not by
+//     itself stop a write already in flight: pair it with a fenced write.
+//   - [Middleware.InTx] runs the handler in a fenced transaction and holds the
+//     answer back until COMMIT. The handler need not know about tokens.
+//   - [Middleware.Raise] is the endpoint that a new holder calls before it
+//     reads.
+//
+// With sqlfence:
+//
+//	fence := httpfence.New(db, httpfence.ChiParam("id"), nil) // db is a sqlfence.DB
+//	router.Post("/accounts/{id}/raise", fence.Raise)
+//	router.With(fence.InTx(db.Transactor(), nil)).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+//		tx, _ := db.TxFrom(r.Context())
+//		...
+//	})
+//
 // # What it guarantees
 //
 //   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
 //     admits no request under a lower token, on any replica that shares the
 //     store (promise P1 at the door); the same token under another lease ID is
-//     a conflict (P4).
+//     a conflict (P4). Clients that send no lease ID cannot be told apart:
+//     [Options.RequireLease] refuses them.
+//   - Behind [Middleware.InTx] no write under a lower token takes effect (P1),
+//     and a client is told of success only after COMMIT. After
+//     [Middleware.Raise] on the same database has answered, no older holder
+//     changes anything any more (P2).
 //   - It fails closed (P5): no token, two tokens, a malformed one, a resource
 //     that cannot be named, a store that cannot be asked: the handler is not
 //     called. A header that a proxy removed is a missing token.
@@ -49,11 +75,15 @@
 //
 //   - Admission does not stop a write already in flight. A request admitted
 //     under token 10 may still write after one under 11 was admitted; in
-//     a hostile test a quarter of the old requests did. Present the claim to
-//     a write that compares inside itself, or hold a fenced transaction.
+//     a hostile test more than a fifth of all writes were such. Present the
+//     claim to a write that compares inside itself, or hold a fenced
+//     transaction.
 //   - [net/http.TimeoutHandler] answers 503 while the handler goes on, and may
 //     still write. So may a handler whose client has gone. Neither undoes an
-//     admission.
+//     admission. Around InTx it rolls back what is not at its COMMIT yet, by
+//     the request's context; if the COMMIT was on its way, the 503 says
+//     nothing about it and has no problem type. Inside InTx it does not belong:
+//     the transaction would end while the handler still uses it.
 //   - A token proves nothing about who sends it. Authenticate first, take the
 //     tenant from the identity (see the example of [Join]), and see that only
 //     clients who may hold the lease can reach the route: whoever can send
@@ -61,8 +91,46 @@
 //   - GET, HEAD, OPTIONS and TRACE are not guarded unless told otherwise
 //     ([Options.UnguardedMethods]); a GET that writes, or that upgrades the
 //     connection, has to be.
-//   - A claim is compared once per request. A connection that was upgraded or
-//     a body that streams for an hour was admitted an hour ago.
+//   - A claim is compared once per request. A connection that was hijacked and
+//     a stream of server-sent events were admitted when they began, and go on
+//     under a token that may be stale by now: compare in each write. InTx
+//     refuses both, because it would have to answer before it has committed.
+//   - What a handler does outside its transaction is not rolled back.
+//   - Middleware that changes the method or the path (method override, chi's
+//     StripSlashes and CleanPath) has to stand in front.
+//
+// # Idempotency keys
+//
+// A key makes a request that is sent twice happen once; it does not say who may
+// still send it, so it stands beside the fence and not in its place. The order:
+//
+//  1. authentication: it also says whose key it is,
+//  2. not found,
+//  3. the look-up of a finished request, which is answered as it was, whatever
+//     its token is by now, because nothing is written,
+//  4. the fence,
+//  5. If-Match, and the handler, in one transaction with the key.
+//
+// The token is no part of the request's fingerprint, because a successor that
+// repeats its predecessor's request asks for the same. Refusals are not stored,
+// or they would be repeated to a holder that is not stale. A key that was left
+// unfinished may be taken over by a higher token, whose raise has seen to it
+// that the lower one cannot finish. examples/idempotency is all of this on
+// PostgreSQL.
+//
+// # Other transports
+//
+// Connect's handlers are net/http handlers; examples/connect gives refusals
+// the form of its protocols. For messages, [guard.Inject] and [guard.Extract]
+// carry the claim in headers; examples/consumer says what becomes of a message
+// that is refused. openapi.json ([OpenAPI]) describes the fields and the
+// answers.
+//
+// # Report-only
+//
+// [Options.InsecureReportOnly] lets every request through and counts what it
+// would have refused, for finding clients that send no token yet. It protects
+// nothing.
 //
 // # Answers
 //

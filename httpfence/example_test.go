@@ -102,6 +102,23 @@ func ExampleMiddleware_Check() {
 	// 412
 }
 
+// The new holder raises before it reads: from then on nothing that it has read
+// is changed by its predecessor.
+func ExampleMiddleware_Raise() {
+	fence := httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /accounts/{id}/raise", fence.Raise)
+	mux.Handle("POST /accounts/{id}/close", fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+
+	fmt.Println(send(mux, "POST", "/accounts/acme/close", "10").StatusCode)
+	fmt.Println(send(mux, "POST", "/accounts/acme/raise", "11").StatusCode)
+	fmt.Println(send(mux, "POST", "/accounts/acme/close", "10").StatusCode)
+	// Output:
+	// 200
+	// 204
+	// 412
+}
+
 // A fenced write deeper in the handler may refuse, too; Reject gives its error
 // the same answer as the door would have.
 func ExampleMiddleware_Reject() {

@@ -61,7 +61,7 @@ func TestHeldAnswerIsTheBareOne(t *testing.T) {
 			err := errors.Join(c.SetReadDeadline(time.Now().Add(time.Minute)), c.SetWriteDeadline(time.Now().Add(time.Minute)), c.EnableFullDuplex())
 			fmt.Fprint(w, err)
 		},
-		"http.Error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", 422) },
+		"http.Error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnprocessableEntity) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			outer := func(next http.Handler) http.Handler {

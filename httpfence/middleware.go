@@ -26,7 +26,7 @@ type Middleware struct {
 	observer     guard.Observer
 	logger       *slog.Logger
 	retryAfter   string // seconds
-	problems     map[guard.Reason]*problem
+	problems     problems
 }
 
 // Check compares the claim of r with the resource's mark and writes nothing:
@@ -142,8 +142,8 @@ func reasonOf(err error) guard.Reason {
 	case nil:
 		return guard.ReasonOther
 	case *guard.RejectedError:
-		if e.Cause == nil && e.Reason.Err() != nil {
-			return e.Reason
+		if e.Cause == nil {
+			return outcomeOf(e.Reason).reason
 		}
 	case *guard.InvalidError:
 		if e.Missing {

@@ -40,6 +40,8 @@ type Options struct {
 	// for finding the clients that send no token yet, and protects nothing.
 	// Admitted claims raise marks all the same, or nothing could be compared;
 	// a request that would have been refused gets no claim in its context.
+	// Behind [Middleware.InTx] it gets a transaction without a fence. Check and
+	// Raise tell the truth: their callers asked.
 	InsecureReportOnly bool
 
 	// DiscloseMark adds to the answer for stale, spent, conflict and
@@ -64,8 +66,10 @@ type Options struct {
 	// after it has returned.
 	OnReject func(w http.ResponseWriter, r *http.Request, rej *Rejection)
 
-	// Observer is told every comparison: [guard.OpCheck] and [guard.OpAdmit]
-	// on the surface "http". nil costs nothing, not even a clock reading.
+	// Observer is told every comparison: [guard.OpCheck], [guard.OpAdmit],
+	// [guard.OpTransaction] and [guard.OpRaise] on the surface "http"; a
+	// transaction when it has ended other than by a panic, with the reason
+	// other if the handler answered with an error. nil costs nothing, not even a clock reading.
 	Observer guard.Observer
 	// Logger gets a record "fencing_rejected" for every refusal: at level Warn,
 	// for conflict and mark_ahead at level Error. nil logs nothing.

@@ -31,16 +31,20 @@ type problem struct {
 	body   []byte
 }
 
-func renderAll(tokenHeader, leaseHeader string, statuses map[guard.Reason]int) map[guard.Reason]*problem {
+// problems are in the order of the status table.
+type problems [len(outcomes)]problem
+
+func (m *Middleware) problem(reason guard.Reason) *problem { return &m.problems[indexOf(reason)] }
+
+func renderAll(tokenHeader, leaseHeader string, statuses map[guard.Reason]int) (out problems) {
 	names := strings.NewReplacer("{token}", tokenHeader, "{lease}", leaseHeader)
-	out := make(map[guard.Reason]*problem, len(outcomes))
-	for _, o := range outcomes {
+	for i, o := range outcomes {
 		status := o.status
 		if s, ok := statuses[o.reason]; ok {
 			status = s
 		}
 		parts := problemBody{Type: typeURI(o.reason), Title: o.title, Status: status, Detail: names.Replace(o.detail)}
-		out[o.reason] = &problem{status: status, parts: parts, body: render(parts)}
+		out[i] = problem{status: status, parts: parts, body: render(parts)}
 	}
 	return out
 }

@@ -14,8 +14,12 @@ import (
 //
 //	router.Post("/accounts/{id}/raise", fence.Raise)
 //
-// A store that does not know of the writes, such as [guard.Memory], stops only
-// requests that are not yet admitted: one that was may still be writing.
+// It stops only writes that are compared with the mark it raises: those of
+// [Middleware.InTx] and of sqlfence's InTx on the same database. A handler that
+// writes by a fenced single statement compares with the mark of the row
+// instead; take over there by raising the row's. A store that does not know of
+// the writes, such as [guard.Memory], stops only requests that are not yet
+// admitted: one that was may still be writing.
 //
 // It is idempotent. A refusal is answered as by [Middleware.Admit], also with
 // [Options.InsecureReportOnly]: who calls it wants to know. GET, HEAD, OPTIONS

@@ -46,7 +46,7 @@ func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 
 func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.Claim, err error) {
 	reason := reasonOf(err)
-	p := m.problems[reason]
+	p := m.problem(reason)
 	if m.onReject != nil {
 		// A hook that only counts must not turn a refusal into the empty 200
 		// that net/http sends for a handler that writes nothing.
@@ -64,8 +64,10 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 		}
 	}
 	h := w.Header()
-	for _, name := range otherAnswers {
-		delete(h, name)
+	if len(h) > 0 {
+		for _, name := range otherAnswers {
+			delete(h, name)
+		}
 	}
 	// One allocation for both.
 	values := [...]string{problemType, "no-store"}

@@ -64,16 +64,18 @@ var outcomes = [...]outcome{
 		"The claim could not be verified."},
 }
 
-// outcomeOf returns the row of reason; that of [guard.ReasonOther] for a
-// string that is no reason, so that nothing is ever answered with success.
-func outcomeOf(reason guard.Reason) *outcome {
+// indexOf returns the row of reason; that of [guard.ReasonOther] for a string
+// that is no reason, so that nothing is ever answered with success.
+func indexOf(reason guard.Reason) int {
 	for i := range outcomes {
 		if outcomes[i].reason == reason {
-			return &outcomes[i]
+			return i
 		}
 	}
-	return &outcomes[len(outcomes)-1]
+	return len(outcomes) - 1
 }
+
+func outcomeOf(reason guard.Reason) *outcome { return &outcomes[indexOf(reason)] }
 
 // typeURI returns the problem type of reason.
 func typeURI(reason guard.Reason) string { return problemPrefix + string(reason) }

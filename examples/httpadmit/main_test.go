@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -24,15 +23,26 @@ func TestStory(t *testing.T) {
 }
 
 func TestServe(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var out bytes.Buffer
-	if err := run(ctx, "127.0.0.1:0", &out); err != nil || !strings.HasPrefix(out.String(), "curl") {
-		t.Errorf("%v\n%s", err, &out)
+	out := &interrupt{cancel: cancel}
+	if err := run(ctx, "127.0.0.1:0", out); err != nil || !strings.HasPrefix(out.String(), "curl") {
+		t.Errorf("%v\n%s", err, out)
 	}
-	if err := run(t.Context(), "256.0.0.1:0", &out); err == nil {
+	if err := run(t.Context(), "256.0.0.1:0", out); err == nil {
 		t.Error("a bad address was taken")
 	}
+}
+
+// interrupt ends the program once it has said something.
+type interrupt struct {
+	bytes.Buffer
+	cancel func()
+}
+
+func (i *interrupt) Write(b []byte) (int, error) {
+	defer i.cancel()
+	return i.Buffer.Write(b)
 }
 
 // TestOvertaken: a request is admitted, a newer holder comes, the request

