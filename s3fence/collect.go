@@ -2,6 +2,7 @@ package s3fence
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -14,8 +15,9 @@ import (
 
 // Collected is what [Objects.Collect] did.
 type Collected struct {
-	// Pointers is how many pointers and tombstones were looked at.
-	Pointers int64
+	// Pointers is how many pointers and tombstones were looked at, Damaged how
+	// many objects were left alone because they could not be verified.
+	Pointers, Damaged int64
 	// Deleted is how many data objects were deleted, Bytes their length.
 	Deleted, Bytes int64
 }
@@ -60,6 +62,10 @@ func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error)
 // collect deletes what one pointer has left.
 func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error {
 	s, err := b.peek(ctx, key, false)
+	if errors.As(err, new(*DamagedError)) {
+		done.Damaged++
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -137,17 +137,22 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 	b := open(t, server, nil)
 	b.SetClock(clock)
 	o := objects(t, b, s3fence.Pointer, nil)
-	total := int64(0)
+	bypass(t, server, "damaged", []byte("x"), map[string]string{"fencing-token": "7"})
+	total, damaged := int64(0), int64(0)
 	for token := guard.Token(1); token <= 60; token++ { // ten hours
 		put(t, o, claim(token, "a"), "body")
 		now = now.Add(10 * time.Minute)
-		total += collect(t, o).Deleted
+		done := collect(t, o)
+		total, damaged = total+done.Deleted, damaged+done.Damaged
 		if token%7 == 0 {
 			b.Forget() // as another process goes on
 		}
 		content(t, o, key)
 	}
 	// At most two grace periods' worth, and a little, is left.
+	if damaged != 60 {
+		t.Errorf("the damaged object was met %d times, want each time", damaged)
+	}
 	if left := len(dataKeys(server)); left > 15 || total < 45 {
 		t.Errorf("%d deleted, %d left of 60", total, left)
 	}

@@ -83,7 +83,7 @@ func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s
 	}
 	server := newServer(t, opts)
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
-	b.SetProbe(s3fence.Probe{OpaqueETags: mode == s3fence.Plain, ConditionalDelete: true})
+	b.SetProbe(s3fence.Probe{OpaqueETags: mode == s3fence.Plain})
 	return server, b, objects(t, b, mode, &s3fence.ObjectsOptions{Rule: rule})
 }
 

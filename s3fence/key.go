@@ -87,7 +87,12 @@ func parseDataKey(name string) (guard.Token, writeID, bool) {
 
 func (b *Bucket) marksPrefix() string            { return b.opts.Prefix + "marks/" }
 func (b *Bucket) markKey(resource string) string { return b.marksPrefix() + hashName(resource) }
-func (b *Bucket) floorKey() string               { return b.opts.Prefix + "floor" }
-func (b *Bucket) probeKey(name string) string    { return b.opts.Prefix + "probe/" + name }
+func (b *Bucket) isMarkKey(key string) bool {
+	name, ok := strings.CutPrefix(key, b.marksPrefix())
+	_, err := hex.DecodeString(name)
+	return ok && err == nil && len(name) == 2*sha256.Size
+}
+func (b *Bucket) floorKey() string            { return b.opts.Prefix + "floor" }
+func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }
 
 func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }

@@ -57,6 +57,14 @@ type Options struct {
 	// negative reads nothing, and such a write is ErrOutcomeUnknown.
 	ResolveTimeout time.Duration
 
+	// AtomicDelete declares that the store compares and deletes in one step when
+	// a DELETE has a condition, as Amazon S3 does. Then [Store.Retire] deletes
+	// marks. Without it their objects stay, emptied. It is a declaration,
+	// because the probe, which refuses stores that it catches, does not catch
+	// all: versitygw 1.8 passes most times, and can lose a mark that is raised
+	// while it is deleted.
+	AtomicDelete bool
+
 	// Observer is told of every fenced write, raise and admission; nil means
 	// nobody.
 	Observer guard.Observer

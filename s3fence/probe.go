@@ -13,9 +13,6 @@ import (
 type Probe struct {
 	// OpaqueETags reports that two writes of one body get different ETags.
 	OpaqueETags bool
-	// ConditionalDelete reports that a DELETE with If-Match deletes only what
-	// matches. [Store.Retire] needs it.
-	ConditionalDelete bool
 }
 
 // ProbeError says in which check a store showed that it cannot be fenced. It
@@ -58,8 +55,10 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 	if found.OpaqueETags, err = p.opaque(ctx); err != nil {
 		return Probe{}, err
 	}
-	if found.ConditionalDelete, err = p.conditionalDelete(ctx); err != nil {
-		return Probe{}, err
+	if b.opts.AtomicDelete {
+		if err := p.deletion(ctx); err != nil {
+			return Probe{}, err
+		}
 	}
 	return found, p.race(ctx)
 }
@@ -147,41 +146,6 @@ func (p *prober) opaque(ctx context.Context) (bool, error) {
 		seen = append(seen, etag)
 	}
 	return seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2], nil
-}
-
-// conditionalDelete tries to delete by an ETag that is not the object's.
-func (p *prober) conditionalDelete(ctx context.Context) (bool, error) {
-	err := p.b.remove(ctx, p.key, `"00000000000000000000000000000000"`, once)
-	switch classify(err) {
-	case outcomeApplied:
-		etag, err := p.etag(ctx) // a store that does not know the condition may say either
-		return false, p.recreate(ctx, etag, err)
-	case outcomeNotMatched:
-	case outcomeRefused:
-		return false, nil
-	default:
-		return false, err
-	}
-	etag, err := p.etag(ctx)
-	if err != nil || etag == "" {
-		return false, p.recreate(ctx, etag, err)
-	}
-	if err := p.b.remove(ctx, p.key, etag, once); err != nil {
-		if classify(err) == outcomeUnknown {
-			return false, err
-		}
-		return false, nil
-	}
-	etag, err = p.etag(ctx)
-	return etag == "", p.recreate(ctx, etag, err)
-}
-
-func (p *prober) recreate(ctx context.Context, etag string, err error) error {
-	if err != nil || etag != "" {
-		return err
-	}
-	_, err = p.expect(ctx, "If-None-Match: * after a deletion", p.key, "", true, p.body(), nil)
-	return err
 }
 
 // etag returns the current ETag, "" if there is no object.

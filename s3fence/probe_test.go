@@ -16,12 +16,12 @@ func TestProbeAccepts(t *testing.T) {
 	for name, mode := range map[string]s3test.ETagMode{"MD5": s3test.ETagMD5, "opaque": s3test.ETagOpaque} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: mode})
-			for range 30 {
-				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+			for i := range 30 {
+				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: i%2 == 0})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got := b.Probe(); got.OpaqueETags != (mode == s3test.ETagOpaque) || !got.ConditionalDelete {
+				if got := b.Probe(); got.OpaqueETags != (mode == s3test.ETagOpaque) {
 					t.Errorf("the probe found %+v", got)
 				}
 			}
@@ -68,28 +68,34 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
-// A store that deletes on condition only by name is accepted, and not used for
-// what needs it.
+// A store whose deletions do not keep to their condition is refused if they are
+// declared to, and otherwise accepted: then no mark is deleted.
 func TestProbeOfDeletion(t *testing.T) {
 	for name, fault := range map[string]s3test.Fault{
 		"ignored": {Ignore: []string{"If-Match"}}, "refused": {Status: http.StatusNotImplemented, Code: "NotImplemented"},
+		"racing": s3test.Race(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, nil)
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: fault, Match: func(r *s3test.Request) bool {
 				return r.Header.Get("If-Match") != ""
 			}})
-			b := open(t, server, nil)
-			if b.Probe().ConditionalDelete {
-				t.Fatal("the probe found conditional deletion")
+			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: true})
+			if !errors.As(err, new(*s3fence.ProbeError)) {
+				t.Errorf("Open = %v", err)
 			}
-			store := b.Store()
+			store := open(t, server, nil).Store()
 			if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
 				t.Fatal(err)
 			}
-			_, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
-			refused(t, err, guard.ReasonUnavailable)
-			if m, err := store.Mark(t.Context(), resource); err != nil || m.Token != 5 {
+			server.ResetCounts()
+			if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || r != (guard.Retired{Count: 1, Floor: 5}) {
+				t.Errorf("Retire = %+v, %v", r, err)
+			}
+			if n := server.Count(s3test.DeleteObject); n != 0 {
+				t.Errorf("%d deletions were sent", n)
+			}
+			if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 5, Floor: true}) {
 				t.Errorf("the mark is %+v, %v", m, err)
 			}
 		})

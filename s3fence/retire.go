@@ -3,7 +3,6 @@ package s3fence
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"sync"
 	"time"
 
@@ -16,20 +15,14 @@ import (
 // retireWorkers is how many marks are read or deleted at once.
 const retireWorkers = 16
 
-var errNoConditionalDelete = errors.New("the store does not delete on condition, or was not probed:" +
-	" a mark that is raised meanwhile would be lost")
-
 // Retire implements [guard.Store]. It reads every mark, which takes a request
-// each. Marks are stamped by the clocks of those who raise them. It needs a
-// store with conditional deletion ([Probe]), and refuses without with
-// ErrUnavailable.
+// each. Marks are stamped by the clocks of those who raise them. Without
+// [Options].AtomicDelete the objects stay, emptied: growth is then bounded by
+// the number of resources ever claimed.
 func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
 	c := &change{op: "retire", claim: guard.Claim{Resource: "floor"}, key: s.b.floorKey(), id: newWriteID()}
 	if err := ended(ctx, c.op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
-	}
-	if !s.b.probe.ConditionalDelete {
-		return guard.Retired{}, guard.Unavailable(c.op, guard.Claim{}, errNoConditionalDelete)
 	}
 	chosen, highest, err := s.choose(ctx, before)
 	if err != nil {
@@ -42,10 +35,14 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 	done := guard.Retired{Floor: floor}
 	var mu sync.Mutex
 	err = inParallel(ctx, chosen, func(ctx context.Context, m retiring) error {
-		gone, err := s.drop(ctx, m)
+		drop := s.empty
+		if s.b.opts.AtomicDelete {
+			drop = s.drop
+		}
+		gone, err := drop(ctx, m)
 		mu.Lock()
 		defer mu.Unlock()
-		if gone && m.counts {
+		if gone && m.at.kind == kindMark {
 			done.Count++
 		}
 		return err
@@ -56,10 +53,10 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 	return done, nil
 }
 
-// retiring is a mark that was chosen, as it was then.
+// retiring is a mark that was chosen, or a blank, as it was then.
 type retiring struct {
-	key, etag string
-	counts    bool // it is a mark, and no blank
+	key string
+	at  state
 }
 
 // choose returns what was written before the time, and the highest token among
@@ -67,7 +64,10 @@ type retiring struct {
 func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring, highest guard.Token, err error) {
 	var keys []string
 	err = s.b.list(ctx, s.b.marksPrefix(), "", func(object types.Object) error {
-		keys = append(keys, aws.ToString(object.Key))
+		// Stores on a file system list files that they are about to rename.
+		if key := aws.ToString(object.Key); s.b.isMarkKey(key) {
+			keys = append(keys, key)
+		}
 		return nil
 	})
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		chosen = append(chosen, retiring{key: key, etag: at.etag, counts: at.kind == kindMark})
+		chosen = append(chosen, retiring{key: key, at: at})
 		highest = max(highest, at.mark.Token)
 		return nil
 	})
@@ -123,7 +123,7 @@ func (s *Store) drop(ctx context.Context, m retiring) (gone bool, err error) {
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
 		}
-		err = s.b.remove(ctx, m.key, m.etag, once)
+		err = s.b.remove(ctx, m.key, m.at.etag, once)
 		switch classify(err) {
 		case outcomeApplied:
 			return true, nil
@@ -137,6 +137,23 @@ func (s *Store) drop(ctx context.Context, m retiring) (gone bool, err error) {
 		}
 	}
 	return false, err
+}
+
+// empty puts a blank in the place of a mark if that is as it was.
+func (s *Store) empty(ctx context.Context, m retiring) (gone bool, err error) {
+	if m.at.kind == kindBlank {
+		return false, nil
+	}
+	s.b.forget(m.key)
+	c := &change{op: "retire", key: m.key, id: newWriteID(), start: &m.at}
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if base.etag != m.at.etag {
+			return nil, nil // raised meanwhile
+		}
+		return s.recordWrite(m.key, base.follow(kindBlank, guard.Claim{}, c.id), ""), nil
+	}
+	at, err := s.b.swap(ctx, c)
+	return at.made(c.id), err
 }
 
 // inParallel calls f for each item until one fails.

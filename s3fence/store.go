@@ -23,8 +23,9 @@ import (
 // # Retiring
 //
 // Several objects cannot be changed in one step, so Retire goes by an order
-// instead: it lifts the floor, an object of its own, and only then deletes the
-// marks that it chose, each on condition that it was not raised meanwhile. A
+// instead: it lifts the floor, an object of its own, and only then deletes (or,
+// where that is not safe, empties) the marks that it chose, each on condition
+// that it was not raised meanwhile. A
 // resource without a mark therefore was never written or has a token that the
 // floor covers. That is true when the floor is read, not later: between reading
 // and creating the mark, another could be admitted with a higher token and be

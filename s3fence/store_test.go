@@ -10,37 +10,47 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/guardtest"
 	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
 )
 
 func TestStore(t *testing.T) {
-	server := newServer(t, nil)
-	probed := open(t, server, nil)
-	cases := 0
-	handle := func(context.Context, guard.Store) (guard.Store, error) {
-		return probed.Handle(newClient(server), fmt.Sprint("case-", cases)).Store(), nil
+	for name, deletes := range map[string]bool{"deleting": true, "emptying": false} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t, nil)
+			probed := open(t, server, &s3fence.Options{AtomicDelete: deletes})
+			cases := 0
+			handle := func(context.Context, guard.Store) (guard.Store, error) {
+				return probed.Handle(newClient(server), fmt.Sprint("case-", cases)).Store(), nil
+			}
+			guardtest.Run(t, guardtest.Harness{
+				New: func(ctx context.Context) (guard.Store, error) {
+					cases++
+					server.CreateBucket(fmt.Sprint("case-", cases))
+					return handle(ctx, nil)
+				},
+				Replica: handle,
+				Reopen:  handle,
+			})
+		})
 	}
-	guardtest.Run(t, guardtest.Harness{
-		New: func(ctx context.Context) (guard.Store, error) {
-			cases++
-			server.CreateBucket(fmt.Sprint("case-", cases))
-			return handle(ctx, nil)
-		},
-		Replica: handle,
-		Reopen:  handle,
-	})
 }
 
 // Retiring between a newcomer's reading of the floor and its writing must not
 // let it in: the case for which the blank object exists.
 func TestP1RetireOvertakesFirstClaim(t *testing.T) {
 	for _, held := range []struct {
-		name string
-		skip int // which PUT of the newcomer is held
-	}{{"before the blank", 0}, {"before the mark", 1}} {
+		name    string
+		skip    int // which PUT of the newcomer is held
+		deletes bool
+	}{
+		{"before the blank, deleted", 0, true}, {"before the mark, deleted", 1, true},
+		{"before the blank, emptied", 0, false}, {"before the mark, emptied", 1, false},
+	} {
 		t.Run(held.name, func(t *testing.T) {
 			server := newServer(t, nil)
-			store := open(t, server, nil).Store()
-			other := open(t, server, nil).Store()
+			opts := &s3fence.Options{AtomicDelete: held.deletes, InsecureSkipProbe: true}
+			store := open(t, server, opts).Store()
+			other := open(t, server, opts).Store()
 			pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Skip: held.skip, Times: 1}, s3test.BeforeApply)
 			verdict := make(chan error, 1)
 			go func() {

@@ -20,6 +20,9 @@ const (
 	stateIsolation = "SF005"
 )
 
+// stateNoReadWrite is a standby's answer to BEGIN READ WRITE.
+const stateNoReadWrite = "0A000"
+
 // notSent marks an error after which nothing can have been written: the
 // statement did not reach the server, or was to be committed by a later one.
 type notSent struct{ error }
@@ -80,8 +83,11 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 // schemaFailure is failure for the statements on schema fencepost. None of
 // them commits: a COMMIT follows.
 func schemaFailure(op string, claim guard.Claim, err error) error {
-	if missing(err) {
+	switch {
+	case missing(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate", err))
+	case sqlState(err) == stateNoReadWrite:
+		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", errStandby, err))
 	}
 	return failure(op, claim, err, false)
 }

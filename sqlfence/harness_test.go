@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"testing"
@@ -196,6 +197,13 @@ func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
 	}
+}
+
+// someDriver runs a test for one driver, another one each time. It is for
+// controls that are about the database functions alone.
+func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
+	i := rand.IntN(len(openers))
+	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
 }
 
 func newEnv(t testing.TB, driver int, url string) *env {

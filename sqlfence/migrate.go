@@ -44,6 +44,9 @@ func (d *DB[Tx]) Migrate(ctx context.Context) error {
 	if errors.As(err, &newer) {
 		return guard.Unavailable("migrate", guard.Claim{}, newer)
 	}
+	if sqlState(err) == stateNoReadWrite {
+		return guard.Unavailable("migrate", guard.Claim{}, err)
+	}
 	return failure("migrate", guard.Claim{}, err, true)
 }
 

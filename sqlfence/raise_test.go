@@ -258,7 +258,10 @@ func TestStoppedHolder(t *testing.T) {
 			if _, err := tx.exec(ctx, "INSERT INTO written VALUES (5)"); err != nil {
 				return err
 			}
-			return e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)) // the process stands still meanwhile
+			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process stands still meanwhile
+				t.Errorf("the successor's raise: %v", err)
+			}
+			return nil
 		})
 		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
 			t.Errorf("got %v, want ErrUnavailable or ErrOutcomeUnknown", err)

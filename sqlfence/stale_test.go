@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -52,12 +53,13 @@ func torture(t *testing.T, e *env, rule guard.Rule, rows, writes int, write rowW
 	table := e.table("jobs", []string{"id"}, &TableOptions{Rule: rule})
 	const clients = 12
 	var acked [clients]int64
+	var step atomic.Int64 // of all together, so that no client runs ahead of the rest
 	var wg sync.WaitGroup
 	for client := range clients {
 		rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(client)))
 		wg.Go(func() {
-			for i := range writes {
-				id, token := 1+rng.IntN(rows), guard.Token(1+i+rng.IntN(8))
+			for range writes {
+				id, token := 1+rng.IntN(rows), guard.Token(1+step.Add(1)/clients+rng.Int64N(8))
 				switch err := write(t.Context(), e, table, id, token); guard.ReasonOf(err) {
 				case guard.ReasonNone:
 					acked[client]++

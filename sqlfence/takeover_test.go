@@ -45,8 +45,9 @@ func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.C
 			return err
 		}
 	}
-	successor := make(chan error, 1)
+	successor, came := make(chan error, 1), false
 	err5 := in(ctx, claimOf("account:1", 5), add(func() {
+		came = true
 		go func() {
 			err := takeOver(ctx, claimOf("account:1", 6))
 			if err == nil {
@@ -60,6 +61,9 @@ func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.C
 			}
 		}
 	}))
+	if !came {
+		e.Fatalf("holder 5 did not come to write: %v", err5)
+	}
 	for _, err := range []error{err5, <-successor} {
 		if err == nil {
 			acked++

@@ -49,7 +49,7 @@ func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Cont
 	}
 	tx, err := t.db.backend.begin(ctx, "SELECT 1", nil)
 	if err != nil {
-		return failure(op, guard.Claim{}, err, false)
+		return schemaFailure(op, guard.Claim{}, err)
 	}
 	committed := false
 	defer func() {

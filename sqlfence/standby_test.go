@@ -1,0 +1,66 @@
+package sqlfence
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestStandby (P5): a standby's marks lag behind the primary's and its locks
+// are its own, so everything but the refusal of malformed input is
+// ErrUnavailable there, reads included.
+func TestStandby(t *testing.T) {
+	s := startServer(t, nil)
+	envs := make([]*env, len(openers))
+	for i := range openers {
+		url, _, err := s.NewDatabase(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		envs[i] = newEnv(t, i, url)
+		envs[i].createPairs()
+		envs[i].exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		if err := envs[i].db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.StopFast(); err != nil {
+		t.Fatal(err)
+	}
+	// From its own data it starts as a standby of nobody.
+	if err := os.WriteFile(filepath.Join(s.Dir(), "data", "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	restart(t, s, envs...)
+	for _, e := range envs {
+		t.Run(e.driver, func(t *testing.T) {
+			db, table := e.open(nil), e.table("pairs", []string{"a", "b"}, nil)
+			never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+			for what, err := range map[string]error{
+				"Mark":         func() error { _, err := db.Mark(t.Context(), "r"); return err }(),
+				"Admit":        func() error { _, err := db.Admit(t.Context(), claimOf("r", 5)); return err }(),
+				"stale Admit":  func() error { _, err := db.Admit(t.Context(), claimOf("r", 4)); return err }(),
+				"higher Admit": func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
+				"InTx":         db.fenced(t.Context(), claimOf("r", 5), never),
+				"stale InTx":   db.fenced(t.Context(), claimOf("r", 4), never),
+				"Raise":        db.Raise(t.Context(), claimOf("r", 5)),
+				"higher Raise": db.Raise(t.Context(), claimOf("r", 6)),
+				"Retire":       func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
+				"Migrate":      db.Migrate(t.Context()),
+				"Update":       table.Update(t.Context(), db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+			} {
+				if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "standby") && !strings.Contains(err.Error(), "recovery") && !strings.Contains(err.Error(), "read-only") {
+					t.Errorf("%s: got %v, want ErrUnavailable that says why", what, err)
+				}
+			}
+			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.enter('r', 5, 'lease-5', 0, 0)")
+			if sqlState(err) != "25006" || !strings.Contains(err.Error(), "standby") {
+				t.Errorf("enter by itself: %v", err)
+			}
+		})
+	}
+}
