@@ -47,7 +47,9 @@ func nothingWritten(err error) bool {
 		return true
 	}
 	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) || pgconn.SafeToRetry(err) {
+	// pgx 5.12.0 also calls it "conn closed", and safe to retry, when the
+	// connection is lost while it waits for the answer of a simple query.
+	if errors.As(err, &connect) || pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed) {
 		return true
 	}
 	pg := pgError(err)
