@@ -11,8 +11,9 @@ import (
 )
 
 // TryAcquire asks once for the lease on resource. Granted, it costs one round
-// trip; the client's first call costs another, for the schema's version.
-// Refused, it costs two and writes nothing.
+// trip; the client's first call, and the first after the server was restarted
+// or failed over, costs two or three more, for the schema's version and the
+// server's [Epoch]. Refused, it costs two and writes nothing.
 //
 // An attempt whose answer is lost is repeated under the same lease ID, until
 // ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx

@@ -45,6 +45,8 @@ type bell interface {
 type subscription struct {
 	topic string
 	rung  chan struct{} // holds one: a second release before the waiter looked is no news
+	// cancel is for an issuer to keep what ends it.
+	cancel func()
 }
 
 func (s *subscription) ring() {

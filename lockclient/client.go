@@ -51,15 +51,17 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	pg, err := newPostgres(pool, set, systemClock)
+	clock := systemClock()
+	pg, err := newPostgres(pool, set, clock)
 	if err != nil {
 		return nil, err
 	}
 	if opts == nil {
 		opts = &Options{}
 	}
+	pg.events = events{opts.Logger, opts.Observer}
 	pg.listenWith(pool, owner, opts.Logger)
-	return newClient(pg, owner, set, systemClock, events{opts.Logger, opts.Observer}), nil
+	return newClient(pg, owner, set, clock, events{opts.Logger, opts.Observer}), nil
 }
 
 func newClient(i issuer, owner string, set settings, clock clock, ev events) *Client {

@@ -10,10 +10,9 @@ import (
 // which Go's time package reads, it goes on while the machine is suspended.
 const clockBoottime = 7
 
-// systemClock is decided once: two clocks cannot be compared.
-var systemClock = chooseClock()
-
-func chooseClock() clock {
+// systemClock returns the clock for a client. Times of two clocks cannot be
+// compared.
+func systemClock() clock {
 	if _, ok := readBoottime(); ok {
 		return boottime
 	}

@@ -2,6 +2,6 @@
 
 package lockclient
 
-// systemClock is Go's monotonic clock here. On some systems it stands still
+// systemClock returns Go's monotonic clock here. On some systems it stands still
 // while the machine is suspended; see "Clocks" in the package documentation.
-var systemClock = monotonicClock()
+func systemClock() clock { return monotonicClock() }

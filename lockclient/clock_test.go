@@ -7,7 +7,7 @@ import (
 
 // TestSystemClock: it goes with the time, and never back.
 func TestSystemClock(t *testing.T) {
-	for name, clock := range map[string]clock{"system": systemClock, "monotonic": monotonicClock()} {
+	for name, clock := range map[string]clock{"system": systemClock(), "monotonic": monotonicClock()} {
 		began, goBegan := clock(), time.Now()
 		last := began
 		for time.Since(goBegan) < 50*time.Millisecond {
@@ -41,7 +41,7 @@ func TestDeadline(t *testing.T) {
 }
 
 func BenchmarkValid(b *testing.B) {
-	client := newClient(nil, "o", settings{}, systemClock, events{})
+	client := newClient(nil, "o", settings{}, systemClock(), events{})
 	lease := newLease(client, request{resource: "r"}.claim(), time.Now(), MaxTTL, client.clock()+MaxTTL)
 	for b.Loop() {
 		if !lease.Valid() {

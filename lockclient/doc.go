@@ -19,9 +19,11 @@
 // # What it guarantees
 //
 //   - Tokens only grow (P3): per resource, across release, expiry, change of
-//     owner, and kill -9 of a server whose default is synchronous_commit = off.
+//     owner, purge, kill -9 of a server whose default is synchronous_commit =
+//     off, promotion of a standby that lacks the last grants, dump and restore.
 //     The token is raised in the row, under the row's lock, and a grant is on
-//     disk before it is answered.
+//     disk before it is answered. What needs an operator is under "Failover and
+//     restore".
 //   - One token, one lease (P4): no two grants of a resource have one token.
 //     The same lease ID gets its own token back while its lease runs, which is
 //     how an acquire whose answer was lost is repeated.
@@ -43,10 +45,80 @@
 // present the token where you write, with package sqlfence, httpfence or
 // s3fence.
 //
-// Tokens also have to survive what the server cannot see, such as a restored
-// snapshot or a failover to a standby that had not received the last grants;
-// this version does not detect these. It queues nobody: [Client.Acquire] polls,
-// and of several waiters any may be next.
+// It notices most failovers and restores, not all of them: see the next
+// section.
+//
+// # Waiting
+//
+// [Client.Acquire] sets a wake mark on the lease that it waits for, and the
+// holder's release sends a notification if there is one. Each client has one
+// listening connection of its own, beside the pool, from the first wait until
+// half a minute after the last. The waiters of a client stand in line by
+// resource and one is woken; among clients there is no order, so a client may
+// wait long while others are granted. What is sent on the channel
+// "fencepost.leases" is a hash of the resource's name. An expiry is waited for by
+// the time that was left.
+//
+// A notification can be lost with its connection, and a pooler in transaction
+// mode accepts LISTEN and delivers nothing. The client sends itself one to find
+// out, logs lock_listen_failed once, and polls until notifications arrive. A
+// server whose queue of notifications is full, or a role that may not notify,
+// fails no release. At worst a waiter looks by itself after two seconds.
+//
+// # Choosing the TTL
+//
+// TTL >= p99 of a pause + p99 of a renewal + margin, renewed every third of it or
+// sooner: [RecommendTTL] and [CheckTTL]. [Client.RenewalLatency] is measured.
+// [Client.Hold] logs lock_margin_low, once until it is better, when less than a
+// third of the TTL was left as a renewal was answered.
+//
+// # Failover and restore
+//
+// A server that lost the last grants must not issue their tokens again. So a
+// token's bits from 40 up are an epoch ([Epoch]): a stored base plus the WAL
+// timeline less one. Tokens are small numbers (1, 2, 3) on a server that never
+// failed over, and 1,099,511,627,777 and up after the first promotion. Before a
+// client is granted anything on a server it has the server enter its epoch,
+// durably; every statement that grants checks that it is on that server still,
+// so a failover behind a pooler is noticed too. Noticed by themselves are:
+//
+//   - the promotion of a standby, and recovery to a point in time: each begins
+//     a timeline;
+//   - a dump that is restored in another cluster, in another database or over
+//     itself, and an upgrade by pg_upgrade: the recorded system identifier or
+//     object numbers differ, and the base becomes the highest epoch that the
+//     leases know of plus one.
+//
+// Nothing can be seen on the server after these, so the operator calls
+// [Client.RaiseEpoch], before the applications are started again:
+//
+//   - a snapshot or file copy of the server's disk was started instead of it:
+//     the timeline is the same;
+//   - two standbys were promoted without a common WAL archive: both are on one
+//     timeline;
+//   - the rows alone were copied into a schema that was migrated before, by a
+//     dump of the data only or by logical replication;
+//   - a dump was restored that is older than a failover, an earlier restore or a
+//     call of RaiseEpoch: it knows nothing of the epochs since. Call it until
+//     the epoch is above that of the highest token at the resources, or use
+//     [Client.AdvanceFloor] with that token;
+//   - a failover or restore of a server that hides its timeline or its
+//     identifier. Ordinary roles see both on PostgreSQL as it comes. Where that
+//     was changed, the stored base counts alone: [Epoch].Hidden says why, and
+//     each client logs lock_epoch_hidden once.
+//
+// An [Client.Advance] that was acknowledged by a lost server is lost with it:
+// repeat it. The server that was left must not be used any longer by anybody
+// who holds leases of the new one; its tokens are the lower ones, so the fences
+// refuse its holders once a new one has written.
+//
+// # Rows
+//
+// The table keeps a row per resource name that was ever leased, until
+// [Client.Purge] deletes those long free, by call or in a [Client.PurgeLoop].
+// A purge lifts the floor, the token that every later grant is above.
+// [Client.AdvanceFloor] does so by itself, and has to come before
+// guard.Store.Retire.
 //
 // # Clocks
 //
@@ -64,13 +136,26 @@
 // Leases are acquired on the caller's pool. Renewals and releases have a small
 // pool of their own, so that a caller who keeps all of his connections does not
 // lose his leases. Statements are sent one by one, each a transaction of its
-// own, never inside a caller's. Connections must have READ COMMITTED as their
+// own, never inside a caller's. While somebody waits, one more connection listens. Connections must have READ COMMITTED as their
 // default isolation level, or every acquire is refused. Statements leave no
 // state on a connection, so poolers in transaction mode work, with an exec mode
 // of pgx that needs no named prepared statements.
 //
 // The application's role needs USAGE on the schema fencepost, SELECT on
-// fencepost.migrations, and SELECT, INSERT and UPDATE on fencepost.leases.
+// fencepost.migrations, and SELECT, INSERT and UPDATE on fencepost.leases and
+// fencepost.epoch. EXECUTE on the functions of the schema is everybody's unless
+// the database's default privileges say otherwise. Purging needs DELETE on
+// fencepost.leases.
+//
+// # Upgrades
+//
+// [Migrate] takes the schema from any earlier version to this build's, in place:
+// it takes no lock that keeps leases from being granted or renewed, running
+// holders keep their leases and their tokens, and roles keep their rights. A
+// client refuses a schema that is older or newer than its build, at its first
+// acquire; one that runs already goes on. So migrate first, then roll out.
+// Until the last process of an older build has ended, do not fail over: it
+// grants without entering an epoch, if no newer client did before it.
 //
 // # Observing
 //
@@ -78,8 +163,11 @@
 // OpRenew, OpRelease and OpLost with the surface "lock". A refused acquire has
 // the reason "other" and an error that is [ErrHeld]. [Options.Logger] gets
 // lock_acquired, lock_contended (once per wait), lock_acquire_failed,
-// lock_renewed (debug), lock_renew_failed, lock_released, lock_release_failed
-// and lock_lost, with resource, ownerId, leaseId, fencingToken and ttlSeconds.
+// lock_renewed (debug), lock_renew_failed, lock_margin_low, lock_released,
+// lock_release_failed and lock_lost, with resource, ownerId, leaseId,
+// fencingToken and ttlSeconds; of the listening connection lock_listen_failed and
+// lock_listen_restored; and of the issuer lock_epoch_raised, lock_epoch_hidden, lock_advanced,
+// lock_purged and lock_purge_failed.
 //
 // # Compatibility
 //

@@ -24,6 +24,8 @@ var (
 	errLate         = errors.New("the answer came after the lease's own deadline")
 	errDeadline     = errors.New("its deadline passed without a renewal")
 	errGone         = errors.New("the server no longer has it")
+	errRaced        = errors.New("others were faster, again and again")
+	errNoOperator   = errors.New("this client has no such call")
 )
 
 // HeldError says who has the lease that could not be had. It unwraps to

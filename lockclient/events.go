@@ -43,6 +43,13 @@ func (e events) log(ctx context.Context, level slog.Level, name, owner string, c
 	e.logger.LogAttrs(ctx, level, name, append(attrs, more...)...)
 }
 
+// operated tells of what was done to the issuer rather than to a lease.
+func (e events) operated(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	if e.logger != nil {
+		e.logger.LogAttrs(ctx, level, name, attrs...)
+	}
+}
+
 func seconds(key string, d time.Duration) slog.Attr { return slog.Float64(key, d.Seconds()) }
 
 func failed(err error) slog.Attr { return slog.String("error", err.Error()) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -89,18 +90,64 @@ func ExampleClient_TryAcquire() {
 }
 
 // Leader election is Hold in a loop. A leader that loses its lease stops, and
-// every candidate tries again.
-func ExampleClient_Hold_leader() {
+// every candidate waits again; when a leader ends or dies, another one leads,
+// within the TTL at the latest. What a leader writes still needs a fence: a
+// paused leader believes that it leads.
+func ExampleClient_Hold_leaderElection() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
 	campaign := func(ctx context.Context, client *lockclient.Client, lead func(context.Context) error) {
 		for ctx.Err() == nil {
 			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: 10 * time.Second}, lead)
 			if err != nil && ctx.Err() == nil {
-				log.Print(err)
+				log.Print(err) // lost, or the server is away
 				time.Sleep(time.Second)
 			}
 		}
 	}
-	_ = campaign
+	terms := make(chan guard.Token)
+	var candidates sync.WaitGroup
+	for _, name := range []string{"node-1", "node-2", "node-3"} {
+		client, err := lockclient.New(pool, name, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer client.Close()
+		candidates.Go(func() {
+			campaign(ctx, client, func(ctx context.Context) error {
+				claim, _ := guard.ClaimFrom(ctx)
+				select {
+				case terms <- claim.Token: // the work, and the end of the term
+				case <-ctx.Done():
+				}
+				return nil
+			})
+		})
+	}
+	fmt.Println("terms", <-terms, <-terms, <-terms)
+	cancel()
+	candidates.Wait()
+	// Output:
+	// terms 1 2 3
+}
+
+// The TTL follows from measured pauses and renewals.
+func ExampleRecommendTTL() {
+	ttl := lockclient.RecommendTTL(
+		2*time.Second,        // the p99 of a pause of the process
+		500*time.Millisecond, // the p99 of a renewal, from Client.RenewalLatency
+		10*time.Second,       // what is to be left then
+	)
+	fmt.Println(ttl)
+	fmt.Println(lockclient.CheckTTL(&lockclient.HoldOptions{TTL: time.Second}, 2*time.Second, 0, 0) != nil)
+	// Output:
+	// 12.5s
+	// true
 }
 
 // Acquire waits; the lease is then renewed by hand and released.

@@ -17,7 +17,9 @@ import (
 // fences further down find the claim. It ends when ctx ends and when the lease
 // is lost, then with a cause that is [ErrLeaseLost]; fn should return soon
 // after. One failed renewal is no loss: it is repeated until the deadline. The
-// lease is renewed until fn returns, even if ctx has ended.
+// lease is renewed until fn returns, even if ctx has ended. The event
+// lock_margin_low says that the TTL is too short for what renewals take; see
+// [RecommendTTL].
 //
 // Hold returns fn's error. If the lease was lost before fn returned, the error
 // wraps [ErrLeaseLost] and fn's error, if any: fn may have gone on beside the
@@ -79,9 +81,10 @@ func outcome(err, lost error) error {
 func (l *Lease) keepInBackground(ctx context.Context, every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
+	next := l.client.clock() + jitter(every, 5) // from now, whenever the goroutine starts
 	go func() {
 		defer close(done)
-		l.keep(ctx, every)
+		l.keep(ctx, next, every)
 	}()
 	return func() {
 		cancel()

@@ -121,7 +121,7 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := lease.Err(); err != ErrReleased || lease.Valid() || rowOf(t, pool, "r").Live {
+	if err := lease.Err(); err != ErrReleased || lease.Valid() || rowOf(t, pool, "r").LeaseID != nil {
 		t.Errorf("Err %v, row %+v", err, rowOf(t, pool, "r"))
 	}
 	<-lease.Done()

@@ -97,17 +97,14 @@ func (l *listener) close() {
 func (l *listener) run() {
 	for attempt := 0; !l.stop(); attempt++ {
 		worked, err := l.session()
+		if worked {
+			attempt = 0
+		}
 		if err == nil || l.ctx.Err() != nil {
 			continue
 		}
 		l.tell(err)
-		if worked {
-			attempt = 0
-		}
-		pause := min(lastListenPause, 20*time.Millisecond<<min(attempt, 12))
-		if !sleep(l.ctx, jitter(pause, 2), nil) {
-			continue
-		}
+		sleep(l.ctx, jitter(min(lastListenPause, 20*time.Millisecond<<min(attempt, 12)), 2), nil)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
@@ -16,15 +17,15 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-var schema = loadSchema()
-
-func loadSchema() migrate.Component {
+// schema is read when it is first needed, so that a program that imports this
+// package and does not use it pays nothing.
+var schema = sync.OnceValue(func() migrate.Component {
 	dir, err := fs.Sub(migrationFiles, "migrations")
 	if err != nil {
 		panic(err)
 	}
 	return migrate.Load("lockclient", dir)
-}
+})
 
 // Migration is one step of this package's schema, for users who apply SQL with
 // a tool of their own.
@@ -38,10 +39,12 @@ type Migration struct {
 	SQL string
 }
 
-// Migrate brings the database to the schema that this build needs: the table
-// fencepost.leases and its record in fencepost.migrations. It does nothing if
-// the schema is there, and may be called by any number of replicas at once. It
-// needs the right to create the schema fencepost, or to create in it.
+// Migrate brings the database to the schema that this build needs: the tables
+// fencepost.leases and fencepost.epoch, the functions that raise the epoch and
+// purge, and the record in fencepost.migrations. It upgrades any earlier version
+// in place, beside running holders, does nothing if the schema is there, and may
+// be called by any number of replicas at once. It needs the right to create the
+// schema fencepost, or to create in it and to change what it made.
 //
 // Errors: guard.ErrUnavailable (nothing was changed; also where the schema is
 // newer than this build) and guard.ErrOutcomeUnknown (the connection broke;
@@ -55,7 +58,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		return guard.Unavailable("migrate", guard.Claim{}, err)
 	}
 	defer conn.Release()
-	err = schema.Up(ctx, migrate.Pgx(conn.Conn()))
+	err = schema().Up(ctx, migrate.Pgx(conn.Conn()))
 	switch newer := (*migrate.NewerError)(nil); {
 	case err == nil:
 		return nil
@@ -68,15 +71,15 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 // MigrationSQL returns the whole schema as one script for an empty database,
 // for reading or for psql --single-transaction. [Migrations] returns it step
 // by step.
-func MigrationSQL() string { return schema.Script() }
+func MigrationSQL() string { return schema().Script() }
 
 // Migrations returns the steps of the schema in order. Each may be applied by
 // goose, atlas, golang-migrate or by hand, as a transaction of its own; it
 // records itself, so that [Migrate] and a [Client] accept the result.
 func Migrations() []Migration {
-	steps := make([]Migration, len(schema.Migrations))
-	for i, m := range schema.Migrations {
-		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(schema.Name)}
+	steps := make([]Migration, len(schema().Migrations))
+	for i, m := range schema().Migrations {
+		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(schema().Name)}
 	}
 	return steps
 }
@@ -84,10 +87,10 @@ func Migrations() []Migration {
 // checkVersion says why a database whose schema has the given version cannot
 // be used; nil if it can.
 func checkVersion(have int64) error {
-	want := int64(schema.Version())
+	want := int64(schema().Version())
 	switch {
 	case have > want:
-		return &migrate.NewerError{Component: schema.Name, Have: have, Know: int(want)}
+		return &migrate.NewerError{Component: schema().Name, Have: have, Know: int(want)}
 	case have < want:
 		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or apply lockclient.Migrations", have, want)
 	}

@@ -27,9 +27,8 @@ const (
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Logger gets the events lock_acquired, lock_contended, lock_renewed,
-	// lock_renew_failed, lock_released, lock_release_failed and lock_lost; nil
-	// means none.
+	// Logger gets the events that the package's documentation names, such as
+	// lock_acquired and lock_lost; nil means none.
 	Logger *slog.Logger
 	// Observer is told of every acquire, renewal, release and loss; nil means
 	// none.
@@ -46,8 +45,8 @@ type Options struct {
 	LockTimeout time.Duration
 	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
 	ReleaseTimeout time.Duration
-	// PollInterval is the longest pause between two tries of [Client.Acquire];
-	// 0 means 100 ms. Pauses start at a fifth of it and are jittered.
+	// PollInterval is the longest pause between two tries of [Client.Acquire]
+	// while the server's notifications do not arrive; 0 means 100 ms. Pauses start at a fifth of it and are jittered.
 	PollInterval time.Duration
 	// RenewConns is the most connections that the client opens for renewals
 	// and releases, beside the caller's pool; 0 means 4, at most 64.

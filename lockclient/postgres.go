@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,9 @@ type postgres struct {
 	set     settings
 	clock   clock
 	checked atomic.Bool // the schema's version was right
+	entered atomic.Pointer[instance]
+	hidden  sync.Once // the warning about what the server hides
+	events  events
 
 	listener *listener
 }
@@ -53,18 +57,34 @@ func (p *postgres) close() {
 }
 
 func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error) {
-	err = p.on(ctx, p.pool, r.timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		if err := p.checkSchema(ctx, conn); err != nil {
+	if p.entered.Load() == nil { // apart, since it need not fit into the TTL
+		err = p.on(ctx, p.pool, p.set.opTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+			_, err := p.enter(ctx, conn, lockTimeout)
 			return harmless(err)
+		})
+		if err != nil {
+			return a, failure("acquire", r.claim(), err)
+		}
+	}
+	err = p.on(ctx, p.pool, r.timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		in, err := p.enter(ctx, conn, lockTimeout)
+		if err != nil {
+			return harmless(err)
+		}
+		statement, args := acquireSQL, []any{r.resource, r.leaseID, r.owner, r.ttl.Microseconds(), lockTimeout}
+		if !in.started.IsZero() {
+			statement, args = acquireThereSQL, append(args, in.started, int64(in.leases))
 		}
 		var token int64
 		var expiresAt time.Time
 		var synced *string
 		a.sent = p.clock()
-		err := conn.QueryRow(ctx, acquireSQL, r.resource, r.leaseID, r.owner, r.ttl.Microseconds(), lockTimeout).
-			Scan(&token, &a.acquiredAt, &expiresAt, &synced)
+		err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced)
 		if errors.Is(err, pgx.ErrNoRows) {
-			a.held, err = p.holder(ctx, conn, r)
+			if a.held, err = p.holder(ctx, conn, r); err == nil && a.held == nil {
+				// Free by now, or this is no longer the server that was entered.
+				_, err = p.reenter(ctx, conn, lift{}, lockTimeout)
+			}
 			return harmless(err)
 		}
 		a.granted, a.token = err == nil, guard.Token(token)
@@ -79,7 +99,7 @@ func (p *postgres) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	var have int64
-	err := conn.QueryRow(ctx, schema.VersionSQL()).Scan(&have)
+	err := conn.QueryRow(ctx, schema().VersionSQL()).Scan(&have)
 	if pg := pgError(err); pg != nil && (pg.Code == "42P01" || pg.Code == "3F000") {
 		return fmt.Errorf("%w: %w", checkVersion(0), err)
 	}
@@ -173,5 +193,7 @@ func (p *postgres) lockTimeout(ctx context.Context, timeout time.Duration) strin
 	if end, ok := ctx.Deadline(); ok {
 		d = min(d, time.Until(end)+grace/2)
 	}
-	return strconv.FormatInt(max(1, d.Milliseconds()), 10)
+	return milliseconds(d)
 }
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }

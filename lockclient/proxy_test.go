@@ -19,6 +19,7 @@ type proxy struct {
 	net.Listener
 	network, backend string
 	cut              atomic.Int64 // how many answers to swallow, with their connection
+	drop             atomic.Int64 // how many requests to swallow, with their connection
 	delay            atomic.Int64 // of every answer, in nanoseconds
 	answers          atomic.Int64 // chunks that came from the server
 
@@ -40,7 +41,9 @@ func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
 	pool := dial(t, url, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			p.mu.Lock()
-			p.network, p.backend = network, addr
+			if addr != l.Addr().String() { // as a request to cancel has it
+				p.network, p.backend = network, addr
+			}
 			p.mu.Unlock()
 			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 		}
@@ -66,19 +69,14 @@ func (p *proxy) serve() {
 		closeBoth := func() { client.Close(); server.Close() }
 		go func() { // requests
 			defer closeBoth()
-			p.copy(server, client, func() bool { return true })
+			p.copy(server, client, func() bool { return !takeOne(&p.drop) })
 		}()
 		go func() { // answers
 			defer closeBoth()
 			p.copy(client, server, func() bool {
 				p.answers.Add(1)
 				time.Sleep(time.Duration(p.delay.Load()))
-				for n := p.cut.Load(); n > 0; n = p.cut.Load() {
-					if p.cut.CompareAndSwap(n, n-1) {
-						return false
-					}
-				}
-				return true
+				return !takeOne(&p.cut)
 			})
 		}()
 	}

@@ -86,10 +86,9 @@ func (l *Lease) renewal(ctx context.Context, timeout time.Duration) (time.Durati
 	return sent, held, err
 }
 
-// keep renews the lease every so often until ctx or the lease ends. A failed
-// renewal is repeated until the deadline: one failure is no loss.
-func (l *Lease) keep(ctx context.Context, every time.Duration) {
-	next := l.client.clock() + jitter(every, 5)
+// keep renews the lease at next and every so often until ctx or the lease ends.
+// A failed renewal is repeated until the deadline: one failure is no loss.
+func (l *Lease) keep(ctx context.Context, next, every time.Duration) {
 	for failures := 0; l.sleep(ctx, next); {
 		if err := l.renewOnce(ctx); err == nil {
 			failures = 0

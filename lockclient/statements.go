@@ -18,14 +18,24 @@ package lockclient
 // locked. Whether the lease is the caller's own and still running is judged by
 // one moment (excluded.acquired_at) for all columns. A grant is on disk before
 // it is answered, else a crash would issue its token again.
-const acquireSQL = `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, acquired_at, expires_at)
+const acquireSQL = acquireInsert + acquireConflict
+
+// acquireThereSQL is acquireSQL on the server that was entered, and gives no row
+// on any other. $6 when the server was started, $7 the number of the table.
+const acquireThereSQL = acquireInsert +
+	`  AND pg_postmaster_start_time() = $6::timestamptz AND 'fencepost.leases'::regclass::oid::bigint = $7::bigint
+` + acquireConflict
+
+const acquireInsert = `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, acquired_at, expires_at)
 SELECT $1::text, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
        $2::text, $3::text, clock_timestamp(), clock_timestamp() + $4::bigint * interval '1 microsecond'
 WHERE NOT EXISTS (SELECT FROM fencepost.leases h
                   WHERE h.resource = $1::text AND h.lease_id <> $2::text AND h.expires_at > clock_timestamp())
   AND current_setting('transaction_isolation') = 'read committed'
   AND set_config('lock_timeout', $5::text, true) IS NOT NULL
-ON CONFLICT (resource) DO UPDATE SET
+`
+
+const acquireConflict = `ON CONFLICT (resource) DO UPDATE SET
   token = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at
                THEN l.token ELSE greatest(l.token + 1, excluded.token) END,
   acquired_at = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at

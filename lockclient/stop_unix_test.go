@@ -3,57 +3,93 @@
 package lockclient
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 func init() { children["hold"] = holdUntilLost }
 
-// TestStoppedProcess: a holder that was stopped past its TTL learns it from the
-// first Valid after it goes on, ten times of ten, and its successor was granted
-// meanwhile.
+// TestStoppedProcess: holders that were stopped past their TTL learn it from the
+// first Valid after they go on, a hundred of a hundred, and their successors were
+// granted meanwhile.
 func TestStoppedProcess(t *testing.T) {
+	const processes, each = 4, 25
 	pool := migrated(t)
-	holder := startChild(t, "hold", databaseForKey+"="+pool.Config().ConnString())
-	client := newTestClient(t, pool, &Options{PollInterval: 10 * time.Millisecond})
-	for round := range 10 {
-		holder.say(t, "acquire")
-		var before int64
-		if line := holder.line(t); scan(line, "held %d true", &before) != nil {
-			t.Fatalf("round %d: the holder says %q", round, line)
+	client := newTestClient(t, pool, nil)
+	var crew []*child
+	before := map[string]guard.Token{}
+	for p := range processes {
+		holder := startChild(t, "hold", databaseForKey+"="+pool.Config().ConnString(), holdsVariable+"="+fmt.Sprint(p*each)+" "+fmt.Sprint(each)+" 3s")
+		crew = append(crew, holder)
+	}
+	for _, holder := range crew {
+		for range each {
+			var resource string
+			var token int64
+			if line := holder.line(t); scan(line, "held %s %d true", &resource, &token) != nil {
+				t.Fatalf("the holder says %q", line)
+			}
+			before[resource] = guard.Token(token)
 		}
 		if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		successor, err := client.Acquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if int64(successor.Token()) <= before {
-			t.Errorf("round %d: token %v after %d", round, successor.Token(), before)
-		}
+	}
+	var wg sync.WaitGroup
+	successors := make(chan *Lease, processes*each)
+	for resource, token := range before {
+		wg.Go(func() {
+			successor, err := client.Acquire(context.Background(), resource, &AcquireOptions{TTL: time.Minute})
+			if err != nil || successor.Token() <= token {
+				t.Errorf("%s: %v", resource, err)
+				return
+			}
+			successors <- successor
+		})
+	}
+	wg.Wait()
+	for _, holder := range crew {
 		if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		if line := holder.line(t); line != "stopped false lease lost" {
-			t.Errorf("round %d: the holder says %q", round, line)
+	}
+	no := 0
+	for _, holder := range crew {
+		for range each {
+			if line := holder.line(t); strings.HasPrefix(line, "stopped ") && strings.HasSuffix(line, " false lease lost") {
+				no++
+			} else {
+				t.Errorf("a holder says %q", line)
+			}
 		}
-		if err := successor.Release(t.Context()); err != nil {
-			t.Errorf("round %d: the stopped holder took its successor's lease: %v", round, err)
+	}
+	if no != processes*each {
+		t.Errorf("%d of %d said no", no, processes*each)
+	}
+	for range before {
+		if err := (<-successors).Release(t.Context()); err != nil {
+			t.Errorf("a stopped holder took its successor's lease: %v", err)
 		}
 	}
 }
 
-// holdUntilLost is the child. It notices that it was stopped by the time that a
-// short sleep took, and asks Valid before anything else.
+// holdsVariable says which resources a child holds: the first number, how many,
+// and the TTL.
+const holdsVariable = "FENCEPOST_LOCKCLIENT_HOLDS"
+
+// holdUntilLost is the child. Each holder notices that it was stopped by the
+// time that a short sleep took, and asks Valid before anything else.
 func holdUntilLost() error {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv(databaseForKey))
@@ -64,31 +100,90 @@ func holdUntilLost() error {
 	if err != nil {
 		return err
 	}
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		err := client.Hold(ctx, "r", &HoldOptions{TTL: 300 * time.Millisecond}, func(ctx context.Context) error {
-			lease := leaseFrom(ctx)
-			last := time.Now() // before the line that makes the parent stop it
-			fmt.Println("held", lease.Token(), lease.Valid())
-			for {
-				time.Sleep(time.Millisecond)
-				now := time.Now()
-				// The successor waits for at least the TTL less the renewal
-				// interval, 200 ms, while this process is stopped.
-				if now.Sub(last) > 150*time.Millisecond {
-					fmt.Print("stopped ", lease.Valid(), " ")
-					return nil
-				}
-				if last = now; ctx.Err() != nil {
-					fmt.Print("lost without being stopped ")
-					return nil
-				}
-			}
-		})
-		var says string
-		if err != nil && strings.Contains(err.Error(), ErrLeaseLost.Error()) {
-			says = ErrLeaseLost.Error()
-		}
-		fmt.Println(says)
+	var first, many int
+	var lasts string
+	if _, err := fmt.Sscan(os.Getenv(holdsVariable), &first, &many, &lasts); err != nil {
+		return err
 	}
+	ttl, err := time.ParseDuration(lasts)
+	if err != nil {
+		return err
+	}
+	var wg, held sync.WaitGroup
+	held.Add(many)
+	for i := range many {
+		wg.Go(func() {
+			resource := fmt.Sprintf("r%d", first+i)
+			first := ""
+			err := client.Hold(ctx, resource, &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+				lease := leaseFrom(ctx)
+				held.Done()
+				held.Wait() // each has its own before the parent may stop them
+				fmt.Println("held", resource, lease.Token(), lease.Valid())
+				for last := time.Now(); ctx.Err() == nil; {
+					time.Sleep(5 * time.Millisecond)
+					now := time.Now()
+					// The successors wait for at least the TTL less the renewal
+					// interval while this process is stopped.
+					if now.Sub(last) > ttl/2 {
+						first = fmt.Sprint(lease.Valid())
+						return nil
+					}
+					last = now
+				}
+				first = "ended: " + fmt.Sprint(lease.Valid())
+				return nil
+			})
+			says := ""
+			if errors.Is(err, ErrLeaseLost) {
+				says = ErrLeaseLost.Error()
+			}
+			fmt.Println("stopped", resource, strings.TrimPrefix(first, "ended: "), says)
+		})
+	}
+	wg.Wait()
 	return nil
+}
+
+// TestKilledHolder: a worker killed with kill -9 is succeeded within TTL + 200 ms,
+// and leadership, which is Hold in a loop, moves with it.
+func TestKilledHolder(t *testing.T) {
+	pool := migrated(t)
+	url := pool.Config().ConnString()
+	client := newTestClient(t, pool, nil)
+	for round := range 3 {
+		leader := startChild(t, "hold", databaseForKey+"="+url, holdsVariable+"=0 1 1s")
+		var resource string
+		var token int64
+		if line := leader.line(t); scan(line, "held %s %d true", &resource, &token) != nil {
+			t.Fatalf("the leader says %q", line)
+		}
+		type term struct {
+			token guard.Token
+			at    time.Time
+		}
+		elected := make(chan term, 1)
+		go func() {
+			err := client.Hold(context.Background(), resource, &HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+				claim, _ := guard.ClaimFrom(ctx)
+				elected <- term{claim.Token, time.Now()}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		eventually(t, "the candidate rests", func() bool { return rests(t, pool, resource) })
+		if err := leader.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		killed, ttl := time.Now(), time.Second
+		next := <-elected
+		took := next.at.Sub(killed)
+		t.Logf("round %d: succeeded %v after the kill, TTL %v", round, took, ttl)
+		if int64(next.token) != token+1 || took > ttl+200*time.Millisecond {
+			t.Errorf("token %v after %d, %v after the kill", next.token, token, took)
+		}
+		eventually(t, "it is released", func() bool { return !rowOf(t, pool, resource).Live })
+	}
 }

@@ -86,6 +86,11 @@ func (s *Server) begin(ctx context.Context) error {
 	if code != "0" {
 		return fmt.Errorf("pgtest: %s/initdb failed:\n%s", s.bin, s.tail("initdb.log", 0))
 	}
+	return s.serve(ctx)
+}
+
+// serve takes a server from a data directory to answering queries.
+func (s *Server) serve(ctx context.Context) (err error) {
 	for range 10 {
 		if s.port, err = freePort(); err != nil {
 			return err

@@ -1,0 +1,61 @@
+package lockclient_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/conform"
+)
+
+// TestConformance runs on PostgreSQL what locktest runs in memory.
+func TestConformance(t *testing.T) {
+	pool := pgtest.Pool(t)
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	newClient := func(t *testing.T, owner string) *lockclient.Client {
+		c, err := lockclient.New(pool, owner, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c
+	}
+	for _, c := range conform.Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			if _, err := pool.Exec(t.Context(), "TRUNCATE fencepost.leases"); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			h := conform.Harness{
+				A: newClient(t, "a"), B: newClient(t, "b"),
+				Pass: time.Sleep,
+				Cut: func(resource string) {
+					_, err := pool.Exec(ctx, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1 WHERE resource = $1", resource)
+					if err != nil {
+						t.Error(err)
+					}
+				},
+			}
+			h.Wire = wire(t, h.A)
+			if err := c.Check(ctx, h); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func wire(t *testing.T, c *lockclient.Client) func(string, guard.Claim) bool {
+	return func(op string, claim guard.Claim) bool {
+		taken, err := c.Wire(op, claim)
+		if err != nil {
+			t.Error(err)
+		}
+		return taken
+	}
+}
