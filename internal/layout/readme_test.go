@@ -93,6 +93,9 @@ var elsewhere = map[string]string{
 	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
 	"go run ./examples/billingclose -unfenced":    "run with -json",
 	".ci/run": "is the gate itself",
+	"go test -run '^$' -bench 'BenchmarkUpdate/|BenchmarkInTx/' -benchtime 6000x ./sqlfence": "run with fewer rounds",
+	"go test -run '^$' -bench 'Overhead|Refusal' ./httpfence":                                "run with fewer rounds",
+	"go test -run '^$' -bench AcquireRelease -benchtime 2s ./lockclient":                     "run with fewer rounds",
 }
 
 // Every command in the README is run by the gate.
