@@ -45,14 +45,6 @@ func (r Rule) String() string {
 // invalid token or rule. It is pure, allocates nothing when it admits, and
 // does not compare resources: the caller looked the mark up by claim.Resource.
 func Decide(rule Rule, mark Mark, claim Claim) error {
-	// The holder's next request, decided without a call: the last row but one.
-	if rule == SameOrNewer && claim.Token == mark.Token && claim.LeaseID == mark.LeaseID && !mark.Floor && claim.Token.Valid() {
-		return nil
-	}
-	return decide(rule, mark, claim)
-}
-
-func decide(rule Rule, mark Mark, claim Claim) error {
 	if rule != SameOrNewer && rule != OncePerToken {
 		return Invalid("rule", rule.String(), "must be SameOrNewer or OncePerToken")
 	}
