@@ -13,10 +13,14 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // lockKey serialises the migrations of all components; it spells "fencepst".
 const lockKey = 0x66656e6365707374
+
+// rollbackTimeout bounds how long a failed migration waits to be rolled back.
+const rollbackTimeout = 5 * time.Second
 
 // prologue makes the schema and the record of what was applied.
 const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
@@ -125,7 +129,12 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	}
 	defer func() {
 		if err != nil {
-			conn.Exec(context.WithoutCancel(ctx), "ROLLBACK") // a dead connection rolls back by itself
+			// The caller's context may be why it failed; a network that says
+			// nothing must not hold the caller either. A connection that does
+			// not answer is closed by its driver, and the server rolls back.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+			defer cancel()
+			conn.Exec(ctx, "ROLLBACK")
 		}
 	}()
 	// The lock is a statement of its own: what is read after it is newer than it.
