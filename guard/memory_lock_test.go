@@ -7,16 +7,15 @@ import (
 	"time"
 )
 
-// TestMemoryDecidesUnderTheReadLock: what raises nothing must not wait for
-// other readers, or the calls of one holder would queue up behind each other.
-func TestMemoryDecidesUnderTheReadLock(t *testing.T) {
+// TestMemoryReadsTakeNoLock: what raises nothing must wait neither for readers
+// nor for a raise, or the calls of one holder would queue up behind each other.
+func TestMemoryReadsTakeNoLock(t *testing.T) {
 	m := NewMemory(nil)
 	current := Claim{Resource: "r", Token: 10, LeaseID: "a"}
 	if _, err := m.Admit(t.Context(), current); err != nil {
 		t.Fatal(err)
 	}
-	s := m.shard("r")
-	s.mu.RLock() // a reader in the middle of its call
+	m.mu.Lock() // a raise in the middle of its call
 	done := make(chan error, 1)
 	go func() {
 		_, same := m.Admit(t.Context(), current)
@@ -29,41 +28,40 @@ func TestMemoryDecidesUnderTheReadLock(t *testing.T) {
 	}()
 	select {
 	case err := <-done:
-		s.mu.RUnlock()
+		m.mu.Unlock()
 		if err != nil {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		s.mu.RUnlock()
-		t.Fatal("the calls wait for the write lock")
+		m.mu.Unlock()
+		t.Fatal("the calls wait for the lock")
 	}
 
 	// The control: a raise does wait.
-	s.mu.RLock()
+	m.mu.Lock()
 	go func() {
 		_, err := m.Admit(t.Context(), Claim{Resource: "r", Token: 11, LeaseID: "b"})
 		done <- err
 	}()
 	select {
 	case err := <-done:
-		t.Errorf("a raise went through beside a reader: %v", err)
+		t.Errorf("a raise went through beside another: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	s.mu.RUnlock()
+	m.mu.Unlock()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMemoryDecidesAgainUnderTheWriteLock: between the two locks another may
+// TestMemoryDecidesAgainUnderTheLock: between reading and locking another may
 // have raised the mark. Callers that waited for one writer all read the same
 // old mark, so that every one of them comes to the second decision.
-func TestMemoryDecidesAgainUnderTheWriteLock(t *testing.T) {
+func TestMemoryDecidesAgainUnderTheLock(t *testing.T) {
 	const callers, rounds = 8, 5 // without it the highest would have to be last five times in a row
 	for range rounds {
 		m := NewMemory(nil)
-		s := m.shard("r")
-		s.mu.Lock()
+		m.mu.Lock()
 		var wg sync.WaitGroup
 		for i := range callers {
 			wg.Go(func() {
@@ -73,7 +71,7 @@ func TestMemoryDecidesAgainUnderTheWriteLock(t *testing.T) {
 			})
 		}
 		time.Sleep(5 * time.Millisecond) // until they wait
-		s.mu.Unlock()
+		m.mu.Unlock()
 		wg.Wait()
 		if mark, err := m.Mark(t.Context(), "r"); err != nil || mark.Token != callers {
 			t.Errorf("the mark is %d, %v; want %d, the highest admitted", mark.Token, err, callers)

@@ -32,7 +32,10 @@ const (
 	OpAcquire     Op = "acquire"
 	OpRenew       Op = "renew"
 	OpRelease     Op = "release"
-	OpLost        Op = "lost" // a held lease ended before its holder released it
+	OpLost        Op = "lost"    // a held lease ended before its holder released it
+	OpContend     Op = "contend" // an acquire found the lease held; once per call
+	OpReclaim     Op = "reclaim" // a grant replaced a lease that had run out unreleased
+	OpForceUnlock Op = "force_unlock"
 )
 
 // Event is one observation. It is passed by value; observing allocates nothing.

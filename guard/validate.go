@@ -18,7 +18,12 @@ const (
 // ValidateResource checks a resource name: 1 to [MaxResourceLen] bytes of
 // UTF-8, no control characters. Every package checks at its door with this
 // function. The error is an [*InvalidError] for the field "resource".
-func ValidateResource(s string) error { return validateText("resource", s, 1, MaxResourceLen) }
+func ValidateResource(s string) error {
+	if s != "" && len(s) <= MaxResourceLen && printableASCII(s) {
+		return nil // nearly every name; only the rest pays for more
+	}
+	return validateText("resource", s, 1, MaxResourceLen)
+}
 
 // ValidateOwner checks the name of a lease's owner: 1 to [MaxOwnerLen] bytes
 // of UTF-8, no control characters. The error is an [*InvalidError] for the
@@ -28,7 +33,12 @@ func ValidateOwner(s string) error { return validateText("owner", s, 1, MaxOwner
 // ValidateLeaseID checks a lease ID: at most [MaxLeaseIDLen] bytes of UTF-8, no
 // control characters; empty is allowed and means "no lease ID". The error is
 // an [*InvalidError] for the field "lease ID".
-func ValidateLeaseID(s string) error { return validateText("lease ID", s, 0, MaxLeaseIDLen) }
+func ValidateLeaseID(s string) error {
+	if len(s) <= MaxLeaseIDLen && printableASCII(s) {
+		return nil
+	}
+	return validateText("lease ID", s, 0, MaxLeaseIDLen)
+}
 
 func validateText(field, s string, low, high int) error {
 	switch {
@@ -37,34 +47,6 @@ func validateText(field, s string, low, high int) error {
 	case len(s) > high:
 		return Invalid(field, s, "is "+itoa(len(s))+" bytes long, at most "+itoa(high)+" are allowed")
 	}
-	if printableASCII(s) { // nearly every name; only the rest pays for decoding
-		return nil
-	}
-	return validateRunes(field, s)
-}
-
-// printableASCII reports whether all bytes of s are from ' ' to '~'. It looks
-// at eight at a time, because every request pays for it: in each byte of a
-// word, bit 7 is set if the byte is above 0x7f, by the subtraction if it is
-// below ' ', and by the addition if it is 0x7f. A borrow or a carry comes only
-// out of a byte that is refused itself, so it can hide nothing.
-func printableASCII(s string) bool {
-	const ones, high = 0x0101010101010101, 0x8080808080808080
-	var bad uint64
-	for ; len(s) >= 8; s = s[8:] {
-		x := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
-			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
-		bad |= x | (x - ' '*ones) | (x + ones)
-	}
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' {
-			return false
-		}
-	}
-	return bad&high == 0
-}
-
-func validateRunes(field, s string) error {
 	if !utf8.ValidString(s) {
 		return Invalid(field, s, "must be valid UTF-8")
 	}
@@ -74,6 +56,36 @@ func validateRunes(field, s string) error {
 		}
 	}
 	return nil
+}
+
+// printableASCII reports whether all bytes of s are from ' ' to '~'. It looks
+// at eight at a time, because every request pays for it; the last eight may
+// overlap the eight before.
+func printableASCII(s string) bool {
+	if len(s) < 8 {
+		for i := range len(s) {
+			if c := s[i]; c < ' ' || c > '~' {
+				return false
+			}
+		}
+		return true
+	}
+	bad := notPrintable(s[len(s)-8:])
+	for ; len(s) > 8; s = s[8:] {
+		bad |= notPrintable(s)
+	}
+	return bad == 0
+}
+
+// notPrintable is 0 if the first eight bytes of s are from ' ' to '~'. In each
+// byte of the word, bit 7 is set if the byte is above 0x7f, by the subtraction
+// if it is below ' ', and by the addition if it is 0x7f. A borrow or a carry
+// comes only out of a byte that is refused itself, so it can hide nothing.
+func notPrintable(s string) uint64 {
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	x := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+	return (x | (x - ' '*ones) | (x + ones)) & high
 }
 
 // JoinResource joins components into one resource name, "tenant_123:billing-close:2026-04",

@@ -38,7 +38,8 @@ func FuzzParseHeader(f *testing.F) {
 		for range leases % 4 {
 			h.Add(LeaseHeader, lease)
 		}
-		_, got, id, err := fence.presented(&http.Request{Header: h})
+		var claim guard.Claim
+		err := fence.presented(&http.Request{Header: h}, &claim)
 		wellFormed := tokens%4 == 1 && grammar.MatchString(token) &&
 			(len(token) < 19 || token < "9223372036854775807") &&
 			(leases%4 == 0 || leases%4 == 1 && lease != "" && guard.ValidateLeaseID(lease) == nil)
@@ -52,8 +53,8 @@ func FuzzParseHeader(f *testing.F) {
 			}
 			return
 		}
-		if got.String() != token || (leases%4 == 1) != (id == lease && id != "") {
-			t.Fatalf("%q, %q came back as %v, %q", token, lease, got, id)
+		if id := claim.LeaseID; claim.Token.String() != token || (leases%4 == 1) != (id == lease && id != "") {
+			t.Fatalf("%q, %q came back as %+v", token, lease, claim)
 		}
 	})
 }

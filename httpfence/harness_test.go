@@ -83,10 +83,18 @@ func (s *service) handler() http.Handler {
 
 func newService(t testing.TB, opts *Options) *service {
 	t.Helper()
+	return newServiceAt(t, (*service).admit, ChiParam("id"), opts)
+}
+
+func (s *service) admit(next http.Handler) http.Handler { return s.fence.Admit(next) }
+
+// newServiceAt is newService with another way to guard the handler.
+func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options) *service {
+	t.Helper()
 	s := &service{store: newStore()}
-	s.fence = New(s.store, ChiParam("id"), opts)
+	s.fence = New(s.store, resource, opts)
 	router := chi.NewRouter()
-	router.With(s.fence.Admit).Handle("/acct/{id}/close", s.handler())
+	router.Handle("/acct/{id}/close", guarded(s, s.handler()))
 	s.Server = httptest.NewServer(router)
 	t.Cleanup(s.Close)
 	return s

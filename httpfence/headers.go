@@ -56,40 +56,43 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// presented reads what r presents, as far as it goes. It looks at all lines of
-// a field, not at the first as Header.Get does: with two lines, the proxy in
-// front and the handler behind might each believe another one.
+// presented reads into claim what r presents, as far as it goes; claim is zero
+// before. It looks at all lines of a field, not at the first as Header.Get
+// does: with two lines, the proxy in front and the handler behind might each
+// believe another one.
 //
 // The header comes before the resource: it is cheap, and a request without
-// a token must not make the resource function ask a database. The parts of the
-// claim are returned one by one because they then stay in registers; together
-// they are too large for that.
-func (m *Middleware) presented(r *http.Request) (resource string, token guard.Token, leaseID string, err error) {
+// a token must not make the resource function ask a database.
+func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	lines := r.Header[m.tokenHeader]
 	if len(lines) != 1 {
-		return "", guard.NoToken, "", notOne(m.tokenHeader, lines)
+		return notOne(m.tokenHeader, lines)
 	}
-	if token, err = guard.ParseToken(lines[0]); err != nil {
-		return "", guard.NoToken, "", guard.Invalid(m.tokenHeader, lines[0],
+	token, err := guard.ParseToken(lines[0])
+	if err != nil {
+		return guard.Invalid(m.tokenHeader, lines[0],
 			"must be a decimal number from 1 to "+guard.MaxToken.String()+" without sign, space or leading zero")
 	}
+	claim.Token = token
 	if lines = r.Header[m.leaseHeader]; len(lines) == 1 {
-		leaseID = lines[0]
-		if err = m.validLease(leaseID); err != nil {
-			return "", token, "", err
+		if err := m.validLease(lines[0]); err != nil {
+			return err
 		}
+		claim.LeaseID = lines[0]
 	} else if len(lines) > 1 || m.requireLease {
-		return "", token, "", notOne(m.leaseHeader, lines)
+		return notOne(m.leaseHeader, lines)
 	}
-	if resource, err = m.resource(r); err != nil {
-		return "", token, leaseID, &resourceError{err}
+	resource, err := m.resource(r)
+	if err != nil {
+		return &resourceError{err}
 	}
 	// A name that is empty or malformed came out of the request, so it is the
 	// client's mistake. It stops here and never becomes a mark.
-	if err = guard.ValidateResource(resource); err != nil {
-		return "", token, leaseID, err
+	if err := guard.ValidateResource(resource); err != nil {
+		return err
 	}
-	return resource, token, leaseID, nil
+	claim.Resource = resource
+	return nil
 }
 
 // validLease refuses an empty field rather than read it as "no lease ID", so

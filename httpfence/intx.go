@@ -91,14 +91,14 @@ func (m *Middleware) InTx(t Transactor, opts *TxOptions) func(http.Handler) http
 
 func (m *Middleware) inTx(t Transactor, unfenced UnfencedTransactor, limit int, next http.Handler, w http.ResponseWriter, r *http.Request) {
 	start := m.clock()
-	resource, token, leaseID, err := m.presented(r)
-	claim := guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}
+	var claim guard.Claim
+	err := m.presented(r, &claim)
 	run := &handling{next: next, w: w, r: r, limit: limit}
 	if err == nil {
 		err = run.outcome(t.InTx(r.Context(), claim, run.handle))
 	}
 	if err != nil || m.observer != nil {
-		_, _ = m.report(r, guard.OpTransaction, start, claim, markOf(claim, err), err, m.reportOnly && !run.called)
+		m.report(r, guard.OpTransaction, start, claim, markOf(claim, err), err, m.reportOnly && !run.called)
 	}
 	if err != nil && m.reportOnly && !run.called {
 		err = run.outcome(unfenced.InsecureTx(r.Context(), run.handle))

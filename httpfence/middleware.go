@@ -45,19 +45,23 @@ type Middleware struct {
 // asked for. A check that succeeds allocates nothing of its own.
 func (m *Middleware) Check(r *http.Request) (guard.Claim, error) {
 	start := m.clock()
-	var mark guard.Mark
-	// The claim is put together anew where it is needed: it is too large for
-	// registers, and copying it right after writing it stalls.
-	resource, token, leaseID, err := m.presented(r)
+	var (
+		claim guard.Claim
+		mark  guard.Mark
+	)
+	err := m.presented(r, &claim)
 	if err == nil {
-		if mark, err = m.store.Mark(r.Context(), resource); err == nil {
-			err = guard.Decide(guard.SameOrNewer, mark, guard.Claim{Resource: resource, Token: token, LeaseID: leaseID})
+		if mark, err = m.store.Mark(r.Context(), claim.Resource); err == nil {
+			err = guard.Decide(guard.SameOrNewer, mark, claim)
 		}
 	}
 	if err != nil || m.observer != nil {
-		return m.report(r, guard.OpCheck, start, guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}, mark, err, false)
+		m.report(r, guard.OpCheck, start, claim, mark, err, false)
 	}
-	return guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}, nil
+	if err != nil {
+		return guard.Claim{}, err
+	}
+	return claim, nil
 }
 
 // Admit does not by itself stop a write already in flight; pair it with a
@@ -99,14 +103,16 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 // admit returns the claim as far as it is known, also with an error.
 func (m *Middleware) admit(r *http.Request, op guard.Op) (guard.Claim, error) {
 	start := m.clock()
-	resource, token, leaseID, err := m.presented(r)
-	claim := guard.Claim{Resource: resource, Token: token, LeaseID: leaseID}
-	var mark guard.Mark
+	var (
+		claim guard.Claim
+		mark  guard.Mark
+	)
+	err := m.presented(r, &claim)
 	if err == nil {
 		mark, err = m.store.Admit(r.Context(), claim)
 	}
 	if err != nil || m.observer != nil {
-		_, _ = m.report(r, op, start, claim, mark, err, m.reportOnly && op == guard.OpAdmit)
+		m.report(r, op, start, claim, mark, err, m.reportOnly && op == guard.OpAdmit)
 	}
 	return claim, err
 }
@@ -167,9 +173,8 @@ func (m *Middleware) clock() time.Time {
 }
 
 // report tells the observer what happened, and the logger what was refused;
-// passed says that the request goes on although it was. It returns claim and
-// err for the caller to return, the zero claim with an error.
-func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error, passed bool) (guard.Claim, error) {
+// passed says that the request goes on although it was.
+func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error, passed bool) {
 	reason := guard.ReasonNone
 	if err != nil {
 		reason = reasonOf(err)
@@ -183,10 +188,6 @@ func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim
 	if err != nil && m.logger != nil {
 		m.log(r, op, claim, mark, reason, err, passed)
 	}
-	if err != nil {
-		return guard.Claim{}, err
-	}
-	return claim, nil
 }
 
 func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, reason guard.Reason, err error, passed bool) {

@@ -42,7 +42,8 @@ func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireO
 
 // request validates; nothing is sent before it succeeds.
 func (c *Client) request(resource string, opts *AcquireOptions) (request, error) {
-	if err := guard.ValidateResource(resource); err != nil {
+	resource, err := c.namespace.resource(resource)
+	if err != nil {
 		return request{}, err
 	}
 	ttl, leaseID, err := opts.validate()
@@ -113,7 +114,7 @@ func (c *Client) handOut(ctx context.Context, r request, a answer) (*Lease, erro
 		late = errLate
 	}
 	if late == nil {
-		return newLease(c, claim, a.acquiredAt, r.ttl, until), nil
+		return newLease(c, claim, a, r.ttl, until), nil
 	}
 	if r.given {
 		return nil, guard.OutcomeUnknown("acquire", claim, late)

@@ -30,7 +30,8 @@ const MaxAdvance guard.Token = 1<<62 - 1
 // not above, and raising it would end that lease; nothing was written there);
 // guard.ErrUnavailable and guard.ErrOutcomeUnknown.
 func (c *Client) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	if err := guard.ValidateResource(resource); err != nil {
+	resource, err := c.namespace.resource(resource)
+	if err != nil {
 		return guard.NoToken, err
 	}
 	if err := validateAdvance(above); err != nil {
@@ -71,10 +72,13 @@ func (c *Client) Advance(ctx context.Context, resource string, above guard.Token
 // It keeps grants and renewals out for a moment, see [Client.Purge], and waits
 // up to Options.OpTimeout for that moment.
 //
-// Errors: guard.ErrInvalid (also above [MaxAdvance]), guard.ErrUnavailable (not
-// lifted: among other reasons because an open transaction has a lock on
-// fencepost.leases) and guard.ErrOutcomeUnknown (calling again is harmless).
+// Errors: guard.ErrInvalid (also above [MaxAdvance], and for a client with a
+// namespace), guard.ErrUnavailable (not lifted: among other reasons because an
+// open transaction has a lock on fencepost.leases) and guard.ErrOutcomeUnknown (calling again is harmless).
 func (c *Client) AdvanceFloor(ctx context.Context, above guard.Token) (guard.Token, error) {
+	if err := c.namespace.everything("AdvanceFloor"); err != nil {
+		return guard.NoToken, err
+	}
 	if err := validateAdvance(above); err != nil {
 		return guard.NoToken, err
 	}
@@ -111,6 +115,9 @@ WHERE l.token < excluded.token AND (l.lease_id IS NULL OR l.expires_at <= clock_
 RETURNING l.token,
   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
 
+// operatorAdvanceSQL is advanceSQL as a function with its owner's rights.
+const operatorAdvanceSQL = `SELECT r, NULL::text FROM fencepost.advance_lease($1::text, $2::bigint, $3::text::integer) AS r WHERE r IS NOT NULL`
+
 // reachedSQL says what every later grant on the resource is above. $1 resource.
 const reachedSQL = `SELECT coalesce(max(token), 0) FROM fencepost.leases WHERE resource IN ($1::text, '')`
 
@@ -125,7 +132,11 @@ func (p *postgres) advance(ctx context.Context, resource string, above guard.Tok
 		}
 		var token int64
 		var synced *string
-		err = conn.QueryRow(ctx, advanceSQL, resource, int64(above), lockTimeout).Scan(&token, &synced)
+		statement := advanceSQL
+		if p.definer {
+			statement = operatorAdvanceSQL
+		}
+		err = conn.QueryRow(ctx, statement, resource, int64(above), lockTimeout).Scan(&token, &synced)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}

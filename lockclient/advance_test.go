@@ -113,6 +113,7 @@ func TestAdvanceInvalid(t *testing.T) {
 // default would not wait for the disk. The control is TestKilledControl: on
 // this server a kill loses what did not wait.
 func TestAdvanceIsDurable(t *testing.T) {
+	t.Parallel()
 	server := forgetful(t)
 	pool := dial(t, server.URL())
 	if err := Migrate(t.Context(), pool); err != nil {

@@ -22,7 +22,7 @@ func init() {
 			opts = &Options{}
 		}
 		b := &bridged{Issuer: i, up: make(chan struct{})}
-		c := newClient(b, owner, set, clock, events{opts.Logger, opts.Observer})
+		c := newClient(b, owner, set, clock, events{logger: opts.Logger, observer: opts.Observer})
 		c.jumps = newJumps()
 		return c, c.jumps.jump, nil
 	}
@@ -43,7 +43,7 @@ var (
 
 func (b *bridged) acquire(ctx context.Context, r request) (answer, error) {
 	a, err := b.Acquire(ctx, bridge.Request{Resource: r.resource, Owner: r.owner, LeaseID: r.leaseID, TTL: r.ttl})
-	return answer{granted: a.Granted, token: a.Token, acquiredAt: a.AcquiredAt, sent: a.Sent, held: heldError(r.resource, a.Held)}, err
+	return answer{granted: a.Granted, token: a.Token, acquiredAt: a.AcquiredAt, sent: a.Sent, held: heldError(r.resource, a.Held), reclaimed: a.Reclaimed}, err
 }
 
 func heldError(resource string, h *bridge.Held) *HeldError {

@@ -19,6 +19,8 @@ type Client struct {
 	clock  clock
 	events events
 
+	namespace namespace
+
 	waiters waiters
 	renewal latencies // of all leases
 	jumps   *jumps    // nil but in tests
@@ -59,13 +61,18 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	pg.events = events{opts.Logger, opts.Observer}
+	ev := events{logger: opts.Logger, observer: opts.Observer}
+	pg.events = ev
 	pg.listenWith(pool, owner, opts.Logger)
-	return newClient(pg, owner, set, clock, events{opts.Logger, opts.Observer}), nil
+	return newClient(pg, owner, set, clock, ev), nil
 }
 
 func newClient(i issuer, owner string, set settings, clock clock, ev events) *Client {
-	return &Client{issuer: i, owner: owner, set: set, clock: clock, events: ev, closed: make(chan struct{})}
+	ev.stats = newStats(set.statPrefixes)
+	return &Client{
+		issuer: i, owner: owner, set: set, clock: clock, events: ev, closed: make(chan struct{}),
+		namespace: set.namespace,
+	}
 }
 
 // Close waits for releases under way and closes the client's own connections;

@@ -42,7 +42,7 @@ func TestDeadline(t *testing.T) {
 
 func BenchmarkValid(b *testing.B) {
 	client := newClient(nil, "o", settings{}, systemClock(), events{})
-	lease := newLease(client, request{resource: "r"}.claim(), time.Now(), MaxTTL, client.clock()+MaxTTL)
+	lease := newLease(client, request{resource: "r"}.claim(), answer{acquiredAt: time.Now()}, MaxTTL, client.clock()+MaxTTL)
 	for b.Loop() {
 		if !lease.Valid() {
 			b.Fatal("not valid")

@@ -52,7 +52,7 @@ func TestServerKilled(t *testing.T) {
 	}
 	client := newTestClient(t, pool, &Options{OpTimeout: 800 * time.Millisecond, RenewConns: 8})
 	var last [8]guard.Token
-	for round := range 5 {
+	for round := range byLength(2, 5) { // by both ways to end
 		var gone atomic.Bool
 		var told [8]acknowledged
 		var wg, first sync.WaitGroup
@@ -152,7 +152,7 @@ func TestKilledControl(t *testing.T) {
 	grant := func() (token int64) {
 		var acquired, expires time.Time
 		var none *string
-		err := pool.QueryRow(t.Context(), unlifted, "r", newLeaseID(), "o", int64(1), "1000").Scan(&token, &acquired, &expires, &none)
+		err := pool.QueryRow(t.Context(), unlifted, "r", newLeaseID(), "o", int64(1), "1000").Scan(&token, &acquired, &expires, &none, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

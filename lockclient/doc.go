@@ -136,23 +136,56 @@
 // Leases are acquired on the caller's pool. Renewals and releases have a small
 // pool of their own, so that a caller who keeps all of his connections does not
 // lose his leases. Statements are sent one by one, each a transaction of its
-// own, never inside a caller's. While somebody waits, one more connection listens. Connections must have READ COMMITTED as their
-// default isolation level, or every acquire is refused. Statements leave no
+// own, never inside a caller's. While somebody waits, one more connection
+// listens. Connections must have READ COMMITTED as their default isolation
+// level, or every acquire is refused. Statements leave no
 // state on a connection, so poolers in transaction mode work, with an exec mode
 // of pgx that needs no named prepared statements.
 //
-// The application's role needs USAGE on the schema fencepost, SELECT on
+// # Operators
+//
+// [NewOperator], or [Client.Operator], gives somebody on call what there is to
+// see and to do: [Operator.List] and [Operator.Get] (who holds what, who waits),
+// [Operator.LongHeld], [Operator.Audit], [Operator.Inspect] (settings that
+// matter, with findings), [Operator.Probe] (acquire, renew and release for real,
+// with latencies), and [Operator.ForceUnlock]. That cuts a lease, burns a token
+// above the holder's and records who did it and why, in one statement. The cut
+// holder learns it at its next renewal, and can write until the resource has seen
+// a higher token: raise ForceUnlocked.Burned there.
+//
+// # Tenants
+//
+// Options.Namespace confines a client, and its operator, to one tenant's
+// resources: every name is one within the namespace, joined injectively as by
+// guard.JoinResource, so no name acquires, lists, cuts or audits anything outside.
+// Calls that concern all resources are refused to it. It is a boundary inside a
+// process, against names that come from outside: two processes with one database
+// role can do to each other's rows what the role can.
+//
+// # Roles
+//
+// [RolesSQL] and [MigrateWith] make three database roles without a login. The
+// issuer, for applications, reads leases and writes them by column; the operator
+// reads everything and writes only through functions that keep the rules, so
+// there is no cut without a record; the reader reads. None can change or delete
+// a record of the audit, nor can the table's owner. No token can be lowered by
+// an UPDATE, of whomever. What an issuer is trusted with: it can take or free any
+// lease, raise any token, and begin a name that has no row at a token of its
+// choice, all without a record. What the owner of the tables is trusted with:
+// everything, by dropping a trigger.
+//
+// A role made by hand needs, to issue, USAGE on the schema fencepost, SELECT on
 // fencepost.migrations, and SELECT, INSERT and UPDATE on fencepost.leases and
-// fencepost.epoch. EXECUTE on the functions of the schema is everybody's unless
-// the database's default privileges say otherwise. Purging needs DELETE on
-// fencepost.leases.
+// fencepost.epoch; to purge, DELETE on fencepost.leases. The functions for
+// operators are granted to nobody by the migration.
 //
 // # Upgrades
 //
 // [Migrate] takes the schema from any earlier version to this build's, in place:
-// it takes no lock that keeps leases from being granted or renewed, running
-// holders keep their leases and their tokens, and roles keep their rights. A
-// client refuses a schema that is older or newer than its build, at its first
+// running holders keep their leases and their tokens, and roles keep their
+// rights. A step may keep grants and renewals out for a moment at its end; it
+// waits behind no open transaction for that, and is tried again for some seconds.
+// A client refuses a schema that is older or newer than its build, at its first
 // acquire; one that runs already goes on. So migrate first, then roll out.
 // Until the last process of an older build has ended, do not fail over: it
 // grants without entering an epoch, if no newer client did before it.
@@ -160,14 +193,24 @@
 // # Observing
 //
 // [Options.Observer] gets OpAcquire (one per call, with the whole wait),
-// OpRenew, OpRelease and OpLost with the surface "lock". A refused acquire has
-// the reason "other" and an error that is [ErrHeld]. [Options.Logger] gets
-// lock_acquired, lock_contended (once per wait), lock_acquire_failed,
-// lock_renewed (debug), lock_renew_failed, lock_margin_low, lock_released,
-// lock_release_failed and lock_lost, with resource, ownerId, leaseId,
-// fencingToken and ttlSeconds; of the listening connection lock_listen_failed and
-// lock_listen_restored; and of the issuer lock_epoch_raised, lock_epoch_hidden, lock_advanced,
-// lock_purged and lock_purge_failed.
+// OpContend (an acquire found the lease held; once per call), OpReclaim (a grant
+// replaced a lease that had run out), OpRenew, OpRelease, OpLost and
+// OpForceUnlock, with the surface "lock". A refused acquire has the reason
+// "other" and an error that is [ErrHeld]. The Duration of OpRelease and OpLost is
+// how long the lease was held. [Client.Stats] counts all of it by the prefixes in
+// Options.StatPrefixes, without an observer. Without a logger and an observer an
+// event allocates nothing. examples/expvar and examples/otel make metrics of
+// them, and of the fences' events.
+//
+// [Options.Logger] gets lock_acquired, lock_contended (once per wait),
+// lock_acquire_failed, lock_renewed (debug), lock_renew_failed, lock_margin_low,
+// lock_released, lock_release_failed and lock_lost, with resource, ownerId,
+// leaseId, fencingToken and ttlSeconds; lock_force_unlocked with actor and reason,
+// and lock_force_unlock_failed; of the listening connection lock_listen_failed and
+// lock_listen_restored; and of the issuer lock_epoch_raised, lock_epoch_hidden,
+// lock_advanced, lock_purged and lock_purge_failed. The fences log
+// fencing_rejected: httpfence by its own logger, sqlfence and s3fence through
+// guard.LogObserver.
 //
 // # Compatibility
 //

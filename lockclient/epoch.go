@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -60,9 +61,12 @@ func (c *Client) Epoch(ctx context.Context) (Epoch, error) {
 // Options.OpTimeout for that moment.
 //
 // Errors: guard.ErrUnavailable (not raised: among other reasons because an open
-// transaction has a lock on fencepost.leases) and guard.ErrOutcomeUnknown (call
-// it again).
+// transaction has a lock on fencepost.leases), guard.ErrOutcomeUnknown (call it
+// again) and, for a client with a namespace, guard.ErrInvalid.
 func (c *Client) RaiseEpoch(ctx context.Context) (Epoch, error) {
+	if err := c.namespace.everything("RaiseEpoch"); err != nil {
+		return Epoch{}, err
+	}
 	return c.lift(ctx, "raise epoch", lift{more: 1, exclusive: true})
 }
 
@@ -150,7 +154,11 @@ func (p *postgres) reenter(ctx context.Context, conn *pgx.Conn, l lift, lockTime
 	var leases int64
 	var floor int64
 	var moved, raised bool
-	err := conn.QueryRow(ctx, enterSQL, l.epoch, l.more, l.floor, l.exclusive, lockTimeout).
+	statement := enterSQL
+	if p.definer {
+		statement = strings.Replace(enterSQL, "enter_epoch", "operator_epoch", 1)
+	}
+	err := conn.QueryRow(ctx, statement, l.epoch, l.more, l.floor, l.exclusive, lockTimeout).
 		Scan(&in.Number, &in.Base, &timeline, &system, &started, &leases, &floor, &moved, &raised, &hidden)
 	if err != nil {
 		return nil, err

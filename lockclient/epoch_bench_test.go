@@ -27,7 +27,7 @@ func BenchmarkEpochCheck(b *testing.B) {
 			var acquired, expires time.Time
 			var synced *string
 			args := append([]any{resource, "id", "o", int64(60e6), "1000"}, more...)
-			if err := conn.QueryRow(b.Context(), statement, args...).Scan(&token, &acquired, &expires, &synced); err != nil {
+			if err := conn.QueryRow(b.Context(), statement, args...).Scan(&token, &acquired, &expires, &synced, nil); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -26,6 +26,7 @@ var (
 	errGone         = errors.New("the server no longer has it")
 	errRaced        = errors.New("others were faster, again and again")
 	errNoOperator   = errors.New("this client has no such call")
+	errNoRow        = errors.New("it was never leased, or its row was purged")
 )
 
 // HeldError says who has the lease that could not be had. It unwraps to

@@ -66,7 +66,7 @@ func TestEvents(t *testing.T) {
 		var gotOps []guard.Op
 		for _, e := range events {
 			gotOps = append(gotOps, e.Op)
-			if e.Surface != "lock" || e.Claim.Resource == "" || e.Claim.LeaseID == "" || e.Reason != guard.ReasonOf(e.Err) || e.Duration <= 0 {
+			if e.Surface != "lock" || e.Claim.Resource == "" || e.Claim.LeaseID == "" || e.Reason != guard.ReasonOf(e.Err) || (e.Duration <= 0) != (e.Op == guard.OpContend) {
 				t.Errorf("%s: event %+v", what, e)
 			}
 		}
@@ -100,12 +100,23 @@ func TestEvents(t *testing.T) {
 	eventually(t, "the lease is over", func() bool { return !lease.Valid() })
 	eventually(t, "it is told", func() bool { rec.mu.Lock(); defer rec.mu.Unlock(); return len(rec.events) > 0 })
 	expect("lost by the clock", []guard.Op{guard.OpLost}, "lock_lost")
+	eventually(t, "it is over for the server, which comes later", func() bool { return !rowOf(t, pool, "r").Live })
+
+	lease = mustTry(t, client, "r", time.Minute)
+	events, _ := expect("granted after it ran out", []guard.Op{guard.OpReclaim, guard.OpAcquire}, "lock_acquired")
+	if events[0].Claim != lease.Claim() {
+		t.Errorf("reclaimed: %+v", events[0])
+	}
+	lease.Release(t.Context())
+	lease = mustTry(t, client, "r", time.Minute)
+	lease.Release(t.Context())
+	expect("granted after a release", []guard.Op{guard.OpRelease, guard.OpAcquire, guard.OpRelease}, "lock_released", "lock_acquired", "lock_released")
 
 	lease = mustTry(t, client, "cut", time.Minute)
 	rec.take(t)
 	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
 	lease.Renew(t.Context())
-	events, _ := expect("lost by the server", []guard.Op{guard.OpLost, guard.OpRenew}, "lock_lost", "lock_renew_failed")
+	events, _ = expect("lost by the server", []guard.Op{guard.OpLost, guard.OpRenew}, "lock_lost", "lock_renew_failed")
 	if !errors.Is(events[0].Err, ErrLeaseLost) || events[0].Reason != guard.ReasonLeaseLost {
 		t.Errorf("lost by the server: %+v", events[0])
 	}
@@ -114,15 +125,15 @@ func TestEvents(t *testing.T) {
 
 	holder := mustTry(t, other, "held", time.Minute)
 	client.TryAcquire(t.Context(), "held", &AcquireOptions{TTL: time.Minute})
-	events, lines := expect("refused", []guard.Op{guard.OpAcquire}, "lock_contended")
-	if !errors.Is(events[0].Err, ErrHeld) || events[0].Claim.Token != guard.NoToken || lines[0]["holderId"] != holder.Owner() ||
+	events, lines := expect("refused", []guard.Op{guard.OpContend, guard.OpAcquire}, "lock_contended")
+	if !errors.Is(events[0].Err, ErrHeld) || !errors.Is(events[1].Err, ErrHeld) || events[0].Claim.Token != guard.NoToken || lines[0]["holderId"] != holder.Owner() ||
 		lines[0]["holderToken"] != strconv.Itoa(int(holder.Token())) {
 		t.Errorf("refused: %+v, %v", events[0], lines[0])
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	client.Acquire(ctx, "held", &AcquireOptions{TTL: time.Minute})
-	expect("waited in vain", []guard.Op{guard.OpAcquire}, "lock_contended", "lock_acquire_failed")
+	expect("waited in vain", []guard.Op{guard.OpContend, guard.OpAcquire}, "lock_contended", "lock_acquire_failed")
 
 	lease = mustTry(t, client, "unreleased", time.Minute)
 	rec.take(t)

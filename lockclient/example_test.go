@@ -18,16 +18,22 @@ import (
 
 // database stands for the application's own pool.
 func database(ctx context.Context) (*pgxpool.Pool, func()) {
-	url, cleanup, err := pgtest.Provide(ctx)
+	example := &example{}
+	pool, err := pgxpool.New(ctx, pgtest.Database(example))
 	if err != nil {
 		log.Fatal(err)
 	}
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() { pool.Close(); cleanup() }
+	return pool, func() { pool.Close(); example.cleanup() }
 }
+
+// example gets a database on the server that the tests share.
+type example struct{ cleanup func() }
+
+func (*example) Helper()                           {}
+func (*example) Name() string                      { return "example" }
+func (*example) Logf(format string, args ...any)   { log.Printf(format, args...) }
+func (*example) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+func (e *example) Cleanup(f func())                { e.cleanup = f }
 
 // The work runs while the lease is held and finds its claim in the context.
 func ExampleClient_Hold() {

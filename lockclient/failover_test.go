@@ -50,7 +50,7 @@ func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guar
 	t.Helper()
 	var acquired, expires time.Time
 	var synced *string
-	err := pool.QueryRow(t.Context(), acquireSQL, resource, newLeaseID(), "control", int64(1), "1000").Scan(&token, &acquired, &expires, &synced)
+	err := pool.QueryRow(t.Context(), acquireSQL, resource, newLeaseID(), "control", int64(1), "1000").Scan(&token, &acquired, &expires, &synced, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +62,7 @@ func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guar
 // that it grants is above all of the primary's, on resources that it knows and
 // on those it never heard of; without the epoch the tokens repeat.
 func TestPromotedStandby(t *testing.T) {
+	t.Parallel()
 	primary := startServer(t, nil)
 	pool := dial(t, primary.URL())
 	if err := Migrate(t.Context(), pool); err != nil {
@@ -134,6 +135,7 @@ func postgresTool(t *testing.T, server *pgtest.Server, in []byte, name string, a
 // token is above all that were granted, also those since the dump; without the
 // epoch they repeat.
 func TestRestoredDump(t *testing.T) {
+	t.Parallel()
 	server, fresh := startServer(t, nil), startServer(t, nil)
 	pool := dial(t, server.URL())
 	if err := Migrate(t.Context(), pool); err != nil {

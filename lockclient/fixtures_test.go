@@ -101,12 +101,21 @@ func mustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	}
 }
 
-// eventually waits up to ten seconds.
+// byLength returns how much a test does: the long form is asked for by
+// FENCEPOST_LONG=1, which the children of a test inherit.
+func byLength(short, long int) int {
+	if os.Getenv("FENCEPOST_LONG") != "" {
+		return long
+	}
+	return short
+}
+
+// eventually waits up to half a minute: the machine may be busy.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within ten seconds: %s", what)
+			t.Fatalf("not within half a minute: %s", what)
 		}
 	}
 }

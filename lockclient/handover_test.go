@@ -19,7 +19,7 @@ func TestHandOver(t *testing.T) {
 	for _, crowd := range []int{2, 16} {
 		for _, clients := range []int{1, crowd} {
 			t.Run(fmt.Sprintf("waiters=%d/clients=%d", crowd, clients), func(t *testing.T) {
-				took := handOver(t, pool, crowd, clients, 60, nil)
+				took := handOver(t, pool, crowd, clients, byLength(30, 60), nil)
 				p50, p99 := took[len(took)/2], took[len(took)*99/100]
 				t.Logf("%d hand-overs: p50 %v, p99 %v", len(took), p50, p99)
 				if p50 > 50*time.Millisecond {

@@ -28,6 +28,28 @@ type issuer interface {
 	close()
 }
 
+// explainer is an issuer that can say why it no longer has a lease.
+type explainer interface {
+	// why returns a [*ForceUnlockedError], or nil if it does not know.
+	why(ctx context.Context, claim guard.Claim) error
+}
+
+// whyTimeout bounds the question why a lease is gone: to end the lease soon is
+// worth more than the answer.
+const whyTimeout = time.Second
+
+// gone says why the issuer does not have the lease, if that is told in time.
+func (c *Client) gone(ctx context.Context, claim guard.Claim, within time.Duration) error {
+	if e, ok := c.issuer.(explainer); ok {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(within, whyTimeout))
+		defer cancel()
+		if err := e.why(ctx, claim); err != nil {
+			return err
+		}
+	}
+	return errGone
+}
+
 // request is one TryAcquire or Acquire with everything but the context.
 type request struct {
 	resource, owner, leaseID string
@@ -46,6 +68,7 @@ type answer struct {
 	acquiredAt time.Time     // by the server's clock
 	sent       time.Duration // read before the request left
 	held       *HeldError    // who has it, if not granted
+	reclaimed  bool          // the lease before had run out
 }
 
 // grace is how long an attempt may go on after its caller's context ended. The

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -14,15 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// killRounds is how often the server is killed; FENCEPOST_LONG=1 asks for the
-// long form.
-func killRounds() int {
-	if os.Getenv("FENCEPOST_LONG") != "" {
-		return 20
-	}
-	return 4
-}
 
 // issued is every token that was acknowledged, by resource.
 type issued struct {
@@ -123,7 +113,8 @@ func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *
 // after a kill is as low as one from before. With the lift taken out of the
 // statement, some are.
 func TestNoTokenTwiceOverKills(t *testing.T) {
-	all := underKills(t, killRounds(), func(ctx context.Context, pool *pgxpool.Pool) func(string) guard.Token {
+	t.Parallel()
+	all := underKills(t, byLength(2, 20), func(ctx context.Context, pool *pgxpool.Pool) func(string) guard.Token {
 		client := newTestClient(t, pool, &Options{OpTimeout: 500 * time.Millisecond})
 		return func(resource string) guard.Token {
 			lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
@@ -151,7 +142,7 @@ func TestNoTokenTwiceOverKills(t *testing.T) {
 			id := newLeaseID()
 			var acquired, expires time.Time
 			var synced *string
-			if pool.QueryRow(ctx, unlifted, resource, id, "o", int64(60e6), "400").Scan((*int64)(&token), &acquired, &expires, &synced) != nil {
+			if pool.QueryRow(ctx, unlifted, resource, id, "o", int64(60e6), "400").Scan((*int64)(&token), &acquired, &expires, &synced, nil) != nil {
 				return guard.NoToken
 			}
 			pool.Exec(ctx, quietReleaseSQL, resource, id, int64(token), "400")

@@ -12,12 +12,14 @@ import (
 type Latency struct {
 	// Count is how many renewals were measured in all. The rest is about the
 	// last 256 of them, and zero if there was none.
-	Count int
+	Count int `json:"count"`
 	// Last is the latest, Max the longest.
-	Last, Max time.Duration
+	Last time.Duration `json:"lastNanoseconds"`
+	Max  time.Duration `json:"maxNanoseconds"`
 	// P50 and P99 are the longest of the fastest half and of the fastest 99 in
 	// a hundred. Of fewer than a hundred, P99 is Max.
-	P50, P99 time.Duration
+	P50 time.Duration `json:"p50Nanoseconds"`
+	P99 time.Duration `json:"p99Nanoseconds"`
 }
 
 const keptLatencies = 256

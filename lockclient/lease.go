@@ -21,6 +21,7 @@ type Lease struct {
 	acquiredAt time.Time
 	ttl        time.Duration
 	granted    time.Duration // by the client's clock
+	reclaimed  bool          // the lease before had run out
 	done       chan struct{}
 
 	mu       sync.Mutex
@@ -41,9 +42,9 @@ type Lease struct {
 
 var _ guard.Lease = (*Lease)(nil)
 
-func newLease(c *Client, claim guard.Claim, acquiredAt time.Time, ttl, until time.Duration) *Lease {
+func newLease(c *Client, claim guard.Claim, a answer, ttl, until time.Duration) *Lease {
 	l := &Lease{
-		client: c, claim: claim, acquiredAt: acquiredAt, ttl: ttl,
+		client: c, claim: claim, acquiredAt: a.acquiredAt, reclaimed: a.reclaimed, ttl: ttl,
 		granted: c.clock(), deadline: until, done: make(chan struct{}),
 	}
 	l.mu.Lock()

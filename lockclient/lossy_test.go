@@ -16,20 +16,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestLossyNetwork: a proxy loses 1,000 requests or answers each of acquire,
-// renew and release, with their connection. No lease is lost while it can be
-// renewed, none comes back after its release, no lease ID gets a second lease,
-// and no retried release frees a successor's lease. What each protection is
-// taken out of must not survive the same losses.
+// TestLossyNetwork: a proxy loses 1,008 requests or answers each of acquire,
+// renew and release, with their connection; 80 in the short form. No lease is
+// lost while it can be renewed, none comes back after its release, no lease ID
+// gets a second lease, and no retried release frees a successor's lease. What
+// each protection is taken out of must not survive the same losses.
 func TestLossyNetwork(t *testing.T) {
 	expectNoGoroutines(t)
 	t.Run("as built", func(t *testing.T) {
-		bad, overtaken := lossy(t, 63*16, func(p *postgres) issuer { return p })
+		rounds := byLength(5*16, 63*16)
+		bad, overtaken := lossy(t, rounds, func(p *postgres) issuer { return p })
 		for _, b := range bad[:min(10, len(bad))] {
 			t.Error(b)
 		}
-		t.Logf("%d of 1,008 releases returned after their successor's grant", overtaken)
-		if overtaken < 10 {
+		t.Logf("%d of %d releases returned after their successor's grant", overtaken, rounds)
+		if overtaken < rounds/50 {
 			t.Error("hardly any release was overtaken")
 		}
 	})
@@ -38,8 +39,8 @@ func TestLossyNetwork(t *testing.T) {
 		"control: a new lease ID each time":     func(p *postgres) issuer { return &newIDs{postgres: p} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bad, _ := lossy(t, 4*16, mutant)
-			t.Logf("%d violations in 64 rounds", len(bad))
+			bad, _ := lossy(t, 2*16, mutant)
+			t.Logf("%d violations in 32 rounds", len(bad))
 			if len(bad) == 0 {
 				t.Error("the losses do not tell the mutant")
 			}
@@ -79,7 +80,7 @@ func (n *newIDs) acquire(ctx context.Context, r request) (answer, error) {
 func lossy(t *testing.T, rounds int, wrap func(*postgres) issuer) (bad []string, overtaken int) {
 	const workers = 16
 	direct := migrated(t)
-	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), nil)
+	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), &Options{OpTimeout: 30 * time.Second})
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -92,16 +93,19 @@ func lossy(t *testing.T, rounds int, wrap func(*postgres) issuer) (bad []string,
 			t.Fatal(err)
 		}
 		t.Cleanup(pool.Close)
-		client := newTestClient(t, pool, nil)
+		// What a busy machine takes for a new connection is no loss.
+		client := newTestClient(t, pool, &Options{OpTimeout: 30 * time.Second, LockTimeout: 20 * time.Second})
 		client.issuer = wrap(client.issuer.(*postgres))
 		wg.Go(func() {
 			l := &losing{t: t, db: direct, proxy: proxy, client: client, successors: successors, resource: fmt.Sprint("r", w)}
+			defer func() { // what was found is told also if a set-up statement ends the worker
+				mu.Lock()
+				defer mu.Unlock()
+				bad, overtaken = append(bad, l.bad...), overtaken+l.overtaken
+			}()
 			for i := range rounds / workers {
 				l.round(w + i)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			bad, overtaken = append(bad, l.bad...), overtaken+l.overtaken
 		})
 	}
 	wg.Wait()
@@ -143,16 +147,22 @@ func (l *losing) lose(n int, f func()) {
 func (l *losing) round(n int) {
 	ctx := context.Background()
 	if !l.warm { // the first request of a connection is its start-up
-		l.client.TryAcquire(ctx, "warm", &AcquireOptions{TTL: MinTTL})
-		l.warm = true
-		l.client.issuer.release(ctx, guard.Claim{Resource: "warm", Token: 1, LeaseID: "nobody"}, time.Second)
+		warm, err := l.client.TryAcquire(ctx, "warm "+l.resource, &AcquireOptions{TTL: time.Minute})
+		if err == nil {
+			err = warm.Release(ctx)
+		}
+		if l.warm = l.check(err == nil, "nothing was lost: %v", err); !l.warm {
+			return
+		}
 	}
 	var lease *Lease
 	var err error
 	l.lose(n, func() { lease, err = l.client.TryAcquire(ctx, l.resource, &AcquireOptions{TTL: time.Minute}) })
 	free := func() {
-		mustExec(l.t, l.db, "UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1", l.resource)
-		l.token = guard.Token(rowOf(l.t, l.db, l.resource).Token)
+		// An acquire that failed need not have made the row.
+		err := l.db.QueryRow(ctx, `WITH freed AS (UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1 RETURNING token)
+			SELECT coalesce(max(token), 0) FROM freed`, l.resource).Scan((*int64)(&l.token))
+		l.check(err == nil, "set-up: %v", err)
 	}
 	if !l.check(err == nil, "acquire: %v", err) {
 		free()
@@ -177,7 +187,7 @@ func (l *losing) round(n int) {
 		l.overtaken++
 	}
 	l.check(err == nil, "release: %v", err)
-	_, held, err := l.client.issuer.renew(ctx, lease.Claim(), time.Minute, time.Second)
+	_, held, err := l.client.issuer.renew(ctx, lease.Claim(), time.Minute, 30*time.Second)
 	l.check(!held && err == nil, "renewed after its release: %t, %v", held, err)
 	successor := <-next
 	if successor == nil {

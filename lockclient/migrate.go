@@ -40,10 +40,10 @@ type Migration struct {
 }
 
 // Migrate brings the database to the schema that this build needs: the tables
-// fencepost.leases and fencepost.epoch, the functions that raise the epoch and
-// purge, and the record in fencepost.migrations. It upgrades any earlier version
-// in place, beside running holders, does nothing if the schema is there, and may
-// be called by any number of replicas at once. It needs the right to create the
+// fencepost.leases, fencepost.epoch and fencepost.audit, the functions that raise
+// the epoch, purge and force-unlock, and the record in fencepost.migrations. It
+// upgrades any earlier version in place, beside running holders, does nothing if
+// the schema is there, and may be called by any number of replicas at once. It needs the right to create the
 // schema fencepost, or to create in it and to change what it made.
 //
 // Errors: guard.ErrUnavailable (nothing was changed; also where the schema is
@@ -58,7 +58,13 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		return guard.Unavailable("migrate", guard.Claim{}, err)
 	}
 	defer conn.Release()
-	err = schema().Up(ctx, migrate.Pgx(conn.Conn()))
+	for attempt := 0; ; attempt++ {
+		err = schema().Up(ctx, migrate.Pgx(conn.Conn()))
+		// A lock was in the way: holders at work, or a transaction that stays open.
+		if pg := pgError(err); pg == nil || !passes(pg) || attempt == migrateAttempts || !sleep(ctx, backoff(attempt), nil) {
+			break
+		}
+	}
 	switch newer := (*migrate.NewerError)(nil); {
 	case err == nil:
 		return nil
@@ -67,6 +73,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	return failure("migrate", guard.Claim{}, err)
 }
+
+// migrateAttempts make some five seconds.
+const migrateAttempts = 20
 
 // MigrationSQL returns the whole schema as one script for an empty database,
 // for reading or for psql --single-transaction. [Migrations] returns it step

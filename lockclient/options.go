@@ -51,12 +51,27 @@ type Options struct {
 	// RenewConns is the most connections that the client opens for renewals
 	// and releases, beside the caller's pool; 0 means 4, at most 64.
 	RenewConns int
+	// Namespace confines the client to the resources of one tenant, such as
+	// "tenant_123"; empty means not confined. Every resource that a call names
+	// is then a name within it. Leases, claims and errors say the whole name,
+	// which is what the fences compare: the escaped namespace, a colon and the
+	// name, so that the name guard.JoinResource(a, b) gives
+	// guard.JoinResource(Namespace, a, b). No name reaches another namespace,
+	// whatever is in it. At most 256 bytes, of which "%" and ":" count three.
+	Namespace string
+	// StatPrefixes are the prefixes of resources that [Client.Stats] counts
+	// apart, within the namespace; at most 64. The longest that matches counts.
+	// What matches none is counted in one bucket, so that counting takes the
+	// same memory however many resources there are.
+	StatPrefixes []string
 }
 
 // settings are Options with every default filled in.
 type settings struct {
 	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
 	renewConns                                           int
+	namespace                                            namespace
+	statPrefixes                                         []string
 }
 
 func (o *Options) settings() (settings, error) {
@@ -101,6 +116,13 @@ func (o *Options) settings() (settings, error) {
 	}
 	if s.renewConns < 0 || s.renewConns > maxRenewConns {
 		return settings{}, guard.Invalid("Options.RenewConns", strconv.Itoa(s.renewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
+	}
+	var err error
+	if s.namespace, err = newNamespace("Options.Namespace", o.Namespace); err != nil {
+		return settings{}, err
+	}
+	if s.statPrefixes, err = s.namespace.statPrefixes(o.StatPrefixes); err != nil {
+		return settings{}, err
 	}
 	return s, nil
 }

@@ -27,6 +27,9 @@ type postgres struct {
 	entered atomic.Pointer[instance]
 	hidden  sync.Once // the warning about what the server hides
 	events  events
+	// definer has what operators do done by functions that have their owner's
+	// rights, because the role may only read the tables.
+	definer bool
 
 	listener *listener
 }
@@ -78,8 +81,9 @@ func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error)
 		var token int64
 		var expiresAt time.Time
 		var synced *string
+		var reclaimed *bool
 		a.sent = p.clock()
-		err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced)
+		err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)
 		if errors.Is(err, pgx.ErrNoRows) {
 			if a.held, err = p.holder(ctx, conn, r); err == nil && a.held == nil {
 				// Free by now, or this is no longer the server that was entered.
@@ -87,7 +91,7 @@ func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error)
 			}
 			return harmless(err)
 		}
-		a.granted, a.token = err == nil, guard.Token(token)
+		a.granted, a.token, a.reclaimed = err == nil, guard.Token(token), of(reclaimed)
 		return err
 	})
 	return a, failure("acquire", r.claim(), err)

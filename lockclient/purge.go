@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -96,11 +97,16 @@ type Purged struct {
 // tries again later and does not queue, because renewals would queue behind it.
 // nil options are the defaults. Several processes may purge.
 //
-// Errors: guard.ErrInvalid; guard.ErrUnavailable, if the batch that failed
-// deleted nothing, among other reasons since a lock was in the way for all of
+// Errors: guard.ErrInvalid (also for a client with a namespace);
+// guard.ErrUnavailable, if the batch that failed deleted nothing, among other reasons since a lock was in the way for all of
 // Options.OpTimeout; guard.ErrOutcomeUnknown. Purged says what was deleted
-// before; calling again goes on. The role needs DELETE on fencepost.leases.
+// before; calling again goes on. The role needs DELETE on fencepost.leases, or,
+// of an [Operator] made by [NewOperator], the right to call
+// fencepost.operator_purge.
 func (c *Client) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
+	if err := c.namespace.everything("Purge"); err != nil {
+		return Purged{}, err
+	}
 	s, err := opts.withDefaults()
 	if err != nil {
 		return Purged{}, err
@@ -174,6 +180,9 @@ func (c *Client) purgeBatch(ctx context.Context, o operator, s PurgeOptions, nam
 // It returns the cause of ctx's end, or guard.ErrUnavailable for a closed
 // client, or guard.ErrInvalid at once.
 func (c *Client) PurgeLoop(ctx context.Context, opts *PurgeOptions) error {
+	if err := c.namespace.everything("PurgeLoop"); err != nil {
+		return err
+	}
 	s, err := opts.withDefaults()
 	if err != nil {
 		return err
@@ -212,7 +221,11 @@ const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.purge_leases($1::text[
 func (p *postgres) purge(ctx context.Context, resources []string, free, wait time.Duration) (done Purged, err error) {
 	err = p.on(ctx, p.pool, p.set.opTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		var floor int64
-		err := conn.QueryRow(ctx, purgeSQL, resources, free.Microseconds(), milliseconds(wait)).Scan(&done.Count, &floor)
+		statement := purgeSQL
+		if p.definer {
+			statement = strings.Replace(purgeSQL, "purge_leases", "operator_purge", 1)
+		}
+		err := conn.QueryRow(ctx, statement, resources, free.Microseconds(), milliseconds(wait)).Scan(&done.Count, &floor)
 		done.Floor = guard.Token(floor)
 		return err
 	})

@@ -77,7 +77,7 @@ func TestPurgeRacesAcquire(t *testing.T) {
 	for _, test := range []struct {
 		name, take string
 		grants     int64
-	}{{"as built", "", 5000}, {"without the lock", theLock, 1000}, {"without the floor", theFloor, 200}} {
+	}{{"as built", "", int64(byLength(1000, 5000))}, {"without the lock", theLock, 500}, {"without the floor", theFloor, 200}} {
 		t.Run(test.name, func(t *testing.T) {
 			pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
 			watchHistory(t, pool, "fencepost.leases")

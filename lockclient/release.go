@@ -45,7 +45,7 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		l.freed = true
 		switch {
 		case found == gone && wasHeld:
-			err = &LostError{Claim: l.claim, Cause: errGone}
+			err = &LostError{Claim: l.claim, Cause: l.client.gone(ctx, l.claim, whyTimeout)}
 			l.client.events.lost(ctx, l, err)
 			return err
 		case found == gone && errors.Is(l.Err(), ErrLeaseLost):

@@ -61,7 +61,7 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 		l.mu.Unlock()
 		l.checkMargin(ctx, answered, false)
 	case !held:
-		l.end(&LostError{Claim: l.claim, Cause: errGone})
+		l.end(&LostError{Claim: l.claim, Cause: l.client.gone(ctx, l.claim, l.Remaining()/2)})
 		err = l.Err()
 	default:
 		l.checkMargin(ctx, answered, true)

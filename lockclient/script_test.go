@@ -125,7 +125,7 @@ func TestAcquireAnswers(t *testing.T) {
 func TestLateRenewal(t *testing.T) {
 	var now time.Duration
 	client := newClient(nil, "o", settings{}, func() time.Duration { return now }, events{})
-	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, time.Now(), MaxTTL, MaxTTL)
+	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, answer{acquiredAt: time.Now()}, MaxTTL, MaxTTL)
 	lease.extend(2 * MaxTTL)
 	if now = MaxTTL; !lease.Valid() {
 		t.Error("a renewal in time does not count")

@@ -17,7 +17,8 @@ package lockclient
 // must be READ COMMITTED, because only there the row is seen as it is once
 // locked. Whether the lease is the caller's own and still running is judged by
 // one moment (excluded.acquired_at) for all columns. A grant is on disk before
-// it is answered, else a crash would issue its token again.
+// it is answered, else a crash would issue its token again. The last column reads
+// the row as it was before: whether the grant replaced a lease that ran out.
 const acquireSQL = acquireInsert + acquireConflict
 
 // acquireThereSQL is acquireSQL on the server that was entered, and gives no row
@@ -46,7 +47,8 @@ const acquireConflict = `ON CONFLICT (resource) DO UPDATE SET
   lease_id = excluded.lease_id, owner = excluded.owner
 WHERE l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp()
 RETURNING l.token, l.acquired_at, l.expires_at,
-  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
+  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END,
+  (SELECT o.lease_id <> $2::text AND o.expires_at <= l.acquired_at FROM fencepost.leases o WHERE o.resource = $1::text)`
 
 // holderSQL says why acquireSQL gave no row. $1 resource, $2 own lease ID. It
 // always gives one row; a NULL token means that the lease is free by now.

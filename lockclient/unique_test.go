@@ -22,15 +22,17 @@ import (
 const (
 	processes      = 4
 	goroutines     = 64 // in all processes together
-	grantsInTotal  = 10_000
 	contendedKey   = "contended"
 	databaseForKey = "FENCEPOST_LOCKCLIENT_DATABASE"
 )
 
+// grantsInTotal is a multiple of processes.
+func grantsInTotal() int { return byLength(1000, 10_000) }
+
 func init() { children["contend"] = contend }
 
 // TestNoTokenTwice is P3 and P4 under contention: 64 goroutines in 4 processes
-// take one key 10,000 times, some renew, some let the lease run out, and
+// take one key 10,000 times, or a tenth of it in the short form, some renew, some let the lease run out, and
 // connections are terminated all the while. By the server's own history tokens
 // grow strictly and no two leases overlap; what the holders were told is in it.
 func TestNoTokenTwice(t *testing.T) {
@@ -99,12 +101,12 @@ func TestNoTokenTwice(t *testing.T) {
 		}
 		holders[token] = id
 	}
-	if len(told) != grantsInTotal {
-		t.Errorf("%d grants, want %d", len(told), grantsInTotal)
+	if len(told) != grantsInTotal() {
+		t.Errorf("%d grants, want %d", len(told), grantsInTotal())
 	}
 	t.Logf("%d grants handed out of %d made, %.0f/s, %d tries refused, %d connections terminated",
 		len(told), len(grants), float64(len(told))/took.Seconds(), refused, terminated.Load())
-	if terminated.Load() == 0 || refused < grantsInTotal/10 {
+	if terminated.Load() == 0 || refused < grantsInTotal()/10 {
 		t.Error("there was hardly any contention")
 	}
 }
@@ -145,7 +147,7 @@ func contend() error {
 	}
 	fmt.Println("ready")
 	bufio.NewReader(os.Stdin).ReadString('\n')
-	const share = grantsInTotal / processes
+	share := int64(grantsInTotal() / processes)
 	var taken, refused atomic.Int64
 	leases := make(chan *Lease, share)
 	errs := make([]error, goroutines/processes)

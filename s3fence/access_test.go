@@ -3,6 +3,8 @@ package s3fence_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -13,6 +15,20 @@ import (
 	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
+
+// answering is an HTTP client that has one answer for everything.
+type answering struct {
+	status int
+	body   string
+}
+
+func (a answering) Do(r *http.Request) (*http.Response, error) {
+	out := &http.Response{StatusCode: a.status, Request: r, Header: http.Header{}, Body: http.NoBody}
+	if r.Method != http.MethodHead {
+		out.Body = io.NopCloser(strings.NewReader(a.body))
+	}
+	return out, nil
+}
 
 // Configurations that cannot work: a clear error at opening and at each call,
 // and the object untouched.
@@ -25,17 +41,25 @@ func TestAccess(t *testing.T) {
 		}
 	}
 	gone := errors.New("the role is gone")
+	noUser := func(o *s3.Options) { // as versitygw answers
+		o.HTTPClient = answering{http.StatusNotFound, "<Error><Code>XAdminUserNotFound</Code></Error>"}
+	}
+	page := func(o *s3.Options) {
+		o.HTTPClient = answering{http.StatusNotFound, "<!DOCTYPE html><title>Not here<br>"}
+	}
 	for name, c := range map[string]struct {
 		change func(*s3.Options)
 		bucket string
 		says   string
 	}{
-		"expired credentials":    {credentials("EXPIRED", nil), bucketName, "credentials have expired"},
-		"unknown credentials":    {credentials("UNKNOWN", nil), bucketName, "credentials were refused"},
-		"no credentials":         {credentials("", gone), bucketName, gone.Error()},
-		"wrong bucket":           {func(*s3.Options) {}, "receipts", "does not exist"},
-		"wrong region":           {func(o *s3.Options) { o.Region = "us-west-2" }, bucketName, "another region"},
-		"nobody at the endpoint": {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
+		"expired credentials":      {credentials("EXPIRED", nil), bucketName, "credentials have expired"},
+		"unknown credentials":      {credentials("UNKNOWN", nil), bucketName, "credentials were refused"},
+		"unknown credentials, 404": {noUser, bucketName, "credentials were refused"},
+		"no S3 at the endpoint":    {page, bucketName, "404"},
+		"no credentials":           {credentials("", gone), bucketName, gone.Error()},
+		"wrong bucket":             {func(*s3.Options) {}, "receipts", "does not exist"},
+		"wrong region":             {func(o *s3.Options) { o.Region = "us-west-2" }, bucketName, "another region"},
+		"nobody at the endpoint":   {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{
@@ -58,6 +82,7 @@ func TestAccess(t *testing.T) {
 					"put, warm": warm.Put(t.Context(), claim(6, "b"), mode.String(), strings.NewReader("y"), nil),
 					"raise":     warm.Raise(t.Context(), claim(6, "b"), mode.String()),
 					"delete":    warm.Delete(t.Context(), claim(6, "b"), mode.String()),
+					"get":       got(t, warm, mode.String()),
 				} {
 					refused(t, err, guard.ReasonUnavailable)
 					// A HEAD has no body to say why.
@@ -80,4 +105,14 @@ func TestAccess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// got is what reading an object says.
+func got(t *testing.T, o *s3fence.Objects, key string) error {
+	t.Helper()
+	object, err := o.Get(t.Context(), key)
+	if err == nil {
+		object.Body.Close()
+	}
+	return err
 }

@@ -26,10 +26,11 @@ type Bucket struct {
 
 // Open returns the bucket after probing the store: whether it enforces
 // preconditions, also under concurrency, replaces metadata, and makes opaque
-// ETags; see [Probe]. The probe sends some 550 requests, which takes 0.3 to 3
+// ETags; see [Probe]. The probe sends some 600 requests, which takes 0.3 to 3
 // seconds, to keys of its own, and deletes them. In a bucket with versioning
-// their versions stay. A store that fails is refused with [*ProbeError].
-// opts may be nil.
+// their versions stay. A store that fails is refused with [*ProbeError]. The
+// client should be able to have 16 connections, or the racing writers do not
+// meet. opts may be nil.
 //
 // Errors: ErrInvalid for a bad bucket name or option; ErrUnavailable if the
 // store could not be asked, with the cause, or is refused.

@@ -44,7 +44,7 @@ func classify(err error) outcome {
 			return outcomeUnsent
 		}
 		return outcomeUnknown
-	case status == 412, status == 404 && code != "NoSuchBucket":
+	case status == 412, status == 404 && noObject(code):
 		return outcomeNotMatched
 	case code == "NotImplemented":
 		return outcomeRefused
@@ -90,7 +90,22 @@ func errorCode(err error) string {
 // whether it is the bucket that is missing; the write that follows finds out.
 func missing(err error) bool {
 	status, _ := httpStatus(err)
-	return status == 404 && errorCode(err) != "NoSuchBucket"
+	return status == 404 && noObject(errorCode(err))
+}
+
+// noObject reports that a 404 is about the object, or has no body to say about
+// what, for which the SDK's name is NotFound. Others are about the bucket, about
+// the user (from versitygw), or from something that is no S3 store.
+func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFound" }
+
+// classifyPut is classify for a conditional PUT. One that creates asks nothing of
+// an object, so that a 404 does not answer it.
+func classifyPut(err error, creates bool) outcome {
+	o := classify(err)
+	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {
+		return outcomeRefused
+	}
+	return o
 }
 
 // explain says in words what an error of the SDK means for the caller.
@@ -107,7 +122,8 @@ func (b *Bucket) explain(err error) error {
 		return fmt.Errorf("%s is in another region than the client is configured for: %w", bucket, err)
 	case code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired":
 		return fmt.Errorf("the credentials have expired: %w", err)
-	case code == "InvalidAccessKeyId", code == "SignatureDoesNotMatch", code == "InvalidToken":
+	case code == "InvalidAccessKeyId", code == "SignatureDoesNotMatch", code == "InvalidToken",
+		code == "XAdminUserNotFound": // versitygw's, a 404
 		return fmt.Errorf("the credentials were refused: %w", err)
 	case status == 403:
 		return fmt.Errorf("access to %s is denied (without s3:ListBucket also for a missing object): %w", bucket, err)

@@ -90,6 +90,39 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 	}
 }
 
+// The control: a broom that goes by what is named now takes the data from under
+// a writer that is paused in between.
+func TestPausedWriterControl(t *testing.T) {
+	server, b, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(9, "z"), "before")
+	named := dataKeys(server)[0]
+	other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
+	verdict := make(chan error, 1)
+	go func() {
+		verdict <- other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
+	}()
+	held, err := pause.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, data := range dataKeys(server) {
+		if data != named {
+			if err := b.RemoveForTest(t.Context(), data); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	held.Release()
+	if err := <-verdict; err != nil {
+		t.Fatal(err)
+	}
+	_, err = o.Get(t.Context(), key)
+	if d := damage(t, err); !strings.Contains(d.Problem, "is gone") {
+		t.Errorf("the control dangles nothing: %v", err)
+	}
+}
+
 // A raise is above the data that the pointer still names.
 func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)

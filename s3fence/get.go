@@ -47,10 +47,10 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
 	}
-	c := &change{op: opName("get", key), claim: guard.Claim{Resource: key}, key: key, whole: true}
+	c := &change{verb: "get", given: true, claim: guard.Claim{Resource: key}, key: key, whole: true}
 	last := ""
 	for range maxFollows {
-		if err := ended(ctx, c.op, guard.Claim{}); err != nil {
+		if err := ended(ctx, c.op(), guard.Claim{}); err != nil {
 			return nil, err
 		}
 		s, err := o.b.read(ctx, c)
@@ -71,15 +71,15 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 		found, err := o.b.openData(ctx, out, s.pointer())
 		switch {
 		case err != nil:
-			return nil, guard.Unavailable(c.op, guard.Claim{}, o.b.explain(err))
+			return nil, guard.Unavailable(c.op(), guard.Claim{}, o.b.explain(err))
 		case found:
 			return out, nil
 		case s.etag == last: // the pointer has stood still, and the data is not there
-			return nil, guard.Unavailable(c.op, guard.Claim{}, damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone"))
+			return nil, guard.Unavailable(c.op(), guard.Claim{}, damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone"))
 		}
 		last = s.etag
 	}
-	return nil, guard.Unavailable(c.op, guard.Claim{}, errChanged)
+	return nil, guard.Unavailable(c.op(), guard.Claim{}, errChanged)
 }
 
 // openData opens what a pointer points to; false if it is not there.

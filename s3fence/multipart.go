@@ -117,13 +117,16 @@ func (u *parts) put(ctx context.Context, number int32, part []byte) error {
 	if err != nil {
 		return err
 	}
+	done := types.CompletedPart{PartNumber: &number, ETag: out.ETag}
+	// The SDK may send checksums of parts on its own, and not announce them when
+	// the upload is created. A store then has none to compare these with.
+	if u.b.opts.ChecksumAlgorithm != "" {
+		done.ChecksumCRC32, done.ChecksumCRC32C, done.ChecksumCRC64NVME = out.ChecksumCRC32, out.ChecksumCRC32C, out.ChecksumCRC64NVME
+		done.ChecksumSHA1, done.ChecksumSHA256 = out.ChecksumSHA1, out.ChecksumSHA256
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.done = append(u.done, types.CompletedPart{
-		PartNumber: &number, ETag: out.ETag,
-		ChecksumCRC32: out.ChecksumCRC32, ChecksumCRC32C: out.ChecksumCRC32C, ChecksumCRC64NVME: out.ChecksumCRC64NVME,
-		ChecksumSHA1: out.ChecksumSHA1, ChecksumSHA256: out.ChecksumSHA256,
-	})
+	u.done = append(u.done, done)
 	return nil
 }
 

@@ -100,14 +100,14 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 }
 
 // begin checks what every call has, and starts a change.
-func (o *Objects) begin(op string, claim guard.Claim, key string) (*change, error) {
+func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, error) {
 	if err := claim.Validate(); err != nil {
 		return nil, err
 	}
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
 	}
-	return &change{op: opName(op, key), claim: claim, key: key, id: newWriteID(), plain: o.mode == Plain}, nil
+	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID(), plain: o.mode == Plain}, nil
 }
 
 func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
@@ -147,8 +147,8 @@ func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return guard.Mark{}, err
 	}
-	c := &change{op: opName("read mark of", key), key: key, plain: o.mode == Plain}
-	if err := ended(ctx, c.op, c.claim); err != nil {
+	c := &change{verb: "read mark of", given: true, key: key, plain: o.mode == Plain}
+	if err := c.ended(ctx); err != nil {
 		return guard.Mark{}, err
 	}
 	s, err := o.b.read(ctx, c)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -145,6 +147,41 @@ func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Checksums of parts that the SDK sends on its own are not repeated when the
+// upload is completed: some stores refuse those that were not announced when it
+// was created.
+func TestPartsWithoutAnnouncedChecksum(t *testing.T) {
+	server := newServer(t, nil)
+	client := newClient(server, func(o *s3.Options) { o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported })
+	for _, algorithm := range []types.ChecksumAlgorithm{"", types.ChecksumAlgorithmCrc32} {
+		b, err := s3fence.Open(t.Context(), client, bucketName, &s3fence.Options{
+			InsecureSkipProbe: true, PartSize: 5 * miB, ChecksumAlgorithm: algorithm,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		announced, summed, repeated := false, false, false
+		in := server.Inject(s3test.Rule{Match: func(r *s3test.Request) bool {
+			switch r.Op {
+			case s3test.CreateMultipartUpload:
+				announced = r.Header.Get("X-Amz-Checksum-Algorithm") != ""
+			case s3test.UploadPart:
+				summed = r.Header.Get("X-Amz-Checksum-Crc32") != ""
+			case s3test.CompleteMultipartUpload:
+				repeated = bytes.Contains(r.Body, []byte("Checksum"))
+			}
+			return false
+		}})
+		if err := objects(t, b, s3fence.Pointer, nil).Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(6*miB)), nil); err != nil {
+			t.Fatal(err)
+		}
+		in.Remove()
+		if !summed || repeated != announced || announced != (algorithm != "") {
+			t.Errorf("%q: announced %v, sent with parts %v, repeated %v", algorithm, announced, summed, repeated)
+		}
 	}
 }
 

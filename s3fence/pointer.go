@@ -118,7 +118,7 @@ func (o *Objects) putPointer(ctx context.Context, c *change, body io.Reader, p P
 // admitEarly decides before the data is sent, so that a stale writer does not
 // send it in vain. The pointer's own write decides again.
 func (o *Objects) admitEarly(ctx context.Context, c *change) error {
-	if err := ended(ctx, c.op, c.claim); err != nil {
+	if err := c.ended(ctx); err != nil {
 		return err
 	}
 	if s, ok := o.b.cached(c.key); ok && o.admit(c.claim, c.key, &s) == nil {
@@ -146,7 +146,7 @@ func (b *Bucket) discard(ctx context.Context, made pointer, err error) {
 // adoptData copies the bytes of a foreign object into data, then puts a pointer
 // in its place, if it still is what was copied.
 func (o *Objects) adoptData(ctx context.Context, c *change) error {
-	if err := ended(ctx, c.op, c.claim); err != nil {
+	if err := c.ended(ctx); err != nil {
 		return err
 	}
 	base, err := o.b.read(ctx, c)
@@ -177,7 +177,7 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 			return nil, err
 		}
 		if now.etag != base.etag {
-			return nil, guard.Unavailable(c.op, c.claim, errChanged)
+			return nil, guard.Unavailable(c.op(), c.claim, errChanged)
 		}
 		return o.b.pointerWrite(c.key, now, now.follow(kindPointer, c.claim, c.id), made), nil
 	}

@@ -1,9 +1,12 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -35,6 +38,8 @@ type prober struct {
 	key  string
 	keys []string // to be deleted
 	seq  int
+	// ungated says that racing writers cannot wait for each other here.
+	ungated atomic.Bool
 }
 
 // cleanupTimeout bounds the deletions after a probe.
@@ -165,7 +170,7 @@ func (p *prober) etag(ctx context.Context) (string, error) {
 func (p *prober) expect(ctx context.Context, check, key, etag string, through bool, body []byte, m map[string]string) (string, error) {
 	for try := 1; ; try++ {
 		got, err := p.write(ctx, key, etag, body, m)
-		switch o := classify(err); {
+		switch o := classifyPut(err, etag == ""); {
 		case o == outcomeApplied && !through:
 			return "", p.fails(check, "a write was accepted that had to be refused")
 		case o == outcomeApplied && strings.Trim(got, `"`) == "":
@@ -200,9 +205,20 @@ func (p *prober) sent(ctx context.Context, check, key string, body []byte, refus
 }
 
 func (p *prober) write(ctx context.Context, key, etag string, body []byte, m map[string]string) (string, error) {
+	return p.writeFrom(ctx, key, etag, bytes.NewReader(body), m)
+}
+
+// body is what the prober sends: of known length, to be read again.
+type body interface {
+	io.ReadSeeker
+	Size() int64
+}
+
+func (p *prober) writeFrom(ctx context.Context, key, etag string, from body, m map[string]string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.b.opts.RequestTimeout)
 	defer cancel()
-	in := p.b.put(key, Headers{}, m, body)
+	in := p.b.put(key, Headers{}, m, nil)
+	in.Body, in.ContentLength = from, aws.Int64(from.Size())
 	if in.IfMatch = str(etag); etag == "" {
 		in.IfNoneMatch = aws.String("*")
 	}

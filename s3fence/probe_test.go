@@ -7,16 +7,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
+// Also in internal/s3integration, beside a store that must be refused as often.
 func TestProbeAccepts(t *testing.T) {
+	runs := 4
+	if long {
+		runs = 30
+	}
 	for name, mode := range map[string]s3test.ETagMode{"MD5": s3test.ETagMD5, "opaque": s3test.ETagOpaque} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: mode})
-			for i := range 30 {
+			for i := range runs {
 				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: i%2 == 0})
 				if err != nil {
 					t.Fatal(err)
@@ -121,13 +128,35 @@ func TestProbeOfABadConnection(t *testing.T) {
 
 func TestProbeCancelled(t *testing.T) {
 	server := newServer(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Fault: s3test.Slow(time.Millisecond, 0)})
+	ctx, cancel := context.WithCancel(t.Context())
+	// After its effect, because a request on its way may land after the cleaning.
+	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Skip: 3, Times: 1}, s3test.AfterApply)
+	go func() {
+		if held, err := pause.Wait(context.Background()); err == nil {
+			cancel()
+			held.Release()
+		}
+	}()
 	_, err := s3fence.Open(ctx, newClient(server), bucketName, nil)
 	refused(t, err, guard.ReasonUnavailable)
 	if left := server.Objects(bucketName); len(left) != 0 {
 		t.Errorf("%d objects are left", len(left))
+	}
+}
+
+// A client that keeps fewer connections than there are racing writers: they
+// cannot wait for each other, and the probe must not wait for ever.
+func TestProbeWithFewConnections(t *testing.T) {
+	server := newServer(t, nil)
+	few := &http.Transport{MaxConnsPerHost: 2}
+	defer few.CloseIdleConnections()
+	start := time.Now()
+	client := newClient(server, func(o *s3.Options) { o.HTTPClient = &http.Client{Transport: few} })
+	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took > time.Minute {
+		t.Errorf("it took %s", took)
 	}
 }
 

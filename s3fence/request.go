@@ -16,7 +16,7 @@ import (
 // conditional write on their own, and our success would come back as 412.
 func once(o *s3.Options) {
 	o.Retryer = aws.NopRetryer{}
-	o.RetryMaxAttempts = 1
+	o.RetryMaxAttempts = 0 // a number would put another retryer around it
 }
 
 // str is nil for "", which the SDK takes for "not given".
@@ -24,7 +24,7 @@ func str(s string) *string {
 	if s == "" {
 		return nil
 	}
-	return &s
+	return aws.String(s) // &s would put every s on the heap
 }
 
 // customer returns the fields of SSE-C.
@@ -38,17 +38,20 @@ func (b *Bucket) customer() (algorithm, key, sum *string) {
 		aws.String(base64.StdEncoding.EncodeToString(digest[:]))
 }
 
-// put returns the request that stores body under key with h.
+// put returns the request that stores body under key with h; with a nil body
+// the caller sets one.
 func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []byte) *s3.PutObjectInput {
 	e := b.opts.Encryption
 	in := &s3.PutObjectInput{
 		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
-		Body: bytes.NewReader(body), ContentLength: aws.Int64(int64(len(body))),
 		ChecksumAlgorithm: b.opts.ChecksumAlgorithm, Metadata: metadata,
 		ContentType: str(h.ContentType), CacheControl: str(h.CacheControl),
 		ContentDisposition: str(h.ContentDisposition), ContentEncoding: str(h.ContentEncoding),
 		ContentLanguage: str(h.ContentLanguage), StorageClass: h.StorageClass,
 		ServerSideEncryption: e.Algorithm, SSEKMSKeyId: str(e.KMSKeyID), SSEKMSEncryptionContext: str(e.KMSContext),
+	}
+	if body != nil {
+		in.Body, in.ContentLength = bytes.NewReader(body), aws.Int64(int64(len(body)))
 	}
 	if !h.Expires.IsZero() {
 		in.Expires = &h.Expires

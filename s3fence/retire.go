@@ -20,13 +20,13 @@ const retireWorkers = 16
 // [Options].AtomicDelete the objects stay, emptied: growth is then bounded by
 // the number of resources ever claimed.
 func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
-	c := &change{op: "retire", claim: guard.Claim{Resource: "floor"}, key: s.b.floorKey(), id: newWriteID()}
-	if err := ended(ctx, c.op, guard.Claim{}); err != nil {
+	c := &change{verb: "retire", claim: guard.Claim{Resource: "floor"}, key: s.b.floorKey(), id: newWriteID()}
+	if err := ended(ctx, c.op(), guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
 	chosen, highest, err := s.choose(ctx, before)
 	if err != nil {
-		return guard.Retired{}, guard.Unavailable(c.op, guard.Claim{}, s.b.explain(err))
+		return guard.Retired{}, guard.Unavailable(c.op(), guard.Claim{}, s.b.explain(err))
 	}
 	floor, err := s.lift(ctx, c, highest)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 		return err
 	})
 	if err != nil {
-		return guard.Retired{}, guard.OutcomeUnknown(c.op, guard.Claim{}, s.b.explain(err))
+		return guard.Retired{}, guard.OutcomeUnknown(c.op(), guard.Claim{}, s.b.explain(err))
 	}
 	return done, nil
 }
@@ -145,7 +145,7 @@ func (s *Store) empty(ctx context.Context, m retiring) (gone bool, err error) {
 		return false, nil
 	}
 	s.b.forget(m.key)
-	c := &change{op: "retire", key: m.key, id: newWriteID(), start: &m.at}
+	c := &change{verb: "retire", key: m.key, id: newWriteID(), start: &m.at}
 	c.next = func(_ context.Context, base *state) (*write, error) {
 		if base.etag != m.at.etag {
 			return nil, nil // raised meanwhile

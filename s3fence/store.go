@@ -71,7 +71,7 @@ func (s *Store) admit(ctx context.Context, claim guard.Claim) (guard.Mark, error
 		return guard.Mark{}, err
 	}
 	key := s.b.markKey(claim.Resource)
-	c := &change{op: "admit", claim: claim, key: key, id: newWriteID()}
+	c := &change{verb: "admit", claim: claim, key: key, id: newWriteID()}
 	c.next = func(ctx context.Context, base *state) (*write, error) {
 		mark, err := s.markAt(ctx, c, base)
 		if err != nil {
@@ -137,8 +137,8 @@ func (s *Store) Mark(ctx context.Context, resource string) (guard.Mark, error) {
 	if err := guard.ValidateResource(resource); err != nil {
 		return guard.Mark{}, err
 	}
-	c := &change{op: "read mark", claim: guard.Claim{Resource: resource}, key: s.b.markKey(resource)}
-	if err := ended(ctx, c.op, c.claim); err != nil {
+	c := &change{verb: "read mark", claim: guard.Claim{Resource: resource}, key: s.b.markKey(resource)}
+	if err := c.ended(ctx); err != nil {
 		return guard.Mark{}, err
 	}
 	at, err := s.b.read(ctx, c)

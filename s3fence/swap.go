@@ -27,7 +27,8 @@ const (
 // change is a fenced write that is under way: of what, under which claim, and
 // how the next state is made from the one there is.
 type change struct {
-	op    string // for errors: put "a/b"
+	verb  string // for errors, with the key if that is the caller's: put "a/b"
+	given bool   // the key is the caller's
 	claim guard.Claim
 	key   string
 	id    writeID
@@ -39,6 +40,22 @@ type change struct {
 	// next decides whether claim may write over base and builds the write. It
 	// returns nil if there is nothing to write.
 	next func(ctx context.Context, base *state) (*write, error)
+}
+
+// op names the change in errors.
+func (c *change) op() string {
+	if !c.given {
+		return c.verb
+	}
+	return opName(c.verb, c.key)
+}
+
+// ended reports that ctx is over before anything was sent.
+func (c *change) ended(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return ended(ctx, c.op(), c.claim)
 }
 
 // write is one conditional PUT: the bytes stay the same however often it is
@@ -59,7 +76,7 @@ type write struct {
 // The first try goes by the remembered state, but nothing is refused or called
 // done by it: then the object is read.
 func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
-	if err := ended(ctx, c.op, c.claim); err != nil {
+	if err := c.ended(ctx); err != nil {
 		return state{}, err
 	}
 	base, known := b.cached(c.key)
@@ -93,11 +110,11 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 		if round > 1 { // once is bad luck; from then on there is a crowd
 			sleep(ctx, rand.N(min(time.Millisecond<<min(round, 10), 100*time.Millisecond)))
 		}
-		if err := ended(ctx, c.op, c.claim); err != nil {
+		if err := c.ended(ctx); err != nil {
 			return base, err // the last try had no effect
 		}
 	}
-	return base, guard.Unavailable(c.op, c.claim, errors.New("others keep writing the object"))
+	return base, guard.Unavailable(c.op(), c.claim, errors.New("others keep writing the object"))
 }
 
 // read reads the state that c starts from, and remembers it.
@@ -121,7 +138,7 @@ func (b *Bucket) unread(c *change, err error) error {
 	if errors.Is(err, guard.ErrInvalid) {
 		return err
 	}
-	return guard.Unavailable(c.op, c.claim, b.explain(err))
+	return guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
 // apply sends w until it is known whether it took effect on base. If it did,
@@ -139,7 +156,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			return b.settle(ctx, c, base, sent && !w.interim, cause)
 		}
 		etag, err := b.send(ctx, base, w)
-		outcome := classify(err)
+		outcome := classifyPut(err, base.kind == kindAbsent)
 		if err != nil {
 			cause = b.explain(err)
 		}
@@ -152,7 +169,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			continue
 		case outcomeRefused:
 			if !sent {
-				return *base, false, guard.Unavailable(c.op, c.claim, cause)
+				return *base, false, guard.Unavailable(c.op(), c.claim, cause)
 			}
 		case outcomeUnknown:
 			sent = true
@@ -180,13 +197,13 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 		case !sent, fate == fateLost:
 			return now, false, nil
 		case fate == fateUnknown, outcome == outcomeRefused:
-			return now, false, guard.OutcomeUnknown(c.op, c.claim, cause)
+			return now, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
 		}
 	}
 	if sent && !w.interim {
-		return *base, false, guard.OutcomeUnknown(c.op, c.claim, cause)
+		return *base, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
 	}
-	return *base, false, guard.Unavailable(c.op, c.claim, cause)
+	return *base, false, guard.Unavailable(c.op(), c.claim, cause)
 }
 
 // settle says what became of a write whose context has ended, by one reading
@@ -195,7 +212,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 func (b *Bucket) settle(ctx context.Context, c *change, base *state, sent bool, cause error) (state, bool, error) {
 	cause = errors.Join(context.Cause(ctx), cause)
 	if !sent {
-		return *base, false, guard.Unavailable(c.op, c.claim, cause)
+		return *base, false, guard.Unavailable(c.op(), c.claim, cause)
 	}
 	if b.opts.ResolveTimeout > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.ResolveTimeout)
@@ -205,27 +222,27 @@ func (b *Bucket) settle(ctx context.Context, c *change, base *state, sent bool, 
 			case fateApplied:
 				return now, true, nil
 			case fateLost:
-				return now, false, guard.Unavailable(c.op, c.claim, cause)
+				return now, false, guard.Unavailable(c.op(), c.claim, cause)
 			}
 		}
 	}
 	b.forget(c.key)
-	return *base, false, guard.OutcomeUnknown(c.op, c.claim, cause)
+	return *base, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
 }
 
 // send sends w once, on condition that the object still is as base says.
 func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
-	in := *w.in
+	// An earlier sending may still be at its body, so each has its own.
 	body := &joined{body: w.body, trailer: w.trailer}
-	in.Body, in.ContentLength = body, aws.Int64(body.size())
+	w.in.Body, w.in.ContentLength = body, aws.Int64(body.size())
 	if base.kind == kindAbsent {
-		in.IfNoneMatch = aws.String("*")
+		w.in.IfNoneMatch = aws.String("*")
 	} else {
-		in.IfMatch = &base.etag
+		w.in.IfMatch = aws.String(base.etag)
 	}
-	out, err := b.client.PutObject(ctx, &in, once)
+	out, err := b.client.PutObject(ctx, w.in, once)
 	if err != nil {
 		return "", err
 	}

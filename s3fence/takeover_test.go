@@ -2,10 +2,12 @@ package s3fence_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -47,6 +49,46 @@ func TestP2TakeoverControl(t *testing.T) {
 			t.Errorf("the control lost nothing: %v, %q", old, final)
 		}
 	})
+}
+
+// A write of the old holder that comes while the mark is being raised, after
+// the object was read for it, is carried over: the new holder reads it.
+func TestP2WriteDuringRaise(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), mode, nil)
+		put(t, o, claim(5, "a"), "1")
+		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
+		raised := make(chan error, 1)
+		go func() { raised <- succ.Raise(context.Background(), claim(6, "b"), key) }()
+		held, err := pause.Wait(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, o, claim(5, "a"), "1,5") // acknowledged
+		held.Release()
+		if err := <-raised; err != nil {
+			t.Fatal(err)
+		}
+		want(t, succ, "1,5", guard.Mark{Token: 6, LeaseID: "b"})
+		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5,5")), nil), guard.ReasonStale)
+	})
+}
+
+// The control: a raise that ignores the condition of its write loses it.
+func TestP2WriteDuringRaiseControl(t *testing.T) {
+	server, b, o := setup(t, s3fence.Sealed, 0)
+	succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Sealed, nil)
+	put(t, o, claim(5, "a"), "1")
+	fault := s3test.IgnoreConditions()
+	fault.Before = func(*s3test.Request) { put(t, o, claim(5, "a"), "1,5") }
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
+	if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
+		t.Fatal(err)
+	}
+	if body, _ := content(t, succ, key); body != "1" {
+		t.Errorf("the control lost nothing: %q", body)
+	}
 }
 
 // A raise leaves everything but the mark.

@@ -104,7 +104,7 @@ func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, p PutOpt
 	}
 	b.discard(ctx, made, err)
 	// Data that no pointer names was not written, as far as anybody can tell.
-	return pointer{}, guard.Unavailable(c.op, c.claim, b.explain(err))
+	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
 // firstPart keeps a short body from costing a whole part of memory.

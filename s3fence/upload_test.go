@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
-	"os"
 	"runtime"
 	"runtime/metrics"
 	"strings"
@@ -154,7 +153,7 @@ func (e *endless) Read(p []byte) (int, error) {
 // What a long write holds in memory does not depend on its length.
 func TestPointerMemory(t *testing.T) {
 	size := int64(320 * miB)
-	if os.Getenv(abaEnv) != "" {
+	if long {
 		size = 5 << 30
 	}
 	server := newServer(t, &s3test.Options{DiscardAbove: 64 << 10})

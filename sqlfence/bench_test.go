@@ -137,7 +137,7 @@ func BenchmarkUpdateSQL(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		text, _, err := table.updateSQL(claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)})
+		text, _, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)})
 		if err != nil || !strings.HasPrefix(text, "UPDATE") {
 			b.Fatal(err)
 		}

@@ -130,7 +130,7 @@ func TestBackendTerminated(t *testing.T) {
 // TestLockTimeout: a statement of the callback that waits too long for a row
 // is the callback's error; an update by itself is ErrUnavailable.
 func TestLockTimeout(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		tx, err := e.admin.Begin(t.Context())

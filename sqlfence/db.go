@@ -19,12 +19,32 @@ type Options struct {
 	// idle_in_transaction_session_timeout for the transaction. It keeps a
 	// stopped process from blocking its successor for ever, and bounds how
 	// long a callback of InTx may compute without the database. 0 means 15 s;
-	// negative leaves the session's own.
+	// negative leaves the session's own. Sessions that have both timeouts
+	// anyway, from their role or connection string, save some 5 us of the
+	// server in each transaction with negative values for both.
 	IdleTimeout time.Duration
 	// RaiseTimeout bounds how long a raise waits for the transactions that
 	// entered under a lower token to end. 0 means LockTimeout + IdleTimeout,
 	// so that a stopped holder is waited out.
 	RaiseTimeout time.Duration
+	// TerminateAfter is how old a transaction that entered under a lower token
+	// may become before a raise that waits for it has the server end its
+	// session (pg_terminate_backend). It is for holders that IdleTimeout does
+	// not reach, such as a process that was stopped while it receives a result.
+	// A raise looks for such sessions when it has waited for a second, and when
+	// it has waited for TerminateAfter. Only sessions of the same login role
+	// are ended, and none that raises a mark itself, as [DB.Enter] may. 0 means
+	// 15 s; negative never ends one, nor does a value of RaiseTimeout or above.
+	// Transactions that may be left to finish although their lease is lost need
+	// both above their length.
+	TerminateAfter time.Duration
+	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
+	// present their claims to the triggers of guarded tables
+	// ([DB.InstallTrigger]), as [DB.Present] does. Without it a write of such a
+	// table is refused with [guard.ErrMissing]. It costs some microseconds of
+	// the server in each transaction, which is why false is the zero value: who
+	// guards no table does not pay. Set it before the first table is guarded.
+	PresentClaims bool
 	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
 	// if the caller's context ends meanwhile, because giving it up would only
 	// make its outcome unknown. 0 means 5 s.
@@ -37,6 +57,7 @@ type Options struct {
 const (
 	defaultLockTimeout   = 5 * time.Second
 	defaultIdleTimeout   = 15 * time.Second
+	defaultTerminate     = 15 * time.Second
 	defaultCommitTimeout = 5 * time.Second
 	rollbackTimeout      = 5 * time.Second
 	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
@@ -53,6 +74,7 @@ func (o Options) resolve() (Options, error) {
 	}{
 		{"Options.LockTimeout", &o.LockTimeout, defaultLockTimeout},
 		{"Options.IdleTimeout", &o.IdleTimeout, defaultIdleTimeout},
+		{"Options.TerminateAfter", &o.TerminateAfter, defaultTerminate},
 		{"Options.CommitTimeout", &o.CommitTimeout, defaultCommitTimeout},
 	} {
 		if *t.value == 0 {
@@ -109,17 +131,36 @@ type Querier interface {
 type querier interface {
 	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
 	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
+	// query calls each for each row that a statement returns. Its own error
+	// ends the reading and comes back as an unreadable.
+	query(ctx context.Context, sql string, args []any, each eachRow) error
 }
+
+// eachRow is given a row's Scan.
+type eachRow func(scan func(dest ...any) error) error
 
 // backend is what differs between pgx and database/sql.
 type backend[Tx any] interface {
 	querier
 	migrate(ctx context.Context, c migrate.Component) error
-	// begin opens a READ COMMITTED transaction whose first statement is sql,
-	// in one round trip where the driver can. It leaves nothing open on error,
-	// and nothing can have been committed then.
-	begin(ctx context.Context, sql string, args []any) (transaction[Tx], error)
+	// begin opens a transaction with its first statements, in one round trip
+	// where the driver can. It leaves nothing open on error, and nothing can
+	// have been committed then.
+	begin(ctx context.Context, level Isolation, first ...statement) (transaction[Tx], error)
+	// batch runs a whole READ COMMITTED transaction, in one round trip where
+	// the driver can, and returns how many rows each write changed. committing
+	// says that a COMMIT may have been sent.
+	batch(ctx context.Context, first statement, writes []Write, timeout time.Duration) (rows []int64, committing bool, err error)
 	in(tx Tx) querier
+	// same reports that two handles are of one transaction, if both are open.
+	same(a, b Tx) bool
+}
+
+// statement is sent with a BEGIN; if dest is set, it returns one row for it.
+type statement struct {
+	sql  string
+	args []any
+	dest []any
 }
 
 // transaction is an open transaction on a connection that is its own until it
@@ -149,9 +190,8 @@ func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
 	d.opts.Observer.Observe(ctx, e)
 }
 
-// In returns tx as a place for [Table.Update] to write to: the single
-// statement compares with the row's mark as always, and applies when tx
-// commits. tx may be one that [DB.InTx] opened or any other of the driver's.
+// In returns tx as a place for the statements of a [Table]: they compare with
+// the row's mark as always, and apply when tx commits. tx may be one that [DB.InTx] opened or any other of the driver's.
 func (d *DB[Tx]) In(tx Tx) Querier { return &txQuerier[Tx]{querier: d.backend.in(tx), db: d} }
 
 type txQuerier[Tx any] struct {

@@ -110,7 +110,7 @@ func TestDefaultIsolationControls(t *testing.T) {
 			t.Errorf("one snapshot for lock and read: %v, %d rows", err, rows)
 		}
 		e.exec("ALTER FUNCTION fencepost.enter VOLATILE")
-		e.mutate("enter", "current_setting('transaction_isolation') <> 'read committed' OR", "")
+		e.mutate("enter", "pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'", "false")
 		db := e.serverDefault("default_transaction_isolation", "'repeatable read'")
 		if rows, err := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
 			t.Errorf("no check of the level: %v, %d rows", err, rows)

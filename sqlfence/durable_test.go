@@ -38,8 +38,8 @@ func restart(t *testing.T, s *pgtest.Server, envs ...*env) {
 }
 
 // TestRaiseSurvivesCrash (P3): on a server whose default is
-// synchronous_commit=off, a raise, an admission and a retirement that were
-// acknowledged are there after a crash. The control in each round is a raise
+// synchronous_commit=off, a raise, an admission, a mark raised by Enter and a
+// retirement that were acknowledged are there after a crash. The control in each round is a raise
 // that leaves the setting alone; it is made last, because a synchronous commit
 // after it would save it.
 func TestRaiseSurvivesCrash(t *testing.T) {
@@ -68,6 +68,9 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 			if _, err := db.Admit(t.Context(), claimOf("admitted", token)); err != nil {
 				t.Fatal(err)
 			}
+			if err := entering(db)(t.Context(), claimOf("entered", token), func(context.Context, testTx) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
 			e.exec("INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('old', $1, '2000-01-01')", int64(token-1))
 			r, err := db.Retire(t.Context(), time2001)
 			if err != nil || r.Count != 1 || r.Floor != token-1 {
@@ -87,6 +90,7 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 			for resource, want := range map[string]guard.Mark{
 				"raised":   {Token: token, LeaseID: claimOf("", token).LeaseID},
 				"admitted": {Token: token, LeaseID: claimOf("", token).LeaseID},
+				"entered":  {Token: token, LeaseID: claimOf("", token).LeaseID},
 				"unknown":  {Token: floors[i], Floor: true},
 			} {
 				if mark, err := db.Mark(t.Context(), resource); err != nil || mark != want {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,20 +16,29 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// open connects the examples to a scratch database; a service has its own pool.
+// open connects the examples, which run one after another, to a scratch
+// database; a service has its own pool.
 func open(ctx context.Context) (*pgxpool.Pool, func()) {
-	url, stop, err := pgtest.Provide(ctx)
+	pool, err := scratch()
+	if err == nil {
+		_, err = pool.Exec(ctx, "DROP SCHEMA IF EXISTS fencepost CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	return pool, func() { pool.Close(); stop() }
+	return pool, pool.Reset
 }
+
+// scratch is not given back before the tests end.
+var scratch = sync.OnceValues(func() (*pgxpool.Pool, error) {
+	url, drop, err := pgtest.Provide(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	sqlfence.AtExit(drop)
+	return pgxpool.New(context.Background(), url)
+})
 
 // A worker that was paused writes after its successor has.
 func ExampleTable_Update() {
@@ -92,4 +102,51 @@ func ExampleDB_InTx() {
 	// Output:
 	// b: <nil>
 	// a: fencepost: stale fencing token: token 10 for "tenant_123:invoices", the mark is 11
+}
+
+// Triggers refuse whatever writes a table without a current claim.
+func ExampleDB_InstallTrigger() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pool, done := open(ctx)
+	defer done()
+	pool.Exec(ctx, `CREATE TABLE accounts (tenant text PRIMARY KEY, cents bigint NOT NULL)`)
+
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := db.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	accounts := sqlfence.GuardedTable{
+		Name:     []string{"accounts"},
+		Resource: []sqlfence.ResourcePart{{Text: "account"}, {Column: "tenant"}},
+	}
+	if err := db.InstallTrigger(ctx, accounts); err != nil {
+		fmt.Println(err)
+		return
+	}
+	const insert = "INSERT INTO accounts VALUES ('tenant_123', 100)"
+	_, err = pool.Exec(ctx, insert)
+	fmt.Println(guard.ReasonOf(sqlfence.Refusal(err)))
+
+	claim := guard.Claim{Resource: "account:tenant_123", Token: 11}
+	fmt.Println(db.Raise(ctx, claim))
+	fmt.Println(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := db.Present(ctx, tx, claim); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, insert)
+		return err
+	}))
+	found, err := db.Verify(ctx, sqlfence.Verification{Guarded: []sqlfence.GuardedTable{accounts}})
+	fmt.Println(found, err)
+	// Output:
+	// missing
+	// <nil>
+	// <nil>
+	// [] <nil>
 }

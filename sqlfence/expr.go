@@ -8,14 +8,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Expr is a value of a [Set] that the database computes. Make one with [Raw].
+// Expr is a value of a [Set] that the database computes, or a predicate for
+// [Table.Where]. Make one with [Raw].
 type Expr struct {
 	sql  string
 	args []any
 }
 
-// Raw returns an SQL expression for a [Set]: Raw("total_cents + $1", 250),
-// Raw("now()"). Its placeholders count from $1, whatever else the statement
+// Raw returns an SQL expression: Raw("total_cents + $1", 250), Raw("now()"). Its placeholders count from $1, whatever else the statement
 // holds. The text is SQL and is sent as it is: never build it from input.
 func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
 
@@ -35,8 +35,7 @@ func (e Expr) render(field string, offset int) (string, error) {
 		n := 1
 		switch c := s[i]; {
 		case c == '\'':
-			escapes := i > 0 && (s[i-1] == 'e' || s[i-1] == 'E') && (i == 1 || !isWord(s[i-2]))
-			n = quotedLen(s[i:], '\'', escapes)
+			n = quotedLen(s[i:], '\'', escaped(s, i))
 		case c == '"':
 			n = quotedLen(s[i:], '"', false)
 		case strings.HasPrefix(s[i:], "--"), strings.HasPrefix(s[i:], "/*"):
@@ -76,38 +75,4 @@ func (e Expr) render(field string, offset int) (string, error) {
 		return "", guard.Invalid(field, e.sql, "has an open parenthesis")
 	}
 	return "(" + b.String() + ")", nil
-}
-
-func isWord(c byte) bool {
-	return c == '_' || c == '$' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
-}
-
-// quotedLen returns the length of the quoted text that s begins with, 0 if it
-// is not closed. A doubled quote is part of the text, and a text with escapes
-// is continued after a line break with escapes.
-func quotedLen(s string, quote byte, escapes bool) int {
-	for i := 1; i < len(s); i++ {
-		switch {
-		case escapes && s[i] == '\\':
-			i++
-		case s[i] == quote && i+1 < len(s) && s[i+1] == quote:
-			i++
-		case s[i] == quote && escapes && continued(s[i+1:]) > 0:
-			i += continued(s[i+1:])
-		case s[i] == quote:
-			return i + 1
-		}
-	}
-	return 0
-}
-
-// continued returns the length of the white space with a line break and the
-// quote after it that s begins with, 0 if it does not.
-func continued(s string) int {
-	rest := strings.TrimLeft(s, " \t\n\r\f\v")
-	space := s[:len(s)-len(rest)]
-	if !strings.HasPrefix(rest, "'") || !strings.ContainsAny(space, "\n\r") {
-		return 0
-	}
-	return len(space) + 1
 }

@@ -16,12 +16,27 @@ import (
 const (
 	stateStale     = "SF001"
 	stateConflict  = "SF002"
+	stateMissing   = "SF003" // no claim was presented to a trigger
 	stateRaise     = "SF004" // the claim is above the mark: raise first
 	stateIsolation = "SF005"
+
+	stateSubtransaction = "SF006"
+	stateNotTheMark     = "SF007" // a reset found another mark than it was told
 )
 
-// stateNoReadWrite is a standby's answer to BEGIN READ WRITE.
+// SQLSTATEs of the server's own (PostgreSQL documentation, appendix A).
+const (
+	stateSerialization    = "40001"
+	stateDeadlock         = "40P01"
+	stateLockTimeout      = "55P03"
+	stateInvalidParameter = "22023"
+)
+
+// stateNoReadWrite (feature_not_supported) is a standby's answer to BEGIN READ WRITE.
 const stateNoReadWrite = "0A000"
+
+// errBusy refuses a connection in the middle of a transaction.
+var errBusy = guard.Invalid("connection", "", "has a transaction open; it must be idle")
 
 // notSent marks an error after which nothing can have been written: the
 // statement did not reach the server, or was to be committed by a later one.
@@ -62,11 +77,17 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 	}
 	state := sqlState(err)
 	switch {
+	case err == errBusy:
+		return err
 	case state == stateStale:
 		return rejected(guard.ReasonStale, claim, err)
 	case state == stateConflict:
 		return rejected(guard.ReasonConflict, claim, err)
-	case connecting(err):
+	case state == stateMissing:
+		return unclaimed(op, err)
+	case state == stateRaise:
+		return guard.Unavailable(op, claim, fmt.Errorf("raise the mark first: %w", err))
+	case connecting(err), replanned(err):
 		return guard.Unavailable(op, claim, err)
 	case errors.Is(err, errAborted):
 		return fmt.Errorf("sqlfence: %s: %w", op, err)
@@ -86,7 +107,7 @@ func schemaFailure(op string, claim guard.Claim, err error) error {
 	switch {
 	case missing(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate", err))
-	case sqlState(err) == stateNoReadWrite:
+	case sqlState(err) == stateNoReadWrite && !replanned(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", errStandby, err))
 	}
 	return failure(op, claim, err, false)
@@ -95,7 +116,7 @@ func schemaFailure(op string, claim guard.Claim, err error) error {
 // tableFailure is failure for a statement on a table of the caller's.
 func tableFailure(op string, claim guard.Claim, err error, wrote bool) error {
 	var argument unsendable
-	if missing(err) || errors.As(err, &argument) {
+	if missing(err) || misfit(err) || errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 	}
 	return failure(op, claim, err, wrote)
@@ -111,6 +132,17 @@ func missing(err error) bool {
 	return false
 }
 
+// misfit reports that the statement does not fit the table: no unique index on
+// the key, a column that cannot be written or has another type, a name that
+// means two columns.
+func misfit(err error) bool {
+	switch sqlState(err) {
+	case "42P10", "428C9", "42804", "42702":
+		return true
+	}
+	return false
+}
+
 // connecting reports an error from before the statement was sent: no
 // connection, or none that would take it. "conn closed" is no such error: pgx
 // 5.12.0 also says it, and that a retry is safe, when the connection is lost
@@ -120,6 +152,14 @@ func connecting(err error) bool {
 	var unsent notSent
 	return errors.As(err, &unsent) || errors.As(err, &connect) ||
 		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+}
+
+// replanned reports that a table changed under a statement that the driver
+// prepared before, which was not run and is prepared anew the next time. It
+// shares its SQLSTATE with much that is for good, and its text is translated.
+func replanned(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == stateNoReadWrite && pg.Routine == "RevalidateCachedQuery"
 }
 
 // endsSession reports SQLSTATEs with which a server ends a session or after
@@ -152,16 +192,35 @@ func transient(state string) bool {
 // error's detail.
 func rejected(reason guard.Reason, claim guard.Claim, err error) error {
 	e := &guard.RejectedError{Reason: reason, Claim: claim, Cause: err}
+	e.Mark = factsOf(err).Mark
+	return e
+}
+
+// facts is what the database functions put into the detail of a refusal.
+type facts struct {
+	Resource string     `json:"resource"`
+	Mark     guard.Mark `json:"mark"`
+}
+
+func factsOf(err error) (f facts) {
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		var facts struct {
-			Mark guard.Mark `json:"mark"`
-		}
-		if json.Unmarshal([]byte(pg.Detail), &facts) == nil {
-			e.Mark = facts.Mark
+	if errors.As(err, &pg) && json.Unmarshal([]byte(pg.Detail), &f) != nil {
+		return facts{}
+	}
+	return f
+}
+
+// refusedClaim returns the one of several claims that err is about, the first
+// if it does not say.
+func refusedClaim(claims []guard.Claim, err error) guard.Claim {
+	if resource := factsOf(err).Resource; resource != "" {
+		for _, claim := range claims {
+			if claim.Resource == resource {
+				return claim
+			}
 		}
 	}
-	return e
+	return claims[0]
 }
 
 // ended reports that ctx is over before anything was sent.

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -17,14 +16,19 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// campaign lengthens the random tests: FENCEPOST_SQLFENCE_CAMPAIGN=20 makes
-// them twenty times as long.
-func campaign(n int) int {
-	if factor, err := strconv.Atoi(os.Getenv("FENCEPOST_SQLFENCE_CAMPAIGN")); err == nil && factor > 0 {
-		return n * factor
+// long says that tests may take minutes.
+var long = os.Getenv("FENCEPOST_LONG") != ""
+
+// longer is n, or more in the long form.
+func longer(n, more int) int {
+	if long {
+		return more
 	}
 	return n
 }
+
+// campaign is how long a random test is: twenty times n in the long form.
+func campaign(n int) int { return longer(n, 20*n) }
 
 // fence is a DB of either driver, with the type of its transactions erased, so
 // that each test is written once.
@@ -33,8 +37,15 @@ type fence interface {
 	Querier
 	Raise(ctx context.Context, claim guard.Claim) error
 	Migrate(ctx context.Context) error
-	// fenced is InTx; plain and unfenced are what a user has without sqlfence:
+	enforcement
+	Batch(ctx context.Context, claim guard.Claim, writes ...Write) ([]int64, error)
+	Resolve(ctx context.Context, err error) (bool, error)
+	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
+	Resets(ctx context.Context, after int64, limit int) ([]Reset, error)
+	Marks(ctx context.Context, prefix, after string, limit int) ([]ResourceMark, error)
+	// fencedAll is InTxAll, fenced is InTx; plain and unfenced are what a user has without sqlfence:
 	// a transaction of the server's default level, and a statement.
+	fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx testTx) error) error
 	fenced(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error
 	plain(ctx context.Context, fn func(ctx context.Context, tx testTx) error) error
 	unfenced(ctx context.Context, sql string, args ...any) error
@@ -47,6 +58,8 @@ type testTx interface {
 	exec(ctx context.Context, sql string, args ...any) (int64, error)
 	int(ctx context.Context, sql string, args ...any) (int64, error)
 	in() Querier
+	present(ctx context.Context, claims ...guard.Claim) error
+	enter(ctx context.Context, claims ...guard.Claim) error
 	end(commit bool) error
 }
 
@@ -67,6 +80,10 @@ func (f pgxFence) fenced(ctx context.Context, claim guard.Claim, fn func(context
 	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
 }
 
+func (f pgxFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+}
+
 func (f pgxFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
 	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
 }
@@ -84,6 +101,14 @@ func (t pgxTx) exec(ctx context.Context, sql string, args ...any) (int64, error)
 func (t pgxTx) int(ctx context.Context, sql string, args ...any) (n int64, err error) {
 	err = t.tx.QueryRow(ctx, sql, args...).Scan(&n)
 	return n, err
+}
+
+func (t pgxTx) present(ctx context.Context, claims ...guard.Claim) error {
+	return t.db.Present(ctx, t.tx, claims...)
+}
+
+func (t pgxTx) enter(ctx context.Context, claims ...guard.Claim) error {
+	return t.db.Enter(ctx, t.tx, claims...)
 }
 
 func (t pgxTx) in() Querier { return t.db.In(t.tx) }
@@ -112,6 +137,10 @@ func (f stdFence) fenced(ctx context.Context, claim guard.Claim, fn func(context
 	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
 }
 
+func (f stdFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
+}
+
 func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
 	tx, err := f.pool.BeginTx(ctx, nil)
 	if err != nil {
@@ -136,6 +165,14 @@ func (t stdTx) exec(ctx context.Context, query string, args ...any) (int64, erro
 func (t stdTx) int(ctx context.Context, query string, args ...any) (n int64, err error) {
 	err = t.tx.QueryRowContext(ctx, query, args...).Scan(&n)
 	return n, err
+}
+
+func (t stdTx) present(ctx context.Context, claims ...guard.Claim) error {
+	return t.db.Present(ctx, t.tx, claims...)
+}
+
+func (t stdTx) enter(ctx context.Context, claims ...guard.Claim) error {
+	return t.db.Enter(ctx, t.tx, claims...)
 }
 
 func (t stdTx) in() Querier { return t.db.In(t.tx) }
@@ -188,6 +225,8 @@ type env struct {
 	admin  *pgxpool.Pool // a superuser's, beside the DB under test
 	db     fence
 	opener func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence
+	// defaults are the options of DBs that are opened with none.
+	defaults Options
 }
 
 const poolSize = 40
@@ -196,6 +235,17 @@ const poolSize = 40
 func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
+	}
+}
+
+// bothDrivers is eachDriver for tests that mostly wait, so at the same time. It
+// must be the last that a test does, and the test may make no role of one name.
+func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
+	for i := range openers {
+		t.Run(openers[i].driver, func(t *testing.T) {
+			t.Parallel()
+			test(t, newEnv(t, i, pgtest.Database(t)))
+		})
 	}
 }
 
@@ -231,6 +281,9 @@ func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
 	}
 	for _, c := range change {
 		c(config)
+	}
+	if opts == nil {
+		opts = &e.defaults
 	}
 	db := e.opener(e, config, poolSize, opts)
 	e.Cleanup(func() {

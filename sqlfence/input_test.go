@@ -62,10 +62,11 @@ func TestInvalidTables(t *testing.T) {
 
 func TestInvalidOptions(t *testing.T) {
 	for what, o := range map[string]Options{
-		"Options.LockTimeout":   {LockTimeout: time.Microsecond},
-		"Options.IdleTimeout":   {IdleTimeout: 25 * time.Hour},
-		"Options.RaiseTimeout":  {RaiseTimeout: -time.Second},
-		"Options.CommitTimeout": {CommitTimeout: -time.Second},
+		"Options.LockTimeout":    {LockTimeout: time.Microsecond},
+		"Options.IdleTimeout":    {IdleTimeout: 25 * time.Hour},
+		"Options.RaiseTimeout":   {RaiseTimeout: -time.Second},
+		"Options.CommitTimeout":  {CommitTimeout: -time.Second},
+		"Options.TerminateAfter": {TerminateAfter: time.Microsecond},
 	} {
 		_, err := Std(&sql.DB{}, &o)
 		wantInvalid(t, what, err, what, "must be 1ms to")
@@ -74,6 +75,10 @@ func TestInvalidOptions(t *testing.T) {
 	wantInvalid(t, "Pgx(nil)", err, "pool", "nil")
 	_, err = Std(nil, nil)
 	wantInvalid(t, "Std(nil)", err, "db", "nil")
+	_, err = PgxConn(nil, nil)
+	wantInvalid(t, "PgxConn(nil)", err, "conn", "nil")
+	_, err = StdConn(nil, nil)
+	wantInvalid(t, "StdConn(nil)", err, "conn", "nil")
 	o, err := (Options{LockTimeout: -1, IdleTimeout: -1}).resolve()
 	if err != nil || o.LockTimeout != 0 || o.IdleTimeout != 0 || o.RaiseTimeout != defaultLockTimeout+defaultIdleTimeout {
 		t.Errorf("negative timeouts resolve to %+v, %v", o, err)
@@ -107,7 +112,11 @@ func TestInvalidClaims(t *testing.T) {
 		closed.close()
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		calls := map[string]func(claim guard.Claim) error{
-			"InTx":  func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
+			"InTx": func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
+			"InTxAll": func(c guard.Claim) error {
+				return closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c}, nil, never)
+			},
+			"Batch": func(c guard.Claim) error { _, err := closed.Batch(t.Context(), c, Write{SQL: "SELECT 1"}); return err },
 			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
 			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
 			"Mark": func(c guard.Claim) error {

@@ -15,7 +15,7 @@ import (
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
 // whether it took effect or not; both are made to happen.
 func TestLostCommit(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	bothDrivers(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
 			fate fate
 			rows int64
@@ -153,7 +153,7 @@ func TestLostAnswers(t *testing.T) {
 // TestCommitIgnoresCancel: a context that ends while the COMMIT is on its way
 // does not turn a commit into an unknown outcome.
 func TestCommitIgnoresCancel(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		p, through := e.newProxy()
 		db := e.open(nil, through)
@@ -177,7 +177,7 @@ func TestCommitIgnoresCancel(t *testing.T) {
 // TestEnterCancelled: a context that ends while enter waits for the lock gives
 // the connection back and leaves no transaction behind.
 func TestEnterCancelled(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		tx, err := e.admin.Begin(t.Context())
 		if err != nil {
@@ -203,7 +203,7 @@ func TestEnterCancelled(t *testing.T) {
 
 // TestPoolExhausted: no connection in time is ErrUnavailable, nothing sent.
 func TestPoolExhausted(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		table := e.table("pairs", []string{"a", "b"}, nil)

@@ -22,38 +22,44 @@ func TestMarksDecide(t *testing.T) {
 
 // TestMarksDecideControls: each comparison in the database functions is needed.
 func TestMarksDecideControls(t *testing.T) {
-	for name, m := range map[string]struct{ function, old, new string }{
-		"enter admits an older token":     {"enter", "ELSIF m.token > p_token", "ELSIF m.token > p_token + 1"},
-		"enter admits another lease":      {"enter", `AND m.lease_id = p_lease COLLATE "C"`, ""},
-		"enter admits a newer token":      {"enter", "PERFORM fencepost.refuse('SF004'", "-- "},
-		"raise admits an older token":     {"raise", "m.token > p_token", "false"},
-		"raise admits another lease":      {"raise", `m.lease_id <> p_lease COLLATE "C"`, "false"},
-		"raise forgets the lease":         {"raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
-		"raise forgets the floor":         {"raise", "IF f >= p_token", "IF false"},
-		"raise admits the floor's token":  {"raise", "IF f >= p_token", "IF f > p_token"},
-		"raise takes the floor for marks": {"raise", "p_lease, f, '', true)", "p_lease, f, '', false)"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			someDriver(t, func(t *testing.T, e *env) {
-				e.mutate(m.function, m.old, m.new)
-				surface := map[string]string{"enter": "enter", "raise": "Raise"}[m.function]
-				if len(e.compareMarks(1, surface)) == 0 {
-					t.Error("the comparison with guard.Decide did not notice")
-				}
-			})
-		})
-	}
+	someDriver(t, func(t *testing.T, e *env) {
+		for name, m := range map[string]struct{ function, old, new string }{
+			"enter admits an older token":     {"enter", "m.token OPERATOR(pg_catalog.=) p_token", "m.token <= p_token + 1"},
+			"enter admits another lease":      {"enter", `AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C"`, ""},
+			"enter admits a newer token":      {"enter", "IF NOT FOUND", "IF false"},
+			"enter takes stale for newer":     {"refuse_entry", "ELSIF m.token > p_token", "ELSIF false"},
+			"enter takes conflict for newer":  {"refuse_entry", "IF m.token = p_token", "IF false"},
+			"raise admits an older token":     {"raise", "m.token > p_token", "false"},
+			"raise admits another lease":      {"raise", `m.lease_id <> p_lease COLLATE "C"`, "false"},
+			"raise forgets the lease":         {"raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
+			"raise forgets the floor":         {"raise", "IF f >= p_token", "IF false"},
+			"raise admits the floor's token":  {"raise", "IF f >= p_token", "IF f > p_token"},
+			"raise takes the floor for marks": {"raise", "p_lease, f, '', true)", "p_lease, f, '', false)"},
+		} {
+			whole := e.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = $1", m.function)
+			e.mutate(m.function, m.old, m.new)
+			surface := map[string]string{"enter": "enter", "refuse_entry": "enter", "raise": "Raise"}[m.function]
+			if len(e.compareMarks(1, surface)) == 0 {
+				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
+			}
+			e.exec(whole)
+		}
+		if problems := e.compareMarks(1, "enter", "Raise"); len(problems) != 0 {
+			t.Errorf("the functions as they were: %s", problems)
+		}
+	})
 }
 
 // putMark makes mark the only one in the database.
 func (e *env) putMark(resource string, mark guard.Mark) {
-	e.exec("DELETE FROM fencepost.marks")
 	if mark.Floor {
 		resource = ""
 	}
+	sql := "DELETE FROM fencepost.marks"
 	if mark.Token != guard.NoToken {
-		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ($1, $2, $3)", resource, int64(mark.Token), mark.LeaseID)
+		sql += fmt.Sprintf("; INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (%s, %d, %s)", quoteText(resource), mark.Token, quoteText(mark.LeaseID))
 	}
+	e.exec(sql)
 }
 
 // compareMarks returns where the given surfaces differ from guard.Decide, at

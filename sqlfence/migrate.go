@@ -27,11 +27,10 @@ func schema() migrate.Component {
 // transaction. Single statements on a table of your own ([Table])
 // need none of it.
 //
-// The role that migrates owns the functions and may use them; grant others
-// USAGE on schema fencepost and EXECUTE on fencepost.raise and
-// fencepost.enter, SELECT on fencepost.marks for [DB.Mark] and [DB.Admit],
-// EXECUTE on fencepost.retire for [DB.Retire], and SELECT on
-// fencepost.migrations if they call Migrate too, which then has nothing to do.
+// The role that migrates owns the schema and may use it, and nobody else may:
+// [RolesSQL] gives the rights that each use needs to roles, which are then
+// granted to those that log in. To call Migrate where it has nothing to do takes
+// RoleNames.Reader.
 //
 // A database whose schema is newer than this build is refused with
 // ErrUnavailable and left alone.

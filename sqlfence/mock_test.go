@@ -47,7 +47,7 @@ var errInjected = errors.New("injected")
 
 const (
 	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint > "last_fencing_token"`
-	mockVerdict = `SELECT "last_fencing_token", NULL::text FROM "jobs" WHERE ("id" = $1)`
+	mockVerdict = `SELECT "last_fencing_token", NULL::text, false, true FROM "jobs" WHERE ("id" = $1)`
 )
 
 // TestFailureOfUpdate (P5, P6): what an error of the statement means.
@@ -60,7 +60,8 @@ func TestFailureOfUpdate(t *testing.T) {
 		guard.ReasonStale:    {state("SF001")},
 		guard.ReasonConflict: {state("SF002")},
 		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000")},
-		guard.ReasonOther:    {state("23505"), state("22P02"), state("42601"), state("P0001"), state("SF003")},
+		guard.ReasonOther:    {state("23505"), state("22P02"), state("42601"), state("P0001")},
+		guard.ReasonMissing:  {state("SF003")},
 	} {
 		for _, cause := range causes {
 			t.Run(string(want)+"/"+cause.Error(), func(t *testing.T) {
@@ -88,9 +89,9 @@ func mockTable(t *testing.T) *Table {
 // row that is replaced between the two.
 func TestFailureAroundUpdate(t *testing.T) {
 	mark := func(tokens ...int64) *sqlmock.Rows {
-		rows := sqlmock.NewRows([]string{"token", "lease"})
+		rows := sqlmock.NewRows([]string{"token", "lease", "deleted", "satisfied"})
 		for _, token := range tokens {
-			rows.AddRow(token, nil)
+			rows.AddRow(token, nil, false, true)
 		}
 		return rows
 	}
@@ -220,7 +221,7 @@ func TestFailureOfRaise(t *testing.T) {
 	}{
 		"statement": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", int32(20000)).WillReturnError(errInjected)
+			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", int32(1000)).WillReturnError(errInjected)
 			m.ExpectRollback()
 		}},
 		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {

@@ -18,6 +18,9 @@ func TestObserver(t *testing.T) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
 		table := e.table("pairs", []string{"a", "b"}, nil)
+		opts := TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}
+		e.exec("ALTER TABLE pairs ADD deleted_at timestamptz")
+		rows := e.table("pairs", []string{"a", "b"}, &opts)
 		failed := errors.New("failed")
 		ok, mark := claimOf("r", 5), guard.Mark{Token: 5, LeaseID: "lease-5"}
 		old, bad := claimOf("r", 4), guard.Claim{Resource: "r"}
@@ -30,15 +33,27 @@ func TestObserver(t *testing.T) {
 			call func() error
 			all  int // events, the last of which is meant
 		}{
-			"raise":          {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
-			"stale raise":    {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
-			"invalid raise":  {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
-			"admit":          {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), ok); return err }, 1},
-			"stale admit":    {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), old); return err }, 1},
-			"stale InTx":     {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nil) }, 1},
-			"update":         {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
-			"stale update":   {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
-			"invalid update": {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
+			"raise":               {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
+			"stale raise":         {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
+			"invalid raise":       {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
+			"admit":               {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), ok); return err }, 1},
+			"stale admit":         {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), old); return err }, 1},
+			"stale InTx":          {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nil) }, 1},
+			"update":              {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
+			"stale update":        {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
+			"invalid update":      {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
+			"upsert":              {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"takeover":            {guard.OpRaise, mark, func() error { return rows.Takeover(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"delete":              {guard.OpWrite, mark, func() error { return rows.Delete(t.Context(), db, ok, Key{2, "x"}, nil) }, 1},
+			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Takeover(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
+			"update many": {guard.OpWrite, mark, func() error {
+				verdicts, err := rows.UpdateMany(t.Context(), db, []RowWrite{{ok, Key{3, "x"}, Set{"v": "1"}}, {ok, Key{1, "x"}, Set{"v": "1"}}})
+				return errors.Join(verdicts[1], err)
+			}, 2},
+			"many, malformed": {guard.OpWrite, guard.Mark{}, func() error {
+				_, err := rows.UpdateMany(t.Context(), db, []RowWrite{{bad, Key{3, "x"}, Set{"v": "1"}}})
+				return err
+			}, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
 			}, 1},
@@ -50,6 +65,7 @@ func TestObserver(t *testing.T) {
 			}, 2},
 		} {
 			e.exec("UPDATE pairs SET last_fencing_token = $1", map[bool]int{true: 5, false: 0}[what == "stale update"])
+			e.exec("INSERT INTO pairs (a, b) VALUES (2, 'x') ON CONFLICT (a, b) DO UPDATE SET deleted_at = NULL")
 			if err := e.db.Raise(t.Context(), ok); err != nil {
 				t.Fatal(err)
 			}

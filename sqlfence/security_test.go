@@ -8,39 +8,60 @@ import (
 )
 
 // TestSearchPathPinned: every function of the schema resolves names in
-// pg_catalog first and in pg_temp last, and those that run with the owner's
-// rights are the three that callers need.
+// pg_catalog first and in pg_temp last, or leaves none to be resolved, and
+// those that run with the owner's rights are those that callers need.
 func TestSearchPathPinned(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		if loose := e.int(`SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
-			AND proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']`); loose != 0 {
-			t.Errorf("%d functions have no pinned search_path", loose)
+		rows, err := e.admin.Query(t.Context(), `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
+			AND proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var name, body string
+			if err := rows.Scan(&name, &body); err != nil {
+				t.Fatal(err)
+			}
+			if found := unqualified(body); len(found) != 0 {
+				t.Errorf("function %s has no pinned search_path and leaves to the caller's: %q", name, found)
+			}
+		}
+		if rows.Err() != nil {
+			t.Fatal(rows.Err())
 		}
 		definers := e.text(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND prosecdef`)
-		if definers != "enter raise retire" {
+		if definers != "enter enter_row enter_snapshot guard_problems guard_status holders present raise require reset retire" {
 			t.Errorf("SECURITY DEFINER: %s", definers)
 		}
 	})
 }
 
-// evilSQL makes what a caller could put in front of the system's names.
+// evilSQL makes what a caller could put in front of the system's names: each
+// operator on the types in use, each function that the functions call, a type.
 const evilSQL = `CREATE SCHEMA evil;
-	CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.pg_advisory_xact_lock(bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.pg_advisory_xact_lock_shared(bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.hashtextextended(text, bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.same(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE FUNCTION evil.above(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'hijacked'; END $$;
-	CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.same);
-	CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.same);
-	CREATE OPERATOR evil.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.above);
-	CREATE OPERATOR evil.>= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.above);`
+	CREATE DOMAIN evil.text AS pg_catalog.text CHECK (pg_catalog.length(VALUE) > 1000);
+	DO $do$ DECLARE o record; BEGIN
+		FOR o IN SELECT oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
+			WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft = ANY ('{text,bigint,integer,boolean,timestamptz}'::regtype[])
+			AND oprright = ANY ('{text,bigint,integer,boolean,timestamptz}'::regtype[]) LOOP
+			EXECUTE format('CREATE FUNCTION evil.op(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN RAISE $$hijacked$$; END $f$', o.l, o.r, o.result);
+			EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.op)', o.oprname, o.l, o.r);
+			EXECUTE format('ALTER FUNCTION evil.op(%s, %s) RENAME TO %I', o.l, o.r, 'op' || o.oprname);
+		END LOOP;
+		FOR o IN SELECT proname, pg_get_function_identity_arguments(oid) AS args, prorettype::regtype AS result FROM pg_proc
+			WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f' AND NOT proretset AND provariadic = 0
+			AND proname IN ('current_setting', 'set_config', 'pg_is_in_recovery', 'clock_timestamp', 'hashtextextended', 'pg_advisory_xact_lock', 'pg_advisory_xact_lock_shared') LOOP
+			EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN RAISE $$hijacked$$; END $f$', o.proname, o.args, o.result);
+		END LOOP;
+	END $do$;`
 
-// TestNotHijacked: functions, operators and tables that stand in front of the
-// system's on the caller's search_path, or in pg_temp, are not used.
+// TestNotHijacked: functions, operators, types and tables that stand in front
+// of the system's on the caller's search_path, or in pg_temp, are not used.
 func TestNotHijacked(t *testing.T) {
-	const caller = `SET LOCAL search_path = evil, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource text, token bigint, lease_id text) ON COMMIT DROP;`
+	const caller = `SET LOCAL search_path = evil, pg_temp, public, pg_catalog;
+		CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP;`
+	const pinned = "raise retire"
 	calls := map[string]string{
 		"raise":  "SELECT fencepost.raise('r', 6, 'b', 1000)",
 		"enter":  "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
@@ -60,11 +81,26 @@ func TestNotHijacked(t *testing.T) {
 			if got := attempt(call); got != "" {
 				t.Errorf("%s: %s", function, got)
 			}
+			if !strings.Contains(pinned, function) {
+				continue
+			}
 			e.exec("ALTER FUNCTION fencepost." + function + " RESET search_path")
 			if got := attempt(call); !strings.Contains(got, "hijacked") {
 				t.Errorf("%s without a pinned search_path, the control: %q", function, got)
 			}
 			e.exec("ALTER FUNCTION fencepost." + function + " SET search_path = pg_catalog, pg_temp")
+		}
+		// Each schema that enter names is needed.
+		whole := e.text("SELECT pg_get_functiondef('fencepost.enter'::regproc)")
+		for _, cut := range [][2]string{{"OPERATOR(pg_catalog.<>)", "<>"}, {"OPERATOR(pg_catalog.=)", "="}, {"OPERATOR(pg_catalog.>)", ">"},
+			{"pg_catalog.current_setting", "current_setting"}, {"pg_catalog.pg_is_in_recovery", "pg_is_in_recovery"}, {"pg_catalog.set_config", "set_config"},
+			{"pg_catalog.hashtextextended", "hashtextextended"}, {"pg_catalog.pg_advisory_xact_lock_shared", "pg_advisory_xact_lock_shared"},
+			{"::pg_catalog.text", "::text"}, {"fencepost.marks", "marks"}} {
+			e.mutate("enter", cut[0], cut[1])
+			if got := attempt(calls["enter"]); got == "" {
+				t.Errorf("enter with %s in place of %s, the control, was not hijacked", cut[1], cut[0])
+			}
+			e.exec(whole)
 		}
 	})
 }

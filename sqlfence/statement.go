@@ -4,27 +4,57 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// updateSQL returns the statement of an update and its parameters: the key's
-// come first, then the claim's, then the set's in the order of their columns,
-// so that one list of columns is one statement, here and in the driver's cache.
-func (t *Table) updateSQL(claim guard.Claim, key Key, set Set) (string, []any, error) {
-	if len(set) == 0 {
+// kind is what a statement on one row does.
+type kind byte
+
+const (
+	updates kind = 'u'
+	deletes kind = 'd'
+	upserts kind = 'i'
+	takes   kind = 't'
+)
+
+// op names the statement in errors.
+func (t *Table) op(k kind) string {
+	switch k {
+	case deletes:
+		return "delete from " + t.label
+	case upserts:
+		return "upsert into " + t.label
+	case takes:
+		return "take over " + t.label
+	}
+	return "update " + t.label
+}
+
+// columnsOf returns the columns of a set or a dest in order.
+func columnsOf[V any, M ~map[string]V](m M, into []string) []string {
+	for column := range m {
+		into = append(into, column)
+	}
+	slices.Sort(into)
+	return into
+}
+
+// statement returns the text of a statement and its parameters: the key's come
+// first, then the claim's, then the set's in the order of their columns, then
+// the predicates', so that one list of columns is one statement, here and in
+// the driver's cache.
+func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set) (string, []any, error) {
+	switch {
+	case k == updates && len(set) == 0:
 		return "", nil, guard.Invalid("set", "", "names no column")
+	case k == deletes && t.deleted == "":
+		return "", nil, guard.Invalid("TableOptions.DeletedColumn", "", "must be set for a delete")
 	}
 	var few [8]string // most sets fit
-	columns := few[:0]
-	for column := range set {
-		columns = append(columns, column)
-	}
-	slices.Sort(columns)
-
+	columns := columnsOf(set, few[:0])
 	args := make([]any, 0, len(key)+2+len(set))
 	args = append(args, key...)
 	args = append(args, int64(claim.Token))
@@ -32,24 +62,42 @@ func (t *Table) updateSQL(claim guard.Claim, key Key, set Set) (string, []any, e
 		args = append(args, claim.LeaseID)
 	}
 	var some [256]byte
-	shape := some[:0]
+	shape := append(some[:0], byte(k))
 	for _, column := range columns {
 		shape = appendShape(shape, column)
 		if expr, computed := set[column].(Expr); computed {
-			shape = strconv.AppendInt(append(shape, '='), int64(len(expr.args)), 10)
-			shape = appendShape(shape, expr.sql)
+			shape = appendExpr(shape, expr)
 			args = append(args, expr.args...)
 		} else {
 			args = append(args, set[column])
 		}
 	}
+	shape, args = t.appendPredicates(shape, args)
 	if sql, known := t.statements.get(shape); known {
 		return sql, args, nil
 	}
-	sql, err := t.buildUpdate(columns, set)
+	var b builder
+	if err := b.write(t, k, columns, set); err != nil {
+		return "", nil, err
+	}
+	t.statements.put(string(shape), b.String())
+	return b.String(), args, nil
+}
+
+// verdict returns the statement that reads why a row was not written: its
+// mark, whether it is a tombstone, and whether it satisfies the predicates.
+func (t *Table) verdict(key Key) (string, []any, error) {
+	var some [256]byte
+	shape, args := t.appendPredicates(append(some[:0], 'v'), slices.Clone([]any(key)))
+	if sql, known := t.statements.get(shape); known {
+		return sql, args, nil
+	}
+	b := builder{n: len(key)}
+	satisfied, err := b.predicates(t)
 	if err != nil {
 		return "", nil, err
 	}
+	sql := "SELECT " + t.token + ", " + t.leaseOrNull(t.lease) + ", " + t.isDeleted() + ", " + satisfied + " FROM " + t.name + " WHERE " + t.where
 	t.statements.put(string(shape), sql)
 	return sql, args, nil
 }
@@ -60,47 +108,17 @@ func appendShape(shape []byte, s string) []byte {
 	return append(append(shape, ':'), s...)
 }
 
-func (t *Table) buildUpdate(columns []string, set Set) (string, error) {
-	n := len(t.keys) + 1 // the parameters so far
-	token := placeholder(n) + "::bigint"
-	var b strings.Builder
-	b.WriteString("UPDATE " + t.name + " SET " + t.token + " = " + token)
-	admitted := token + " > " + t.token
-	if t.rule == guard.SameOrNewer && t.lease == "" {
-		admitted = token + " >= " + t.token
+func appendExpr(shape []byte, e Expr) []byte {
+	shape = strconv.AppendInt(append(shape, '='), int64(len(e.args)), 10)
+	return appendShape(shape, e.sql)
+}
+
+func (t *Table) appendPredicates(shape []byte, args []any) ([]byte, []any) {
+	for _, p := range t.predicates {
+		shape = appendExpr(append(shape, '&'), p)
+		args = append(args, p.args...)
 	}
-	if t.lease != "" {
-		n++
-		lease := placeholder(n) + "::text"
-		b.WriteString(", " + t.lease + " = " + lease)
-		if t.rule == guard.SameOrNewer {
-			admitted = "(" + admitted + " OR (" + token + " = " + t.token + " AND " + lease + " = " + t.lease + "))"
-		}
-	}
-	for _, column := range columns {
-		if what, reserved := t.reserved[column]; reserved {
-			return "", guard.Invalid("set column", column, "is the "+what+", which only the fence writes")
-		}
-		quoted, err := quoteIdentifier("set column", column)
-		if err != nil {
-			return "", err
-		}
-		b.WriteString(", " + quoted + " = ")
-		expr, computed := set[column].(Expr)
-		if !computed {
-			n++
-			b.WriteString(placeholder(n))
-			continue
-		}
-		text, err := expr.render("set column "+column, n)
-		if err != nil {
-			return "", err
-		}
-		b.WriteString(text)
-		n += len(expr.args)
-	}
-	b.WriteString(" WHERE " + t.where + " AND " + admitted)
-	return b.String(), nil
+	return shape, args
 }
 
 // maxStatements bounds what a table remembers. Who makes up more sets than
@@ -108,7 +126,7 @@ func (t *Table) buildUpdate(columns []string, set Set) (string, error) {
 const maxStatements = 128
 
 // statements remembers the text of statements by their shape. It is copied to
-// be changed, so that reading, which every update does, takes no lock.
+// be changed, so that reading, which every write does, takes no lock.
 type statements struct {
 	known atomic.Pointer[map[string]string]
 	mu    sync.Mutex // held to change known
@@ -133,4 +151,32 @@ func (s *statements) put(shape, sql string) {
 	}
 	m[shape] = sql
 	s.known.Store(&m)
+}
+
+func (t *Table) leaseOrNull(lease string) string {
+	if t.lease == "" {
+		return "NULL::text"
+	}
+	return lease
+}
+
+func (t *Table) isDeleted() string {
+	if t.deleted == "" {
+		return "false"
+	}
+	return t.deleted + " IS NOT NULL"
+}
+
+// admits compares the token and lease that a statement offers with those of
+// the row, whose columns have the given prefix. The collation is named because
+// under the column's own two lease IDs may be one.
+func (t *Table) admits(prefix, token, lease string) string {
+	mark := prefix + t.token
+	switch {
+	case t.rule == guard.OncePerToken:
+		return token + " > " + mark
+	case t.lease == "":
+		return token + " >= " + mark
+	}
+	return "(" + token + " > " + mark + " OR (" + token + " = " + mark + " AND " + lease + " = " + prefix + t.lease + ` COLLATE pg_catalog."C"))`
 }

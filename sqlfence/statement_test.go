@@ -26,11 +26,11 @@ func TestStatementsRemembered(t *testing.T) {
 						set[names[rng.IntN(len(names))]] = exprs[rng.IntN(len(exprs))]
 					}
 				}
-				got, gotArgs, err := shared.updateSQL(claimOf("r", 5), Key{7}, set)
+				got, gotArgs, err := shared.statement(updates, claimOf("r", 5), Key{7}, set)
 				if err != nil {
 					t.Error(err)
 				}
-				want, wantArgs, err := mockTable(t).updateSQL(claimOf("r", 5), Key{7}, set)
+				want, wantArgs, err := mockTable(t).statement(updates, claimOf("r", 5), Key{7}, set)
 				if err != nil || got != want || !slices.Equal(gotArgs, wantArgs) {
 					t.Errorf("%v: got %s %v, want %s %v, %v", set, got, gotArgs, want, wantArgs, err)
 				}
@@ -39,7 +39,7 @@ func TestStatementsRemembered(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range 2 * maxStatements {
-		if _, _, err := shared.updateSQL(claimOf("r", 5), Key{7}, Set{fmt.Sprint("column", i): 1}); err != nil {
+		if _, _, err := shared.statement(updates, claimOf("r", 5), Key{7}, Set{fmt.Sprint("column", i): 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

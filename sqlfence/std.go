@@ -24,10 +24,43 @@ func Std(db *sql.DB, opts *Options) (*DB[*sql.Tx], error) {
 	if db == nil {
 		return nil, guard.Invalid("db", "nil", "must not be nil")
 	}
-	return newDB[*sql.Tx](stdDriver{db}, opts)
+	return newDB[*sql.Tx](stdDriver{db: db}, opts)
 }
 
-type stdDriver struct{ db *sql.DB }
+// StdConn is [Std] on one connection, on which no transaction may be open
+// whenever the DB is used; with pgx's stdlib that is refused with ErrInvalid.
+// The DB is not safe for concurrent use.
+func StdConn(conn *sql.Conn, opts *Options) (*DB[*sql.Tx], error) {
+	if conn == nil {
+		return nil, guard.Invalid("conn", "nil", "must not be nil")
+	}
+	return newDB[*sql.Tx](stdDriver{one: conn}, opts)
+}
+
+// stdDriver is a pool or one connection.
+type stdDriver struct {
+	db  *sql.DB
+	one *sql.Conn
+}
+
+// idle returns a connection without a transaction, and what gives it back. Its
+// errors are known to have sent nothing.
+func (d stdDriver) idle(ctx context.Context) (*sql.Conn, func(), error) {
+	if d.one == nil {
+		c, err := d.db.Conn(ctx)
+		if err != nil {
+			return nil, nil, notSent{err}
+		}
+		return c, func() { c.Close() }, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, notSent{err}
+	}
+	if c := stdPgx(d.one); c != nil && !c.IsClosed() && c.PgConn().TxStatus() != 'I' {
+		return nil, nil, errBusy
+	}
+	return d.one, nothing, nil
+}
 
 // maxBadConns is how many dead connections are put aside before giving up;
 // database/sql itself does the same for statements outside a Conn.
@@ -36,13 +69,13 @@ const maxBadConns = 3
 // conn runs f, which may be repeated, on a connection.
 func (d stdDriver) conn(ctx context.Context, f func(*sql.Conn) error) error {
 	for try := 1; ; try++ {
-		c, err := d.db.Conn(ctx)
+		c, release, err := d.idle(ctx)
 		if err != nil {
-			return notSent{err}
+			return err
 		}
 		err = f(c)
-		c.Close()
-		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
+		release()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns || d.one != nil {
 			return err
 		}
 	}
@@ -53,11 +86,11 @@ func (d stdDriver) conn(ctx context.Context, f func(*sql.Conn) error) error {
 // was sent, but pgx's stdlib makes it of errors that do not (see connecting).
 // pgx's own connection under database/sql tells them apart.
 func (d stdDriver) exec(ctx context.Context, query string, args []any) (n int64, err error) {
-	c, err := d.db.Conn(ctx)
+	c, release, err := d.idle(ctx)
 	if err != nil {
-		return 0, notSent{err}
+		return 0, err
 	}
-	defer c.Close()
+	defer release()
 	native := false
 	raw := c.Raw(func(driverConn any) error {
 		d, ok := driverConn.(stdNative)
@@ -80,7 +113,14 @@ func (d stdDriver) exec(ctx context.Context, query string, args []any) (n int64,
 type stdNative interface{ Conn() *pgx.Conn }
 
 func (d stdDriver) row(ctx context.Context, query string, args []any, dest ...any) (bool, error) {
-	return stdRow(ctx, d.db, query, args, dest)
+	if d.one == nil {
+		return stdRow(ctx, d.db, query, args, dest)
+	}
+	c, _, err := d.idle(ctx)
+	if err != nil {
+		return false, err
+	}
+	return stdRow(ctx, c, query, args, dest)
 }
 
 func (d stdDriver) migrate(ctx context.Context, c migrate.Component) error {
@@ -90,19 +130,26 @@ func (d stdDriver) migrate(ctx context.Context, c migrate.Component) error {
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, in the middle of a COMMIT too. The statements inside
 // still take the caller's context.
-func (d stdDriver) begin(ctx context.Context, query string, args []any) (transaction[*sql.Tx], error) {
+func (d stdDriver) begin(ctx context.Context, level Isolation, first ...statement) (transaction[*sql.Tx], error) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	conn, tx, err := d.beginOn(ctx, detached)
+	t, err := d.beginOn(ctx, detached, level)
 	if err != nil {
 		stop()
 		cancel()
 		return nil, err
 	}
-	t := &stdTransaction{conn: conn, tx: tx, cancel: cancel}
-	if _, err := tx.ExecContext(ctx, query, args...); err != nil {
-		t.rollback()
-		return nil, err
+	t.cancel = cancel
+	for _, s := range first {
+		if s.dest == nil {
+			_, err = t.tx.ExecContext(ctx, s.sql, s.args...)
+		} else {
+			err = t.tx.QueryRowContext(ctx, s.sql, s.args...).Scan(s.dest...)
+		}
+		if err != nil {
+			t.rollback()
+			return nil, err
+		}
 	}
 	if !stop() {
 		t.rollback()
@@ -111,32 +158,58 @@ func (d stdDriver) begin(ctx context.Context, query string, args []any) (transac
 	return t, nil
 }
 
+var stdLevels = map[Isolation]sql.IsolationLevel{
+	ReadCommitted: sql.LevelReadCommitted, RepeatableRead: sql.LevelRepeatableRead, Serializable: sql.LevelSerializable,
+}
+
 // beginOn begins a transaction on a connection of its own that lives as long
 // as detached, trying another connection like [stdDriver.conn].
-func (d stdDriver) beginOn(ctx, detached context.Context) (*sql.Conn, *sql.Tx, error) {
+func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*stdTransaction, error) {
 	for try := 1; ; try++ {
-		conn, err := d.db.Conn(ctx)
+		conn, release, err := d.idle(ctx)
 		if err != nil {
-			return nil, nil, notSent{err}
+			return nil, err
 		}
-		tx, err := conn.BeginTx(detached, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		tx, err := conn.BeginTx(detached, &sql.TxOptions{Isolation: stdLevels[level]})
 		if err == nil {
-			return conn, tx, nil
+			return &stdTransaction{conn: conn, giveBack: release, tx: tx}, nil
 		}
-		conn.Close()
-		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
-			return nil, nil, err
+		release()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns || d.one != nil {
+			return nil, err
 		}
 	}
 }
 
+// batch takes a round trip for each statement: database/sql has no pipeline.
+func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, timeout time.Duration) ([]int64, bool, error) {
+	tx, err := d.begin(ctx, ReadCommitted, first)
+	if err != nil {
+		return nil, false, err
+	}
+	defer tx.rollback() // does nothing after a COMMIT
+	rows := make([]int64, len(writes))
+	for i, w := range writes {
+		if rows[i], err = stdExec(ctx, tx.handle(), w.SQL, w.Args); err != nil {
+			return nil, false, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, false, context.Cause(ctx)
+	}
+	return rows, true, tx.commit(ctx, timeout)
+}
+
 func (d stdDriver) in(tx *sql.Tx) querier { return stdQuerier{tx} }
+
+func (d stdDriver) same(a, b *sql.Tx) bool { return a == b }
 
 // stdTransaction holds its connection itself, to look at it before a COMMIT.
 type stdTransaction struct {
-	conn   *sql.Conn
-	tx     *sql.Tx
-	cancel context.CancelFunc
+	conn     *sql.Conn
+	giveBack func()
+	tx       *sql.Tx
+	cancel   context.CancelFunc
 }
 
 func (t *stdTransaction) handle() *sql.Tx { return t.tx }
@@ -176,7 +249,7 @@ func (t *stdTransaction) rollback() {
 // release may be called again.
 func (t *stdTransaction) release() {
 	t.cancel()
-	t.conn.Close()
+	t.giveBack()
 }
 
 // stdPgx returns the connection under c if the driver is pgx's stdlib, else nil.

@@ -20,7 +20,7 @@ func TestStore(t *testing.T) {
 		another := func(context.Context, guard.Store) (guard.Store, error) { return e.open(nil), nil }
 		guardtest.Run(t, guardtest.Harness{
 			New: func(ctx context.Context) (guard.Store, error) {
-				_, err := e.admin.Exec(ctx, "TRUNCATE fencepost.marks")
+				_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
 				return e.open(nil), err
 			},
 			Replica: another,
@@ -47,7 +47,7 @@ func TestStoreControls(t *testing.T) {
 				db := e.open(nil)
 				failures := guardtest.Check(t.Context(), guardtest.Harness{
 					New: func(ctx context.Context) (guard.Store, error) {
-						_, err := e.admin.Exec(ctx, "TRUNCATE fencepost.marks")
+						_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
 						return db, err
 					},
 					Replica: func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"database/sql/driver"
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,8 +25,13 @@ type TableOptions struct {
 	// DEFAULT ''. Empty means that the table has none: then one token under
 	// two leases is not told apart (no promise P4 on this table).
 	LeaseColumn string
+	// DeletedColumn says when the row was deleted by [Table.Delete]; it must be
+	// timestamptz, NULL for a row that is not deleted. Empty means that the
+	// table has none, and no Delete.
+	DeletedColumn string
 	// Rule says what a second write under one token may do. Zero means
-	// [guard.OncePerToken]: token > last_fencing_token.
+	// [guard.OncePerToken]: token > last_fencing_token. [Table.Takeover] needs
+	// [guard.SameOrNewer].
 	Rule guard.Rule
 	// Resource names the resource that a row is, from its key's values. If it
 	// is set, a claim for another resource is refused with ErrInvalid before
@@ -37,19 +43,21 @@ type TableOptions struct {
 // the row's mark. It is immutable and safe for concurrent use. The zero value
 // is not usable; call [NewTable].
 type Table struct {
-	name     string // quoted
-	label    string // for errors
-	keys     []string
-	where    string // ("k1" = $1 AND "k2" = $2)
-	token    string // quoted
-	lease    string // quoted; empty = none
-	reserved map[string]string
-	rule     guard.Rule
-	resource func(key ...any) (string, error)
-	verdict  string
-	op       string // for errors
+	name       string // quoted
+	row        string // quoted: the last part of the name, by which a statement knows the row
+	label      string // for errors
+	keys       []string
+	keyColumns []string // quoted
+	where      string   // ("k1" = $1 AND "k2" = $2)
+	token      string   // quoted
+	lease      string   // quoted; empty = none
+	deleted    string   // quoted; empty = none
+	reserved   map[string]string
+	rule       guard.Rule
+	resource   func(key ...any) (string, error)
+	predicates []Expr
 
-	statements statements
+	statements *statements
 }
 
 // NewTable describes a guarded table. The name comes in parts, {"billing",
@@ -72,9 +80,13 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 	if o.Rule != guard.OncePerToken && o.Rule != guard.SameOrNewer {
 		return nil, guard.Invalid("TableOptions.Rule", o.Rule.String(), "must be guard.OncePerToken or guard.SameOrNewer")
 	}
-	t := &Table{op: "update " + strings.Join(name, "."), label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: o.Resource, reserved: map[string]string{}}
+	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: o.Resource,
+		reserved: map[string]string{}, statements: &statements{}}
 	var err error
 	if t.name, err = quoteName("table name", name); err != nil {
+		return nil, err
+	}
+	if t.row, err = quoteIdentifier("table name", name[len(name)-1]); err != nil {
 		return nil, err
 	}
 	if t.token, err = t.reserve("token column", o.TokenColumn); err != nil {
@@ -82,6 +94,11 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 	}
 	if o.LeaseColumn != "" {
 		if t.lease, err = t.reserve("lease column", o.LeaseColumn); err != nil {
+			return nil, err
+		}
+	}
+	if o.DeletedColumn != "" {
+		if t.deleted, err = t.reserve("deleted column", o.DeletedColumn); err != nil {
 			return nil, err
 		}
 	}
@@ -94,11 +111,32 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 		if err != nil {
 			return nil, err
 		}
+		t.keyColumns = append(t.keyColumns, quoted)
 		where[i] = quoted + " = " + placeholder(i+1)
 	}
 	t.where = "(" + strings.Join(where, " AND ") + ")"
-	t.verdict = "SELECT " + t.token + ", " + t.leaseOrEmpty() + " FROM " + t.name + " WHERE " + t.where
 	return t, nil
+}
+
+// ErrPredicate: the row is there and its mark admits the claim, but it does not
+// satisfy the predicate of [Table.Where]. It comes inside a
+// [*guard.RejectedError] that is guard.ErrNotFound, too: there is no such row.
+var ErrPredicate = errors.New("the row does not satisfy the predicate")
+
+// Where returns a table whose statements apply only to rows that satisfy
+// predicate as well, besides those of t: closes.Where(sqlfence.Raw("status = $1",
+// "open")).Update(...). t stays as it is. The predicate stands in parentheses,
+// and is compared in the same step as the claim; a row that the claim may
+// write and the predicate excludes is refused with [ErrPredicate]. NULL is not
+// satisfied. A row that [Table.Upsert] inserts is not compared, and there the
+// predicate must name columns with their table, "closes.status", because the
+// row to be inserted has the same ones.
+//
+// A malformed predicate is refused by the statement, before anything is sent.
+func (t *Table) Where(predicate Expr) *Table {
+	narrowed := *t
+	narrowed.predicates = append(slices.Clip(t.predicates), predicate)
+	return &narrowed
 }
 
 // reserve quotes a column that a Set may not name.
@@ -112,13 +150,6 @@ func (t *Table) reserve(what, column string) (string, error) {
 	}
 	t.reserved[column] = what
 	return quoted, nil
-}
-
-func (t *Table) leaseOrEmpty() string {
-	if t.lease == "" {
-		return "NULL::text"
-	}
-	return t.lease
 }
 
 // isNull reports values that the drivers send as NULL, with which no key is

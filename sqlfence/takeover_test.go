@@ -139,7 +139,8 @@ func (e *env) losesBeforeTheComparison(in work) bool {
 // missing in the row that lost most, and the inserts that a newer holder's
 // count, taken under the fence, missed.
 func counterTorture(t *testing.T, e *env, in work, rounds int) (lost, stale int64) {
-	e.exec(`CREATE TABLE counters (id int PRIMARY KEY, v bigint NOT NULL); INSERT INTO counters SELECT generate_series(1, 3), 0;
+	e.exec(`DROP TABLE IF EXISTS counters, entries; DELETE FROM fencepost.marks;
+		CREATE TABLE counters (id int PRIMARY KEY, v bigint NOT NULL); INSERT INTO counters SELECT generate_series(1, 3), 0;
 		CREATE TABLE entries (n bigserial PRIMARY KEY, token bigint NOT NULL, seen bigint NOT NULL)`)
 	var next, acked atomic.Int64
 	var wg sync.WaitGroup

@@ -41,23 +41,25 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 
 func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
 	const op = "unfenced transaction"
-	if ctx.Value(txKey[Tx]{t.db}) != nil {
+	if t.db.callback(ctx) != nil {
 		return guard.Invalid("InsecureTx", "", "is called inside another transaction; pass that one on instead")
 	}
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := t.db.backend.begin(ctx, "SELECT 1", nil)
+	tx, err := t.db.backend.begin(ctx, ReadCommitted)
 	if err != nil {
 		return schemaFailure(op, guard.Claim{}, err)
 	}
+	own := &callback[Tx]{tx: tx.handle()}
 	committed := false
 	defer func() {
+		own.over.Store(true)
 		if !committed { // fn failed, panicked or called runtime.Goexit
 			tx.rollback()
 		}
 	}()
-	inner := context.WithValue(context.WithValue(ctx, txKey[Tx]{t.db}, true), openTx[Tx]{t.db}, tx.handle())
+	inner := context.WithValue(context.WithValue(ctx, txKey[Tx]{t.db}, own), openTx[Tx]{t.db}, own.tx)
 	if err := fn(inner); err != nil {
 		return err
 	}

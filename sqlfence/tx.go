@@ -2,30 +2,62 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 const (
-	enterSQL = "SELECT fencepost.enter($1::text, $2::bigint, $3::text, $4::int, $5::int)"
-	raiseSQL = "SELECT fencepost.raise($1::text, $2::bigint, $3::text, $4::int)"
+	enterSQL         = "SELECT fencepost.enter($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+	// With Options.PresentClaims, what is entered is presented to the triggers
+	// of guarded tables as well.
+	presentsSQL = ", set_config('fencepost.claims', $6::text, true)"
 )
 
 // maxEnter bounds how often a transaction raises and enters again: once is the
-// rule, a second time only if the mark was retired in between.
-const maxEnter = 3
+// rule, a second time only if the mark was retired in between. maxEarly bounds
+// how often it takes its snapshot again, because a raise was committed after it.
+const (
+	maxEnter = 3
+	maxEarly = 10
+)
 
-// txKey marks the context of a callback. It has the DB in it, so that a nested
-// call is found behind those of other DBs.
+// maxClaims bounds the resources of one transaction: each holds a lock in the
+// server's shared memory.
+const maxClaims = 64
+
+// txKey marks the context of a callback; its value is a *callback. It has the
+// DB in it, so that a nested call is found behind those of other DBs.
 type txKey[Tx any] struct{ of *DB[Tx] }
+
+// callback is what a callback runs in: the transaction and what it entered,
+// nothing if it is not fenced.
+type callback[Tx any] struct {
+	tx     Tx
+	claims []guard.Claim
+	over   atomic.Bool // the context may outlive the transaction
+}
+
+// callback returns that of ctx, nil if there is none or it is over.
+func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
+	if c, inside := ctx.Value(txKey[Tx]{d}).(*callback[Tx]); inside && !c.over.Load() {
+		return c
+	}
+	return nil
+}
 
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
 // can be raised on the resource, and it does not begin unless this claim is
 // the resource's mark. So nothing that fn writes can take effect after a newer
 // holder has taken over (P1), and a newer holder's raise waits for it (P2).
 // Everything that is written under the resource is fenced: rows, sets of rows,
-// inserts, several tables. The transaction is READ COMMITTED.
+// inserts, several tables. The transaction is READ COMMITTED; [DB.InTxAll] has
+// the other levels, and several resources.
 //
 // If the claim is above the mark, the mark is first raised in a transaction of
 // its own; it stays raised whatever becomes of fn. To take over, read what the
@@ -46,102 +78,180 @@ type txKey[Tx any] struct{ of *DB[Tx] }
 // answered, or fn ended the transaction itself. An error of COMMIT itself, such as a deferred constraint, is
 // passed on with the driver's error inside; nothing was committed.
 func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
+	return d.InTxAll(ctx, []guard.Claim{claim}, nil, fn)
+}
+
+// InTxAll is [DB.InTx] on several resources and with options: the transaction
+// is fenced by all of the claims, or does not begin. They are entered in the
+// order of their resources' bytes, whatever order they are given in, so that
+// two transactions never wait for each other in a circle. A mark that is raised
+// stays raised even if another claim is then refused. fn's context carries the
+// first claim given. opts may be nil.
+//
+// ErrInvalid is also returned for no claim, more than 64, or two for one
+// resource. A [*guard.RejectedError] names the claim that was refused.
+func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx Tx) error) error {
 	start := time.Now()
-	err := d.inTx(ctx, claim, fn)
-	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
+	o, err := opts.resolve()
+	if err == nil {
+		err = d.inTx(ctx, claims, o, fn)
+	}
+	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
-func (d *DB[Tx]) inTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
+// observeAll reports a transaction once for each of its claims, or for the one
+// alone that was refused.
+func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start time.Time, err error) {
+	if d.opts.Observer == nil {
+		return
+	}
+	var rejected *guard.RejectedError
+	if errors.As(err, &rejected) && slices.Contains(claims, rejected.Claim) {
+		claims = []guard.Claim{rejected.Claim}
+	}
+	for _, claim := range claims {
+		d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
+	}
+}
+
+func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
 	const op = "fenced transaction"
-	if err := claim.Validate(); err != nil {
-		return err
-	}
-	if ctx.Value(txKey[Tx]{d}) != nil {
-		return guard.Invalid("InTx", claim.Resource, "is called inside another InTx; pass its transaction on instead")
-	}
-	if err := ended(ctx, op, claim); err != nil {
-		return err
-	}
-	tx, err := d.enter(ctx, claim)
+	sorted, err := sortClaims(claims)
 	if err != nil {
 		return err
 	}
+	first := claims[0]
+	if d.callback(ctx) != nil {
+		return guard.Invalid("InTx", first.Resource, "is called inside another InTx; pass its transaction on instead")
+	}
+	if err := ended(ctx, op, first); err != nil {
+		return err
+	}
+	for try := 0; ; try++ {
+		err := d.attempt(ctx, first, sorted, opts, fn)
+		if try == opts.Retries || !mayRetry(err) || !backOff(ctx, try) {
+			return err
+		}
+	}
+}
+
+// attempt is one fenced transaction.
+func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
+	const op = "fenced transaction"
+	var id transactionID
+	tx, err := d.enter(ctx, sorted, opts, &id)
+	if err != nil {
+		return err
+	}
+	own := &callback[Tx]{tx: tx.handle(), claims: sorted}
 	committed := false
 	defer func() {
+		own.over.Store(true)
 		if !committed { // fn failed, panicked or called runtime.Goexit
 			tx.rollback()
 		}
 	}()
-	inner := context.WithValue(guard.WithClaim(ctx, claim), txKey[Tx]{d}, true)
-	if err := fn(inner, tx.handle()); err != nil {
+	if err := fn(context.WithValue(guard.WithClaim(ctx, first), txKey[Tx]{d}, own), own.tx); err != nil {
 		return err
 	}
-	if err := ended(ctx, op, claim); err != nil {
+	if err := ended(ctx, op, first); err != nil {
 		return err
 	}
 	err = tx.commit(ctx, d.opts.CommitTimeout)
 	committed = err == nil
-	return failure("commit of a "+op, claim, err, true)
+	if err == nil || !opts.Resolve || err == errEnded {
+		return failure("commit of a "+op, first, err, true)
+	}
+	err = failure("commit of a "+op, first, &lostCommit{id: id, error: err}, true)
+	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+		return err
+	}
+	tx.rollback() // gives the connection back, which the answer may need
+	return d.resolved(ctx, first, err)
 }
 
-// enter begins the fenced transaction, raising the mark first if the claim is
-// above it. An unknown outcome of that raise is no unknown outcome of the
-// caller's work, of which nothing was sent.
-func (d *DB[Tx]) enter(ctx context.Context, claim guard.Claim) (transaction[Tx], error) {
+// enter begins the fenced transaction, raising the marks first that claims are
+// above. An unknown outcome of that raise is no unknown outcome of the caller's
+// work, of which nothing was sent; and for the same reason a snapshot that
+// came too early is simply taken again.
+func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (transaction[Tx], error) {
 	const op = "enter"
-	args := []any{claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds())}
+	sql, presented := enterSQL, d.presented(claims)
+	if opts.Isolation != ReadCommitted {
+		sql = enterSnapshotSQL
+	}
+	first := make([]statement, 0, len(claims)+1)
+	for _, claim := range claims {
+		first = append(first, d.entering(sql, claim, presented))
+	}
+	if opts.Resolve {
+		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.timeline}})
+	}
 	var err error
-	for range maxEnter {
+	for tries, early := 0, 0; tries < maxEnter; {
 		var tx transaction[Tx]
-		if tx, err = d.backend.begin(ctx, enterSQL, args); err == nil {
+		if tx, err = d.backend.begin(ctx, opts.Isolation, first...); err == nil {
 			return tx, nil
 		}
-		if !mustRaise(err) {
-			return nil, schemaFailure(op, claim, err)
+		if opts.Isolation != ReadCommitted && sqlState(err) == stateSerialization && early < maxEarly {
+			early++
+			continue
 		}
-		if err := d.raise(ctx, claim, false); err != nil {
+		if !mustRaise(err) {
+			return nil, schemaFailure(op, refusedClaim(claims, err), err)
+		}
+		tries++
+		for _, claim := range claims {
+			if err := d.raise(ctx, claim, false); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return nil, guard.Unavailable(op, claims[0], err)
+}
+
+// entering is a statement that enters under claim, and presents what
+// [DB.presented] made of all claims that the transaction enters under.
+func (d *DB[Tx]) entering(sql string, claim guard.Claim, presented string) statement {
+	args := append(make([]any, 0, 6), claim.Resource, int64(claim.Token), claim.LeaseID,
+		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()))
+	if presented == "" {
+		return statement{sql: sql, args: args}
+	}
+	return statement{sql: sql + presentsSQL, args: append(args, presented)}
+}
+
+// presented is the setting that presents claims to triggers; empty for none.
+func (d *DB[Tx]) presented(claims []guard.Claim) string {
+	if !d.opts.PresentClaims {
+		return ""
+	}
+	return claimsSetting(claims...)
+}
+
+// sortClaims returns the claims of one transaction in the order in which every
+// transaction takes their locks.
+func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
+	if len(claims) == 0 {
+		return nil, guard.Invalid("claims", "", "must have at least one claim")
+	}
+	if len(claims) > maxClaims {
+		return nil, guard.Invalid("claims", itoa(len(claims)), "must be at most "+itoa(maxClaims))
+	}
+	for _, claim := range claims {
+		if err := claim.Validate(); err != nil {
 			return nil, err
 		}
 	}
-	return nil, guard.Unavailable(op, claim, err)
-}
-
-// Raise makes the claim the resource's mark, unless it is already, and waits
-// until every fenced transaction of an older holder has ended. A new holder
-// that calls it before it reads loses none of the acknowledged updates of its
-// predecessor and is overwritten by none (P2). It is idempotent, and survives
-// a crash of the server once it returned.
-//
-// It raises the marks of schema fencepost, with which [DB.InTx] and
-// [DB.Admit] compare; a [Table]'s rows have marks of their own.
-//
-// The errors: [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid;
-// ErrUnavailable: not raised (also when an older holder's transaction did not
-// end within Options.RaiseTimeout); ErrOutcomeUnknown: call it again.
-func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
-	start := time.Now()
-	err := claim.Validate()
-	if err == nil {
-		err = ended(ctx, "raise", claim)
+	if len(claims) == 1 {
+		return claims, nil
 	}
-	if err == nil {
-		err = d.raise(ctx, claim, true)
+	sorted := slices.SortedFunc(slices.Values(claims), func(a, b guard.Claim) int { return strings.Compare(a.Resource, b.Resource) })
+	for i := range sorted[1:] {
+		if sorted[i].Resource == sorted[i+1].Resource {
+			return nil, guard.Invalid("claims", sorted[i].Resource, "is claimed twice")
+		}
 	}
-	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
-	return err
-}
-
-// raise raises the mark. Only for a caller to whom the raise is the work is
-// the lost answer of its COMMIT an unknown outcome; work says so.
-func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
-	const op = "raise"
-	tx, err := d.backend.begin(ctx, raiseSQL, []any{claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(d.opts.RaiseTimeout.Milliseconds())})
-	if err != nil {
-		return schemaFailure(op, claim, err)
-	}
-	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, claim, tx.commit(ctx, d.opts.CommitTimeout), work)
+	return sorted, nil
 }

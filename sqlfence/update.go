@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -9,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Set is what an update assigns, by column. A value is sent as a parameter; an
+// Set is what a write assigns, by column. A value is sent as a parameter; an
 // [Expr] is computed by the database.
 type Set map[string]any
 
@@ -30,77 +31,121 @@ const maxReplaced = 3
 // that tells why.
 //
 // The errors: [*guard.RejectedError] with ErrStale, ErrSpent, ErrConflict,
-// ErrNotFound (no such row), ErrUnfenced (the token column is NULL);
-// ErrInvalid for malformed input, nothing sent; ErrUnavailable, nothing
-// written; ErrOutcomeUnknown if the answer was lost: the row's mark tells.
-// Errors of the statement itself, such as a violated constraint, are passed on
-// with the driver's error inside. An update that returns an error other than
-// ErrOutcomeUnknown has changed nothing; but if the key turns out not to be
-// unique, the error says how many rows were written.
+// ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
+// [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
+// column is NULL); ErrInvalid for malformed input, nothing sent;
+// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost:
+// the row's mark tells. Errors of the statement itself, such as a violated
+// constraint, are passed on with the driver's error inside. An update that
+// returns an error other than ErrOutcomeUnknown has changed nothing; but if the
+// key turns out not to be unique, the error says how many rows were written.
+//
+// Where several reasons apply, those of the claim come first: a stale holder
+// is told so even if the row was deleted.
 //
 // Update fences one row. It cannot stop an older holder from inserting another
 // row into a set: use [DB.InTx] for sets.
 func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
+	return t.write(ctx, q, updates, claim, key, set)
+}
+
+// write is a fenced statement on one row that returns nothing.
+func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) error {
 	start := time.Now()
-	mark, err := t.update(ctx, q, claim, key, set)
+	mark, err := t.writeRow(ctx, q, k, claim, key, set)
 	q.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
 
-func (t *Table) update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
-	op := t.op
+func (t *Table) writeRow(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
 	if err := t.check(claim, key); err != nil {
 		return guard.Mark{}, err
 	}
-	sql, args, err := t.updateSQL(claim, key, set)
+	sql, args, err := t.statement(k, claim, key, set)
 	if err != nil {
 		return guard.Mark{}, err
 	}
+	return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })
+}
+
+// untilDecided sends a statement that writes the row and returns how many it
+// wrote, until it has, or the row's mark says why not.
+func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
 	for range maxReplaced {
-		n, err := q.exec(ctx, sql, args)
-		if err != nil {
-			return guard.Mark{}, tableFailure(op, claim, err, q.autocommit())
-		}
+		n, err := send()
 		switch {
+		case err != nil:
+			return guard.Mark{}, tableFailure(t.op(k), claim, err, q.autocommit())
 		case n == 1:
 			return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
 		case n > 1:
-			return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", op, n)
+			return guard.Mark{}, t.notUnique(k, n)
 		}
-		mark, err := t.mark(ctx, q, op, claim, key)
-		if err != nil {
+		// If the row as it is now admits the claim, the one that refused was
+		// replaced meanwhile. Nothing was written, so it may be sent again.
+		if mark, err := t.refusal(ctx, q, k, claim, key); err != nil {
 			return mark, err
 		}
-		if err := guard.Decide(t.rule, mark, claim); err != nil {
-			return mark, err
-		}
-		// The row that refused was replaced before its mark was read. Nothing
-		// was written, so the statement may be sent again.
 	}
-	return guard.Mark{}, guard.Unavailable(op, claim, fmt.Errorf("%d times the row was not written although its mark admits the claim: it was replaced, or a trigger or policy holds it back", maxReplaced))
+	return guard.Mark{}, guard.Unavailable(t.op(k), claim, fmt.Errorf("%d times %w: it was replaced, or a trigger or policy holds it back", maxReplaced, errNotWritten))
 }
 
-// mark reads the row's mark after a write that changed nothing.
-func (t *Table) mark(ctx context.Context, q Querier, op string, claim guard.Claim, key Key) (guard.Mark, error) {
-	var token *int64
-	var lease *string
-	found, err := q.row(ctx, t.verdict, key, &token, &lease)
+var errNotWritten = errors.New("the row was not written although nothing refused it")
+
+func (t *Table) notUnique(k kind, n int64) error {
+	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
+}
+
+// refusal reads why a statement changed nothing. It is nil if the row as it is
+// now would be written.
+func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
+	sql, args, err := t.verdict(key)
+	if err != nil {
+		return guard.Mark{}, err
+	}
+	var r rowState
+	found, err := q.row(ctx, sql, args, &r.token, &r.lease, &r.deleted, &r.satisfied)
 	switch {
 	case err != nil:
-		return guard.Mark{}, tableFailure(op, claim, err, false)
-	case !found:
-		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
-	case token == nil || lease == nil && t.lease != "":
+		return guard.Mark{}, tableFailure(t.op(k), claim, err, false)
+	case found:
+		return t.decide(k, r, claim)
+	case k == upserts: // deleted meanwhile
+		return guard.Mark{}, nil
+	}
+	return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
+}
+
+// rowState is what decides about a write, as the database has it.
+type rowState struct {
+	token              *int64
+	lease              *string
+	deleted, satisfied bool
+}
+
+// decide compares a claim with a row. The claim's reasons come first: a stale
+// holder must stop, whatever became of the row.
+func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error) {
+	if r.token == nil || r.lease == nil && t.lease != "" {
 		// NULL compares with nothing: no write would ever be admitted.
 		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
 			Cause: guard.Invalid("column "+t.token, "NULL", "the mark must be NOT NULL, with DEFAULT 0 for the token and '' for the lease")}
 	}
-	mark := guard.Mark{Token: guard.Token(*token)}
+	mark := guard.Mark{Token: guard.Token(*r.token)}
 	switch {
-	case lease != nil:
-		mark.LeaseID = *lease
+	case r.lease != nil:
+		mark.LeaseID = *r.lease
 	case mark.Token == claim.Token:
 		mark.LeaseID = claim.LeaseID // the table does not say whose it is
+	}
+	if err := guard.Decide(t.rule, mark, claim); err != nil {
+		return mark, err
+	}
+	switch {
+	case r.deleted && (k == updates || k == deletes):
+		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
+	case !r.satisfied:
+		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark, Cause: ErrPredicate}
 	}
 	return mark, nil
 }

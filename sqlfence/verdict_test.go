@@ -62,14 +62,16 @@ func TestUpdateDecidesControls(t *testing.T) {
 		"equal is admitted": func(s string) string {
 			return strings.Replace(s, `::bigint > "last`, `::bigint >= "last`, 1)
 		},
-		"equal is refused":     func(s string) string { return strings.Replace(s, `::bigint >= "last`, `::bigint > "last`, 1) },
-		"any lease":            func(s string) string { return strings.Replace(s, `$4::text = "last_lease_id"`, "true", 1) },
+		"equal is refused": func(s string) string { return strings.Replace(s, `::bigint >= "last`, `::bigint > "last`, 1) },
+		"any lease": func(s string) string {
+			return strings.Replace(s, `$4::text = "last_lease_id" COLLATE pg_catalog."C"`, "true", 1)
+		},
 		"the lease stays":      func(s string) string { return strings.Replace(s, `, "last_lease_id" = $4::text`, "", 1) },
 		"the token stays":      func(s string) string { return strings.Replace(s, `= $3::bigint,`, `= "last_fencing_token",`, 1) },
 		"another row as well":  func(s string) string { return strings.Replace(s, `"b" = $2`, `$2::text IS NOT NULL`, 1) },
 		"the key's second col": func(s string) string { return strings.Replace(s, `"a" = $1`, `$1::int IS NOT NULL`, 1) },
 	}
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		for name, mutate := range mutants {
 			if problems := e.compareUpdates(1, mutantQuerier{e.db, mutate}); len(problems) == 0 {
@@ -97,8 +99,8 @@ func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 					continue
 				}
 				for _, claim := range someClaims("r") {
-					e.exec("TRUNCATE pairs")
-					e.exec(`INSERT INTO pairs VALUES (1, 'x', 'old', 5, $1, $2), (1, 'y', 'old', 5, 0, ''), (2, 'x', 'old', 5, 0, '')`, int64(mark.Token), mark.LeaseID)
+					e.exec(`INSERT INTO pairs VALUES (1, 'x', 'old', 5, $1, $2), (1, 'y', 'old', 5, 0, ''), (2, 'x', 'old', 5, 0, '') ON CONFLICT (a, b)
+						DO UPDATE SET v = 'old', n = 5, last_fencing_token = EXCLUDED.last_fencing_token, last_lease_id = EXCLUDED.last_lease_id`, int64(mark.Token), mark.LeaseID)
 					err := table.Update(context.Background(), q, claim, Key{1, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
 					if problem := e.compareUpdate(rule, lease != "", mark, claim, err); problem != "" {
 						problems = append(problems, fmt.Sprintf("%v, lease column %q, mark %+v, claim %+v: %s", rule, lease, mark, claim, problem))

@@ -6,7 +6,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// closer does the three kinds of work that closing a period is. The story runs
+// closer does the four kinds of work that closing a period is. The story runs
 // the same worker on either of two: fenced, and unfenced, which is the code
 // that everybody writes first.
 type closer interface {
@@ -19,6 +19,8 @@ type closer interface {
 	closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error
 	// post books the total in the ledger, another service.
 	post(ctx context.Context, claim guard.Claim, by string, total int64) error
+	// export writes the object that has the invoices so far.
+	export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error
 }
 
 const upsertInvoice = `INSERT INTO invoices (tenant_id, period, customer, cents, issued_by) VALUES ($1, $2, $3, $4, $5)

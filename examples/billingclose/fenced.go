@@ -10,19 +10,21 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
 // fenced closes a period with every write fenced at its resource. This is the
 // code to copy.
 type fenced struct {
-	db     *sqlfence.DB[pgx.Tx]
-	closes *sqlfence.Table
-	client *http.Client
-	ledger string
+	db      *sqlfence.DB[pgx.Tx]
+	closes  *sqlfence.Table
+	client  *http.Client
+	ledger  string
+	exports *s3fence.Objects
 }
 
-func newFenced(pool *pgxpool.Pool, ledger string) (*fenced, error) {
+func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3fence.S3) (*fenced, error) {
 	db, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
 		return nil, err
@@ -32,13 +34,25 @@ func newFenced(pool *pgxpool.Pool, ledger string) (*fenced, error) {
 		return nil, err
 	}
 	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger}, nil), Timeout: 10 * time.Second}
-	return &fenced{db: db, closes: closes, client: client, ledger: ledger}, nil
+	bucket, err := s3fence.Open(ctx, store, exportBucket, nil) // sees whether the store enforces preconditions
+	if err != nil {
+		return nil, err
+	}
+	exports, err := bucket.Objects(s3fence.Sealed, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &fenced{db: db, closes: closes, client: client, ledger: ledger, exports: exports}, nil
 }
 
 // takeOver raises the mark that issue's transactions compare with, and waits
-// for those of an older holder that are still open.
+// for those of an older holder that are still open; and the object's, which is
+// its own.
 func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
-	return f.db.Raise(ctx, claim)
+	if err := f.db.Raise(ctx, claim); err != nil {
+		return err
+	}
+	return f.exports.Raise(ctx, claim, exportKey)
 }
 
 // issue is a fenced transaction: no row of the set changes under an older token.
@@ -73,4 +87,11 @@ func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total i
 		return err
 	}
 	return statusError(resp)
+}
+
+// export replaces the object and its mark in one conditional PUT.
+func (f *fenced) export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
+	return f.exports.Put(ctx, claim, exportKey, s3fence.Bytes(exportOf(amounts)), &s3fence.PutOptions{
+		Headers: s3fence.Headers{ContentType: "text/csv", Metadata: map[string]string{exportedBy: by}},
+	})
 }

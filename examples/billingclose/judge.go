@@ -2,6 +2,7 @@ package main
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -17,8 +18,10 @@ type summary struct {
 	StaleRefused  int      `json:"staleRefused"`
 	// LostUpdates counts acknowledged writes that the final state does not
 	// show, because an older holder wrote over them.
-	LostUpdates int  `json:"lostUpdates"`
-	OK          bool `json:"ok"`
+	LostUpdates int `json:"lostUpdates"`
+	// ExportOverwritten says that one of them is the month's export.
+	ExportOverwritten bool `json:"exportOverwritten,omitempty"`
+	OK                bool `json:"ok"`
 }
 
 type holder struct {
@@ -32,7 +35,7 @@ func (s summary) promised() bool {
 	if s.Fenced {
 		return s.OK
 	}
-	return !s.OK && s.StaleAttempts > s.StaleRefused && s.LostUpdates > 0
+	return !s.OK && s.StaleAttempts > s.StaleRefused && s.LostUpdates > 0 && s.ExportOverwritten
 }
 
 // judge keeps what was acknowledged and compares it with what is there.
@@ -50,7 +53,7 @@ func (j *judge) note(name string, r report, late bool) {
 	if r.What == "granted" {
 		j.Holders = append(j.Holders, holder{Worker: name, Token: r.Token})
 	}
-	if late && (r.What == "invoices" || r.What == "close" || r.What == "ledger") {
+	if late && slices.Contains([]string{"invoices", "close", "ledger", "export"}, r.What) {
 		j.StaleAttempts++
 		if r.Reason == guard.ReasonStale {
 			j.StaleRefused++
@@ -74,15 +77,21 @@ func (j *judge) judge(before, after state) summary {
 	if after.ClosedBy != before.ClosedBy || after.Total != before.Total {
 		s.LostUpdates++
 	}
+	if s.ExportOverwritten = after.Export != before.Export; s.ExportOverwritten {
+		s.LostUpdates++
+	}
 	var total int64
-	for _, i := range after.Invoices {
+	amounts := map[string]int64{}
+	for customer, i := range after.Invoices {
+		amounts[customer] = i.Cents
 		total += i.Cents
 	}
 	s.OK = s.LostUpdates == 0 &&
-		s.StaleAttempts == 3 && s.StaleRefused == s.StaleAttempts &&
+		s.StaleAttempts == 4 && s.StaleRefused == s.StaleAttempts &&
 		s.Closes == 1 && s.ClosedBy == "b" && after.Status == "closed" &&
 		len(after.Postings) == 1 && after.Postings[0].Cents == total && after.Total == total &&
 		maps.Equal(after.Invoices, j.acknowledged) &&
+		after.Export == export{Content: string(exportOf(amounts)), ExportedBy: "b"} &&
 		len(s.Holders) == 2 && s.Holders[0].Token < s.Holders[1].Token &&
 		guard.Token(after.Token) == s.Holders[1].Token
 	return s

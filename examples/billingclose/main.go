@@ -1,8 +1,8 @@
 // Command billingclose tells the story that this module exists for, with a
-// real PostgreSQL, a real HTTP service and two real processes, one of which is
-// stopped for longer than its lease and then goes on.
+// real PostgreSQL, a real HTTP service, an S3 server and two real processes, one
+// of which is stopped for longer than its lease and then goes on.
 //
-//	go run ./examples/billingclose            the guards are on: three stale attempts, three refused
+//	go run ./examples/billingclose            the guards are on: four stale attempts, four refused
 //	go run ./examples/billingclose -unfenced  the guards are off: see what is lost
 //	go run ./examples/billingclose -json      the last line is a summary for programs
 //
@@ -25,8 +25,8 @@ import (
 	"time"
 )
 
-// limit ends a run that hangs; a run takes about three seconds.
-const limit = 20 * time.Second
+// limit ends a run that hangs; a run takes about four seconds.
+const limit = 40 * time.Second
 
 func main() {
 	if encoded := os.Getenv(roleVariable); encoded != "" {

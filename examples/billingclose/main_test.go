@@ -41,11 +41,11 @@ func TestFenced(t *testing.T) {
 	}
 	want := `{"fenced":true,"resource":"tenant_123:billing-close:2026-04",` +
 		`"holders":[{"worker":"a","token":"1"},{"worker":"b","token":"2"}],"closedBy":"b","closes":1,` +
-		`"staleAttempts":3,"staleRefused":3,"lostUpdates":0,"ok":true}`
+		`"staleAttempts":4,"staleRefused":4,"lostUpdates":0,"ok":true}`
 	if got := lastLine(out); got != want {
 		t.Errorf("summary\n got %s\nwant %s", got, want)
 	}
-	for _, text := range []string{"SIGSTOP", "SIGCONT", "refused with 412: stale", "lease lost", "FENCED: 3 stale attempts, 3 refused"} {
+	for _, text := range []string{"SIGSTOP", "SIGCONT", "refused with 412: stale", "lease lost", "FENCED: 4 stale attempts, 4 refused"} {
 		if !strings.Contains(out, text) {
 			t.Errorf("the timeline does not mention %q:\n%s", text, out)
 		}
@@ -62,7 +62,7 @@ func TestUnfenced(t *testing.T) {
 	if err := json.Unmarshal([]byte(lastLine(out)), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Fenced || s.OK || s.StaleRefused != 0 || s.LostUpdates == 0 || s.Closes != 2 || s.ClosedBy != "a" {
+	if s.Fenced || s.OK || s.StaleRefused != 0 || s.LostUpdates == 0 || !s.ExportOverwritten || s.Closes != 2 || s.ClosedBy != "a" {
 		t.Errorf("the damage does not show: %+v", s)
 	}
 }
@@ -75,29 +75,33 @@ func TestJudge(t *testing.T) {
 		j.note("a", report{What: "invoices", Invoices: map[string]int64{"x": 1}}, false)
 		j.note("b", report{What: "granted", Token: 2}, false)
 		j.note("b", report{What: "invoices", Invoices: map[string]int64{"y": 2}}, false)
-		for _, what := range []string{"invoices", "close", "ledger"} {
+		for _, what := range []string{"invoices", "close", "ledger", "export"} {
 			j.note("a", report{What: what, Reason: "stale"}, true)
 		}
 		return j, state{Status: "closed", Total: 3, ClosedBy: "b", Closes: 1, Token: 2,
-			Invoices: map[string]invoice{"x": {1, "a"}, "y": {2, "b"}}, Postings: []posting{{3, "b"}}}
+			Invoices: map[string]invoice{"x": {1, "a"}, "y": {2, "b"}}, Postings: []posting{{3, "b"}},
+			Export: export{Content: "x,1\ny,2\n", ExportedBy: "b"}}
 	}
 	j, s := good()
 	if got := j.judge(s, s); !got.OK || !got.promised() {
 		t.Fatalf("a good end was judged bad: %+v", got)
 	}
 	for name, spoil := range map[string]func(*judge, *state){
-		"closed twice":          func(_ *judge, s *state) { s.Closes = 2 },
-		"closed by the stale":   func(_ *judge, s *state) { s.ClosedBy = "a" },
-		"an invoice lost":       func(_ *judge, s *state) { delete(s.Invoices, "x") },
-		"an invoice rewritten":  func(_ *judge, s *state) { s.Invoices["y"] = invoice{2, "a"} },
-		"an invoice too many":   func(_ *judge, s *state) { s.Invoices["z"] = invoice{0, "a"} },
-		"posted twice":          func(_ *judge, s *state) { s.Postings = append(s.Postings, posting{3, "a"}) },
-		"not posted":            func(_ *judge, s *state) { s.Postings = nil },
-		"a wrong total":         func(_ *judge, s *state) { s.Total = 4 },
-		"an attempt applied":    func(j *judge, _ *state) { j.StaleRefused-- },
-		"an attempt missing":    func(j *judge, _ *state) { j.StaleAttempts--; j.StaleRefused-- },
-		"tokens did not grow":   func(j *judge, _ *state) { j.Holders[0].Token = 2 },
-		"the mark is another's": func(_ *judge, s *state) { s.Token = 1 },
+		"closed twice":                       func(_ *judge, s *state) { s.Closes = 2 },
+		"closed by the stale":                func(_ *judge, s *state) { s.ClosedBy = "a" },
+		"an invoice lost":                    func(_ *judge, s *state) { delete(s.Invoices, "x") },
+		"an invoice rewritten":               func(_ *judge, s *state) { s.Invoices["y"] = invoice{2, "a"} },
+		"an invoice too many":                func(_ *judge, s *state) { s.Invoices["z"] = invoice{0, "a"} },
+		"posted twice":                       func(_ *judge, s *state) { s.Postings = append(s.Postings, posting{3, "a"}) },
+		"not posted":                         func(_ *judge, s *state) { s.Postings = nil },
+		"the export overwritten by its like": func(_ *judge, s *state) { s.Export.ExportedBy = "a" },
+		"the export overwritten":             func(_ *judge, s *state) { s.Export.Content = "x,1\ny,1\n" },
+		"the export gone":                    func(_ *judge, s *state) { s.Export = export{} },
+		"a wrong total":                      func(_ *judge, s *state) { s.Total = 4 },
+		"an attempt applied":                 func(j *judge, _ *state) { j.StaleRefused-- },
+		"an attempt missing":                 func(j *judge, _ *state) { j.StaleAttempts--; j.StaleRefused-- },
+		"tokens did not grow":                func(j *judge, _ *state) { j.Holders[0].Token = 2 },
+		"the mark is another's":              func(_ *judge, s *state) { s.Token = 1 },
 	} {
 		j, s := good()
 		before := s
@@ -127,6 +131,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	for _, sig := range signals {
 		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()                              // each has its own servers, and mostly waits for them
 			tmp, err := os.MkdirTemp("/tmp", "story") // short and open: the server's user must reach it
 			if err != nil {
 				t.Fatal(err)

@@ -79,6 +79,7 @@ type state struct {
 	Token    int64
 	Invoices map[string]invoice
 	Postings []posting
+	Export   export
 }
 
 type invoice struct {

@@ -9,15 +9,17 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// story is one run: a database, a ledger, two workers, one pause.
+// story is one run: a database, a ledger, an S3 server, two workers, one pause.
 type story struct {
 	fenced bool
 	show   *timeline
 	pool   *pgxpool.Pool
+	store  *s3test.Server
 	role   role
 }
 
@@ -49,11 +51,15 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	}
 	defer stopLedger()
 	s.role.Ledger = ledgerURL
+	s.store = s3test.New(&s3test.Options{Buckets: []string{exportBucket}})
+	defer s.store.Close()
+	s.role.Store = s.store.URL()
 	behind := ", behind httpfence"
 	if !fenced {
 		behind = ", behind nothing"
 	}
 	show.line("ledger", 0, ledgerURL+behind, "")
+	show.line("s3", 0, s.role.Store+", in this process", "")
 	return s.tell(ctx)
 }
 
@@ -84,7 +90,7 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 		return summary{}, err
 	}
 	defer a.kill()
-	if err := s.follow(ctx, a, false, j, "granted", "invoices"); err != nil {
+	if err := s.follow(ctx, a, false, j, "granted", "invoices", "export"); err != nil {
 		return summary{}, err
 	}
 	if err := a.pause(ctx); err != nil {
@@ -102,14 +108,14 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 	}
 	defer b.kill()
 	s.show.line("worker b", 0, "waits for the lease of worker a to expire", "")
-	if err := s.follow(ctx, b, false, j, "granted", "takeover", "invoices", "close", "ledger", "done"); err != nil {
+	if err := s.follow(ctx, b, false, j, "granted", "takeover", "invoices", "close", "ledger", "export", "done"); err != nil {
 		return summary{}, err
 	}
 	if err := b.wait(ctx); err != nil {
 		return summary{}, err
 	}
 	s.show.line("worker b", 0, "releases the lease and ends", "")
-	before, err := readState(ctx, s.pool)
+	before, err := s.state(ctx)
 	if err != nil {
 		return summary{}, err
 	}
@@ -118,18 +124,27 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 	if err := a.goOn(); err != nil {
 		return summary{}, err
 	}
-	if err := s.follow(ctx, a, true, j, "invoices", "close", "ledger", "lost", "done"); err != nil {
+	if err := s.follow(ctx, a, true, j, "invoices", "close", "ledger", "export", "lost", "done"); err != nil {
 		return summary{}, err
 	}
 	if err := a.wait(ctx); err != nil {
 		return summary{}, err
 	}
-	after, err := readState(ctx, s.pool)
+	after, err := s.state(ctx)
 	if err != nil {
 		return summary{}, err
 	}
 	s.show.final(after)
 	return j.judge(before, after), nil
+}
+
+// state reads what is in the database and in the bucket.
+func (s *story) state(ctx context.Context) (state, error) {
+	now, err := readState(ctx, s.pool)
+	if err == nil {
+		now.Export, err = readExport(s.store, s.fenced)
+	}
+	return now, err
 }
 
 func (s *story) start(name string) (*process, error) {

@@ -72,7 +72,9 @@ func (t *timeline) final(s state) {
 	for _, p := range s.Postings {
 		postings = append(postings, fmt.Sprintf("%s (%s)", money(p.Cents), p.PostedBy))
 	}
-	fmt.Fprintf(t.out, "  ledger postings       %s\n\n", strings.Join(postings, ", "))
+	fmt.Fprintf(t.out, "  ledger postings       %s\n", strings.Join(postings, ", "))
+	fmt.Fprintf(t.out, "  export                s3://%s/%s, %d invoices (%s)\n\n",
+		exportBucket, exportKey, strings.Count(s.Export.Content, "\n"), s.Export.ExportedBy)
 }
 
 func (t *timeline) verdict(s summary) {
@@ -84,8 +86,12 @@ func (t *timeline) verdict(s summary) {
 		fmt.Fprintf(t.out, "BROKEN: %d stale attempts, %d refused, closed %s, %d updates lost.\n",
 			s.StaleAttempts, s.StaleRefused, times(s.Closes), s.LostUpdates)
 	default:
-		fmt.Fprintf(t.out, "UNFENCED: %d stale attempts, %d refused; the period was closed %s, last by worker %s, and %d acknowledged updates were lost.\n",
-			s.StaleAttempts, s.StaleRefused, times(s.Closes), s.ClosedBy, s.LostUpdates)
+		overwritten := ""
+		if s.ExportOverwritten {
+			overwritten = "the export was overwritten, "
+		}
+		fmt.Fprintf(t.out, "UNFENCED: %d stale attempts, %d refused; the period was closed %s, last by worker %s, %sand %d acknowledged updates were lost.\n",
+			s.StaleAttempts, s.StaleRefused, times(s.Closes), s.ClosedBy, overwritten, s.LostUpdates)
 	}
 }
 

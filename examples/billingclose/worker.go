@@ -25,6 +25,7 @@ type role struct {
 	Name     string `json:"name"` // "a" or "b"
 	Database string `json:"database"`
 	Ledger   string `json:"ledger"`
+	Store    string `json:"store"` // S3
 	Fenced   bool   `json:"fenced"`
 }
 
@@ -33,7 +34,7 @@ const roleVariable = "BILLINGCLOSE_WORKER"
 // report is one line that a worker writes to the story: what it tried, and
 // what came back.
 type report struct {
-	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, lost, done
+	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, export, lost, done
 	Token guard.Token `json:"token,omitempty"`
 	Text  string      `json:"text"`
 	// Reason and Error say how it was refused; empty when it was done.
@@ -64,12 +65,13 @@ func runWorker(ctx context.Context, encoded string) error {
 	}
 	defer pool.Close()
 	w.pool = pool
+	store := newS3(w.Store)
 	if w.Fenced {
-		if w.closer, err = newFenced(pool, w.Ledger); err != nil {
+		if w.closer, err = newFenced(ctx, pool, w.Ledger, store); err != nil {
 			return err
 		}
 	} else {
-		w.closer = newUnfenced(pool, w.Ledger)
+		w.closer = newUnfenced(pool, w.Ledger, store)
 	}
 	client, err := lockclient.New(pool, "worker-"+w.Name, nil)
 	if err != nil {
@@ -102,7 +104,7 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	text := "raises the mark, then reads: %d invoices are there"
+	text := "raises the marks, then reads: %d invoices are there"
 	if !w.Fenced {
 		text = "reads: %d invoices are there"
 	}
@@ -115,8 +117,9 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 	for customer := range issued {
 		delete(missing, customer) // what the predecessor committed stays as it is
 	}
-	total := sum(missing) + sum(issued)
-	return w.finish(ctx, claim, missing, total)
+	all := maps.Clone(issued)
+	maps.Copy(all, missing)
+	return w.finish(ctx, claim, missing, all)
 }
 
 // closeNaively is worker a: it reads once, trusts its lease and never looks
@@ -138,24 +141,32 @@ func (w *worker) closeNaively(ctx context.Context) error {
 	}, first); err != nil {
 		return err
 	}
+	if err := w.attempt(claim, "export", exports(first), func() error {
+		return w.closer.export(ctx, claim, w.Name, first)
+	}, nil); err != nil {
+		return err
+	}
 	if !w.in.Scan() { // the story stops the process here; this is where the pause falls
 		return io.ErrUnexpectedEOF
 	}
-	w.finish(ctx, claim, rest, sum(amounts)) // whatever fails, the next is tried: naive code does
+	w.finish(ctx, claim, rest, amounts) // whatever fails, the next is tried: naive code does
 	return nil
 }
 
-// finish does the three kinds of work and returns the first error.
-func (w *worker) finish(ctx context.Context, claim guard.Claim, invoices map[string]int64, total int64) error {
+// finish does the four kinds of work and returns the first error: the invoices
+// that are missing, and what is made of all of them.
+func (w *worker) finish(ctx context.Context, claim guard.Claim, missing, all map[string]int64) error {
+	total := sum(all)
 	var first error
 	for _, step := range []struct {
 		what, text string
 		do         func() error
 		rows       map[string]int64
 	}{
-		{"invoices", "issues " + names(invoices), func() error { return w.closer.issue(ctx, claim, w.Name, invoices) }, invoices},
+		{"invoices", "issues " + names(missing), func() error { return w.closer.issue(ctx, claim, w.Name, missing) }, missing},
 		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
 		{"ledger", "posts " + money(total) + " to the ledger", func() error { return w.closer.post(ctx, claim, w.Name, total) }, nil},
+		{"export", exports(all), func() error { return w.closer.export(ctx, claim, w.Name, all) }, nil},
 	} {
 		if err := w.attempt(claim, step.what, step.text, step.do, step.rows); err != nil && first == nil {
 			first = err
@@ -208,6 +219,10 @@ func halves(amounts map[string]int64) (first, rest map[string]int64) {
 		}
 	}
 	return first, rest
+}
+
+func exports(amounts map[string]int64) string {
+	return fmt.Sprintf("exports %d invoices to s3://%s", len(amounts), exportBucket)
 }
 
 func sum(amounts map[string]int64) (total int64) {

@@ -30,6 +30,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/memory":   {"guard", "lockclient/internal/bridge"},
 	"lockclient/internal/conform":  {"guard", "lockclient"},
 	"lockclient/locktest":          {"guard", "lockclient", "lockclient/internal/bridge", "lockclient/internal/memory"},
+	"lockclient/cmd/fencectl":      {"guard", "lockclient", "sqlfence", "internal/migrate", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
 	"internal/explore":             {"guard"},
 	"internal/explore/cmd/explore": {"internal/explore"},
 	"internal/migrate":             {"github.com/jackc/pgx/v5"},
@@ -38,21 +39,24 @@ var allowed = map[string][]string{
 	"internal/s3test":              {},
 	"internal/s3test/s3conform":    {},
 	"s3fence":                      {"guard", "github.com/aws/aws-sdk-go-v2"},
-	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "lockclient", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "s3fence", "lockclient", "internal/pgtest", "internal/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/consumer":            {"guard", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
+	"examples/expvar":              {"guard", "lockclient", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 }
 
 // direct is what the root module may require itself. aws-sdk-go-v2 is the S3
-// client's own core: its types stand in the client's signatures.
+// client's own core: its types stand in the client's signatures. cli parses
+// the command line of fencectl and of nothing else; it has no dependencies.
 var direct = []string{
 	"github.com/DATA-DOG/go-sqlmock",
 	"github.com/aws/aws-sdk-go-v2",
 	"github.com/aws/aws-sdk-go-v2/service/s3",
 	"github.com/go-chi/chi/v5",
 	"github.com/jackc/pgx/v5",
+	"github.com/urfave/cli/v3",
 }
 
 // top is what may lie at the top of the repository, besides dot files.

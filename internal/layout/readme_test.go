@@ -93,9 +93,14 @@ var elsewhere = map[string]string{
 	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
 	"go run ./examples/billingclose -unfenced":    "run with -json",
 	".ci/run": "is the gate itself",
-	"go test -run '^$' -bench 'BenchmarkUpdate/|BenchmarkInTx/' -benchtime 6000x ./sqlfence": "run with fewer rounds",
-	"go test -run '^$' -bench 'Overhead|Refusal' ./httpfence":                                "run with fewer rounds",
-	"go test -run '^$' -bench AcquireRelease -benchtime 2s ./lockclient":                     "run with fewer rounds",
+	"go -C internal/campaign run . -seed 1 -duration 60s -guards on": "run by -short, with the controls beside it",
+	"go -C internal/campaign run ./cmd/mutants":                      "run without the slowest mutants",
+	"go -C internal/campaign run . -long":                            "takes an hour; its parts are run",
+	"go test -run '^$' -bench 'BenchmarkUpdate$|BenchmarkUpsert$|BenchmarkTakeover$|BenchmarkInTx/' -benchtime 5000x ./sqlfence":                                 "run with fewer rounds",
+	"go test -run '^$' -bench 'BenchmarkUpdateHot|BenchmarkStale|BenchmarkUpdateMany|BenchmarkBatch|BenchmarkRaise|BenchmarkTrigger' -benchtime 300x ./sqlfence": "takes minutes; one of them is run",
+	"go test -run '^$' -bench BenchmarkPut/sealed -benchtime 300x ./s3fence":                                                                                     "run with fewer rounds",
+	"go test -run '^$' -bench 'Overhead|Refusal' ./httpfence":                                                                                                    "run with fewer rounds",
+	"go test -run '^$' -bench AcquireRelease -benchtime 2s ./lockclient":                                                                                         "run with fewer rounds",
 }
 
 // Every command in the README is run by the gate.

@@ -104,10 +104,30 @@ func (m mutant) Subscribe(resource string, ring func()) func() {
 	return m.Server.Subscribe(resource, ring)
 }
 
+func (m mutant) ForceUnlock(u bridge.Unlock) (bridge.Record, string) {
+	switch m.flaw {
+	case "cuts whom it finds":
+		u.Expected = ""
+	case "burns without a trace":
+		record, verdict := m.Server.ForceUnlock(u)
+		record.Token--
+		return record, verdict
+	}
+	return m.Server.ForceUnlock(u)
+}
+
+func (m mutant) Records() []bridge.Record {
+	if m.flaw == "keeps no record" {
+		return nil
+	}
+	return m.Server.Records()
+}
+
 // TestMutants: the suite tells every flaw.
 func TestMutants(t *testing.T) {
 	for _, flaw := range []string{"", "grants what is held", "forgets the lease ID", "refuses without the facts", "one token for all",
-		"renews anything", "renews nothing", "releases anybody's", "releases nothing"} {
+		"renews anything", "renews nothing", "releases anybody's", "releases nothing",
+		"cuts whom it finds", "burns without a trace", "keeps no record"} {
 		t.Run("flaw: "+flaw, func(t *testing.T) {
 			told := 0
 			for _, c := range conform.Cases() {

@@ -34,6 +34,7 @@ type Gateway struct {
 	PID int
 	Dir string
 
+	binary  string
 	cmd     *exec.Cmd
 	janitor *janitor
 	output  *output
@@ -98,37 +99,72 @@ func launch(ctx context.Context, binary, place string) (*Gateway, error) {
 	}
 	g := &Gateway{
 		URL: "http://" + address, Region: "us-east-1", AccessKeyID: "fencepost", SecretAccessKey: rand.Text(),
-		Dir: dir, output: &output{}, ended: make(chan struct{}),
+		Dir: dir, binary: binary, output: &output{},
 	}
-	data := filepath.Join(dir, "data")
-	if err := os.Mkdir(data, 0o700); err != nil {
+	if err := os.Mkdir(g.data(), 0o700); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	g.cmd = exec.Command(binary, "--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", data)
-	g.cmd.Dir = dir
-	g.cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey, "HOME=" + dir, "TMPDIR=" + dir}
-	g.cmd.Stdout, g.cmd.Stderr = g.output, g.output
 	// The janitor comes first, so that there is never a process without one.
 	g.janitor, err = newJanitor(dir)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	if err := g.cmd.Start(); err != nil {
-		close(g.ended)
-		return nil, errors.Join(err, g.Stop())
-	}
-	g.PID = g.cmd.Process.Pid
-	go func() {
-		g.cmd.Wait() // it ends by being killed, so its status says nothing
-		close(g.ended)
-	}()
-	if err := g.janitor.watch(g.PID); err != nil {
-		return nil, errors.Join(err, g.Stop())
-	}
-	if err := g.wait(ctx); err != nil {
+	if err := g.run(ctx); err != nil {
 		return nil, errors.Join(err, g.Stop())
 	}
 	return g, nil
+}
+
+func (g *Gateway) data() string { return filepath.Join(g.Dir, "data") }
+
+// run starts the process on what is in the directory, and waits until it
+// answers.
+func (g *Gateway) run(ctx context.Context) error {
+	address := strings.TrimPrefix(g.URL, "http://")
+	g.cmd = exec.Command(g.binary, "--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", g.data())
+	g.cmd.Dir = g.Dir
+	g.cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey, "HOME=" + g.Dir, "TMPDIR=" + g.Dir}
+	g.cmd.Stdout, g.cmd.Stderr = g.output, g.output
+	ended := make(chan struct{})
+	g.ended = ended
+	if err := g.cmd.Start(); err != nil {
+		close(ended)
+		return err
+	}
+	g.PID = g.cmd.Process.Pid
+	cmd := g.cmd
+	go func() {
+		cmd.Wait() // it ends by being killed, so its status says nothing
+		close(ended)
+	}()
+	if err := g.janitor.watch(g.PID); err != nil {
+		return err
+	}
+	return g.wait(ctx)
+}
+
+// Kill ends the process as kill -9 does, in the middle of whatever it is at,
+// and leaves its directory for [Gateway.Restart].
+func (g *Gateway) Kill() {
+	g.cmd.Process.Kill() // fails only if it has ended
+	<-g.ended
+}
+
+// Restart starts the process again after [Gateway.Kill], at the same address
+// and on the same directory. Neither may run beside the other or Stop.
+func (g *Gateway) Restart(ctx context.Context) error {
+	g.Kill()
+	// A janitor watches one process. The next comes before the last one goes.
+	next, err := newJanitor(g.Dir)
+	if err != nil {
+		return err
+	}
+	last := g.janitor
+	g.janitor = next
+	if err := last.dismiss(); err != nil {
+		return err
+	}
+	return g.run(ctx)
 }
 
 // wait waits until the process answers.
@@ -158,7 +194,7 @@ func (g *Gateway) wait(ctx context.Context) error {
 // Stop ends the process and removes its directory.
 func (g *Gateway) Stop() error {
 	g.stop.Do(func() {
-		if g.PID != 0 {
+		if g.cmd.Process != nil {
 			g.cmd.Process.Kill() // fails only if it has ended
 		}
 		<-g.ended

@@ -53,6 +53,10 @@ func Cases() []Case {
 		{"a panic in Hold releases", holdPanics},
 		{"what is wrong is refused at the door", invalid},
 		{"an advance lifts later tokens and ends no lease", advance},
+		{"a force unlock burns a token, wakes a waiter and tells the holder who did it", forceUnlock},
+		{"a force unlock is refused by its exact reason, and done once", forceUnlockRefused},
+		{"operators see leases by prefix and state, and the audit", operatorsLists},
+		{"a grant after an expiry is told from one after a release", reclaim},
 		{"a closed client sends nothing", closed},
 	}
 }

@@ -21,6 +21,7 @@ type Server struct {
 	began  time.Time
 	ears   map[*ear]struct{}
 	faults map[Op][]Fault
+	audit  []bridge.Record
 	moved  []func()
 }
 
@@ -137,7 +138,9 @@ func (s *Server) Acquire(_ context.Context, r bridge.Request) (bridge.Answer, er
 	if a.Held = s.holder(r.Resource, r.LeaseID); a.Held == nil {
 		now := s.now()
 		l := s.row(r.Resource)
-		if own := l.leaseID == r.LeaseID; !own || !l.expires.After(now) {
+		own := l.leaseID == r.LeaseID
+		a.Reclaimed = !own && l.leaseID != ""
+		if !own || !l.expires.After(now) {
 			if l.token >= guard.MaxToken {
 				return bridge.Answer{}, guard.Unavailable(string(Acquire), claim, errors.New("the tokens are used up"))
 			}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"encoding/csv"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// The month's export is one object, which its readers fetch when they like.
+const (
+	exportBucket = "invoices"
+	exportKey    = tenant + "/" + period + ".csv"
+	// exportedBy is metadata: who wrote the object.
+	exportedBy = "exported-by"
+)
+
+// newS3 is a client of the S3 server that the story runs, which lets everybody
+// in. An application makes its own from its AWS configuration.
+func newS3(endpoint string) *s3.Client {
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String(endpoint), UsePathStyle: true, Region: "eu-central-1", Credentials: aws.AnonymousCredentials{},
+	})
+}
+
+// exportOf is the content of the export.
+func exportOf(amounts map[string]int64) []byte {
+	var out bytes.Buffer
+	w := csv.NewWriter(&out)
+	for _, customer := range slices.Sorted(maps.Keys(amounts)) {
+		w.Write([]string{customer, strconv.FormatInt(amounts[customer], 10)}) // to memory: it cannot fail
+	}
+	w.Flush()
+	return out.Bytes()
+}
+
+// export is the object as its readers find it.
+type export struct {
+	Content    string
+	ExportedBy string
+}
+
+// readExport reads the object, without its mark if it has one; the zero value
+// if it is not there.
+func readExport(server *s3test.Server, fenced bool) (export, error) {
+	o, ok := server.Object(exportBucket, exportKey)
+	if !ok {
+		return export{}, nil
+	}
+	body := o.Body
+	if fenced {
+		var err error
+		if body, _, err = s3fence.Unseal(exportKey, body); err != nil {
+			return export{}, err
+		}
+	}
+	return export{Content: string(body), ExportedBy: o.Metadata[exportedBy]}, nil
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// TestFits: generated queries and models write under a current claim and are
+// refused without one, for the exact reason.
+func TestFits(t *testing.T) {
+	var out strings.Builder
+	if err := run(t.Context(), &out); err != nil {
+		t.Fatal(err)
+	}
+	const want = `sqlc in InTx, token 11: <nil>
+sqlc in its own transaction, token 11: <nil>
+gorm, token 11: <nil>
+gorm, token 10: stale
+gorm, another tenant's row: missing
+sqlc insert without a claim: missing
+sqlc update without a claim: missing
+gorm insert without a claim: missing
+gorm update without a claim: missing
+gorm delete without a claim: missing
+total: 201
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// TestFitsControl: without triggers, nothing stops what has no claim, or an old
+// one.
+func TestFitsControl(t *testing.T) {
+	pool := pgtest.Pool(t)
+	a, err := newApp(t.Context(), pool, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := guard.Claim{Resource: "tenant_123:invoices", Token: 11}
+	if err := a.pgx.Raise(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	for write, err := range a.withoutClaim(t.Context(), "tenant_123") {
+		if err != nil {
+			t.Errorf("%s: %v", write, err)
+		}
+	}
+	claim.Token = 10
+	if err := a.insertByGorm(t.Context(), claim, "tenant_123"); err != nil {
+		t.Error(err)
+	}
+}

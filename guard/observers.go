@@ -1,0 +1,61 @@
+package guard
+
+import (
+	"context"
+	"log/slog"
+)
+
+// Observers returns an observer that tells each of the given ones in turn; nil
+// ones are left out. It is nil, and so costs nothing, if none is left.
+func Observers(observers ...Observer) Observer {
+	var all manyObservers
+	for _, o := range observers {
+		if o != nil {
+			all = append(all, o)
+		}
+	}
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
+		return all[0]
+	}
+	return all
+}
+
+type manyObservers []Observer
+
+func (m manyObservers) Observe(ctx context.Context, e Event) {
+	for _, o := range m {
+		o.Observe(ctx, e)
+	}
+}
+
+// LogObserver returns an observer that logs what a fence refused or could not
+// carry out, as fencing_rejected with the attributes op, surface, reason,
+// resource, fencingToken, leaseId, mark and error; nil for a nil logger. A
+// conflict and a mark ahead of the issuer are errors, the rest warnings. It is
+// for sqlfence and s3fence, which have no logger of their own; events of the
+// lease client, which has one, are left out.
+func LogObserver(logger *slog.Logger) Observer {
+	if logger == nil {
+		return nil
+	}
+	return ObserverFunc(func(ctx context.Context, e Event) {
+		if e.Reason == ReasonNone || e.Surface == "lock" {
+			return
+		}
+		level := slog.LevelWarn
+		if e.Reason == ReasonConflict || e.Reason == ReasonMarkAhead {
+			level = slog.LevelError
+		}
+		if !logger.Enabled(ctx, level) {
+			return
+		}
+		logger.LogAttrs(ctx, level, "fencing_rejected",
+			slog.String("op", string(e.Op)), slog.String("surface", e.Surface), slog.String("reason", string(e.Reason)),
+			slog.String("resource", e.Claim.Resource), slog.String("fencingToken", e.Claim.Token.String()),
+			slog.String("leaseId", e.Claim.LeaseID), slog.String("mark", e.Mark.Token.String()),
+			slog.Any("error", e.Err))
+	})
+}

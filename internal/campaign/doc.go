@@ -1,0 +1,109 @@
+// Command campaign attacks Fencepost: real processes with real leases write
+// through every fence while they are paused, killed, cut off and lied to, and
+// two oracles say whether a promise was broken. It runs on Linux.
+//
+//	go -C internal/campaign run . -seed 1 -duration 60s -guards on
+//	go -C internal/campaign run . -seed 1 -duration 45s -guards naive -expect violations
+//	go -C internal/campaign run . -seed 1 -duration 45s -guards off -expect violations
+//	go -C internal/campaign run . -short     the three of them side by side, 75 s
+//	go -C internal/campaign run . -long      eight seeds of five minutes, controls, mutants
+//	go -C internal/campaign run ./cmd/mutants
+//
+// The exit status is 0 for a clean run, 1 for violations, 2 for a run that
+// proves nothing: too little activity, or the campaign itself failed. go run
+// makes 1 of both and prints which it was.
+//
+// # Clients that trust their lease
+//
+// A worker acquires a lease, takes over (raises the mark), reads, writes one to
+// three times and releases. It never asks whether it still holds the lease, and
+// no deadline of its own runs while it is paused: a client that checks itself
+// hides most of what a fence must catch, because it is rarely paused between
+// the check and the write, and always somewhere else.
+//
+// What it writes is a document of three fields: the ID of the write, the ID of
+// the write on which it is built, and a counter. The client computes them from
+// what it read; no resource compares them. So a lost update is visible in the
+// log for ever: a write whose base is not its predecessor.
+//
+// # Surfaces
+//
+//   - sql-row: sqlfence.Table.Takeover and Update, rule SameOrNewer, with a
+//     lease column; half of the sessions read in the takeover.
+//   - sql-tx: sqlfence.DB.Raise, and InTx or Enter; half of the sessions read
+//     and write in one transaction.
+//   - sql-trigger: a table under the triggers of sqlfence.DB.InstallTrigger,
+//     written by plain transactions that present a claim.
+//   - http-admit: httpfence's Raise and Admit, and a fenced transaction for the
+//     write, on two replicas, each a process, on one PostgreSQL.
+//   - http-intx: httpfence's Raise and InTx, on the same replicas.
+//   - s3-sealed, s3-pointer: s3fence on internal/s3test in a process of its own.
+//     Bodies are few and repeat, so that ETags do.
+//
+// # Guards off, and naive ones
+//
+// With -guards off nothing is compared. With -guards naive each surface has
+// what is commonly written: SQL that compares the token in the UPDATE and never
+// raises before it reads; an HTTP door with marks in memory and a write behind
+// it that compares nothing; S3 with the token in the metadata and If-Match on
+// the ETag that was read. The naive must break P1 or P2 on every surface, the
+// bare both, four times a minute, or the campaign could not see it if Fencepost
+// did.
+//
+// # Aim
+//
+// A worker tells the controller its phases over a pipe, and waits at some of
+// them, the gates, to be told to go on. To pause it there the controller stops
+// the process (SIGSTOP), sees the kernel say so, and then puts the word to go
+// on into the pipe: when the process is resumed, its next step is exactly the
+// one behind the gate. It is resumed when a successor with a higher token on the
+// same resource is granted its lease, has written, or, held at its own gate, is
+// between its read and its write. The gates are: after the grant, before each
+// write, inside the transaction of a write before it and before COMMIT, and in
+// a replica between admission and write. A random pause hits these windows once in minutes.
+//
+// # The rest of the nemesis
+//
+// kill -9 of workers, of PostgreSQL with all its backends, of a replica, of the
+// S3 server (which keeps a journal, written before it answers, and comes back
+// with it); by toxiproxy on every link cuts, delays, resets, requests and
+// answers that vanish; in the S3 server lost requests and answers, errors with and
+// without an effect, and PUTs that are on their way for longer than a lease; steps of PostgreSQL's
+// wall clock by an hour forward and two back (libfaketime, which the server
+// loads; Go programs keep their time). A step ends leases early or late. That
+// may cost availability, and P7; never P1, P2 or P3. Leases that a step back
+// strands in the future are ended by the controller, as an operator would.
+//
+// Every activity draws from a stream of its own, seeded by -seed: the same seed
+// means the same sequence of acts in each, though not the same interleaving,
+// which is the kernel's. A failure's schedule, with times, is in its artefacts.
+//
+// # Oracles
+//
+// The resource-side log: triggers on the documents, on the marks and on the
+// leases write a row while the row that they report is locked; the S3 server's
+// journal is the order in which it accepted changes; each replica's handler
+// notes what it was about to write. The client histories: each call and each
+// return is one write to a file, with the time of the clock that all processes
+// share, so that kill -9 leaves calls without a return and nothing torn. Package
+// oracle compares them:
+//
+//   - tokens that took effect, raises included, never decrease;
+//   - each write is built on its true predecessor;
+//   - the counter is the number of writes applied;
+//   - an acknowledged write is in the log, once; a refused one, or one that
+//     was called unavailable, is not; nothing is that nobody asked for;
+//   - a claim is refused as stale only if a higher one had come, and for no
+//     other reason;
+//   - grants increase and never overlap by the server's clock, and by the
+//     holders' clocks (P7) where the server's was not stepped;
+//   - the histories are linearizable with respect to a fenced register and to
+//     a lease service (porcupine), where what a client could not learn is
+//     taken from the log;
+//   - a minute has at least 200 acknowledged writes and 3 aimed resumes on each
+//     surface, 20 pauses, 2 kills of PostgreSQL, and with guards on 15
+//     refusals; a run with less is invalid. In -short, where three runs share
+//     the machine, half is enough.
+//
+// README.md says how to read a failure, and what this cannot show.
+package main

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// What a run is expected to show.
+const (
+	expectClean      = "clean"
+	expectViolations = "violations"
+)
+
+// The exit codes. go run turns each but 0 into 1, and says which it was.
+const (
+	exitClean      = 0
+	exitViolations = 1
+	exitInvalid    = 2
+)
+
+func main() {
+	if encoded := os.Getenv(roleVariable); encoded != "" {
+		if err := runRole(encoded); err != nil {
+			fmt.Fprintln(os.Stderr, "campaign:", err)
+			os.Exit(5)
+		}
+		return
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	ctx, orphaned := context.WithCancel(ctx)
+	go watchParent(orphaned)
+	os.Exit(command(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// watchParent ends the run when go run, which does not pass on its death, dies.
+func watchParent(orphaned func()) {
+	for parent := os.Getppid(); os.Getppid() == parent; {
+		time.Sleep(time.Second)
+	}
+	orphaned()
+}
+
+// command is the whole program but for the process around it.
+func command(ctx context.Context, args []string, out, errs io.Writer) int {
+	flags := flag.NewFlagSet("campaign", flag.ContinueOnError)
+	flags.SetOutput(errs)
+	var opts options
+	flags.Uint64Var(&opts.Seed, "seed", 1, "seed of the schedule")
+	flags.DurationVar(&opts.Duration, "duration", time.Minute, "how long the nemesis rages")
+	flags.StringVar(&opts.Guards, "guards", guardsOn, "on, naive or off")
+	flags.IntVar(&opts.Workers, "workers", 3, "worker processes a surface")
+	flags.BoolVar(&opts.Skew, "skew", true, "step PostgreSQL's clock; needs libfaketime")
+	flags.StringVar(&opts.Dir, "artefacts", "", "directory for histories, logs and the schedule; default: a temporary one, kept if the run fails")
+	expect := flags.String("expect", expectClean, "clean, or violations: exit with 0 only if every surface shows some")
+	asJSON := flags.Bool("json", false, "end with the summary as one line of JSON")
+	asShort := flags.Bool("short", false, "the gate's form: a minute with the guards on, and 45 s of each control, side by side")
+	asLong := flags.Bool("long", false, "eight seeds of five minutes, the controls and all mutants; about an hour")
+	if err := flags.Parse(args); err != nil {
+		return exitInvalid
+	}
+	if err := check(opts, *expect, flags.NArg()); err != nil {
+		fmt.Fprintln(errs, "campaign:", err)
+		return exitInvalid
+	}
+	switch {
+	case *asShort:
+		return short(ctx, opts, out, errs)
+	case *asLong:
+		return long(ctx, opts, out, errs)
+	}
+	v := job{opts, *expect}.do(ctx)
+	code := v.print(out, errs)
+	if *asJSON && v.err == nil {
+		if err := json.NewEncoder(out).Encode(v.s); err != nil {
+			return exitInvalid
+		}
+	}
+	return code
+}
+
+func check(opts options, expect string, rest int) error {
+	switch {
+	case rest > 0:
+		return errors.New("there are no arguments but flags")
+	case opts.Guards != guardsOn && opts.Guards != guardsNaive && opts.Guards != guardsOff:
+		return fmt.Errorf("-guards: %q is not on, naive or off", opts.Guards)
+	case expect != expectClean && expect != expectViolations:
+		return fmt.Errorf("-expect: %q is not clean or violations", expect)
+	case opts.Duration < time.Second || opts.Duration > time.Hour:
+		return fmt.Errorf("-duration: %v is not between 1s and 1h", opts.Duration)
+	case opts.Workers < 2 || opts.Workers > 9:
+		return fmt.Errorf("-workers: %d is not between 2 and 9", opts.Workers)
+	}
+	return nil
+}
+
+// exit says what the run is worth.
+func (s *summary) exit(out io.Writer, expected bool) int {
+	if expected {
+		if missing := s.unshown(); len(missing) > 0 {
+			fmt.Fprintln(out, "too few violations were seen on", missing)
+			return exitViolations
+		}
+		return exitClean
+	}
+	switch {
+	case len(s.Violations) > 0:
+		return exitViolations
+	case len(s.Invalid) > 0:
+		return exitInvalid
+	}
+	return exitClean
+}
+
+// withHost returns a connection URL with another host and port.
+func withHost(database, host string) (string, error) {
+	u, err := url.Parse(database)
+	if err != nil {
+		return "", err
+	}
+	u.Host = host
+	return u.String(), nil
+}

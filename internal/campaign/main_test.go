@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// commandVariable makes the test binary the command, with these arguments.
+const commandVariable = "FENCEPOST_CAMPAIGN_COMMAND"
+
+func TestMain(m *testing.M) {
+	if encoded := os.Getenv(roleVariable); encoded != "" {
+		if err := runRole(encoded); err != nil {
+			os.Stderr.WriteString(err.Error())
+			os.Exit(5)
+		}
+		os.Exit(0)
+	}
+	if args := os.Getenv(commandVariable); args != "" {
+		os.Unsetenv(commandVariable)
+		ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		code := command(ctx, strings.Fields(args), os.Stdout, os.Stderr)
+		cancel()
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+func TestBadFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"-guards maybe":     `-guards: "maybe"`,
+		"-expect trouble":   `-expect: "trouble"`,
+		"-duration 1ms":     "-duration: 1ms",
+		"-duration 2h":      "-duration: 2h",
+		"-workers 1":        "-workers: 1",
+		"-seed x":           "-seed",
+		"now":               "no arguments",
+		"-artefacts /":      "not empty",
+		"-artefacts /dev/x": "/dev/x",
+	} {
+		var out, errs bytes.Buffer
+		if args == "-artefacts /dev/x" {
+			args = "-artefacts " + filepath.Join(t.TempDir(), "a\x00b")
+			want = "campaign: "
+		}
+		if code := command(t.Context(), strings.Fields(args), &out, &errs); code != exitInvalid || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: exit %d, %q", args, code, errs.String())
+		}
+	}
+}
+
+// TestRun is a run of a few seconds without guards: everything starts, works
+// and ends, and what is written can be read.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	var out, errs bytes.Buffer
+	code := command(t.Context(), []string{"-guards", "off", "-duration", "3s", "-workers", "2", "-skew=false", "-json", "-artefacts", dir}, &out, &errs)
+	if errs.Len() > 0 {
+		t.Fatalf("exit %d: %s", code, &errs)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	var s summary
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &s); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range s.Surfaces {
+		if f.Acked == 0 || f.Grants == 0 {
+			t.Errorf("%s: nothing was done: %+v", f.Surface, f)
+		}
+	}
+	if len(s.Surfaces) != len(surfaces) || s.Artefacts != dir {
+		t.Errorf("%+v", s)
+	}
+	for _, name := range []string{"schedule.jsonl", "log.json", "grants.json", "summary.json", journalName} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() < 10 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	gone(t, dir)
+}
+
+// TestEnds: however the controller ends, nothing of it stays.
+func TestEnds(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), commandVariable+"=-duration 60s -workers 2 -skew=false -artefacts "+dir)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Process.Kill()
+			for range 3000 {
+				if histories(t, dir) >= len(surfaces) { // workers work
+					break
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			var exit *exec.ExitError
+			if err := cmd.Wait(); !errors.As(err, &exit) || sig == syscall.SIGINT && exit.ExitCode() != exitInvalid {
+				t.Errorf("it ended with %v", err)
+			}
+			gone(t, dir)
+		})
+	}
+}
+
+func histories(t *testing.T, dir string) int {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "history-*.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
+
+// gone waits until no process has the run's directory in its environment.
+func gone(t *testing.T, dir string) {
+	t.Helper()
+	var left []string
+	for range 200 {
+		left = nil
+		files, err := filepath.Glob("/proc/[0-9]*/environ")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no /proc: %v", err)
+		}
+		for _, f := range files {
+			environ, _ := os.ReadFile(f) // a process may end meanwhile
+			if bytes.Contains(environ, []byte(`"dir":"`+dir)) {
+				left = append(left, f)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Errorf("still running: %s", left)
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+const bucketName = "campaign"
+
+// Bodies are few, so that they repeat, and with them the ETags of a store that
+// makes them of the body: what is written is told by the metadata.
+func bodyOf(d doc) []byte { return fmt.Appendf(nil, "state %d", d.N%2) }
+
+// The metadata in which a document is kept.
+const (
+	metaWrite  = "campaign-write"
+	metaBase   = "campaign-base"
+	metaCount  = "campaign-n"
+	metaClient = "campaign-token" // only without guards: s3fence has its own
+)
+
+func metadataOf(d doc) map[string]string {
+	return map[string]string{metaWrite: d.Write, metaBase: orDash(d.Base), metaCount: strconv.FormatInt(d.N, 10)}
+}
+
+// orDash is for the empty base of the first write: some servers lose an empty
+// value.
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func docOf(m map[string]string) (doc, error) {
+	n, err := strconv.ParseInt(m[metaCount], 10, 64)
+	d := doc{Write: m[metaWrite], Base: m[metaBase], N: n}
+	if d.Base == "-" {
+		d.Base = ""
+	}
+	return d, err
+}
+
+func newS3(url string) *s3.Client {
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String(url), UsePathStyle: true, Region: "eu-central-1",
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
+		}),
+		Retryer: retry.AddWithMaxBackoffDelay(retry.NewStandard(), 50*time.Millisecond),
+	})
+}
+
+// object is an object of s3fence.
+type object struct{ objects *s3fence.Objects }
+
+func newObject(w *worker) (surface, error) {
+	client := newS3(w.Objects)
+	if w.Guards != guardsOn {
+		return &rawObject{client: client, compares: w.Guards == guardsNaive, etags: map[string]string{}}, nil
+	}
+	// The store is known to enforce preconditions, and its faults would fail a
+	// probe, which takes each of them for the store's.
+	bucket, err := s3fence.Open(context.Background(), client, bucketName,
+		&s3fence.Options{InsecureSkipProbe: true, RequestTimeout: time.Second})
+	if err != nil {
+		return nil, err
+	}
+	mode := s3fence.Sealed
+	if w.Surface == "s3-pointer" {
+		mode = s3fence.Pointer
+	}
+	objects, err := bucket.Objects(mode, nil)
+	return &object{objects}, err
+}
+
+func (s *object) raise(ctx context.Context, claim guard.Claim) error {
+	return s.objects.Raise(ctx, claim, claim.Resource)
+}
+
+func (s *object) read(ctx context.Context, resource string) (doc, error) {
+	o, err := s.objects.Get(ctx, resource)
+	if errors.Is(err, guard.ErrNotFound) {
+		return doc{}, nil
+	}
+	if err != nil {
+		return doc{}, err
+	}
+	defer o.Body.Close()
+	body, err := io.ReadAll(o.Body)
+	if err != nil {
+		return doc{}, err
+	}
+	d, err := docOf(o.Headers.Metadata)
+	if err == nil && string(body) != string(bodyOf(d)) {
+		err = fmt.Errorf("%s: the body %q is not that of write %q", resource, body, d.Write)
+	}
+	return d, err
+}
+
+func (s *object) write(ctx context.Context, claim guard.Claim, next doc) error {
+	return s.objects.Put(ctx, claim, claim.Resource, s3fence.Bytes(bodyOf(next)),
+		&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: metadataOf(next)}})
+}
+
+// rawObject is what many write themselves: the token in the metadata alone. The
+// naive guard compares it with what was read, and sends If-Match with that
+// ETag; without guards nothing is compared.
+type rawObject struct {
+	client   *s3.Client
+	compares bool
+	etags    map[string]string // of what was read last; "" for none
+	token    int64             // of what was read last
+}
+
+func (s *rawObject) raise(context.Context, guard.Claim) error { return nil }
+
+func (s *rawObject) read(ctx context.Context, resource string) (doc, error) {
+	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: aws.String(bucketName), Key: &resource})
+	var code smithy.APIError
+	if errors.As(err, &code) && code.ErrorCode() == "NoSuchKey" {
+		s.etags[resource], s.token = "", 0
+		return doc{}, nil
+	}
+	if err != nil {
+		return doc{}, err
+	}
+	defer out.Body.Close()
+	s.etags[resource] = aws.ToString(out.ETag)
+	s.token, _ = strconv.ParseInt(out.Metadata[metaClient], 10, 64)
+	return docOf(out.Metadata)
+}
+
+func (s *rawObject) write(ctx context.Context, claim guard.Claim, next doc) error {
+	in := &s3.PutObjectInput{Bucket: aws.String(bucketName), Key: &claim.Resource, Metadata: metadataOf(next)}
+	in.Metadata[metaClient] = claim.Token.String()
+	in.Body = s3fence.Bytes(bodyOf(next))
+	if s.compares {
+		if s.token > int64(claim.Token) {
+			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim}
+		}
+		if etag := s.etags[claim.Resource]; etag != "" {
+			in.IfMatch = &etag
+		} else {
+			in.IfNoneMatch = aws.String("*")
+		}
+	}
+	out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.RetryMaxAttempts = 1 })
+	var code smithy.APIError
+	if errors.As(err, &code) && code.ErrorCode() == "PreconditionFailed" {
+		return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim}
+	}
+	if err != nil {
+		return err
+	}
+	s.etags[claim.Resource], s.token = aws.ToString(out.ETag), int64(claim.Token)
+	return nil
+}

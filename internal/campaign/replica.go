@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/sqlfence"
+
+	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
+)
+
+// replica is one of two processes of an HTTP service on one PostgreSQL.
+type replica struct {
+	role
+	*control
+	pool *pgxpool.Pool
+	db   *sqlfence.DB[pgx.Tx]
+	mu   sync.Mutex
+	log  *os.File // surface and ID of each write that was admitted
+}
+
+func runReplica(r role, c *control) error {
+	ctx := context.Background()
+	pool, err := newPool(ctx, r.Database)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	s := &replica{role: r, control: c, pool: pool}
+	if s.db, err = newDB(pool); err != nil {
+		return err
+	}
+	s.log, err = os.OpenFile(filepath.Join(r.Dir, "handled-"+r.Name+"."+strconv.Itoa(r.Life)+".txt"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
+	go server.Serve(listener)
+	c.tell(report{Phase: phaseReady, Address: listener.Addr().String()})
+	<-c.stop
+	ctx, cancel := context.WithTimeout(ctx, 12*time.Second)
+	defer cancel()
+	return server.Shutdown(ctx)
+}
+
+// handler builds the routes for the mode of the guards. With guards on, the
+// door, the transaction and the raise share the marks of the database.
+func (s *replica) handler() http.Handler {
+	store := guard.Store(s.db)
+	if s.Guards != guardsOn {
+		store = guard.NewMemory(nil) // the naive door: every replica for itself
+	}
+	fence := httpfence.New(store, httpfence.PathValue("resource"), nil)
+	mux := http.NewServeMux()
+	for _, kind := range []string{"http-admit", "http-intx"} {
+		mux.HandleFunc("GET /"+kind+"/{resource}", s.read)
+		mux.HandleFunc("POST /"+kind+"/{resource}/raise", fence.Raise)
+	}
+	admit := http.Handler(fence.Admit(s.writer(fence, s.admitted)))
+	intx := fence.InTx(s.db.Transactor(), nil)(s.writer(fence, s.inside))
+	switch s.Guards {
+	case guardsNaive:
+		admit = fence.Admit(s.writer(fence, s.bare))
+		intx = admit
+	case guardsOff:
+		admit = s.writer(fence, s.bare)
+		intx = admit
+	}
+	mux.Handle("POST /http-admit/{resource}", admit)
+	mux.Handle("POST /http-intx/{resource}", intx)
+	return mux
+}
+
+func (s *replica) read(w http.ResponseWriter, r *http.Request) {
+	d, err := readDoc(r.Context(), s.pool, r.PathValue("resource"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	json.NewEncoder(w).Encode(d)
+}
+
+// writer is the handler, with the gate between admission and the write.
+func (s *replica) writer(fence *httpfence.Middleware, write func(context.Context, guard.Claim, doc) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var d doc
+		if err := json.NewDecoder(r.Body).Decode(&d); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		claim, err := claimOf(r)
+		if err == nil {
+			err = s.record(oracle.Surface(claim.Resource) + " " + d.Write)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		s.gate(phaseAdmitted, claim.Resource, int64(claim.Token))
+		if err := write(r.Context(), claim, d); err != nil {
+			fence.Reject(w, r, err)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+}
+
+// claimOf is the claim as it was admitted, or, where nothing was, as it was
+// sent: without guards it is for the log alone.
+func claimOf(r *http.Request) (guard.Claim, error) {
+	if claim, ok := guard.ClaimFrom(r.Context()); ok {
+		return claim, nil
+	}
+	token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
+	return guard.Claim{Resource: r.PathValue("resource"), Token: token, LeaseID: r.Header.Get(httpfence.LeaseHeader)}, err
+}
+
+// record is the handler's log.
+func (s *replica) record(line string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.log.WriteString(line + "\n")
+	return err
+}
+
+// admitted presents the admitted claim to a fenced write.
+func (s *replica) admitted(ctx context.Context, claim guard.Claim, d doc) error {
+	return s.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return failed(claim, writeDoc(ctx, tx, claim, d)) })
+}
+
+// inside writes by the transaction that the middleware opened.
+func (s *replica) inside(ctx context.Context, claim guard.Claim, d doc) error {
+	tx, ok := s.db.TxFrom(ctx)
+	if !ok {
+		return guard.Unavailable("write", claim, context.Canceled)
+	}
+	err := failed(claim, writeDoc(ctx, tx, claim, d))
+	if err == nil {
+		s.gate(phaseCommit, claim.Resource, int64(claim.Token))
+	}
+	return err
+}
+
+// bare writes without a fence.
+func (s *replica) bare(ctx context.Context, claim guard.Claim, d doc) error {
+	return writeDoc(ctx, s.pool, claim, d)
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// job is one run of a suite.
+type job struct {
+	opts   options
+	expect string
+}
+
+// below gives the run a directory of its own in the one that the caller named.
+func (j job) below() job {
+	if j.opts.Dir != "" {
+		j.opts.Dir = filepath.Join(j.opts.Dir, fmt.Sprintf("%s-%d", j.opts.Guards, j.opts.Seed))
+	}
+	return j
+}
+
+// verdict is what became of it.
+type verdict struct {
+	job
+	s   *summary
+	err error
+}
+
+// short is what the gate runs: the guards on, and the two controls beside it.
+// Each aims at its own processes and has a floor of activity, half of that of
+// a run by itself, so that the three may share two cores.
+func short(ctx context.Context, opts options, out, errs io.Writer) int {
+	opts.Shared = true
+	jobs := []job{{opts, expectClean}, {opts, expectViolations}, {opts, expectViolations}}
+	jobs[0].opts.Guards, jobs[0].opts.Duration = guardsOn, time.Minute
+	jobs[1].opts.Guards, jobs[1].opts.Duration = guardsNaive, 45*time.Second
+	jobs[2].opts.Guards, jobs[2].opts.Duration = guardsOff, 45*time.Second
+	verdicts := make([]verdict, len(jobs))
+	var group sync.WaitGroup
+	for i, j := range jobs {
+		group.Go(func() { verdicts[i] = j.below().do(ctx) })
+	}
+	group.Wait()
+	code := exitClean
+	for _, v := range verdicts {
+		code = max(code, v.print(out, errs))
+	}
+	return code
+}
+
+// long is eight seeds of five minutes, the controls and all mutants, one after
+// the other. A failure does not stop it.
+func long(ctx context.Context, opts options, out, errs io.Writer) int {
+	code := exitClean
+	for i := range uint64(8) {
+		j := job{opts, expectClean}
+		j.opts.Seed, j.opts.Guards, j.opts.Duration = opts.Seed+i, guardsOn, 5*time.Minute
+		code = max(code, j.below().do(ctx).print(out, errs))
+	}
+	for _, guards := range []string{guardsOff, guardsNaive} {
+		j := job{opts, expectViolations}
+		j.opts.Guards, j.opts.Duration = guards, time.Minute
+		code = max(code, j.below().do(ctx).print(out, errs))
+	}
+	return max(code, hunt(ctx, out, errs))
+}
+
+func (j job) do(ctx context.Context) verdict {
+	if ctx.Err() != nil {
+		return verdict{job: j, err: ctx.Err()}
+	}
+	s, err := campaign(ctx, j.opts, j.expect == expectViolations)
+	return verdict{j, s, err}
+}
+
+// print writes the verdict and returns its exit code.
+func (v verdict) print(out, errs io.Writer) int {
+	if v.err != nil {
+		fmt.Fprintf(errs, "campaign: seed %d, guards %s: %v\n", v.opts.Seed, v.opts.Guards, v.err)
+		return exitInvalid
+	}
+	v.s.print(out)
+	if v.s.Artefacts != "" {
+		fmt.Fprintln(out, "artefacts:", v.s.Artefacts)
+	}
+	fmt.Fprintln(out)
+	return v.s.exit(out, v.expect == expectViolations)
+}
+
+// hunt runs the mutants, whose command is a program of its own.
+func hunt(ctx context.Context, out, errs io.Writer) int {
+	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/mutants")
+	cmd.Stdout, cmd.Stderr = out, errs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return exitClean
+	case errors.As(err, &exit):
+		return exitViolations
+	}
+	fmt.Fprintln(errs, "campaign: mutants:", err)
+	return exitInvalid
+}
+
+// campaign does one run in its directory, which is kept if the run failed or
+// the caller named it.
+func campaign(ctx context.Context, opts options, expected bool) (*summary, error) {
+	named := opts.Dir != ""
+	var err error
+	if named {
+		err = os.MkdirAll(opts.Dir, 0o700)
+	} else {
+		opts.Dir, err = os.MkdirTemp("", "fencepost-campaign-")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := empty(opts.Dir); err != nil {
+		return nil, err
+	}
+	s, err := execute(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("%w (artefacts: %s)", err, opts.Dir)
+	}
+	if !named && (s.OK || expected && len(s.unshown()) == 0) {
+		return s, os.RemoveAll(opts.Dir)
+	}
+	s.Artefacts = opts.Dir
+	return s, nil
+}
+
+// empty refuses a directory with the histories of another run, which would be
+// taken for this one's.
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("-artefacts: %s is not empty", dir)
+	}
+	return err
+}

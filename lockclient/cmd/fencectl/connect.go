@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/sqlfence"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/urfave/cli/v3"
+)
+
+// session is the connection to one database. Nothing is sent before it is used.
+type session struct {
+	pool  *pgxpool.Pool
+	op    *lockclient.Operator
+	marks *sqlfence.DB[pgx.Tx]
+	// timeout bounds what the two packages leave to the caller's context.
+	timeout time.Duration
+}
+
+// connect reads the configuration: --database-url, and what is not in it from
+// the PG variables, the service file and ~/.pgpass.
+//
+// The database must have the given components in this build's version.
+func connect(ctx context.Context, cmd *cli.Command, components ...string) (*session, error) {
+	config, err := poolConfig(cmd)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, guard.Unavailable("connect", guard.Claim{}, err)
+	}
+	timeout := cmd.Duration("timeout")
+	s := &session{pool: pool, timeout: timeout}
+	if s.op, err = lockclient.NewOperator(pool, &lockclient.OperatorOptions{OpTimeout: timeout}); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	if s.marks, err = sqlfence.Pgx(pool, &sqlfence.Options{CommitTimeout: timeout, RaiseTimeout: cmd.Duration("raise-timeout")}); err != nil {
+		s.close()
+		return nil, err
+	}
+	if len(components) > 0 {
+		if err := s.checkSchema(ctx, components); err != nil {
+			s.close()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *session) close() { s.pool.Close() }
+
+// bounded ends with the timeout: a server that was reached may stop answering.
+func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, s.timeout)
+}
+
+func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
+	url := cmd.String("database-url")
+	config, err := pgxpool.ParseConfig(url)
+	switch {
+	case err != nil && url != "":
+		// Malformed, it may hold a password at a place where nobody finds it.
+		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is no PostgreSQL URL or key=value string; it is not shown, it may hold a password")
+	case err != nil:
+		return nil, usage("the PG variables: %v", err)
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "fencectl"
+	}
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = cmd.Duration("timeout")
+	}
+	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		// One statement each, so nothing is gained by naming them, and a pooler
+		// in transaction mode would lose the names.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	config.MaxConns = 4
+	return config, nil
+}
+
+// target says in words where a session leads, without its password.
+func target(config *pgx.ConnConfig) string {
+	return fmt.Sprintf("%s@%s:%d/%s", config.User, config.Host, config.Port, config.Database)
+}
+
+// failed adds what was being done, where the error itself does not say it.
+func failed(op string, err error) error {
+	var known *guard.FailedError
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	var connecting *pgconn.ConnectError
+	if errors.As(err, &connecting) {
+		op = "connect"
+	}
+	return guard.Unavailable(op, guard.Claim{}, err)
+}

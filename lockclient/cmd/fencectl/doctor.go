@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+
+	"github.com/urfave/cli/v3"
+)
+
+// doctorResource is leased by doctor, always the same, so that it leaves one
+// row and not one per call.
+const doctorResource = "fencepost-probe"
+
+func (a *app) doctorCommand() *cli.Command {
+	return &cli.Command{
+		Name: "doctor", Category: categoryLook,
+		Usage: "acquire, renew and release a lease, and check the settings that matter",
+		Description: "Leases " + doctorResource + " a few times for the end-to-end test, and changes\n" +
+			"nothing else. Ends with exit code 10 if something must be repaired; warnings\n" +
+			"alone are 0.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "resource", Value: doctorResource, Usage: "`NAME` to lease for the test"},
+			&cli.DurationFlag{Name: "slow", Value: 250 * time.Millisecond, Usage: "warn when a step takes longer than this"},
+		},
+		Action: a.doctor,
+	}
+}
+
+// The verdicts of a check.
+const (
+	checkOK   = "ok"
+	checkWarn = "warn"
+	checkFail = "FAIL"
+)
+
+// check is one finding.
+type check struct {
+	Name    string  `json:"check"`
+	Status  string  `json:"status"`
+	Detail  string  `json:"detail"`
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// findings collects checks.
+type findings struct {
+	checks []check
+	slow   time.Duration
+}
+
+func (f *findings) add(name, status, format string, args ...any) {
+	f.checks = append(f.checks, check{Name: name, Status: status, Detail: oneLine(fmt.Sprintf(format, args...))})
+}
+
+func (f *findings) worst() string {
+	worst := checkOK
+	for _, c := range f.checks {
+		if c.Status == checkFail || c.Status == checkWarn && worst == checkOK {
+			worst = c.Status
+		}
+	}
+	return worst
+}
+
+func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	resource := cmd.String("resource")
+	if err := guard.ValidateResource(resource); err != nil {
+		return err
+	}
+	s, err := connect(ctx, cmd) // the schema is a finding here
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	f := &findings{slow: cmd.Duration("slow")}
+	began := time.Now()
+	if err := s.ping(ctx); err != nil {
+		return failed("connect", err) // nothing else can be found out
+	}
+	f.checks = append(f.checks, check{"connect", checkOK, target(s.pool.Config().ConnConfig), time.Since(began).Seconds()})
+	ready := f.schema(ctx, s)
+	f.settings(ctx, s)
+	f.guarded(ctx, s)
+	if ready {
+		f.endToEnd(ctx, s.op, resource)
+	} else {
+		f.add("end to end", checkWarn, "not tried without the schema")
+	}
+	if err := a.printFindings(cmd, f); err != nil {
+		return err
+	}
+	if f.worst() == checkFail {
+		return &coded{exitUnhealthy, "unhealthy", errors.New("something must be repaired, see the lines with " + checkFail)}
+	}
+	return nil
+}
+
+func (s *session) ping(ctx context.Context) error {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.pool.Ping(ctx)
+}
+
+// schema reports whether leases can be granted with this build's schema.
+func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
+	ready = true
+	have, err := s.versions(ctx)
+	for _, component := range components {
+		name := "schema " + component
+		switch wrong := compare(component, have[component]); {
+		case noRights(err):
+			f.add(name, checkWarn, "this role may not read fencepost.migrations")
+		case err != nil:
+			f.add(name, checkFail, "%v", err)
+		case wrong != nil && component == marksComponent && have[component] == 0:
+			f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
+		case wrong != nil:
+			f.add(name, checkFail, "%v", wrong)
+			ready = ready && component != leasesComponent
+		default:
+			f.add(name, checkOK, "version %d", have[component])
+		}
+	}
+	return ready
+}
+
+// guarded looks for tables that were put under triggers and are not guarded, or
+// not wholly, any more.
+func (f *findings) guarded(ctx context.Context, s *session) {
+	const name = "guarded tables"
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	tables, err := s.marks.GuardedTables(ctx)
+	switch {
+	case schemaReason(err) != "": // is said by the schema's row
+		return
+	case noRights(err):
+		f.add(name, checkWarn, "not looked at: %v", err)
+		return
+	case err != nil:
+		f.add(name, checkFail, "%v", err)
+		return
+	}
+	whole := 0
+	for _, t := range tables {
+		for _, found := range t.Findings {
+			f.add(name, checkFail, "%s", found)
+		}
+		if t.Table.InsecureReportOnly {
+			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Table.Name, "."))
+		} else if len(t.Findings) == 0 {
+			whole++
+		}
+	}
+	f.add(name, checkOK, "%d under triggers and whole", whole)
+}
+
+// otherDoctor is how long to wait for another doctor's lease.
+const otherDoctor = 3 * time.Second
+
+// endToEnd does what a holder does, a few times.
+func (f *findings) endToEnd(ctx context.Context, op *lockclient.Operator, resource string) {
+	var p lockclient.Probed
+	var err error
+	for end := time.Now().Add(otherDoctor); ; time.Sleep(50 * time.Millisecond) {
+		p, err = op.Probe(ctx, &lockclient.ProbeOptions{Resource: resource})
+		if !errors.Is(err, lockclient.ErrHeld) || time.Now().After(end) || ctx.Err() != nil {
+			break
+		}
+	}
+	for _, step := range []struct {
+		name    string
+		latency lockclient.Latency
+	}{{"acquire", p.Acquire}, {"renew", p.Renew}, {"release", p.Release}} {
+		if step.latency.Count == 0 {
+			continue
+		}
+		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", step.latency.Count, milliseconds(step.latency.Max))
+		if step.latency.P50 > f.slow {
+			status, detail = checkWarn, detail+fmt.Sprintf("; slow: over %s", f.slow)
+		}
+		f.checks = append(f.checks, check{step.name, status, detail, step.latency.P50.Seconds()})
+	}
+	switch {
+	case noRights(err):
+		f.add("end to end", checkWarn, "not tried, the role may not issue leases: %v", err)
+	case errors.Is(err, lockclient.ErrHeld):
+		f.add("end to end", checkWarn, "not tried, somebody holds the lease, perhaps another doctor: %v", err)
+	case err != nil:
+		f.add("end to end", checkFail, "%v", err)
+	}
+}
+
+func (a *app) printFindings(cmd *cli.Command, f *findings) error {
+	if asJSON(cmd) {
+		return a.printJSON(struct {
+			Status string  `json:"status"`
+			Checks []check `json:"checks"`
+		}{f.worst(), f.checks})
+	}
+	t := newTable(a.out, "STATUS", "CHECK", ">TIME", "DETAIL")
+	for _, c := range f.checks {
+		took := ""
+		if c.Seconds > 0 {
+			took = milliseconds(time.Duration(c.Seconds * float64(time.Second)))
+		}
+		t.row(c.Status, c.Name, took, c.Detail)
+	}
+	return t.flush()
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
+}

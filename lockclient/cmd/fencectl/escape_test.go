@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func emptyDatabase(t testing.TB) (*pgxpool.Pool, string) {
+	t.Helper()
+	url := pgtest.Database(t)
+	return dial(t, url), url
+}
+
+// printable fails the test if a terminal would do anything but print s.
+func printable(t testing.TB, s string) {
+	t.Helper()
+	for i, r := range s {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("%U at byte %d of %q", r, i, s)
+			return
+		}
+	}
+}
+
+// hostile are texts that the checks of this module refuse, or let through since
+// they are no control characters, and that stand in the database all the same.
+var hostile = []string{
+	"\x1b[2J\x1b]0;owned\a", "line\nbreak\rreturn", "c1\u009b2J", "bidi\u202egnp.exe", "zero\u200bwidth", "del\x7f", "tag\U000e0041", " space at the ends ",
+	`"quoted"`, "\u2028separator",
+}
+
+func TestOutputIsPrintable(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	for i, text := range hostile {
+		exec1(t, pool, `INSERT INTO fencepost.leases (resource, token, lease_id, owner, acquired_at, expires_at)
+			VALUES ($1, $2, $1, $1, clock_timestamp() - interval '2 hours', clock_timestamp() + interval '1 hour')`, "r"+text, i+1)
+		exec1(t, pool, `INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ($1, $2, $1)`, "r"+text, i+1)
+		exec1(t, pool, `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES ('force_unlock', $1, $1, $1, $1, 1, 'free', 1, $1, 'epoch', 'epoch')`, "r"+text)
+	}
+	for _, format := range []string{"table", "json"} {
+		for _, args := range [][]string{
+			{"list"}, {"long-held"}, {"audit"}, {"show", "rbidi\u202egnp.exe"}, {"show", "rzero\u200bwidth"}, {"marks", "show", "rtag\U000e0041"},
+			{"force-unlock", "rbidi\u202egnp.exe", "--actor", "a\u202e", "--reason", "r\u200b", "--yes"},
+			{"force-unlock", "rzero\u200bwidth", "--actor", "a\u202e", "--reason", "r\u200b", "--yes", "--raise"},
+		} {
+			out := must(t, url, append(args, "-o", format)...)
+			printable(t, out)
+			if out == "" {
+				t.Errorf("%q printed nothing", args)
+			}
+		}
+	}
+	// The control: the names that were asked for are in the output, escaped.
+	if out := must(t, url, "list", "--all"); !strings.Contains(out, `"r\x1b[2J\x1b]0;owned\a"`) || strings.Count(out, "\n") != len(hostile)+1 {
+		t.Errorf("the names are not all listed:\n%s", out)
+	}
+}
+
+// Two names never look alike.
+func TestShownIsInjective(t *testing.T) {
+	seen := map[string]string{}
+	for _, s := range append([]string{"", "a", `\x1b`, `"\x1b"`, "\x1b", "a ", `"a "`, "é", "e\u0301", "\xff", `\xff`, "\ufffd"}, hostile...) {
+		out := shown(s)
+		if first, twice := seen[out]; twice {
+			t.Errorf("%q and %q are both shown as %s", first, s, out)
+		}
+		seen[out] = s
+		printable(t, out)
+	}
+}
+
+// A password is printed by nothing, however the program is asked.
+func TestPasswordIsNeverPrinted(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := config.ConnConfig.Password
+	if secret == "" || !strings.Contains(url, secret) {
+		t.Fatalf("the test's URL has no password")
+	}
+	if err := lockclient.Migrate(context.Background(), pool); err != nil {
+		t.Fatal(err)
+	}
+	hold(t, pool, "w", "r", time.Minute)
+	for _, args := range [][]string{
+		{"--help"}, {"list", "--help"}, {"list"}, {"show", "r"}, {"doctor"}, {"doctor", "-o", "json"}, {"frobnicate"}, {"list", "--frob"},
+		{"--database-url", strings.Replace(url, "@", "@@:", 1), "list"}, {"-d", "password=" + secret + " host='", "list"},
+		{"-d", strings.Replace(url, "postgres://", "postgres:/", 1), "list"}, {"-d", strings.Replace(url, "?", "/other?", 1), "list"},
+		{"-d", url + "&sslmode=odd", "doctor"}, {"--generate-shell-completion"},
+	} {
+		r := fencectl(t, url, args...)
+		if strings.Contains(r.out+r.errOut, secret) {
+			t.Errorf("%q printed the password:\n%s%s", args[1:], r.out, r.errOut)
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) forceUnlockCommand() *cli.Command {
+	return &cli.Command{
+		Name: "force-unlock", Category: categoryAct, ArgsUsage: "RESOURCE",
+		Usage: "take a lease away from its holder, whoever that is",
+		Description: "Burns a token: the next holder's is above it. The cut holder does not learn\n" +
+			"of it before its next renewal, and it WRITES ON until a higher token arrives\n" +
+			"at the resource. With --raise that is done at once, for what is fenced by\n" +
+			"sqlfence's marks. Recorded in the audit, with --actor and --reason.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
+			&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
+			&cli.BoolFlag{Name: "raise", Usage: "and fence the cut holder: raise the burned claim at the mark"},
+			raiseTimeoutFlag(),
+			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut; a successor's lease is left alone"},
+			&cli.StringFlag{Name: "request-id", Usage: "`ID` of this request: repeated under the same one it is done once"},
+			yesFlag(),
+		},
+		Action: a.forceUnlock,
+	}
+}
+
+// unlocked is the result for programs.
+type unlocked struct {
+	lockclient.ForceUnlocked
+	// Raised says that no holder below the burned token can write any more
+	// where sqlfence's marks are compared.
+	Raised bool `json:"raised"`
+	// Mark is the resource's afterwards, if it was raised: the burned claim or
+	// a newer holder's.
+	Mark *guard.Mark `json:"mark,omitempty"`
+	// Warning says who can still write.
+	Warning string `json:"warning,omitempty"`
+}
+
+func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "RESOURCE")
+	if err != nil {
+		return err
+	}
+	resource, actor, reason := given[0], cmd.String("actor"), cmd.String("reason")
+	if err := accountable("force-unlock", actor, reason); err != nil {
+		return err
+	}
+	if err := guard.ValidateResource(resource); err != nil {
+		return err
+	}
+	for _, flag := range []string{"expect", "request-id"} {
+		if cmd.IsSet(flag) && cmd.String(flag) == "" { // an empty variable in a script would mean "whatever there is"
+			return usage("force-unlock: --%s is empty", flag)
+		}
+	}
+	needed := []string{leasesComponent}
+	if cmd.Bool("raise") { // known before the lease is cut
+		needed = append(needed, marksComponent)
+	}
+	s, err := connect(ctx, cmd, needed...)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	opts := &lockclient.ForceUnlockOptions{ExpectedLeaseID: cmd.String("expect"), RequestID: cmd.String("request-id")}
+	if err := a.confirmUnlock(ctx, cmd, s, resource, opts); err != nil {
+		return err
+	}
+	done, err := s.op.ForceUnlock(ctx, resource, actor, reason, opts)
+	if err != nil {
+		return withRequest(noSuchLease(err, resource))
+	}
+	result := unlocked{ForceUnlocked: done}
+	var raising error
+	if cmd.Bool("raise") {
+		result.Mark, raising = s.raiseBurned(ctx, cmd, done.Burned)
+		result.Raised = raising == nil
+	}
+	again := raiseCommand(done.Burned)
+	if !result.Raised {
+		result.Warning = "the cut holder still writes until a token above its own arrives at the resource: " + again
+	}
+	printing := a.printUnlocked(cmd, result)
+	if raising != nil {
+		return &coded{exitPartial, "partial", fmt.Errorf("the lease was cut and the mark was not raised, the cut holder may still write: %w; go on with: %s", raising, again)}
+	}
+	return printing
+}
+
+// accountable refuses what nobody could be asked about later.
+func accountable(what, actor, reason string) error {
+	for _, required := range []struct{ flag, value string }{{"actor", actor}, {"reason", reason}} {
+		if strings.TrimSpace(required.value) == "" {
+			return usage("%s needs --%s, with more than spaces in it", what, required.flag)
+		}
+	}
+	return nil
+}
+
+// confirmUnlock shows whom it hits. What the operator has seen is what is cut:
+// a successor that comes while the question is open is left alone.
+func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, resource string, opts *lockclient.ForceUnlockOptions) error {
+	if cmd.Bool("yes") || !isTerminal(a.in) {
+		return a.confirm(ctx, cmd, "")
+	}
+	now, err := s.op.Get(ctx, resource)
+	if err != nil {
+		return noSuchLease(err, resource)
+	}
+	question := fmt.Sprintf("Cut the lease on %s: it is %s.", shown(resource), now.State)
+	if now.State == lockclient.StateHeld {
+		question = fmt.Sprintf("Cut the lease on %s.\n  held by %s for %s\n  token %s, lease %s",
+			shown(resource), shown(now.Owner), span(now.HeldFor), now.Token, shown(now.LeaseID))
+	}
+	if !cmd.Bool("raise") {
+		question += "\nWithout --raise the holder still writes until a higher token arrives at the resource."
+	}
+	if opts.ExpectedLeaseID == "" {
+		opts.ExpectedLeaseID = now.LeaseID
+	}
+	if err := a.confirm(ctx, cmd, question); err != nil || opts.ExpectedLeaseID != "" {
+		return err
+	}
+	// It was free, and there is no lease ID to expect.
+	later, err := s.op.Get(ctx, resource)
+	if err == nil && later.LeaseID != "" {
+		err = &lockclient.LeaseChangedError{Now: later}
+	}
+	return err
+}
+
+// raiseBurned raises the burned claim. A mark that is above it already, a newer
+// holder's, fences the cut holder as well.
+func (s *session) raiseBurned(ctx context.Context, cmd *cli.Command, burned guard.Claim) (*guard.Mark, error) {
+	err := s.raise(ctx, cmd, burned)
+	var refused *guard.RejectedError
+	switch {
+	case err == nil:
+		return &guard.Mark{Token: burned.Token, LeaseID: burned.LeaseID}, nil
+	case errors.Is(err, guard.ErrStale) && errors.As(err, &refused):
+		return &refused.Mark, nil
+	}
+	return nil, err
+}
+
+func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
+	if asJSON(cmd) {
+		return a.printJSON(u)
+	}
+	was := string(u.Cut.State)
+	if u.Cut.State == lockclient.StateHeld {
+		was += " for " + span(u.At.Sub(u.Cut.AcquiredAt))
+	}
+	mark := "not raised"
+	if u.Mark != nil {
+		mark = u.Mark.Token.String() + ": every older holder is refused"
+	}
+	repeated := orNothing(u.Repeated, " (done before, under the same request ID)")
+	if err := fields(a.out,
+		"resource", shown(u.Burned.Resource)+repeated,
+		"was", was,
+		"cut holder", orDash(u.Cut.Owner != "", shown(u.Cut.Owner)),
+		"its token", u.Cut.Token.String(),
+		"its lease ID", leaseID(u.Cut.LeaseID),
+		"burned token", u.Burned.Token.String(),
+		"burned lease ID", leaseID(u.Burned.LeaseID),
+		"audit record", fmt.Sprint(u.AuditID),
+		"mark", mark); err != nil {
+		return err
+	}
+	if u.Warning != "" {
+		fmt.Fprintf(a.errOut, "warning: %s\n", u.Warning)
+	}
+	return nil
+}
+
+// withRequest says under which ID an unlock whose outcome is unknown is to be
+// repeated.
+func withRequest(err error) error {
+	var lost *guard.FailedError
+	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &lost) && lost.Claim.LeaseID != "" {
+		return fmt.Errorf("%w; repeat it with --request-id %s, which does it once", err, quoted(lost.Claim.LeaseID))
+	}
+	return err
+}
+
+// raiseCommand is what raises a claim, to be copied.
+func raiseCommand(claim guard.Claim) string {
+	return fmt.Sprintf("fencectl marks raise %s %s --lease-id %s", quoted(claim.Resource), claim.Token, quoted(claim.LeaseID))
+}
+
+// quoted returns s as a word of the operator's shell.
+func quoted(s string) string {
+	if s != "" && strings.IndexFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("_-.:/@%+,=", r))
+	}) < 0 && s[0] != '-' {
+		return s
+	}
+	if !plain(s) {
+		return shown(s) // nothing to paste, but nothing that harms either
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

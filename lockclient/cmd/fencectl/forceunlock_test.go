@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// writer is a holder that writes in a loop and knows nothing of its lease.
+type writer struct {
+	stop context.CancelFunc
+	over sync.WaitGroup
+
+	mu      sync.Mutex
+	refused error
+}
+
+func write(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) *writer {
+	t.Helper()
+	exec1(t, pool, "CREATE TABLE IF NOT EXISTS work (token bigint NOT NULL)")
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &writer{stop: cancel}
+	t.Cleanup(func() { cancel(); w.over.Wait() })
+	for range 2 { // a holder may have several transactions at once
+		db := fenced(t, pool)
+		w.over.Go(func() {
+			for ctx.Err() == nil {
+				if err := w.once(ctx, db, claim); err != nil {
+					w.mu.Lock()
+					w.refused = err
+					w.mu.Unlock()
+					return
+				}
+			}
+		})
+	}
+	return w
+}
+
+func (w *writer) once(ctx context.Context, db *sqlfence.DB[pgx.Tx], claim guard.Claim) error {
+	return db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO work SELECT $1", int64(claim.Token))
+		return err
+	})
+}
+
+func (w *writer) err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.refused
+}
+
+func rows(t *testing.T, pool *pgxpool.Pool) int64 {
+	t.Helper()
+	return value[int64](t, pool, "SELECT count(*) FROM work")
+}
+
+// grows waits until more rows than before are there.
+func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if now := rows(t, pool); now > before {
+			return now
+		}
+	}
+	return before
+}
+
+// P1: once force-unlock --raise has ended, no write of the cut holder takes
+// effect, although it is writing all the time.
+func TestP1ForceUnlockRaise(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	w := write(t, pool, lease.Claim())
+	if grows(t, pool, 50) == 50 {
+		t.Fatalf("the holder does not write: %v", w.err())
+	}
+	out := must(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--yes", "-o", "json")
+	cut := rows(t, pool)
+	w.over.Wait() // each of its loops is refused
+	if !errors.Is(w.err(), guard.ErrStale) {
+		t.Errorf("the cut holder was stopped by %v, not as stale", w.err())
+	}
+	if after := rows(t, pool); after != cut {
+		t.Errorf("%d writes of the cut holder landed after the command had ended", after-cut)
+	}
+	var said unlocked
+	if err := json.Unmarshal([]byte(out), &said); err != nil {
+		t.Fatal(err)
+	}
+	if !said.Raised || said.Warning != "" || said.Mark == nil || said.Mark.Token != said.Burned.Token || said.Burned.Token <= lease.Token() ||
+		said.Cut.LeaseID != lease.ID() || said.Cut.Owner != "worker-1" {
+		t.Errorf("%+v", said)
+	}
+	// The next holder is above the burned token, and works.
+	next := hold(t, pool, "worker-2", "billing", time.Minute)
+	if next.Token() <= said.Burned.Token {
+		t.Errorf("token %s was granted after %s was burned", next.Token(), said.Burned.Token)
+	}
+	if err := w.once(t.Context(), fenced(t, pool), next.Claim()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The control, and the warning of the documentation shown true: without --raise
+// the cut holder writes on, until the command that the warning names is run.
+func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	w := write(t, pool, lease.Claim())
+	if grows(t, pool, 50) == 50 {
+		t.Fatalf("the holder does not write: %v", w.err())
+	}
+	r := fencectl(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes")
+	if r.code != exitOK || !strings.Contains(r.errOut, "still writes") {
+		t.Fatalf("%+v", r)
+	}
+	cut := rows(t, pool)
+	if grows(t, pool, cut) == cut {
+		t.Errorf("the cut holder was stopped without a raise, by %v: the warning is not true", w.err())
+	}
+	_, command, _ := strings.Cut(strings.TrimSpace(r.errOut), "fencectl marks")
+	must(t, url, append(strings.Fields("marks "+command), "--yes")...)
+	cut = rows(t, pool)
+	w.over.Wait()
+	if after := rows(t, pool); after != cut || !errors.Is(w.err(), guard.ErrStale) {
+		t.Errorf("%d writes landed after the raise, the writer ended with %v", after-cut, w.err())
+	}
+}
+
+// A newer holder that has raised already fences the cut holder as well: that is
+// success, and the mark is told.
+func TestForceUnlockRaiseFindsANewerMark(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "worker-1", "billing", time.Minute)
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "billing", Token: 1000, LeaseID: "newer"}); err != nil {
+		t.Fatal(err)
+	}
+	var said unlocked
+	out := must(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--yes", "-o", "json")
+	if err := json.Unmarshal([]byte(out), &said); err != nil {
+		t.Fatal(err)
+	}
+	if !said.Raised || said.Mark == nil || said.Mark.Token != 1000 || said.Mark.LeaseID != "newer" {
+		t.Errorf("%s", out)
+	}
+}
+
+// A cut that could not be raised says so, with an exit code of its own, and how
+// to go on; going on works.
+func TestForceUnlockThatCannotRaise(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	var over sync.WaitGroup
+	over.Go(func() {
+		_ = fenced(t, pool).InTx(context.Background(), lease.Claim(), func(context.Context, pgx.Tx) error {
+			close(entered)
+			<-leave
+			return nil
+		})
+	})
+	<-entered
+	unlock := []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--raise-timeout", "200ms", "--yes", "--request-id", "INC-1"}
+	r := fencectl(t, url, append(unlock, "-o", "json")...)
+	close(leave)
+	over.Wait()
+	var said unlocked
+	if err := json.Unmarshal([]byte(r.out), &said); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	if r.code != exitPartial || said.Raised || said.Warning == "" || !strings.Contains(r.errOut, `"reason":"partial"`) || !strings.Contains(r.errOut, "go on with") {
+		t.Errorf("%+v", r)
+	}
+	// The same request again: nothing is cut twice, and now it is raised.
+	r = fencectl(t, url, unlock...)
+	if r.code != exitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
+		t.Errorf("%+v", r)
+	}
+	mark, err := fenced(t, pool).Mark(t.Context(), "billing")
+	if err != nil || mark.Token != said.Burned.Token {
+		t.Errorf("the mark is %v, %v", mark, err)
+	}
+}

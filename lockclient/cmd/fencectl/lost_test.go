@@ -1,0 +1,179 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/url"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// lossy is a proxy that passes everything on to the server and nothing back to
+// the client once the client has sent a word.
+type lossy struct {
+	listener net.Listener
+	server   string
+	word     []byte
+	hang     bool // keep the connection open and say nothing
+
+	mu   sync.Mutex
+	lost int
+}
+
+func newLossy(t *testing.T, server, word string, hang bool) *lossy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &lossy{listener: listener, server: server, word: []byte(word), hang: hang}
+	var over sync.WaitGroup
+	over.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			over.Go(func() { p.serve(conn) })
+		}
+	})
+	t.Cleanup(func() { listener.Close(); over.Wait() })
+	return p
+}
+
+func (p *lossy) serve(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", p.server)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var mu sync.Mutex
+	silent := false
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		b := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(b)
+			mu.Lock()
+			quiet := silent
+			mu.Unlock()
+			if err == nil && quiet && p.hang {
+				continue
+			}
+			if err != nil || quiet { // the server has answered: it is done
+				client.Close()
+				return
+			}
+			if _, err := client.Write(b[:n]); err != nil {
+				return
+			}
+		}
+	}()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(b)
+		if bytes.Contains(b[:n], p.word) {
+			mu.Lock()
+			silent = true
+			mu.Unlock()
+			p.mu.Lock()
+			p.lost++
+			p.mu.Unlock()
+		}
+		if _, failed := server.Write(b[:n]); failed != nil || err != nil {
+			break
+		}
+	}
+	if p.hang {
+		server.Close() // the client has given up
+	}
+	<-back
+}
+
+// P5: a force-unlock whose answer is lost is neither success nor failure: the
+// exit code says that it is not known, and the message how to find out. Repeated
+// as it says, it cuts nobody a second time.
+func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	database, pool := database(t)
+	hold(t, pool, "worker-1", "billing", time.Minute)
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newLossy(t, u.Host, "fencepost.force_unlock(", false)
+	u.Host = p.listener.Addr().String()
+	unlock := []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes", "-o", "json", "--timeout", "1500ms"}
+	r := fencectl(t, u.String(), unlock...)
+	var said struct {
+		Code            int
+		Reason, Message string
+	}
+	if err := json.Unmarshal([]byte(r.errOut), &said); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	id := regexp.MustCompile(`--request-id (\S+),`).FindStringSubmatch(said.Message)
+	if r.code != exitUnknown || said.Code != exitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
+		t.Fatalf("%+v", r)
+	}
+	if p.lost < 2 {
+		t.Errorf("%d answers were lost: nothing was repeated", p.lost)
+	}
+	out := must(t, database, append(unlock, "--request-id", id[1])...)
+	var done unlocked
+	if err := json.Unmarshal([]byte(out), &done); err != nil || !done.Repeated || done.Burned.LeaseID != id[1] {
+		t.Errorf("%v: %s", err, out)
+	}
+	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.audit"); n != 1 {
+		t.Errorf("%d records", n)
+	}
+	// The control: the proxy that loses nothing lets the command succeed.
+	hold(t, pool, "worker-2", "billing", time.Minute)
+	p = newLossy(t, p.server, "no such word", false)
+	u.Host = p.listener.Addr().String()
+	must(t, u.String(), unlock...)
+}
+
+// A server that stops answering is given up after --timeout, at whatever
+// statement that is.
+func TestServerThatStopsAnswering(t *testing.T) {
+	t.Parallel()
+	database, pool := database(t)
+	hold(t, pool, "worker-1", "billing", time.Minute)
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "old", Token: 1}); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := u.Host
+	for word, args := range map[string][]string{
+		"-- ping":                {"doctor"},
+		"fencepost.migrations":   {"list"},
+		"FROM fencepost.marks":   {"marks", "list"},
+		"fencepost.marks m ON":   {"marks", "show", "billing"},
+		"resource IN (":          {"show", "billing"},
+		"clock_timestamp() - $1": {"marks", "retire", "--older-than", "1ms", "--yes"},
+		"token <= $1":            {"marks", "retire", "--older-than", "1ms", "--yes"},
+	} {
+		t.Run(word, func(t *testing.T) {
+			t.Parallel()
+			p := newLossy(t, server, word, true)
+			at := *u
+			at.Host = p.listener.Addr().String()
+			c := refusal{args: append(args, "--timeout", "700ms"), code: exitUnavailable, reason: "unavailable"}
+			c.check(t, at.String())
+			if p.lost == 0 {
+				t.Error("nothing was lost: the control failed")
+			}
+		})
+	}
+}

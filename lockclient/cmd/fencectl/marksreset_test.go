@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// A poisoned mark is found, reset by compare-and-set, recorded, and the holder
+// writes again. Everything else is refused and changes nothing.
+func TestMarksReset(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	db := fenced(t, pool)
+	poison := guard.Claim{Resource: "billing", Token: guard.MaxToken, LeaseID: "typo"}
+	if err := db.Raise(t.Context(), poison); err != nil {
+		t.Fatal(err)
+	}
+	if out := must(t, url, "marks", "list", "--ahead"); !strings.Contains(out, guard.MaxToken.String()) {
+		t.Errorf("the poisoned mark is not found:\n%s", out)
+	}
+	from := []string{"--from", guard.MaxToken.String(), "--from-lease-id", "typo"}
+	to := []string{"--to", lease.Token().String(), "--to-lease-id", lease.ID()}
+	reset := func(parts ...[]string) (args []string) {
+		args = []string{"marks", "reset", "billing", "--yes"}
+		for _, p := range parts {
+			args = append(args, p...)
+		}
+		return args
+	}
+	why := []string{"--actor", "ana", "--reason", "INC-5, typed by hand"}
+	before := value[string](t, pool, state)
+	for _, c := range []refusal{
+		{"no actor", reset(from, to, []string{"--reason", "r"}), exitUsage, "usage", "--actor"},
+		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), exitUsage, "usage", "--reason"},
+		{"no from", reset(to, why), exitUsage, "usage", "--from"},
+		{"another mark", reset([]string{"--from", "7"}, to, why), exitRefused, "stale", "mark"},
+		{"another lease", reset([]string{"--from", guard.MaxToken.String()}, to, why), exitRefused, "conflict", "mark"},
+		{"above the issuer", reset(from, []string{"--to", "4711"}, why), exitUsage, "invalid", "4711"},
+		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "none"},
+		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "--issuers-last"},
+		{"nobody to ask", reset(from, to, why, []string{"--yes=false"}), exitUsage, "usage", "--yes"},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.check(t, url) })
+	}
+	if value[string](t, pool, state) != before {
+		t.Error("a refused reset changed something")
+	}
+	if out := must(t, url, reset(from, to, why)...); !strings.Contains(out, "the mark of billing is 1") {
+		t.Errorf("%s", out)
+	}
+	if err := db.Raise(t.Context(), lease.Claim()); err != nil {
+		t.Errorf("the holder is refused after the reset: %v", err)
+	}
+	var r sqlfence.Reset
+	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "ana" || r.FromToken != guard.MaxToken {
+		t.Errorf("%v: %+v", err, r)
+	}
+	if out := must(t, url, "marks", "resets"); !strings.Contains(out, "INC-5, typed by hand") {
+		t.Errorf("%s", out)
+	}
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) showCommand() *cli.Command {
+	return &cli.Command{
+		Name: "show", Category: categoryLook, ArgsUsage: "RESOURCE",
+		Usage:       "print one lease, its mark, and what the two say together",
+		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\nof their own and S3 objects keep theirs elsewhere.",
+		Flags:       watchFlags(),
+		Action:      a.showLease,
+	}
+}
+
+func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "RESOURCE")
+	if err != nil {
+		return err
+	}
+	if err := guard.ValidateResource(given[0]); err != nil {
+		return err
+	}
+	s, err := connect(ctx, cmd, leasesComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
+		v, err := s.look(ctx, given[0])
+		if err != nil {
+			return err
+		}
+		if asJSON(cmd) {
+			line, err := jsonLine(v)
+			if err == nil {
+				_, err = w.Write(line)
+			}
+			return err
+		}
+		return v.print(w)
+	})
+}
+
+// view is all that is known of one resource.
+type view struct {
+	Lease lockclient.LeaseInfo `json:"lease"`
+	// Floor is the token that every later grant is above.
+	Floor guard.Token `json:"floor"`
+	// Mark is nil where sqlfence has none, or it cannot be read.
+	Mark *guard.Mark `json:"mark"`
+	// Verdict is one of the words of [verdicts].
+	Verdict string `json:"verdict"`
+	// Audit are the last records, the latest first.
+	Audit []lockclient.AuditRecord `json:"audit"`
+
+	unread error // why the mark could not be read
+}
+
+// The verdicts: what mark and lease say together.
+var verdicts = map[string]string{
+	"unmarked":   "nothing was admitted there yet, or its mark is kept elsewhere (a token column, S3, another store)",
+	"unread":     "the mark could not be read",
+	"current":    "the mark is the lease's own claim: every older holder is refused",
+	"burned":     "the mark is the burned claim: everybody is refused until the next grant",
+	"behind":     "the mark is below the lease's token: an older holder may still write there until the new one does",
+	"ahead":      "the mark is above the lease's token: the lease is stale there, the next grant is above it",
+	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant is refused there; see fencectl help runbook, \"A backup was restored\"",
+	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is another one; see fencectl help runbook, \"Two holders seem to be at work\"",
+}
+
+const shownRecords = 3
+
+// look reads the mark first: what is admitted was granted before, so that a mark
+// above what the issuer says afterwards is ahead of it, and not a takeover that
+// happened in between.
+func (s *session) look(ctx context.Context, resource string) (*view, error) {
+	v := &view{}
+	mark, err := s.mark(ctx, resource)
+	if v.unread = err; err == nil && mark.Token != guard.NoToken {
+		v.Mark = &mark
+	}
+	if v.Lease, err = s.op.Get(ctx, resource); err != nil {
+		return nil, noSuchLease(err, resource)
+	}
+	if v.Floor, err = s.issued(ctx, ""); err != nil {
+		return nil, failed("read the floor", err)
+	}
+	v.Verdict = v.verdict()
+	v.Audit, err = s.lastRecords(ctx, resource)
+	return v, err
+}
+
+func noSuchLease(err error, resource string) error {
+	if errors.Is(err, guard.ErrNotFound) {
+		return notFound("there is no lease on %s: it was never leased, or its row was purged", shown(resource))
+	}
+	return err
+}
+
+// lastRecords returns the last records of one resource. The audit is asked by
+// prefix, so those of longer names are left out, and are not looked through for
+// ever.
+func (s *session) lastRecords(ctx context.Context, resource string) (last []lockclient.AuditRecord, err error) {
+	opts := &lockclient.AuditOptions{Limit: nextPage}
+	for range 5 {
+		page, err := s.op.Audit(ctx, resource, time.Time{}, time.Time{}, opts)
+		if noRights(err) {
+			return last, nil
+		}
+		if err != nil {
+			return last, err
+		}
+		for _, r := range page.Records {
+			if r.Resource == resource {
+				last = append(last, r)
+			}
+			if len(last) == shownRecords {
+				return last, nil
+			}
+		}
+		if opts.After = page.Next; opts.After == "" {
+			break
+		}
+	}
+	return last, nil
+}
+
+func (v *view) verdict() string {
+	lease := v.Lease
+	switch {
+	case v.unread != nil:
+		return "unread"
+	case v.Mark == nil || v.Mark.Floor && v.Mark.Token < lease.Token:
+		return "unmarked"
+	case v.Mark.Token > max(lease.Token, v.Floor):
+		return "mark_ahead"
+	case v.Mark.Token > lease.Token:
+		return "ahead"
+	case v.Mark.Token < lease.Token:
+		return "behind"
+	case lease.LeaseID != "" && v.Mark.LeaseID != lease.LeaseID:
+		return "conflict"
+	case lease.State == lockclient.StateFree:
+		return "burned"
+	}
+	return "current"
+}
+
+// claim returns the claim that has the lease's token: the holder's, or the one
+// that a force-unlock burned and nobody raised.
+func (v *view) claim() (claim guard.Claim, known bool) {
+	claim = guard.Claim{Resource: v.Lease.Resource, Token: v.Lease.Token, LeaseID: v.Lease.LeaseID}
+	if v.Lease.State == lockclient.StateFree && len(v.Audit) > 0 && v.Audit[0].Token == claim.Token {
+		claim.LeaseID = v.Audit[0].RequestID
+	}
+	return claim, v.Lease.State == lockclient.StateHeld || v.Lease.State == lockclient.StateFree && claim.LeaseID != ""
+}
+
+func (v *view) print(w io.Writer) error {
+	l := v.Lease
+	state := string(l.State)
+	switch l.State {
+	case lockclient.StateHeld:
+		state += " for " + span(l.HeldFor) + ", another " + span(l.Remaining) + " unless renewed"
+	case lockclient.StateExpired:
+		state += ": not released, its holder may come back and write"
+	}
+	state += orNothing(l.Awaited, "; somebody waits for it")
+	mark := "-"
+	switch {
+	case v.unread != nil:
+		mark = "not read: " + oneLine(v.unread.Error())
+	case v.Mark != nil && v.Mark.Floor:
+		mark = "-, retired; the floor is " + v.Mark.Token.String()
+	case v.Mark != nil:
+		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
+	}
+	so := verdicts[v.Verdict]
+	if claim, known := v.claim(); v.Verdict == "behind" && known {
+		so += "; to fence it now: " + raiseCommand(claim)
+	}
+	err := fields(w,
+		"resource", shown(l.Resource),
+		"state", state,
+		"token", l.Token.String(),
+		"owner", orDash(l.Owner != "", shown(l.Owner)),
+		"lease ID", leaseID(l.LeaseID),
+		"acquired", moment(l.AcquiredAt),
+		"expires", moment(l.ExpiresAt),
+		"mark", mark,
+		"so", so)
+	if err != nil || len(v.Audit) == 0 {
+		return err
+	}
+	if _, err := io.WriteString(w, "\n"); err != nil {
+		return err
+	}
+	t := newTable(w, "AT", "ACTION", ">TOKEN", "BY", "CUT HOLDER", "REASON")
+	for _, r := range v.Audit {
+		t.row(clockTime(r.At), shown(r.Action), r.Token.String(), shown(r.Actor), orDash(r.Cut.Owner != "", shown(r.Cut.Owner)), shown(r.Reason))
+	}
+	return t.flush()
+}
+
+func moment(t time.Time) string { return orDash(!t.IsZero(), clockTime(t)) }
+
+func orNothing(ok bool, s string) string {
+	if ok {
+		return s
+	}
+	return ""
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs"}
+
+// On a terminal the destructive commands ask, say whom they hit, and do nothing
+// without a yes.
+func TestConfirmation(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	audited := func() int64 { return value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") }
+	for _, c := range []struct {
+		answer string
+		code   int
+	}{{"no\n", exitCancelled}, {"\n", exitCancelled}, {"y\n", exitCancelled}, {"\x04", exitCancelled}, {"\x03", exitCancelled}} {
+		term := onTerminal(t, url, unlockBilling...)
+		term.sees("held by worker-1")
+		term.sees(lease.ID())
+		term.sees("Without --raise the holder still writes")
+		term.sees(`Type "yes" to go on: `)
+		term.keys(c.answer)
+		if code := term.ends(); code != c.code || audited() != 0 {
+			t.Errorf("answer %q: exit code %d, %d records\n%s", c.answer, code, audited(), term.screen())
+		}
+	}
+	term := onTerminal(t, url, append(unlockBilling, "--raise")...)
+	term.sees(`Type "yes" to go on: `)
+	if strings.Contains(term.screen(), "Without --raise") {
+		t.Error("the warning is not about --raise")
+	}
+	term.keys("yes\n")
+	term.sees("every older holder is refused")
+	if code := term.ends(); code != exitOK || audited() != 1 {
+		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
+	}
+	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x"}} {
+		term := onTerminal(t, url, args...)
+		term.sees(`Type "yes" to go on: `)
+		term.keys("no\n")
+		if code := term.ends(); code != exitCancelled {
+			t.Errorf("%q: exit code %d", args, code)
+		}
+	}
+}
+
+// What the operator has seen is what is cut: not the successor who came while
+// the question stood on the screen.
+func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	seen := hold(t, pool, "worker-1", "billing", time.Minute)
+	term := onTerminal(t, url, unlockBilling...)
+	term.sees(`Type "yes" to go on: `)
+	if err := seen.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	successor := hold(t, pool, "worker-2", "billing", time.Minute)
+	term.keys("yes\n")
+	term.sees("worker-2")
+	if code := term.ends(); code != exitRefused {
+		t.Errorf("exit code %d\n%s", code, term.screen())
+	}
+	if err := successor.Renew(t.Context()); err != nil {
+		t.Errorf("the successor lost its lease: %v", err)
+	}
+}
+
+// --watch repaints in place, follows what happens, and gives the terminal back.
+func TestWatchOnATerminal(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "worker-1", "first", time.Minute)
+	term := onTerminal(t, url, "list", "--watch", "--interval", "100ms")
+	term.sees("first")
+	hold(t, pool, "worker-2", "second", time.Minute)
+	term.sees("second")
+	exec1(t, pool, "ALTER TABLE fencepost.leases RENAME TO elsewhere") // what cannot pass by itself ends it
+	if code := term.ends(); code != exitSchema {
+		t.Errorf("exit code %d", code)
+	}
+	exec1(t, pool, "ALTER TABLE fencepost.elsewhere RENAME TO leases")
+	for _, args := range [][]string{{"list"}, {"show", "first"}, {"long-held", "--threshold", "0s"}} {
+		term := onTerminal(t, url, append(args, "-w", "--interval", "100ms")...)
+		term.sees("first")
+		term.keys("\x03")
+		if code := term.ends(); code != exitOK {
+			t.Errorf("%q: exit code %d after Ctrl-C", args, code)
+		}
+		<-term.read
+		screen := term.screen()
+		if !strings.HasPrefix(screen, "\x1b[?7l\x1b[2J\x1b[H") || !strings.HasSuffix(screen, "\x1b[?7h\r\n") {
+			t.Errorf("%q: the terminal is not given back as it was: %q", args, screen)
+		}
+	}
+}
+
+// A command that waits ends with Ctrl-C and says so; one whose change is made
+// says how far it came.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "worker-1", "billing", time.Minute)
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "other", Token: 7}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(10 * time.Millisecond)
+	term := onTerminal(t, url, "marks", "retire", "--older-than", "1ms", "--yes", "--wait", "1m")
+	term.sees("waiting for 1 lease")
+	term.keys("\x03")
+	if code := term.ends(); code != exitInterrupted {
+		t.Errorf("exit code %d\n%s", code, term.screen())
+	}
+	term.sees("no mark was retired")
+	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 1 {
+		t.Errorf("%d marks", n)
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// Without a terminal --watch prints pictures one below the other, without a
+// single escape, and JSON with -o json; an interrupt ends it with 0.
+func TestWatchWithoutATerminal(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Log("an interrupt cannot be sent to one process there; what is printed is tested")
+	}
+	url, pool := database(t)
+	hold(t, pool, "worker-1", "first", time.Minute)
+	for _, format := range []string{"table", "json"} {
+		cmd := exec.Command(binary, "show", "first", "--watch", "--interval", "100ms", "-o", format)
+		cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
+		var errOut strings.Builder
+		cmd.Stderr = &errOut
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pictures := 0
+		for lines := bufio.NewScanner(out); pictures < 3 && lines.Scan(); {
+			printable(t, lines.Text())
+			switch {
+			case format == "json":
+				var v view
+				if err := json.Unmarshal(lines.Bytes(), &v); err != nil || v.Lease.Resource != "first" {
+					t.Errorf("%v: %s", err, lines.Text())
+				}
+				pictures++
+			case strings.HasPrefix(lines.Text(), "so:"):
+				pictures++
+			}
+		}
+		if pictures < 3 {
+			t.Errorf("%s: %d pictures", format, pictures)
+		}
+		signal := os.Signal(os.Interrupt)
+		if runtime.GOOS == "windows" {
+			signal = os.Kill
+		}
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		err = cmd.Wait()
+		if runtime.GOOS != "windows" && (err != nil || errOut.Len() > 0) {
+			t.Errorf("%s: %v %s", format, err, errOut.String())
+		}
+	}
+}
+
+// A server that goes away while somebody watches is said, and asked again until
+// it is back.
+func TestWatchOutlivesTheServer(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	must(t, server.URL(), "migrate")
+	hold(t, dial(t, server.URL()), "worker-1", "first", 10*time.Minute)
+	cmd := exec.Command(binary, "list", "--watch", "--interval", "100ms", "--timeout", "500ms")
+	cmd.Env = environment("FENCECTL_DATABASE_URL=" + server.URL())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	defer ended.Stop()
+	lines := bufio.NewScanner(out)
+	sees := func(text string) {
+		t.Helper()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), text) {
+				return
+			}
+		}
+		t.Errorf("it ended, and %q was not printed", text)
+	}
+	sees("worker-1")
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	sees("asking again: ")
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sees("worker-1")
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+}

@@ -1,0 +1,257 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+var (
+	// ErrForceUnlocked: an operator ended the lease. It is the cause of the
+	// holder's [*LostError]; errors.As with [*ForceUnlockedError] says who and
+	// why.
+	ErrForceUnlocked = errors.New("force-unlocked by an operator")
+	// ErrLeaseChanged: the resource's lease is not the one that
+	// ForceUnlockOptions.ExpectedLeaseID names. The error is a
+	// [*LeaseChangedError].
+	ErrLeaseChanged = errors.New("lease is not the expected one")
+)
+
+// ForceUnlockedError says who ended a lease and why. It unwraps to
+// [ErrForceUnlocked].
+type ForceUnlockedError struct {
+	// Actor and Reason are what was given to [Operator.ForceUnlock].
+	Actor, Reason string
+	// At is when, by the server's clock.
+	At time.Time
+}
+
+// Error names the actor and the reason.
+func (e *ForceUnlockedError) Error() string {
+	return fmt.Sprintf("%v, %s, because %s", ErrForceUnlocked, strconv.Quote(e.Actor), strconv.Quote(e.Reason))
+}
+
+// Unwrap returns [ErrForceUnlocked].
+func (e *ForceUnlockedError) Unwrap() error { return ErrForceUnlocked }
+
+// LeaseChangedError says what there is in place of the expected lease. It
+// unwraps to [ErrLeaseChanged]. Nothing was changed.
+type LeaseChangedError struct {
+	// Expected is the lease ID that was expected.
+	Expected string
+	// Now is the resource as it is: a successor's lease, or a free one.
+	Now LeaseInfo
+}
+
+// Error names the resource, the expected lease and what there is now.
+func (e *LeaseChangedError) Error() string {
+	s := fmt.Sprintf("fencepost: %v: %s is %s", ErrLeaseChanged, strconv.Quote(e.Now.Resource), e.Now.State)
+	if e.Now.LeaseID != "" {
+		s += fmt.Sprintf(" under lease %s of %s, token %s", strconv.Quote(e.Now.LeaseID), strconv.Quote(e.Now.Owner), e.Now.Token)
+	}
+	return s + ", expected was " + strconv.Quote(e.Expected)
+}
+
+// Unwrap returns [ErrLeaseChanged].
+func (e *LeaseChangedError) Unwrap() error { return ErrLeaseChanged }
+
+// ForceUnlockOptions configures [Operator.ForceUnlock]. The zero value is the
+// default.
+type ForceUnlockOptions struct {
+	// ExpectedLeaseID is the lease that is to be cut, as [Operator.Get] showed
+	// it; a successor's lease is then refused. Empty cuts whatever there is.
+	ExpectedLeaseID string
+	// RequestID names this request: whoever repeats it under the same ID finds
+	// what it did, instead of cutting the next holder. At most 128 bytes without
+	// control characters; empty means a new UUID.
+	RequestID string
+}
+
+// ForceUnlocked is what [Operator.ForceUnlock] did.
+type ForceUnlocked struct {
+	// Burned is the claim that nobody holds and that is above the cut holder's.
+	// Its lease ID is the request's. Raise it at the resource: until then the
+	// cut holder still writes there.
+	Burned guard.Claim `json:"burned"`
+	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
+	Cut LeaseInfo `json:"cut"`
+	// AuditID is the number of its record in [Operator.Audit].
+	AuditID int64 `json:"auditId"`
+	// At is when it was done, by the server's clock.
+	At time.Time `json:"at"`
+	// Repeated says that the request had been carried out before.
+	Repeated bool `json:"repeated"`
+}
+
+// ForceUnlock takes the lease on resource from whoever has it: it raises the
+// issuer's token by one, at least, and frees the lease, so that the next in line
+// is granted at once. The record of it, with actor and reason, is written in the
+// same statement; there is no force unlock without one. The holder's next
+// renewal finds its lease lost, with [ErrForceUnlocked] as the cause; waiters
+// are woken. opts may be nil.
+//
+// It does not stop the cut holder from writing: the resource knows nothing of it
+// until a higher token arrives there. Either raise the burned claim at the
+// resource (Raise of sqlfence's DB, of httpfence's Middleware or of s3fence's
+// Objects, or guard.Store.Admit), after which every write of the cut holder is
+// refused as stale, or wait for the next holder to do so. A lease that is expired or free can be
+// force-unlocked as well, for the sake of the burned claim: a paused holder may
+// come back to any of them.
+//
+// Actor is who does it, 1 to 128 bytes, reason why, 1 to 1000 bytes; both must
+// have something besides spaces.
+//
+// An attempt whose answer is lost is repeated under the same request ID.
+// Errors: guard.ErrInvalid (actor, reason, an ID; also a request ID that was
+// used for another resource); guard.ErrNotFound (the resource was never leased,
+// or purged); [ErrLeaseChanged]; guard.ErrUnavailable (nothing was changed);
+// guard.ErrOutcomeUnknown: the [guard.FailedError]'s claim has the request ID as
+// its lease ID; call again with it.
+func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason string, opts *ForceUnlockOptions) (ForceUnlocked, error) {
+	r, err := o.unlockRequest(resource, actor, reason, opts)
+	if err != nil {
+		return ForceUnlocked{}, err
+	}
+	s, err := o.overseer(ctx, "force unlock")
+	if err != nil {
+		return ForceUnlocked{}, err
+	}
+	began := o.c.clock()
+	done, err := o.forceUnlock(ctx, s, r)
+	o.c.events.forceUnlocked(ctx, r, done, err, o.c.clock()-began)
+	return done, err
+}
+
+// forceUnlock repeats what is contended or lost.
+func (o *Operator) forceUnlock(ctx context.Context, s overseer, r unlockRequest) (ForceUnlocked, error) {
+	began := o.c.clock()
+	var lost error // the first attempt whose answer was lost
+	for attempt := 0; ; attempt++ {
+		a, err := s.forceUnlock(ctx, r)
+		switch {
+		case err == nil && a.status != unlockMoved:
+			return o.unlocked(r, a)
+		case err == nil:
+			err = guard.Unavailable("force unlock", r.claim(), errRaced)
+		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
+			lost = err
+		case lost == nil && !contention(err):
+			return ForceUnlocked{}, withCause(ctx, err)
+		}
+		if lost != nil {
+			err = lost
+		}
+		if o.c.clock()-began >= o.c.set.opTimeout || !o.c.pause(ctx, backoff(attempt)) {
+			return ForceUnlocked{}, withCause(ctx, err)
+		}
+	}
+}
+
+func (o *Operator) unlocked(r unlockRequest, a unlockAnswer) (ForceUnlocked, error) {
+	a.done.Cut.Name = o.c.namespace.name(a.done.Cut.Resource)
+	switch a.status {
+	case unlockNotFound:
+		return ForceUnlocked{}, notFound(r.resource)
+	case unlockChanged:
+		return ForceUnlocked{}, &LeaseChangedError{Expected: r.expected, Now: a.done.Cut}
+	case unlockForeign:
+		return ForceUnlocked{}, guard.Invalid("RequestID", r.requestID, "was used for another resource")
+	}
+	a.done.Repeated = a.status == unlockRepeated
+	return a.done, nil
+}
+
+// unlockRequest is one ForceUnlock with everything but the context.
+type unlockRequest struct {
+	resource, actor, reason, expected, requestID string
+}
+
+func (r unlockRequest) claim() guard.Claim {
+	return guard.Claim{Resource: r.resource, LeaseID: r.requestID}
+}
+
+// unlockStatus is the server's verdict, in the words of the function.
+type unlockStatus string
+
+const (
+	unlockCut      unlockStatus = "cut"
+	unlockRepeated unlockStatus = "repeated"  // under this request ID, before
+	unlockNotFound unlockStatus = "not found" // no row
+	unlockChanged  unlockStatus = "changed"   // not the expected lease
+	unlockForeign  unlockStatus = "foreign"   // the request ID is another resource's
+	unlockMoved    unlockStatus = "moved"     // not the server that was entered
+)
+
+type unlockAnswer struct {
+	status unlockStatus
+	done   ForceUnlocked
+}
+
+const maxReasonLen = 1000
+
+func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlockOptions) (r unlockRequest, err error) {
+	if opts == nil {
+		opts = &ForceUnlockOptions{}
+	}
+	if r.resource, err = o.c.namespace.resource(resource); err != nil {
+		return r, err
+	}
+	if err := spoken("actor", actor, guard.MaxOwnerLen); err != nil {
+		return r, err
+	}
+	if err := spoken("reason", reason, maxReasonLen); err != nil {
+		return r, err
+	}
+	if err := guard.ValidateLeaseID(opts.ExpectedLeaseID); err != nil {
+		return r, renamed(err, "ExpectedLeaseID")
+	}
+	if err := guard.ValidateLeaseID(opts.RequestID); err != nil {
+		return r, renamed(err, "RequestID")
+	}
+	r.actor, r.reason, r.expected, r.requestID = actor, reason, opts.ExpectedLeaseID, opts.RequestID
+	if r.requestID == "" {
+		r.requestID = newLeaseID()
+	}
+	return r, nil
+}
+
+// spoken checks what a person says.
+func spoken(field, s string, most int) error {
+	if strings.TrimSpace(s) == "" {
+		return guard.Invalid(field, s, "must not be empty or only spaces")
+	}
+	return plain(field, s, most)
+}
+
+func renamed(err error, field string) error {
+	var invalid *guard.InvalidError
+	if errors.As(err, &invalid) {
+		invalid.Field = field
+	}
+	return err
+}
+
+// forceUnlocked tells what was done, or not.
+func (e events) forceUnlocked(ctx context.Context, r unlockRequest, done ForceUnlocked, err error, took time.Duration) {
+	claim := r.claim()
+	if err == nil {
+		claim = done.Burned
+		if !done.Repeated {
+			e.stats.of(r.resource).forceUnlocked.Add(1)
+		}
+		e.operated(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
+			slog.String("actor", r.actor), slog.String("reason", r.reason),
+			slog.String("fencingToken", claim.Token.String()), slog.String("requestId", r.requestID),
+			slog.String("ownerId", done.Cut.Owner), slog.String("leaseId", done.Cut.LeaseID), slog.Int64("auditId", done.AuditID))
+	} else {
+		e.operated(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
+			slog.String("actor", r.actor), slog.String("requestId", r.requestID), failed(err))
+	}
+	e.observe(ctx, guard.OpForceUnlock, claim, took, err)
+}

@@ -1,0 +1,151 @@
+package sqlfence
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestPreparedTransaction (P1, P2): a fenced transaction that is prepared for a
+// two-phase commit keeps its fence until it is committed, across a restart of
+// the server, too: no session holds it, so nobody can be ended in its place.
+func TestPreparedTransaction(t *testing.T) {
+	s := startServer(t, map[string]string{"max_prepared_transactions": "4"})
+	e := newEnv(t, 0, s.URL())
+	e.createWritten()
+	prepare := func(ctx context.Context, tx testTx) error {
+		if err := write5(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.exec(ctx, "PREPARE TRANSACTION 'half'")
+		return err
+	}
+	err := e.db.fenced(t.Context(), claimOf("r", 5), prepare)
+	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+		t.Errorf("a callback that prepares its transaction: %v, want an unknown outcome", err)
+	}
+	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond})
+	waits := func(when string) {
+		t.Helper()
+		if err := impatient.Raise(t.Context(), claimOf("r", 6)); sqlState(err) != stateLockTimeout {
+			t.Errorf("%s: a raise got %v, want that it waits", when, err)
+		}
+	}
+	waits("prepared")
+	if err := s.StopFast(); err != nil {
+		t.Fatal(err)
+	}
+	restart(t, s, e)
+	for range poolSize { // connections of before the restart
+		if _, err := impatient.Mark(t.Context(), "r"); err == nil {
+			break
+		}
+	}
+	waits("prepared, after a restart")
+	e.exec("COMMIT PREPARED 'half'")
+	if err := impatient.Raise(t.Context(), claimOf("r", 6)); err != nil {
+		t.Error(err)
+	}
+	if n := e.written(); n != 1 {
+		t.Errorf("%d rows were written", n)
+	}
+}
+
+// TestMalformedClaims (P5, P6): whatever is in the setting that triggers read,
+// nothing is written, and what is no claim is not taken for a stale one.
+func TestMalformedClaims(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		e.guardBy("items", ResourcePart{Column: "tenant"})
+		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 9223372036854775806, '')")
+		before := e.text(contents)
+		for claims, want := range map[string]guard.Reason{
+			``: guard.ReasonMissing, `[]`: guard.ReasonMissing, `[null, 1, "a", ["a"], {}]`: guard.ReasonMissing,
+			`[{"resource":"A","token":"5","leaseId":"lease-5"}]`:   guard.ReasonMissing,
+			`[{"resource":["a"],"token":"5","leaseId":"lease-5"}]`: guard.ReasonMissing,
+			`{`: guard.ReasonInvalid, `null`: guard.ReasonInvalid, `5`: guard.ReasonInvalid, `{"resource":"a","token":"5"}`: guard.ReasonInvalid,
+			`[{"resource":"a"}]`: guard.ReasonInvalid, `[{"resource":"a","token":null}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"x"}]`: guard.ReasonInvalid, `[{"resource":"a","token":"5.0"}]`: guard.ReasonInvalid, `[{"resource":"a","token":{}}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"9223372036854775808"}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"0"}]`:                   guard.ReasonInvalid, `[{"resource":"a","token":"-5"}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"5"}]`: guard.ReasonConflict, `[{"resource":"a","token":5,"leaseId":"LEASE-5"}]`: guard.ReasonConflict,
+			`[{"resource":"a","token":"4"},{"resource":"a","token":"5","leaseId":"lease-5"}]`: guard.ReasonStale,
+		} {
+			err := Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+				return err
+			}))
+			if guard.ReasonOf(err) != want {
+				t.Errorf("%s: %v, want %s", claims, err, want)
+			}
+			if after := e.text(contents); after != before {
+				t.Fatalf("%s wrote %s", claims, after)
+			}
+		}
+		if err := e.presenting("UPDATE items SET v = 9 WHERE id = 2", guard.Claim{Resource: "b", Token: guard.MaxToken}); err != nil {
+			t.Errorf("the highest token: %v", err)
+		}
+	})
+}
+
+// TestStatementsAfterDDL (P5, P6): a statement that was prepared before a
+// column's type changed is refused by the server. That is an unavailability
+// that writes nothing, and passes.
+func TestStatementsAfterDDL(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 7)")
+		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		db, _ := e.single()
+		var v any
+		take := func() error {
+			return table.Takeover(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
+		}
+		if err := take(); err != nil {
+			t.Fatal(err)
+		}
+		e.exec("UPDATE n SET last_fencing_token = 4; ALTER TABLE n ALTER v TYPE text")
+		if err := take(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "cached plan") {
+			t.Errorf("got %v, want that it is unavailable", err)
+		}
+		if n := e.int("SELECT last_fencing_token FROM n"); n != 4 {
+			t.Errorf("the mark is %d", n)
+		}
+		if err := take(); err != nil || v != "7" {
+			t.Errorf("again: %v, %v", v, err)
+		}
+	})
+}
+
+// TestPublicHasNoRights: nothing of schema fencepost is anybody's by default,
+// nor what installing triggers made. The control is a new function.
+func TestPublicHasNoRights(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		if err := e.db.MigrateRoles(t.Context(), e.testRoles(t)); err != nil {
+			t.Fatal(err)
+		}
+		e.exec("DROP ROLE IF EXISTS fencepost_anybody; CREATE ROLE fencepost_anybody")
+		t.Cleanup(func() { e.exec("DROP ROLE fencepost_anybody") })
+		open := func() string {
+			return e.text(`SELECT coalesce(string_agg(what, ', '), '') FROM (
+				SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pronamespace = 'fencepost'::regnamespace AND has_function_privilege('fencepost_anybody', p.oid, 'EXECUTE')
+				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND relkind IN ('r', 'v', 'm', 'p')
+					AND has_table_privilege('fencepost_anybody', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND CASE relkind WHEN 'S' THEN has_sequence_privilege('fencepost_anybody', c.oid, 'USAGE, SELECT, UPDATE') END
+				UNION ALL SELECT 'schema' WHERE has_schema_privilege('fencepost_anybody', 'fencepost', 'USAGE, CREATE')) AS x(what)`)
+		}
+		if got := open(); got != "" {
+			t.Errorf("anybody may use %s", got)
+		}
+		e.exec("CREATE FUNCTION fencepost.open() RETURNS void LANGUAGE sql AS ''")
+		if got := open(); got != "fencepost.open()" {
+			t.Errorf("the control: anybody may use %q", got)
+		}
+	})
+}

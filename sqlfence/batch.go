@@ -1,0 +1,117 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Write is one statement of a [DB.Batch]: SQL with placeholders from $1, and
+// their values. It must be one, must not begin, end or save a transaction, nor
+// begin with a comment. Its rows, if it returns any, are dropped.
+type Write struct {
+	SQL  string
+	Args []any
+}
+
+// maxWrites bounds a batch: its statements and its results are held in memory
+// and in the connection's buffers at once.
+const maxWrites = 1000
+
+// Batch runs the writes, in order, in one fenced transaction and returns how
+// many rows each changed. It is [DB.InTx] for work that is known beforehand:
+// on pgx BEGIN, the fence, the writes and COMMIT are one round trip; on
+// database/sql, which has no pipeline, each is one of its own. Either all of
+// the writes are committed or none; a write that changes no row is no error,
+// so put what must hold into constraints.
+//
+// Since the COMMIT travels with the writes, a context that ends meanwhile, or
+// a lost connection, is ErrOutcomeUnknown on pgx. The other errors are those of
+// InTx; an error of a write is passed on with the driver's inside, and nothing
+// was committed. Nothing is retried but the raise of the mark before the first
+// write, which refused the batch as a whole.
+func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Write) ([]int64, error) {
+	start := time.Now()
+	rows, err := d.batch(ctx, claim, writes)
+	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
+	return rows, err
+}
+
+func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) ([]int64, error) {
+	const op = "fenced batch"
+	if err := claim.Validate(); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(writes) == 0:
+		return nil, guard.Invalid("writes", "", "must have at least one write")
+	case len(writes) > maxWrites:
+		return nil, guard.Invalid("writes", itoa(len(writes)), "must be at most "+itoa(maxWrites))
+	case d.callback(ctx) != nil:
+		return nil, guard.Invalid("Batch", claim.Resource, "is called inside InTx; write through its transaction instead")
+	}
+	for i, w := range writes {
+		if err := w.check("writes[" + itoa(i) + "].SQL"); err != nil {
+			return nil, err
+		}
+	}
+	if err := ended(ctx, op, claim); err != nil {
+		return nil, err
+	}
+	var last error
+	for range maxEnter {
+		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL, claim, d.presented([]guard.Claim{claim})), writes, d.opts.CommitTimeout)
+		switch {
+		case err == nil:
+			return rows, nil
+		case !mustRaise(err):
+			return nil, batchFailure(op, claim, err, committing)
+		}
+		last = err
+		if err := d.raise(ctx, claim, false); err != nil {
+			return nil, err
+		}
+	}
+	return nil, guard.Unavailable(op, claim, last)
+}
+
+// check refuses what would end the transaction before its COMMIT, so that the
+// writes behind it were not fenced.
+func (w Write) check(field string) error {
+	words := strings.FieldsFunc(w.SQL, func(r rune) bool { return !unicode.IsLetter(r) && r != '-' && r != '/' && r != '*' })
+	if len(words) == 0 {
+		return guard.Invalid(field, w.SQL, "must not be empty")
+	}
+	switch strings.ToUpper(words[0]) {
+	case "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE":
+		return guard.Invalid(field, w.SQL, "must not control the transaction")
+	}
+	if strings.HasPrefix(words[0], "--") || strings.HasPrefix(words[0], "/*") {
+		return guard.Invalid(field, w.SQL, "must not begin with a comment")
+	}
+	if !oneStatement(w.SQL) { // the simple protocol takes several
+		return guard.Invalid(field, w.SQL, "must be one statement, without an open quote or comment")
+	}
+	return nil
+}
+
+// batchFailure is failure for a batch, in which it is the writes that may name
+// what does not exist.
+func batchFailure(op string, claim guard.Claim, err error, committing bool) error {
+	var pg *pgconn.PgError
+	if missing(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {
+		return schemaFailure(op, claim, err)
+	}
+	var argument unsendable
+	if errors.As(err, &argument) {
+		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
+	}
+	return failure(op, claim, err, committing)
+}

@@ -1,0 +1,97 @@
+package sqlfence
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const enterRowSQL = "SELECT fencepost.enter_row($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+
+// Enter fences a transaction that was begun elsewhere, by sqlc, gorm or the
+// driver itself: from here to its end no claim above these can be raised on
+// their resources, and it is refused unless each is the resource's mark or
+// above it. Call it before anything else in the transaction, at its top level,
+// with all claims at once; they are entered in the order of their resources,
+// one round trip each.
+//
+// It gives less than [DB.InTx]:
+//
+//   - P2 holds only for what is read in this transaction after Enter. What was
+//     read before, in it or elsewhere, may miss a predecessor's updates.
+//   - Under READ COMMITTED a claim above the mark is raised in this very
+//     transaction: the mark is rolled back with it, and until it ends every
+//     other transaction on the resource waits. Call [DB.Raise] first to avoid
+//     both.
+//   - Under REPEATABLE READ and SERIALIZABLE the claim must have been raised
+//     before the transaction took its snapshot, else ErrInvalid; if it was
+//     raised after that, or another Enter committed since, the answer is
+//     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
+//   - It writes the mark's row, so that transactions of one holder that use
+//     Enter on one resource run one after another.
+//   - It sets Options.LockTimeout and IdleTimeout for the transaction; COMMIT,
+//     its lost answer and retries are the caller's.
+//
+// Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
+// with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint
+// would free the fence and keep the transaction.
+//
+// Any error leaves the transaction aborted; roll it back. The errors:
+// [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid also for no
+// claim, two for one resource, and in the transaction of an [DB.InTx] a claim
+// that is not one of its own, which is the only thing it checks there;
+// ErrUnavailable.
+func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
+	start := time.Now()
+	err := d.enterRow(ctx, tx, claims)
+	d.observeAll(ctx, claims, start, err)
+	return err
+}
+
+func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) error {
+	const op = "enter"
+	sorted, err := sortClaims(claims)
+	if err != nil {
+		return err
+	}
+	if err := ended(ctx, op, claims[0]); err != nil {
+		return err
+	}
+	if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
+		for _, claim := range sorted {
+			if !slices.Contains(own.claims, claim) {
+				return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
+			}
+		}
+		return nil
+	}
+	in, presented := d.backend.in(tx), d.presented(sorted)
+	for _, claim := range sorted {
+		s := d.entering(enterRowSQL, claim, presented)
+		if _, err := in.exec(ctx, s.sql, s.args); err != nil {
+			return enterFailure(op, claim, err)
+		}
+	}
+	return nil
+}
+
+// enterFailure is schemaFailure for transactions that the caller began.
+func enterFailure(op string, claim guard.Claim, err error) error {
+	switch sqlState(err) {
+	case stateSubtransaction:
+		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}
+	case stateRaise:
+		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
+	}
+	return schemaFailure(op, claim, err)
+}
+
+// invalidUse is an InvalidError with the server's error, which found it out.
+type invalidUse struct {
+	error
+	cause error
+}
+
+func (e invalidUse) Unwrap() []error { return []error{e.error, e.cause} }

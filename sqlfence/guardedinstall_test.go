@@ -1,0 +1,229 @@
+package sqlfence
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestInstallConcurrently: replicas that install at once all succeed; the
+// result is what one makes, and installing again touches nothing.
+func TestInstallConcurrently(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Text: "acct"}, {Column: "tenant"}}}
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if err := e.db.InstallTrigger(context.Background(), g); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		const state = `SELECT concat((SELECT string_agg(oid::text || xmin, ' ' ORDER BY oid) FROM pg_trigger WHERE tgname LIKE 'fencepost%'), (SELECT string_agg(xmin::text, '') FROM fencepost.guarded))`
+		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 4*4 {
+			t.Errorf("%d triggers, want 4 on each of 4 relations", n)
+		}
+		before := e.text(state)
+		// A writer in flight does not delay an installation that has nothing to do.
+		err := e.open(&Options{PresentClaims: true}).fenced(t.Context(), claimOf("acct:a", 5), func(ctx context.Context, tx testTx) error {
+			if _, err := tx.exec(ctx, "UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
+				return err
+			}
+			return e.db.InstallTrigger(ctx, g)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if after := e.text(state); after != before {
+			t.Errorf("installing again changed %s to %s", before, after)
+		}
+		// Another description replaces the old one, a removal takes all away.
+		g.Resource = g.Resource[1:]
+		for range 2 {
+			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 1", claimOf("acct:a", 5)); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("under the old description's claim: %v", err)
+		}
+		for range 2 {
+			if err := e.db.RemoveTrigger(t.Context(), g.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := e.int("SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%') + (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_proc WHERE proname ~ '^guard_[0-9a-f]{32}$')"); n != 0 {
+			t.Error("something is left")
+		}
+		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
+			t.Errorf("after the removal: %v", err)
+		}
+	})
+}
+
+// TestTriggerSQL: the printed text installs the same, with names that need
+// quoting, a backslash included.
+func TestTriggerSQL(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE SCHEMA "O'Brien"; CREATE TABLE "O'Brien"."a.""b\" (id int, "parts" text NOT NULL, "TG_OP" text NOT NULL)`)
+		g := GuardedTable{Name: []string{"O'Brien", `a."b\`}, Resource: []ResourcePart{{Column: "parts"}, {Text: `it's \ 100%`}, {Column: "TG_OP"}}}
+		text, err := TriggerSQL(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.exec(text)
+		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		if err != nil || len(found) > 0 {
+			t.Errorf("%v, %v", found, err)
+		}
+		const write = `INSERT INTO "O'Brien"."a.""b\" VALUES (1, 'x:y', 'z')`
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), `x%3Ay:it's \\ 100%25:z`) {
+			t.Errorf("got %v", err)
+		}
+		c := claimOf(`x%3Ay:it's \ 100%25:z`, 5)
+		if err := e.db.Raise(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.presenting(write, c); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestInstallRefuses: what cannot be guarded in full is refused for the reason
+// that says so, and nothing is made.
+func TestInstallRefuses(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL + `
+			CREATE TYPE mood AS ENUM ('sad', 'ok');
+			CREATE COLLATION fuzzy (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+			CREATE TABLE types (a text NOT NULL, b varchar(9) NOT NULL, c bigint NOT NULL, d uuid NOT NULL, e mood NOT NULL, f boolean NOT NULL, n text,
+				num numeric NOT NULL, day date NOT NULL, pad char(4) NOT NULL, at timestamptz NOT NULL, fuzz text COLLATE fuzzy NOT NULL);
+			CREATE TABLE clash (a text NOT NULL); CREATE TRIGGER fencepost_update BEFORE INSERT ON clash FOR EACH ROW EXECUTE FUNCTION move();
+			CREATE MATERIALIZED VIEW mat AS SELECT * FROM items;
+			CREATE FOREIGN DATA WRAPPER none; CREATE SERVER away FOREIGN DATA WRAPPER none;
+			CREATE FOREIGN TABLE far (id int, tenant text NOT NULL, v int NOT NULL) SERVER away;
+			CREATE TABLE mixed (id int, tenant text NOT NULL, v int NOT NULL) PARTITION BY RANGE (id);
+			CREATE FOREIGN TABLE mixed_far PARTITION OF mixed FOR VALUES FROM (0) TO (9) SERVER away`)
+		column := func(c string) []ResourcePart { return []ResourcePart{{Column: c}} }
+		long := strings.Repeat("x", 64)
+		for _, c := range []struct {
+			table    []string
+			resource []ResourcePart
+			says     string
+		}{
+			{[]string{"nothing"}, column("a"), "nothing"},
+			{[]string{"types"}, column("nothing"), "no column nothing"},
+			{[]string{"types"}, column("n"), "may be NULL"},
+			{[]string{"types"}, column("num"), "of type numeric"},
+			{[]string{"types"}, column("day"), "of type date"},
+			{[]string{"types"}, column("pad"), "of type bpchar"},
+			{[]string{"types"}, column("at"), "of type timestamptz"},
+			{[]string{"types"}, column("fuzz"), "collation"},
+			{[]string{"types"}, column("xmin"), "no column xmin"},
+			{[]string{"items_view"}, column("tenant"), "not a table"},
+			{[]string{"mat"}, column("tenant"), "not a table"},
+			{[]string{"far"}, column("tenant"), "not a table"},
+			{[]string{"mixed"}, column("tenant"), "foreign table"},
+			{[]string{"parts_low"}, column("tenant"), "partition or child of public.parts"},
+			{[]string{"child"}, column("tenant"), "partition or child of public.family"},
+			{[]string{"clash"}, column("a"), "somebody else's"},
+			{[]string{"fencepost", "marks"}, column("resource"), "not the application's"},
+			{[]string{"pg_catalog", "pg_class"}, column("relname"), "not the application's"},
+			{nil, column("a"), "1 to 3 parts"},
+			{[]string{"a", "b", "c"}, column("a"), "1 or 2 parts"},
+			{[]string{""}, column("a"), "must not be empty"},
+			{[]string{long}, column("a"), "64 bytes"},
+			{[]string{"a\x00b"}, column("a"), "NUL"},
+			{[]string{"types"}, nil, "at least one part"},
+			{[]string{"types"}, []ResourcePart{{}}, "either Column or Text"},
+			{[]string{"types"}, []ResourcePart{{Column: "a", Text: "b"}}, "either Column or Text"},
+			{[]string{"types"}, column(long), "64 bytes"},
+			{[]string{"types"}, column("a\x00"), "NUL"},
+			{[]string{"types"}, []ResourcePart{{Text: "a\nb"}}, "control characters"},
+			{[]string{"types"}, []ResourcePart{{Text: strings.Repeat("x", 513)}}, "513 bytes"},
+		} {
+			err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: c.table, Resource: c.resource})
+			if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q by %v: got %v, want ErrInvalid that says %q", c.table, c.resource, err, c.says)
+			}
+		}
+		if n := e.int("SELECT (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid WHERE proname ~ '^guard_')"); n != 0 {
+			t.Error("a refused installation made something")
+		}
+		for _, c := range []string{"a", "b", "c", "d", "e", "f"} { // the control
+			if err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"types"}, Resource: column(c)}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestReportOnly: nothing is refused, whatever is presented, and the server is
+// told what would be; switching it on refuses.
+func TestReportOnly(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		g := e.guardBy("items", ResourcePart{Column: "tenant"})
+		g.InsecureReportOnly = true
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		e.putMark("a", guard.Mark{Token: 5, LeaseID: "lease-5"})
+		config, err := pgx.ParseConfig(e.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var states []string
+		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { states = append(states, n.Code) }
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		// The warning's SQLSTATE, as a client sees it.
+		warned := func(setting, sql string) string {
+			states = nil
+			if _, err := conn.Exec(t.Context(), fmt.Sprintf("BEGIN; SELECT set_config('fencepost.claims', %s, true); %s; ROLLBACK", quoteText(setting), sql)); err != nil {
+				t.Errorf("%s under %s: %v", sql, setting, err)
+			}
+			return strings.Join(states, " ")
+		}
+		const update = "UPDATE items SET v = 1 WHERE id = 1"
+		for _, c := range []struct{ setting, sql, want string }{
+			{"", update, "SF003"},
+			{claimsSetting(claimOf("b", 5)), update, "SF003"},
+			{claimsSetting(claimOf("a", 4)), update, "SF001"},
+			{claimsSetting(guard.Claim{Resource: "a", Token: 5, LeaseID: "other"}), update, "SF002"},
+			{claimsSetting(claimOf("a", 6)), update, "SF004"},
+			{claimsSetting(claimOf("a", 5)), update, ""},
+			{"not JSON", update, "22P02"},
+			{"", "INSERT INTO items VALUES (9, '', 9)", "22023"},
+			{"", "TRUNCATE items", "SF003"},
+		} {
+			if got := warned(c.setting, c.sql); got != c.want {
+				t.Errorf("%s under %q: warned %q, want %q", c.sql, c.setting, got, c.want)
+			}
+		}
+		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "report-only") {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+		g.InsecureReportOnly = false
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.presenting(update); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("no longer report-only: %v", err)
+		}
+	})
+}

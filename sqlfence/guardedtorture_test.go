@@ -1,0 +1,256 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// isolationLevels are those of the torture: named in the transaction, and as
+// the server's default.
+var isolationLevels = []string{"read committed", "repeatable read", "serializable"}
+
+// byTrigger is an application's own transaction on guarded tables: raise,
+// begin, present, work. The tables are guarded, or broken on purpose, before
+// the first. What fails with 40001 is begun again, as an application would.
+func (e *env) byTrigger(db fence, level string, install func()) work {
+	var once sync.Once
+	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
+		once.Do(install)
+		if err := db.Raise(ctx, claim); err != nil {
+			return err
+		}
+		for {
+			err := Refusal(db.plain(guard.WithClaim(ctx, claim), func(ctx context.Context, tx testTx) error {
+				if level != "" {
+					if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level); err != nil {
+						return err
+					}
+				}
+				if err := tx.present(ctx, claim); err != nil {
+					return err
+				}
+				return fn(ctx, tx)
+			}))
+			if sqlState(err) != "40001" {
+				return err
+			}
+		}
+	}
+}
+
+// ledger is a guarded counter and a guarded set of rows. Each entry says which
+// token added it and how many entries of lower tokens it saw.
+const ledger = `CREATE TABLE counter (v bigint NOT NULL); INSERT INTO counter VALUES (0);
+	CREATE TABLE entries (n bigserial PRIMARY KEY, token bigint NOT NULL, seen bigint NOT NULL)`
+
+func (e *env) guardLedger() {
+	e.exec(ledger)
+	e.guardBy("counter", ResourcePart{Text: "ledger"})
+	e.guardBy("entries", ResourcePart{Text: "ledger"})
+}
+
+// ledgerTorture lets 12 clients, most of them former holders, read, write and
+// commit. It is aimed: a holder pauses before its write or before its COMMIT
+// until a newer one has read, or for as long as nothing should keep a newer one
+// from reading. It returns how many transactions were acknowledged, how many of
+// their additions are missing, how many entries a newer holder did not see, and
+// how many came in behind a newer holder's.
+func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stale, backwards int64) {
+	var next, read, entries, additions atomic.Int64
+	var wg sync.WaitGroup
+	for range 12 {
+		wg.Go(func() {
+			token := next.Add(1)
+			for range rounds {
+				// The next takeover once the newest holder is between its read
+				// and its end; the others come back as who they were.
+				if newest := next.Load(); read.Load() >= newest && rand.IntN(3) == 0 && next.CompareAndSwap(newest, newest+1) {
+					token = newest + 1
+				}
+				aim, adds := rand.IntN(3), rand.IntN(2) == 0
+				succeeded := func() {
+					for end := time.Now().Add(15 * time.Millisecond); read.Load() <= token && time.Now().Before(end); {
+						time.Sleep(100 * time.Microsecond)
+					}
+				}
+				err := in(t.Context(), claimOf("ledger", guard.Token(token)), func(ctx context.Context, tx testTx) error {
+					seen, err := tx.int(ctx, "SELECT count(*) FROM entries WHERE token < $1::bigint", token)
+					if err != nil {
+						return err
+					}
+					v, err := tx.int(ctx, "SELECT v FROM counter")
+					if err != nil {
+						return err
+					}
+					for old := read.Load(); old < token && !read.CompareAndSwap(old, token); old = read.Load() {
+					}
+					if aim == 0 {
+						succeeded()
+					}
+					if adds {
+						if _, err := tx.exec(ctx, "UPDATE counter SET v = $1", v+1); err != nil {
+							return err
+						}
+					}
+					_, err = tx.exec(ctx, "INSERT INTO entries (token, seen) VALUES ($1::bigint, $2::bigint)", token, seen)
+					if err == nil && aim == 1 {
+						succeeded()
+					}
+					return err
+				})
+				switch guard.ReasonOf(err) {
+				case guard.ReasonNone:
+					entries.Add(1)
+					if adds {
+						additions.Add(1)
+					}
+				case guard.ReasonStale:
+					time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
+				default:
+					t.Errorf("token %d: %v", token, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	acked = entries.Load()
+	lost = additions.Load() - e.int("SELECT v FROM counter")
+	stale = e.int(`SELECT count(*) FROM entries old WHERE EXISTS (
+		SELECT FROM entries new WHERE new.token > old.token AND new.seen < (SELECT count(*) FROM entries o WHERE o.token < new.token))`)
+	backwards = e.int("SELECT count(*) FROM entries a WHERE EXISTS (SELECT FROM entries b WHERE b.n < a.n AND b.token > a.token)")
+	if n := e.int("SELECT count(*) FROM entries"); n != acked { // a verdict that is not so
+		t.Errorf("%d entries were acknowledged, %d are there", acked, n)
+	}
+	return acked, lost, stale, backwards
+}
+
+// TestTriggersUnderTorture (P1, P2): 12 clients that take over from each other
+// through triggers alone lose no acknowledged update, get no stale row and no
+// verdict that is not so, whatever the isolation level.
+func TestTriggersUnderTorture(t *testing.T) {
+	for i, level := range isolationLevels {
+		for j, way := range []string{"named", "the server's default"} {
+			t.Run(level+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, (i+j)%len(openers), pgtest.Database(t))
+				db, named := e.db, level
+				if way != "named" {
+					db, named = e.serverDefault("default_transaction_isolation", quoteText(level)), ""
+				}
+				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, named, e.guardLedger), campaign(12))
+				if lost != 0 || stale != 0 || backwards != 0 || acked == 0 {
+					t.Errorf("of %d transactions %d additions were lost, %d inserts were stale, %d backwards", acked, lost, stale, backwards)
+				}
+				t.Logf("%d transactions were acknowledged", acked)
+			})
+		}
+	}
+}
+
+// TestTriggersUnderTortureControls: the same clients, with triggers that compare
+// and do not lock, lose updates and get stale rows.
+func TestTriggersUnderTortureControls(t *testing.T) {
+	for _, level := range isolationLevels[:2] { // SERIALIZABLE refuses most such histories by itself
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t, 0, pgtest.Database(t))
+			broken := e.byTrigger(e.db, level, func() {
+				e.guardLedger()
+				e.mutate("require", `pg_try_advisory_xact_lock_shared(hashtextextended(p_resource COLLATE "C", 7378697629483820646))`, "true")
+				e.mutate("enter", "pg_catalog.pg_advisory_xact_lock_shared(", "pg_catalog.concat(")
+				e.mutate("enter_snapshot", "PERFORM pg_advisory_xact_lock_shared(", "PERFORM hashtextextended('', ")
+				e.mutate("enter_snapshot", "FOR SHARE", "")
+			})
+			for range 20 { // it is a race
+				if acked, lost, stale, backwards := ledgerTorture(t, e, broken, 20); lost+stale+backwards > 0 {
+					t.Logf("of %d transactions %d additions were lost, %d inserts were stale, %d backwards", acked, lost, stale, backwards)
+					return
+				}
+				e.exec("DROP TABLE counter, entries; DELETE FROM fencepost.marks")
+				e.guardLedger()
+			}
+			t.Error("nothing was lost, stale or backwards")
+		})
+	}
+}
+
+// aim runs the schedule in which a naive guard fails: holder 5 has read; holder
+// 6 takes over and reads; holder 5 resumes and writes and commits; holder 6
+// writes. It returns both outcomes and what was added.
+func (e *env) aim(level string) (sum int64, err5, err6 error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	e.exec("DELETE FROM fencepost.marks")
+	before := e.int("SELECT v FROM account")
+	in := e.byTrigger(e.db, level, func() {})
+	once := errors.New("40001 ended it")
+	work := func(token guard.Token, between func()) error {
+		tried := false
+		return in(ctx, claimOf("account", token), func(ctx context.Context, tx testTx) error {
+			if tried { // only the first attempt is aimed
+				return once
+			}
+			tried = true
+			v, err := tx.int(ctx, "SELECT v FROM account")
+			if err != nil {
+				return err
+			}
+			between()
+			_, err = tx.exec(ctx, "UPDATE account SET v = $1", v+1)
+			return err
+		})
+	}
+	read6, done5, done6 := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	err5 = work(5, func() {
+		go func() {
+			defer close(done6)
+			err6 = work(6, func() {
+				close(read6)
+				<-done5
+			})
+		}()
+		<-read6
+	})
+	close(done5)
+	<-done6
+	return e.int("SELECT v FROM account") - before, err5, err6
+}
+
+// TestTriggerStopsAResumedHolder (P1, P2): aimed at each level; the control is
+// the same without triggers.
+func TestTriggerStopsAResumedHolder(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE account (v bigint NOT NULL); INSERT INTO account VALUES (0)")
+		g := e.guardBy("account", ResourcePart{Text: "account"})
+		for _, level := range isolationLevels {
+			sum, err5, err6 := e.aim(level)
+			// Under a snapshot, 40001 and a second attempt that is told stale.
+			if err5 == nil || err6 != nil || sum != 1 {
+				t.Errorf("%s: holder 5: %v, holder 6: %v, sum %d", level, err5, err6, sum)
+			}
+			if level == isolationLevels[0] {
+				var r *guard.RejectedError
+				if !errors.As(err5, &r) || r.Reason != guard.ReasonStale || r.Claim != claimOf("account", 5) || r.Mark != (guard.Mark{Token: 6, LeaseID: "lease-6"}) {
+					t.Errorf("holder 5: %#v", err5)
+				}
+			}
+		}
+		if err := e.db.RemoveTrigger(t.Context(), g.Name); err != nil {
+			t.Fatal(err)
+		}
+		for _, level := range isolationLevels[:2] {
+			if _, err5, _ := e.aim(level); err5 != nil {
+				t.Errorf("%s without triggers, the control: holder 5's stale write: %v", level, err5)
+			}
+		}
+	})
+}

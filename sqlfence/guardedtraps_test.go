@@ -1,0 +1,261 @@
+package sqlfence
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The shapes of triggers that were each shown to let a stale writer through, or
+// to cost too much, kept to show that the tests notice and why it is not done.
+
+// shape replaces the triggers of a guarded table by others.
+func (e *env) shape(table, sql string) {
+	e.Helper()
+	if err := e.db.RemoveTrigger(context.Background(), []string{table}); err != nil {
+		e.Fatal(err)
+	}
+	e.exec(sql)
+}
+
+// wantWritten is for controls: the stale write must have taken effect.
+func (e *env) wantWritten(what string, err error) {
+	e.Helper()
+	if err != nil {
+		e.Errorf("%s, the control, did not let it through: %v", what, err)
+	}
+}
+
+// TestTrapBeforeTrigger: a check before the write is passed by a row that a
+// later BEFORE trigger moves to another resource.
+func TestTrapBeforeTrigger(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		const write, claim = "INSERT INTO moved VALUES (9, 'a')", "a"
+		if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("got %v", err)
+		}
+		e.shape("moved", `CREATE FUNCTION before_check() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM fencepost.require(NEW.tenant, ''moved'', false); RETURN NEW; END';
+			CREATE TRIGGER before_check BEFORE INSERT OR UPDATE ON moved FOR EACH ROW EXECUTE FUNCTION before_check()`)
+		e.wantWritten("a check BEFORE", e.presenting(write, claimOf(claim, 5)))
+	})
+}
+
+// TestTrapOneSideOfAnUpdate: an update must hold the resource that its rows
+// leave and the one they come to.
+func TestTrapOneSideOfAnUpdate(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		name := e.text("SELECT fencepost.guard_name('public', 'items')")
+		whole := e.text("SELECT pg_get_functiondef(('fencepost.' || $1)::regproc)", name)
+		const both = `FROM fencepost_old UNION SELECT ARRAY[tenant::text COLLATE "C"] FROM fencepost_new`
+		for side, claim := range map[string]string{"FROM fencepost_old": "a", "FROM fencepost_new": "c"} {
+			const write = "UPDATE items SET tenant = 'c' WHERE tenant = 'a'"
+			if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
+				t.Errorf("under the claim for %s: %v", claim, err)
+			}
+			e.mutate(name, both, side)
+			e.wantWritten("one side", e.presenting(write, claimOf(claim, 5)))
+			e.wantWritten("the way back", e.presenting("UPDATE items SET tenant = 'a' WHERE tenant = 'c'", claimOf("a", 5), claimOf("c", 5)))
+			e.exec(whole)
+		}
+	})
+}
+
+// TestTrapPartition: a statement trigger on the root does not see what is
+// written straight into a partition, one that was attached later included.
+// Verify does.
+func TestTrapPartition(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		const write = "UPDATE parts_late SET v = 9"
+		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}
+		e.exec(`CREATE TABLE parts_late (id int, tenant text NOT NULL, v int NOT NULL); INSERT INTO parts_late VALUES (5000, 'a', 0);
+			ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000)`)
+		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("through the root: %v", err)
+		}
+		e.wantWritten("a trigger on the root", e.presenting(write))
+		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		if err != nil || len(found) != 4 || !strings.Contains(found[0].String(), "parts_late: the trigger fencepost_delete is missing") {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("after another installation: %v", err)
+		}
+		e.exec("ALTER TABLE parts DETACH PARTITION parts_late") // keeps what it has
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("detached: %v", err)
+		}
+	})
+}
+
+// TestTrapTokenColumn: a token on the row itself is forgotten with the row.
+func TestTrapTokenColumn(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		e.exec("UPDATE fencepost.marks SET token = 6, lease_id = 'lease-6' WHERE resource = 'a'")
+		stale := func() error { return e.presenting("INSERT INTO items VALUES (1, 'a', 9)", claimOf("a", 5)) }
+		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
+			t.Error(err)
+		}
+		if err := stale(); guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("an INSERT after the DELETE of a newer holder: %v", err)
+		}
+		e.shape("items", `ALTER TABLE items ADD last_fencing_token bigint NOT NULL DEFAULT 0; INSERT INTO items VALUES (1, 'a', 0, 6);
+			CREATE FUNCTION by_column() RETURNS trigger LANGUAGE plpgsql AS $$
+			DECLARE offered bigint := (current_setting('fencepost.claims')::jsonb -> 0 ->> 'token')::bigint;
+			BEGIN
+				IF TG_OP <> 'INSERT' AND OLD.last_fencing_token > offered THEN RAISE 'stale' USING ERRCODE = 'SF001'; END IF;
+				IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
+				NEW.last_fencing_token := offered; RETURN NEW;
+			END $$;
+			CREATE TRIGGER by_column BEFORE INSERT OR UPDATE OR DELETE ON items FOR EACH ROW EXECUTE FUNCTION by_column()`)
+		if err := e.presenting("UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)); guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("the control refuses not even an UPDATE: %v", err)
+		}
+		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
+			t.Error(err)
+		}
+		e.wantWritten("a token column", stale())
+	})
+}
+
+// TestTrapRowLock: one holder's transactions run side by side; where the check
+// locks the mark's row against itself, one waits for the other.
+func TestTrapRowLock(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		together := func() error {
+			return e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := tx.present(ctx, claimOf("a", 5)); err != nil {
+					return err
+				}
+				if _, err := tx.exec(ctx, "INSERT INTO items VALUES (20, 'a', 0)"); err != nil {
+					return err
+				}
+				return e.presenting("SET LOCAL lock_timeout = '200ms'; INSERT INTO items VALUES (21, 'a', 0)", claimOf("a", 5))
+			})
+		}
+		for _, level := range isolationLevels {
+			e.exec("ALTER DATABASE " + `"` + e.text("SELECT current_database()") + `"` + " SET default_transaction_isolation = " + quoteText(level))
+			if err := together(); err != nil {
+				t.Errorf("%s: %v", level, err)
+			}
+			if err := e.presenting("DELETE FROM items WHERE id > 19", claimOf("a", 5)); err != nil {
+				t.Error(err)
+			}
+		}
+		e.exec("ALTER DATABASE " + `"` + e.text("SELECT current_database()") + `"` + " RESET default_transaction_isolation")
+		e.mutate("enter", `p_lease COLLATE pg_catalog."C";`, `p_lease COLLATE pg_catalog."C" FOR NO KEY UPDATE;`)
+		if err := together(); sqlState(err) != "55P03" {
+			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
+		}
+	})
+}
+
+// TestTrapSavepoint: the lock that a check took inside a savepoint goes when
+// that is rolled back, and a successor comes; the next write must be checked
+// anew. The control remembers, in a sequence, which no rollback touches, that
+// the transaction was checked.
+func TestTrapSavepoint(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		resumed := func(token guard.Token) error {
+			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := tx.present(ctx, claimOf("a", token)); err != nil {
+					return err
+				}
+				if _, err := tx.exec(ctx, "DO $$ BEGIN UPDATE items SET v = 8 WHERE id = 1; RAISE 'x' USING ERRCODE = '22012'; EXCEPTION WHEN division_by_zero THEN NULL; END $$"); err != nil {
+					return err
+				}
+				if err := e.db.Raise(ctx, claimOf("a", token+1)); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+				return err
+			}))
+		}
+		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("got %v", err)
+		}
+		e.exec("CREATE SEQUENCE checked")
+		e.mutate("require", "\nBEGIN\n", "\nBEGIN\n  IF (SELECT last_value FROM public.checked) = (txid_current() & 9223372036854775807) THEN RETURN; END IF;\n  PERFORM setval('public.checked', txid_current());\n")
+		e.wantWritten("a check that is remembered", resumed(6))
+	})
+}
+
+// TestTrapReplicaMode: an ordinary trigger does not fire for a session in
+// replica mode.
+func TestTrapReplicaMode(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		const write = "DO $$ BEGIN SET LOCAL session_replication_role = replica; UPDATE items SET v = 9 WHERE id = 1; END $$"
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("got %v", err)
+		}
+		e.exec("ALTER TABLE items ENABLE TRIGGER fencepost_update")
+		e.wantWritten("a trigger that is not ENABLE ALWAYS", e.presenting(write))
+	})
+}
+
+// TestTrapSnapshot: under REPEATABLE READ a check that reads the mark without
+// locking its row sees the mark of the transaction's beginning.
+func TestTrapSnapshot(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		resumed := func(token guard.Token) error {
+			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"); err != nil {
+					return err
+				}
+				if err := tx.present(ctx, claimOf("a", token)); err != nil {
+					return err
+				}
+				if _, err := tx.int(ctx, "SELECT count(*) FROM items"); err != nil {
+					return err
+				}
+				if err := e.db.Raise(ctx, claimOf("a", token+1)); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+				return err
+			}))
+		}
+		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "40001" {
+			t.Errorf("got %v", err)
+		}
+		e.mutate("enter_snapshot", "FOR SHARE", "")
+		e.wantWritten("a plain read", resumed(6))
+	})
+}
+
+// TestTriggersNotHijacked: names that a session puts in front of the system's,
+// or of the schema's in pg_temp, are not what the triggers use.
+func TestTriggersNotHijacked(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		e.exec(evilSQL + `CREATE FUNCTION evil.jsonb_array_elements(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT ''{"resource":"a","token":"5","leaseId":"lease-5"}''::jsonb';`)
+		const caller = "SET LOCAL search_path = evil, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP; CREATE TEMP TABLE fencepost_new (tenant pg_catalog.text) ON COMMIT DROP;"
+		attempt := func(claims string) error {
+			defer e.admin.Reset() // a session has evil's search_path until its transaction ends
+			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
+			return Refusal(err)
+		}
+		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("under another's claim: %v", err)
+		}
+		if err := attempt(claimsSetting(claimOf("a", 5))); err != nil {
+			t.Errorf("under the claim: %v", err)
+		}
+		e.exec("ALTER FUNCTION fencepost.require RESET search_path; ALTER FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('public', 'items')") + " RESET search_path")
+		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) == guard.ReasonMissing {
+			t.Errorf("without a pinned search_path, the control: %v", err)
+		}
+	})
+}

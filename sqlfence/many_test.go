@@ -1,0 +1,225 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// countingQuerier counts what is sent.
+type countingQuerier struct {
+	Querier
+	sent *int
+}
+
+func (c countingQuerier) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	*c.sent++
+	return c.Querier.exec(ctx, sql, args)
+}
+
+func (c countingQuerier) query(ctx context.Context, sql string, args []any, each eachRow) error {
+	*c.sent++
+	return c.Querier.query(ctx, sql, args, each)
+}
+
+func (e *env) manyTable(opts *TableOptions) *Table {
+	e.exec(`DROP TABLE IF EXISTS items; CREATE TABLE items (a int, b numeric, v text, n bigint NOT NULL DEFAULT 0 CHECK (n < 100),
+		last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
+	e.exec("INSERT INTO items (a, b, v) SELECT i, 1, 'old' FROM generate_series(1, 200) i")
+	return e.table("items", []string{"a", "b"}, opts)
+}
+
+func writesOf(token guard.Token, ids ...int) (writes []RowWrite) {
+	for _, id := range ids {
+		writes = append(writes, RowWrite{claimOf(fmt.Sprint("item:", id), token), Key{id, 1}, Set{"v": fmt.Sprint("new", id), "n": Raw("n + $1", 2)}})
+	}
+	return writes
+}
+
+// TestUpdateMany: verdicts in the order of the writes, each row its own value
+// and claim, an expression of the row's columns, and one statement.
+func TestUpdateMany(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, lease := range []string{"", "last_lease_id"} {
+			table := e.manyTable(&TableOptions{LeaseColumn: lease})
+			for _, size := range []int{1, 3, 9, 200} {
+				ids, sent := rand.Perm(200)[:size], 0
+				for i := range ids {
+					ids[i]++
+				}
+				e.exec("UPDATE items SET v = 'old', n = 0, last_fencing_token = a % 10")
+				verdicts, err := table.UpdateMany(t.Context(), countingQuerier{e.db, &sent}, writesOf(5, ids...))
+				if err != nil || len(verdicts) != size || sent != 1 {
+					t.Fatalf("%d rows: %d verdicts, %v, %d statements", size, len(verdicts), err, sent)
+				}
+				applied := 0
+				for i, id := range ids {
+					mark := guard.Mark{Token: guard.Token(id % 10)}
+					if want := guard.Decide(guard.OncePerToken, guard.Mark{Token: mark.Token, LeaseID: map[bool]string{true: "lease-5"}[mark.Token == 5 && lease == ""]},
+						claimOf(fmt.Sprint("item:", id), 5)); guard.ReasonOf(verdicts[i]) != guard.ReasonOf(want) {
+						t.Errorf("row %d: %v, want %v", id, verdicts[i], want)
+					}
+					if verdicts[i] == nil {
+						applied++
+					}
+				}
+				if n := e.int("SELECT count(*) FROM items WHERE v = 'new' || a AND n = 2 AND last_fencing_token = 5 AND last_lease_id = $1",
+					map[bool]string{true: "lease-5"}[lease != ""]); n != int64(applied) {
+					t.Errorf("%d rows were applied, %d are written", applied, n)
+				}
+			}
+		}
+		if verdicts, err := e.manyTable(nil).UpdateMany(t.Context(), e.db, nil); verdicts != nil || err != nil {
+			t.Errorf("no writes: %v, %v", verdicts, err)
+		}
+	})
+}
+
+// TestUpdateManyMissing (P6): a row that is not there is not found, in one
+// statement more for all of them, also in a transaction.
+func TestUpdateManyMissing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		table, sent := e.manyTable(nil), 0
+		check := func(q Querier) error {
+			verdicts, err := table.UpdateMany(t.Context(), countingQuerier{q, &sent}, writesOf(5, 7, 500, 3, 501))
+			if err != nil {
+				return err
+			}
+			got := []guard.Reason{}
+			for _, v := range verdicts {
+				got = append(got, guard.ReasonOf(v))
+			}
+			if want := []guard.Reason{"", guard.ReasonNotFound, "", guard.ReasonNotFound}; !slices.Equal(got, want) || sent != 2 {
+				t.Errorf("got %q in %d statements, want %q in 2", got, sent, want)
+			}
+			return nil
+		}
+		rollback := errors.New("rolled back")
+		err := e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return errors.Join(check(tx.in()), rollback) })
+		if !errors.Is(err, rollback) || e.int("SELECT count(*) FROM items WHERE v <> 'old'") != 0 {
+			t.Errorf("a transaction that was rolled back: %v", err)
+		}
+		sent = 0
+		if err := check(e.db); err != nil || e.int("SELECT count(*) FROM items WHERE v <> 'old'") != 2 {
+			t.Errorf("alone: %v", err)
+		}
+	})
+}
+
+// TestUpdateManyReplaced (P6): rows that are deleted and inserted again while
+// the statement waits for them are there: written, or refused by the new mark.
+func TestUpdateManyReplaced(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		table, ctx := e.manyTable(nil), context.Background()
+		tx, err := e.admin.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(ctx)
+		if _, err := tx.Exec(ctx, `WITH d AS (DELETE FROM items WHERE a IN (1, 2, 3) RETURNING *) INSERT INTO items SELECT a, b, v, n, CASE a WHEN 2 THEN 9 ELSE 0 END FROM d WHERE a < 3`); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan []error, 1)
+		go func() {
+			verdicts, err := table.UpdateMany(ctx, e.db, writesOf(5, 3, 2, 1, 4))
+			done <- append(verdicts, err)
+		}()
+		e.waitFor("the batch", "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+		if err := tx.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		got := []guard.Reason{}
+		for _, v := range <-done {
+			got = append(got, guard.ReasonOf(v))
+		}
+		if want := []guard.Reason{guard.ReasonNotFound, guard.ReasonStale, "", "", ""}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if n := e.int("SELECT count(*) FROM items WHERE v <> 'old'"); n != 2 {
+			t.Errorf("%d rows were written", n)
+		}
+	})
+}
+
+// TestUpdateManyAllOrNothing: what fails for one row of the statement fails
+// for all, and a trigger that holds a row back is told.
+func TestUpdateManyAllOrNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		table := e.manyTable(nil)
+		e.exec("UPDATE items SET n = 99 WHERE a = 3")
+		_, err := table.UpdateMany(t.Context(), e.db, writesOf(5, 1, 2, 3))
+		if sqlState(err) != "23514" || guard.ReasonOf(err) != guard.ReasonOther {
+			t.Errorf("a violated constraint: %v", err)
+		}
+		// 1.0 is 1 to the database alone.
+		writes := writesOf(5, 1, 2, 2)
+		writes[2].Key[1] = "1.0"
+		_, err = table.UpdateMany(t.Context(), e.db, writes)
+		wantInvalid(t, "one key twice", err, "writes[2]: key", "is that of writes[1], too")
+		if n := e.int("SELECT count(*) FROM items WHERE v <> 'old'"); n != 0 {
+			t.Errorf("%d rows were written", n)
+		}
+		e.exec(`CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER hold BEFORE UPDATE ON items FOR EACH ROW WHEN (OLD.a = 2) EXECUTE FUNCTION hold()`)
+		verdicts, err := table.UpdateMany(t.Context(), e.db, writesOf(5, 1, 2))
+		if err != nil || verdicts[0] != nil || guard.ReasonOf(verdicts[1]) != guard.ReasonUnavailable {
+			t.Errorf("a row held back: %v, %v", verdicts, err)
+		}
+	})
+}
+
+// TestUpdateManyOrder: batches of the same rows in different orders do not
+// deadlock; the control, without the order, does.
+func TestUpdateManyOrder(t *testing.T) {
+	run := func(e *env, q Querier, rounds int) (deadlocks int) {
+		table := e.manyTable(&TableOptions{Rule: guard.SameOrNewer})
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				for range rounds {
+					ids := rand.Perm(40)
+					for i := range ids {
+						ids[i]++
+					}
+					writes := writesOf(5, ids...)
+					for i := range writes {
+						writes[i].Set["n"] = 1
+					}
+					if _, err := table.UpdateMany(context.Background(), q, writes); sqlState(err) == "40P01" {
+						mu.Lock()
+						deadlocks++
+						mu.Unlock()
+					} else if err != nil {
+						e.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return deadlocks
+	}
+	someDriver(t, func(t *testing.T, e *env) {
+		e.serverDefault("deadlock_timeout", "'10ms'")
+		db := e.open(nil)
+		if n := run(e, db, longer(8, 100)); n != 0 {
+			t.Errorf("%d deadlocks", n)
+		}
+		unordered := mutantQuerier{db, func(sql string) string {
+			return strings.Replace(sql, `ORDER BY "items"."a", "items"."b"`, `ORDER BY random()`, 1)
+		}}
+		for end := time.Now().Add(20 * time.Second); run(e, unordered, 5) == 0; {
+			if time.Now().After(end) {
+				t.Fatal("no deadlock without the order")
+			}
+		}
+	})
+}

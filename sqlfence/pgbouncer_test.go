@@ -1,0 +1,194 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// findPgBouncer looks in PATH and where packages put it.
+func findPgBouncer(t *testing.T) string {
+	t.Helper()
+	if path, err := exec.LookPath("pgbouncer"); err == nil {
+		return path
+	}
+	for _, path := range []string{"/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"} {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup to install it")
+	return ""
+}
+
+// pgBouncer starts PgBouncer with transaction pooling in front of the database
+// and returns its port. Its databases are "few", with three connections to the
+// server, and "one", with one. It goes when this process ends, however it ends:
+// then the pipe that the shell reads is closed.
+func (e *env) pgBouncer(t *testing.T) uint16 {
+	t.Helper()
+	c := e.admin.Config().ConnConfig
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	listener.Close()
+	var b strings.Builder
+	b.WriteString("[databases]\n")
+	for name, size := range map[string]int{"few": 3, "one": 1} {
+		fmt.Fprintf(&b, "%s = host=%s port=%d dbname=%s user=%s password=%s pool_size=%d\n", name, c.Host, c.Port, c.Database, c.User, c.Password, size)
+	}
+	fmt.Fprintf(&b, "[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\nmax_client_conn = 200\n", port)
+	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
+	if err := os.WriteFile(config, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-c", `"$@" & pid=$!; read -r _; kill "$pid"; wait "$pid"`, "sh", findPgBouncer(t), "-q"}
+	if os.Getuid() == 0 { // which PgBouncer refuses to run as
+		name := "nobody"
+		if _, err := user.Lookup("postgres"); err == nil {
+			name = "postgres"
+		}
+		args = append(args, "-u", name)
+	}
+	cmd := exec.Command("sh", append(args, config)...)
+	var log strings.Builder
+	cmd.Stderr, cmd.Stdout = &log, &log
+	alive, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { alive.Close(); <-ended })
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.DialTimeout("tcp", fmt.Sprint("127.0.0.1:", port), time.Second)
+		if err == nil {
+			conn.Close()
+			return port
+		}
+		select {
+		case <-ended:
+			t.Fatalf("pgbouncer ended:\n%s", log.String())
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatal("pgbouncer does not answer")
+		}
+	}
+}
+
+// pooledModes are the exec modes of pgx without prepared statements.
+var pooledModes = []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+
+func (e *env) through(port uint16, database string, mode pgx.QueryExecMode) fence {
+	return e.open(nil, func(c *pgx.ConnConfig) {
+		c.Host, c.Port, c.Database, c.Fallbacks, c.TLSConfig = "127.0.0.1", port, database, nil, nil
+		c.DefaultQueryExecMode = mode
+	})
+}
+
+// TestPgBouncer (P1, P2, P4, P6): every way works, and refuses, with connections
+// to the server that many clients share.
+func TestPgBouncer(t *testing.T) {
+	for driver := range openers {
+		for _, mode := range pooledModes {
+			t.Run(openers[driver].driver+"/"+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, driver, pgtest.Database(t))
+				db := e.through(e.pgBouncer(t), "few", mode)
+				ctx := t.Context()
+				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, "", e.guardLedger), campaign(6))
+				if lost != 0 || stale != 0 || backwards != 0 || acked == 0 {
+					t.Errorf("triggers: of %d transactions %d additions were lost, %d inserts were stale, %d backwards", acked, lost, stale, backwards)
+				}
+				e.exec("DROP TABLE counter, entries")
+				if lost, stale := counterTorture(t, e, db.fenced, campaign(4)); lost != 0 || stale != 0 {
+					t.Errorf("InTx: %d updates were lost, %d inserts were stale", lost, stale)
+				}
+				e.createPairs()
+				e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
+				pairs := e.table("pairs", []string{"a", "b"}, nil)
+				if err := pairs.Update(ctx, db, claimOf("r", 6), Key{1, "x"}, Set{"v": "new"}); err != nil {
+					t.Error(err)
+				}
+				if err := pairs.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "old"}); guard.ReasonOf(err) != guard.ReasonStale {
+					t.Errorf("a stale statement: %v", err)
+				}
+				// A raise waits for a transaction on another connection.
+				open := make(chan error, 1)
+				err := db.fenced(ctx, claimOf("r", 7), func(ctx context.Context, tx testTx) error {
+					go func() { open <- db.Raise(context.Background(), claimOf("r", 8)) }()
+					e.waitForWaiters(1)
+					_, err := tx.exec(ctx, "INSERT INTO pairs (a, b) VALUES (2, 'y')")
+					return err
+				})
+				if err := errors.Join(err, <-open); err != nil {
+					t.Error(err)
+				}
+				if err := db.fenced(ctx, claimOf("r", 7), func(context.Context, testTx) error { return nil }); guard.ReasonOf(err) != guard.ReasonStale {
+					t.Errorf("a stale transaction: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestPgBouncerClaimsDoNotLeak (P1): a claim that was presented ends with its
+// transaction, although the next client's transaction runs on the same
+// connection to the server. The control: one that was set for the session is
+// the next client's too.
+func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		port := e.pgBouncer(t)
+		a, b := e.through(port, "one", pgx.QueryExecModeExec), e.through(port, "one", pgx.QueryExecModeExec)
+		backend := func(db fence) (pid int64) {
+			if _, err := db.row(t.Context(), "SELECT pg_backend_pid()", nil, &pid); err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+		if backend(a) != backend(b) {
+			t.Fatal("the clients do not share their connection")
+		}
+		unclaimed := func() error { return Refusal(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
+		err := a.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
+				return err
+			}
+			_, err := tx.exec(ctx, "UPDATE items SET v = 8 WHERE id = 1")
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if err := a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if err := unclaimed(); guard.ReasonOf(err) != guard.ReasonMissing {
+			t.Errorf("another client without a claim: %v", err)
+		}
+		if err := a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))); err != nil {
+			t.Fatal(err)
+		}
+		e.wantWritten("a claim that was set for the session", unclaimed())
+	})
+}

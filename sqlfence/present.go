@@ -1,0 +1,106 @@
+package sqlfence
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// presentSQL adds claims to those that the transaction presented before.
+const presentSQL = `SELECT count(fencepost.present(c ->> 'resource', (c ->> 'token')::bigint, coalesce(c ->> 'leaseId', '')))
+	FROM jsonb_array_elements($1::text::jsonb) c`
+
+// claimsSetting is the value of the setting fencepost.claims, in which the
+// triggers find what the transaction presents.
+func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
+
+// Present makes claims known to the triggers of guarded tables
+// ([DB.InstallTrigger]) for the rest of tx, one of the driver's own
+// transactions; with [Options].PresentClaims [DB.InTx] does it by itself. It
+// decides nothing: the triggers compare a claim when something is written under its resource. A claim for a
+// resource that was presented before takes its place.
+//
+// The marks must have been raised, with [DB.Raise], before the transaction
+// began: a claim above the mark is refused. The setting ends with the
+// transaction and so works behind PgBouncer's transaction pooling. Programs in
+// other languages call fencepost.present(resource, token, lease), or
+//
+//	SELECT set_config('fencepost.claims', '[{"resource":"r","token":"11","leaseId":"l"}]', true)
+//
+// The errors: ErrInvalid for a malformed claim, nothing sent; else those of a
+// statement in a transaction that committed nothing yet.
+func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) error {
+	for _, c := range claims {
+		if err := c.Validate(); err != nil {
+			return err
+		}
+	}
+	if len(claims) == 0 {
+		return nil
+	}
+	var n int64
+	_, err := d.backend.in(tx).row(ctx, presentSQL, []any{claimsSetting(claims...)}, &n)
+	return schemaFailure("present", guard.Claim{}, err)
+}
+
+// Refusal returns guard's error for the error of a statement that a trigger or
+// function of schema fencepost refused, and err itself if it is anything else,
+// nil included. It is for statements that the application, an ORM or generated
+// code sends itself:
+//
+//	SF001  ErrStale, a *guard.RejectedError with claim and mark
+//	SF002  ErrConflict, likewise
+//	SF003  ErrMissing: no claim was presented for the resource of a row written,
+//	       in [DB.InTx] because Options.PresentClaims is not set
+//	SF004  ErrUnavailable: the claim is above the mark; raise it, then run the
+//	       transaction again
+//	40001  ErrUnavailable, under REPEATABLE READ and SERIALIZABLE: run the
+//	       transaction again
+//	22...  ErrInvalid, from within a function of schema fencepost: the setting
+//	       fencepost.claims is malformed, or the row names no resource
+//
+// The driver's error stays reachable with errors.As. Facts other than the
+// reason, and ErrInvalid, need pgx, or its stdlib.
+func Refusal(err error) error {
+	if guard.ReasonOf(err) != guard.ReasonOther {
+		return err
+	}
+	switch sqlState(err) {
+	case stateStale, stateConflict, stateMissing, stateRaise, stateSerialization:
+		return failure(guardedWrite, offeredIn(err), err, false)
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && strings.HasPrefix(pg.Code, "22") && strings.Contains(pg.Where, "function fencepost.") {
+		return fmt.Errorf("sqlfence: %s: %w: %w", guardedWrite, guard.ErrInvalid, err)
+	}
+	return err
+}
+
+const guardedWrite = "guarded write"
+
+// offeredIn is what the database says was offered.
+func offeredIn(err error) (c guard.Claim) {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		if json.Unmarshal([]byte(pg.Detail), &c) != nil {
+			return guard.Claim{}
+		}
+	}
+	return c
+}
+
+// unclaimed is the error of a write without a claim.
+func unclaimed(op string, err error) error {
+	field := "claim"
+	if r := offeredIn(err).Resource; r != "" {
+		field += " for " + strconv.QuoteToASCII(r)
+	}
+	return fmt.Errorf("sqlfence: %s: %w (Options.PresentClaims presents those of InTx): %w", op, guard.Missing(field), err)
+}

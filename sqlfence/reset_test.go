@@ -1,0 +1,242 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestReset: a poisoned mark is lowered to what the issuer issued, tokens above
+// it are admitted again and others not, and who did it and why is on record.
+func TestReset(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		poisoned, repaired := guard.Mark{Token: 1 << 60, LeaseID: "made up"}, guard.Mark{Token: 7, LeaseID: "lease-7"}
+		e.putMark("r", poisoned)
+		if err := e.db.Raise(t.Context(), claimOf("r", 8)); !errors.Is(err, guard.ErrStale) {
+			t.Fatalf("the mark is not ahead: %v", err)
+		}
+		if err := e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"); err != nil {
+			t.Fatal(err)
+		}
+		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark != repaired {
+			t.Errorf("the mark is %+v, %v", mark, err)
+		}
+		if err := e.db.Raise(t.Context(), claimOf("r", 6)); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("a token below the new mark: %v", err)
+		}
+		if err := e.db.Raise(t.Context(), claimOf("r", 8)); err != nil {
+			t.Errorf("a token above the new mark: %v", err)
+		}
+		resets, err := e.db.Resets(t.Context(), 0, 10)
+		if err != nil || len(resets) != 1 {
+			t.Fatalf("%+v, %v", resets, err)
+		}
+		got := resets[0]
+		if got.ID < 1 || time.Since(got.At).Abs() > time.Hour || got.Role == "" {
+			t.Errorf("the record has %+v", got)
+		}
+		got.ID, got.At, got.Role = 0, time.Time{}, ""
+		if want := (Reset{Resource: "r", FromToken: 1 << 60, FromLease: "made up", ToToken: 7, ToLease: "lease-7", IssuersLast: 7, Actor: "operator", Reason: "restored the issuer"}); got != want {
+			t.Errorf("the record is %+v, want %+v", got, want)
+		}
+	})
+}
+
+// TestResetCompares: a mark that is not the one the operator saw is left alone,
+// and the reason says how it differs; so is one for which an input is bad.
+func TestResetCompares(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		mark, to := guard.Mark{Token: 50, LeaseID: "a"}, guard.Mark{Token: 7}
+		for what, c := range map[string]struct {
+			resource string
+			from     guard.Mark
+			want     guard.Reason
+		}{
+			"raised since":  {"r", guard.Mark{Token: 49, LeaseID: "a"}, guard.ReasonStale},
+			"lowered since": {"r", guard.Mark{Token: 51, LeaseID: "a"}, guard.ReasonConflict},
+			"another lease": {"r", guard.Mark{Token: 50}, guard.ReasonConflict},
+			"no mark":       {"s", mark, guard.ReasonNotFound},
+		} {
+			e.putMark("r", mark)
+			var rejected *guard.RejectedError
+			err := e.db.Reset(t.Context(), c.resource, c.from, to, 9, "operator", "why")
+			if guard.ReasonOf(err) != c.want || !errors.As(err, &rejected) || rejected.Claim.Token != c.from.Token || c.resource == "r" && rejected.Mark != mark {
+				t.Errorf("%s: got %v, want %s with the mark", what, err, c.want)
+			}
+		}
+		call := func(resource string, from, to guard.Mark, last guard.Token, actor, reason string) error {
+			return e.db.Reset(t.Context(), resource, from, to, last, actor, reason)
+		}
+		wantInvalid(t, "above the issuer's last", call("r", mark, to, 6, "op", "why"), "to", `"7"`)
+		wantInvalid(t, "no issuer's last", call("r", mark, to, 0, "op", "why"), "token", "0")
+		wantInvalid(t, "blank actor", call("r", mark, to, 9, " \t\u00a0", "why"), "actor", "")
+		wantInvalid(t, "long actor", call("r", mark, to, 9, strings.Repeat("x", 129), "why"), "actor", "xxx")
+		wantInvalid(t, "blank reason", call("r", mark, to, 9, "op", " \n\u2003"), "reason", "")
+		wantInvalid(t, "long reason", call("r", mark, to, 9, "op", strings.Repeat("x", 1025)), "reason", "xxx")
+		wantInvalid(t, "NUL", call("r", mark, to, 9, "op", "a\x00b"), "reason", `\x00`)
+		wantInvalid(t, "no token", call("r", guard.Mark{}, to, 9, "op", "why"), "token", "")
+		wantInvalid(t, "resource", call("", mark, to, 9, "op", "why"), "resource", "")
+		wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
+		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
+			t.Errorf("%d resets are on record", n)
+		}
+		if now, err := e.db.Mark(t.Context(), "r"); err != nil || now != mark {
+			t.Errorf("the mark is %+v, %v", now, err)
+		}
+	})
+}
+
+// TestResetWaits (P1): a reset waits for the transactions that entered under
+// the mark. The control takes no lock and does not.
+func TestResetWaits(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		attempt := func() error {
+			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+			end := e.holding(claimOf("r", 5))
+			defer end()
+			return e.open(&Options{RaiseTimeout: 100 * time.Millisecond}).Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
+		}
+		if err := attempt(); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+		e.mutate("reset", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		if err := attempt(); err != nil {
+			t.Errorf("without the lock: %v", err)
+		}
+	})
+}
+
+// TestResetsAreKept: a role that may reset and read cannot change or delete the
+// record, nor the marks; not even the owner does by mistake.
+func TestResetsAreKept(t *testing.T) {
+	const role = "fencepost_reset_operator"
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("DROP ROLE IF EXISTS " + role + "; CREATE ROLE " + role + "; GRANT USAGE ON SCHEMA fencepost TO " + role +
+			"; GRANT EXECUTE ON FUNCTION fencepost.reset TO " + role + "; GRANT SELECT ON fencepost.mark_resets, fencepost.marks TO " + role)
+		t.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+		e.putMark("r", guard.Mark{Token: 9})
+		as := func(role, sql string) error {
+			_, err := e.admin.Exec(t.Context(), "BEGIN; SET LOCAL ROLE "+role+";"+sql+";COMMIT")
+			if err != nil {
+				e.admin.Reset()
+			}
+			return err
+		}
+		if err := as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"); err != nil {
+			t.Fatal(err)
+		}
+		for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
+			for _, who := range []string{role, "CURRENT_USER"} {
+				if who == "CURRENT_USER" {
+					who = e.text("SELECT quote_ident(current_user)")
+				}
+				if err := as(who, sql); sqlState(err) != "42501" {
+					t.Errorf("%s: %s: got %v, want 42501", who, sql, err)
+				}
+			}
+		}
+		for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
+			"SELECT fencepost.raise('r', 10, '', 1000)"} {
+			if err := as(role, sql); sqlState(err) != "42501" {
+				t.Errorf("%s: got %v, want 42501", sql, err)
+			}
+		}
+		// What other callers than this module may not leave out either.
+		for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
+			if err := as(role, "SELECT fencepost.reset("+call+", 1000)"); err == nil {
+				t.Errorf("reset(%s) was carried out", call)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 1 {
+			t.Errorf("%d resets are on record", n)
+		}
+	})
+}
+
+// TestPages: marks and resets are read page by page, in order, each once.
+func TestPages(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		ctx := context.Background()
+		names := []string{"a", "b", "b/1", "b/2", "b/\U0010ffff", "b/\U0010ffffz", "b0", "c", "\ud7ff", "\ue000"}
+		for i, name := range names {
+			if err := e.db.Raise(ctx, claimOf(name, guard.Token(i+1))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
+		for prefix, want := range map[string][]string{"": names, "b": names[1:7], "b/": names[2:6], "b/\U0010ffff": names[4:6], "\ud7ff": names[8:9], "x": nil} {
+			var got []string
+			for after := ""; ; after = got[len(got)-1] {
+				page, err := e.db.Marks(ctx, prefix, after, 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, m := range page {
+					got = append(got, m.Resource)
+					if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
+						t.Errorf("%+v", m)
+					}
+				}
+				if len(page) < 2 {
+					break
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("prefix %q: %q, want %q", prefix, got, want)
+			}
+		}
+		for i := range 3 {
+			if err := e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, err := e.db.Resets(ctx, 0, 2)
+		if err != nil || len(first) != 2 {
+			t.Fatalf("%+v, %v", first, err)
+		}
+		rest, err := e.db.Resets(ctx, first[1].ID, 2)
+		if err != nil || len(rest) != 1 || rest[0].Reason != "reset 2" || first[0].Reason != "reset 0" {
+			t.Errorf("%+v, %+v, %v", first, rest, err)
+		}
+		for _, limit := range []int{0, -1, MaxPage + 1} {
+			_, err := e.db.Marks(ctx, "", "", limit)
+			wantInvalid(t, "Marks", err, "limit", fmt.Sprint(limit))
+			_, err = e.db.Resets(ctx, 0, limit)
+			wantInvalid(t, "Resets", err, "limit", fmt.Sprint(limit))
+		}
+		_, err = e.db.Marks(ctx, "a\x00", "", 1)
+		wantInvalid(t, "prefix", err, "prefix", `\x00`)
+		_, err = e.db.Resets(ctx, -1, 1)
+		wantInvalid(t, "after", err, "after", "")
+	})
+}
+
+// TestMarksReadsARange: listing a prefix reads the index from there to its end.
+func TestMarksReadsARange(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("INSERT INTO fencepost.marks SELECT 'k' || n, 1 FROM generate_series(1, 20000) AS n; ANALYZE fencepost.marks")
+		rows, err := e.admin.Query(t.Context(), "EXPLAIN ANALYZE "+marksSQL, 10, "k777", "", beyond("k777"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rows.Close()
+		var plan strings.Builder
+		for rows.Next() {
+			var line string
+			if err := rows.Scan(&line); err != nil {
+				t.Fatal(err)
+			}
+			plan.WriteString(line + "\n")
+		}
+		if text := plan.String(); !strings.Contains(text, "Index Scan using marks_pkey") || strings.Contains(text, "Rows Removed") {
+			t.Error(text)
+		}
+	})
+}

@@ -1,0 +1,100 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const (
+	// transactionIDSQL assigns the transaction's ID. The first eight digits of
+	// a WAL file's name are the timeline (PostgreSQL documentation, 30.5): after
+	// a failover the same ID may be another transaction.
+	transactionIDSQL = "SELECT pg_current_xact_id()::text, left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+	resolveSQL       = `SELECT pg_is_in_recovery(),
+	CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END,
+	CASE WHEN pg_is_in_recovery() THEN '' ELSE coalesce(pg_xact_status($1::text::xid8), 'forgotten') END`
+)
+
+// resolveEvery is how often a transaction in progress is asked after.
+const resolveEvery = 50 * time.Millisecond
+
+type transactionID struct{ xid, timeline string }
+
+// lostCommit is the error of a COMMIT with what is needed to ask after it.
+type lostCommit struct {
+	id transactionID
+	error
+}
+
+func (e *lostCommit) Unwrap() error { return e.error }
+
+// Resolve asks the server what became of the transaction whose COMMIT was
+// lost. err is the ErrOutcomeUnknown that [DB.InTxAll] returned with
+// [TxOptions].Resolve, from this DB or another one on the same database; any
+// other error is ErrInvalid. As long as the server is still busy with the
+// transaction, Resolve waits, until ctx ends or Options.CommitTimeout is over.
+//
+// committed tells what happened if the error is nil. ErrOutcomeUnknown is
+// returned where it cannot be told: the transaction is still in progress, it
+// is so old that the server has forgotten it (PostgreSQL documentation, 9.26,
+// pg_xact_status), or the server was replaced by a standby meanwhile, on which
+// the same ID may be another transaction. ErrUnavailable means that nobody was
+// there to be asked. A replacement that keeps the WAL's timeline, such as a
+// restored volume or a dump, is not noticed: do not resolve across one.
+func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ error) {
+	const op = "resolve a lost COMMIT"
+	var lost *lostCommit
+	if !errors.As(err, &lost) || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+		return false, guard.Invalid("err", fmt.Sprint(err), "is not the ErrOutcomeUnknown of a transaction with TxOptions.Resolve")
+	}
+	var claim guard.Claim
+	var failed *guard.FailedError
+	if errors.As(err, &failed) {
+		claim = failed.Claim
+	}
+	for end := time.Now().Add(d.opts.CommitTimeout); ; {
+		var standby bool
+		var timeline, status string
+		if _, err := d.backend.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
+			if sqlState(err) == stateInvalidParameter { // an ID of the future
+				return false, guard.OutcomeUnknown(op, claim, err)
+			}
+			return false, failure(op, claim, err, false)
+		}
+		switch {
+		case standby:
+			return false, guard.Unavailable(op, claim, errStandby)
+		case timeline != lost.id.timeline:
+			return false, guard.OutcomeUnknown(op, claim, fmt.Errorf("the server was replaced: its timeline is %s, the transaction's was %s", timeline, lost.id.timeline))
+		case status == "committed" || status == "aborted":
+			return status == "committed", nil
+		case status != "in progress" || time.Now().After(end):
+			return false, guard.OutcomeUnknown(op, claim, errors.New("the transaction is "+status))
+		}
+		select {
+		case <-ctx.Done():
+			return false, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
+		case <-time.After(resolveEvery):
+		}
+	}
+}
+
+// resolved makes of a lost COMMIT what the server says became of it, and
+// leaves it as it is if the server does not say. A COMMIT that was sent is
+// asked after even if the caller's context ends meanwhile, like it is waited for.
+func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, unknown error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
+	defer cancel()
+	committed, err := d.Resolve(ctx, unknown)
+	switch {
+	case err != nil:
+		return unknown
+	case committed:
+		return nil
+	}
+	return guard.Unavailable("commit of a fenced transaction", claim, fmt.Errorf("nothing was committed: %v", unknown))
+}

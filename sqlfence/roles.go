@@ -1,0 +1,120 @@
+package sqlfence
+
+import (
+	"context"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// RoleNames names the database roles that [RolesSQL] creates. The zero value has
+// the default names.
+type RoleNames struct {
+	// Enforcer is for applications that write under a fence: it may raise
+	// marks, enter and present claims, and touches no table of schema
+	// fencepost. Empty means "fencepost_enforcer".
+	Enforcer string
+	// Operator is for people: it may also retire and reset marks and read what
+	// Reader reads. Empty means "fencepost_operator".
+	Operator string
+	// Reader may read the marks and the state of guarded tables. An application
+	// that calls [DB.Mark] or [DB.Admit] needs it too. Empty means
+	// "fencepost_reader".
+	Reader string
+}
+
+// What of schema fencepost each role may call and read, as far as it is there.
+var (
+	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "present", "join_resource"}
+	operatorFunctions = []string{"retire", "reset"}
+	readerFunctions   = []string{"guard_status", "guard_problems"}
+	readerTables      = []string{"marks", "mark_resets", "guarded", "migrations"}
+)
+
+// RolesSQL returns the SQL that creates the roles, which cannot log in and are
+// to be granted to those that do, and gives them their rights. It needs the
+// schema of [MigrationSQL], is idempotent, and is to be run again after an
+// upgrade. roles may be nil; the error is an [*guard.InvalidError].
+//
+// The application's own role must own neither the guarded tables nor schema
+// fencepost and what is in it. [DB.Verify] checks.
+func RolesSQL(roles *RoleNames) (string, error) {
+	if roles == nil {
+		roles = &RoleNames{}
+	}
+	name := func(field, given, unset string) (literal string, err error) {
+		if given == "" {
+			given = unset
+		}
+		if strings.HasPrefix(given, "pg_") || given == "public" || given == "none" {
+			return "", guard.Invalid(field, given, "is a reserved name")
+		}
+		if _, err := quoteIdentifier(field, given); err != nil {
+			return "", err
+		}
+		return quoteText(given), nil
+	}
+	enforcer, err := name("RoleNames.Enforcer", roles.Enforcer, "fencepost_enforcer")
+	if err != nil {
+		return "", err
+	}
+	operator, err := name("RoleNames.Operator", roles.Operator, "fencepost_operator")
+	if err != nil {
+		return "", err
+	}
+	reader, err := name("RoleNames.Reader", roles.Reader, "fencepost_reader")
+	if err != nil {
+		return "", err
+	}
+	if enforcer == operator || operator == reader || enforcer == reader {
+		return "", guard.Invalid("RoleNames", enforcer+", "+operator+", "+reader, "must be three roles")
+	}
+	list := func(names []string) string { return "ARRAY['" + strings.Join(names, "', '") + "']" }
+	return strings.NewReplacer(
+		"$enforcer", enforcer, "$operator", operator, "$reader", reader,
+		"$mayEnforce", list(enforcerFunctions), "$mayOperate", list(operatorFunctions), "$mayRead", list(readerFunctions),
+		"$tables", list(readerTables),
+	).Replace(rolesSQL), nil
+}
+
+// rolesSQL takes the functions by name, whatever version of the schema there
+// is. Roles belong to the whole cluster, and two databases may be migrated at
+// once; hence the exceptions.
+const rolesSQL = `DO $roles$
+DECLARE
+  role text;
+  may  record;
+  f    regprocedure;
+BEGIN
+  PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('fencepost.roles', 0));
+  FOREACH role IN ARRAY ARRAY[$enforcer, $operator, $reader] LOOP
+    BEGIN
+      IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = role) THEN
+        EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', role);
+      END IF;
+    EXCEPTION WHEN duplicate_object OR unique_violation THEN
+      NULL;
+    END;
+    EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA fencepost TO %I', role);
+  END LOOP;
+  FOR may IN VALUES ($enforcer, $mayEnforce), ($operator, $mayEnforce || $mayOperate || $mayRead), ($reader, $mayRead) LOOP
+    FOR f IN SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = ANY (may.column2) LOOP
+      EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', f, may.column1);
+    END LOOP;
+  END LOOP;
+  FOREACH role IN ARRAY ARRAY[$operator, $reader] LOOP
+    EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('GRANT SELECT ON fencepost.%I TO %I', relname, role), '; ') FROM pg_catalog.pg_class
+      WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname = ANY ($tables));
+  END LOOP;
+END $roles$;
+`
+
+// MigrateRoles runs [RolesSQL], after [DB.Migrate], as a role that may create
+// roles and owns schema fencepost. The errors are those of Migrate.
+func (d *DB[Tx]) MigrateRoles(ctx context.Context, roles *RoleNames) error {
+	sql, err := RolesSQL(roles)
+	if err != nil {
+		return err
+	}
+	return d.administer(ctx, "create roles", sql)
+}

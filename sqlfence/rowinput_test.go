@@ -1,0 +1,163 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestInvalidRows: malformed input to the statements on rows is refused before
+// anything is sent, which a closed pool shows.
+func TestInvalidRows(t *testing.T) {
+	var nilInt *int
+	var n int
+	one := func(w RowWrite) []RowWrite { return []RowWrite{{claimOf("r", 1), Key{9, "z"}, Set{"v": 1}}, w} }
+	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
+	wide := make([]RowWrite, 20000)
+	for i := range wide {
+		wide[i] = RowWrite{claim, Key{i, "x"}, set}
+	}
+	eachDriver(t, func(t *testing.T, e *env) {
+		closed := e.open(nil)
+		closed.close()
+		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
+		table := e.table("pairs", []string{"a", "b"}, &opts)
+		many := func(writes []RowWrite) error {
+			verdicts, err := table.UpdateMany(t.Context(), closed, writes)
+			if verdicts != nil {
+				t.Errorf("verdicts with an error: %v", verdicts)
+			}
+			return err
+		}
+		take := func(dest Dest) error { return table.Takeover(t.Context(), closed, claim, key, dest) }
+		once := e.table("pairs", []string{"a", "b"}, nil)
+		for what, c := range map[string]struct {
+			err          error
+			field, shown string
+		}{
+			"takeover, once per token":    {once.Takeover(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
+			"delete without its column":   {once.Delete(t.Context(), closed, claim, key, nil), "TableOptions.DeletedColumn", "must be set"},
+			"delete sets the column":      {table.Delete(t.Context(), closed, claim, key, Set{"deleted_at": 1}), "set column", "deleted column"},
+			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{DefaultTokenColumn: 1}), "set column", "token column"},
+			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
+			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
+			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": Raw("(1")}), "set column v", "parenthesis"},
+			"upsert, a NULL key":          {table.Upsert(t.Context(), closed, claim, Key{1, nil}, set), "key column b", "NULL"},
+			"dest is no pointer":          {take(Dest{"v": 1}), "dest column v", "int"},
+			"dest is nil":                 {take(Dest{"v": nil}), "dest column v", "<nil>"},
+			"dest is a nil pointer":       {take(Dest{"v": nilInt}), "dest column v", "*int"},
+			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
+			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
+			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
+			"many, an empty set":          {many(one(RowWrite{claim, key, nil})), "writes[1]: set", "no column"},
+			"many, a bad claim":           {many(one(RowWrite{guard.Claim{Resource: "r"}, key, set})), "writes[1]: ", "token"},
+			"many, a NULL key":            {many(one(RowWrite{claim, Key{1, nil}, set})), "writes[1]: ", "NULL"},
+			"many, a short key":           {many(one(RowWrite{claim, Key{1}, set})), "writes[1]: ", "2 columns, 1 values"},
+			"many, another column":        {many(one(RowWrite{claim, key, Set{"w": 1}})), "writes[1]: set column", `"w"`},
+			"many, a column more":         {many(one(RowWrite{claim, key, Set{"v": 1, "w": 1}})), "writes[1]: set column", `"w"`},
+			"many, an expression":         {many(one(RowWrite{claim, key, Set{"v": Raw("1")}})), "writes[1]: set column v", "same expression"},
+			"many, other arguments": {many([]RowWrite{{claim, key, Set{"v": Raw("$1", 1)}}, {claim, Key{2, "x"}, Set{"v": Raw("$1", 2)}}}),
+				"writes[1]: set column v", "same expression"},
+			"many, the token":       {many([]RowWrite{{claim, key, Set{DefaultTokenColumn: 1}}}), "set column", "token column"},
+			"many, the deletion":    {many([]RowWrite{{claim, key, Set{"deleted_at": Raw("now()")}}}), "set column", "deleted column"},
+			"many, a bad column":    {many([]RowWrite{{claim, key, Set{"a\x00": 1}}}), "set column", `a\x00`},
+			"many, one key twice":   {many(one(RowWrite{claim, Key{int64(9), "z"}, set})), "writes[1]: key", "writes[0]"},
+			"many, too many":        {many(wide), "writes", "100000 parameters"},
+			"a deleted column of 0": {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
+			"deleted is the token":  {newTableError(&TableOptions{DeletedColumn: DefaultTokenColumn}), "deleted column", "token column"},
+			"deleted is the key":    {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
+		} {
+			wantInvalid(t, what, c.err, c.field, c.shown)
+		}
+		// The control: good input does meet the closed pool.
+		for what, err := range map[string]error{
+			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
+			"Takeover": take(Dest{"v": &n}), "UpdateMany": many(one(RowWrite{claim, key, set})),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)
+			}
+		}
+	})
+}
+
+func newTableError(opts *TableOptions) error {
+	_, err := NewTable([]string{"t"}, []string{"id"}, opts)
+	return err
+}
+
+// named is an array that names itself to the driver, as UUID types do.
+type named [2]byte
+
+func (n named) Value() (driver.Value, error) { return fmt.Sprintf("%x", [2]byte(n)), nil }
+
+// TestKeyText: keys that look equal are, and keys that do not look equal are
+// left to the database; two different ones never look equal.
+func TestKeyText(t *testing.T) {
+	at := time.Date(2026, 4, 30, 0, 0, 0, 0, time.UTC)
+	id := named{1, 2}
+	same := [][2]Key{{{1}, {int64(1)}}, {{uint8(1)}, {1}}, {{"a"}, {"a"}}, {{[]byte("a")}, {[]byte("a")}}, {{at}, {at}},
+		{{sql.NullString{String: "a", Valid: true}}, {"a"}}, {{id}, {"0102"}}, {{1.5}, {1.5}}}
+	for _, keys := range same {
+		if keyText(keys[0]) != keyText(keys[1]) {
+			t.Errorf("%v and %v do not look equal", keys[0], keys[1])
+		}
+	}
+	different := []Key{{1}, {"1"}, {"a", "b"}, {"ab", ""}, {"a", "", "b"}, {[]byte("a")}, {"ba"}, {"a 1:b"}, {at}, {at.In(time.FixedZone("", 60))},
+		{[]int{1, 2}}, {[]int{12}}, {1.5}, {"1.5"}, {true}, {struct{ A, B string }{"x y", ""}}, {struct{ A, B string }{"x", "y "}}, {id}}
+	seen := map[string]Key{}
+	for _, key := range different {
+		if other, twice := seen[keyText(key)]; twice {
+			t.Errorf("%#v and %#v look equal", key, other)
+		}
+		seen[keyText(key)] = key
+	}
+}
+
+// TestUnreadable: a dest that cannot take the value is no success, and says
+// what may have happened; a caller's transaction goes on.
+func TestUnreadable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'text', NULL)")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		var n int
+		var s string
+		var p *string
+		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
+			if err := table.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
+			}
+			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOther {
+					t.Errorf("%s in a transaction: got %v, want the driver's error", what, err)
+				}
+				return table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
+			})
+			if err != nil || p != nil {
+				t.Errorf("the transaction is of no use any more: %v", err)
+			}
+		}
+		// A tombstone's NULL is not the caller's concern.
+		if err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Takeover(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}); guard.ReasonOf(err) != guard.ReasonNotFound {
+			t.Errorf("a tombstone: got %v, want ErrNotFound", err)
+		}
+		if n := e.int("SELECT last_fencing_token FROM docs"); n != 6 {
+			t.Errorf("the tombstone's mark is %d", n)
+		}
+		// Other arguments than the driver can send.
+		err := table.Takeover(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
+		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
+			t.Errorf("a channel as a key: %v", err)
+		}
+	})
+}

@@ -1,0 +1,111 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestLostRows (P5): in every exec mode of pgx, a statement on rows whose
+// answer is lost is an unknown outcome and is sent once. The row counts.
+func TestLostRows(t *testing.T) {
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec(`CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
+			CREATE TRIGGER counts BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION counts()`)
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+		claim, key := claimOf("r", 5), Key{1, "x"}
+		calls := map[string]func(q Querier) error{
+			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
+			"Takeover": func(q Querier) error { var v string; return table.Takeover(t.Context(), q, claim, key, Dest{"v": &v}) },
+			"UpdateMany": func(q Querier) error {
+				verdicts, err := table.UpdateMany(t.Context(), q, []RowWrite{{claim, key, Set{"v": "new"}}})
+				return errors.Join(append(verdicts, err)...)
+			},
+		}
+		for _, mode := range modes {
+			for way, call := range calls {
+				e.exec("TRUNCATE pairs; INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+				p, through := e.newProxy()
+				db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+				if err := call(db); err != nil { // the control, and the statement is prepared
+					t.Fatalf("%s, %v: %v", way, mode, err)
+				}
+				executed, cut := false, false
+				p.set(func(message string) fate {
+					executed = executed || message[0] == 'E'
+					last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "pairs")
+					if cut || !last {
+						return forward
+					}
+					cut = true // a repetition would get through
+					return cutAfter
+				})
+				if err := call(db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+					t.Errorf("%s, %v: got %v, want ErrOutcomeUnknown", way, mode, err)
+				}
+				p.set(nil)
+				e.waitFor("the row", "SELECT n >= 2 FROM pairs")
+				if n := e.int("SELECT n FROM pairs"); n != 2 {
+					t.Errorf("%s, %v: the statement was sent %d times", way, mode, n-1)
+				}
+			}
+		}
+	})
+}
+
+// TestCancelledRows (P5): a context that is over before anything is sent is
+// ErrUnavailable, one that ends while the statement waits is an unknown
+// outcome, and none of them writes.
+func TestCancelledRows(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT 1 FROM pairs FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		claim, key := claimOf("r", 5), Key{1, "x"}
+		for way, call := range map[string]func(ctx context.Context) error{
+			"Upsert":   func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) },
+			"Takeover": func(ctx context.Context) error { return table.Takeover(ctx, e.db, claim, key, nil) },
+			"UpdateMany": func(ctx context.Context) error {
+				_, err := table.UpdateMany(ctx, e.db, []RowWrite{{claim, key, Set{"v": "new"}}})
+				return err
+			},
+		} {
+			over, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := call(over); guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s under a context that is over: %v", way, err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- call(ctx) }()
+			e.waitFor(way, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+			cancel()
+			if err := <-done; guard.ReasonOf(err) != guard.ReasonOutcomeUnknown && sqlState(err) != "57014" {
+				t.Errorf("%s, cancelled while it waits: %v", way, err)
+			}
+			e.waitFor("the end of "+way, "SELECT count(*) = 0 FROM pg_locks WHERE NOT granted")
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := e.int("SELECT count(*) FROM pairs WHERE v = 'old' AND last_fencing_token = 0"); n != 1 {
+			t.Error("something was written")
+		}
+	})
+}

@@ -1,0 +1,138 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/DATA-DOG/go-sqlmock"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const (
+	mockTake = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint >= "last_fencing_token"` +
+		` RETURNING ` + liftCommit + `, false, "v"`
+	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
+		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE $2::bigint >= "jobs"."last_fencing_token"`
+	mockMany = `WITH "fence in" ("fence n", "fence k0", "fence token", "fence v0") AS (VALUES (0, (NULL::"jobs")."id", NULL::bigint, (NULL::"jobs")."v"), (1, $1, $2, $3))` +
+		`, "fence row" AS MATERIALIZED (SELECT "fence in".*, "last_fencing_token" AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", true AS "fence satisfied"` +
+		` FROM "fence in" JOIN "jobs" ON "jobs"."id" = "fence k0" ORDER BY "jobs"."id" FOR NO KEY UPDATE OF "jobs")` +
+		`, "fence out" AS (UPDATE "jobs" SET "last_fencing_token" = "fence token", "v" = "fence v0" FROM "fence row" WHERE "jobs"."id" = "fence k0" AND "fence token" >= "last_fencing_token" RETURNING "fence n")` +
+		` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence found", NULL::bigint AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
+		` UNION ALL SELECT i."fence n", 0, r."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
+		` FROM "fence in" AS i LEFT JOIN "fence out" AS o USING ("fence n") LEFT JOIN "fence row" AS r ON r."fence n" = i."fence n" WHERE o."fence n" IS NULL AND i."fence k0" IS NOT NULL`
+	mockThere = `SELECT "fence n" FROM (VALUES (0, (NULL::"jobs")."id"), (1, $1)) AS "fence in" ("fence n", "fence k0") JOIN "jobs" ON "jobs"."id" = "fence k0"`
+)
+
+// rowCalls are the statements on rows against a mocked driver.
+var rowCalls = map[string]struct {
+	sql  string
+	call func(table *Table, q Querier) error
+}{
+	"Takeover": {mockTake, func(table *Table, q Querier) error {
+		var v int
+		return table.Takeover(context.Background(), q, claimOf("r", 5), Key{7}, Dest{"v": &v})
+	}},
+	"Upsert": {mockUpsert, func(table *Table, q Querier) error {
+		return table.Upsert(context.Background(), q, claimOf("r", 5), Key{7}, Set{"v": 1})
+	}},
+	"UpdateMany": {mockMany, func(table *Table, q Querier) error {
+		verdicts, err := table.UpdateMany(context.Background(), q, []RowWrite{{claimOf("r", 5), Key{7}, Set{"v": 1}}})
+		return errors.Join(append(verdicts, err)...)
+	}},
+}
+
+func newer(t *testing.T) *Table {
+	table, err := NewTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// TestFailureOfRows (P5, P6): what an error of each statement means, also one
+// that comes after rows, when the statement is committed.
+func TestFailureOfRows(t *testing.T) {
+	for want, causes := range map[guard.Reason][]error{
+		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
+		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("42501"), state("SF005")},
+		guard.ReasonStale:          {state("SF001")},
+		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42804"), state("42702")},
+		guard.ReasonOther:          {state("23505"), state("22P02")},
+	} {
+		for way, c := range rowCalls {
+			for _, cause := range causes {
+				db := mocked(t, func(m sqlmock.Sqlmock) {
+					if way == "Upsert" {
+						m.ExpectExec(c.sql).WithArgs(7, int64(5), 1).WillReturnError(cause)
+					} else {
+						m.ExpectQuery(c.sql).WillReturnError(cause)
+					}
+				})
+				if err := c.call(newer(t), db); guard.ReasonOf(err) != want || !errors.Is(err, cause) {
+					t.Errorf("%s, %v: got %v, want %s with the driver's error inside", way, cause, err, want)
+				}
+			}
+		}
+	}
+	late := func(m sqlmock.Sqlmock, sql string, columns int, values ...driver.Value) {
+		names := make([]string, columns)
+		m.ExpectQuery(sql).WillReturnRows(sqlmock.NewRows(names).AddRow(values...).AddRow(values...).RowError(1, errInjected))
+	}
+	for way, expect := range map[string]func(m sqlmock.Sqlmock){
+		"Takeover":   func(m sqlmock.Sqlmock) { late(m, mockTake, 3, nil, false, 1) },
+		"UpdateMany": func(m sqlmock.Sqlmock) { late(m, mockMany, 7, 0, 1, false, nil, nil, false, false) },
+	} {
+		if err := rowCalls[way].call(newer(t), mocked(t, expect)); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+			t.Errorf("%s, an error behind the rows: got %v, want ErrOutcomeUnknown", way, err)
+		}
+	}
+}
+
+// TestFailureAroundMany: what an error means after the statement has left rows
+// open, and a row that is replaced for ever.
+func TestFailureAroundMany(t *testing.T) {
+	missing := func(m sqlmock.Sqlmock) {
+		m.ExpectQuery(mockMany).WillReturnRows(sqlmock.NewRows(make([]string, 7)).
+			AddRow(0, 0, false, nil, nil, false, false).AddRow(1, 0, false, nil, nil, false, false))
+	}
+	there := func(m sqlmock.Sqlmock) {
+		m.ExpectQuery(mockThere).WillReturnRows(sqlmock.NewRows([]string{"n"}).AddRow(1))
+	}
+	for what, c := range map[string]struct {
+		want   guard.Reason
+		expect func(m sqlmock.Sqlmock)
+	}{
+		"not there": {guard.ReasonNotFound, func(m sqlmock.Sqlmock) {
+			missing(m)
+			m.ExpectQuery(mockThere).WillReturnRows(sqlmock.NewRows([]string{"n"}))
+		}},
+		"looking fails": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+			missing(m)
+			m.ExpectQuery(mockThere).WillReturnError(errInjected)
+		}},
+		"sending again fails": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
+			missing(m)
+			there(m)
+			m.ExpectQuery(mockMany).WillReturnError(errInjected)
+		}},
+		"replaced once": {guard.ReasonNone, func(m sqlmock.Sqlmock) {
+			missing(m)
+			there(m)
+			m.ExpectQuery(mockMany).WillReturnRows(sqlmock.NewRows(make([]string, 7)).AddRow(0, 1, false, nil, nil, false, false))
+		}},
+		"replaced for ever": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+			for range maxReplaced {
+				missing(m)
+				there(m)
+			}
+		}},
+	} {
+		if err := rowCalls["UpdateMany"].call(newer(t), mocked(t, c.expect)); guard.ReasonOf(err) != c.want {
+			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
+	}
+}

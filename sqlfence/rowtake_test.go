@@ -1,0 +1,156 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestTakeoverLiftsCommit (P2): a takeover makes its own commit synchronous
+// and nothing else's: not that of a refused one's transaction, not the next
+// one's, and not where the setting is stronger already.
+func TestTakeoverLiftsCommit(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'old', NULL, 4)")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		for setting, want := range map[string]string{"off": "on", "local": "on", "remote_write": "remote_write", "on": "on"} {
+			db := e.serverDefault("synchronous_commit", setting)
+			is := func(ctx context.Context, tx testTx, want string) {
+				n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name = 'synchronous_commit' AND setting = $1", want)
+				if err != nil || n != 1 {
+					t.Errorf("default %s: the setting is not %s, %v", setting, want, err)
+				}
+			}
+			err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := table.Takeover(ctx, tx.in(), claimOf("r", 3), Key{1}, nil); !errors.Is(err, guard.ErrStale) {
+					t.Errorf("the old holder got %v", err)
+				}
+				is(ctx, tx, setting)
+				err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, nil)
+				is(ctx, tx, want)
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if err := table.Takeover(t.Context(), db, claimOf("r", 5), Key{1}, nil); err != nil {
+				t.Error(err)
+			}
+			if err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error { is(ctx, tx, setting); return nil }); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestTakeoverInTx (P2): until the transaction of a takeover ends, an older
+// holder's write waits; then it is refused, or applied if it was rolled back.
+func TestTakeoverInTx(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'old', NULL, 4)")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		rollback := errors.New("rolled back")
+		for _, c := range []struct {
+			end  error
+			want guard.Reason
+			row  string
+		}{{rollback, guard.ReasonNone, "by 4"}, {nil, guard.ReasonStale, "by 4, then 5"}} {
+			written := make(chan error, 1)
+			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				var v string
+				if err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"v": &v}); err != nil {
+					return err
+				}
+				go func() {
+					written <- table.Update(context.Background(), e.db, claimOf("r", 4), Key{1}, Set{"v": "by 4"})
+				}()
+				e.waitFor("the older holder", "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+				return errors.Join(c.end, table.Update(ctx, tx.in(), claimOf("r", 5), Key{1}, Set{"v": v + ", then 5"}))
+			})
+			if !errors.Is(err, c.end) {
+				t.Errorf("the transaction: %v", err)
+			}
+			if err := <-written; guard.ReasonOf(err) != c.want {
+				t.Errorf("the older holder got %v, want %q", err, c.want)
+			}
+			if row := e.text("SELECT v FROM docs"); row != c.row {
+				t.Errorf("the row is %q, want %q", row, c.row)
+			}
+		}
+	})
+}
+
+// TestUpsertRaces (P1): holders that insert one row at the same time leave the
+// newest one's, and a row that is deleted physically forgets its mark, which
+// is why Delete keeps it.
+func TestUpsertRaces(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		table := e.table("docs", []string{"id"}, &TableOptions{DeletedColumn: "deleted_at"})
+		for id := range longer(20, 300) {
+			const holders = 6
+			verdicts := make(chan error, holders)
+			for token := 1; token <= holders; token++ {
+				go func() {
+					verdicts <- table.Upsert(t.Context(), e.db, guard.Claim{Resource: "r", Token: guard.Token(token)}, Key{id}, Set{"v": fmt.Sprint(token)})
+				}()
+			}
+			for range holders {
+				if err := <-verdicts; err != nil && !errors.Is(err, guard.ErrStale) {
+					t.Error(err)
+				}
+			}
+		}
+		if n := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 6 OR v <> '6'"); n != 0 {
+			t.Errorf("%d rows are not the newest holder's", n)
+		}
+		old, newer := claimOf("r", 7), claimOf("r", 8)
+		if err := table.Delete(t.Context(), e.db, newer, Key{0}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("a tombstone: got %v, want ErrStale", err)
+		}
+		e.exec("DELETE FROM docs WHERE id = 0") // the control
+		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); err != nil {
+			t.Errorf("a row that is gone remembers: %v", err)
+		}
+	})
+}
+
+// TestEndedTx (P5): in a transaction that has ended already, nothing is sent.
+func TestEndedTx(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'old')")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		claim, key, set := claimOf("r", 5), Key{1}, Set{"v": "new"}
+		for way, call := range map[string]func(q Querier) error{
+			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, set) },
+			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, set) },
+			"Takeover": func(q Querier) error { return table.Takeover(t.Context(), q, claim, key, nil) },
+			"UpdateMany": func(q Querier) error {
+				_, err := table.UpdateMany(t.Context(), q, []RowWrite{{claim, key, set}})
+				return err
+			},
+		} {
+			e.db.plain(t.Context(), func(_ context.Context, tx testTx) error {
+				if err := tx.end(true); err != nil {
+					t.Error(err)
+				}
+				if err := call(tx.in()); guard.ReasonOf(err) != guard.ReasonUnavailable {
+					t.Errorf("%s: got %v, want ErrUnavailable", way, err)
+				}
+				return nil
+			})
+		}
+		if v := e.text("SELECT v FROM docs"); v != "old" {
+			t.Errorf("the row is %q", v)
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestKeyTypes: keys of several columns and types, a table in a schema with
+// names that need quotes, a domain, and generated columns that a write fires.
+func TestKeyTypes(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE SCHEMA "My ""schema";
+			CREATE DOMAIN period AS text CHECK (VALUE ~ '^\d{4}-\d{2}$');
+			CREATE TYPE mood AS ENUM ('good', 'bad');
+			CREATE TABLE "My ""schema"."select.from" (u uuid, d date, n numeric, j jsonb, p period, m mood, t timestamptz, b bytea,
+				"a.b" int NOT NULL DEFAULT 0, twice int GENERATED ALWAYS AS ("a.b" * 2) STORED, tags text[], note period,
+				mark bigint NOT NULL DEFAULT 0, gone timestamptz, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
+		table, err := NewTable([]string{`My "schema`, "select.from"}, []string{"u", "d", "n", "j", "p", "m", "t", "b"},
+			&TableOptions{TokenColumn: "mark", DeletedColumn: "gone", Rule: guard.SameOrNewer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := time.Date(2026, 4, 30, 12, 0, 0, 123000, time.UTC)
+		keyOf := func(n string) Key {
+			return Key{"8c8f0b6e-6f0a-4f6a-9c39-0a4b1c9f5a01", at, n, `{"a": 1}`, "2026-04", "good", at, []byte{1, 0, 255}}
+		}
+		key, other := keyOf("1.50"), keyOf("2")
+		for i, key := range []Key{key, other} {
+			if err := table.Upsert(t.Context(), e.db, claimOf("r", 1), key, Set{"a.b": i}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
+			t.Error(err)
+		}
+		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{
+			{claimOf("r", 3), key, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": "2026-06"}},
+			{claimOf("r", 3), other, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": nil}},
+		})
+		if err != nil || verdicts[0] != nil || verdicts[1] != nil {
+			t.Errorf("UpdateMany: %v, %v", verdicts, err)
+		}
+		var u, note string
+		var n, twice int
+		var day time.Time
+		if err := table.Takeover(t.Context(), e.db, claimOf("r", 4), keyOf("1.500"), Dest{"u": &u, "a.b": &n, "twice": &twice, "note": &note, "d": &day}); err != nil {
+			t.Error(err)
+		}
+		if u != key[0] || n != 21 || twice != 42 || note != "2026-06" || day.Format(time.DateOnly) != "2026-04-30" {
+			t.Errorf("read %q, %d, %d, %q, %v", u, n, twice, note, day)
+		}
+		if err := table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil); err != nil {
+			t.Error(err)
+		}
+		// What only the server can tell: nothing is written, and the claim not used up.
+		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": Raw("1")}, "no column": {"none": 1}} {
+			for way, err := range map[string]error{
+				"Update":   table.Update(t.Context(), e.db, claimOf("r", 9), key, set),
+				"Upsert":   table.Upsert(t.Context(), e.db, claimOf("r", 9), key, set),
+				"Takeover": table.Takeover(t.Context(), e.db, claimOf("r", 9), key, Dest{"none": &n}),
+			} {
+				if guard.ReasonOf(err) != guard.ReasonInvalid {
+					t.Errorf("%s, %s: got %v, want ErrInvalid", way, what, err)
+				}
+			}
+			_, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 9), key, set}})
+			if guard.ReasonOf(err) != guard.ReasonInvalid {
+				t.Errorf("UpdateMany, %s: got %v, want ErrInvalid", what, err)
+			}
+		}
+		if err := table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}); sqlState(err) != "23514" {
+			t.Errorf("a value outside the domain: %v", err)
+		}
+		if n := e.int(`SELECT count(*) FROM "My ""schema"."select.from" WHERE mark > 4`); n != 0 {
+			t.Errorf("%d rows were written", n)
+		}
+	})
+}
+
+// TestUnfitTables (P5, P6): a table without the key's index, without the
+// columns, or with NULL in them.
+func TestUnfitTables(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE unfit (id int, v int, last_fencing_token bigint, deleted_at timestamptz, txt text);
+			INSERT INTO unfit VALUES (1, 0, NULL), (2, 0, 0), (2, 0, 0)`)
+		opts := func(o TableOptions) *Table {
+			o.Rule = guard.SameOrNewer
+			return e.table("unfit", []string{"id"}, &o)
+		}
+		good := opts(TableOptions{DeletedColumn: "deleted_at"})
+		many := func(key any) error {
+			verdicts, err := good.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 5), Key{key}, Set{"v": 1}}})
+			return errors.Join(append(verdicts, err)...)
+		}
+		for way, err := range map[string]error{
+			"Update":     good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
+			"Delete":     good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
+			"Takeover":   good.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
+			"UpdateMany": many(1),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnfenced {
+				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
+			}
+		}
+		if err := good.Upsert(t.Context(), e.db, claimOf("r", 5), Key{3}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonInvalid || sqlState(err) != "42P10" {
+			t.Errorf("Upsert without the key's index: %v", err)
+		}
+		for what, table := range map[string]*Table{
+			"no token column":         opts(TableOptions{TokenColumn: "token"}),
+			"no lease column":         opts(TableOptions{LeaseColumn: "lease"}),
+			"no deleted column":       opts(TableOptions{DeletedColumn: "gone"}),
+			"a token column of text":  opts(TableOptions{TokenColumn: "txt"}),
+			"a deleted column of int": opts(TableOptions{DeletedColumn: "v"}),
+		} {
+			err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{2}, nil)
+			if guard.ReasonOf(err) != guard.ReasonInvalid {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM unfit WHERE v <> 0 OR last_fencing_token <> 0"); n != 0 {
+			t.Errorf("%d rows were written", n)
+		}
+		// A key that is not unique is found out after the fact; a caller's
+		// transaction can still be rolled back.
+		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			verdicts, err := good.UpdateMany(ctx, tx.in(), []RowWrite{{claimOf("r", 5), Key{2}, Set{"v": 1}}})
+			if verdicts != nil || guard.ReasonOf(err) != guard.ReasonOther {
+				t.Errorf("UpdateMany of two rows with one key: %v, %v", verdicts, err)
+			}
+			var v int
+			if err := good.Takeover(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
+				t.Errorf("Takeover of two rows with one key: %v", err)
+			}
+			return err
+		})
+		if err == nil || e.int("SELECT count(*) FROM unfit WHERE v <> 0") != 0 {
+			t.Errorf("not rolled back: %v", err)
+		}
+	})
+}

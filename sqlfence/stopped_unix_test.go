@@ -1,0 +1,100 @@
+//go:build unix
+
+package sqlfence
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+const childURL = "FENCEPOST_SQLFENCE_CHILD_URL"
+
+func init() { children["receive"] = receiveLarge }
+
+// receiveLarge is a holder that writes and then receives a result that no
+// buffer holds. It forgives the error of the result, so that a COMMIT follows.
+func receiveLarge() error {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv(childURL))
+	if err != nil {
+		return err
+	}
+	db, err := Pgx(pool, nil)
+	if err != nil {
+		return err
+	}
+	err = db.InTx(ctx, claimOf("r", 5), func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO written VALUES (5)"); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, "SELECT repeat('x', 1000) FROM generate_series(1, 100000)")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		rows.Next()
+		fmt.Println("receiving")
+		time.Sleep(500 * time.Millisecond) // to be stopped in
+		for rows.Next() {
+		}
+		return nil
+	})
+	fmt.Println("ended:", guard.ReasonOf(err), err != nil)
+	return nil
+}
+
+// TestStoppedWhileReceiving (P2): a process that is stopped while it receives a
+// result keeps its transaction, and none of the server's timeouts reaches it.
+// Without termination its successor's raise is ErrUnavailable after its
+// timeout, the control; with it the raise is through within the grace period
+// and a second, and the stopped process commits nothing when it goes on.
+func TestStoppedWhileReceiving(t *testing.T) {
+	const grace = 2 * time.Second
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		holder := startChild(t, "receive", childURL+"="+e.url)
+		if line := holder.line(t); line != "receiving" {
+			t.Fatalf("the holder says %q", line)
+		}
+		if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		e.waitFor("the holder's session to be stuck", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND datname = current_database()")
+
+		start := time.Now()
+		err := e.open(&Options{RaiseTimeout: time.Second, TerminateAfter: -1}).Raise(t.Context(), claimOf("r", 6))
+		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || took < time.Second {
+			t.Errorf("without termination: %v after %v, want ErrUnavailable", err, took)
+		}
+		// A raise of which the context ends within the grace period ends nobody.
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if err := e.open(&Options{TerminateAfter: time.Hour, RaiseTimeout: 2 * time.Hour}).Raise(ctx, claimOf("r", 6)); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("within the grace period: %v", err)
+		}
+		start = time.Now()
+		err = e.open(&Options{TerminateAfter: grace}).Raise(t.Context(), claimOf("r", 6))
+		if took := time.Since(start); err != nil || took > grace+time.Second {
+			t.Errorf("with termination: %v after %v", err, took)
+		}
+		if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if line := holder.line(t); !strings.HasPrefix(line, "ended: ") || !strings.HasSuffix(line, " true") {
+			t.Errorf("the stopped holder says %q", line)
+		}
+		if e.written() != 0 {
+			t.Error("the stopped holder's write is there")
+		}
+	})
+}

@@ -1,0 +1,59 @@
+package sqlfence
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// TestSubscription: what the documentation of triggers says of logical
+// replication. On a subscriber replicated changes pass, local writers are
+// refused, and Verify says so; the initial copy of a guarded table is refused.
+func TestSubscription(t *testing.T) {
+	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{"wal_level": "logical"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	side := func() *env {
+		url, _, err := server.NewDatabase(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newEnv(t, 0, url)
+		e.exec(writersSQL)
+		return e
+	}
+	publisher, subscriber := side(), side()
+	subscriber.guardBy("items", ResourcePart{Column: "tenant"})
+	publisher.exec("CREATE PUBLICATION items FOR TABLE items")
+	publisher.exec("SELECT pg_create_logical_replication_slot('items', 'pgoutput')") // the same server would wait for itself
+	subscriber.exec("CREATE SUBSCRIPTION items CONNECTION " + quoteText(publisher.url) + " PUBLICATION items WITH (create_slot = false, slot_name = 'items', copy_data = false)")
+	t.Cleanup(func() {
+		subscriber.exec("ALTER SUBSCRIPTION items DISABLE")
+		subscriber.exec("ALTER SUBSCRIPTION items SET (slot_name = NONE)")
+		subscriber.exec("DROP SUBSCRIPTION items")
+	})
+	publisher.exec("UPDATE items SET v = 77 WHERE id = 1")
+	subscriber.waitFor("the change", "SELECT v = 77 FROM items WHERE id = 1")
+	if err := subscriber.presenting("UPDATE items SET v = 78 WHERE id = 1"); guard.ReasonOf(err) != guard.ReasonMissing {
+		t.Errorf("a local writer: %v", err)
+	}
+	subscriber.wantFindings("a subscriber", Verification{Guarded: []GuardedTable{{Name: []string{"items"}, Resource: []ResourcePart{{Column: "tenant"}}}}},
+		"a logical subscription writes it")
+	// The initial copy is a COPY.
+	err = pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {
+			return err
+		}
+		_, err := tx.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("9\ta\t9\n"), "COPY items FROM STDIN")
+		return err
+	})
+	if guard.ReasonOf(Refusal(err)) != guard.ReasonMissing {
+		t.Errorf("a copy: %v", err)
+	}
+}

@@ -1,0 +1,123 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Dest is where [Table.Takeover] puts what it read, by column: pointers that
+// the driver's Scan takes. A column that may be NULL needs a pointer to a
+// pointer, or a type such as [database/sql.Null].
+type Dest map[string]any
+
+// Takeover makes the claim the mark of the row with the given key and reads the
+// row as it is under that mark, in one statement. From then on no older holder
+// can write the row, so that what a holder computes from what it read here
+// overwrites no acknowledged update (P2); comparing at write time alone does
+// not give this. dest may be nil, for a raise alone. Calling it again with the
+// same claim reads again.
+//
+// The mark is durable once Takeover returned, whatever the server's
+// synchronous_commit default is. In a transaction ([DB.In]) both hold from its
+// COMMIT on, which is made synchronous; until then the row is locked, so that
+// older holders wait.
+//
+// The table's rule must be [guard.SameOrNewer], else it is ErrInvalid, nothing
+// sent: under [guard.OncePerToken] the raise would spend the token. The other
+// errors are those of [Table.Update]. A tombstone ([Table.Delete]) is
+// ErrNotFound and its mark is raised all the same, so that no older holder
+// brings the row back; where there is no row at all, nothing is raised. A dest
+// that cannot take its column's value is an error by which the mark may be
+// raised: ErrOutcomeUnknown, but in a transaction, where the caller decides.
+// What an error leaves in dest means nothing.
+func (t *Table) Takeover(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) error {
+	start := time.Now()
+	mark, err := t.takeover(ctx, q, claim, key, dest)
+	q.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
+	return err
+}
+
+func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) (guard.Mark, error) {
+	if t.rule != guard.SameOrNewer {
+		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a takeover, which would spend the token")
+	}
+	if err := t.check(claim, key); err != nil {
+		return guard.Mark{}, err
+	}
+	columns := columnsOf(dest, nil)
+	var lifted *string
+	var deleted bool
+	into, discard := []any{&lifted, &deleted}, []any{&lifted, &deleted}
+	for _, column := range columns {
+		if v := reflect.ValueOf(dest[column]); v.Kind() != reflect.Pointer || v.IsNil() {
+			return guard.Mark{}, guard.Invalid("dest column "+column, fmt.Sprintf("%T", dest[column]), "must be a pointer that is not nil")
+		}
+		into, discard = append(into, dest[column]), append(discard, new(any))
+	}
+	sql, args, err := t.takeoverSQL(claim, key, columns)
+	if err != nil {
+		return guard.Mark{}, err
+	}
+	mark, err := t.untilDecided(ctx, q, takes, claim, key, func() (n int64, err error) {
+		err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error {
+			n++
+			if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
+				if err := scan(discard...); err != nil || deleted {
+					return err
+				}
+			}
+			return scan(into...)
+		})
+		return n, err
+	})
+	var misread unreadable
+	switch {
+	case errors.As(err, &misread) && !q.autocommit():
+		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(takes), misread)
+	case err == nil && deleted:
+		err = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
+	}
+	return mark, err
+}
+
+// liftCommit makes the commit of the statement that returns it wait for the
+// disk where the server's default would not: what counts is the setting at the
+// commit (PostgreSQL documentation, 20.5.1, synchronous_commit).
+const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local')" +
+	" THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+
+func (t *Table) takeoverSQL(claim guard.Claim, key Key, columns []string) (string, []any, error) {
+	args := append(slices.Clone([]any(key)), int64(claim.Token))
+	if t.lease != "" {
+		args = append(args, claim.LeaseID)
+	}
+	var some [256]byte
+	shape := append(some[:0], byte(takes))
+	for _, column := range columns {
+		shape = appendShape(shape, column)
+	}
+	shape, args = t.appendPredicates(shape, args)
+	if sql, known := t.statements.get(shape); known {
+		return sql, args, nil
+	}
+	var b builder
+	if err := b.write(t, takes, nil, nil); err != nil {
+		return "", nil, err
+	}
+	b.WriteString(" RETURNING " + liftCommit + ", " + t.isDeleted())
+	for _, column := range columns {
+		quoted, err := quoteIdentifier("dest column", column)
+		if err != nil {
+			return "", nil, err
+		}
+		b.WriteString(", " + quoted)
+	}
+	t.statements.put(string(shape), b.String())
+	return b.String(), args, nil
+}

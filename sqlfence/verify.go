@@ -1,0 +1,177 @@
+package sqlfence
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Finding is one thing in the database that is not as a promise needs it.
+type Finding struct {
+	// Subject is what it is about: a table or partition, a role, a function.
+	Subject string `json:"subject"`
+	// Problem says what is wrong with it, and why that matters.
+	Problem string `json:"problem"`
+}
+
+// String returns "subject: problem".
+func (f Finding) String() string { return f.Subject + ": " + f.Problem }
+
+// Verification says what [DB.Verify] looks at. The zero value looks at the
+// functions of schema fencepost alone.
+type Verification struct {
+	// Tables are those that single statements write ([NewTable]): the columns
+	// that the fence needs, and the key.
+	Tables []*Table
+	// Guarded are those that triggers must guard.
+	Guarded []GuardedTable
+	// Role is the role as which the application writes: it must not be able to
+	// get around the fence. Empty means that no role is looked at.
+	Role string
+	// WithoutSchema leaves schema fencepost alone, for an application that uses
+	// single statements only. Guarded must be empty then.
+	WithoutSchema bool
+}
+
+// Verify compares the database with what the promises of this package need
+// and returns what is wrong, nothing if all is well. It changes nothing. It is
+// for start-up and for users' own tests, and needs the rights of
+// RoleNames.Reader, or the owner's.
+//
+// The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
+// database could not be asked, also if schema fencepost is missing.
+func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) {
+	const op = "verify"
+	if v.WithoutSchema && len(v.Guarded) > 0 {
+		return nil, guard.Invalid("Verification.WithoutSchema", "true", "does not go with Guarded")
+	}
+	if strings.ContainsRune(v.Role, 0) {
+		return nil, guard.Invalid("Verification.Role", v.Role, "must not contain NUL")
+	}
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return nil, err
+	}
+	var found []Finding
+	ask := func(sql string, args ...any) error {
+		more, err := d.findings(ctx, op, sql, args...)
+		found = append(found, more...)
+		return err
+	}
+	names := []string{} // of every table looked at
+	for _, t := range v.Tables {
+		if t == nil {
+			return nil, guard.Invalid("Verification.Tables", "nil", "must not have a nil element")
+		}
+		names = append(names, t.name)
+		if err := ask(verifyTableSQL, t.name, t.column("token column"), t.column("lease column"), jsonText(t.keys)); err != nil {
+			return nil, err
+		}
+	}
+	for _, g := range v.Guarded {
+		name, parts, err := g.check()
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+		if err := ask(verifyGuardSQL, name, parts, g.InsecureReportOnly); err != nil {
+			return nil, err
+		}
+	}
+	if !v.WithoutSchema {
+		more, err := d.verifyFunctions(ctx, op)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, more...)
+	}
+	if v.Role != "" {
+		if err := ask(verifyRoleSQL, v.Role, jsonText(names)); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// column returns the column that was reserved as what, "" if there is none.
+func (t *Table) column(what string) string {
+	for column, is := range t.reserved {
+		if is == what {
+			return column
+		}
+	}
+	return ""
+}
+
+// GuardStatus is a table under triggers and what is wrong with it.
+type GuardStatus struct {
+	// Table describes it as it was installed. Resource is nil for a table that
+	// has triggers without being listed.
+	Table GuardedTable
+	// Findings is empty if every writer is guarded.
+	Findings []Finding
+}
+
+// GuardedTables lists every table of the database that was put under triggers
+// ([DB.InstallTrigger]), with what is wrong about each: triggers that are gone
+// or disabled, partitions that came later, a table that was renamed. It needs
+// the rights of RoleNames.Reader, or the owner's, and changes nothing. The errors
+// are those of [DB.Verify].
+func (d *DB[Tx]) GuardedTables(ctx context.Context) ([]GuardStatus, error) {
+	const op = "list guarded tables"
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return nil, err
+	}
+	var rows []struct {
+		Schema     string         `json:"schema_name"`
+		Table      string         `json:"table_name"`
+		Parts      []ResourcePart `json:"parts"`
+		ReportOnly bool           `json:"report_only"`
+		Relation   string         `json:"relation"`
+		Problem    string         `json:"problem"`
+	}
+	err := d.json(ctx, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
+	if err != nil {
+		return nil, err
+	}
+	var tables []GuardStatus
+	for _, r := range rows {
+		if n := len(tables); n == 0 || tables[n-1].Table.Name[0] != r.Schema || tables[n-1].Table.Name[1] != r.Table {
+			tables = append(tables, GuardStatus{Table: GuardedTable{Name: []string{r.Schema, r.Table}, Resource: r.Parts, InsecureReportOnly: r.ReportOnly}})
+		}
+		if r.Problem != "" {
+			last := &tables[len(tables)-1]
+			last.Findings = append(last.Findings, Finding{r.Relation, r.Problem})
+		}
+	}
+	return tables, nil
+}
+
+// findings runs a query of subjects and problems.
+func (d *DB[Tx]) findings(ctx context.Context, op, sql string, args ...any) (f []Finding, err error) {
+	err = d.json(ctx, op, &f, `SELECT coalesce(json_agg(json_build_object('subject', subject, 'problem', problem)), '[]')::text FROM (`+sql+`) AS found(subject, problem)`, args...)
+	return f, err
+}
+
+// jsonText encodes what cannot fail; arrays are no driver's common ground.
+func jsonText(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// json reads one value of JSON.
+func (d *DB[Tx]) json(ctx context.Context, op string, dest any, sql string, args ...any) error {
+	var text string
+	if _, err := d.backend.row(ctx, sql, args, &text); err != nil {
+		return schemaFailure(op, guard.Claim{}, err) // tables of the caller's are only ever looked up
+	}
+	if err := json.Unmarshal([]byte(text), dest); err != nil {
+		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package sqlfence
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// wantFindings compares Verify's findings with what each must say, in order.
+func (e *env) wantFindings(what string, v Verification, says ...string) {
+	e.Helper()
+	found, err := e.db.Verify(e.Context(), v)
+	if err != nil {
+		e.Errorf("%s: %v", what, err)
+		return
+	}
+	for i := range max(len(found), len(says)) {
+		switch {
+		case i >= len(found):
+			e.Errorf("%s: did not find %q", what, says[i])
+		case i >= len(says):
+			e.Errorf("%s: found %q", what, found[i])
+		case !strings.Contains(found[i].String(), says[i]):
+			e.Errorf("%s: found %q, want %q", what, found[i], says[i])
+		}
+	}
+}
+
+// TestVerifyTable: what single statements need of a table.
+func TestVerifyTable(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		verify := func(name string, key ...string) Verification {
+			return Verification{Tables: []*Table{e.table(name, key, &TableOptions{LeaseColumn: "lease"})}, WithoutSchema: true}
+		}
+		e.exec("CREATE TABLE jobs (id int PRIMARY KEY, a text, b text, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT ''); CREATE UNIQUE INDEX ON jobs (a)")
+		e.wantFindings("a good table", verify("jobs", "id"))
+		e.wantFindings("a key that includes a unique one", verify("jobs", "b", "a"))
+		for _, c := range []struct{ sql, says string }{
+			{"ALTER TABLE jobs ALTER last_fencing_token DROP NOT NULL", "may be NULL"},
+			{"ALTER TABLE jobs ALTER last_fencing_token TYPE int", "of type integer and must be bigint"},
+			{"CREATE INDEX tok ON jobs (b, last_fencing_token)", "in index tok, which turns every update"},
+			{"CREATE INDEX tok ON jobs ((last_fencing_token + 1))", "in index tok"},
+			{"CREATE INDEX tok ON jobs (b) WHERE last_fencing_token > 0", "in index tok"},
+			{"CREATE INDEX tok ON jobs (b) INCLUDE (last_fencing_token)", "in index tok"},
+			{"ALTER TABLE jobs RENAME last_fencing_token TO other", "token column last_fencing_token is missing"},
+			{"ALTER TABLE jobs ALTER lease DROP NOT NULL", "lease column lease may be NULL"},
+			{"ALTER TABLE jobs ALTER lease TYPE varchar(3)", "lease column lease is of type character varying(3)"},
+			{"ALTER TABLE jobs DROP lease", "lease column lease is missing"},
+			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey", "no unique index covers the key (id)"},
+			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey, ADD UNIQUE (id) DEFERRABLE", "no unique index covers the key (id)"},
+			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (id, b)", "no unique index covers the key (id)"},
+			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (id) WHERE b > ''", "no unique index covers the key (id)"},
+			{"ALTER TABLE jobs DROP id", "key column id is missing"},
+			{"CREATE TABLE jobs_child () INHERITS (jobs)", "inheritance children"},
+			{"ALTER TABLE jobs RENAME TO other", "the table does not exist"},
+			{"ALTER TABLE jobs RENAME TO other; CREATE VIEW jobs AS SELECT * FROM other", "is not a table"},
+		} {
+			e.exec(c.sql)
+			found, err := e.db.Verify(t.Context(), verify("jobs", "id"))
+			if err != nil || len(found) == 0 || !strings.Contains(fmt.Sprint(found), c.says) {
+				t.Errorf("%s: %v, %v, want %q", c.sql, found, err, c.says)
+			}
+			e.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP %s IF EXISTS %s CASCADE', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass), '; ' ORDER BY relkind DESC)
+				FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('v', 'r')); END $$;
+				CREATE TABLE jobs (id int PRIMARY KEY, a text, b text, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')`)
+		}
+	})
+}
+
+// TestVerifyGuarded: every way in which triggers can be missing or not what
+// they were is found, and installing again repairs it.
+func TestVerifyGuarded(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}
+		v := Verification{Guarded: []GuardedTable{g}}
+		e.wantFindings("guarded", v)
+		name := e.text("SELECT fencepost.guard_name('public', 'parts')")
+		for _, c := range []struct {
+			sql  string
+			says []string
+		}{
+			{"ALTER TABLE parts DISABLE TRIGGER fencepost_update", []string{"parts: the trigger fencepost_update is disabled"}},
+			{"ALTER TABLE parts_low ENABLE TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
+			{"ALTER TABLE parts_low ENABLE REPLICA TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
+			{"DROP TRIGGER fencepost_truncate ON parts_high_a", []string{"parts_high_a: the trigger fencepost_truncate is missing"}},
+			{"DROP TRIGGER fencepost_delete ON parts; CREATE TRIGGER fencepost_delete AFTER DELETE ON parts FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "()", []string{"parts: the trigger fencepost_delete is another one", "parts: the trigger fencepost_delete is not enabled ALWAYS"}[:1]},
+			{"ALTER FUNCTION fencepost." + name + "() SECURITY INVOKER", []string{"is not of this version"}},
+			{"ALTER FUNCTION fencepost." + name + "() RESET search_path", []string{"is not of this version"}},
+			{"CREATE OR REPLACE FUNCTION fencepost." + name + "() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'", []string{"is not of this version"}},
+			{"DROP FUNCTION fencepost." + name + "() CASCADE", []string{"is missing"}},
+			{"DELETE FROM fencepost.guarded WHERE table_name = 'parts'", []string{"not listed in fencepost.guarded"}},
+			{`UPDATE fencepost.guarded SET parts = '[{"text":"x"}]' WHERE table_name = 'parts'`, []string{"listed in fencepost.guarded with another resource or mode"}},
+		} {
+			e.exec(c.sql)
+			e.wantFindings(c.sql, v, c.says...)
+			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+				t.Fatal(err)
+			}
+			e.wantFindings("repaired: "+c.sql, v)
+		}
+		e.wantFindings("a table that is not there", Verification{Guarded: []GuardedTable{{Name: []string{"gone"}, Resource: g.Resource}}}, "the table does not exist")
+		e.wantFindings("a table never guarded", Verification{Guarded: []GuardedTable{{Name: []string{"orders"}, Resource: []ResourcePart{{Text: "x"}}}}}, "not listed", "is missing")
+	})
+}
+
+// TestVerifyFunctions: functions that are not this build's are found.
+func TestVerifyFunctions(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.wantFindings("a fresh schema", Verification{})
+		if n := len(expectedFunctions()); int64(n) != e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace") {
+			t.Errorf("%d functions are expected, the database has others", n)
+		}
+		e.mutate("raise", "SF001", "SF00X")
+		e.wantFindings("another body", Verification{}, "function fencepost.raise: is not the one of this build")
+		e.mutate("raise", "SF00X", "SF001")
+		e.exec("ALTER FUNCTION fencepost.require SECURITY INVOKER; ALTER FUNCTION fencepost.refuse RESET search_path")
+		e.wantFindings("other rights", Verification{}, "function fencepost.require: does not run with the rights", "function fencepost.refuse: has no pinned search_path")
+		e.exec("ALTER FUNCTION fencepost.require SECURITY DEFINER; ALTER FUNCTION fencepost.refuse SET search_path = pg_catalog, pg_temp; DROP FUNCTION fencepost.retire; DELETE FROM fencepost.migrations WHERE version > 1")
+		e.wantFindings("half of it", Verification{}, "schema fencepost: has sqlfence version 1", "function fencepost.retire: is missing")
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		for what, err := range map[string]error{
+			"Verify":         func() error { _, err := e.db.Verify(t.Context(), Verification{}); return err }(),
+			"GuardedTables":  func() error { _, err := e.db.GuardedTables(t.Context()); return err }(),
+			"InstallTrigger": e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"pg_class"}, Resource: []ResourcePart{{Text: "x"}}}),
+			"RemoveTrigger":  e.db.RemoveTrigger(t.Context(), []string{"x"}),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
+				t.Errorf("%s without the schema: %v", what, err)
+			}
+		}
+	})
+}
+
+// TestVerifyRole: a role that could get around the fence is found.
+func TestVerifyRole(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		role := "fencepost_verified_" + e.driver
+		e.as(t, role)
+		v := Verification{Role: role, Guarded: []GuardedTable{{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}}}
+		e.wantFindings("a role without rights", v)
+		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
+		for _, c := range []struct{ do, undo, says string }{
+			{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns parts_low"},
+			{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
+			{"GRANT UPDATE ON fencepost.marks TO " + role, "REVOKE UPDATE ON fencepost.marks FROM " + role, "may write fencepost.marks"},
+			{"GRANT UPDATE (token) ON fencepost.marks TO " + role, "REVOKE UPDATE (token) ON fencepost.marks FROM " + role, "may write fencepost.marks"},
+			{"ALTER FUNCTION fencepost.compare OWNER TO " + role, "ALTER FUNCTION fencepost.compare OWNER TO " + admin, "owns function fencepost.compare"},
+			{"ALTER ROLE " + role + " SUPERUSER", "ALTER ROLE " + role + " NOSUPERUSER", "is a superuser"},
+			{"ALTER SCHEMA fencepost OWNER TO " + role, "ALTER SCHEMA fencepost OWNER TO " + admin, "owns schema fencepost"},
+			{"CREATE FUNCTION fencepost.reset() RETURNS void LANGUAGE sql AS ''", "DROP FUNCTION fencepost.reset()", "may call fencepost.reset"},
+		} {
+			e.exec(c.do)
+			e.wantFindings(c.do, v, c.says)
+			e.exec(c.undo)
+		}
+		e.wantFindings("no such role", Verification{Role: "fencepost_nobody"}, "does not exist")
+	})
+}
+
+// TestVerifyInvalid: a malformed request is refused before anything is sent.
+func TestVerifyInvalid(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		for _, v := range []Verification{
+			{Tables: []*Table{nil}}, {Role: "a\x00"}, {Guarded: []GuardedTable{{}}},
+			{WithoutSchema: true, Guarded: []GuardedTable{{Name: []string{"a"}, Resource: []ResourcePart{{Text: "x"}}}}},
+		} {
+			if found, err := e.db.Verify(t.Context(), v); guard.ReasonOf(err) != guard.ReasonInvalid || found != nil {
+				t.Errorf("%+v: %v, %v", v, found, err)
+			}
+		}
+	})
+}
+
+// TestGuardedTables: the list says what is wrong with which table, one that is
+// gone or was renamed included.
+func TestGuardedTables(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		e.exec("DROP TRIGGER fencepost_insert ON items; ALTER TABLE lines RENAME TO lines2; DROP TABLE whole")
+		tables, err := e.db.GuardedTables(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range tables {
+			got = append(got, fmt.Sprintf("%v %v %v", s.Table.Name, s.Table.Resource, s.Findings))
+		}
+		want := `[public family] [{tenant }] []
+[public items] [{tenant }] [public.items: the trigger fencepost_insert is missing]
+[public lines] [{tenant }] [public.lines: the table does not exist, or not under this name]
+[public lines2] [] [public.lines2: the table has triggers and is not listed in fencepost.guarded]
+[public moved] [{tenant }] []
+[public parts] [{tenant }] []
+[public whole] [{ all} { of:it}] [public.whole: the table does not exist, or not under this name]`
+		if strings.Join(got, "\n") != want {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
+		}
+		// The next installation forgets what is gone and takes the renamed table in.
+		if err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"lines2"}, Resource: []ResourcePart{{Column: "tenant"}}}); err != nil {
+			t.Fatal(err)
+		}
+		if tables, err = e.db.GuardedTables(t.Context()); err != nil || len(tables) != 5 || tables[2].Table.Name[1] != "lines2" || len(tables[2].Findings) > 0 {
+			t.Errorf("%+v, %v", tables, err)
+		}
+	})
+}

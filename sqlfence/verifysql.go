@@ -1,0 +1,79 @@
+package sqlfence
+
+// verifyTableSQL looks at a table that single statements write: $1 its quoted
+// name, $2 the token column, $3 the lease column or ”, $4 the key, a JSON array.
+const verifyTableSQL = `
+	WITH t AS (SELECT to_regclass($1::text)::oid AS oid),
+	tree AS (SELECT oid FROM t WHERE oid IS NOT NULL UNION SELECT relid FROM t, pg_partition_tree(t.oid)),
+	token AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $2::text AND attnum > 0 AND NOT attisdropped),
+	lease AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $3::text AND attnum > 0 AND NOT attisdropped),
+	key AS (SELECT array_agg(attnum) AS columns FROM t JOIN pg_attribute ON attrelid = t.oid WHERE attname = ANY (ARRAY(SELECT json_array_elements_text($4::text::json))) AND attnum > 0 AND NOT attisdropped)
+	SELECT $1::text, 'the table does not exist' FROM t WHERE oid IS NULL
+	UNION ALL
+	SELECT $1::text, format('it is not a table, so its rows have no mark of their own') FROM t JOIN pg_class c USING (oid) WHERE relkind NOT IN ('r', 'p')
+	UNION ALL
+	SELECT $1::text, format('the token column %I is missing', $2::text) FROM t WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM token)
+	UNION ALL
+	SELECT $1::text, format('the token column %I is of type %s and must be bigint', $2::text, format_type(atttypid, atttypmod)) FROM token WHERE atttypid <> 'int8'::regtype
+	UNION ALL
+	SELECT $1::text, format('the token column %I may be NULL, and a row in which it is refuses every claim', $2::text) FROM token WHERE NOT attnotnull
+	UNION ALL
+	SELECT i.indrelid::regclass::text, format('the token column %I is in index %s, which turns every update of a row into an index write (no HOT updates)', $2::text, i.indexrelid::regclass)
+		FROM tree JOIN pg_index i ON i.indrelid = tree.oid
+		WHERE EXISTS (SELECT FROM pg_depend d JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = d.refobjsubid
+			WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND a.attname = $2::text)
+	UNION ALL
+	SELECT $1::text, format('the lease column %I is missing', $3::text) FROM t WHERE $3::text <> '' AND oid IS NOT NULL AND NOT EXISTS (SELECT FROM lease)
+	UNION ALL
+	SELECT $1::text, format('the lease column %I is of type %s and must be text', $3::text, format_type(atttypid, atttypmod)) FROM lease WHERE atttypid <> 'text'::regtype
+	UNION ALL
+	SELECT $1::text, format('the lease column %I may be NULL, and a row in which it is conflicts with every lease', $3::text) FROM lease WHERE NOT attnotnull
+	UNION ALL
+	SELECT $1::text, format('the key column %I is missing', k) FROM t, json_array_elements_text($4::text::json) k
+		WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = t.oid AND attname = k AND attnum > 0 AND NOT attisdropped)
+	UNION ALL
+	SELECT $1::text, format('no unique index covers the key (%s), so that one claim could write several rows', array_to_string(ARRAY(SELECT json_array_elements_text($4::text::json)), ', ')) FROM t, key
+		WHERE oid IS NOT NULL AND cardinality(key.columns) = cardinality(ARRAY(SELECT json_array_elements_text($4::text::json))) AND NOT EXISTS (
+			SELECT FROM pg_index i WHERE i.indrelid = t.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+				AND (i.indkey::int2[])[0:i.indnkeyatts - 1] <@ key.columns)
+	UNION ALL
+	SELECT $1::text, 'it has inheritance children, across which no index keeps the key unique' FROM t
+		WHERE EXISTS (SELECT FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = t.oid AND NOT c.relispartition)`
+
+// verifyGuardSQL looks at a table that triggers must guard: $1 its quoted name,
+// $2 the parts, $3 report-only.
+const verifyGuardSQL = `
+	SELECT coalesce(relation, $1::text), problem FROM fencepost.guard_problems(to_regclass($1::text), $2::text::jsonb, $3::boolean)
+	UNION ALL
+	SELECT $1::text, 'the triggers are in report-only mode and refuse nobody' WHERE $3::boolean AND to_regclass($1::text) IS NOT NULL
+	UNION ALL
+	SELECT srrelid::regclass::text, 'a logical subscription writes it, whose changes fire no statement trigger: guard the publisher' FROM pg_subscription_rel
+		WHERE srrelid IN (SELECT to_regclass($1::text) UNION ALL SELECT relid FROM pg_partition_tree(to_regclass($1::text)))`
+
+// verifyRoleSQL looks at what a role may do: $1 its name, $2 the tables, a JSON array.
+const verifyRoleSQL = `
+	WITH r AS (SELECT * FROM pg_roles WHERE rolname = $1::text),
+	tree AS (SELECT to_regclass(n) AS oid FROM json_array_elements_text($2::text::json) n UNION SELECT relid FROM json_array_elements_text($2::text::json) n, pg_partition_tree(to_regclass(n)))
+	SELECT 'role ' || $1::text, 'does not exist' WHERE NOT EXISTS (SELECT FROM r)
+	UNION ALL
+	SELECT 'role ' || rolname, 'is a superuser, whom nothing stops' FROM r WHERE rolsuper
+	UNION ALL
+	SELECT 'role ' || rolname, format('owns %s, or is a member of its owner %s, and so may disable its triggers', c.oid::regclass, pg_get_userbyid(relowner))
+		FROM r, tree JOIN pg_class c USING (oid) WHERE NOT rolsuper AND pg_has_role(r.oid, relowner, 'MEMBER')
+	UNION ALL
+	SELECT 'role ' || rolname, 'owns schema fencepost, or is a member of its owner' FROM r, pg_namespace WHERE NOT rolsuper AND nspname = 'fencepost' AND pg_has_role(r.oid, nspowner, 'MEMBER')
+	UNION ALL
+	SELECT 'role ' || rolname, 'may create in schema fencepost' FROM r, pg_namespace n WHERE NOT rolsuper AND nspname = 'fencepost'
+		AND has_schema_privilege(r.oid, n.oid, 'CREATE') AND NOT pg_has_role(r.oid, nspowner, 'MEMBER')
+	UNION ALL
+	SELECT 'role ' || rolname, format('may write fencepost.%s, and so lower a mark or hide a table', relname) FROM r, pg_class c
+		WHERE NOT rolsuper AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'guarded', 'migrations')
+			AND (has_table_privilege(r.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') OR has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE'))
+	UNION ALL
+	SELECT 'role ' || rolname, format('owns %s, or is a member of its owner %s, and so may replace it', what, pg_get_userbyid(owner)) FROM r, (
+		SELECT proowner AS owner, 'function ' || oid::regprocedure AS what, pronamespace AS schema FROM pg_proc
+		UNION ALL SELECT relowner, 'table ' || oid::regclass, relnamespace FROM pg_class WHERE relkind = 'r') AS o, pg_namespace n
+		WHERE NOT rolsuper AND n.oid = o.schema AND nspname = 'fencepost' AND owner <> nspowner AND pg_has_role(r.oid, owner, 'MEMBER')
+	UNION ALL
+	SELECT 'role ' || rolname, 'may call fencepost.reset, and so lower a mark' FROM r, pg_proc p
+		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname = 'reset' AND has_function_privilege(r.oid, p.oid, 'EXECUTE')`
