@@ -84,6 +84,10 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
 // with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim.
 // The request's body is closed in every case.
+//
+// The lease is asked once, at the beginning: a request that then waits for
+// a connection, or is long under way, ends with its context. Make that the one
+// of lockclient's Hold, which ends with the lease.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	o, ok := originOf(r.URL)
 	if ok {
