@@ -30,6 +30,11 @@ type TransportOptions struct {
 // context ([guard.WithClaim], [guard.WithLease]) to requests for configured
 // origins, and to no others. Make one with [NewTransport]; the zero value is
 // not usable. It is safe for concurrent use.
+//
+// It goes by origin, not by resource: every request with that context presents
+// the claim. One that writes to something else presents a token that says
+// nothing about it and may raise its mark above all that its own holders will
+// get. Send such requests by another client, without a Transport.
 type Transport struct {
 	base         http.RoundTripper
 	origins      map[origin]struct{}
