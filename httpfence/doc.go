@@ -66,9 +66,10 @@
 //     called. A header that a proxy removed is a missing token.
 //   - The reason is exact (P6), in the answer's problem type and, by
 //     [ErrorFrom], in the client's error.
-//   - Two spellings of one path give one resource ([ChiParam], [PathValue]).
+//   - Two spellings of one path give one resource ([ChiParam], [PathValue]), and
+//     so do those of one number and one UUID ([Integer], [UUID]).
 //   - [Transport] sends tokens to the origins it was given and to no others,
-//     and nothing once the lease is over by the holder's clock (P7).
+//     and begins no request once the lease is over by the holder's clock (P7).
 //   - A refused request leaves no state behind.
 //
 // # What it does not

@@ -17,7 +17,11 @@ import (
 // was found well formed, and must be safe for concurrent use.
 //
 // Two requests that write to one thing must give one name, whatever their
-// spelling; otherwise one row has two marks and neither guards it. Take the
+// spelling; otherwise one row has two marks and neither guards it. Where the
+// column reads several spellings as one value, let one through: [Integer],
+// [UUID], and strings.ToLower for a column that ignores case. Have the handler
+// name its row by the same function, or by the claim's resource, and not by
+// chi.URLParam, which may still be escaped. Take the
 // tenant from the authenticated identity, never from the path, a header or the
 // body: a client that may choose the tenant may raise another tenant's marks.
 //

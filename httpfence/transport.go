@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -29,6 +30,11 @@ type TransportOptions struct {
 // context ([guard.WithClaim], [guard.WithLease]) to requests for configured
 // origins, and to no others. Make one with [NewTransport]; the zero value is
 // not usable. It is safe for concurrent use.
+//
+// It goes by origin, not by resource: every request with that context presents
+// the claim. One that writes to something else presents a token that says
+// nothing about it and may raise its mark above all that its own holders will
+// get. Send such requests by another client, without a Transport.
 type Transport struct {
 	base         http.RoundTripper
 	origins      map[origin]struct{}
@@ -74,7 +80,9 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
-// server pointed. A redirect within an origin carries the claim to the new
+// server pointed. Nor is a claim attached once another origin has redirected
+// the request: a server that is given no tokens must not choose what one is
+// used for. A redirect within an origin carries the claim to the new
 // path, which is right if that names the same resource; see
 // [http.Client.CheckRedirect] if it may not.
 //
@@ -84,12 +92,13 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
 // with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim.
 // The request's body is closed in every case.
+//
+// The lease is asked once, at the beginning: a request that then waits for
+// a connection, or is long under way, ends with its context. Make that the one
+// of lockclient's Hold, which ends with the lease.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	o, ok := originOf(r.URL)
-	if ok {
-		_, ok = t.origins[o]
-	}
-	if !ok {
+	o, ok := t.configured(r.URL)
+	if !ok || t.sentByOthers(r) {
 		return t.base.RoundTrip(t.bare(r))
 	}
 	claim, ok := guard.ClaimFrom(r.Context())
@@ -113,6 +122,29 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		out.Header[t.leaseHeader] = []string{claim.LeaseID}
 	}
 	return t.base.RoundTrip(out)
+}
+
+// configured returns the origin of u, and whether tokens may be sent to it.
+func (t *Transport) configured(u *url.URL) (origin, bool) {
+	o, ok := originOf(u)
+	if ok {
+		_, ok = t.origins[o]
+	}
+	return o, ok
+}
+
+// sentByOthers reports that a server that is not configured has chosen where r goes.
+// http.Client leaves the answer that redirected it in the request.
+func (t *Transport) sentByOthers(r *http.Request) bool {
+	for answer := r.Response; answer != nil; answer = answer.Request.Response {
+		if answer.Request == nil {
+			return true // who answered is not known
+		}
+		if _, ok := t.configured(answer.Request.URL); !ok {
+			return true
+		}
+	}
+	return false
 }
 
 // CloseIdleConnections passes [http.Client.CloseIdleConnections] on to base.

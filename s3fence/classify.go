@@ -16,12 +16,18 @@ const (
 	outcomeNotMatched
 	// outcomeUnknown: it may have had effect, or may yet have.
 	outcomeUnknown
-	// outcomeUnsent: it did not leave this machine.
+	// outcomeUnsent: it did not leave this machine, or was signed by a wrong clock
+	// and not looked at. It may be sent again.
 	outcomeUnsent
 	// outcomeRefused: the store, or the SDK before sending, said no for a reason
 	// that trying again does not change.
 	outcomeRefused
 )
+
+// codeSkewed is the 403 for a signature whose time is a quarter of an hour or
+// more from the store's. The SDK corrects its clock by the answer and would try
+// again, if its retries were not off for conditional writes.
+const codeSkewed = "RequestTimeTooSkewed"
 
 // classify reads an SDK error by the interfaces that the SDK's errors satisfy.
 // What is not understood is outcomeUnknown.
@@ -48,6 +54,8 @@ func classify(err error) outcome {
 		return outcomeNotMatched
 	case code == "NotImplemented":
 		return outcomeRefused
+	case code == codeSkewed:
+		return outcomeUnsent // the SDK has taken the store's time from this answer
 	case status >= 500, status < 300, status == 408, status == 409, status == 429, code == "RequestTimeout":
 		return outcomeUnknown
 	}
@@ -125,6 +133,8 @@ func (b *Bucket) explain(err error) error {
 	case code == "InvalidAccessKeyId", code == "SignatureDoesNotMatch", code == "InvalidToken",
 		code == "XAdminUserNotFound": // versitygw's, a 404
 		return fmt.Errorf("the credentials were refused: %w", err)
+	case code == codeSkewed:
+		return fmt.Errorf("this machine's clock and the store's differ too much: %w", err)
 	case status == 403:
 		return fmt.Errorf("access to %s is denied (without s3:ListBucket also for a missing object): %w", bucket, err)
 	case code == "NotImplemented":

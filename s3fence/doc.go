@@ -55,6 +55,9 @@
 //   - Writers, lifecycle rules and replication that do not go through it are
 //     not stopped; what they leave is found to be unfenced or damaged, unless it
 //     is an older state of the same object brought back whole.
+//   - In a bucket with versioning every write leaves a version, and what
+//     Collect, Retire and InsecureDelete delete stays as one. Whoever deletes
+//     the latest version brings the one before back, with its older mark.
 //   - Nothing holds across a failover to a replica bucket that lags behind.
 //   - [Objects.InsecureDelete] forgets the mark.
 //   - A raise or an adoption rewrites the object: its tags, access list and lock

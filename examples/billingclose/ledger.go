@@ -26,6 +26,10 @@ type postingBody struct {
 
 const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)`
 
+// These name the row and its mark alike: what chi gives may still be escaped. A
+// service of your own takes the tenant from the authenticated identity.
+var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
+
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
 // requests at the door, and the insert is a fenced transaction under the claim
 // that was admitted, so that a request which was already inside when a newer
@@ -45,7 +49,7 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	resource := httpfence.Join(httpfence.ChiParam("tenant"), httpfence.Literal("billing-close"), httpfence.ChiParam("period"))
+	resource := httpfence.Join(tenantOf, httpfence.Literal("billing-close"), periodOf)
 	fence := httpfence.New(db, resource, nil)
 	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
 		claim, _ := guard.ClaimFrom(req.Context())
@@ -65,11 +69,19 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 // insertWith books the posting that req carries, through a pool or a transaction.
 func insertWith[T any](ctx context.Context, req *http.Request, exec func(context.Context, string, ...any) (T, error)) (T, error) {
 	var body postingBody
-	if err := json.NewDecoder(http.MaxBytesReader(nil, req.Body, 1<<16)).Decode(&body); err != nil {
-		var zero T
+	var zero T
+	tenant, err := tenantOf(req)
+	if err != nil {
 		return zero, err
 	}
-	return exec(ctx, insertPosting, chi.URLParam(req, "tenant"), chi.URLParam(req, "period"), body.Cents, body.By)
+	period, err := periodOf(req)
+	if err != nil {
+		return zero, err
+	}
+	if err := json.NewDecoder(http.MaxBytesReader(nil, req.Body, 1<<16)).Decode(&body); err != nil {
+		return zero, err
+	}
+	return exec(ctx, insertPosting, tenant, period, body.Cents, body.By)
 }
 
 func answer(w http.ResponseWriter, err error) {

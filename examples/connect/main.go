@@ -136,7 +136,10 @@ func story(ctx context.Context, server *httptest.Server, out io.Writer) error {
 		if !errors.Is(err, step.want) {
 			return fmt.Errorf("token %v: %w, expected %v", step.token, err, step.want)
 		}
-		fmt.Fprintf(out, "token %v: %s %v\n", step.token, answer, err)
+		if err != nil {
+			answer = err.Error()
+		}
+		fmt.Fprintf(out, "token %v: %s\n", step.token, answer)
 	}
 	return nil
 }

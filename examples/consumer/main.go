@@ -70,7 +70,11 @@ func run(ctx context.Context, out io.Writer) error {
 		err := c.consume(ctx, m)
 		v := verdictOf(err)
 		got[v]++
-		fmt.Fprintf(out, "%s: %-18s %v\n", m.ID, v, err)
+		why := "applied, or found to have been" // a message may come twice
+		if err != nil {
+			why = err.Error()
+		}
+		fmt.Fprintf(out, "%s: %-18s %s\n", m.ID, v, why)
 	}
 	var cents int64
 	if err := pool.QueryRow(ctx, "SELECT cents FROM accounts").Scan(&cents); err != nil {

@@ -152,13 +152,13 @@ func run(ctx context.Context, out io.Writer) error {
 	if err := a.pgx.Raise(ctx, claim(11)); err != nil { // the new holder takes over
 		return err
 	}
-	fmt.Fprintln(out, "sqlc in InTx, token 11:", a.insertBySqlc(ctx, claim(11), "tenant_123"))
-	fmt.Fprintln(out, "sqlc in its own transaction, token 11:", a.increaseBySqlc(ctx, claim(11), "tenant_123"))
-	fmt.Fprintln(out, "gorm, token 11:", a.insertByGorm(ctx, claim(11), "tenant_123"))
-	fmt.Fprintln(out, "gorm, token 10:", guard.ReasonOf(a.insertByGorm(ctx, claim(10), "tenant_123")))
-	fmt.Fprintln(out, "gorm, another tenant's row:", guard.ReasonOf(a.insertByGorm(ctx, claim(11), "tenant_456")))
+	fmt.Fprintln(out, "sqlc in InTx, token 11:", written(a.insertBySqlc(ctx, claim(11), "tenant_123")))
+	fmt.Fprintln(out, "sqlc in its own transaction, token 11:", written(a.increaseBySqlc(ctx, claim(11), "tenant_123")))
+	fmt.Fprintln(out, "gorm, token 11:", written(a.insertByGorm(ctx, claim(11), "tenant_123")))
+	fmt.Fprintln(out, "gorm, token 10:", written(a.insertByGorm(ctx, claim(10), "tenant_123")))
+	fmt.Fprintln(out, "gorm, another tenant's row:", written(a.insertByGorm(ctx, claim(11), "tenant_456")))
 	for _, write := range []string{"sqlc insert", "sqlc update", "gorm insert", "gorm update", "gorm delete"} {
-		fmt.Fprintf(out, "%s without a claim: %s\n", write, guard.ReasonOf(a.withoutClaim(ctx, "tenant_123")[write]))
+		fmt.Fprintf(out, "%s without a claim: %s\n", write, written(a.withoutClaim(ctx, "tenant_123")[write]))
 	}
 	total, err := ledger.New(pool).TotalOfTenant(ctx, "tenant_123")
 	fmt.Fprintln(out, "total:", total)
@@ -170,4 +170,12 @@ func main() {
 	if err := run(context.Background(), os.Stdout); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// written says in words what became of a write.
+func written(err error) string {
+	if err == nil {
+		return "written"
+	}
+	return "refused, " + string(guard.ReasonOf(err))
 }

@@ -15,16 +15,16 @@ func TestFits(t *testing.T) {
 	if err := run(t.Context(), &out); err != nil {
 		t.Fatal(err)
 	}
-	const want = `sqlc in InTx, token 11: <nil>
-sqlc in its own transaction, token 11: <nil>
-gorm, token 11: <nil>
-gorm, token 10: stale
-gorm, another tenant's row: missing
-sqlc insert without a claim: missing
-sqlc update without a claim: missing
-gorm insert without a claim: missing
-gorm update without a claim: missing
-gorm delete without a claim: missing
+	const want = `sqlc in InTx, token 11: written
+sqlc in its own transaction, token 11: written
+gorm, token 11: written
+gorm, token 10: refused, stale
+gorm, another tenant's row: refused, missing
+sqlc insert without a claim: refused, missing
+sqlc update without a claim: refused, missing
+gorm insert without a claim: refused, missing
+gorm update without a claim: refused, missing
+gorm delete without a claim: refused, missing
 total: 201
 `
 	if out.String() != want {

@@ -19,6 +19,10 @@ const schema = `
 CREATE TABLE accounts (id text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0);
 INSERT INTO accounts (id) VALUES ('acme')`
 
+// accountOf names the account, for the mark and for the row alike: what chi gives
+// may still be escaped.
+var accountOf = httpfence.ChiParam("id")
+
 type service struct {
 	db      *sqlfence.DB[pgx.Tx]
 	pool    *pgxpool.Pool
@@ -39,7 +43,7 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	}
 	// db is the store too: the door and the write compare with one mark, and
 	// all replicas with the same.
-	fence := httpfence.New(db, httpfence.ChiParam("id"), nil)
+	fence := httpfence.New(db, accountOf, nil)
 	return &service{db, pool, fence, func(*http.Request) {}}, nil
 }
 
@@ -83,7 +87,11 @@ func deposit(ctx context.Context, tx pgx.Tx, account string, cents int64) (balan
 
 func (s *service) read(w http.ResponseWriter, r *http.Request) {
 	var balance int64
-	if err := s.pool.QueryRow(r.Context(), `SELECT balance FROM accounts WHERE id = $1`, chi.URLParam(r, "id")).Scan(&balance); err != nil {
+	account, err := accountOf(r)
+	if err == nil {
+		err = s.pool.QueryRow(r.Context(), `SELECT balance FROM accounts WHERE id = $1`, account).Scan(&balance)
+	}
+	if err != nil {
 		http.Error(w, "no such account", http.StatusNotFound)
 		return
 	}

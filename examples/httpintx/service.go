@@ -29,6 +29,10 @@ INSERT INTO entries SELECT seq, $2 FROM a`
   SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM entries) e`
 )
 
+// accountOf names the account, for the mark and for the row alike: what chi gives
+// may still be escaped.
+var accountOf = httpfence.ChiParam("id")
+
 type replica struct {
 	db    *sqlfence.DB[pgx.Tx]
 	guard func(http.Handler) http.Handler
@@ -44,7 +48,7 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool) (*replica,
 	}
 	tx := db.Transactor()
 	// The store and the transaction are one database: a resource has one mark.
-	fence := httpfence.New(db, httpfence.ChiParam("id"), nil)
+	fence := httpfence.New(db, accountOf, nil)
 	r := &replica{db: db, guard: fence.InTx(tx, nil)}
 	if !fenced {
 		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
@@ -67,9 +71,19 @@ func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no transaction", http.StatusInternalServerError)
 		return
 	}
+	account, err := accountOf(r)
+	if err != nil {
+		http.Error(w, "no account", http.StatusBadRequest)
+		return
+	}
 	token := r.Header.Get(httpfence.TokenHeader) // for the record only
-	if _, err := tx.Exec(r.Context(), entrySQL, chi.URLParam(r, "id"), token); err != nil {
+	tag, err := tx.Exec(r.Context(), entrySQL, account, token)
+	switch {
+	case err != nil:
 		http.Error(w, "the entry could not be made", http.StatusInternalServerError)
+		return
+	case tag.RowsAffected() == 0:
+		http.Error(w, "no such account", http.StatusNotFound)
 		return
 	}
 	fmt.Fprintln(w, "entered")

@@ -100,6 +100,8 @@ var elsewhere = map[string]string{
 	"go test -run '^$' -bench 'BenchmarkUpdateHot|BenchmarkStale|BenchmarkUpdateMany|BenchmarkBatch|BenchmarkRaise|BenchmarkTrigger' -benchtime 300x ./sqlfence": "takes minutes; one of them is run",
 	"go test -run '^$' -bench BenchmarkPut/sealed -benchtime 300x ./s3fence":                                                                                     "run with fewer rounds",
 	"go test -run '^$' -bench 'Overhead|Refusal' ./httpfence":                                                                                                    "run with fewer rounds",
+	"go test -run '^$' -bench BenchmarkInTx -benchtime 1000x ./httpfence":                                                                                        "takes half a minute; DB.InTx, which is most of it, is run",
+	"FENCEPOST_LONG=1 go test -timeout 60m -run 'TestP1ABA|TestPointerMemory' -v ./s3fence":                                                                      "takes minutes; the short forms are run",
 	"go test -run '^$' -bench AcquireRelease -benchtime 2s ./lockclient":                                                                                         "run with fewer rounds",
 }
 
