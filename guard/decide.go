@@ -44,7 +44,12 @@ func (r Rule) String() string {
 // [ErrConflict], [ErrSpent]), and an [*InvalidError] ([ErrInvalid]) for an
 // invalid token or rule. It is pure, allocates nothing when it admits, and
 // does not compare resources: the caller looked the mark up by claim.Resource.
-func Decide(rule Rule, mark Mark, claim Claim) error {
+func Decide(rule Rule, mark Mark, claim Claim) error { return decide(rule, &mark, &claim) }
+
+// decide takes references, and Decide is inlined, because ten words do not fit
+// into the registers that a call has, and copying them costs more than
+// comparing.
+func decide(rule Rule, mark *Mark, claim *Claim) error {
 	if rule != SameOrNewer && rule != OncePerToken {
 		return Invalid("rule", rule.String(), "must be SameOrNewer or OncePerToken")
 	}
@@ -55,11 +60,15 @@ func Decide(rule Rule, mark Mark, claim Claim) error {
 	case claim.Token > mark.Token:
 		return nil
 	case claim.Token < mark.Token, mark.Floor:
-		return &RejectedError{Reason: ReasonStale, Claim: claim, Mark: mark}
+		return rejected(ReasonStale, mark, claim)
 	case claim.LeaseID != mark.LeaseID:
-		return &RejectedError{Reason: ReasonConflict, Claim: claim, Mark: mark}
+		return rejected(ReasonConflict, mark, claim)
 	case rule == OncePerToken:
-		return &RejectedError{Reason: ReasonSpent, Claim: claim, Mark: mark}
+		return rejected(ReasonSpent, mark, claim)
 	}
 	return nil
+}
+
+func rejected(reason Reason, mark *Mark, claim *Claim) error {
+	return &RejectedError{Reason: reason, Claim: *claim, Mark: *mark}
 }

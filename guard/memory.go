@@ -70,7 +70,7 @@ func (m *Memory) Admit(ctx context.Context, claim Claim) (Mark, error) {
 	}
 	t := m.table.Load()
 	hash := t.hash(claim.Resource) // by the seed that all tables have
-	mark, _ := t.mark(hash, claim.Resource)
+	mark, _ := t.mark(hash, hash, claim.Resource)
 	if mark.Token >= claim.Token { // nothing to raise: marks only grow, so this verdict stands
 		mark.LeaseID = unshared(mark.LeaseID, claim.LeaseID)
 		return mark, Decide(SameOrNewer, mark, claim)
@@ -79,7 +79,7 @@ func (m *Memory) Admit(ctx context.Context, claim Claim) (Mark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t = m.table.Load()
-	mark, known := t.mark(hash, claim.Resource)
+	mark, known := t.mark(hash, hash, claim.Resource)
 	mark.LeaseID = unshared(mark.LeaseID, claim.LeaseID)
 	if err := Decide(SameOrNewer, mark, claim); err != nil || mark.Token == claim.Token {
 		return mark, err // another caller was faster
@@ -111,7 +111,8 @@ func (m *Memory) Mark(ctx context.Context, resource string) (Mark, error) {
 		return Mark{}, Unavailable("read mark", Claim{Resource: resource}, err)
 	}
 	t := m.table.Load()
-	mark, known := t.mark(t.hash(resource), resource)
+	hash := t.hash(resource)
+	mark, known := t.mark(hash, hash, resource)
 	if !known { // a name that has a mark was valid when it was raised
 		if err := ValidateResource(resource); err != nil {
 			return Mark{}, err

@@ -61,30 +61,44 @@ func shared(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b))
 
 func (t *memoryTable) hash(name string) uint64 { return maphash.String(t.seed, name) }
 
-// find returns the slot of name, and where its record is and what it says; off
-// is 0 if there is none, the slot where it would go, and the token the floor.
-// hash is that of name.
-func (t *memoryTable) find(hash uint64, name string) (slot, off int, token Token, leaseID string) {
-	last := uint64(len(t.slots) - 1)
-	for i := hash; ; i++ { // ends, because the table is never full
-		ref := t.slots[i&last].Load()
+// mark returns the mark of name, looking for it from slot i on: from the hash,
+// first. It is known if it has a record; else it is the table's floor. It does
+// what find and record do, in one: every request pays for it.
+func (t *memoryTable) mark(hash, i uint64, name string) (mark Mark, known bool) {
+	for ; ; i++ { // ends, because the table is never full
+		slots := t.slots
+		ref := slots[i&uint64(len(slots)-1)].Load()
 		if ref == 0 {
-			return int(i & last), 0, t.floor, ""
+			return Mark{Token: t.floor, Floor: t.floor != NoToken}, false
+		}
+		if (ref^hash)>>refBits == 0 {
+			token, got, leaseID := t.record(offset(ref))
+			if got != name {
+				return t.mark(hash, i+1, name) // so rare that nothing is kept in hand for it
+			}
+			return Mark{Token: token, LeaseID: leaseID}, true
+		}
+	}
+}
+
+// find returns the slot of name and the reference in it; if there is none, the
+// slot where it would go, and 0. hash is that of name.
+func (t *memoryTable) find(hash uint64, name string) (slot int, ref uint64) {
+	for i := hash; ; i++ {
+		slot := i & uint64(len(t.slots)-1)
+		ref := t.slots[slot].Load()
+		if ref == 0 {
+			return int(slot), 0
 		}
 		if ref>>refBits == hash>>refBits {
-			off := int(ref & (1<<refBits - 1))
-			if token, got, leaseID := t.record(off); got == name {
-				return int(i & last), off, token, leaseID
+			if _, got, _ := t.record(offset(ref)); got == name {
+				return int(slot), ref
 			}
 		}
 	}
 }
 
-// mark returns the mark of name.
-func (t *memoryTable) mark(hash uint64, name string) (mark Mark, known bool) {
-	_, off, token, leaseID := t.find(hash, name)
-	return Mark{Token: token, LeaseID: leaseID, Floor: off == 0 && token != NoToken}, off != 0
-}
+func offset(ref uint64) int { return int(ref & (1<<refBits - 1)) }
 
 // hasRoom reports whether set can put one more resource and n bytes in.
 func (t *memoryTable) hasRoom(n int) bool {
@@ -94,10 +108,11 @@ func (t *memoryTable) hasRoom(n int) bool {
 // set makes claim the mark of its resource. The caller holds the store's lock
 // and has asked hasRoom.
 func (t *memoryTable) set(hash uint64, claim Claim, now int64) {
-	slot, old, _, leaseID := t.find(hash, claim.Resource)
+	slot, old := t.find(hash, claim.Resource)
 	if old == 0 {
 		t.count++
 	} else {
+		_, _, leaseID := t.record(offset(old))
 		t.live -= recordLen(claim.Resource, leaseID)
 	}
 	off := t.used
@@ -117,7 +132,7 @@ func (t *memoryTable) set(hash uint64, claim Claim, now int64) {
 func (t *memoryTable) each(f func(raised int64, c Claim)) {
 	for off := firstRecord; off < t.used; {
 		token, name, leaseID := t.record(off)
-		if slot, current, _, _ := t.find(t.hash(name), name); current == off {
+		if slot, current := t.find(t.hash(name), name); offset(current) == off {
 			f(t.raised[slot], Claim{Resource: name, Token: token, LeaseID: leaseID})
 		}
 		off += recordLen(name, leaseID)

@@ -61,13 +61,13 @@ func TestMemoryTableComparesNames(t *testing.T) {
 	table := NewMemory(nil).table.Load().rebuilt(NoToken, 1000, nil)
 	claims := []Claim{{Resource: "a", Token: 1, LeaseID: "x"}, {Resource: "b", Token: 2, LeaseID: "y"}, {Resource: "ab", Token: 3}}
 	for _, c := range claims {
-		if mark, known := table.mark(hash, c.Resource); known {
+		if mark, known := table.mark(hash, hash, c.Resource); known {
 			t.Errorf("%q has the mark %+v of another", c.Resource, mark)
 		}
 		table.set(hash, c, 0)
 	}
 	for _, c := range claims {
-		if mark, known := table.mark(hash, c.Resource); !known || mark != (Mark{Token: c.Token, LeaseID: c.LeaseID}) {
+		if mark, known := table.mark(hash, hash, c.Resource); !known || mark != (Mark{Token: c.Token, LeaseID: c.LeaseID}) {
 			t.Errorf("%q: %+v, %v", c.Resource, mark, known)
 		}
 	}

@@ -18,12 +18,7 @@ const (
 // ValidateResource checks a resource name: 1 to [MaxResourceLen] bytes of
 // UTF-8, no control characters. Every package checks at its door with this
 // function. The error is an [*InvalidError] for the field "resource".
-func ValidateResource(s string) error {
-	if s != "" && len(s) <= MaxResourceLen && printableASCII(s) {
-		return nil // nearly every name; only the rest pays for more
-	}
-	return validateText("resource", s, 1, MaxResourceLen)
-}
+func ValidateResource(s string) error { return validateText("resource", s, 1, MaxResourceLen) }
 
 // ValidateOwner checks the name of a lease's owner: 1 to [MaxOwnerLen] bytes
 // of UTF-8, no control characters. The error is an [*InvalidError] for the
@@ -33,14 +28,35 @@ func ValidateOwner(s string) error { return validateText("owner", s, 1, MaxOwner
 // ValidateLeaseID checks a lease ID: at most [MaxLeaseIDLen] bytes of UTF-8, no
 // control characters; empty is allowed and means "no lease ID". The error is
 // an [*InvalidError] for the field "lease ID".
-func ValidateLeaseID(s string) error {
-	if len(s) <= MaxLeaseIDLen && printableASCII(s) {
-		return nil
+func ValidateLeaseID(s string) error { return validateText("lease ID", s, 0, MaxLeaseIDLen) }
+
+// validateText accepts printable ASCII, which nearly every text is, on its own;
+// only the rest pays for more. It looks at eight bytes at a time, because every
+// request pays for it; the last eight may overlap the eight before.
+func validateText(field, s string, low, high int) error {
+	if len(s) < low || len(s) > high {
+		return examineText(field, s, low, high)
 	}
-	return validateText("lease ID", s, 0, MaxLeaseIDLen)
+	var bad uint64
+	if len(s) >= 8 {
+		for i := 0; i < len(s)-8; i += 8 {
+			bad |= notPrintable(s[i : i+8])
+		}
+		bad |= notPrintable(s[len(s)-8:])
+	} else {
+		for i := range len(s) {
+			bad |= notPrintable1(s[i])
+		}
+	}
+	if bad != 0 {
+		return examineText(field, s, low, high)
+	}
+	return nil
 }
 
-func validateText(field, s string, low, high int) error {
+// examineText is validateText for a text of which it only knows that it may be
+// wrong.
+func examineText(field, s string, low, high int) error {
 	switch {
 	case len(s) < low:
 		return Invalid(field, s, "must not be empty")
@@ -58,25 +74,6 @@ func validateText(field, s string, low, high int) error {
 	return nil
 }
 
-// printableASCII reports whether all bytes of s are from ' ' to '~'. It looks
-// at eight at a time, because every request pays for it; the last eight may
-// overlap the eight before.
-func printableASCII(s string) bool {
-	if len(s) < 8 {
-		for i := range len(s) {
-			if c := s[i]; c < ' ' || c > '~' {
-				return false
-			}
-		}
-		return true
-	}
-	bad := notPrintable(s[len(s)-8:])
-	for ; len(s) > 8; s = s[8:] {
-		bad |= notPrintable(s)
-	}
-	return bad == 0
-}
-
 // notPrintable is 0 if the first eight bytes of s are from ' ' to '~'. In each
 // byte of the word, bit 7 is set if the byte is above 0x7f, by the subtraction
 // if it is below ' ', and by the addition if it is 0x7f. A borrow or a carry
@@ -87,6 +84,9 @@ func notPrintable(s string) uint64 {
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 	return (x | (x - ' '*ones) | (x + ones)) & high
 }
+
+// notPrintable1 is notPrintable for one byte.
+func notPrintable1(c byte) uint64 { return uint64((c | (c - ' ') | (c + 1)) & 0x80) }
 
 // JoinResource joins components into one resource name, "tenant_123:billing-close:2026-04",
 // injectively: different components never give the same name. Inside a

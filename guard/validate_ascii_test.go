@@ -3,33 +3,36 @@ package guard
 import "testing"
 
 // Every byte at every place of a word, and beside every kind of neighbour that
-// a borrow or a carry could come from, is judged as it is alone.
-func TestPrintableASCII(t *testing.T) {
-	plain := func(s []byte) bool {
-		for _, c := range s {
-			if c < ' ' || c > '~' {
-				return false
-			}
-		}
-		return true
-	}
-	for length := range 20 {
+// a borrow or a carry could come from, is judged as it is by the slow way,
+// which looks at one character after the other.
+func TestValidateTextByWords(t *testing.T) {
+	const limit = 19
+	refused := 0
+	for length := range limit + 1 {
 		for at := range length {
 			for c := range 256 {
 				for _, neighbour := range []byte{' ', 'a', '~', 0, 0x1f, 0x7f, 0x80, 0xff} {
-					s := make([]byte, length)
-					for i := range s {
-						s[i] = 'x'
+					b := make([]byte, length)
+					for i := range b {
+						b[i] = 'x'
 					}
-					s[at] = byte(c)
+					b[at] = byte(c)
 					if at+1 < length {
-						s[at+1] = neighbour
+						b[at+1] = neighbour
 					}
-					if got, want := printableASCII(string(s)), plain(s); got != want {
+					s := string(b)
+					got, want := validateText("text", s, 1, limit), examineText("text", s, 1, limit)
+					if (got == nil) != (want == nil) {
 						t.Fatalf("%q: %v, want %v", s, got, want)
+					}
+					if got != nil {
+						refused++
 					}
 				}
 			}
 		}
+	}
+	if refused == 0 {
+		t.Error("nothing was refused: the slow way is no judge")
 	}
 }

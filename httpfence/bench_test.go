@@ -206,6 +206,9 @@ func BenchmarkBare(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.b
 // BenchmarkCheck is BenchmarkBare with Check in the handler.
 func BenchmarkCheck(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.check)) }
 
+// BenchmarkByHand is BenchmarkBare with the check by hand in the handler.
+func BenchmarkByHand(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.byHand)) }
+
 // BenchmarkCheckAlone is Check again and again for one request that has been
 // routed, the fastest block of many: its instructions, without what the route
 // around it does to the processor's caches, which differs from link to link.

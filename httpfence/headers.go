@@ -75,10 +75,11 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	}
 	claim.Token = token
 	if lines = r.Header[m.leaseHeader]; len(lines) == 1 {
-		if err := m.validLease(lines[0]); err != nil {
-			return err
-		}
 		claim.LeaseID = lines[0]
+		if claim.LeaseID == "" || guard.ValidateLeaseID(claim.LeaseID) != nil {
+			claim.LeaseID = ""
+			return m.invalidLease(lines[0])
+		}
 	} else if len(lines) > 1 || m.requireLease {
 		return notOne(m.leaseHeader, lines)
 	}
@@ -95,17 +96,15 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	return nil
 }
 
-// validLease refuses an empty field rather than read it as "no lease ID", so
-// that there is one way to say it and RequireLease cannot be met with nothing.
-func (m *Middleware) validLease(leaseID string) error {
+// invalidLease refuses an empty field rather than let it be read as "no lease
+// ID", so that there is one way to say it and RequireLease cannot be met with
+// nothing.
+func (m *Middleware) invalidLease(leaseID string) error {
 	if leaseID == "" {
 		return guard.Invalid(m.leaseHeader, "", "must not be empty; leave the field out")
 	}
-	if guard.ValidateLeaseID(leaseID) != nil {
-		return guard.Invalid(m.leaseHeader, leaseID,
-			"must be at most "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
-	}
-	return nil
+	return guard.Invalid(m.leaseHeader, leaseID,
+		"must be at most "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
 }
 
 func notOne(name string, lines []string) error {

@@ -43,14 +43,10 @@ type Middleware struct {
 // [guard.ErrConflict] as a *guard.RejectedError, [guard.ErrUnavailable], and
 // what the ResourceFunc returned. The header is read before the resource is
 // asked for. A check that succeeds allocates nothing of its own.
-func (m *Middleware) Check(r *http.Request) (guard.Claim, error) {
+func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 	start := m.clock()
-	var (
-		claim guard.Claim
-		mark  guard.Mark
-	)
-	err := m.presented(r, &claim)
-	if err == nil {
+	var mark guard.Mark
+	if err = m.presented(r, &claim); err == nil {
 		if mark, err = m.store.Mark(r.Context(), claim.Resource); err == nil {
 			err = guard.Decide(guard.SameOrNewer, mark, claim)
 		}
@@ -101,14 +97,10 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 }
 
 // admit returns the claim as far as it is known, also with an error.
-func (m *Middleware) admit(r *http.Request, op guard.Op) (guard.Claim, error) {
+func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err error) {
 	start := m.clock()
-	var (
-		claim guard.Claim
-		mark  guard.Mark
-	)
-	err := m.presented(r, &claim)
-	if err == nil {
+	var mark guard.Mark
+	if err = m.presented(r, &claim); err == nil {
 		mark, err = m.store.Admit(r.Context(), claim)
 	}
 	if err != nil || m.observer != nil {
