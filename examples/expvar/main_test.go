@@ -81,7 +81,7 @@ func TestHistogram(t *testing.T) {
 
 func TestCountingAllocatesNothing(t *testing.T) {
 	m := &Metrics{}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testing.AllocsPerRun(1000, func() {
 		m.Observe(t.Context(), guard.Event{Op: guard.OpAcquire, Duration: time.Millisecond})
 		m.Observe(t.Context(), guard.Event{Op: guard.OpRelease, Duration: time.Millisecond})
 	}); n != 0 {
