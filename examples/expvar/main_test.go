@@ -39,6 +39,7 @@ type shape struct {
 // TestCounts: what really happened is what is counted. The control is a second
 // observer that nobody was given.
 func TestCounts(t *testing.T) {
+	t.Parallel() // it waits for a lease to run out
 	metrics, control := &Metrics{}, &Metrics{}
 	if err := happen(t.Context(), pgtest.Pool(t), metrics); err != nil {
 		t.Fatal(err)
@@ -90,6 +91,7 @@ func TestCountingAllocatesNothing(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	var out bytes.Buffer
 	if err := run(t.Context(), &Metrics{}, &out); err != nil || !json.Valid(out.Bytes()) {
 		t.Errorf("%v\n%s", err, &out)

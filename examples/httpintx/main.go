@@ -34,7 +34,7 @@ import (
 func main() {
 	unfenced := flag.Bool("unfenced", false, "leave the fence out and see stale writes")
 	flag.Parse()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	if err := run(ctx, !*unfenced, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "httpintx:", err)
