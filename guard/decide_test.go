@@ -157,7 +157,7 @@ func TestDecideAllocatesNothingWhenAdmitting(t *testing.T) {
 	mark := guard.Mark{Token: 10, LeaseID: "a"}
 	same := guard.Claim{Resource: "r", Token: 10, LeaseID: "a"}
 	newer := guard.Claim{Resource: "r", Token: 11, LeaseID: "b"}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testing.AllocsPerRun(1000, func() {
 		if guard.Decide(guard.SameOrNewer, mark, same) != nil || guard.Decide(guard.OncePerToken, mark, newer) != nil {
 			panic("refused")
 		}

@@ -2,6 +2,8 @@ package guard
 
 import (
 	"errors"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +34,7 @@ func TestMemoryReadsTakeNoLock(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		m.mu.Unlock()
 		t.Fatal("the calls wait for the lock")
 	}
@@ -43,10 +45,11 @@ func TestMemoryReadsTakeNoLock(t *testing.T) {
 		_, err := m.Admit(t.Context(), Claim{Resource: "r", Token: 11, LeaseID: "b"})
 		done <- err
 	}()
+	untilWaiting(t, 1)
 	select {
 	case err := <-done:
 		t.Errorf("a raise went through beside another: %v", err)
-	case <-time.After(20 * time.Millisecond):
+	default:
 	}
 	m.mu.Unlock()
 	if err := <-done; err != nil {
@@ -56,25 +59,45 @@ func TestMemoryReadsTakeNoLock(t *testing.T) {
 
 // TestMemoryDecidesAgainUnderTheLock: between reading and locking another may
 // have raised the mark. Callers that waited for one writer all read the same
-// old mark, so that every one of them comes to the second decision.
+// old mark, so that every one of them comes to the second decision; they get
+// the lock in the order in which they came, the highest token first.
 func TestMemoryDecidesAgainUnderTheLock(t *testing.T) {
-	const callers, rounds = 8, 5 // without it the highest would have to be last five times in a row
-	for range rounds {
-		m := NewMemory(nil)
-		m.mu.Lock()
-		var wg sync.WaitGroup
-		for i := range callers {
-			wg.Go(func() {
-				if _, err := m.Admit(t.Context(), Claim{Resource: "r", Token: Token(i + 1)}); err != nil && !errors.Is(err, ErrStale) {
-					t.Error(err)
-				}
-			})
+	const callers = 8
+	m := NewMemory(nil)
+	m.mu.Lock()
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			token := Token(callers - i)
+			if _, err := m.Admit(t.Context(), Claim{Resource: "r", Token: token}); errors.Is(err, ErrStale) != (token < callers) {
+				t.Errorf("token %d: %v", token, err)
+			}
+		})
+		untilWaiting(t, i+1)
+	}
+	m.mu.Unlock()
+	wg.Wait()
+	if mark, err := m.Mark(t.Context(), "r"); err != nil || mark.Token != callers {
+		t.Errorf("the mark is %d, %v; want %d, the highest admitted", mark.Token, err, callers)
+	}
+}
+
+// untilWaiting returns when n goroutines wait for the lock in Admit.
+func untilWaiting(t *testing.T, n int) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		waiting := 0
+		for _, g := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(g, "[sync.Mutex.Lock") && strings.Contains(g, "guard.(*Memory).Admit(") {
+				waiting++
+			}
 		}
-		time.Sleep(5 * time.Millisecond) // until they wait
-		m.mu.Unlock()
-		wg.Wait()
-		if mark, err := m.Mark(t.Context(), "r"); err != nil || mark.Token != callers {
-			t.Errorf("the mark is %d, %v; want %d, the highest admitted", mark.Token, err, callers)
+		if waiting == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d callers wait for the lock, want %d", waiting, n)
 		}
 	}
 }

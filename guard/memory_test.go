@@ -82,14 +82,14 @@ func TestMemoryOptions(t *testing.T) {
 func TestMemoryReadsAllocateNothing(t *testing.T) {
 	m, ctx := guard.NewMemory(nil), t.Context()
 	claim := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 10, LeaseID: "a"}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testing.AllocsPerRun(1000, func() {
 		if _, err := m.Admit(ctx, claim); err != nil {
 			panic(err)
 		}
 	}); n != 0 {
 		t.Errorf("Admit of the mark: %v allocations; want none", n)
 	}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testing.AllocsPerRun(1000, func() {
 		if _, err := m.Mark(ctx, claim.Resource); err != nil {
 			panic(err)
 		}

@@ -18,7 +18,7 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 		"nobody": nil, "an observer": guard.ObserverFunc(func(context.Context, guard.Event) { told++ }),
 	} {
 		m := &Middleware{observer: observer}
-		if n := testing.AllocsPerRun(100, func() {
+		if n := testing.AllocsPerRun(1000, func() {
 			start := m.clock()
 			m.report(r, guard.OpCheck, start, claim, guard.Mark{Token: 1}, nil, false)
 		}); n != 0 {

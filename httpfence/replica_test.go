@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/jackc/pgx/v5"
@@ -44,7 +45,10 @@ func newReplica(t testing.TB, url string) *replica {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	db, err := sqlfence.Pgx(pool, nil)
+	// What ends a holder that hangs must not end one that a slow machine delays.
+	db, err := sqlfence.Pgx(pool, &sqlfence.Options{
+		LockTimeout: time.Minute, IdleTimeout: time.Minute, TerminateAfter: time.Minute, CommitTimeout: time.Minute,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,10 +81,13 @@ func TestP2RaiseEndpoint(t *testing.T) {
 					t.Errorf("raise: %d", status)
 				}
 			}
-			select {
-			case status := <-raised:
-				t.Errorf("the raise did not wait: %d", status)
-			case <-time.After(50 * time.Millisecond):
+			if !c.lost {
+				untilBlocked(t, p)
+				select {
+				case status := <-raised:
+					t.Errorf("the raise did not wait: %d", status)
+				default:
+				}
 			}
 			var before, after int64
 			read := func(n *int64) {
@@ -109,5 +112,23 @@ func TestP2RaiseEndpoint(t *testing.T) {
 				t.Errorf("the new holder read %d, and the account is at %d", before, after)
 			}
 		})
+	}
+}
+
+// untilBlocked returns when a session of the database waits for a lock.
+func untilBlocked(t *testing.T, p *replica) {
+	t.Helper()
+	const waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		var n int
+		if err := p.pool.QueryRow(t.Context(), waits).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody waits for a lock: the raise does not wait")
+		}
 	}
 }

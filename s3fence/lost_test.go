@@ -138,7 +138,7 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
 		held.Release()
-		for deadline := time.Now().Add(5 * time.Second); len(server.History(bucketName, key)) < 2; {
+		for deadline := time.Now().Add(time.Minute); len(server.History(bucketName, key)) < 2; {
 			if time.Now().After(deadline) {
 				t.Fatal("the held write did not land")
 			}

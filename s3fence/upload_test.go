@@ -9,10 +9,8 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/iotest"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/s3test"
@@ -138,15 +136,23 @@ func TestPointerCancelled(t *testing.T) {
 	}
 }
 
-// endless yields n bytes without holding them.
-type endless struct{ left int64 }
+// endless yields n bytes without holding them, and measures the live heap each
+// time that so many more were read.
+type endless struct {
+	left, each, read int64
+	peak             uint64
+}
 
 func (e *endless) Read(p []byte) (int, error) {
 	if e.left == 0 {
 		return 0, io.EOF
 	}
 	n := min(int64(len(p)), e.left)
-	e.left -= n
+	if (e.read+n)/e.each > e.read/e.each {
+		runtime.GC()
+		e.peak = max(e.peak, liveHeap())
+	}
+	e.left, e.read = e.left-n, e.read+n
 	return int(n), nil
 }
 
@@ -161,26 +167,11 @@ func TestPointerMemory(t *testing.T) {
 	put(t, o, claim(1, ""), "warm")
 	runtime.GC()
 	before := liveHeap()
-	var peak atomic.Uint64
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(20 * time.Millisecond):
-				runtime.GC()
-				peak.Store(max(peak.Load(), liveHeap()))
-			}
-		}
-	}()
-	if err := o.Put(t.Context(), claim(2, ""), key, &endless{size}, nil); err != nil {
+	body := &endless{left: size, each: 20 * miB}
+	if err := o.Put(t.Context(), claim(2, ""), key, body, nil); err != nil {
 		t.Fatal(err)
 	}
-	close(stop)
-	<-stopped
-	grown := int64(peak.Load()) - int64(before)
+	grown := int64(body.peak) - int64(before)
 	t.Logf("%d MiB were written with at most %d MiB of live heap, the server's included", size/miB, grown/miB)
 	if grown > 64*miB || grown < 8*miB {
 		t.Errorf("the live heap grew by %d MiB, want 8 (or it was not measured) to 64", grown/miB)

@@ -156,7 +156,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if err := p.cmd.Wait(); err == nil {
 				t.Error("an interrupted story must not exit with 0")
 			}
-			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 				left := files(t, tmp)
 				if !alive(pid) && len(left) == 0 {
 					return
@@ -176,7 +176,7 @@ type mainProcess struct {
 
 func startMain(t *testing.T, tmp string) *mainProcess {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*limit)
 	t.Cleanup(cancel)
 	p := &mainProcess{cmd: exec.CommandContext(ctx, os.Args[0]), out: &lines{found: make(chan string, 1)}}
 	p.cmd.Env = append(os.Environ(), "BILLINGCLOSE_MAIN=-json", "TMPDIR="+tmp)
@@ -193,7 +193,7 @@ func (p *mainProcess) until(t *testing.T, want string) string {
 	select {
 	case line := <-p.out.found:
 		return line
-	case <-time.After(30 * time.Second):
+	case <-time.After(limit):
 		t.Fatalf("the story never said %q", want)
 		return ""
 	}

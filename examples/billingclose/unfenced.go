@@ -24,7 +24,7 @@ type unfenced struct {
 }
 
 func newUnfenced(pool *pgxpool.Pool, ledger string, store *s3.Client) *unfenced {
-	return &unfenced{pool: pool, client: &http.Client{Timeout: 10 * time.Second}, ledger: ledger, store: store}
+	return &unfenced{pool: pool, client: &http.Client{Timeout: time.Minute}, ledger: ledger, store: store}
 }
 
 func (u *unfenced) takeOver(context.Context, guard.Claim) error { return nil }

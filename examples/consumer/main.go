@@ -31,7 +31,7 @@ CREATE TABLE consumed (id text PRIMARY KEY);
 INSERT INTO accounts VALUES ('acme', 0)`
 
 func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := run(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "consumer:", err)

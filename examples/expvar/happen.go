@@ -38,8 +38,9 @@ func happen(ctx context.Context, pool *pgxpool.Pool, observer guard.Observer) er
 	if err := errors.Join(lease.Renew(ctx), lease.Release(ctx)); err != nil {
 		return err
 	}
-	// Runs out, is lost to its holder and granted again.
-	short, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: lockclient.MinTTL})
+	// Runs out, is lost to its holder and granted again. It must outlast the
+	// round trip in which it is granted, on a busy machine too.
+	short, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: 2 * time.Second})
 	if err != nil {
 		return err
 	}

@@ -39,6 +39,7 @@ type shape struct {
 // TestCounts: what really happened is what is counted. The control is a second
 // observer that nobody was given.
 func TestCounts(t *testing.T) {
+	t.Parallel() // it waits for a lease to run out
 	metrics, control := &Metrics{}, &Metrics{}
 	if err := happen(t.Context(), pgtest.Pool(t), metrics); err != nil {
 		t.Fatal(err)
@@ -81,7 +82,7 @@ func TestHistogram(t *testing.T) {
 
 func TestCountingAllocatesNothing(t *testing.T) {
 	m := &Metrics{}
-	if n := testing.AllocsPerRun(100, func() {
+	if n := testing.AllocsPerRun(1000, func() {
 		m.Observe(t.Context(), guard.Event{Op: guard.OpAcquire, Duration: time.Millisecond})
 		m.Observe(t.Context(), guard.Event{Op: guard.OpRelease, Duration: time.Millisecond})
 	}); n != 0 {
@@ -90,6 +91,7 @@ func TestCountingAllocatesNothing(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	var out bytes.Buffer
 	if err := run(t.Context(), &Metrics{}, &out); err != nil || !json.Valid(out.Bytes()) {
 		t.Errorf("%v\n%s", err, &out)

@@ -81,7 +81,7 @@ func run(ctx context.Context, listen string, out io.Writer) error {
 
 // story is what two holders see, one of whom was cut off.
 func story(ctx context.Context, base string, out io.Writer) error {
-	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{base}, nil), Timeout: 5 * time.Second}
+	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{base}, nil), Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	deposit := func(token guard.Token) (string, error) {
 		ctx := guard.WithClaim(ctx, guard.Claim{Resource: "acme", Token: token})

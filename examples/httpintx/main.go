@@ -16,10 +16,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -32,7 +34,7 @@ import (
 func main() {
 	unfenced := flag.Bool("unfenced", false, "leave the fence out and see stale writes")
 	flag.Parse()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	if err := run(ctx, !*unfenced, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "httpintx:", err)
@@ -46,6 +48,20 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 		return err
 	}
 	defer cleanup()
+	// Work takes a moment. Without the fence the first piece takes as long as all
+	// the others together, like that of a holder who is paused; with it the next
+	// holder would wait until that has ended.
+	var paused atomic.Bool
+	overtaken := make(chan struct{})
+	work := func() {
+		time.Sleep(rand.N(15 * time.Millisecond))
+		if !fenced && paused.CompareAndSwap(false, true) {
+			select {
+			case <-overtaken:
+			case <-ctx.Done():
+			}
+		}
+	}
 	var bases []string
 	var first *pgxpool.Pool
 	for i := range 2 {
@@ -54,7 +70,7 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 			return err
 		}
 		defer pool.Close()
-		s, err := newReplica(ctx, pool, fenced)
+		s, err := newReplica(ctx, pool, fenced, work)
 		if err != nil {
 			return err
 		}
@@ -70,7 +86,7 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 	}
 	client := &http.Client{Transport: httpfence.NewTransport(nil, bases, nil)}
 	defer client.CloseIdleConnections()
-	counts, err := handOver(ctx, client, bases)
+	counts, err := handOver(ctx, client, bases, func() { close(overtaken) })
 	if err != nil {
 		return err
 	}
@@ -88,8 +104,8 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 type tally struct{ done, stale int }
 
 // handOver lets holders follow each other while the requests of the last one
-// are still under way.
-func handOver(ctx context.Context, client *http.Client, bases []string) (tally, error) {
+// are still under way. It calls overtaken when the newest has written.
+func handOver(ctx context.Context, client *http.Client, bases []string, overtaken func()) (tally, error) {
 	const holders, requests = 20, 6
 	var mu sync.Mutex
 	var counts tally
@@ -116,6 +132,7 @@ func handOver(ctx context.Context, client *http.Client, bases []string) (tally, 
 		}
 		<-answered // the rest is under way when the next holder comes
 	}
+	overtaken()
 	group.Wait()
 	return counts, failed
 }

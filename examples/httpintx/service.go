@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/jackc/pgx/v5"
@@ -36,9 +34,10 @@ var accountOf = httpfence.ChiParam("id")
 type replica struct {
 	db    *sqlfence.DB[pgx.Tx]
 	guard func(http.Handler) http.Handler
+	work  func() // what an entry takes its time for
 }
 
-func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool) (*replica, error) {
+func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func()) (*replica, error) {
 	db, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
 		return nil, err
@@ -49,7 +48,7 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool) (*replica,
 	tx := db.Transactor()
 	// The store and the transaction are one database: a resource has one mark.
 	fence := httpfence.New(db, accountOf, nil)
-	r := &replica{db: db, guard: fence.InTx(tx, nil)}
+	r := &replica{db: db, guard: fence.InTx(tx, nil), work: work}
 	if !fenced {
 		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
 	}
@@ -65,7 +64,7 @@ func (s *replica) handler() http.Handler {
 // enter knows nothing of fences: whatever it writes by the transaction in its
 // context takes effect when it has answered with less than 400, or not at all.
 func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
-	time.Sleep(rand.N(15 * time.Millisecond)) // work
+	s.work()
 	tx, ok := s.db.TxFrom(r.Context())
 	if !ok {
 		http.Error(w, "no transaction", http.StatusInternalServerError)

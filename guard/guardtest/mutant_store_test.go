@@ -32,11 +32,14 @@ type mutant struct {
 	bug   string
 	copy  map[string]guard.Mark // what a lagging replica shows
 	reads int
+
+	release chan struct{} // ends a call that hangs
 }
 
 func (s *mutant) has(bugs ...string) bool { return slices.Contains(bugs, s.bug) }
 
-// window is long enough for every other goroutine of a race to run into it.
+// window is a gap that every other goroutine of a race runs into: on fake time
+// nobody wakes before all the others wait as well.
 func window() { time.Sleep(200 * time.Microsecond) }
 
 // key is where the marks of a resource lie.
@@ -182,7 +185,7 @@ func (s *mutant) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
 		panic("twenty")
 	}
 	if s.has("hangs") && c.Token == 20 {
-		select {} // deaf to ctx
+		<-s.release // deaf to ctx
 	}
 
 	s.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -111,24 +112,21 @@ var mutants = []struct {
 	{"panics", []string{"P1/lower-token-is-stale"}},
 }
 
-// checkAtOnce checks n stores side by side, which spares the time they sleep
-// and varies how their goroutines are scheduled.
-func checkAtOnce(t *testing.T, n int, h func(i int) guardtest.Harness) [][]guardtest.Failure {
-	out := make([][]guardtest.Failure, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { out[i] = guardtest.Check(t.Context(), h(i)) })
-	}
-	wg.Wait()
-	return out
+// onFakeTime checks a store in a bubble, where time passes only when every
+// goroutine waits: whoever sleeps in a mutant's window is overtaken by all the
+// others, and nothing is late on a slow machine.
+func onFakeTime(t *testing.T, h guardtest.Harness) (failures []guardtest.Failure) {
+	t.Helper()
+	h.Seed = 1 // what the callers present is the same each time, too
+	synctest.Test(t, func(t *testing.T) { failures = guardtest.Check(t.Context(), h) })
+	return failures
 }
 
 func TestMutantsFail(t *testing.T) {
-	failures := checkAtOnce(t, len(mutants), func(i int) guardtest.Harness { return harness(mutants[i].bug) })
-	for i, m := range mutants {
+	for _, m := range mutants {
 		t.Run(m.bug, func(t *testing.T) {
 			var failed []string
-			for _, f := range failures[i] {
+			for _, f := range onFakeTime(t, harness(m.bug)) {
 				failed = append(failed, f.Case)
 			}
 			for _, name := range m.caught {
@@ -161,27 +159,44 @@ func TestNoIdleCase(t *testing.T) {
 	}
 }
 
+// TestUnbrokenStorePasses is the control, on fake time, and on real time with
+// many at once, which varies how their goroutines are scheduled.
 func TestUnbrokenStorePasses(t *testing.T) {
-	for _, failures := range checkAtOnce(t, 20, func(int) guardtest.Harness { return harness("") }) {
-		for _, f := range failures {
-			t.Error(f)
-		}
+	var real [20][]guardtest.Failure
+	var wg sync.WaitGroup
+	for i := range real {
+		wg.Go(func() { real[i] = guardtest.Check(t.Context(), harness("")) })
+	}
+	wg.Wait()
+	for _, f := range slices.Concat(onFakeTime(t, harness("")), slices.Concat(real[:]...)) {
+		t.Error(f)
 	}
 }
 
-// TestHungStoreFails: a store that never returns costs its cases, not the run.
+// TestHungStoreFails: a store that never returns costs its cases, not the run,
+// and no case that it does not hang in.
 func TestHungStoreFails(t *testing.T) {
-	h := harness("hangs")
-	h.Timeout = 15 * time.Millisecond
-	h.Operations, h.Steps = 2, 1
-	var failed []string
-	for _, f := range guardtest.Check(t.Context(), h) {
-		failed = append(failed, f.Case)
-		if !errors.Is(f, context.DeadlineExceeded) {
-			t.Errorf("%v; want one that says that the time was over", f)
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		h := harness("hangs")
+		h.New = func(context.Context) (guard.Store, error) {
+			s := newMutant("hangs")
+			s.release = release
+			return s, nil
 		}
-	}
-	if !slices.Contains(failed, "P1/lower-token-is-stale") {
-		t.Errorf("failed: %v", failed)
-	}
+		h.Replica, h.Reopen = nil, nil
+		h.Timeout = 100 * time.Millisecond // no other case sleeps half as long
+		var failed []string
+		for _, f := range guardtest.Check(t.Context(), h) {
+			failed = append(failed, f.Case)
+			if !errors.Is(f, context.DeadlineExceeded) || !strings.Contains(f.Error(), "did not return") {
+				t.Errorf("%v; want one that says that the time was over", f)
+			}
+		}
+		if !slices.Contains(failed, "P1/lower-token-is-stale") || slices.Contains(failed, "P1/higher-token-raises") {
+			t.Errorf("failed: %v", failed)
+		}
+		close(release)
+		time.Sleep(time.Second) // a bubble's goroutines must end before it does
+	})
 }

@@ -14,8 +14,11 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// The probe is a coin thrown often: it must refuse the store that races in every
-// run, and the correct ones in none.
+// The probe must refuse the correct stores in no run. With the one that races it
+// is a coin thrown often, since a real store cannot be told when to race: all runs
+// but one in thousands refuse it, so that more than a third that do not are no
+// chance. That every race which happens is noticed is shown in s3fence, where the
+// store can be told.
 func TestProbe(t *testing.T) {
 	runs := times(6, 30)
 	// A client for each run, as of a process that starts: versitygw 1.7 leaves
@@ -58,8 +61,10 @@ func TestProbe(t *testing.T) {
 				}
 			}
 			t.Logf("refused in %d of %d runs", refused, runs)
-			if want := map[bool]int{true: 0, false: runs}[store.correct]; refused != want {
-				t.Errorf("refused in %d of %d runs, want %d", refused, runs, want)
+			if least := runs - runs/3; store.correct && refused != 0 {
+				t.Errorf("refused in %d of %d runs, want none", refused, runs)
+			} else if !store.correct && refused < least {
+				t.Errorf("refused in %d of %d runs, want %d at least", refused, runs, least)
 			}
 		})
 	}

@@ -42,21 +42,23 @@ func TestRacing(t *testing.T) {
 	g := gateway.Start(t, gateway.Racing)
 	target := target(g)
 	target.Differs["list by pages"] = "KeyCount leaves common prefixes out"
-	failures, err := s3conform.Check(t.Context(), target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var failed []string
-	for _, f := range failures {
-		t.Log(f)
-		failed = append(failed, f.Case)
-		if !slices.Contains(s3conform.Races(), f.Case) {
-			t.Errorf("without a race: %s", f)
+	races := []string{"race to create has one winner", "race to replace has one winner"}
+	// A real store cannot be told when to race, so the suite is run until it has
+	// met both races, which is the first time but on a very busy machine.
+	for run := 0; len(races) > 0; run++ {
+		if run == 10 {
+			t.Fatalf("not noticed: %q", races)
 		}
-	}
-	for _, name := range []string{"race to create has one winner", "race to replace has one winner"} {
-		if !slices.Contains(failed, name) {
-			t.Errorf("not noticed: %s", name)
+		failures, err := s3conform.Check(t.Context(), target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range failures {
+			t.Log(f)
+			races = slices.DeleteFunc(races, func(name string) bool { return name == f.Case })
+			if !slices.Contains(s3conform.Races(), f.Case) {
+				t.Errorf("without a race: %s", f)
+			}
 		}
 	}
 }

@@ -21,6 +21,8 @@ type Fault struct {
 	// Race, if not zero, is how long the server waits between deciding the
 	// conditions of a write and applying it, without deciding them again.
 	Race time.Duration
+	// Between is called in that gap. It may block, and may itself use the server.
+	Between func(*Request)
 
 	// After is called when the request has taken effect, if it has any, with the
 	// status of the answer that has not been sent yet. It may block.
@@ -116,6 +118,24 @@ func (p plan) race() (d time.Duration) {
 		d = max(d, f.Race)
 	}
 	return d
+}
+
+// gap is what happens between deciding the conditions of a write and applying
+// it; false says that there is no gap.
+func (p plan) gap(s *Server, req *Request) (wait func(), ok bool) {
+	race := p.race()
+	var hooks []func(*Request)
+	for _, f := range p {
+		if f.Between != nil {
+			hooks = append(hooks, f.Between)
+		}
+	}
+	return func() {
+		s.sleep(race)
+		for _, hook := range hooks {
+			hook(req)
+		}
+	}, race > 0 || len(hooks) > 0
 }
 
 func (p plan) mergeMetadata() bool {

@@ -179,7 +179,8 @@ func TestIgnoreAndMerge(t *testing.T) {
 func TestRace(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	etag := c.put("a", "0")
-	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{Race: 100 * time.Millisecond}})
+	var meeting s3test.Meeting
+	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{Race: time.Millisecond, Between: meeting.Join}})
 	var wg sync.WaitGroup
 	for i := range 2 {
 		wg.Go(func() {

@@ -26,7 +26,7 @@ func (c *client) goPut(key, body string, pairs ...string) <-chan outcome {
 
 func wait(t *testing.T, p *s3test.Pause) *s3test.Paused {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	held, err := p.Wait(ctx)
 	if err != nil {

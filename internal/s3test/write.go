@@ -20,10 +20,10 @@ func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer,
 	if a := check(b.objects[key]); a != nil {
 		return nil, a
 	}
-	if gap := c.plan.race(); gap > 0 {
+	if gap, ok := c.plan.gap(s, c.Request); ok {
 		// Here a store that compares and writes in two steps loses the race.
 		s.mu.Unlock()
-		s.sleep(gap)
+		gap()
 		s.mu.Lock()
 		if s.buckets[c.Bucket] != b {
 			return nil, fail("NoSuchBucket")

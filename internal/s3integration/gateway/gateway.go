@@ -20,8 +20,8 @@ import (
 )
 
 // startLimit is how long a process may take until it answers; a tenth of a
-// second is usual.
-const startLimit = 20 * time.Second
+// second is usual. It only ends a hang.
+const startLimit = 2 * time.Minute
 
 // Gateway is a running versitygw.
 type Gateway struct {

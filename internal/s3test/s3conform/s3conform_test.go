@@ -3,8 +3,8 @@ package s3conform_test
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/internal/s3test/s3conform"
@@ -38,26 +38,35 @@ func TestMutants(t *testing.T) {
 	conditional := func(r *s3test.Request) bool {
 		return r.Header.Get("If-Match") != "" || r.Header.Get("If-None-Match") != ""
 	}
+	var meeting s3test.Meeting
+	var deletes s3test.OvertakenDeletes
 	for _, m := range []struct {
-		name   string
-		opts   s3test.Options
-		rule   s3test.Rule
-		rounds int // 0 is 20
-		fails  []string
-		may    []string // fail if the requests happen to meet
+		name  string
+		opts  s3test.Options
+		rule  s3test.Rule
+		fails []string
+		may   []string // fail if the requests happen to meet
 	}{
 		{name: "none"},
 		{
-			name:  "race",
-			rule:  s3test.Rule{Match: conditional, Fault: s3test.Fault{Race: 20 * time.Millisecond}},
+			name: "race",
+			rule: s3test.Rule{Match: conditional, Decide: func(r *s3test.Request) s3test.Fault {
+				if strings.HasPrefix(r.Key, "race-") {
+					return s3test.Fault{Between: meeting.Join}
+				}
+				return s3test.Race() // where nothing races, nothing comes of it
+			}},
 			fails: s3conform.Races(),
 		},
 		{
 			name: "race of deletes",
-			rule: s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Match: conditional, Fault: s3test.Fault{Race: 20 * time.Millisecond}},
-			// Only rounds in which a DELETE comes first can go wrong.
-			rounds: 100,
-			fails:  []string{"race of replace and delete has one winner"},
+			rule: s3test.Rule{Match: conditional, Decide: func(r *s3test.Request) s3test.Fault {
+				if strings.HasPrefix(r.Key, "race-of-replace-and-delete") {
+					return deletes.Fault(r)
+				}
+				return s3test.Fault{}
+			}},
+			fails: []string{"race of replace and delete has one winner"},
 		},
 		{
 			name:  "conditions are ignored",
@@ -118,7 +127,7 @@ func TestMutants(t *testing.T) {
 			server.Inject(m.rule)
 			target := target(server)
 			target.PartSize = small
-			target.Rounds = cmp.Or(m.rounds, 20)
+			target.Rounds = 20
 			failures, err := s3conform.Check(t.Context(), target)
 			if err != nil {
 				t.Fatal(err)
