@@ -132,7 +132,7 @@ func TestUpdateManyReplaced(t *testing.T) {
 			verdicts, err := table.UpdateMany(ctx, e.db, writesOf(5, 3, 2, 1, 4))
 			done <- append(verdicts, err)
 		}()
-		e.waitFor("the batch", "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+		e.waitForBlocked(1)
 		if err := tx.Commit(ctx); err != nil {
 			t.Fatal(err)
 		}

@@ -81,7 +81,7 @@ func (e *env) crossRetire() (err error) {
 		return func() { tx.Rollback(ctx) }
 	}
 	waiting := func(n int) {
-		e.waitFor("the retirements", "SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0", n)
+		e.waitFor("the retirements", "SELECT ("+blockedSQL+") = $1", n)
 	}
 	done := make(chan error, 2)
 	retire := func(month time.Month) {
