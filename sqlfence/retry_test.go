@@ -107,7 +107,7 @@ func TestRetriesEnd(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	start := time.Now()
-	if calls, err := run(attempts(1), ctx, func(int) error { cancel(); return state(stateDeadlock) }); calls != 1 || sqlState(err) != stateDeadlock || time.Since(start) > 5*time.Second {
+	if calls, err := run(attempts(1), ctx, func(int) error { cancel(); return state(stateDeadlock) }); calls != 1 || sqlState(err) != stateDeadlock || time.Since(start) > patience {
 		t.Errorf("cancelled: %d calls, %v", calls, err)
 	}
 	if !errors.Is(ctx.Err(), context.Canceled) {
