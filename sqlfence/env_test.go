@@ -13,6 +13,10 @@ import (
 // on it, so it is long: a loaded machine is no failure.
 const patience = time.Minute
 
+// patient lets a loaded machine take its time, and a raise keep its place in
+// the queue. Tests of the timeouts name their own.
+var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
+
 // exec runs SQL as the administrator.
 func (e *env) exec(sql string, args ...any) {
 	e.Helper()

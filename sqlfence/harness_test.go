@@ -217,10 +217,6 @@ var openers = []struct {
 	}},
 }
 
-// patient lets a loaded machine take its time, and a raise keep its place in
-// the queue. Tests of the timeouts name their own.
-var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
-
 // env is a fresh database with the schema and one driver.
 type env struct {
 	testing.TB

@@ -199,7 +199,8 @@ func TestStoppedHolder(t *testing.T) {
 		e.exec("CREATE TABLE written (token bigint)")
 		db := e.open(&Options{IdleTimeout: 200 * time.Millisecond})
 		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			tx.exec(ctx, "INSERT INTO written VALUES (5)")                                  // fails if this process was held up before it
+			// It fails if this process was held up before it, which is as good.
+			tx.exec(ctx, "INSERT INTO written VALUES (5)")
 			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process stands still meanwhile
 				t.Errorf("the successor's raise: %v", err)
 			}

@@ -2,8 +2,44 @@ package sqlfence
 
 import (
 	"context"
+	"fmt"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
+
+// within runs statements by themselves or in a transaction.
+type within func(f func(q Querier) error) error
+
+// holder has taken a row over.
+type holder struct {
+	*steps
+	id    int
+	claim guard.Claim
+	v     int64
+}
+
+// holder takes a row over and reads it; nil if it was refused.
+func (s *steps) holder(ctx context.Context, in within, id int, token int64) *holder {
+	h := &holder{s, id, guard.Claim{Resource: fmt.Sprint("row:", id), Token: guard.Token(token)}, 0}
+	err := in(func(q Querier) (err error) { h.v, err = s.way.take(ctx, s, q, h.claim, id); return err })
+	if s.noWrite(id, err) {
+		return nil
+	}
+	return h
+}
+
+// write writes what the holder read plus one.
+func (h *holder) write(ctx context.Context, in within) {
+	op := fmt.Sprint("op-", h.claim.Token)
+	err := in(func(q Querier) error {
+		return h.way.write(ctx, h.steps, q, h.claim, h.id, Set{"v": h.v + 1, "op": op})
+	})
+	refused := h.noWrite(h.id, err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.acked[op] = !refused
+}
 
 // schedules are courses of events on one row, each exact: what waits for a
 // lock is seen to wait before the next thing happens. A statement that is
