@@ -57,7 +57,9 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		envs[i] = e
 	}
 	lost, rounds := 0, campaign(5)
-	for round := 1; round <= rounds; round++ {
+	// The server may write a control to the disk of its own accord, as it does
+	// with one in ten; then there is another round.
+	for round := 1; round <= rounds || lost == 0 && round <= rounds+20; round++ {
 		token := guard.Token(2 * round)
 		floors := make([]guard.Token, len(envs))
 		for i, e := range envs {
@@ -107,5 +109,5 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 	if lost == 0 {
 		t.Error("no raise of the control was lost: the test cannot fail")
 	}
-	t.Logf("the control lost %d of %d raises", lost, rounds*len(envs))
+	t.Logf("the control lost %d raises", lost)
 }

@@ -9,6 +9,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
+// patience ends waits that would never end. Nothing that is promised depends
+// on it, so it is long: a loaded machine is no failure.
+const patience = time.Minute
+
+// patient lets a loaded machine take its time, and a raise keep its place in
+// the queue. Tests of the timeouts name their own.
+var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
+
 // exec runs SQL as the administrator.
 func (e *env) exec(sql string, args ...any) {
 	e.Helper()
@@ -38,12 +46,12 @@ func (e *env) text(sql string, args ...any) (s string) {
 func (e *env) waitFor(what, sql string, args ...any) {
 	e.Helper()
 	var done bool
-	for end := time.Now().Add(10 * time.Second); !done; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !done; time.Sleep(2 * time.Millisecond) {
 		if err := e.admin.QueryRow(context.Background(), sql, args...).Scan(&done); err != nil {
 			e.Fatalf("%s: %v", sql, err)
 		}
 		if !done && time.Now().After(end) {
-			e.Fatalf("waited 10 s for %s", what)
+			e.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }
@@ -56,6 +64,33 @@ const waitersSQL = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AN
 func (e *env) waitForWaiters(n int) {
 	e.Helper()
 	e.waitFor(fmt.Sprint(n, " waiters"), "SELECT ("+waitersSQL+") >= $1", n)
+}
+
+// blockedSQL counts the sessions of this database that wait for a lock of any
+// kind. Another test may run on the same server, and a wait for a row is
+// pg_locks' of no database.
+const blockedSQL = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
+	AND state = 'active' AND cardinality(pg_blocking_pids(pid)) > 0`
+
+func (e *env) waitForBlocked(n int) {
+	e.Helper()
+	e.waitFor(fmt.Sprint(n, " blocked"), "SELECT ("+blockedSQL+") >= $1", n)
+}
+
+// start begins a call and returns once it has ended, waits for a lock, or has
+// called paused. So a test says in which order things happen, whatever the
+// speed of the machine.
+func (e *env) start(call func(paused func()) error) (ended chan error) {
+	e.Helper()
+	blocked := e.int(blockedSQL)
+	ended, paused := make(chan error, 1), make(chan struct{}, 1)
+	go func() { ended <- call(func() { paused <- struct{}{} }) }()
+	for end := time.Now().Add(patience); len(ended) == 0 && len(paused) == 0 && e.int(blockedSQL) <= blocked; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			e.Fatalf("after %v a call has neither ended nor waits for a lock", patience)
+		}
+	}
+	return ended
 }
 
 // mutate replaces text in a function of schema fencepost, to show that a test

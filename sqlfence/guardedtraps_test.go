@@ -143,7 +143,7 @@ func TestTrapRowLock(t *testing.T) {
 			})
 		}
 		for _, level := range isolationLevels {
-			e.exec("ALTER DATABASE " + `"` + e.text("SELECT current_database()") + `"` + " SET default_transaction_isolation = " + quoteText(level))
+			e.db = e.serverDefault("default_transaction_isolation", quoteText(level))
 			if err := together(); err != nil {
 				t.Errorf("%s: %v", level, err)
 			}
@@ -151,7 +151,7 @@ func TestTrapRowLock(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		e.exec("ALTER DATABASE " + `"` + e.text("SELECT current_database()") + `"` + " RESET default_transaction_isolation")
+		e.db = e.serverDefault("default_transaction_isolation", "DEFAULT")
 		e.mutate("enter", `p_lease COLLATE pg_catalog."C";`, `p_lease COLLATE pg_catalog."C" FOR NO KEY UPDATE;`)
 		if err := together(); sqlState(err) != "55P03" {
 			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)

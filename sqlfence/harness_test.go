@@ -257,7 +257,7 @@ func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
 }
 
 func newEnv(t testing.TB, driver int, url string) *env {
-	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url}
+	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url, defaults: patient}
 	admin, err := pgxpool.New(context.Background(), url)
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
 	}
 	db := e.opener(e, config, poolSize, opts)
 	e.Cleanup(func() {
-		for end := time.Now().Add(5 * time.Second); db.inUse() > 0; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(patience); db.inUse() > 0; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				e.Errorf("%d connections of the pool were not given back", db.inUse())
 				return // closing would wait for them

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -132,7 +131,7 @@ func TestUpdateManyReplaced(t *testing.T) {
 			verdicts, err := table.UpdateMany(ctx, e.db, writesOf(5, 3, 2, 1, 4))
 			done <- append(verdicts, err)
 		}()
-		e.waitFor("the batch", "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+		e.waitForBlocked(1)
 		if err := tx.Commit(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -177,49 +176,65 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 }
 
 // TestUpdateManyOrder: batches of the same rows in different orders do not
-// deadlock; the control, without the order, does.
+// deadlock: at random, and when one that begins with row 1 and one that begins
+// with row 40 both are in the middle. The control locks in the order in which
+// the writes are given; there each then has what the other waits for.
 func TestUpdateManyOrder(t *testing.T) {
-	run := func(e *env, q Querier, rounds int) (deadlocks int) {
+	someDriver(t, func(t *testing.T, e *env) {
+		db := e.serverDefault("deadlock_timeout", "'10ms'")
+		update := func(q Querier, table *Table, ids ...int) error {
+			writes := writesOf(5, ids...)
+			for i := range writes {
+				writes[i].Set["n"] = 1
+			}
+			_, err := table.UpdateMany(context.Background(), q, writes)
+			return err
+		}
+		var ascending, descending []int
+		for id := range 40 {
+			ascending, descending = append(ascending, 1+id), append(descending, 40-id)
+		}
+		crossed := func(q Querier) error {
+			table := e.manyTable(&TableOptions{Rule: guard.SameOrNewer})
+			tx, err := e.admin.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.Background())
+			if _, err := tx.Exec(t.Context(), "SELECT FROM items WHERE a = 20 FOR UPDATE"); err != nil {
+				t.Fatal(err)
+			}
+			up := e.start(func(func()) error { return update(q, table, ascending...) })
+			down := e.start(func(func()) error { return update(q, table, descending...) })
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return errors.Join(<-up, <-down)
+		}
+		if err := crossed(db); err != nil {
+			t.Error(err)
+		}
+		inTheirOrder := mutantQuerier{db, func(sql string) string {
+			return strings.Replace(sql, `ORDER BY "items"."a", "items"."b"`, `ORDER BY "fence in"."fence n"`, 1)
+		}}
+		if err := crossed(inTheirOrder); sqlState(err) != "40P01" {
+			t.Errorf("in the order of the writes, the control: got %v, want a deadlock", err)
+		}
 		table := e.manyTable(&TableOptions{Rule: guard.SameOrNewer})
-		var mu sync.Mutex
 		var wg sync.WaitGroup
 		for range 6 {
 			wg.Go(func() {
-				for range rounds {
+				for range longer(8, 100) {
 					ids := rand.Perm(40)
 					for i := range ids {
 						ids[i]++
 					}
-					writes := writesOf(5, ids...)
-					for i := range writes {
-						writes[i].Set["n"] = 1
-					}
-					if _, err := table.UpdateMany(context.Background(), q, writes); sqlState(err) == "40P01" {
-						mu.Lock()
-						deadlocks++
-						mu.Unlock()
-					} else if err != nil {
-						e.Error(err)
+					if err := update(db, table, ids...); err != nil {
+						t.Error(err)
 					}
 				}
 			})
 		}
 		wg.Wait()
-		return deadlocks
-	}
-	someDriver(t, func(t *testing.T, e *env) {
-		e.serverDefault("deadlock_timeout", "'10ms'")
-		db := e.open(nil)
-		if n := run(e, db, longer(8, 100)); n != 0 {
-			t.Errorf("%d deadlocks", n)
-		}
-		unordered := mutantQuerier{db, func(sql string) string {
-			return strings.Replace(sql, `ORDER BY "items"."a", "items"."b"`, `ORDER BY random()`, 1)
-		}}
-		for end := time.Now().Add(20 * time.Second); run(e, unordered, 5) == 0; {
-			if time.Now().After(end) {
-				t.Fatal("no deadlock without the order")
-			}
-		}
 	})
 }

@@ -2,9 +2,8 @@ package sqlfence
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"sync/atomic"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -14,47 +13,6 @@ import (
 // The shapes of marks that do harm without losing data, kept to show that the
 // tests notice.
 
-// raisesAmongSharers raises the mark some times among 32 fenced transactions
-// that come and go, and returns how long each raise took, shortest first. None
-// may take longer than patience.
-func (e *env) raisesAmongSharers(raises int, patience time.Duration) (took []time.Duration) {
-	var wg sync.WaitGroup
-	var token atomic.Int64
-	token.Store(1)
-	e.exec("DELETE FROM fencepost.marks")
-	ctx, stop := context.WithCancel(context.Background())
-	for range 32 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				err := e.db.fenced(context.Background(), claimOf("r", guard.Token(token.Load())), func(ctx context.Context, tx testTx) error {
-					_, err := tx.exec(ctx, "SELECT pg_sleep(0.002)")
-					return err
-				})
-				if reason := guard.ReasonOf(err); err != nil && reason != guard.ReasonStale && reason != guard.ReasonUnavailable {
-					e.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for i := range raises {
-		time.Sleep(20 * time.Millisecond)
-		start := time.Now()
-		impatient, cancel := context.WithTimeout(e.Context(), patience)
-		err := e.db.Raise(impatient, claimOf("r", guard.Token(i+2)))
-		if reason := guard.ReasonOf(err); err != nil && reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
-			e.Error(err)
-		}
-		cancel()
-		took = append(took, time.Since(start))
-		token.Store(int64(i + 2))
-	}
-	stop()
-	wg.Wait()
-	slices.Sort(took)
-	return took
-}
-
 // sharingTheRow is the enter that takes a lock on the mark's row in place of
 // the advisory lock. It keeps stale writers out as well.
 const sharingTheRow = `CREATE OR REPLACE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
@@ -62,23 +20,100 @@ const sharingTheRow = `CREATE OR REPLACE FUNCTION fencepost.enter(p_resource tex
 		PERFORM FROM fencepost.marks WHERE resource = p_resource AND token = p_token AND lease_id = p_lease FOR SHARE;
 		IF NOT FOUND THEN PERFORM fencepost.refuse_entry(p_resource, p_token, p_lease); END IF; END $$`
 
-// TestRaiseAmongSharers: the queue of the lock is fair: a raise among 32
-// transactions that come and go is not starved by them. The control locks the
-// mark's row FOR SHARE: those that come join those that are in, and
-// lock_timeout does not end the wait, because it is for each of them.
-func TestRaiseAmongSharers(t *testing.T) {
+// overtakes lets transactions of the mark's holder come while a raise waits,
+// each of them before the one before it has ended, and returns how many got in
+// front of the raise; at most three.
+func (e *env) overtakes() (n int) {
+	e.Helper()
+	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+	ctx := context.Background()
+	last := e.holding(claimOf("r", 5))
+	raised := e.start(func(func()) error { return e.db.Raise(ctx, claimOf("r", 6)) })
+	for n < 3 {
+		leave := make(chan struct{})
+		late := e.start(func(paused func()) error {
+			return e.db.fenced(ctx, claimOf("r", 5), func(context.Context, testTx) error {
+				paused()
+				<-leave
+				return nil
+			})
+		})
+		before := last
+		last = func() error { close(leave); return <-late }
+		if e.int(blockedSQL) == 2 { // it is behind the raise
+			last = func() error {
+				close(leave)
+				if err := <-late; guard.ReasonOf(err) != guard.ReasonStale {
+					return fmt.Errorf("the one behind the raise: %v, want stale", err)
+				}
+				return nil
+			}
+			if err := before(); err != nil {
+				e.Error(err)
+			}
+			break
+		}
+		n++
+		if err := before(); err != nil {
+			e.Error(err)
+		}
+		e.waitForBlocked(1) // the raise, again: for the newcomer
+	}
+	if err := errors.Join(last(), <-raised); err != nil {
+		e.Error(err)
+	}
+	return n
+}
+
+// TestRaiseIsNotStarved (P2): the queue of the lock is fair: who comes while a
+// raise waits is behind it. The control locks the mark's row FOR SHARE: those
+// that come join those that are in, for as long as any come; and lock_timeout
+// does not end the wait, because it is for each of them.
+func TestRaiseIsNotStarved(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		raises := longer(10, 100)
-		fair := e.raisesAmongSharers(raises, 10*time.Second)
-		t.Logf("raise among 32 sharers: p50 %v, max of %d %v", fair[raises/2], raises, fair[raises-1])
-		if fair[raises-1] > 5*time.Second {
-			t.Error("a raise took more than 5 s")
+		e.exec("CREATE TABLE written (token bigint)")
+		if n := e.overtakes(); n != 0 {
+			t.Errorf("%d transactions got in front of a raise that waited", n)
 		}
 		e.exec(sharingTheRow)
-		unfair := e.raisesAmongSharers(1, time.Second)
-		t.Logf("FOR SHARE, the control: %v", unfair[0])
-		if unfair[0] < 5*fair[raises/2] {
-			t.Error("the control was as fast")
+		if n := e.overtakes(); n != 3 {
+			t.Errorf("FOR SHARE, the control: %d transactions got in front of the raise, want all 3", n)
+		}
+	})
+}
+
+// TestRaiseDoesNotLower (P1, P3): a raise that comes while a newer one is not
+// committed yet is refused. The control takes no lock: it has read the mark
+// before, and puts its own in the place of the newer.
+func TestRaiseDoesNotLower(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		overtaken := func() (mark guard.Mark, err error) {
+			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+			tx, err := e.admin.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.Background())
+			if _, err := tx.Exec(t.Context(), raiseSQL, "r", 7, "lease-7", 0); err != nil {
+				t.Fatal(err)
+			}
+			raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			err = <-raised
+			mark, markErr := e.db.Mark(t.Context(), "r")
+			if markErr != nil {
+				t.Fatal(markErr)
+			}
+			return mark, err
+		}
+		if mark, err := overtaken(); mark.Token != 7 || guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("the mark is %+v, and the older raise got %v", mark, err)
+		}
+		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		if mark, err := overtaken(); mark.Token != 6 || err != nil {
+			t.Errorf("without the lock, the control: the mark is %+v, and the older raise got %v", mark, err)
 		}
 	})
 }

@@ -40,6 +40,18 @@ func findPgBouncer(t *testing.T) string {
 // then the pipe that the shell reads is closed.
 func (e *env) pgBouncer(t *testing.T) uint16 {
 	t.Helper()
+	for range 10 {
+		if port, ok := e.tryPgBouncer(t); ok {
+			return port
+		}
+	}
+	t.Fatal("pgbouncer found no free port")
+	return 0
+}
+
+// tryPgBouncer fails if somebody else takes the port that was free.
+func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
+	t.Helper()
 	c := e.admin.Config().ConnConfig
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -57,7 +69,8 @@ func (e *env) pgBouncer(t *testing.T) uint16 {
 	if err := os.WriteFile(config, []byte(b.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"-c", `"$@" & pid=$!; read -r _; kill "$pid"; wait "$pid"`, "sh", findPgBouncer(t), "-q"}
+	const script = `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`
+	args := []string{"-c", script, "sh", findPgBouncer(t)}
 	if os.Getuid() == 0 { // which PgBouncer refuses to run as
 		name := "nobody"
 		if _, err := user.Lookup("postgres"); err == nil {
@@ -78,19 +91,24 @@ func (e *env) pgBouncer(t *testing.T) uint16 {
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { alive.Close(); <-ended })
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := net.DialTimeout("tcp", fmt.Sprint("127.0.0.1:", port), time.Second)
+	through := c.Copy()
+	through.Host, through.Port, through.Database, through.Fallbacks, through.TLSConfig = "127.0.0.1", port, "one", nil, nil
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := pgx.ConnectConfig(t.Context(), through)
 		if err == nil {
-			conn.Close()
-			return port
+			conn.Close(t.Context())
+			return port, true
 		}
 		select {
 		case <-ended:
+			if strings.Contains(log.String(), "in use") {
+				return 0, false
+			}
 			t.Fatalf("pgbouncer ended:\n%s", log.String())
 		default:
 		}
 		if time.Now().After(end) {
-			t.Fatal("pgbouncer does not answer")
+			t.Fatalf("pgbouncer does not answer: %v", err)
 		}
 	}
 }

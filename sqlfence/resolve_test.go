@@ -24,7 +24,7 @@ func TestResolve(t *testing.T) {
 				e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
 				e.createWritten()
 				p, through := e.newProxy()
-				db := e.open(&Options{CommitTimeout: 5 * time.Second}, through)
+				db := e.open(nil, through)
 				if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 					t.Fatal(err)
 				}
@@ -49,7 +49,7 @@ func TestResolveLater(t *testing.T) {
 			e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
 			e.createWritten()
 			p, through := e.newProxy()
-			db := e.open(&Options{CommitTimeout: 5 * time.Second}, through)
+			db := e.open(nil, through)
 			if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +91,7 @@ func TestResolveLater(t *testing.T) {
 // never heard of and one of another timeline are not guessed at.
 func TestResolveUnknowable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond})
+		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}) // to which the one in progress is waited for
 		var id transactionID
 		tx, err := e.admin.Begin(t.Context())
 		if err != nil {
@@ -101,18 +101,18 @@ func TestResolveUnknowable(t *testing.T) {
 		if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.timeline); err != nil {
 			t.Fatal(err)
 		}
-		resolve := func(id transactionID) (bool, error) {
+		resolve := func(db fence, id transactionID) (bool, error) {
 			return db.Resolve(t.Context(), guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
 		}
 		for what, id := range map[string]transactionID{"in progress": id, "of the future": {"999999999999", id.timeline}, "of another timeline": {id.xid, "000000FF"}, "forgotten": {"3", "00000000"}} {
-			if committed, err := resolve(id); committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+			if committed, err := resolve(db, id); committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 				t.Errorf("%s: %v, %v, want ErrOutcomeUnknown", what, committed, err)
 			}
 		}
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if committed, err := resolve(id); !committed || err != nil {
+		if committed, err := resolve(e.db, id); !committed || err != nil {
 			t.Errorf("committed meanwhile: %v, %v", committed, err)
 		}
 	})

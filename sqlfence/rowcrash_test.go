@@ -26,7 +26,9 @@ func TestTakeoverSurvivesCrash(t *testing.T) {
 		envs[i].exec("INSERT INTO taken VALUES ('alone', 7), ('in a transaction', 7), ('control', 7)")
 	}
 	kept, lost, rounds := 0, 0, longer(2, 20)
-	for round := 1; round <= rounds; round++ {
+	// The server may write a control to the disk of its own accord, as it does
+	// with one in ten; then there is another round.
+	for round := 1; round <= rounds || lost == 0 && round <= rounds+20; round++ {
 		token := guard.Token(2 * round)
 		for _, e := range envs {
 			e.exec("SET synchronous_commit = on; UPDATE taken SET v = v") // what was before is safe
@@ -74,5 +76,5 @@ func TestTakeoverSurvivesCrash(t *testing.T) {
 	if lost == 0 {
 		t.Error("no takeover of the control was lost: the test cannot fail")
 	}
-	t.Logf("%d of %d takeovers were kept, the control lost %d", kept, rounds*len(envs), lost)
+	t.Logf("%d takeovers were kept, the control lost %d", kept, lost)
 }

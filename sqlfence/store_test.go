@@ -28,22 +28,29 @@ func TestStore(t *testing.T) {
 				s.(fence).close()
 				return e.open(nil), nil
 			},
-			Close:  func(s guard.Store) error { s.(fence).close(); return nil },
-			Margin: 2 * time.Millisecond,
+			Close:   func(s guard.Store) error { s.(fence).close(); return nil },
+			Margin:  2 * time.Millisecond,
+			Timeout: 2 * patience,
 		})
 	})
 }
 
 // TestStoreControls: the suite notices a database function that is broken.
 func TestStoreControls(t *testing.T) {
-	for name, m := range map[string]struct{ function, old, new string }{
-		"no lock, read before written": {"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (SELECT token FROM fencepost.marks WHERE resource = p_resource), pg_sleep(0.001), ("},
-		"retire forgets the floor":     {"retire", "IF retired > 0", "IF false"},
-		"retire lowers the floor":      {"retire", "greatest(m.token, excluded.token)", "excluded.token"},
+	type mutation struct{ function, old, new string }
+	for name, mutations := range map[string][]mutation{
+		// All of the callers who race for a new resource have read that it has
+		// no mark before the first of them writes one.
+		"no lock, read before written": {{"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM ("},
+			{"raise", "INSERT INTO fencepost.marks", "PERFORM pg_sleep(0.2) WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
+		"retire forgets the floor": {{"retire", "IF retired > 0", "IF false"}},
+		"retire lowers the floor":  {{"retire", "greatest(m.token, excluded.token)", "excluded.token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			someDriver(t, func(t *testing.T, e *env) {
-				e.mutate(m.function, m.old, m.new)
+				for _, m := range mutations {
+					e.mutate(m.function, m.old, m.new)
+				}
 				db := e.open(nil)
 				failures := guardtest.Check(t.Context(), guardtest.Harness{
 					New: func(ctx context.Context) (guard.Store, error) {
@@ -52,6 +59,7 @@ func TestStoreControls(t *testing.T) {
 					},
 					Replica: func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
 					Margin:  2 * time.Millisecond,
+					Timeout: 2 * patience,
 					Steps:   100,
 				})
 				if len(failures) == 0 {
@@ -81,7 +89,7 @@ func (e *env) crossRetire() (err error) {
 		return func() { tx.Rollback(ctx) }
 	}
 	waiting := func(n int) {
-		e.waitFor("the retirements", "SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0", n)
+		e.waitFor("the retirements", "SELECT ("+blockedSQL+") = $1", n)
 	}
 	done := make(chan error, 2)
 	retire := func(month time.Month) {

@@ -24,8 +24,8 @@ func unfenced(e *env) work {
 
 // overlappingTakeover lets holder 5 read, holder 6 take over, read and write,
 // and only then holder 5 write, each adding one to what it read. It returns
-// the sum and how many additions were acknowledged. Holder 5 goes on as soon
-// as holder 6 has either written or waits for it.
+// the sum and how many additions were acknowledged. Holder 5 goes on when
+// holder 6 has either ended or waits for it.
 func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.Claim) error) (sum, acked int64) {
 	ctx := context.Background()
 	e.exec(`DROP TABLE IF EXISTS account; CREATE TABLE account (id int PRIMARY KEY, v bigint NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0);
@@ -45,23 +45,19 @@ func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.C
 			return err
 		}
 	}
-	successor, came := make(chan error, 1), false
+	var successor chan error
 	err5 := in(ctx, claimOf("account:1", 5), add(func() {
-		came = true
-		go func() {
-			err := takeOver(ctx, claimOf("account:1", 6))
-			if err == nil {
-				err = in(ctx, claimOf("account:1", 6), add(func() {}))
-			}
-			successor <- err
-		}()
-		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if len(successor) == 1 || e.int(waitersSQL) > 0 {
-				return
-			}
+		if successor != nil {
+			return // another attempt
 		}
+		successor = e.start(func(func()) error {
+			if err := takeOver(ctx, claimOf("account:1", 6)); err != nil {
+				return err
+			}
+			return in(ctx, claimOf("account:1", 6), add(func() {}))
+		})
 	}))
-	if !came {
+	if successor == nil {
 		e.Fatalf("holder 5 did not come to write: %v", err5)
 	}
 	for _, err := range []error{err5, <-successor} {
@@ -170,10 +166,7 @@ func counterTorture(t *testing.T, e *env, in work, rounds int) (lost, stale int6
 		t.Error("nothing was written")
 	}
 	lost = acked.Load() - e.int("SELECT min(v) FROM counters")
-	// An entry of an older token must have been seen by every newer one's.
-	stale = e.int(`SELECT count(*) FROM entries old WHERE EXISTS (
-		SELECT FROM entries new WHERE new.token > old.token AND new.seen < (SELECT count(*) FROM entries o WHERE o.token < new.token))`)
-	return lost, stale
+	return lost, e.int(staleEntries)
 }
 
 func addToAll(ctx context.Context, tx testTx, token int64, rng *rand.Rand) error {
@@ -207,8 +200,15 @@ func TestNoLostUpdatesInSets(t *testing.T) {
 	})
 }
 
+// TestNoLostUpdatesInSetsControls: plain transactions lose the update of an
+// aimed schedule, and the harness above finds damage by itself: nine in ten of
+// its hundreds of updates are lost without a fence, so no chance is needed.
 func TestNoLostUpdatesInSetsControls(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.freshLedger()
+		if acked, lost, stale := e.interleaved(unfenced(e), true, false); acked != 2 || lost != 1 || stale != 1 {
+			t.Errorf("aimed: %d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
+		}
 		lost, stale := counterTorture(t, e, unfenced(e), 30)
 		if lost <= 0 || stale == 0 {
 			t.Errorf("plain transactions: %d updates were lost, %d inserts were stale", lost, stale)

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -171,8 +170,11 @@ func TestInTxCancelledInside(t *testing.T) {
 				return nil
 			},
 			"in flight": func(ctx context.Context, tx testTx, cancel func()) error {
-				time.AfterFunc(20*time.Millisecond, cancel)
-				tx.exec(ctx, "SELECT pg_sleep(5)")
+				go func() {
+					defer cancel()
+					e.waitFor("the statement", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+				}()
+				tx.exec(ctx, "SELECT pg_sleep(600)")
 				return nil
 			},
 			"returned": func(ctx context.Context, tx testTx, cancel func()) error {
@@ -225,7 +227,7 @@ func TestUpdateInTx(t *testing.T) {
 			"ended": func(_ context.Context, tx testTx) error { return tx.end(false) },
 			"terminated": func(ctx context.Context, tx testTx) error {
 				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-				e.exec("SELECT pg_terminate_backend($1, 5000)", pid)
+				e.exec("SELECT pg_terminate_backend($1, 60000)", pid)
 				return err
 			},
 			"aborted": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "SELECT 1/0"); return nil },
