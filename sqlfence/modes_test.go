@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,44 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 )
+
+// TestOldStrings: a session whose standard_conforming_strings is off gets the
+// same verdicts, of triggers and of Verify, whose texts have backslashes in them.
+func TestOldStrings(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
+		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
+		guarded := GuardedTable{Name: []string{"unfit"}, Resource: []ResourcePart{{Column: "resource"}, {Text: `a\'b`}}}
+		if err := old.InstallTrigger(t.Context(), guarded); err != nil {
+			t.Fatal(err)
+		}
+		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Guarded: []GuardedTable{guarded}}
+		for name, db := range map[string]fence{"off": old, "on": e.db} {
+			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
+				t.Errorf("%s: found %v, %v", name, found, err)
+			}
+			claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
+			if err := db.Raise(t.Context(), claim); err != nil {
+				t.Error(err)
+			}
+			write := func(claims ...guard.Claim) error {
+				return Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					if err := tx.present(ctx, claims...); err != nil {
+						return err
+					}
+					_, err := tx.exec(ctx, "UPDATE unfit SET v = v + 1")
+					return err
+				}))
+			}
+			if err := write(claim); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := write(guard.Claim{Resource: `r:a'b`, Token: 5}); !errors.Is(err, guard.ErrMissing) {
+				t.Errorf("%s, another resource: %v", name, err)
+			}
+		}
+	})
+}
 
 // TestExecModesOfTheSchema: what needs schema fencepost works in every exec
 // mode of pgx, with a resource and a lease that would end a literal, and still

@@ -22,10 +22,10 @@ const verifyTableSQL = `
 	UNION ALL
 	SELECT g.tgrelid::regclass::text, format('the trigger %I runs before the row is written and puts a value of its own into the column %I, so that older claims may be admitted', tgname, col)
 		FROM tree JOIN pg_trigger g ON g.tgrelid = tree.oid JOIN pg_proc p ON p.oid = tgfoid, unnest(ARRAY[$2::text, nullif($3::text, '')]) col,
-			format('\mnew\s*\.\s*"?%s"?\s*', regexp_replace(col, '(\W)', '\\\1', 'g')) name
+			format(E'\\mnew\\s*\\.\\s*"?%s"?\\s*', regexp_replace(col, E'(\\W)', E'\\\\\\1', 'g')) name
 		WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled <> 'D' AND tgtype & 3 = 3 AND tgtype & 20 <> 0
-			AND (prosrc ~* format('%1$s:=|(;|\mbegin|\mthen|\melse)\s+%1$s=|\minto\s+%1$s', name)
-				OR encode(convert_to(col, getdatabaseencoding()), 'escape') = ANY (string_to_array(encode(tgargs, 'escape'), '\000')))
+			AND (prosrc ~* format(E'%1$s:=|(;|\\mbegin|\\mthen|\\melse)\\s+%1$s=|\\minto\\s+%1$s', name)
+				OR encode(convert_to(col, getdatabaseencoding()), 'escape') = ANY (string_to_array(encode(tgargs, 'escape'), E'\\000')))
 	UNION ALL
 	SELECT $1::text, format('the token column %I is missing', $2::text) FROM t WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM token)
 	UNION ALL
