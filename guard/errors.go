@@ -23,7 +23,8 @@ type RejectedError struct {
 	Cause error
 }
 
-// Error says the reason, the token offered, the resource and the mark.
+// Error says the reason, the token offered, the resource and the mark, and where
+// these do not tell why, the cause.
 func (e *RejectedError) Error() string {
 	var b strings.Builder
 	b.WriteString("fencepost: ")
@@ -41,6 +42,9 @@ func (e *RejectedError) Error() string {
 		if e.Reason == ReasonConflict {
 			b.WriteString(" under lease " + strconv.Quote(e.Mark.LeaseID) + ", offered under " + strconv.Quote(e.Claim.LeaseID))
 		}
+	}
+	if e.Cause != nil && (e.Reason == ReasonUnfenced || e.Reason == ReasonNotFound) {
+		b.WriteString(": " + e.Cause.Error()) // the facts above do not say why
 	}
 	return b.String()
 }

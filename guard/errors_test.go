@@ -16,7 +16,13 @@ func TestErrorMessages(t *testing.T) {
 	refused := func(r guard.Reason, m guard.Mark) error {
 		return &guard.RejectedError{Reason: r, Claim: claim, Mark: m}
 	}
+	because := func(r guard.Reason) error {
+		return &guard.RejectedError{Reason: r, Claim: claim, Cause: errors.New("why")}
+	}
 	for want, err := range map[string]error{
+		`fencepost: resource not found: token 10 for "r\u202e\n": why`:                                                                  because(guard.ReasonNotFound),
+		`fencepost: resource is not fenced: token 10 for "r\u202e\n": why`:                                                              because(guard.ReasonUnfenced),
+		`fencepost: stale fencing token: token 10 for "r\u202e\n"`:                                                                      because(guard.ReasonStale), // a driver's, which says the same again
 		`fencepost: stale fencing token: token 10 for "r\u202e\n", the mark is 11`:                                                      refused(guard.ReasonStale, guard.Mark{Token: 11, LeaseID: "b"}),
 		`fencepost: stale fencing token: token 10 for "r\u202e\n", the store's floor is 11`:                                             refused(guard.ReasonStale, guard.Mark{Token: 11, Floor: true}),
 		`fencepost: resource not found: token 10 for "r\u202e\n"`:                                                                       refused(guard.ReasonNotFound, guard.Mark{}),

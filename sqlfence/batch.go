@@ -15,7 +15,8 @@ import (
 
 // Write is one statement of a [DB.Batch]: SQL with placeholders from $1, and
 // their values. It must be one, must not begin, end or save a transaction, nor
-// begin with a comment. Its rows, if it returns any, are dropped.
+// begin with a comment, nor copy from or to the client. Its rows, if it returns
+// any, are dropped.
 type Write struct {
 	SQL  string
 	Args []any
@@ -92,6 +93,13 @@ func (w Write) check(field string) error {
 	switch strings.ToUpper(words[0]) {
 	case "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE":
 		return guard.Invalid(field, w.SQL, "must not control the transaction")
+	}
+	if strings.EqualFold(words[0], "COPY") { // the server would wait for rows, and COMMIT be one
+		for _, word := range words {
+			if strings.EqualFold(word, "STDIN") || strings.EqualFold(word, "STDOUT") {
+				return guard.Invalid(field, w.SQL, "must not copy from or to the client; do that inside InTx")
+			}
+		}
 	}
 	if strings.HasPrefix(words[0], "--") || strings.HasPrefix(words[0], "/*") {
 		return guard.Invalid(field, w.SQL, "must not begin with a comment")

@@ -24,8 +24,9 @@ type Options struct {
 	// server in each transaction with negative values for both.
 	IdleTimeout time.Duration
 	// RaiseTimeout bounds how long a raise waits for the transactions that
-	// entered under a lower token to end. 0 means LockTimeout + IdleTimeout,
-	// so that a stopped holder is waited out.
+	// entered under a lower token to end, also where the session has a shorter
+	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a stopped
+	// holder is waited out.
 	RaiseTimeout time.Duration
 	// TerminateAfter is how old a transaction that entered under a lower token
 	// may become before a raise that waits for it has the server end its

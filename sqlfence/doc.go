@@ -259,6 +259,9 @@
 //     synchronous_commit for the writes of a Table that must be, too.
 //   - A row that was deleted other than by [Table.Delete] has forgotten its
 //     mark.
+//   - A trigger BEFORE UPDATE or a rule that puts another value into the token
+//     column undoes the mark of a row. Takeover notices, the other statements
+//     do not; [DB.Verify] shows what it can recognise.
 //   - A key of [NewTable] that is not unique in the table is found out after
 //     the fact, unless [DB.Verify] was asked.
 //   - What a callback of InTx does outside its transaction is not fenced, nor

@@ -29,6 +29,7 @@ const (
 	stateSerialization    = "40001"
 	stateDeadlock         = "40P01"
 	stateLockTimeout      = "55P03"
+	stateCanceled         = "57014" // by statement_timeout or an operator
 	stateInvalidParameter = "22023"
 )
 
@@ -182,7 +183,7 @@ func endsSession(state string) bool {
 // a standby, a cancelled statement, missing rights, an idle session ended.
 func transient(state string) bool {
 	switch state {
-	case "55P03", "57014", "57P03", "57P04", "57P05", "25006", "25P02", "25P03", "42501", stateIsolation:
+	case stateLockTimeout, stateCanceled, "57P03", "57P04", "57P05", "25006", "25P02", "25P03", "42501", stateIsolation:
 		return true
 	}
 	return strings.HasPrefix(state, "40") || strings.HasPrefix(state, "53") || strings.HasPrefix(state, "28")

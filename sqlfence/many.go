@@ -112,7 +112,7 @@ func (b *batch) run(ctx context.Context) error {
 
 func (b *batch) giveUp(indices []int) {
 	for _, i := range indices {
-		b.verdicts[i] = guard.Unavailable(b.op(), b.writes[i].Claim, fmt.Errorf("%d times %w: it was replaced", maxReplaced, errNotWritten))
+		b.verdicts[i] = guard.Unavailable(b.op(), b.writes[i].Claim, fmt.Errorf("%d times %w: it was replaced, or a policy holds it back", maxReplaced, errNotWritten))
 	}
 }
 

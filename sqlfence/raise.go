@@ -10,6 +10,8 @@ import (
 
 const (
 	raiseSQL = "SELECT fencepost.raise($1::text, $2::bigint, $3::text, $4::int)"
+	// A statement of its own: a timer that runs is not stopped by it.
+	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true)"
 	// evictSQL ends sessions with the caller's own rights; only which hold the
 	// lock is looked up with the owner's.
 	evictSQL = `SELECT count(*) FROM (
@@ -62,10 +64,14 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 	if evicts {
 		wait = min(grace, firstLook)
 	}
-	for {
-		err := d.raiseOnce(ctx, claim, wait, work)
+	for unhurried := false; ; {
+		err := d.raiseOnce(ctx, claim, wait, work, unhurried)
 		waited := time.Since(start)
 		left := d.opts.RaiseTimeout - waited
+		if sqlState(err) == stateCanceled && !unhurried && left >= time.Millisecond {
+			unhurried, wait = true, min(wait, left)
+			continue
+		}
 		if sqlState(err) != stateLockTimeout || !evicts || left < time.Millisecond {
 			return err
 		}
@@ -74,7 +80,7 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 			return evictErr
 		}
 		if evictErr != nil { // the role may not; what is left is to wait
-			if err := d.raiseOnce(ctx, claim, left, work); err != nil {
+			if err := d.raiseOnce(ctx, claim, left, work, unhurried); err != nil {
 				return errors.Join(err, evictErr)
 			}
 			return nil
@@ -98,10 +104,17 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 	return false
 }
 
-func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work bool) error {
+// raiseOnce waits for the lock once. A session's statement_timeout may be
+// shorter than the wait; unhurried lifts it for this transaction, which has
+// lock_timeout in its place, and which the first try need not pay for.
+func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
 	const op = "raise"
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(wait.Milliseconds())}})
+	statements := make([]statement, 0, 2)
+	if unhurried {
+		statements = append(statements, statement{sql: unhurriedSQL})
+	}
+	tx, err := d.backend.begin(ctx, ReadCommitted, append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID,
+		int32(wait.Milliseconds())}})...)
 	if err != nil {
 		return schemaFailure(op, claim, err)
 	}

@@ -14,7 +14,7 @@ import (
 
 const (
 	mockTake = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint >= "last_fencing_token"` +
-		` RETURNING ` + liftCommit + `, false, "v"`
+		` RETURNING ` + liftCommit + `, "last_fencing_token" = $2::bigint, false, "v"`
 	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
 		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE $2::bigint >= "jobs"."last_fencing_token"`
 	mockMany = `WITH "fence in" ("fence n", "fence k0", "fence token", "fence v0") AS (VALUES (0, (NULL::"jobs")."id", NULL::bigint, (NULL::"jobs")."v"), (1, $1, $2, $3))` +
@@ -83,7 +83,7 @@ func TestFailureOfRows(t *testing.T) {
 		m.ExpectQuery(sql).WillReturnRows(sqlmock.NewRows(names).AddRow(values...).AddRow(values...).RowError(1, errInjected))
 	}
 	for way, expect := range map[string]func(m sqlmock.Sqlmock){
-		"Takeover":   func(m sqlmock.Sqlmock) { late(m, mockTake, 3, nil, false, 1) },
+		"Takeover":   func(m sqlmock.Sqlmock) { late(m, mockTake, 4, nil, true, false, 1) },
 		"UpdateMany": func(m sqlmock.Sqlmock) { late(m, mockMany, 7, 0, 1, false, nil, nil, false, false) },
 	} {
 		if err := rowCalls[way].call(newer(t), mocked(t, expect)); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {

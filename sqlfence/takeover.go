@@ -32,7 +32,8 @@ type Dest map[string]any
 // sent: under [guard.OncePerToken] the raise would spend the token. The other
 // errors are those of [Table.Update]. A tombstone ([Table.Delete]) is
 // ErrNotFound and its mark is raised all the same, so that no older holder
-// brings the row back; where there is no row at all, nothing is raised. A dest
+// brings the row back; where there is no row at all, nothing is raised. A
+// trigger that puts another mark in the place of the claim is ErrUnfenced. A dest
 // that cannot take its column's value is an error by which the mark may be
 // raised: ErrOutcomeUnknown, but in a transaction, where the caller decides.
 // What an error leaves in dest means nothing.
@@ -52,8 +53,8 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	}
 	columns := columnsOf(dest, nil)
 	var lifted *string
-	var deleted bool
-	into, discard := []any{&lifted, &deleted}, []any{&lifted, &deleted}
+	var raised, deleted bool
+	into, discard := []any{&lifted, &raised, &deleted}, []any{&lifted, &raised, &deleted}
 	for _, column := range columns {
 		if v := reflect.ValueOf(dest[column]); v.Kind() != reflect.Pointer || v.IsNil() {
 			return guard.Mark{}, guard.Invalid("dest column "+column, fmt.Sprintf("%T", dest[column]), "must be a pointer that is not nil")
@@ -80,6 +81,10 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	switch {
 	case errors.As(err, &misread) && !q.autocommit():
 		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(takes), misread)
+	case err == nil && !raised:
+		err = &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
+			Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
+		mark = guard.Mark{}
 	case err == nil && deleted:
 		err = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
 	}
@@ -91,6 +96,16 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 // commit (PostgreSQL documentation, 20.5.1, synchronous_commit).
 const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local')" +
 	" THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+
+// raised says of a row that was written that it has the claim as its mark.
+func (t *Table) raised() string {
+	n := len(t.keys) + 1
+	raised := t.token + " = " + placeholder(n) + "::bigint"
+	if t.lease != "" {
+		raised += " AND " + t.lease + " = " + placeholder(n+1) + `::text COLLATE pg_catalog."C"`
+	}
+	return raised
+}
 
 func (t *Table) takeoverSQL(claim guard.Claim, key Key, columns []string) (string, []any, error) {
 	args := append(slices.Clone([]any(key)), int64(claim.Token))
@@ -110,7 +125,7 @@ func (t *Table) takeoverSQL(claim guard.Claim, key Key, columns []string) (strin
 	if err := b.write(t, takes, nil, nil); err != nil {
 		return "", nil, err
 	}
-	b.WriteString(" RETURNING " + liftCommit + ", " + t.isDeleted())
+	b.WriteString(" RETURNING " + liftCommit + ", " + t.raised() + ", " + t.isDeleted())
 	for _, column := range columns {
 		quoted, err := quoteIdentifier("dest column", column)
 		if err != nil {

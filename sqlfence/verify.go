@@ -66,7 +66,7 @@ func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) 
 			return nil, guard.Invalid("Verification.Tables", "nil", "must not have a nil element")
 		}
 		names = append(names, t.name)
-		if err := ask(verifyTableSQL, t.name, t.column("token column"), t.column("lease column"), jsonText(t.keys)); err != nil {
+		if err := ask(verifyTableSQL, t.name, t.column("token column"), t.column("lease column"), jsonText(t.keys), t.column("deleted column")); err != nil {
 			return nil, err
 		}
 	}

@@ -1,20 +1,37 @@
 package sqlfence
 
 // verifyTableSQL looks at a table that single statements write: $1 its quoted
-// name, $2 the token column, $3 the lease column or ”, $4 the key, a JSON array.
+// name, $2 the token column, $3 the lease column or "", $4 the key, a JSON
+// array, $5 the deleted column or "". That a trigger changes the mark can only
+// be guessed: from an assignment in PL/pgSQL, or a column named in its arguments.
 const verifyTableSQL = `
 	WITH t AS (SELECT to_regclass($1::text)::oid AS oid),
 	tree AS (SELECT oid FROM t WHERE oid IS NOT NULL UNION SELECT relid FROM t, pg_partition_tree(t.oid)),
 	token AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $2::text AND attnum > 0 AND NOT attisdropped),
 	lease AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $3::text AND attnum > 0 AND NOT attisdropped),
+	gone AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $5::text AND attnum > 0 AND NOT attisdropped),
 	key AS (SELECT array_agg(attnum) AS columns FROM t JOIN pg_attribute ON attrelid = t.oid WHERE attname = ANY (ARRAY(SELECT json_array_elements_text($4::text::json))) AND attnum > 0 AND NOT attisdropped)
 	SELECT $1::text, 'the table does not exist' FROM t WHERE oid IS NULL
 	UNION ALL
 	SELECT $1::text, format('it is not a table, so its rows have no mark of their own') FROM t JOIN pg_class c USING (oid) WHERE relkind NOT IN ('r', 'p')
 	UNION ALL
+	SELECT $1::text, 'it is unlogged or temporary: a crash or the end of a session empties it, and the marks with it' FROM t JOIN pg_class c USING (oid) WHERE relkind = 'r' AND relpersistence <> 'p'
+	UNION ALL
+	SELECT $1::text, format('it has the rule %I, which may write something else and be counted as a write of the row', rulename) FROM t JOIN pg_class c USING (oid)
+		JOIN pg_rewrite ON ev_class = c.oid WHERE relkind IN ('r', 'p') AND ev_type IN ('2', '3') AND ev_enabled <> 'D'
+	UNION ALL
+	SELECT g.tgrelid::regclass::text, format('the trigger %I runs before the row is written and puts a value of its own into the column %I, so that older claims may be admitted', tgname, col)
+		FROM tree JOIN pg_trigger g ON g.tgrelid = tree.oid JOIN pg_proc p ON p.oid = tgfoid, unnest(ARRAY[$2::text, nullif($3::text, '')]) col,
+			format(E'\\mnew\\s*\\.\\s*"?%s"?\\s*', regexp_replace(col, E'(\\W)', E'\\\\\\1', 'g')) name
+		WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled <> 'D' AND tgtype & 3 = 3 AND tgtype & 20 <> 0
+			AND (prosrc ~* format(E'%1$s:=|(;|\\mbegin|\\mthen|\\melse)\\s+%1$s=|\\minto\\s+%1$s', name)
+				OR encode(convert_to(col, getdatabaseencoding()), 'escape') = ANY (string_to_array(encode(tgargs, 'escape'), E'\\000')))
+	UNION ALL
 	SELECT $1::text, format('the token column %I is missing', $2::text) FROM t WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM token)
 	UNION ALL
 	SELECT $1::text, format('the token column %I is of type %s and must be bigint', $2::text, format_type(atttypid, atttypmod)) FROM token WHERE atttypid <> 'int8'::regtype
+	UNION ALL
+	SELECT $1::text, format('the column %I is generated and cannot be written', attname) FROM (SELECT * FROM token UNION ALL SELECT * FROM lease UNION ALL SELECT * FROM gone) AS a WHERE attgenerated <> '' OR attidentity = 'a'
 	UNION ALL
 	SELECT $1::text, format('the token column %I may be NULL, and a row in which it is refuses every claim', $2::text) FROM token WHERE NOT attnotnull
 	UNION ALL
@@ -28,6 +45,12 @@ const verifyTableSQL = `
 	SELECT $1::text, format('the lease column %I is of type %s and must be text', $3::text, format_type(atttypid, atttypmod)) FROM lease WHERE atttypid <> 'text'::regtype
 	UNION ALL
 	SELECT $1::text, format('the lease column %I may be NULL, and a row in which it is conflicts with every lease', $3::text) FROM lease WHERE NOT attnotnull
+	UNION ALL
+	SELECT $1::text, format('the deleted column %I is missing', $5::text) FROM t WHERE $5::text <> '' AND oid IS NOT NULL AND NOT EXISTS (SELECT FROM gone)
+	UNION ALL
+	SELECT $1::text, format('the deleted column %I is of type %s and must be timestamptz', $5::text, format_type(atttypid, atttypmod)) FROM gone WHERE atttypid <> 'timestamptz'::regtype
+	UNION ALL
+	SELECT $1::text, format('the deleted column %I may not be NULL, so that every row counts as deleted', $5::text) FROM gone WHERE attnotnull
 	UNION ALL
 	SELECT $1::text, format('the key column %I is missing', k) FROM t, json_array_elements_text($4::text::json) k
 		WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = t.oid AND attname = k AND attnum > 0 AND NOT attisdropped)

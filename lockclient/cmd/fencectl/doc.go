@@ -23,7 +23,8 @@
 // Tables for people; with -o json (or FENCECTL_OUTPUT=json) one JSON object per
 // line, so that a list can be read while it is written and jq takes it as it is
 // (jq -s makes an array). Tokens are strings, since a JSON number loses what is
-// above 2^53 in many readers; durations are in nanoseconds, times in RFC 3339.
+// above 2^53 in many readers; durations have their unit in their name, times are in
+// RFC 3339.
 // Errors are one line on standard error, with -o json an object with code, reason
 // and message. Names come out of the database: whatever is not plainly printable
 // is escaped.

@@ -91,9 +91,9 @@ func (s *session) mark(ctx context.Context, resource string) (guard.Mark, error)
 
 // raise is given the time that the server may wait, and the timeout besides.
 func (s *session) raise(ctx context.Context, cmd *cli.Command, claim guard.Claim) error {
-	ctx, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
+	limited, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
 	defer cancel()
-	return s.marks.Raise(ctx, claim)
+	return s.withBlockers(ctx, claim, s.marks.Raise(limited, claim))
 }
 
 // issued is the highest token that the issuer granted on the resource, or on one

@@ -56,7 +56,7 @@ func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := a.outwait(ctx, s, floor, wait); err != nil {
+	if err := a.outwait(ctx, cmd, s, floor, wait); err != nil {
 		return err
 	}
 	retiring, cancel := s.bounded(ctx)
@@ -93,10 +93,13 @@ func (s *session) lowerHeld(ctx context.Context, floor guard.Token) (held int64,
 
 // outwait waits until no lease at or below the floor is held: its holder may
 // not have written yet, and would be refused at a resource whose mark is gone.
-func (a *app) outwait(ctx context.Context, s *session, floor guard.Token, wait time.Duration) error {
+func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor guard.Token, wait time.Duration) error {
 	told := int64(0)
 	for end := time.Now().Add(wait); ; {
 		held, one, err := s.lowerHeld(ctx, floor)
+		if ctx.Err() != nil { // between two looks or during one
+			return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: the issuer's floor is %s, no mark was retired", floor)}
+		}
 		if err != nil {
 			return failed("look for leases from before", err)
 		}
@@ -106,14 +109,13 @@ func (a *app) outwait(ctx context.Context, s *session, floor guard.Token, wait t
 		if !time.Now().Before(end) {
 			return &coded{exitRefused, "held", fmt.Errorf("the issuer's floor is %s, no mark was retired: still held from before: %s, one on %s; try again later", floor, count(held, "lease"), shown(one))}
 		}
-		if held != told {
+		if held != told && !asJSON(cmd) { // what programs get on standard error is an error
 			fmt.Fprintf(a.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))
 			told = held
 		}
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
-			return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: the issuer's floor is %s, no mark was retired", floor)}
 		}
 	}
 }

@@ -68,7 +68,7 @@ type view struct {
 
 // The verdicts: what mark and lease say together.
 var verdicts = map[string]string{
-	"unmarked":   "nothing was admitted there yet, or its mark is kept elsewhere (a token column, S3, another store)",
+	"unmarked":   "nothing was admitted there yet and nobody is refused, or its mark is kept elsewhere (a token column, S3, another store)",
 	"unread":     "the mark could not be read",
 	"current":    "the mark is the lease's own claim: every older holder is refused",
 	"burned":     "the mark is the burned claim: everybody is refused until the next grant",
@@ -186,7 +186,8 @@ func (v *view) print(w io.Writer) error {
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
 	}
 	so := verdicts[v.Verdict]
-	if claim, known := v.claim(); v.Verdict == "behind" && known {
+	// A burned token means that somebody was cut, who may not have written yet.
+	if claim, known := v.claim(); known && (v.Verdict == "behind" || v.Verdict == "unmarked" && l.State == lockclient.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)
 	}
 	err := fields(w,

@@ -43,15 +43,22 @@ func TestVerdicts(t *testing.T) {
 			t.Errorf("%v: %s in place of %s", err, v.Verdict, c.verdict)
 		}
 	}
-	// What show prints fences the holder that was cut without --raise.
-	_, command, found := strings.Cut(must(t, url, "show", "behind"), "to fence it now: fencectl ")
-	command, _, _ = strings.Cut(command, "\n")
-	if !found {
-		t.Error("show does not say how to raise the burned claim")
+	// What show prints fences the holder that was cut without --raise, also one
+	// that has not written yet; of a holder that nobody cut it says nothing.
+	if out := must(t, url, "show", "unmarked"); strings.Contains(out, "to fence it now") {
+		t.Error(out)
 	}
-	must(t, url, append(strings.Fields(command), "--yes")...)
-	if v := value[string](t, pool, "SELECT lease_id FROM fencepost.marks WHERE resource = 'behind' AND token = 2"); v != value[string](t, pool, "SELECT request_id FROM fencepost.audit WHERE resource = 'behind'") {
-		t.Errorf("the mark has lease ID %s", v)
+	must(t, url, "force-unlock", "unmarked", "--actor", "a", "--reason", "r", "--yes")
+	for _, resource := range []string{"behind", "unmarked"} {
+		_, command, found := strings.Cut(must(t, url, "show", resource), "to fence it now: fencectl ")
+		command, _, _ = strings.Cut(command, "\n")
+		if !found {
+			t.Fatal("show does not say how to raise the burned claim of " + resource)
+		}
+		must(t, url, append(strings.Fields(command), "--yes")...)
+		if v := value[string](t, pool, "SELECT lease_id FROM fencepost.marks WHERE resource = $1 AND token = 2", resource); v != value[string](t, pool, "SELECT request_id FROM fencepost.audit WHERE resource = $1", resource) {
+			t.Errorf("the mark of %s has lease ID %s", resource, v)
+		}
 	}
 	if len(verdicts) != 8 { // and unread, and ahead, below
 		t.Errorf("%d verdicts", len(verdicts))

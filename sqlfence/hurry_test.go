@@ -1,0 +1,77 @@
+package sqlfence
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
+// than the wait for an older holder raises all the same, once that holder has
+// been ended. The control is the statement alone, which is cancelled.
+func TestRaiseUnderStatementTimeout(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
+		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: 5 * time.Second}, hurried)
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			control := context.WithoutCancel(ctx)
+			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); sqlState(err) != stateCanceled {
+				t.Errorf("the statement alone: got %v, want it to be cancelled", err)
+			}
+			if err := db.Raise(control, claimOf("r", 6)); err != nil {
+				t.Errorf("the raise: %v", err)
+			}
+			return nil
+		})
+		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
+			t.Errorf("the holder that was ended: got %v", err)
+		}
+		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != 6 {
+			t.Errorf("the mark is %v, %v", mark, err)
+		}
+		if timeout := e.settingOf(db); timeout != 100 {
+			t.Errorf("statement_timeout of the session is %d ms afterwards", timeout)
+		}
+	})
+}
+
+// settingOf returns the statement_timeout of one of the DB's sessions.
+func (e *env) settingOf(db fence) (ms int64) {
+	e.Helper()
+	err := db.plain(e.Context(), func(ctx context.Context, tx testTx) (err error) {
+		ms, err = tx.int(ctx, "SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout'")
+		return err
+	})
+	if err != nil {
+		e.Error(err)
+	}
+	return ms
+}
+
+// TestBatchDoesNotCopy: a COPY from the client would take the COMMIT behind it
+// for rows, and without a deadline wait for ever.
+func TestBatchDoesNotCopy(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int); CREATE TABLE copy (stdin int)")
+		for _, sql := range []string{"COPY n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;"} {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if _, err := e.db.Batch(ctx, claimOf("r", 5), Write{SQL: sql}); guard.ReasonOf(err) != guard.ReasonInvalid {
+				t.Errorf("%q: got %v, want ErrInvalid", sql, err)
+			}
+		}
+		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != guard.NoToken {
+			t.Errorf("something was sent: mark %v, %v", mark, err)
+		}
+		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Write{SQL: "INSERT INTO copy (stdin) VALUES (1)"}, Write{SQL: "COPY n FROM PROGRAM 'echo 7'"}); err != nil {
+			t.Error(err)
+		}
+		if n := e.int("SELECT sum(id) FROM n"); n != 7 {
+			t.Errorf("the server's own COPY: %d", n)
+		}
+	})
+}

@@ -1,0 +1,127 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestOldStrings: a session whose standard_conforming_strings is off gets the
+// same verdicts, of triggers and of Verify, whose texts have backslashes in them.
+func TestOldStrings(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
+		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
+		guarded := GuardedTable{Name: []string{"unfit"}, Resource: []ResourcePart{{Column: "resource"}, {Text: `a\'b`}}}
+		if err := old.InstallTrigger(t.Context(), guarded); err != nil {
+			t.Fatal(err)
+		}
+		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Guarded: []GuardedTable{guarded}}
+		for name, db := range map[string]fence{"off": old, "on": e.db} {
+			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
+				t.Errorf("%s: found %v, %v", name, found, err)
+			}
+			claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
+			if err := db.Raise(t.Context(), claim); err != nil {
+				t.Error(err)
+			}
+			write := func(claims ...guard.Claim) error {
+				return Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					if err := tx.present(ctx, claims...); err != nil {
+						return err
+					}
+					_, err := tx.exec(ctx, "UPDATE unfit SET v = v + 1")
+					return err
+				}))
+			}
+			if err := write(claim); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := write(guard.Claim{Resource: `r:a'b`, Token: 5}); !errors.Is(err, guard.ErrMissing) {
+				t.Errorf("%s, another resource: %v", name, err)
+			}
+		}
+	})
+}
+
+// TestExecModesOfTheSchema: what needs schema fencepost works in every exec
+// mode of pgx, with a resource and a lease that would end a literal, and still
+// refuses the stale; in simple protocol BEGIN, enter and the rest are one text.
+func TestExecModesOfTheSchema(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")
+		table := GuardedTable{Name: []string{"written"}, Resource: []ResourcePart{{Column: "resource"}}}
+		for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+			pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+			db := e.open(&Options{PresentClaims: true}, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			of := func(token guard.Token) guard.Claim {
+				return guard.Claim{Resource: `it's \ $1 ` + itoa(i), Token: token, LeaseID: `l'\` + token.String()}
+			}
+			e.exec("TRUNCATE written")
+			if err := db.InstallTrigger(t.Context(), table); err != nil {
+				t.Fatal(err)
+			}
+			write := func(token guard.Token) func(context.Context, testTx) error {
+				return func(ctx context.Context, tx testTx) error {
+					_, err := tx.exec(ctx, "INSERT INTO written VALUES ($1, $2)", of(token).Resource, int64(token))
+					return err
+				}
+			}
+			for what, err := range []error{
+				db.fenced(t.Context(), of(1), write(1)),
+				db.fencedAll(t.Context(), []guard.Claim{of(2)}, &TxOptions{Isolation: RepeatableRead, Resolve: true}, write(2)),
+				db.fencedAll(t.Context(), []guard.Claim{of(3)}, &TxOptions{Isolation: Serializable}, write(3)),
+				db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					return errors.Join(tx.enter(ctx, of(4)), write(4)(ctx, tx))
+				}),
+				db.Raise(t.Context(), of(5)),
+			} {
+				if err != nil {
+					t.Errorf("%v, %d: %v", mode, what, err)
+				}
+			}
+			if _, err := db.Batch(t.Context(), of(6), Write{"INSERT INTO written VALUES ($1, $2)", []any{of(6).Resource, int64(6)}}); err != nil {
+				t.Errorf("%v: Batch: %v", mode, err)
+			}
+			if mark, err := db.Admit(t.Context(), of(6)); err != nil || mark.Token != 6 || mark.LeaseID != of(6).LeaseID {
+				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
+			}
+			for what, err := range []error{
+				db.fenced(t.Context(), of(5), write(5)), db.Raise(t.Context(), of(5)),
+				Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					return errors.Join(tx.present(ctx, of(5)), write(5)(ctx, tx))
+				})),
+			} {
+				var r *guard.RejectedError
+				if !errors.As(err, &r) || r.Reason != guard.ReasonStale || r.Claim != of(5) || r.Mark.Token != 6 || r.Mark.LeaseID != of(6).LeaseID {
+					t.Errorf("%v, stale %d: %v", mode, what, err)
+				}
+			}
+			mark := guard.Mark{Token: 6, LeaseID: of(6).LeaseID}
+			if err := db.Reset(t.Context(), of(6).Resource, mark, guard.Mark{Token: 2, LeaseID: `b\'`}, 6, `o'\`, `it's \`); err != nil {
+				t.Errorf("%v: Reset: %v", mode, err)
+			}
+			if all, err := db.Marks(t.Context(), `it's \ $1 `+itoa(i), "", 10); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
+				t.Errorf("%v: Marks: %+v, %v", mode, all, err)
+			}
+			if _, err := db.Retire(t.Context(), time.Now().Add(-time.Hour)); err != nil {
+				t.Errorf("%v: Retire: %v", mode, err)
+			}
+			if found, err := db.Verify(t.Context(), Verification{Guarded: []GuardedTable{table}, Role: "nobody"}); err != nil || len(found) != 1 {
+				t.Errorf("%v: Verify: %v, %v", mode, found, err)
+			}
+			if n := e.text("SELECT string_agg(token::text, ' ' ORDER BY token) FROM written"); n != "1 2 3 4 6" {
+				t.Errorf("%v: written are %s", mode, n)
+			}
+			if err := db.RemoveTrigger(t.Context(), table.Name); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package sqlfence
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestRowSecurity (P5, P6): on a table with row-level security and rights by
+// column a row that the role may not write is never success and never stale; a
+// row that it may not see is not there. No right is needed besides those on
+// the columns that are named, the key and the fence's.
+func TestRowSecurity(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		role := fmt.Sprintf("fencepost_rls_%s_%d", e.driver, e.int("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"))
+		e.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'x'")
+		t.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, tenant text NOT NULL DEFAULT 'mine', v int, secret int,
+				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz);
+			INSERT INTO docs (id, tenant) VALUES (1, 'mine'), (2, 'shown'), (3, 'hidden'), (4, 'mine');
+			ALTER TABLE docs ENABLE ROW LEVEL SECURITY;
+			CREATE POLICY sees ON docs FOR SELECT USING (tenant <> 'hidden');
+			CREATE POLICY writes ON docs FOR UPDATE USING (tenant = 'mine');
+			CREATE POLICY adds ON docs FOR INSERT WITH CHECK (tenant = 'mine');
+			GRANT SELECT (id, v, last_fencing_token, lease, deleted_at), UPDATE (v, last_fencing_token, lease, deleted_at),
+				INSERT (id, v, last_fencing_token, lease) ON docs TO ` + role)
+		db := e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "x" })
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease", DeletedColumn: "deleted_at"})
+		one := func(id int, column string) RowWrite { return RowWrite{claimOf("r", 5), Key{id}, Set{column: 1}} }
+		var v *int
+		ways := []struct {
+			name string
+			call func(id int) error
+		}{
+			{"Update", func(id int) error { return table.Update(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
+			{"Takeover", func(id int) error {
+				return table.Takeover(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
+			}},
+			{"UpdateMany", func(id int) error {
+				verdicts, err := table.UpdateMany(t.Context(), db, []RowWrite{one(id, "v"), one(4, "v")})
+				if err == nil && verdicts[1] != nil {
+					t.Errorf("another row beside %d: %v", id, verdicts[1])
+				}
+				return errors.Join(append(verdicts, err)...)
+			}},
+			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
+			{"Delete", func(id int) error { return table.Delete(t.Context(), db, claimOf("r", 5), Key{id}, nil) }},
+		}
+		for id, want := range map[int]guard.Reason{1: guard.ReasonNone, 2: guard.ReasonUnavailable, 3: guard.ReasonNotFound} {
+			for _, way := range ways {
+				expect := want
+				if way.name == "Upsert" && id == 3 { // it is in the way of the row to be inserted
+					expect = guard.ReasonUnavailable
+				}
+				if err := way.call(id); guard.ReasonOf(err) != expect {
+					t.Errorf("%s of row %d: got %v, want %q", way.name, id, err, expect)
+				}
+			}
+		}
+		if err := table.Upsert(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}); err != nil {
+			t.Errorf("Upsert of a new row: %v", err)
+		}
+		w := one(4, "secret")
+		if err := table.Update(t.Context(), db, w.Claim, w.Key, w.Set); guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "42501" {
+			t.Errorf("a column without the right: %v", err)
+		}
+		if got := e.text("SELECT string_agg(id || ' ' || last_fencing_token, ', ' ORDER BY id) FROM docs"); got != "1 5, 2 0, 3 0, 4 5, 9 5" {
+			t.Errorf("the marks are %s", got)
+		}
+	})
+}
+
+// TestRowMovesBetweenPartitions (P1): a row that a write moves into another
+// partition takes its mark along, and a write that meets it on its way is
+// neither success nor stale.
+func TestRowMovesBetweenPartitions(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE docs (id int, year int NOT NULL, v int, last_fencing_token bigint NOT NULL DEFAULT 0) PARTITION BY LIST (year);
+			CREATE TABLE docs_25 PARTITION OF docs FOR VALUES IN (25);
+			CREATE TABLE docs_26 PARTITION OF docs FOR VALUES IN (26);
+			INSERT INTO docs VALUES (1, 25)`)
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		if err := table.Update(t.Context(), e.db, claimOf("r", 6), Key{1}, Set{"year": 26}); err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"year": 25}); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("an older holder moves it back: %v", err)
+		}
+		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 7), Key{1}, Set{"year": 25}}})
+		if err != nil || verdicts[0] != nil {
+			t.Errorf("%v, %v", verdicts, err)
+		}
+		for _, way := range []func() error{
+			func() error { return table.Update(t.Context(), e.db, claimOf("r", 8), Key{1}, Set{"v": 8}) },
+			func() error {
+				verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 8), Key{1}, Set{"v": 8}}})
+				return errors.Join(append(verdicts, err)...)
+			},
+		} {
+			tx, err := e.admin.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), "UPDATE docs SET year = 51 - year WHERE id = 1"); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- way() }()
+			e.waitFor("the write to wait", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != stateSerialization {
+				t.Errorf("a write that met the move: %v", err)
+			}
+		}
+		if n := e.int("SELECT last_fencing_token FROM docs WHERE id = 1 AND v IS NULL"); n != 7 {
+			t.Errorf("the mark is %d", n)
+		}
+	})
+}
