@@ -68,7 +68,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) (
 	}
 	var last error
 	for range maxEnter {
-		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL, claim, d.presented([]guard.Claim{claim})), writes, d.opts.CommitTimeout)
+		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL, claim, d.presented([]guard.Claim{claim})), writes, d.commits)
 		switch {
 		case err == nil:
 			return rows, nil

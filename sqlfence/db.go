@@ -48,7 +48,7 @@ type Options struct {
 	PresentClaims bool
 	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
 	// if the caller's context ends meanwhile, because giving it up would only
-	// make its outcome unknown. 0 means 5 s.
+	// make its outcome unknown. It may take an eighth longer. 0 means 5 s.
 	CommitTimeout time.Duration
 	// Observer is told of every fenced write, transaction, raise and
 	// admission; nil means nobody.
@@ -105,6 +105,7 @@ func (o Options) resolve() (Options, error) {
 type DB[Tx any] struct {
 	backend backend[Tx]
 	opts    Options
+	commits *commitBound
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
@@ -115,7 +116,7 @@ func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DB[Tx]{backend: d, opts: o}, nil
+	return &DB[Tx]{backend: d, opts: o, commits: &commitBound{timeout: o.CommitTimeout}}, nil
 }
 
 // Querier is where a [Table] sends its statements: a [DB], or one of its
@@ -151,7 +152,7 @@ type backend[Tx any] interface {
 	// batch runs a whole READ COMMITTED transaction, in one round trip where
 	// the driver can, and returns how many rows each write changed. committing
 	// says that a COMMIT may have been sent.
-	batch(ctx context.Context, first statement, writes []Write, timeout time.Duration) (rows []int64, committing bool, err error)
+	batch(ctx context.Context, first statement, writes []Write, commits *commitBound) (rows []int64, committing bool, err error)
 	in(tx Tx) querier
 	// same reports that two handles are of one transaction, if both are open.
 	same(a, b Tx) bool
@@ -166,11 +167,11 @@ type statement struct {
 
 // transaction is an open transaction on a connection that is its own until it
 // is rolled back or committed here, so that a callback that ended it is
-// noticed. commit gives up after the timeout, whatever ctx says; rollback never
-// blocks for long and may follow commit.
+// noticed. commit gives up when the bound says so, whatever ctx says; rollback
+// never blocks for long and may follow commit.
 type transaction[Tx any] interface {
 	handle() Tx
-	commit(ctx context.Context, timeout time.Duration) error
+	commit(ctx context.Context, bound *commitBound) error
 	rollback()
 }
 

@@ -155,7 +155,7 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 		return administerFailure(op, err)
 	}
 	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, guard.Claim{}, tx.commit(ctx, d.opts.CommitTimeout), true)
+	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
 }
 
 // administerFailure is schemaFailure for statements that name a table of the

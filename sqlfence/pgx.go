@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -133,7 +132,7 @@ const batchBuildText = "error preprocessing batch (build)"
 // batch has COMMIT in the same round trip. The server skips it after an error,
 // since both come before one Sync, and the transaction is left to be rolled
 // back here; so an error with an open transaction committed nothing.
-func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _ time.Duration) ([]int64, bool, error) {
+func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _ *commitBound) ([]int64, bool, error) {
 	c, release, err := d.idle(ctx)
 	if err != nil {
 		return nil, false, err
@@ -178,13 +177,11 @@ type pgxTransaction struct {
 
 func (t *pgxTransaction) handle() pgx.Tx { return t.tx }
 
-func (t *pgxTransaction) commit(ctx context.Context, timeout time.Duration) error {
+func (t *pgxTransaction) commit(ctx context.Context, bound *commitBound) error {
 	if err := committable(t.conn); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-	defer cancel()
-	err := t.tx.Commit(ctx)
+	err := t.tx.Commit(bound.context(ctx))
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return errAborted

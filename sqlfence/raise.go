@@ -119,7 +119,7 @@ func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Dur
 		return schemaFailure(op, claim, err)
 	}
 	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, claim, tx.commit(ctx, d.opts.CommitTimeout), work)
+	return failure(op, claim, tx.commit(ctx, d.commits), work)
 }
 
 // evict has the server end the sessions that have kept the claim from being

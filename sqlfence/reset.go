@@ -55,7 +55,7 @@ func (d *DB[Tx]) Reset(ctx context.Context, resource string, from, to guard.Mark
 		return schemaFailure(op, was, err)
 	}
 	defer tx.rollback()
-	return failure(op, was, tx.commit(ctx, d.opts.CommitTimeout), true)
+	return failure(op, was, tx.commit(ctx, d.commits), true)
 }
 
 func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {

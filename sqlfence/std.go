@@ -182,7 +182,7 @@ func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*std
 }
 
 // batch takes a round trip for each statement: database/sql has no pipeline.
-func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, timeout time.Duration) ([]int64, bool, error) {
+func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, commits *commitBound) ([]int64, bool, error) {
 	tx, err := d.begin(ctx, ReadCommitted, first)
 	if err != nil {
 		return nil, false, err
@@ -197,7 +197,7 @@ func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, t
 	if err := ctx.Err(); err != nil {
 		return nil, false, context.Cause(ctx)
 	}
-	return rows, true, tx.commit(ctx, timeout)
+	return rows, true, tx.commit(ctx, commits)
 }
 
 func (d stdDriver) in(tx *sql.Tx) querier { return stdQuerier{tx} }
@@ -214,15 +214,15 @@ type stdTransaction struct {
 
 func (t *stdTransaction) handle() *sql.Tx { return t.tx }
 
-func (t *stdTransaction) commit(_ context.Context, timeout time.Duration) error {
+func (t *stdTransaction) commit(ctx context.Context, bound *commitBound) error {
 	// A callback's own COMMIT or ROLLBACK in SQL goes past database/sql.
 	if c := stdPgx(t.conn); c != nil {
 		if err := committable(c); err != nil {
 			return err
 		}
 	}
-	timer := time.AfterFunc(timeout, t.cancel)
-	defer timer.Stop()
+	stop := context.AfterFunc(bound.context(ctx), t.cancel)
+	defer stop()
 	err := t.tx.Commit()
 	switch {
 	case errors.Is(err, sql.ErrTxDone):

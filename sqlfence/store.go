@@ -103,7 +103,7 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &count, &floor); err != nil {
 		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
 	}
-	if err := tx.commit(ctx, d.opts.CommitTimeout); err != nil {
+	if err := tx.commit(ctx, d.commits); err != nil {
 		return guard.Retired{}, failure(op, guard.Claim{}, err, true)
 	}
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil

@@ -66,7 +66,7 @@ func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Cont
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	err = tx.commit(ctx, t.db.opts.CommitTimeout)
+	err = tx.commit(ctx, t.db.commits)
 	committed = err == nil
 	return failure("commit of an "+op, guard.Claim{}, err, true)
 }

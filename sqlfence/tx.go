@@ -158,7 +158,7 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	if err := ended(ctx, op, first); err != nil {
 		return err
 	}
-	err = tx.commit(ctx, d.opts.CommitTimeout)
+	err = tx.commit(ctx, d.commits)
 	committed = err == nil
 	if err == nil || !opts.Resolve || err == errEnded {
 		return failure("commit of a "+op, first, err, true)
