@@ -76,8 +76,11 @@ func TestDirector(t *testing.T) {
 		case <-time.After(holdTime / 2):
 			t.Error("the successor is held though the victim has acted")
 		}
-		if pauses, aimed := d.counts(); pauses != 1 || aimed != 1 {
-			t.Errorf("%d pauses, %d aimed", pauses, aimed)
+		d.report(next, report{Phase: phaseFailed, Resource: "r", Token: 6, Outcome: "stale"})
+		d.report(next, report{Phase: phaseWritten, Resource: "r", Token: 6})
+		var f figures
+		if d.counts(&f); f.Pauses != 1 || f.Aimed != 1 || f.Stale != 1 || f.Acked != 1 {
+			t.Errorf("%+v", f)
 		}
 	}
 }

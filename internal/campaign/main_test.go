@@ -42,6 +42,7 @@ func TestBadFlags(t *testing.T) {
 		"-expect trouble":   `-expect: "trouble"`,
 		"-duration 1ms":     "-duration: 1ms",
 		"-duration 2h":      "-duration: 2h",
+		"-patience 2h":      "-patience: 2h",
 		"-workers 1":        "-workers: 1",
 		"-seed x":           "-seed",
 		"now":               "no arguments",

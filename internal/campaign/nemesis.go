@@ -79,6 +79,13 @@ func (n *nemesis) fail(err error) {
 	}
 }
 
+// counted is what was done so far.
+func (n *nemesis) counted() injected {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count
+}
+
 func (n *nemesis) add(counter *int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -148,13 +155,10 @@ func (n *nemesis) stepClock(rng *rand.Rand) error {
 		return err
 	}
 	// A step back leaves leases that end in an hour. Their holders release
-	// them, but for those that were killed.
+	// them, but for those that were killed. A server that is being killed, which
+	// may take a while to come back, is asked again.
 	sleepUnless(n.done, 300*time.Millisecond)
-	for range 50 {
-		if err := n.run.db.strand(context.Background()); err == nil {
-			break
-		}
-		time.Sleep(100 * time.Millisecond) // it is being killed
+	for n.run.db.strand(context.Background()) != nil && sleepUnless(n.done, 100*time.Millisecond) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
