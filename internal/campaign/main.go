@@ -58,7 +58,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	var opts options
 	flags.Uint64Var(&opts.Seed, "seed", 1, "seed of the schedule")
 	flags.DurationVar(&opts.Duration, "duration", time.Minute, "how long the nemesis rages at least")
-	flags.DurationVar(&opts.Patience, "patience", 3*time.Minute, "how much longer it may rage while the run has not shown what it must")
+	flags.DurationVar(&opts.Patience, "patience", 5*time.Minute, "how much longer it may rage while the run has not shown what it must")
 	flags.BoolVar(&opts.First, "first", false, "stop at the first violation that the resources' log shows")
 	flags.StringVar(&opts.Guards, "guards", guardsOn, "on, naive or off")
 	flags.IntVar(&opts.Workers, "workers", 3, "worker processes a surface")
