@@ -123,7 +123,8 @@ var mutants = []mutant{
 	{
 		name: "raise after read", wrong: "a claim above the mark enters without raising it, so what it reads is overtaken",
 		edits: []edit{{marksSQL, "AND m.token OPERATOR(pg_catalog.=) p_token AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog.\"C\";", "AND m.token OPERATOR(pg_catalog.<=) p_token;"}},
-		by:    unitTest("sqlfence", "^TestNoLostTakeover$"),
+		by:    unitTest("sqlfence", "^TestMarksDecide$"),
+		also:  theCampaign,
 	},
 	{
 		name: "enter in a savepoint", wrong: "rolling back to it frees the fence while the transaction goes on",
@@ -175,7 +176,7 @@ var mutants = []mutant{
 	{
 		name: "SDK retries on", wrong: "our own success comes back as a defeat",
 		edits: []edit{{"s3fence/request.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
-		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
+		by:    unitTest("s3fence", "^TestLostAnswerThenSuccessors$"),
 	},
 	{
 		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",
