@@ -47,7 +47,8 @@ type director struct {
 
 	mu      sync.Mutex
 	current *episode
-	blind   time.Duration
+	blind   time.Duration // blindTime, or what was learned to be needed
+	hold    time.Duration // holdTime, or longer
 	pauses  int
 	aimed   int
 	acked   int // writes that were reported as acknowledged
@@ -140,7 +141,7 @@ func (d *director) report(c *child, r report) {
 		d.note("resume", "child", e.victim.role.Name, "resource", e.resource, "token", e.token, "successor", r.Token, "at", r.Phase)
 		if held { // until the victim has acted, or has had the time
 			e.victim.resume()
-			time.AfterFunc(holdTime, func() { d.finish(e) })
+			time.AfterFunc(max(d.hold, holdTime), func() { d.finish(e) })
 			return
 		}
 		d.finish(e)

@@ -133,7 +133,7 @@ func histories(t *testing.T, dir string) int {
 func gone(t *testing.T, dir string) {
 	t.Helper()
 	var left []string
-	for range 200 {
+	for range 1200 {
 		left = nil
 		files, err := filepath.Glob("/proc/[0-9]*/environ")
 		if err != nil || len(files) == 0 {
