@@ -109,7 +109,8 @@
 // and in -short, where three runs share the machine, half. A control owes four
 // violations of each kind that it must show, on each surface. These floors are
 // amounts, not rates. A run that has not reached them when its -duration is over
-// goes on under the same nemesis until it has, and says for what; after its
+// goes on until it has, under the same nemesis, which takes longer pauses the
+// longer that lasts, up to five times as long, and says for what; after its
 // -patience it is invalid, or, as a control, failed. A fence is not worse on a
 // slow machine, but a verdict on little activity would be. The summary says by
 // how much each floor was exceeded, and how long the nemesis really raged.

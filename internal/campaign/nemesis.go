@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
@@ -30,6 +31,10 @@ type nemesis struct {
 	wait sync.WaitGroup
 	over chan struct{} // closed when an act has failed: the run is then worth nothing
 
+	// slower is raised where a run goes on because the machine is slow: at the
+	// full pace everything may be killed before it has done anything.
+	slower atomic.Int64
+
 	mu     sync.Mutex
 	count  injected
 	skewed []oracle.Span
@@ -52,7 +57,7 @@ func (n *nemesis) start() {
 	} {
 		rng := rand.New(rand.NewPCG(r.opts.Seed, uint64(1000+i)))
 		n.wait.Go(func() {
-			for sleepUnless(n.done, a.mean/2+time.Duration(rng.Int64N(int64(a.mean)))) {
+			for sleepUnless(n.done, (a.mean/2+time.Duration(rng.Int64N(int64(a.mean))))*time.Duration(1+n.slower.Load())) {
 				if err := a.act(rng); err != nil {
 					n.fail(err)
 					return

@@ -30,6 +30,7 @@ func (r *run) rage(ctx context.Context) {
 				return
 			}
 			r.note("go on", "for", r.awaited)
+			r.nemesis.slower.Store(1)
 		case <-look.C:
 			switch {
 			case r.opts.First && r.damaged(ctx):
@@ -37,6 +38,8 @@ func (r *run) rage(ctx context.Context) {
 			case !asked:
 			case time.Since(began) > r.opts.Duration+r.opts.Patience, len(r.missing(ctx)) == 0:
 				return
+			default:
+				r.nemesis.slower.Store(min(int64(time.Since(began)/r.opts.Duration), 4))
 			}
 		}
 	}
