@@ -8,12 +8,17 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
+
+// environment is this process's own, before that of a server whose clock can be
+// stepped is added to it for a while.
+var environment = os.Environ()
 
 // child is a process that the controller starts, stops, resumes, kills and
 // starts again under the same name.
@@ -53,7 +58,7 @@ func (c *child) start() error {
 		return err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), roleVariable+"="+string(encoded))
+	cmd.Env = append(slices.Clone(environment), roleVariable+"="+string(encoded))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	c.stderr = &tail{}
 	cmd.Stderr = c.stderr
@@ -69,16 +74,17 @@ func (c *child) start() error {
 		return err
 	}
 	c.cmd, c.in, c.exited, c.stopped, c.started = cmd, in, make(chan struct{}), false, true
-	go c.read(cmd, out, c.exited)
+	go c.read(cmd, out, c.exited, c.role.Life)
 	return nil
 }
 
 // read passes the child's reports on until its output ends, then waits for it.
-func (c *child) read(cmd *exec.Cmd, out io.Reader, exited chan struct{}) {
+func (c *child) read(cmd *exec.Cmd, out io.Reader, exited chan struct{}, life int) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		var r report
 		if json.Unmarshal(lines.Bytes(), &r) == nil {
+			r.life = life
 			c.listen(c, r)
 		}
 	}
@@ -86,8 +92,16 @@ func (c *child) read(cmd *exec.Cmd, out io.Reader, exited chan struct{}) {
 	close(exited)
 }
 
-// goOn lets the child pass its gate.
-func (c *child) goOn() { c.say("go") }
+// goOn lets the child pass the gate at which it was in that life: the word
+// would let one that was killed and started again pass a gate to come.
+func (c *child) goOn(life int) {
+	c.mu.Lock()
+	in, same := c.in, c.role.Life == life
+	c.mu.Unlock()
+	if same {
+		io.WriteString(in, "go\n") // to a child that is gone: nothing to do
+	}
+}
 
 func (c *child) say(line string) {
 	c.mu.Lock()

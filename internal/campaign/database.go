@@ -201,6 +201,8 @@ func (d *database) settle(ctx context.Context) error {
 // strand ends the leases that a step of the clock back has stranded in the
 // future, as an operator would. Their tokens stay.
 func (d *database) strand(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
 		return err
@@ -210,23 +212,33 @@ func (d *database) strand(ctx context.Context) error {
 	return err
 }
 
-// read adds what the server recorded to a history.
-func (d *database) read(ctx context.Context, h *oracle.History) error {
+// readLog adds what took effect to a history.
+func (d *database) readLog(ctx context.Context, h *oracle.History) error {
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
+	defer conn.Close(context.WithoutCancel(ctx))
 	rows, err := conn.Query(ctx, "SELECT seq, resource, raised, token, coalesce(lease_id, ''), write_id, base, n FROM campaign.log ORDER BY seq")
 	if err != nil {
 		return err
 	}
 	log, err := pgx.CollectRows(rows, pgx.RowToStructByPos[oracle.Entry])
+	h.Log = append(h.Log, log...)
+	return err
+}
+
+// read adds everything that the server recorded to a history.
+func (d *database) read(ctx context.Context, h *oracle.History) error {
+	if err := d.readLog(ctx, h); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
 		return err
 	}
-	h.Log = append(h.Log, log...)
-	rows, err = conn.Query(ctx, `SELECT seq, resource, lease_id, token, old_token, coalesce(old_lease, ''),
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, `SELECT seq, resource, lease_id, token, old_token, coalesce(old_lease, ''),
 		coalesce((extract(epoch FROM old_expires) * 1000000)::bigint, 0), (extract(epoch FROM at) * 1000000)::bigint,
 		(extract(epoch FROM expires) * 1000000)::bigint FROM campaign.grants ORDER BY seq`)
 	if err != nil {

@@ -16,10 +16,13 @@ type episode struct {
 	hold  bool   // the successor waits there until the victim has acted
 
 	victim   *child // chosen, and stopped a moment later
+	life     int    // the victim's
 	resource string
 	token    int64
 	resumed  bool
+	blind    time.Duration // after which the victim is resumed without a successor
 	held     *child
+	heldLife int
 	over     chan struct{} // closed when nobody is stopped or held any more
 }
 
@@ -44,16 +47,23 @@ type director struct {
 
 	mu      sync.Mutex
 	current *episode
+	blind   time.Duration // blindTime, or what was learned to be needed
+	hold    time.Duration // holdTime, or longer
 	pauses  int
 	aimed   int
+	acked   int // writes that were reported as acknowledged
+	stale   int // takeovers and writes that were reported as refused
 	closed  bool
 }
 
 const (
 	// holdTime bounds how long a successor is held for its predecessor to act.
 	holdTime = 500 * time.Millisecond
-	// blindTime is after how long a victim is resumed if no successor came.
-	blindTime = 2 * time.Second
+	// blindTime is after how long a victim is resumed if no successor came. On a
+	// machine so slow that none does, it grows by steps up to maxBlindTime, which
+	// is well within a client's opTimeout.
+	blindTime    = 2 * time.Second
+	maxBlindTime = 5 * time.Second
 	// armTime is how long a gate is waited for.
 	armTime = 4 * time.Second
 )
@@ -82,12 +92,13 @@ func (d *director) run(done <-chan struct{}) {
 		}
 		e := d.draw()
 		d.mu.Lock()
+		e.blind = max(d.blind, blindTime)
 		d.current = e
 		d.mu.Unlock()
 		select {
 		case <-e.over:
 		case <-done:
-		case <-time.After(armTime + blindTime):
+		case <-time.After(armTime + e.blind):
 		}
 		d.finish(e)
 	}
@@ -97,19 +108,25 @@ func (d *director) run(done <-chan struct{}) {
 // lets the process pass its gate unless it is the victim or is held.
 func (d *director) report(c *child, r report) {
 	d.mu.Lock()
+	switch {
+	case r.Phase == phaseWritten:
+		d.acked++
+	case r.Phase == phaseFailed && r.Outcome == oracle.Stale:
+		d.stale++
+	}
 	e := d.current
 	stop, resumed, acted := false, false, false
 	switch {
 	case e == nil || d.closed:
 	case e.victim == nil:
 		if stop = r.Gate && r.Phase == e.at && d.spared(c); stop {
-			e.victim, e.resource, e.token = c, r.Resource, r.Token
+			e.victim, e.life, e.resource, e.token = c, r.life, r.Resource, r.Token
 		}
 	case !e.resumed && c != e.victim && r.Resource == e.resource && r.Token > e.token && r.Phase == e.until:
 		e.resumed, resumed = true, true
 		d.aimed++
 		if e.hold && r.Gate {
-			e.held = c
+			e.held, e.heldLife = c, r.life
 		}
 	case e.held != nil && r.Token == e.token && r.Resource == e.resource && !r.Gate:
 		acted = true
@@ -124,7 +141,7 @@ func (d *director) report(c *child, r report) {
 		d.note("resume", "child", e.victim.role.Name, "resource", e.resource, "token", e.token, "successor", r.Token, "at", r.Phase)
 		if held { // until the victim has acted, or has had the time
 			e.victim.resume()
-			time.AfterFunc(holdTime, func() { d.finish(e) })
+			time.AfterFunc(max(d.hold, holdTime), func() { d.finish(e) })
 			return
 		}
 		d.finish(e)
@@ -132,7 +149,7 @@ func (d *director) report(c *child, r report) {
 		d.finish(e)
 	}
 	if r.Gate && !held {
-		c.goOn()
+		c.goOn(r.life)
 	}
 }
 
@@ -159,7 +176,7 @@ func (d *director) stop(e *episode, r report) {
 	}
 	late := e.resumed || e.isOver() // nobody would resume it
 	d.mu.Unlock()
-	e.victim.goOn()
+	e.victim.goOn(e.life)
 	switch {
 	case !stopped:
 		d.finish(e)
@@ -167,7 +184,7 @@ func (d *director) stop(e *episode, r report) {
 		e.victim.resume()
 	default:
 		d.note("pause", "child", e.victim.role.Name, "resource", r.Resource, "token", r.Token, "at", r.Phase)
-		time.AfterFunc(blindTime, func() { d.finish(e) })
+		time.AfterFunc(max(e.blind, blindTime), func() { d.finish(e) })
 	}
 }
 
@@ -179,7 +196,14 @@ func (d *director) finish(e *episode) {
 		return
 	}
 	close(e.over)
-	victim, held := e.victim, e.held
+	victim, held, life := e.victim, e.held, e.heldLife
+	switch {
+	case victim == nil:
+	case e.resumed:
+		d.blind = blindTime
+	default:
+		d.blind = min(max(d.blind, blindTime)+blindTime/4, maxBlindTime)
+	}
 	if d.current == e {
 		d.current = nil
 	}
@@ -191,7 +215,7 @@ func (d *director) finish(e *episode) {
 		}
 	}
 	if held != nil {
-		held.goOn()
+		held.goOn(life)
 	}
 }
 
@@ -206,10 +230,11 @@ func (d *director) close() {
 	}
 }
 
-func (d *director) counts() (pauses, aimed int) {
+// counts fills in what the director has done, and what it was told.
+func (d *director) counts(f *figures) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.pauses, d.aimed
+	f.Pauses, f.Aimed, f.Acked, f.Stale = d.pauses, d.aimed, d.acked, d.stale
 }
 
 // stage has a director for each surface.
@@ -219,7 +244,7 @@ func (s stage) report(c *child, r report) {
 	if d := s[oracle.Surface(r.Resource)]; d != nil {
 		d.report(c, r)
 	} else if r.Gate {
-		c.goOn()
+		c.goOn(r.life)
 	}
 }
 

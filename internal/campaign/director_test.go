@@ -3,6 +3,7 @@ package main
 import (
 	"math/rand/v2"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 )
@@ -35,8 +36,8 @@ func (c *child) isStopped() bool { return state(c.cmd.Process.Pid) == 'T' }
 // another resource.
 func TestDirector(t *testing.T) {
 	for _, hold := range []bool{false, true} {
-		d := &director{note: func(string, ...any) {}, rng: rand.New(rand.NewPCG(1, 1)), gates: []string{phaseWrite}, spare: make(chan struct{}, 1)}
-		e := &episode{at: phaseWrite, until: phaseWrite, hold: hold, over: make(chan struct{})}
+		d := &director{note: func(string, ...any) {}, rng: rand.New(rand.NewPCG(1, 1)), gates: []string{phaseWrite}, spare: make(chan struct{}, 1), hold: time.Hour}
+		e := &episode{at: phaseWrite, until: phaseWrite, hold: hold, blind: time.Hour, over: make(chan struct{})}
 		d.current = e
 		victim, next := sleeper(t, "victim"), sleeper(t, "next")
 		d.report(victim, report{Phase: phaseGranted, Resource: "r", Token: 5, Gate: true})
@@ -71,13 +72,14 @@ func TestDirector(t *testing.T) {
 			}
 		}
 		d.report(victim, report{Phase: phaseFailed, Resource: "r", Token: 5})
-		select {
-		case <-e.over:
-		case <-time.After(holdTime / 2):
+		if !e.isOver() {
 			t.Error("the successor is held though the victim has acted")
 		}
-		if pauses, aimed := d.counts(); pauses != 1 || aimed != 1 {
-			t.Errorf("%d pauses, %d aimed", pauses, aimed)
+		d.report(next, report{Phase: phaseFailed, Resource: "r", Token: 6, Outcome: "stale"})
+		d.report(next, report{Phase: phaseWritten, Resource: "r", Token: 6})
+		var f figures
+		if d.counts(&f); f.Pauses != 1 || f.Aimed != 1 || f.Stale != 1 || f.Acked != 1 {
+			t.Errorf("%+v", f)
 		}
 	}
 }
@@ -92,10 +94,72 @@ func TestDirectorBlind(t *testing.T) {
 	d.report(victim, report{Phase: phaseWrite, Resource: "r", Token: 5, Gate: true})
 	select {
 	case <-e.over:
-	case <-time.After(blindTime * 5):
+	case <-time.After(time.Minute):
 		t.Fatal("it is stopped for ever")
 	}
-	if victim.isStopped() {
-		t.Error("it is still stopped")
+	for end := time.Now().Add(time.Minute); victim.isStopped(); time.Sleep(time.Millisecond) { // just after the episode is over
+		if time.Now().After(end) {
+			t.Fatal("it is still stopped")
+		}
+	}
+}
+
+// TestBlindTimeIsLearned: where no successor comes in time, the next victim is
+// stopped for longer, up to a limit; where one does, for as long as ever.
+func TestBlindTimeIsLearned(t *testing.T) {
+	d := &director{}
+	end := func(resumed bool) time.Duration {
+		d.finish(&episode{victim: &child{}, resumed: resumed, over: make(chan struct{})})
+		return d.blind
+	}
+	if got := end(false); got <= blindTime {
+		t.Errorf("%v after one that was blind", got)
+	}
+	for range 100 {
+		end(false)
+	}
+	if d.blind != maxBlindTime {
+		t.Errorf("%v after many", d.blind)
+	}
+	if got := end(true); got != blindTime {
+		t.Errorf("%v after a successor came", got)
+	}
+}
+
+// TestGoOnIsForOneLife: the word to go on is not for a child that was started
+// again meanwhile.
+func TestGoOnIsForOneLife(t *testing.T) {
+	in := &pipe{}
+	c := &child{role: role{Life: 1}, in: in}
+	if c.goOn(0); in.String() != "" {
+		t.Errorf("another life was told %q", in)
+	}
+	if c.goOn(1); in.String() != "go\n" {
+		t.Errorf("it was told %q", in)
+	}
+}
+
+type pipe struct{ strings.Builder }
+
+func (*pipe) Close() error { return nil }
+
+// TestWaitIsLearned: a client whose answers come late waits for longer, within
+// limits, and for as little as ever when they come soon again.
+func TestWaitIsLearned(t *testing.T) {
+	s := &remote{wait: firstWait}
+	for range 100 {
+		s.learn(s.wait, true)
+	}
+	if s.wait != longestWait {
+		t.Errorf("%v after many that did not come", s.wait)
+	}
+	if s.learn(time.Second, false); s.wait != 3*time.Second {
+		t.Errorf("%v after one that took a second", s.wait)
+	}
+	for range 100 {
+		s.learn(time.Millisecond, false)
+	}
+	if s.wait > firstWait+time.Microsecond {
+		t.Errorf("%v after many that came at once", s.wait)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -56,29 +57,31 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags.SetOutput(errs)
 	var opts options
 	flags.Uint64Var(&opts.Seed, "seed", 1, "seed of the schedule")
-	flags.DurationVar(&opts.Duration, "duration", time.Minute, "how long the nemesis rages")
+	flags.DurationVar(&opts.Duration, "duration", time.Minute, "how long the nemesis rages at least")
+	flags.DurationVar(&opts.Patience, "patience", 5*time.Minute, "how much longer it may rage while the run has not shown what it must")
+	flags.BoolVar(&opts.First, "first", false, "stop at the first violation that the resources' log shows")
 	flags.StringVar(&opts.Guards, "guards", guardsOn, "on, naive or off")
 	flags.IntVar(&opts.Workers, "workers", 3, "worker processes a surface")
 	flags.BoolVar(&opts.Skew, "skew", true, "step PostgreSQL's clock; needs libfaketime")
 	flags.StringVar(&opts.Dir, "artefacts", "", "directory for histories, logs and the schedule; default: a temporary one, kept if the run fails")
-	expect := flags.String("expect", expectClean, "clean, or violations: exit with 0 only if every surface shows some")
+	flags.StringVar(&opts.Expect, "expect", expectClean, "clean, or violations: exit with 0 only if every surface shows some")
 	asJSON := flags.Bool("json", false, "end with the summary as one line of JSON")
-	asShort := flags.Bool("short", false, "the gate's form: a minute with the guards on, and 45 s of each control, side by side")
+	asShort := flags.Bool("short", false, "the gate's form: a minute with the guards on and both controls, side by side")
 	asLong := flags.Bool("long", false, "eight seeds of five minutes, the controls and all mutants; about an hour")
 	if err := flags.Parse(args); err != nil {
 		return exitInvalid
 	}
-	if err := check(opts, *expect, flags.NArg()); err != nil {
+	if err := check(opts, flags.NArg()); err != nil {
 		fmt.Fprintln(errs, "campaign:", err)
 		return exitInvalid
 	}
 	switch {
 	case *asShort:
-		return short(ctx, opts, out, errs)
+		return sideBySide(ctx, opts, out, errs)
 	case *asLong:
 		return long(ctx, opts, out, errs)
 	}
-	v := job{opts, *expect}.do(ctx)
+	v := job{opts}.do(ctx)
 	code := v.print(out, errs)
 	if *asJSON && v.err == nil {
 		if err := json.NewEncoder(out).Encode(v.s); err != nil {
@@ -88,16 +91,18 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	return code
 }
 
-func check(opts options, expect string, rest int) error {
+func check(opts options, rest int) error {
 	switch {
 	case rest > 0:
 		return errors.New("there are no arguments but flags")
 	case opts.Guards != guardsOn && opts.Guards != guardsNaive && opts.Guards != guardsOff:
 		return fmt.Errorf("-guards: %q is not on, naive or off", opts.Guards)
-	case expect != expectClean && expect != expectViolations:
-		return fmt.Errorf("-expect: %q is not clean or violations", expect)
+	case opts.Expect != expectClean && opts.Expect != expectViolations:
+		return fmt.Errorf("-expect: %q is not clean or violations", opts.Expect)
 	case opts.Duration < time.Second || opts.Duration > time.Hour:
 		return fmt.Errorf("-duration: %v is not between 1s and 1h", opts.Duration)
+	case opts.Patience < 0 || opts.Patience > time.Hour:
+		return fmt.Errorf("-patience: %v is not between 0s and 1h", opts.Patience)
 	case opts.Workers < 2 || opts.Workers > 9:
 		return fmt.Errorf("-workers: %d is not between 2 and 9", opts.Workers)
 	}
@@ -105,10 +110,10 @@ func check(opts options, expect string, rest int) error {
 }
 
 // exit says what the run is worth.
-func (s *summary) exit(out io.Writer, expected bool) int {
-	if expected {
-		if missing := s.unshown(); len(missing) > 0 {
-			fmt.Fprintln(out, "too few violations were seen on", missing)
+func (s *summary) exit(out io.Writer) int {
+	if s.Options.Expect == expectViolations {
+		if missing := short(s.shows()); len(missing) > 0 {
+			fmt.Fprintln(out, "too few violations were seen:", strings.Join(missing, "; "))
 			return exitViolations
 		}
 		return exitClean

@@ -42,6 +42,7 @@ func TestBadFlags(t *testing.T) {
 		"-expect trouble":   `-expect: "trouble"`,
 		"-duration 1ms":     "-duration: 1ms",
 		"-duration 2h":      "-duration: 2h",
+		"-patience 2h":      "-patience: 2h",
 		"-workers 1":        "-workers: 1",
 		"-seed x":           "-seed",
 		"now":               "no arguments",
@@ -132,7 +133,7 @@ func histories(t *testing.T, dir string) int {
 func gone(t *testing.T, dir string) {
 	t.Helper()
 	var left []string
-	for range 200 {
+	for range 1200 {
 		left = nil
 		files, err := filepath.Glob("/proc/[0-9]*/environ")
 		if err != nil || len(files) == 0 {

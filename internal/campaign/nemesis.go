@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
@@ -30,6 +31,10 @@ type nemesis struct {
 	wait sync.WaitGroup
 	over chan struct{} // closed when an act has failed: the run is then worth nothing
 
+	// slower is raised where a run goes on because the machine is slow: at the
+	// full pace everything may be killed before it has done anything.
+	slower atomic.Int64
+
 	mu     sync.Mutex
 	count  injected
 	skewed []oracle.Span
@@ -52,7 +57,7 @@ func (n *nemesis) start() {
 	} {
 		rng := rand.New(rand.NewPCG(r.opts.Seed, uint64(1000+i)))
 		n.wait.Go(func() {
-			for sleepUnless(n.done, a.mean/2+time.Duration(rng.Int64N(int64(a.mean)))) {
+			for sleepUnless(n.done, (a.mean/2+time.Duration(rng.Int64N(int64(a.mean))))*time.Duration(1+n.slower.Load())) {
 				if err := a.act(rng); err != nil {
 					n.fail(err)
 					return
@@ -77,6 +82,13 @@ func (n *nemesis) fail(err error) {
 		n.err = err
 		close(n.over)
 	}
+}
+
+// counted is what was done so far.
+func (n *nemesis) counted() injected {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count
 }
 
 func (n *nemesis) add(counter *int) {
@@ -148,13 +160,10 @@ func (n *nemesis) stepClock(rng *rand.Rand) error {
 		return err
 	}
 	// A step back leaves leases that end in an hour. Their holders release
-	// them, but for those that were killed.
+	// them, but for those that were killed. A server that is being killed, which
+	// may take a while to come back, is asked again.
 	sleepUnless(n.done, 300*time.Millisecond)
-	for range 50 {
-		if err := n.run.db.strand(context.Background()); err == nil {
-			break
-		}
-		time.Sleep(100 * time.Millisecond) // it is being killed
+	for n.run.db.strand(context.Background()) != nil && sleepUnless(n.done, 100*time.Millisecond) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

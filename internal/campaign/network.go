@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"syscall"
 	"time"
@@ -16,16 +17,23 @@ import (
 // network is the proxies between the processes.
 type network struct {
 	server *toxiproxy.ApiServer // never listens; the proxies want its settings
+	host   string
 	links  []*toxiproxy.Proxy
 }
 
+// newNetwork takes a loopback address of its own. A proxy that is cut gives its
+// port up for a while, and on an address that others use, the port may be taken
+// by the time it is wanted back: by a connection, and for as long as that lasts.
 func newNetwork() *network {
-	return &network{server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())}
+	return &network{
+		server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop()),
+		host:   fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)),
+	}
 }
 
 // link starts a proxy and returns the address at which it listens.
 func (n *network) link(name, upstream string) (*toxiproxy.Proxy, string, error) {
-	p := toxiproxy.NewProxy(n.server, name, "127.0.0.1:0", upstream)
+	p := toxiproxy.NewProxy(n.server, name, net.JoinHostPort(n.host, "0"), upstream)
 	if err := p.Start(); err != nil {
 		return nil, "", fmt.Errorf("proxy %s: %w", name, err)
 	}
@@ -45,7 +53,7 @@ func move(p *toxiproxy.Proxy, upstream string) error {
 // same, was given to somebody else's connection in the moment it was free.
 func patiently(listen func() error) error {
 	var err error
-	for range 100 {
+	for range 600 {
 		err = listen()
 		if errors.Is(err, toxiproxy.ErrProxyAlreadyStarted) {
 			return nil // it was moved while it was cut

@@ -23,13 +23,22 @@ type remote struct {
 	replicas []string
 	rng      *rand.Rand
 	bad      map[string]time.Time // when a replica failed last
+	wait     time.Duration        // for an answer
 }
+
+// A client waits for less than a replica is stopped, so that it comes to ask the
+// other one. Where answers take long because the
+// machine is slow, and not because a replica is stopped, it learns to wait.
+const (
+	firstWait   = 800 * time.Millisecond
+	longestWait = 4 * time.Second
+)
 
 func newRemote(w *worker) *remote {
 	transport := httpfence.NewTransport(&http.Transport{MaxIdleConnsPerHost: 4}, w.Replicas, nil)
 	return &remote{
 		kind: w.Surface, fenced: w.Guards == guardsOn, replicas: w.Replicas, rng: w.rng, bad: map[string]time.Time{},
-		client: &http.Client{Transport: transport, Timeout: 800 * time.Millisecond},
+		client: &http.Client{Transport: transport}, wait: firstWait,
 	}
 }
 
@@ -63,11 +72,25 @@ func (s *remote) call(ctx context.Context, method, path string, body any) ([]byt
 		at = (at + 1) % len(s.replicas)
 	}
 	base := s.replicas[at]
+	ctx, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	asked := time.Now()
 	out, err := s.ask(ctx, method, base+"/"+s.kind+"/"+path, body)
+	s.learn(time.Since(asked), ctx.Err() != nil)
 	if err != nil && guard.ReasonOf(err) == guard.ReasonOther {
 		s.bad[base] = time.Now()
 	}
 	return out, err
+}
+
+// learn sets how long the next answer is waited for: longer after each that did
+// not come, and three times what the last one took after one that did.
+func (s *remote) learn(took time.Duration, late bool) {
+	if late {
+		s.wait = min(s.wait+s.wait/4, longestWait)
+		return
+	}
+	s.wait = min(max(3*took, (s.wait+firstWait)/2, firstWait), longestWait)
 }
 
 func (s *remote) ask(ctx context.Context, method, url string, body any) ([]byte, error) {

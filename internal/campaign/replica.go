@@ -54,7 +54,7 @@ func runReplica(r role, c *control) error {
 	go server.Serve(listener)
 	c.tell(report{Phase: phaseReady, Address: listener.Addr().String()})
 	<-c.stop
-	ctx, cancel := context.WithTimeout(ctx, 12*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, endLimit/2)
 	defer cancel()
 	return server.Shutdown(ctx)
 }

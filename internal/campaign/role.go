@@ -49,6 +49,9 @@ type report struct {
 	Token    int64  `json:"token,omitempty"`
 	Gate     bool   `json:"gate,omitempty"`
 	Address  string `json:"address,omitempty"`
+	Outcome  string `json:"outcome,omitempty"` // of what failed
+
+	life int // of the child that reports, for the answer
 }
 
 // control is a child's end of the pipes to its controller.

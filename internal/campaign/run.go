@@ -19,7 +19,10 @@ import (
 // options are those of one run.
 type options struct {
 	Seed     uint64        `json:"seed"`
-	Duration time.Duration `json:"duration"`
+	Duration time.Duration `json:"duration"` // asked for, in nanoseconds
+	Patience time.Duration `json:"patience"` // how much longer it may take
+	First    bool          `json:"first,omitempty"`
+	Expect   string        `json:"expect"`
 	Guards   string        `json:"guards"`
 	Workers  int           `json:"workers"` // a surface
 	Skew     bool          `json:"skew"`
@@ -40,6 +43,7 @@ type run struct {
 	replicas []*child
 	objects  *child
 	nemesis  *nemesis
+	awaited  []string // what was missing when the duration was over
 
 	ready sync.Map // of child, its channel of addresses
 
@@ -57,6 +61,13 @@ func (r *run) note(event string, args ...any) {
 	}
 	r.schedule.Encode(line)
 }
+
+// Limits for what takes a second on a quiet machine: they are there so that a
+// run ends that hangs.
+const (
+	startLimit = 2 * time.Minute
+	endLimit   = 2 * time.Minute
+)
 
 // execute does one run. The error is of the campaign itself: with it there is
 // no verdict.
@@ -79,13 +90,7 @@ func execute(ctx context.Context, opts options) (_ *summary, err error) {
 		directors.Go(func() { d.run(done) })
 	}
 	r.nemesis.start()
-	timer := time.NewTimer(opts.Duration)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-r.nemesis.over:
-	case <-ctx.Done():
-	}
+	r.rage(ctx)
 	close(done)
 	failed := r.nemesis.stop()
 	directors.Wait()
@@ -98,7 +103,7 @@ func execute(ctx context.Context, opts options) (_ *summary, err error) {
 
 // setUp starts all processes and the network between them.
 func (r *run) setUp(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	r.nemesis = &nemesis{run: r, done: make(chan struct{}), over: make(chan struct{})}
 	if r.db, err = startDatabase(ctx, r.opts.Guards, r.opts.Skew); err != nil {
@@ -181,7 +186,7 @@ func (r *run) startServer(c *child) error {
 		link, _, err := r.net.link(c.role.Name, address)
 		r.links[c] = link
 		return err
-	case <-time.After(15 * time.Second):
+	case <-time.After(startLimit):
 		return fmt.Errorf("%s is not ready: %w %s", c.role.Name, c.died(), c.stderr)
 	}
 }
@@ -221,10 +226,10 @@ func (r *run) rest() error {
 		}
 		group.Wait()
 	}
-	end(r.workers, 30*time.Second)
-	end(r.replicas, 20*time.Second)
-	end([]*child{r.objects}, 10*time.Second)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	end(r.workers, endLimit)
+	end(r.replicas, endLimit)
+	end([]*child{r.objects}, endLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	return errors.Join(append(errs, r.db.settle(ctx))...)
 }

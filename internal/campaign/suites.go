@@ -14,10 +14,7 @@ import (
 )
 
 // job is one run of a suite.
-type job struct {
-	opts   options
-	expect string
-}
+type job struct{ opts options }
 
 // below gives the run a directory of its own in the one that the caller named.
 func (j job) below() job {
@@ -34,15 +31,20 @@ type verdict struct {
 	err error
 }
 
-// short is what the gate runs: the guards on, and the two controls beside it.
-// Each aims at its own processes and has a floor of activity, half of that of
-// a run by itself, so that the three may share two cores.
-func short(ctx context.Context, opts options, out, errs io.Writer) int {
+// sideBySide is what the gate runs: the guards on, and the two controls beside
+// it. Each aims at its own processes and has a floor of activity, half of that
+// of a run by itself, so that the three may share two cores. The controls end
+// as soon as each surface has shown its damage.
+func sideBySide(ctx context.Context, opts options, out, errs io.Writer) int {
 	opts.Shared = true
-	jobs := []job{{opts, expectClean}, {opts, expectViolations}, {opts, expectViolations}}
-	jobs[0].opts.Guards, jobs[0].opts.Duration = guardsOn, time.Minute
-	jobs[1].opts.Guards, jobs[1].opts.Duration = guardsNaive, 45*time.Second
-	jobs[2].opts.Guards, jobs[2].opts.Duration = guardsOff, 45*time.Second
+	jobs := []job{{opts}, {opts}, {opts}}
+	for i, guards := range []string{guardsOn, guardsNaive, guardsOff} {
+		o := &jobs[i].opts
+		o.Guards, o.Duration, o.Expect = guards, time.Minute, expectClean
+		if guards != guardsOn {
+			o.Duration, o.Expect = 20*time.Second, expectViolations
+		}
+	}
 	verdicts := make([]verdict, len(jobs))
 	var group sync.WaitGroup
 	for i, j := range jobs {
@@ -61,13 +63,14 @@ func short(ctx context.Context, opts options, out, errs io.Writer) int {
 func long(ctx context.Context, opts options, out, errs io.Writer) int {
 	code := exitClean
 	for i := range uint64(8) {
-		j := job{opts, expectClean}
+		j := job{opts}
+		j.opts.Expect = expectClean
 		j.opts.Seed, j.opts.Guards, j.opts.Duration = opts.Seed+i, guardsOn, 5*time.Minute
 		code = max(code, j.below().do(ctx).print(out, errs))
 	}
 	for _, guards := range []string{guardsOff, guardsNaive} {
-		j := job{opts, expectViolations}
-		j.opts.Guards, j.opts.Duration = guards, time.Minute
+		j := job{opts}
+		j.opts.Guards, j.opts.Duration, j.opts.Expect = guards, time.Minute, expectViolations
 		code = max(code, j.below().do(ctx).print(out, errs))
 	}
 	return max(code, hunt(ctx, out, errs))
@@ -77,7 +80,7 @@ func (j job) do(ctx context.Context) verdict {
 	if ctx.Err() != nil {
 		return verdict{job: j, err: ctx.Err()}
 	}
-	s, err := campaign(ctx, j.opts, j.expect == expectViolations)
+	s, err := campaign(ctx, j.opts)
 	return verdict{j, s, err}
 }
 
@@ -92,7 +95,7 @@ func (v verdict) print(out, errs io.Writer) int {
 		fmt.Fprintln(out, "artefacts:", v.s.Artefacts)
 	}
 	fmt.Fprintln(out)
-	return v.s.exit(out, v.expect == expectViolations)
+	return v.s.exit(out)
 }
 
 // hunt runs the mutants, whose command is a program of its own.
@@ -116,7 +119,7 @@ func hunt(ctx context.Context, out, errs io.Writer) int {
 
 // campaign does one run in its directory, which is kept if the run failed or
 // the caller named it.
-func campaign(ctx context.Context, opts options, expected bool) (*summary, error) {
+func campaign(ctx context.Context, opts options) (*summary, error) {
 	named := opts.Dir != ""
 	var err error
 	if named {
@@ -134,7 +137,7 @@ func campaign(ctx context.Context, opts options, expected bool) (*summary, error
 	if err != nil {
 		return nil, fmt.Errorf("%w (artefacts: %s)", err, opts.Dir)
 	}
-	if !named && (s.OK || expected && len(s.unshown()) == 0) {
+	if !named && s.exit(io.Discard) == exitClean {
 		return s, os.RemoveAll(opts.Dir)
 	}
 	s.Artefacts = opts.Dir

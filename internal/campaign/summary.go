@@ -29,8 +29,12 @@ type figures struct {
 
 // summary is the verdict on one run.
 type summary struct {
-	Options    options            `json:"options"`
-	Seconds    float64            `json:"seconds"`
+	Options options `json:"options"`
+	Seconds float64 `json:"seconds"` // how long the nemesis really raged
+	// Awaited is what the run had not shown when its duration was over, and for
+	// which it went on.
+	Awaited    []string           `json:"awaited,omitempty"`
+	Floors     []floor            `json:"floors"`
 	Surfaces   []figures          `json:"surfaces"`
 	Injected   injected           `json:"injected"`
 	Violations []oracle.Violation `json:"violations"`
@@ -41,22 +45,20 @@ type summary struct {
 }
 
 func newSummary(r *run, h *oracle.History, active time.Duration) *summary {
-	s := &summary{Options: r.opts, Seconds: active.Seconds(), Injected: r.nemesis.count}
+	s := r.soFar()
+	s.Seconds, s.Awaited = active.Seconds(), r.awaited
 	applied := map[string]bool{}
 	for _, l := range h.Log {
 		applied[l.Write] = true
 	}
-	for _, surface := range surfaces {
-		f := figures{Surface: surface.name}
-		f.Pauses, f.Aimed = r.stage[surface.name].counts()
-		s.Injected.Pauses += f.Pauses
-		s.Injected.Aimed += f.Aimed
+	for i := range s.Surfaces {
+		f := &s.Surfaces[i]
+		f.Acked, f.Stale = 0, 0 // the histories know better than the reports
 		for _, o := range h.Ops {
-			if oracle.Surface(o.Resource) == surface.name {
+			if oracle.Surface(o.Resource) == f.Surface {
 				f.add(o, applied)
 			}
 		}
-		s.Surfaces = append(s.Surfaces, f)
 	}
 	return s
 }
@@ -80,22 +82,28 @@ func (f *figures) add(o *oracle.Op, applied map[string]bool) {
 	}
 }
 
-// The floors of activity a minute, below which a run proves nothing.
-const (
-	floorAcked   = 200 // a surface
-	floorStale   = 2   // a surface, with guards on
-	floorAimed   = 3   // a surface
-	floorPauses  = 20
-	floorRefused = 15
-	floorKills   = 2
-)
-
 // finish counts the violations by surface and decides whether the run counts.
 func (s *summary) finish() {
-	stale := 0
+	s.tally(s.Violations)
+	s.Floors = s.floors()
+	if s.Options.Expect == expectViolations {
+		s.Floors = s.shows()
+	} else {
+		s.Invalid = append(s.Invalid, short(s.Floors)...)
+	}
+	if s.Options.Guards == guardsOn {
+		for _, u := range s.Undecided {
+			s.Invalid = append(s.Invalid, fmt.Sprintf("%s: %d operations were too many to be judged in time", u.Resource, u.Ops))
+		}
+	}
+	s.OK = len(s.Violations) == 0 && len(s.Invalid) == 0
+}
+
+// tally counts violations by surface.
+func (s *summary) tally(violations []oracle.Violation) {
 	for i := range s.Surfaces {
 		f := &s.Surfaces[i]
-		for _, v := range s.Violations {
+		for _, v := range violations {
 			switch {
 			case v.Surface != f.Surface:
 			case v.Check == oracle.OlderToken:
@@ -106,53 +114,16 @@ func (s *summary) finish() {
 				f.Other++
 			}
 		}
-		stale += f.Stale
-		s.floor(f.Surface+": acknowledged writes", f.Acked, floorAcked)
-		s.floor(f.Surface+": aimed resumes", f.Aimed, floorAimed)
-		if s.Options.Guards == guardsOn {
-			s.floor(f.Surface+": stale rejections", f.Stale, floorStale)
-		}
 	}
-	s.floor("holder pauses", s.Injected.Pauses, floorPauses)
-	s.floor("PostgreSQL kills", s.Injected.ServerKills, floorKills)
-	if s.Options.Guards == guardsOn {
-		s.floor("stale rejections", stale, floorRefused)
-		for _, u := range s.Undecided {
-			s.Invalid = append(s.Invalid, fmt.Sprintf("%s: %d operations were too many to be judged in time", u.Resource, u.Ops))
-		}
-	}
-	s.OK = len(s.Violations) == 0 && len(s.Invalid) == 0
-}
-
-// floor notes too little activity. A floor is for a minute; a shorter run owes
-// its part, rounded down, and one that shares the machine with others half.
-func (s *summary) floor(what string, got, perMinute int) {
-	need := int(float64(perMinute) * s.Seconds / 60)
-	if s.Options.Shared {
-		need /= 2
-	}
-	if got < need {
-		s.Invalid = append(s.Invalid, fmt.Sprintf("%s: %d in %.0f s, the floor is %d", what, got, s.Seconds, need))
-	}
-}
-
-// unshown are the surfaces on which a control did not show what it must: with
-// the naive guards some broken promise, P1 or P2; with none, both of them, four
-// times a minute.
-func (s *summary) unshown() []string {
-	need := max(1, int(4*s.Seconds/60))
-	var names []string
-	for _, f := range s.Surfaces {
-		if f.Older+f.Lost == 0 || s.Options.Guards == guardsOff && (f.Older < need || f.Lost < need) {
-			names = append(names, f.Surface)
-		}
-	}
-	return names
 }
 
 // print writes the table.
 func (s *summary) print(out io.Writer) {
-	fmt.Fprintf(out, "seed %d, guards %s, %.0f s\n\n", s.Options.Seed, s.Options.Guards, s.Seconds)
+	fmt.Fprintf(out, "seed %d, guards %s, %.0f s", s.Options.Seed, s.Options.Guards, s.Seconds)
+	if len(s.Awaited) > 0 {
+		fmt.Fprintf(out, "; asked for were %v, and it went on for: %s", s.Options.Duration, strings.Join(s.Awaited, "; "))
+	}
+	fmt.Fprint(out, "\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "surface\tgrants\tacked\tstale\tunavailable\tunknown\t(applied)\tpauses\taimed\tolder tokens\tlost updates\tother\t")
 	for _, f := range s.Surfaces {
@@ -163,6 +134,7 @@ func (s *summary) print(out io.Writer) {
 	i := s.Injected
 	fmt.Fprintf(out, "\n%d pauses (%d resumed on the successor), kills: %d workers, %d PostgreSQL, %d replicas, %d S3; %d network faults, %d steps of the clock\n",
 		i.Pauses, i.Aimed, i.WorkerKills, i.ServerKills, i.ReplicaKills, i.ObjectKills, i.Network, i.ClockSteps)
+	s.printFloors(out)
 	s.printViolations(out)
 	for _, v := range s.Invalid {
 		fmt.Fprintln(out, "INVALID:", v)

@@ -3,13 +3,14 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
 )
 
 // busy is the summary of a minute with the least activity that counts.
 func busy(guards string) *summary {
-	s := &summary{Options: options{Guards: guards}, Seconds: 60, Injected: injected{Pauses: floorPauses, ServerKills: floorKills}}
+	s := &summary{Options: options{Guards: guards, Expect: expectClean, Duration: time.Minute}, Seconds: 300, Injected: injected{Pauses: floorPauses, ServerKills: floorKills}}
 	for _, surface := range surfaces {
 		s.Surfaces = append(s.Surfaces, figures{Surface: surface.name, Acked: floorAcked, Stale: 3, Aimed: floorAimed})
 	}
@@ -30,13 +31,13 @@ func TestFloors(t *testing.T) {
 		"few kills":             {func(s *summary) { s.Injected.ServerKills-- }, "PostgreSQL kills"},
 		"undecided":             {func(s *summary) { s.Undecided = []oracle.Undecided{{Resource: "r"}} }, "too many"},
 		"half of it, shared":    {func(s *summary) { s.Options.Shared = true; s.Surfaces[2].Acked /= 2 }, ""},
-		"a second of it":        {func(s *summary) { s.Seconds = 1; s.Surfaces[2].Acked = 3 }, ""},
-		"a second with nothing": {func(s *summary) { s.Seconds = 1; s.Surfaces[2].Acked = 2 }, "acknowledged writes"},
+		"a second of it":        {func(s *summary) { s.Options.Duration = time.Second; s.Surfaces[2].Acked = 3 }, ""},
+		"a second with nothing": {func(s *summary) { s.Options.Duration = time.Second; s.Surfaces[2].Acked = 2 }, "acknowledged writes"},
 	} {
 		s := busy(guardsOn)
 		c.change(s)
 		s.finish()
-		code := s.exit(&strings.Builder{}, false)
+		code := s.exit(&strings.Builder{})
 		switch {
 		case c.want == "" && (code != exitClean || !s.OK):
 			t.Errorf("%s: %q", name, s.Invalid)
@@ -58,26 +59,30 @@ func TestExpectation(t *testing.T) {
 	}
 	s.finish()
 	var out strings.Builder
-	if code := s.exit(&out, false); code != exitViolations {
+	if code := s.exit(&out); code != exitViolations {
 		t.Errorf("violations: exit %d", code)
 	}
-	if code := s.exit(&out, true); code != exitClean {
+	s.Options.Expect = expectViolations
+	if code := s.exit(&out); code != exitClean {
 		t.Errorf("expected violations: exit %d, %s", code, &out)
 	}
 	s.Surfaces[3].Lost--
-	if code := s.exit(&out, true); code != exitViolations || !strings.Contains(out.String(), s.Surfaces[3].Surface) {
+	if code := s.exit(&out); code != exitViolations || !strings.Contains(out.String(), s.Surfaces[3].Surface+": lost updates: 3, the floor is 4") {
 		t.Errorf("three lost updates on a surface without guards: exit %d, %s", code, &out)
 	}
 	s.Options.Guards = guardsNaive
-	if code := s.exit(&out, true); code != exitClean {
+	s.Surfaces[3].Lost = 0
+	if code := s.exit(&out); code != exitClean {
 		t.Errorf("the naive guard need not show both: exit %d", code)
 	}
-	s.Surfaces[3].Older, s.Surfaces[3].Lost = 0, 0
-	if code := s.exit(&out, true); code != exitViolations {
-		t.Errorf("a surface that shows nothing: exit %d", code)
+	s.Surfaces[3].Older = 3
+	if code := s.exit(&out); code != exitViolations {
+		t.Errorf("a surface that shows too little: exit %d", code)
 	}
+	s.Floors = s.shows()
 	s.print(&out)
-	for _, want := range []string{"seed 0, guards naive", s.Surfaces[0].Surface, "lost update: 4"} {
+	for _, want := range []string{"seed 0, guards naive, 300 s\n", s.Surfaces[0].Surface, "lost update: 4",
+		"floor 4, older tokens and lost updates: sql-row 8 (2.0x)", s.Surfaces[3].Surface + " 3 (0.8x)"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &out)
 		}

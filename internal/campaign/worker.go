@@ -70,7 +70,7 @@ func newPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	config.MaxConns = 4
-	config.ConnConfig.ConnectTimeout = time.Second
+	config.ConnConfig.ConnectTimeout = 3 * time.Second
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
@@ -137,7 +137,7 @@ func (w *worker) attempt(ctx context.Context, op oracle.Op, claim guard.Claim, d
 	w.end(op, err)
 	switch {
 	case err != nil:
-		w.tell(report{Phase: phaseFailed, Resource: op.Resource, Token: op.Token})
+		w.tell(report{Phase: phaseFailed, Resource: op.Resource, Token: op.Token, Outcome: outcome(err)})
 	case op.Kind == oracle.Write:
 		w.tell(report{Phase: phaseWritten, Resource: op.Resource, Token: op.Token})
 	}

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"time"
 )
 
 const module = "github.com/versity/versitygw"
@@ -67,11 +68,22 @@ func build(ctx context.Context, dir, path string, version Version) error {
 	}
 	defer os.RemoveAll(bin)
 	target := module + "/cmd/versitygw@" + string(version)
-	cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-ldflags=-s -w", target)
-	cmd.Dir = bin
-	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("gateway: go install %s: %w\n%s", target, err, out)
+	// The module proxy may be away for a moment.
+	for _, pause := range []time.Duration{5 * time.Second, 20 * time.Second, 0} {
+		cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-ldflags=-s -w", target)
+		cmd.Dir = bin
+		cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			break
+		}
+		if pause == 0 || ctx.Err() != nil {
+			return fmt.Errorf("gateway: go install %s: %w\n%s", target, err, out)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
 	}
 	built := filepath.Join(bin, "versitygw")
 	if err := check(built, version); err != nil {

@@ -3,6 +3,7 @@
 //
 //	go -C internal/campaign run ./cmd/mutants              all of them
 //	go -C internal/campaign run ./cmd/mutants -run purge   those whose name matches
+//	go -C internal/campaign run ./cmd/mutants -times 10    each test must catch its mutant ten times in ten
 //
 // Nothing in the repository is changed: a mutant is an overlay of the go
 // command. The exit status is 0 if every mutant was caught, 1 if one survived,
@@ -40,7 +41,8 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
 	flags.SetOutput(errs)
 	pattern := flags.String("run", "", "only mutants whose name matches this regular expression")
-	short := flags.Bool("short", false, "only those that a test catches in a few seconds, not the campaign's")
+	short := flags.Bool("short", false, "by the tests alone, which take a few seconds each, not by the campaign")
+	times := flags.Int("times", 1, "how often each test must catch its mutant")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -56,7 +58,13 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	}
 	var chosen []mutant
 	for _, m := range mutants {
-		if match.MatchString(m.name) && !(*short && m.by.what == "campaign") {
+		if !match.MatchString(m.name) {
+			continue
+		}
+		m.by.times = *times
+		chosen = append(chosen, m)
+		if m.also != nil && !*short {
+			m.by = *m.also
 			chosen = append(chosen, m)
 		}
 	}
@@ -117,7 +125,7 @@ func (m mutant) hunt(ctx context.Context, root string) (h hunted) {
 	h.by, h.seconds = by, time.Since(began).Seconds()
 	switch {
 	case errors.Is(err, errSurvived):
-		h.by, h.code = "NOTHING: it survived "+m.by.String(), 1
+		h.by, h.code = fmt.Sprintf("NOTHING: it survived %v (%v)", m.by, err), 1
 	case err != nil:
 		h.by, h.code = "ERROR: "+err.Error(), 2
 	}
@@ -147,7 +155,7 @@ func control(ctx context.Context, root string, chosen []mutant) error {
 		}
 	}
 	for pkg, tests := range patterns {
-		if out, err := goTest(ctx, root, pkg, strings.Join(tests, "|"), ""); err != nil {
+		if out, err := goTest(ctx, root, catcher{pkg: pkg, tests: strings.Join(tests, "|")}, ""); err != nil {
 			return fmt.Errorf("%s: %w\n%s", pkg, err, out)
 		}
 	}
@@ -171,7 +179,7 @@ func try(ctx context.Context, root string, m mutant) (string, error) {
 	if m.by.what == "campaign" {
 		out, err = goCampaign(ctx, root, m.by.tests+" -artefacts "+filepath.Join(dir, "run"), overlay)
 	} else {
-		out, err = goTest(ctx, root, m.by.pkg, m.by.tests, overlay)
+		out, err = goTest(ctx, root, m.by, overlay)
 	}
 	var exit *exec.ExitError
 	switch {
@@ -196,11 +204,18 @@ func (c catcher) evidence(out []byte) (string, error) {
 	if bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")) {
 		return "", fmt.Errorf("it does not compile: %s", last(out))
 	}
-	failed := regexp.MustCompile(`(?m)^--- FAIL: (\S+)`).FindSubmatch(out)
+	failed := regexp.MustCompile(`(?m)^--- FAIL: (\S+)`).FindAllSubmatch(out, -1)
 	if failed == nil {
 		return "", fmt.Errorf("no test failed, but go test did: %s", last(out))
 	}
-	return fmt.Sprintf("%s %s (%s)", c.what, failed[1], c.pkg), nil
+	if len(failed) < c.times {
+		return "", fmt.Errorf("it was caught %d times of %d: %w", len(failed), c.times, errSurvived)
+	}
+	by := fmt.Sprintf("%s %s (%s)", c.what, failed[0][1], c.pkg)
+	if c.times > 1 {
+		by += fmt.Sprintf(", %d times of %d", len(failed), c.times)
+	}
+	return by, nil
 }
 
 func last(out []byte) string {
@@ -241,13 +256,13 @@ func (m mutant) overlay(root, dir string) (string, error) {
 }
 
 // goTest runs tests of a package; overlay may be empty.
-func goTest(ctx context.Context, root, pkg, tests, overlay string) ([]byte, error) {
+func goTest(ctx context.Context, root string, c catcher, overlay string) ([]byte, error) {
 	// Without symbols the test binaries are linked in half the time.
-	args := []string{"test", "-count=1", "-timeout=120s", "-vet=off", "-ldflags=-s -w", "-run=" + tests}
+	args := []string{"test", fmt.Sprintf("-count=%d", max(1, c.times)), "-timeout=10m", "-vet=off", "-ldflags=-s -w", "-run=" + c.tests}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
 	}
-	return goCommand(ctx, root, append(args, "./"+pkg)...)
+	return goCommand(ctx, root, append(args, "./"+c.pkg)...)
 }
 
 // goCampaign runs the campaign with the given flags.
@@ -259,7 +274,7 @@ func goCampaign(ctx context.Context, root, flags, overlay string) ([]byte, error
 // goCommand runs the go command in a process group of its own, so that what it
 // starts ends with it.
 func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir

@@ -10,6 +10,9 @@ type mutant struct {
 	wrong string // what is wrong, and what it costs
 	edits []edit
 	by    catcher
+	// also, if set, catches it too: the campaign, which finds in the thick of it
+	// what an exact schedule shows.
+	also *catcher
 }
 
 // catcher is what must fail for a mutant: tests of a package, or the campaign.
@@ -17,13 +20,18 @@ type catcher struct {
 	what  string // unit test, conformance suite, campaign
 	pkg   string // a package's directory
 	tests string // a pattern for -run; for the campaign, its flags
+	times int    // how often a test must fail, each time that it is run; 0 is once
 }
 
-func unitTest(pkg, tests string) catcher { return catcher{"unit test", pkg, tests} }
+// A test that catches a mutant by an exact schedule does so every time.
+func unitTest(pkg, tests string) catcher { return catcher{what: "unit test", pkg: pkg, tests: tests} }
 
-func suite(pkg, tests string) catcher { return catcher{"conformance suite", pkg, tests} }
+func suite(pkg, tests string) catcher {
+	return catcher{what: "conformance suite", pkg: pkg, tests: tests}
+}
 
-func byCampaign(flags string) catcher { return catcher{"campaign", "internal/campaign", flags} }
+// theCampaign runs until the log shows a violation, for a minute at least.
+var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
 
 const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"
@@ -38,7 +46,7 @@ var mutants = []mutant{
 	{
 		name: "claim removed", wrong: "the UPDATE compares nothing",
 		edits: []edit{{tableUpdateGo, "\tmark := prefix + t.token\n\tswitch {\n", "\tmark := prefix + t.token\n\tif mark != \"\" {\n\t\treturn \"true\"\n\t}\n\tswitch {\n"}},
-		by:    unitTest("sqlfence", "^TestNoStaleWrite$"),
+		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
 	},
 	{
 		name: "> for >=", wrong: "a holder cannot write twice under SameOrNewer",
@@ -58,7 +66,7 @@ var mutants = []mutant{
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
 		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp()\nRETURNING", "OR l.expires_at <= now()\nRETURNING"}},
-		by:    unitTest("lockclient", "^TestRaceForFreeRow$"),
+		by:    unitTest("lockclient", "^TestGrantAfterAWait$"),
 	},
 	{
 		name: "release without lease ID", wrong: "a late release frees the successor's lease",
@@ -94,7 +102,7 @@ var mutants = []mutant{
 		name: "deadline counted from the response", wrong: "the server gives the lease away before its holder knows",
 		edits: []edit{{"lockclient/postgres.go", "a.sent = p.clock()\n\t\terr = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)",
 			"err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)\n\t\ta.sent = p.clock()"}},
-		by: unitTest("lockclient", "^(TestLateAnswer|TestLostBeforeExpiry)$"),
+		by: unitTest("lockclient", "^TestLateAnswer$"),
 	},
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
@@ -109,12 +117,14 @@ var mutants = []mutant{
 	{
 		name: "enter without the advisory lock", wrong: "a transaction that entered is overtaken by a raise",
 		edits: []edit{{marksSQL, "ELSE pg_catalog.pg_advisory_xact_lock_shared(", "ELSE ("}},
-		by:    byCampaign("-duration 20s"),
+		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
+		also:  theCampaign,
 	},
 	{
 		name: "raise after read", wrong: "a claim above the mark enters without raising it, so what it reads is overtaken",
 		edits: []edit{{marksSQL, "AND m.token OPERATOR(pg_catalog.=) p_token AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog.\"C\";", "AND m.token OPERATOR(pg_catalog.<=) p_token;"}},
-		by:    unitTest("sqlfence", "^(TestNoLostTakeover|TestNoLostUpdatesInSets)$"),
+		by:    unitTest("sqlfence", "^TestMarksDecide$"),
+		also:  theCampaign,
 	},
 	{
 		name: "enter in a savepoint", wrong: "rolling back to it frees the fence while the transaction goes on",
@@ -134,7 +144,8 @@ var mutants = []mutant{
 	{
 		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
 		edits: []edit{{"sqlfence/migrations/0003_enforcement.sql", "    PERFORM fencepost.enter(p_resource, (claim ->> 'token')::bigint, coalesce(claim ->> 'leaseId', ''), 0, 0);\n", "    NULL;\n"}},
-		by:    byCampaign("-duration 20s"),
+		by:    unitTest("sqlfence", "^TestTriggerStopsAResumedHolder$"),
+		also:  theCampaign,
 	},
 	{
 		name: "memory mark after restart", wrong: "the marks are as durable as memory: a crash forgets them",
@@ -144,7 +155,7 @@ var mutants = []mutant{
 	{
 		name: "floor admits its own token", wrong: "after a retirement the highest deleted token is admitted again",
 		edits: []edit{{marksSQL, "IF f >= p_token THEN", "IF f > p_token THEN"}},
-		by:    unitTest("sqlfence", "^(TestMarksDecide|TestRetireTogether)$"),
+		by:    unitTest("sqlfence", "^TestMarksDecide$"),
 	},
 	{
 		name: "lost COMMIT called not committed", wrong: "an unknown outcome invites a retry that writes twice",
@@ -159,12 +170,13 @@ var mutants = []mutant{
 	{
 		name: "PUT without its condition", wrong: "whoever arrives last wins",
 		edits: []edit{{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"}},
-		by:    byCampaign("-duration 20s"),
+		by:    unitTest("s3fence", "^TestP2WriteDuringRaise$"),
+		also:  theCampaign,
 	},
 	{
 		name: "SDK retries on", wrong: "our own success comes back as a defeat",
 		edits: []edit{{"s3fence/request.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
-		by:    unitTest("s3fence", "^(TestLostAnswersAreResolved|TestLostAnswerThenSuccessors)$"),
+		by:    unitTest("s3fence", "^TestLostAnswerThenSuccessors$"),
 	},
 	{
 		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",

@@ -96,8 +96,21 @@ func TestHuntCancelled(t *testing.T) {
 	}
 }
 
+// TestEveryTime: a test that catches a mutant only sometimes does not count.
+func TestEveryTime(t *testing.T) {
+	c := unitTest("p", "^TestSum$")
+	c.times = 3
+	const fail = "--- FAIL: TestSum (0.00s)\n"
+	if by, err := c.evidence([]byte(fail + fail + fail)); err != nil || !strings.Contains(by, "3 times of 3") {
+		t.Errorf("%q, %v", by, err)
+	}
+	if _, err := c.evidence([]byte(fail + fail)); !errors.Is(err, errSurvived) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestEvidenceOfTheCampaign(t *testing.T) {
-	c := byCampaign("")
+	c := *theCampaign
 	if by, err := c.evidence([]byte("x\nVIOLATION: lost update: sql-tx:0: write\n")); err != nil || by != "campaign: sql-tx: lost update" {
 		t.Errorf("%q, %v", by, err)
 	}
