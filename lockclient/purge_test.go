@@ -19,7 +19,8 @@ func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	eventually(t, "they wait for a lock", func() bool {
 		var now int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&now)
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`).Scan(&now)
 		return err == nil && now == n
 	})
 }

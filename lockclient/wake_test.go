@@ -201,15 +201,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	pg := client.issuer.(*postgres)
-	r := request{resource: "r", leaseID: "waiter", timeout: time.Second}
-	waitsForLock := func() bool {
-		var n int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock'`).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n > 0
-	}
+	r := request{resource: "r", leaseID: "waiter", timeout: patience}
 	var token int64
 	var synced string
 	var quiet bool
@@ -220,7 +212,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "1000", topic("r")).
+	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
 		Scan(&token, &synced, &quiet); err != nil || !quiet {
 		t.Fatalf("quiet %t, %v", quiet, err)
 	}
@@ -234,7 +226,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 		held, marked, err := pg.watch(context.Background(), r)
 		watched <- seen{held, marked, err}
 	}()
-	eventually(t, "the mark waits for the release", waitsForLock)
+	waiting(t, pool, 1) // the mark, for the release
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -248,15 +240,15 @@ func TestMarkAgainstRelease(t *testing.T) {
 	if tx, err = pool.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), watchSQL, "r", "waiter", wakeFor.Microseconds(), "1000"); err != nil {
+	if _, err := tx.Exec(t.Context(), watchSQL, "r", "waiter", wakeFor.Microseconds(), "60000"); err != nil {
 		t.Fatal(err)
 	}
 	told := make(chan error)
 	go func() {
-		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "1000", topic("r")).
+		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
 			Scan(&token, &synced, &quiet)
 	}()
-	eventually(t, "the release waits for the mark", waitsForLock)
+	waiting(t, pool, 1) // the release, for the mark
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
