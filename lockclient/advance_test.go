@@ -147,6 +147,7 @@ func TestAdvanceIsDurable(t *testing.T) {
 			return last, err
 		},
 	} {
+		holdBack(t, pool)
 		above := grant(t, client, "r", 1) + 1000
 		reached, err := step(above)
 		if err != nil {
