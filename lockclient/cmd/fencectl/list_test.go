@@ -93,12 +93,13 @@ func TestListOf200000(t *testing.T) {
 	// The time to the first line is the machine's as much as the program's: one
 	// run of some must be in time, or not far from the shortest list there is.
 	best, floor := time.Hour, time.Hour
-	for try := 0; try < 20 && best > 200*time.Millisecond && best > 2*floor; try++ {
+	late := func() bool { return best > 200*time.Millisecond && best > 2*floor }
+	for try := 0; try == 0 || try < 20 && late(); try++ {
 		best = min(best, listAll(t, url, nil, "--limit", "100").first)
 		floor = min(floor, listAll(t, url, nil, "--limit", "1").first)
 	}
 	t.Logf("first line after %v at best, of a list of one %v", best, floor)
-	if best > 200*time.Millisecond && best > 2*floor {
+	if late() {
 		t.Errorf("the first line came after %v", best)
 	}
 	// It is printed while it is read: what is gone from the table when the first
