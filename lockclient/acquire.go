@@ -120,7 +120,7 @@ func (c *Client) handOut(ctx context.Context, r request, a answer) (*Lease, erro
 		return nil, guard.OutcomeUnknown("acquire", claim, late)
 	}
 	released := c.abandon(ctx, claim)
-	patience := time.NewTimer(grace)
+	patience := time.NewTimer(c.set.grace)
 	defer patience.Stop()
 	select {
 	case err := <-released:

@@ -36,18 +36,18 @@ func TestTokensGrow(t *testing.T) {
 	lease = mustTry(t, a, "r", time.Minute)
 	grown("release", lease)
 	lease.Release(t.Context())
-	grown("other owner after a release", mustTry(t, b, "r", MinTTL))
-	time.Sleep(MinTTL + 10*time.Millisecond)
-	grown("other owner after expiry", mustTry(t, a, "r", MinTTL))
-	time.Sleep(MinTTL + 10*time.Millisecond)
-	named := &AcquireOptions{TTL: MinTTL, LeaseID: "named"}
+	grown("other owner after a release", mustTry(t, b, "r", time.Minute))
+	runOut(t, pool, "r")
+	grown("other owner after expiry", mustTry(t, a, "r", time.Minute))
+	runOut(t, pool, "r")
+	named := &AcquireOptions{TTL: time.Minute, LeaseID: "named"}
 	for _, how := range []string{"lease ID of the caller", "the same lease ID after expiry"} {
 		lease, err := a.TryAcquire(t.Context(), "r", named)
 		if err != nil {
 			t.Fatal(err)
 		}
 		grown(how, lease)
-		time.Sleep(MinTTL + 10*time.Millisecond)
+		runOut(t, pool, "r")
 	}
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('', 500)")
 	last = 500
@@ -98,23 +98,23 @@ func TestHeld(t *testing.T) {
 			t.Fatalf("got %v, %v", lease, err)
 		}
 		want := HeldError{"r", holder.Owner(), holder.Token(), holder.ID(), held.ExpiresAt, held.Remaining}
-		if *held != want || held.Remaining <= 50*time.Second || held.Remaining > time.Minute ||
+		if *held != want || held.Remaining <= 0 || held.Remaining > time.Minute ||
 			!held.ExpiresAt.Equal(rowOf(t, pool, "r").ExpiresAt) {
 			t.Fatalf("got %+v", *held)
 		}
 	}
-	try() // may set hint bits
+	for range 20 { // may set hint bits, and get to the plan that stays
+		try()
+	}
 	// Another process of the server may write to the log now and then, such as
 	// a checkpoint; a refused try that wrote would do so every time.
-	for round := 0; ; round++ {
+	for round := 1; ; round++ {
 		before := state()
-		for range 20 {
-			try()
-		}
+		try()
 		if after := state(); before == after {
 			break
-		} else if round == 5 {
-			t.Fatalf("20 refused tries changed %q into %q", before, after)
+		} else if round == 100 {
+			t.Fatalf("each of %d refused tries wrote, the last one changed %q into %q", round, before, after)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestOwnGrantAgain(t *testing.T) {
 	if !after.ExpiresAt.After(before.ExpiresAt) {
 		t.Errorf("expires at %v, before at %v", after.ExpiresAt, before.ExpiresAt)
 	}
-	if acquire(time.Second); !rowOf(t, pool, "r").ExpiresAt.Equal(after.ExpiresAt) {
+	if acquire(time.Minute); !rowOf(t, pool, "r").ExpiresAt.Equal(after.ExpiresAt) {
 		t.Error("a shorter TTL took time away from a grant that was handed out")
 	}
 }
@@ -187,7 +187,7 @@ func TestIsolation(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), unguarded, "r", "id", "owner", int64(1e6), "1000"); err != nil {
+		if _, err := tx.Exec(t.Context(), unguarded, "r", "id", "owner", int64(1e6), "60000"); err != nil {
 			t.Fatalf("without its test the statement is refused anyway: %v", err)
 		}
 	})

@@ -47,8 +47,8 @@ func TestAdvance(t *testing.T) {
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("the lease is harmed: %v", err)
 	}
-	expired := mustTry(t, client, "expired", MinTTL)
-	eventually(t, "the lease is over", func() bool { return !rowOf(t, pool, "expired").Live })
+	expired := mustTry(t, client, "expired", time.Minute)
+	runOut(t, pool, "expired")
 	advance("expired", 50, 50)
 	if r := rowOf(t, pool, "expired"); r.LeaseID != nil {
 		t.Errorf("the expired lease has another's token: %+v", r)
@@ -147,6 +147,7 @@ func TestAdvanceIsDurable(t *testing.T) {
 			return last, err
 		},
 	} {
+		holdBack(t, pool)
 		above := grant(t, client, "r", 1) + 1000
 		reached, err := step(above)
 		if err != nil {
@@ -167,7 +168,7 @@ func TestAdvanceIsDurable(t *testing.T) {
 // waits for its row is over when AdvanceFloor returns.
 func TestAdvanceFloorWaitsForGrants(t *testing.T) {
 	pool := migrated(t)
-	client := newTestClient(t, pool, &Options{OpTimeout: 10 * time.Second})
+	client := newTestClient(t, pool, nil)
 	grant(t, client, "r", 1)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 // so that its outcome is known.
 func TestRowLocked(t *testing.T) {
 	pool := migrated(t)
-	client := newTestClient(t, pool, &Options{OpTimeout: 2 * time.Second, LockTimeout: 50 * time.Millisecond})
+	client := newTestClient(t, pool, &Options{OpTimeout: patience, LockTimeout: 50 * time.Millisecond})
 	lease := mustTry(t, client, "r", time.Minute)
 	mustTry(t, client, "free", time.Minute).Release(t.Context())
 	tx, err := pool.Begin(t.Context())
@@ -37,16 +38,51 @@ func TestRowLocked(t *testing.T) {
 	if !lease.Valid() {
 		t.Error("a failed renewal ended the lease")
 	}
-	// Acquire and Release wait it out.
-	unlocked := make(chan error)
-	time.AfterFunc(300*time.Millisecond, func() { unlocked <- tx.Rollback(context.Background()) })
-	if _, err := client.Acquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute}); err != nil {
+	// Acquire and Release wait it out: each is refused again and again, until the
+	// row is unlocked.
+	refusals := &refusals{postgres: client.issuer.(*postgres)}
+	client.issuer = refusals
+	acquired, released := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := client.Acquire(context.Background(), "free", &AcquireOptions{TTL: time.Minute})
+		acquired <- err
+	}()
+	go func() { released <- lease.Release(context.Background()) }()
+	eventually(t, "both are refused twice", func() bool { return refusals.acquires.Load() > 1 && refusals.releases.Load() > 1 })
+	if len(acquired) > 0 || len(released) > 0 {
+		t.Error("one of them did not wait")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-acquired; err != nil {
 		t.Errorf("acquire: %v", err)
 	}
-	if err := lease.Release(t.Context()); err != nil {
+	if err := <-released; err != nil {
 		t.Errorf("release: %v", err)
 	}
-	<-unlocked
+}
+
+// refusals counts what lock_timeout ended.
+type refusals struct {
+	*postgres
+	acquires, releases atomic.Int64
+}
+
+func (r *refusals) acquire(ctx context.Context, req request) (answer, error) {
+	a, err := r.postgres.acquire(ctx, req)
+	if contention(err) {
+		r.acquires.Add(1)
+	}
+	return a, err
+}
+
+func (r *refusals) release(ctx context.Context, claim guard.Claim, timeout time.Duration) (bool, error) {
+	freed, err := r.postgres.release(ctx, claim, timeout)
+	if contention(err) {
+		r.releases.Add(1)
+	}
+	return freed, err
 }
 
 // TestRaceForFreeRow: of several acquires that all saw the row free and wait
@@ -67,18 +103,14 @@ func TestRaceForFreeRow(t *testing.T) {
 		got := make(chan bool)
 		for i := range 4 {
 			go func() {
-				tag, err := pool.Exec(context.Background(), statement, "r", fmt.Sprint("lease ", i), "o", int64(60e6), "10000")
+				tag, err := pool.Exec(context.Background(), statement, "r", fmt.Sprint("lease ", i), "o", int64(60e6), "60000")
 				if err != nil {
 					t.Error(err)
 				}
 				got <- tag.RowsAffected() == 1
 			}()
 		}
-		eventually(t, "all wait for the row", func() bool {
-			var waiting int
-			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
-			return err == nil && waiting == 4
-		})
+		waiting(t, pool, 4)
 		tx.Rollback(t.Context())
 		for range 4 {
 			if <-got {

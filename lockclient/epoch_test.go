@@ -176,7 +176,7 @@ func TestOperatorErrors(t *testing.T) {
 	}
 	repeatable := newTestClient(t, dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
-	}), &Options{OpTimeout: 300 * time.Millisecond})
+	}), nil)
 	if _, err := repeatable.RaiseEpoch(t.Context()); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "isolation") {
 		t.Errorf("repeatable read: %v", err)
 	}

@@ -50,7 +50,7 @@ func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guar
 	t.Helper()
 	var acquired, expires time.Time
 	var synced *string
-	err := pool.QueryRow(t.Context(), acquireSQL, resource, newLeaseID(), "control", int64(1), "1000").Scan(&token, &acquired, &expires, &synced, nil)
+	err := pool.QueryRow(t.Context(), acquireSQL, resource, newLeaseID(), "control", int64(1), "60000").Scan(&token, &acquired, &expires, &synced, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,13 +82,17 @@ func TestPromotedStandby(t *testing.T) {
 	if _, err := follower.TryAcquire(t.Context(), "known", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "standby") {
 		t.Errorf("a standby: %v", err)
 	}
+	receives := func() bool {
+		var receivers int
+		if err := other.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming'").Scan(&receivers); err != nil {
+			t.Fatal(err)
+		}
+		return receivers > 0
+	}
+	eventually(t, "replication runs", receives) // or it could begin after it has stopped
 	mustExec(t, other, "ALTER SYSTEM SET primary_conninfo = ''")
 	mustExec(t, other, "SELECT pg_reload_conf()")
-	eventually(t, "replication stops", func() bool {
-		var receivers int
-		err := other.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_wal_receiver").Scan(&receivers)
-		return err == nil && receivers == 0
-	})
+	eventually(t, "replication stops", func() bool { return !receives() })
 	lost := map[string]guard.Token{"known": grant(t, client, "known", 5), "unheard of": grant(t, client, "unheard of", 5)}
 	mustExec(t, other, "SELECT pg_promote(true, 60)")
 

@@ -2,6 +2,7 @@ package lockclient
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,14 +48,53 @@ func dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Po
 	return pool
 }
 
+// patience is what tests wait where a limit is there to end a hang.
+const patience = time.Minute
+
+// newTestClient returns a client whose limits a busy machine keeps as well, where
+// opts do not set them: only the tests of limits are about them.
 func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
 	t.Helper()
-	c, err := New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], opts)
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.OpTimeout == 0 {
+		o.OpTimeout, o.LockTimeout = patience, cmp.Or(o.LockTimeout, patience/2)
+	}
+	c, err := New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.issuer.(*postgres).listener.test = patience
 	t.Cleanup(c.Close)
 	return c
+}
+
+// movable gives c a clock that the test moves, in place of waiting for the
+// system's. Leases whose deadline is passed over are lost when it returns.
+func movable(c *Client) (move func(time.Duration)) {
+	var ahead atomic.Int64
+	system := c.clock
+	c.clock = func() time.Duration { return system() + time.Duration(ahead.Load()) }
+	c.issuer.(*postgres).clock = c.clock
+	c.jumps = newJumps()
+	return func(d time.Duration) {
+		ahead.Add(int64(d))
+		c.jumps.jump()
+	}
+}
+
+// patient has c wait for every answer that is under way when a context ends.
+func patient(c *Client) {
+	c.set.grace = patience
+	c.issuer.(*postgres).set.grace = patience
+}
+
+// runOut ends a lease by the server's clock, as its TTL would.
+func runOut(t testing.TB, pool *pgxpool.Pool, resource string) {
+	t.Helper()
+	mustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", resource)
 }
 
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {
@@ -110,12 +151,12 @@ func byLength(short, long int) int {
 	return short
 }
 
-// eventually waits up to half a minute: the machine may be busy.
+// eventually waits for as long as it takes on a busy machine.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within half a minute: %s", what)
+			t.Fatalf("not within %v: %s", 2*patience, what)
 		}
 	}
 }

@@ -40,23 +40,16 @@ func TestForceUnlock(t *testing.T) {
 		"release": func(l *Lease) error { return l.Release(t.Context()) },
 	} {
 		lease := mustTry(t, client, how, time.Minute)
-		next := make(chan *Lease, 1)
-		go func() {
-			l, err := other.Acquire(context.Background(), how, &AcquireOptions{TTL: time.Minute})
-			if err != nil {
-				t.Error(err)
-			}
-			next <- l
-		}()
+		next := waits(t, other, how, time.Minute)
 		awaited(t, o, how)
-		began := time.Now()
+		ear := listen(t, pool)
 		done, err := o.ForceUnlock(t.Context(), how, "Ada", "worker-7 hangs, INC-42", &ForceUnlockOptions{ExpectedLeaseID: lease.ID()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		successor := <-next
-		if took := time.Since(began); took > lookAgain/2 {
-			t.Errorf("the waiter was granted after %v", took)
+		if heard := ear.heard(t, pool); !slices.Equal(heard, []string{topic(how)}) {
+			t.Errorf("the waiter was sent %q", heard)
 		}
 		if done.Burned.Resource != how || done.Burned.Token != lease.Token()+1 || done.Burned.LeaseID == "" || done.Burned.LeaseID == lease.ID() ||
 			done.Cut.LeaseID != lease.ID() || done.Cut.Owner != lease.Owner() || done.Cut.State != StateHeld || done.Cut.Token != lease.Token() || done.Repeated {
@@ -127,12 +120,12 @@ func TestForceUnlockFences(t *testing.T) {
 func TestForceUnlockOfNobody(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
-	mustTry(t, client, "expired", MinTTL)
+	mustTry(t, client, "expired", time.Minute)
 	mustTry(t, client, "free", time.Minute).Release(t.Context())
 	if _, err := client.Advance(t.Context(), "advanced", 7); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(MinTTL)
+	runOut(t, pool, "expired")
 	for resource, want := range map[string]struct {
 		state LeaseState
 		token guard.Token

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestHold: fn runs under a renewed lease that its context carries, and the
@@ -16,17 +18,16 @@ func TestHold(t *testing.T) {
 	expectNoGoroutines(t)
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	const ttl = 800 * time.Millisecond
 	mine := errors.New("mine")
 	var inner context.Context
-	err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+	err := client.Hold(t.Context(), "r", renewing20ms, func(ctx context.Context) error {
 		inner = ctx
 		claim, _ := guard.ClaimFrom(ctx)
 		lease, ok := guard.LeaseFrom(ctx)
 		if r := rowOf(t, pool, "r"); !ok || !lease.Valid() || claim.LeaseID != *r.LeaseID || int64(claim.Token) != r.Token {
 			t.Errorf("the context carries %+v, the row is %+v", claim, r)
 		}
-		time.Sleep(2 * ttl)
+		awaitRenewals(t, pool, "r")
 		if ctx.Err() != nil || !lease.Valid() || !rowOf(t, pool, "r").Live {
 			t.Errorf("not renewed: %v", context.Cause(ctx))
 		}
@@ -43,6 +44,18 @@ func TestHold(t *testing.T) {
 	}
 	if len(ownGoroutines()) > 0 && renewing() {
 		t.Error("the renewal outlived Hold")
+	}
+}
+
+// renewing20ms has a lease renewed soon, and not lost to a machine that is slow.
+var renewing20ms = &HoldOptions{TTL: time.Minute, RenewInterval: 20 * time.Millisecond}
+
+// awaitRenewals returns when the server has renewed the lease three times.
+func awaitRenewals(t testing.TB, pool *pgxpool.Pool, resource string) {
+	t.Helper()
+	for range 3 {
+		before := rowOf(t, pool, resource).ExpiresAt
+		eventually(t, "the lease is renewed", func() bool { return rowOf(t, pool, resource).ExpiresAt.After(before) })
 	}
 }
 
@@ -115,12 +128,12 @@ func TestHoldLost(t *testing.T) {
 			}
 			return mine
 		}, []error{ErrLeaseLost, mine}},
-		"does not look":           {func(context.Context) error { cut(); time.Sleep(300 * time.Millisecond); return nil }, []error{ErrLeaseLost}},
+		"does not look":           {func(ctx context.Context) error { cut(); <-leaseFrom(ctx).Done(); return nil }, []error{ErrLeaseLost}},
 		"cut just before its end": {func(context.Context) error { cut(); return mine }, []error{ErrLeaseLost, mine}},
 		"not lost":                {func(context.Context) error { return mine }, []error{mine}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: 600 * time.Millisecond}, test.fn)
+			err := client.Hold(t.Context(), "r", renewing20ms, test.fn)
 			for _, want := range []error{ErrLeaseLost, mine} {
 				wanted := false
 				for _, w := range test.want {
@@ -139,12 +152,11 @@ func TestHoldLost(t *testing.T) {
 func TestHoldOutlivesCancel(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	const ttl = 600 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
-	err := client.Hold(ctx, "r", &HoldOptions{TTL: ttl}, func(held context.Context) error {
+	err := client.Hold(ctx, "r", renewing20ms, func(held context.Context) error {
 		cancel()
 		<-held.Done()
-		time.Sleep(2 * ttl)
+		awaitRenewals(t, pool, "r")
 		if lease, _ := guard.LeaseFrom(held); !lease.Valid() || !rowOf(t, pool, "r").Live {
 			t.Error("the lease ended before fn")
 		}
@@ -167,7 +179,7 @@ func TestHoldInLoop(t *testing.T) {
 		client := newTestClient(t, pool, &Options{PollInterval: 10 * time.Millisecond})
 		go func() {
 			for ctx.Err() == nil {
-				client.Hold(ctx, "leader", &HoldOptions{TTL: time.Second}, func(ctx context.Context) error {
+				client.Hold(ctx, "leader", &HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
 					claim, _ := guard.ClaimFrom(ctx)
 					select {
 					case terms <- claim.Token:

@@ -78,7 +78,7 @@ const grace = 100 * time.Millisecond
 
 // lingering returns a context that ends after timeout, or grace after the end
 // of ctx.
-func lingering(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+func lingering(ctx context.Context, timeout, grace time.Duration) (context.Context, context.CancelFunc) {
 	linger, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	if ctx.Done() == nil {
 		return linger, cancel

@@ -15,7 +15,8 @@ import (
 func TestLease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	const ttl = 1500 * time.Millisecond
+	move := movable(client)
+	const ttl = time.Minute
 	lease := mustTry(t, client, "r", ttl)
 	r := rowOf(t, pool, "r")
 	want := guard.Claim{Resource: "r", Token: guard.Token(r.Token), LeaseID: *r.LeaseID}
@@ -28,14 +29,15 @@ func TestLease(t *testing.T) {
 		t.Errorf("valid %t, %v, remaining %v", lease.Valid(), lease.Err(), lease.Remaining())
 	}
 	before := lease.deadline
-	time.Sleep(20 * time.Millisecond)
-	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Millisecond {
+	move(20 * time.Second)
+	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Second {
 		t.Errorf("renew: %v, the deadline moved by %v", err, lease.deadline-before)
 	}
+	move(ttl)
 	<-lease.Done()
 	var lost *LostError
-	if now := time.Now(); lease.Valid() || lease.Remaining() != 0 || !errors.As(lease.Err(), &lost) || lost.Claim != want ||
-		!errors.Is(lease.Err(), ErrLeaseLost) || lease.Deadline().After(now.Add(time.Second/2)) {
+	if deadline := lease.Deadline(); lease.Valid() || lease.Remaining() != 0 || !errors.As(lease.Err(), &lost) || lost.Claim != want ||
+		!errors.Is(lease.Err(), ErrLeaseLost) || deadline.After(time.Now()) {
 		t.Errorf("after its end: %v", lease.Err())
 	}
 	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
@@ -52,20 +54,20 @@ func TestRenewNeverResurrects(t *testing.T) {
 	pg := client.issuer.(*postgres)
 	for name, finish := range map[string]func(*Lease){
 		"released": func(l *Lease) { l.Release(context.Background()) },
-		"expired":  func(l *Lease) { time.Sleep(2*MinTTL + 10*time.Millisecond) },
+		"expired":  func(l *Lease) { runOut(t, pool, l.Resource()) },
 		"succeeded": func(l *Lease) {
-			time.Sleep(2*MinTTL + 10*time.Millisecond)
+			runOut(t, pool, l.Resource())
 			mustTry(t, client, l.Resource(), time.Minute)
 		},
 		"cut": func(l *Lease) { mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			mustExec(t, pool, "TRUNCATE fencepost.leases")
-			lease := mustTry(t, client, "r", 2*MinTTL)
+			lease := mustTry(t, client, "r", time.Minute)
 			finish(lease)
 			before := rowOf(t, pool, "r")
 			// On the wire, as a request that was held up in the network.
-			if _, held, err := pg.renew(t.Context(), lease.Claim(), time.Minute, time.Second); held || err != nil {
+			if _, held, err := pg.renew(t.Context(), lease.Claim(), time.Minute, patience); held || err != nil {
 				t.Errorf("renewed: %t, %v", held, err)
 			}
 			if after := rowOf(t, pool, "r"); !after.ExpiresAt.Equal(before.ExpiresAt) || after.Live != before.Live {
@@ -131,16 +133,16 @@ func TestRelease(t *testing.T) {
 	if err := lease.Release(t.Context()); err != nil {
 		t.Errorf("repeated: %v", err)
 	}
-	if freed, err := client.issuer.release(t.Context(), lease.Claim(), time.Second); freed || err != nil {
+	if freed, err := client.issuer.release(t.Context(), lease.Claim(), patience); freed || err != nil {
 		t.Errorf("on the wire: %t, %v", freed, err)
 	}
 	// The same lease ID under an older token is no match either.
 	old := successor.Claim()
 	old.Token--
-	if freed, err := client.issuer.release(t.Context(), old, time.Second); freed || err != nil {
+	if freed, err := client.issuer.release(t.Context(), old, patience); freed || err != nil {
 		t.Errorf("older token: %t, %v", freed, err)
 	}
-	if _, held, err := client.issuer.renew(t.Context(), old, time.Minute, time.Second); held || err != nil {
+	if _, held, err := client.issuer.renew(t.Context(), old, time.Minute, patience); held || err != nil {
 		t.Errorf("renewal under an older token: %t, %v", held, err)
 	}
 	if r := rowOf(t, pool, "r"); !r.Live || *r.LeaseID != successor.ID() {
@@ -188,36 +190,49 @@ func TestLeaseConcurrently(t *testing.T) {
 }
 
 // TestPoolOfOne: a caller who keeps his only connection does not starve the
-// renewals. The control renews on the caller's pool and loses the lease.
+// renewals. The control renews on the caller's pool: no renewal gets through,
+// and when the TTL has passed the lease is lost.
 func TestPoolOfOne(t *testing.T) {
-	const ttl = 700 * time.Millisecond
-	hold := func(t *testing.T, change func(*Client)) error {
+	hold := func(t *testing.T, change func(*Client), inside func(ctx context.Context, client *Client)) error {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 		client := newTestClient(t, pool, nil)
 		change(client)
-		return client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+		return client.Hold(t.Context(), "r", renewing20ms, func(ctx context.Context) error {
 			conn, err := pool.Acquire(ctx)
 			if err != nil {
 				return err
 			}
 			defer conn.Release()
-			select {
-			case <-time.After(3 * ttl):
-			case <-ctx.Done():
-			}
+			inside(ctx, client)
 			return context.Cause(ctx)
 		})
 	}
 	t.Run("own connections", func(t *testing.T) {
-		if err := hold(t, func(*Client) {}); err != nil {
+		err := hold(t, func(*Client) {}, func(_ context.Context, client *Client) {
+			eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
+		})
+		if err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("control", func(t *testing.T) {
+		var move func(time.Duration)
 		err := hold(t, func(c *Client) {
+			move = movable(c)
 			pg := c.issuer.(*postgres)
 			pg.own.Close()
 			pg.own = pg.pool
+		}, func(ctx context.Context, client *Client) {
+			lease := leaseFrom(ctx)
+			eventually(t, "a renewal is tried", func() bool {
+				lease.mu.Lock()
+				defer lease.mu.Unlock()
+				return lease.trying != 0
+			})
+			move(lease.TTL())
+			if n := client.RenewalLatency().Count; n != 0 {
+				t.Errorf("%d renewals got through", n)
+			}
 		})
 		if !errors.Is(err, ErrLeaseLost) {
 			t.Errorf("the lease outlived renewals on the caller's pool: %v", err)

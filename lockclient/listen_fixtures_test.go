@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,6 +75,52 @@ func inLine(c *Client, resource string) int {
 		return len(l.places)
 	}
 	return 0
+}
+
+// refused reports that a waiter of c has been told who has the lease.
+func refused(c *Client, resource string) bool {
+	c.waiters.mu.Lock()
+	defer c.waiters.mu.Unlock()
+	l := c.waiters.by[resource]
+	return l != nil && l.held != nil
+}
+
+// ear is a connection that listens for releases.
+type ear struct{ *pgxpool.Conn }
+
+func listen(t testing.TB, pool *pgxpool.Pool) ear {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Release)
+	if _, err := conn.Exec(t.Context(), `LISTEN "`+channel+`"`); err != nil {
+		t.Fatal(err)
+	}
+	return ear{conn}
+}
+
+// heard returns what the releases have sent up to now, without the tests that
+// listeners send to themselves. Notifications arrive in the order of their
+// commits, so nothing is missing once a later one has arrived.
+func (e ear) heard(t testing.TB, pool *pgxpool.Pool) (payloads []string) {
+	t.Helper()
+	const last = "test, and the last one"
+	mustExec(t, pool, "SELECT pg_notify($1, $2)", channel, last)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		n, err := e.Conn.Conn().WaitForNotification(ctx)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case n.Payload == last:
+			return payloads
+		case !strings.HasPrefix(n.Payload, "test "):
+			payloads = append(payloads, n.Payload)
+		}
+	}
 }
 
 func listens(c *Client) bool { return c.issuer.(*postgres).listening() != nil }

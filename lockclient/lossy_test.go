@@ -29,9 +29,8 @@ func TestLossyNetwork(t *testing.T) {
 		for _, b := range bad[:min(10, len(bad))] {
 			t.Error(b)
 		}
-		t.Logf("%d of %d releases returned after their successor's grant", overtaken, rounds)
-		if overtaken < rounds/50 {
-			t.Error("hardly any release was overtaken")
+		if overtaken != rounds/2 {
+			t.Errorf("%d of %d releases were repeated after their successor's grant", overtaken, rounds)
 		}
 	})
 	for name, mutant := range map[string]func(*postgres) issuer{
@@ -40,9 +39,8 @@ func TestLossyNetwork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad, _ := lossy(t, 2*16, mutant)
-			t.Logf("%d violations in 32 rounds", len(bad))
-			if len(bad) == 0 {
-				t.Error("the losses do not tell the mutant")
+			if len(bad) < 2*16/2 { // at least one of each lost answer
+				t.Errorf("the losses do not tell the mutant: %d violations in 32 rounds", len(bad))
 			}
 		})
 	}
@@ -80,7 +78,7 @@ func (n *newIDs) acquire(ctx context.Context, r request) (answer, error) {
 func lossy(t *testing.T, rounds int, wrap func(*postgres) issuer) (bad []string, overtaken int) {
 	const workers = 16
 	direct := migrated(t)
-	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), &Options{OpTimeout: 30 * time.Second})
+	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), nil)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -94,7 +92,7 @@ func lossy(t *testing.T, rounds int, wrap func(*postgres) issuer) (bad []string,
 		}
 		t.Cleanup(pool.Close)
 		// What a busy machine takes for a new connection is no loss.
-		client := newTestClient(t, pool, &Options{OpTimeout: 30 * time.Second, LockTimeout: 20 * time.Second})
+		client := newTestClient(t, pool, nil)
 		client.issuer = wrap(client.issuer.(*postgres))
 		wg.Go(func() {
 			l := &losing{t: t, db: direct, proxy: proxy, client: client, successors: successors, resource: fmt.Sprint("r", w)}
@@ -147,7 +145,7 @@ func (l *losing) lose(n int, f func()) {
 func (l *losing) round(n int) {
 	ctx := context.Background()
 	if !l.warm { // the first request of a connection is its start-up
-		warm, err := l.client.TryAcquire(ctx, "warm "+l.resource, &AcquireOptions{TTL: time.Minute})
+		warm, err := l.client.TryAcquire(ctx, "warm "+l.resource, &AcquireOptions{TTL: time.Hour})
 		if err == nil {
 			err = warm.Release(ctx)
 		}
@@ -157,7 +155,7 @@ func (l *losing) round(n int) {
 	}
 	var lease *Lease
 	var err error
-	l.lose(n, func() { lease, err = l.client.TryAcquire(ctx, l.resource, &AcquireOptions{TTL: time.Minute}) })
+	l.lose(n, func() { lease, err = l.client.TryAcquire(ctx, l.resource, &AcquireOptions{TTL: time.Hour}) })
 	free := func() {
 		// An acquire that failed need not have made the row.
 		err := l.db.QueryRow(ctx, `WITH freed AS (UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1 RETURNING token)
@@ -180,16 +178,31 @@ func (l *losing) round(n int) {
 	now := rowOf(l.t, l.db, l.resource)
 	l.check(err == nil && lease.Valid() && now.Live && now.ExpiresAt.After(r.ExpiresAt), "renew: %v, the row is %+v", err, now)
 
-	next := waits(l.t, l.successors, l.resource, time.Minute)
+	next := waits(l.t, l.successors, l.resource, time.Hour)
 	eventually(l.t, "the successor rests", func() bool { return rests(l.t, l.db, l.resource) })
-	l.lose(n, func() { err = lease.Release(ctx) })
-	if len(next) > 0 {
-		l.overtaken++
+	// Where the answer is lost the successor has been granted before the release
+	// is sent again: nothing gets through until then.
+	var successor *Lease
+	if answer := n%2 == 1; answer {
+		gate := make(chan struct{})
+		l.proxy.gate.Store(&gate)
+		go func() {
+			successor = <-next
+			close(gate)
+		}()
+		l.lose(n, func() { err = lease.Release(ctx) })
+		if over(gate) {
+			l.overtaken++
+		}
+		<-gate
+		l.proxy.gate.Store(nil)
+	} else {
+		l.lose(n, func() { err = lease.Release(ctx) })
+		successor = <-next
 	}
 	l.check(err == nil, "release: %v", err)
-	_, held, err := l.client.issuer.renew(ctx, lease.Claim(), time.Minute, 30*time.Second)
+	_, held, err := l.client.issuer.renew(ctx, lease.Claim(), time.Minute, patience)
 	l.check(!held && err == nil, "renewed after its release: %t, %v", held, err)
-	successor := <-next
 	if successor == nil {
 		return
 	}

@@ -56,7 +56,7 @@ func TestMigrateConcurrently(t *testing.T) {
 	if want := schema().Version() + 1; applied != want {
 		t.Errorf("%d steps recorded, want %d", applied, want)
 	}
-	mustTry(t, newTestClient(t, pool, nil), "r", time.Second)
+	mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 }
 
 // TestMigratePrinted: what is printed makes the same schema as Migrate, as one
@@ -81,7 +81,7 @@ func TestMigratePrinted(t *testing.T) {
 		if got := describe(t, pool); strings.Join(got, "\n") != strings.Join(want, "\n") {
 			t.Errorf("the schemas differ\ngot  %q\nwant %q", got, want)
 		}
-		mustTry(t, newTestClient(t, pool, nil), "r", time.Second)
+		mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 		if err := Migrate(t.Context(), pool); err != nil {
 			t.Errorf("Migrate after the script: %v", err)
 		}
@@ -143,7 +143,7 @@ func TestSchemaVersion(t *testing.T) {
 			pool := pgtest.Pool(t)
 			mustSimple(t, pool, test.prepare)
 			client := newTestClient(t, pool, nil)
-			_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Second})
+			_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
 			if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
 				t.Fatalf("got %v, want unavailable and %q", err, test.says)
 			}
@@ -160,7 +160,7 @@ func TestSchemaVersion(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustTry(t, client, "r", time.Second)
+			mustTry(t, client, "r", time.Minute)
 		})
 	}
 }
@@ -169,10 +169,10 @@ func TestSchemaVersion(t *testing.T) {
 func TestSchemaCheckedOnce(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	mustTry(t, client, "a", time.Second)
+	mustTry(t, client, "a", time.Minute)
 	mustExec(t, pool, "UPDATE fencepost.migrations SET version = version + 1000")
-	mustTry(t, client, "b", time.Second)
-	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "c", &AcquireOptions{TTL: time.Second}); err == nil {
+	mustTry(t, client, "b", time.Minute)
+	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "c", &AcquireOptions{TTL: time.Minute}); err == nil {
 		t.Error("a new client did not check")
 	}
 }

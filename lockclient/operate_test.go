@@ -70,9 +70,9 @@ func TestStats(t *testing.T) {
 	c := newTestClient(t, pool, &Options{Namespace: "t", StatPrefixes: []string{"a", "ab", "never"}})
 	other := newTestClient(t, pool, &Options{Namespace: "t"})
 	grant(t, c, "a1", 2)
-	mustTry(t, other, "ab", MinTTL) // runs out
+	mustTry(t, other, "ab", time.Minute)
+	runOut(t, pool, "t:ab")
 	held := mustTry(t, other, "ab-held", time.Minute)
-	time.Sleep(MinTTL)
 	lease := mustTry(t, c, "ab", time.Minute)
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Fatal(err)

@@ -69,6 +69,7 @@ type Options struct {
 // settings are Options with every default filled in.
 type settings struct {
 	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
+	grace                                                time.Duration
 	renewConns                                           int
 	namespace                                            namespace
 	statPrefixes                                         []string
@@ -83,6 +84,7 @@ func (o *Options) settings() (settings, error) {
 		lockTimeout:  o.LockTimeout,
 		pollInterval: o.PollInterval,
 		renewConns:   o.RenewConns,
+		grace:        grace,
 	}
 	if s.opTimeout == 0 {
 		s.opTimeout = defaultOpTimeout

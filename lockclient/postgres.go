@@ -184,7 +184,7 @@ func (p *postgres) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Du
 		return false, harmless(err)
 	}
 	defer conn.Release()
-	linger, cancel := lingering(ctx, timeout)
+	linger, cancel := lingering(ctx, timeout, p.set.grace)
 	defer cancel()
 	err = run(linger, conn.Conn(), p.lockTimeout(ctx, timeout))
 	return err != nil && conn.Conn().IsClosed() && linger.Err() == nil, err
@@ -195,7 +195,7 @@ func (p *postgres) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Du
 func (p *postgres) lockTimeout(ctx context.Context, timeout time.Duration) string {
 	d := min(p.set.lockTimeout, timeout*3/4)
 	if end, ok := ctx.Deadline(); ok {
-		d = min(d, time.Until(end)+grace/2)
+		d = min(d, time.Until(end)+p.set.grace/2)
 	}
 	return milliseconds(d)
 }

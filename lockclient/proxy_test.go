@@ -3,106 +3,12 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// proxy is a TCP proxy before the database that loses or delays answers.
-type proxy struct {
-	net.Listener
-	network, backend string
-	cut              atomic.Int64 // how many answers to swallow, with their connection
-	drop             atomic.Int64 // how many requests to swallow, with their connection
-	delay            atomic.Int64 // of every answer, in nanoseconds
-	answers          atomic.Int64 // chunks that came from the server
-
-	mu    sync.Mutex
-	conns []net.Conn
-}
-
-// behindProxy returns a pool whose connections go through a proxy, also those
-// of the client made on it.
-func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Listener: l}
-	go p.serve()
-	t.Cleanup(p.stop)
-	pool := dial(t, url, func(c *pgxpool.Config) {
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			p.mu.Lock()
-			if addr != l.Addr().String() { // as a request to cancel has it
-				p.network, p.backend = network, addr
-			}
-			p.mu.Unlock()
-			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
-		}
-	})
-	return pool, p
-}
-
-func (p *proxy) serve() {
-	for {
-		client, err := p.Accept()
-		if err != nil {
-			return
-		}
-		p.mu.Lock()
-		server, err := net.Dial(p.network, p.backend)
-		if err != nil {
-			client.Close()
-			p.mu.Unlock()
-			continue
-		}
-		p.conns = append(p.conns, client, server)
-		p.mu.Unlock()
-		closeBoth := func() { client.Close(); server.Close() }
-		go func() { // requests
-			defer closeBoth()
-			p.copy(server, client, func() bool { return !takeOne(&p.drop) })
-		}()
-		go func() { // answers
-			defer closeBoth()
-			p.copy(client, server, func() bool {
-				p.answers.Add(1)
-				time.Sleep(time.Duration(p.delay.Load()))
-				return !takeOne(&p.cut)
-			})
-		}()
-	}
-}
-
-func (p *proxy) copy(dst, src net.Conn, pass func() bool) {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := src.Read(buf)
-		if err != nil || !pass() {
-			return
-		}
-		if _, err := dst.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
-func (p *proxy) stop() {
-	p.Close()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		c.Close()
-	}
-}
 
 // warm prepares every statement on the connections in use, so that the next
 // chunk from the server is the answer to a statement.
@@ -166,21 +72,19 @@ func TestLostAnswerThenSuccessor(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
 	lease := mustTry(t, client, "r", time.Minute)
-	successor := make(chan *Lease)
-	go func() {
-		l, err := newTestClient(t, direct, &Options{PollInterval: time.Millisecond}).
-			Acquire(context.Background(), "r", &AcquireOptions{TTL: time.Minute})
-		if err != nil {
-			t.Error(err)
-		}
-		successor <- l
-	}()
-	proxy.delay.Store(int64(20 * time.Millisecond))
+	successor := waits(t, newTestClient(t, direct, nil), "r", time.Minute)
+	eventually(t, "the successor rests", func() bool { return rests(t, direct, "r") })
+	gate := make(chan struct{})
+	proxy.gate.Store(&gate) // the release is not repeated before the grant
 	proxy.cut.Store(1)
-	if err := lease.Release(t.Context()); err != nil {
+	released := make(chan error, 1)
+	go func() { released <- lease.Release(context.Background()) }()
+	l := <-successor
+	close(gate)
+	if err := <-released; err != nil {
 		t.Error(err)
 	}
-	if l, r := <-successor, rowOf(t, direct, "r"); !r.Live || *r.LeaseID != l.ID() {
+	if r := rowOf(t, direct, "r"); proxy.cut.Load() != 0 || !r.Live || *r.LeaseID != l.ID() {
 		t.Errorf("the successor's row is %+v", r)
 	}
 }
@@ -192,9 +96,10 @@ func TestOutcomeUnknown(t *testing.T) {
 	expectNoGoroutines(t)
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
-	client := newTestClient(t, pool, &Options{OpTimeout: 600 * time.Millisecond, ReleaseTimeout: 5 * time.Second})
+	client := newTestClient(t, pool, nil)
 	warm(t, client)
 	lease := mustTry(t, client, "mine", time.Minute)
+	client.set.opTimeout = 600 * time.Millisecond // after the warming up, which takes what it takes
 	proxy.cut.Store(1 << 40)
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
@@ -204,11 +109,15 @@ func TestOutcomeUnknown(t *testing.T) {
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
 		t.Fatalf("acquire: %v", err)
 	}
-	if r := rowOf(t, direct, "r"); !r.Live || *r.LeaseID != failed.Claim.LeaseID {
-		t.Errorf("the control: the server did not grant, the row is %+v", r)
-	}
+	eventually(t, "the server grants (the control)", func() bool {
+		var n int
+		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r' AND lease_id = $1", failed.Claim.LeaseID).Scan(&n)
+		return err == nil && n == 1
+	})
 	proxy.cut.Store(0)
 	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
+	client.background.Wait()
+	client.set.opTimeout = patience
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("renew after the fault: %v", err)
 	}
@@ -219,6 +128,7 @@ func TestOutcomeUnknown(t *testing.T) {
 		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
 	}
 	proxy.cut.Store(0)
+	client.set.releaseTimeout = patience
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
 		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
 	}
@@ -232,7 +142,7 @@ func TestLateAnswer(t *testing.T) {
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
-	const ttl, delay = 2 * time.Second, 300 * time.Millisecond
+	const ttl, delay = time.Minute, 200 * time.Millisecond
 	proxy.delay.Store(int64(delay))
 	lease := mustTry(t, client, "r", ttl)
 	if left := lease.Remaining(); left > ttl-delay {
@@ -247,6 +157,7 @@ func TestLateAnswer(t *testing.T) {
 	// that runs on between the answer and its reading.
 	lease.Release(t.Context())
 	client = newTestClient(t, pool, nil)
+	patient(client) // with the release of the grant, too
 	warm(t, client)
 	real, pg := client.clock, client.issuer.(*postgres)
 	var jump atomic.Int64
@@ -271,20 +182,29 @@ func TestCancelledInFlight(t *testing.T) {
 	warm(t, client)
 	holder := mustTry(t, client, "held", time.Minute)
 	conns := pool.Stat().NewConnsCount()
-	proxy.delay.Store(int64(20 * time.Millisecond))
+	patient(client) // a busy machine takes longer than a moment
+	// The context ends when the answer has come as far as the proxy.
+	try := func(resource string) (*Lease, error) {
+		mine := errors.New("mine")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		end := func() { cancel(mine) }
+		proxy.answered.Store(&end)
+		defer proxy.answered.Store(nil)
+		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
+		if ctx.Err() == nil || resource == "r" && !errors.Is(err, mine) {
+			t.Errorf("the context did not end: %v", err)
+		}
+		return lease, err
+	}
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		lease, err := client.TryAcquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
-		cancel()
-		if lease != nil || !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, guard.ErrOutcomeUnknown) {
+		lease, err := try("r")
+		if lease != nil || !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrOutcomeUnknown) {
 			t.Errorf("got %v, %v", lease, err)
 		}
 		if r := rowOf(t, direct, "r"); r.Live || r.Token == 0 {
 			t.Errorf("the row is %+v", r)
 		}
-		ctx, cancel = context.WithTimeout(t.Context(), 5*time.Millisecond)
-		_, err = client.TryAcquire(ctx, "held", &AcquireOptions{TTL: time.Minute})
-		cancel()
+		_, err = try("held")
 		var held *HeldError
 		if !errors.As(err, &held) || held.Token != holder.Token() {
 			t.Errorf("got %v", err)

@@ -116,6 +116,7 @@ func TestRolesSuffice(t *testing.T) {
 		t.Error(err)
 	}
 	time.Sleep(2 * time.Millisecond)
+	mustExec(t, owner, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
 	if purged, err := operator.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil || purged.Count != 1 {
 		t.Errorf("%+v, %v; r is still awaited", purged, err)
 	}
@@ -126,7 +127,7 @@ func TestRolesSuffice(t *testing.T) {
 
 func newRoleOperator(t testing.TB, pool *pgxpool.Pool) *Operator {
 	t.Helper()
-	o, err := NewOperator(pool, nil)
+	o, err := NewOperator(pool, &OperatorOptions{OpTimeout: patience, LockTimeout: patience / 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,6 +109,9 @@ func TestAcquireAnswers(t *testing.T) {
 			if unknown := errors.Is(err, guard.ErrOutcomeUnknown); err != nil && unknown != (test.want == guard.ErrOutcomeUnknown) {
 				t.Errorf("%+v: unknown %t: %v", test, unknown, err)
 			}
+			if test.wait && test.want == ErrHeld && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%+v: why the wait ended is not in %v", test, err)
+			}
 			client.Close()
 			if len(server.released) != test.released {
 				t.Errorf("%+v: released %v", test, server.released)

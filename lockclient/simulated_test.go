@@ -76,7 +76,7 @@ func (s *simulated) renew(ctx context.Context, claim guard.Claim, ttl, timeout t
 		}
 	}
 	s.mu.Unlock()
-	linger, cancel := lingering(ctx, timeout)
+	linger, cancel := lingering(ctx, timeout, grace)
 	defer cancel()
 	sent := s.clock()
 	unknown := guard.OutcomeUnknown("renew", claim, errSimulated)

@@ -18,6 +18,8 @@ type marked struct {
 	rng   *rand.Rand
 	clock clock
 	flaw  string
+	order string // when the release comes, of [orders]; "" is a time drawn from rng
+	began sync.Once
 
 	mu    sync.Mutex
 	held  bool
@@ -75,14 +77,21 @@ func (m *marked) close() {}
 func (m *marked) watch(context.Context, request) (*HeldError, bool, error) {
 	m.delay()
 	defer m.delay()
+	if m.order == beforeLook {
+		m.releaseNow()
+		time.Sleep(50 * time.Millisecond)
+	}
 	m.mu.Lock()
 	held := m.held
 	if m.flaw == "the mark does not look" {
 		held = true
 	}
+	if m.order == betweenLookAndMark {
+		m.releaseNow() // as built it waits for the row's lock
+	}
 	if m.flaw == "looks before it marks" {
 		m.mu.Unlock()
-		m.delay()
+		time.Sleep(50 * time.Millisecond)
 		m.mu.Lock()
 	}
 	defer m.mu.Unlock()
@@ -101,6 +110,10 @@ func (m *marked) subscribe(string) *subscription {
 	m.sub, m.deaf = s, true
 	if m.flaw == "marks before it listens" {
 		m.up = make(chan struct{}) // says that it listens
+	}
+	if m.order != "" {
+		go m.story()
+		return s
 	}
 	go func() {
 		m.delay()
@@ -145,14 +158,15 @@ func (m *marked) listening() <-chan struct{} {
 
 // TestNoLostWakeUp: in every order of the mark, the release, LISTEN, and the
 // break of the listening connection, the waiter is granted soon after the
-// release. Each step left out must be noticed by the same schedules.
+// release. Each step left out must be noticed when the release comes at its worst
+// moment for that, at which the waiter as built is granted as well.
 func TestNoLostWakeUp(t *testing.T) {
 	seed := seed(t)
-	run := func(t *testing.T, flaw string) (slept int) {
+	run := func(t *testing.T) (slept int) {
 		for i := range schedules {
 			synctest.Test(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(i)))
-				server := &marked{rng: rng, clock: drifting(0), flaw: flaw, held: true, token: 1}
+				server := &marked{rng: rng, clock: drifting(0), held: true, token: 1}
 				set, _ := (&Options{PollInterval: 10 * time.Millisecond}).settings()
 				client := newClient(server, "o", set, server.clock, events{})
 				told := make(chan time.Time, 1)
@@ -180,16 +194,16 @@ func TestNoLostWakeUp(t *testing.T) {
 		return slept
 	}
 	t.Run("as built", func(t *testing.T) {
-		if n := run(t, ""); n != 0 {
+		if n := run(t); n != 0 {
 			t.Errorf("%d of %d waiters slept through the release", n, schedules)
 		}
 	})
-	for _, flaw := range []string{"no mark", "the mark does not look", "looks before it marks", "marks before it listens", "the break is not noticed"} {
-		t.Run("control: "+flaw, func(t *testing.T) {
-			n := run(t, flaw)
-			t.Logf("caught in %d of %d schedules", n, schedules)
-			if n == 0 {
-				t.Error("the schedules do not tell the mutant")
+	for flaw, order := range orders {
+		t.Run("in order/"+flaw, func(t *testing.T) {
+			for f, want := range map[string]bool{"": false, flaw: true} {
+				if slept := sleepsThrough(t, f, order); slept != want {
+					t.Errorf("the release comes %s, flaw %q: slept through it: %t", order, f, slept)
+				}
 			}
 		})
 	}
@@ -201,15 +215,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	pg := client.issuer.(*postgres)
-	r := request{resource: "r", leaseID: "waiter", timeout: time.Second}
-	waitsForLock := func() bool {
-		var n int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock'`).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n > 0
-	}
+	r := request{resource: "r", leaseID: "waiter", timeout: patience}
 	var token int64
 	var synced string
 	var quiet bool
@@ -220,7 +226,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "1000", topic("r")).
+	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
 		Scan(&token, &synced, &quiet); err != nil || !quiet {
 		t.Fatalf("quiet %t, %v", quiet, err)
 	}
@@ -234,7 +240,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 		held, marked, err := pg.watch(context.Background(), r)
 		watched <- seen{held, marked, err}
 	}()
-	eventually(t, "the mark waits for the release", waitsForLock)
+	waiting(t, pool, 1) // the mark, for the release
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -248,15 +254,15 @@ func TestMarkAgainstRelease(t *testing.T) {
 	if tx, err = pool.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), watchSQL, "r", "waiter", wakeFor.Microseconds(), "1000"); err != nil {
+	if _, err := tx.Exec(t.Context(), watchSQL, "r", "waiter", wakeFor.Microseconds(), "60000"); err != nil {
 		t.Fatal(err)
 	}
 	told := make(chan error)
 	go func() {
-		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "1000", topic("r")).
+		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
 			Scan(&token, &synced, &quiet)
 	}()
-	eventually(t, "the release waits for the mark", waitsForLock)
+	waiting(t, pool, 1) // the release, for the mark
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func TestNothingIsLeftBehindByAnUnfinishedStart(t *testing.T) {
 				if len(entries) > 0 {
 					break
 				}
-				if time.Since(begin) > 5*time.Second {
+				if time.Since(begin) > patience {
 					t.Fatal("no directory is made")
 				}
 				time.Sleep(time.Millisecond)
@@ -111,7 +111,7 @@ func TestWithoutSupervisorTheServerIsLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	for begin := time.Now(); alive(p.Postmaster); time.Sleep(10 * time.Millisecond) {
-		if time.Since(begin) > 10*time.Second {
+		if time.Since(begin) > patience {
 			t.Fatal("the postmaster does not end")
 		}
 	}

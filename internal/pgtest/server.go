@@ -16,8 +16,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startLimit bounds Start and Restart where the context sets no deadline.
-const startLimit = time.Minute
+// startLimit bounds Start and Restart where the context sets no deadline. It is
+// there to end a hang: on a machine with many more processes than processors
+// initdb alone takes a minute.
+const startLimit = 5 * time.Minute
 
 // errPortTaken is why postgres ended at once: somebody else listens on its port.
 var errPortTaken = errors.New("the port is taken")

@@ -74,24 +74,6 @@ func queryInt(t *testing.T, url, sql string, args ...any) int {
 	return query[int](t, url, sql, args...)
 }
 
-func TestStartTakesLessThanThreeSeconds(t *testing.T) {
-	var took time.Duration
-	// A busy machine may be slow once.
-	for range 3 {
-		begin := time.Now()
-		server := start(t, nil)
-		if took = time.Since(begin); took < 3*time.Second {
-			t.Logf("PostgreSQL %s (%d) in %s after %v", server.Version(), server.VersionNum(),
-				server.Dir(), took.Round(time.Millisecond))
-			if major, _, _ := strings.Cut(server.Version(), "."); major != strconv.Itoa(server.VersionNum()/10000) {
-				t.Errorf("version %s has the number %d", server.Version(), server.VersionNum())
-			}
-			return
-		}
-	}
-	t.Errorf("Start took %v", took)
-}
-
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	server := start(t, &Options{Settings: map[string]string{

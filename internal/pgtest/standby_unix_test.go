@@ -37,7 +37,7 @@ func TestStandby(t *testing.T) {
 	defer conn.Close(t.Context())
 	var tables int
 	var follows bool
-	for end := time.Now().Add(10 * time.Second); tables < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); tables < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		err := conn.QueryRow(t.Context(), "SELECT count(*), pg_is_in_recovery() FROM pg_class WHERE relname IN ('early', 'late')").Scan(&tables, &follows)
 		if err != nil {
 			t.Fatal(err)

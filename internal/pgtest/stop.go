@@ -29,7 +29,7 @@ func (s *Server) Kill() error {
 func (s *Server) StopImmediate() error { return s.shut("QUIT") }
 
 // StopFast shuts the server down like pg_ctl stop -m fast: sessions are ended,
-// and a checkpoint is written. It fails after half a minute if a session that
+// and a checkpoint is written. It fails after two minutes if a session that
 // the test has stopped with SIGSTOP cannot end. The directory stays; Restart
 // brings the server back.
 func (s *Server) StopFast() error { return s.shut("INT") }

@@ -20,7 +20,7 @@ var supervisorScript string
 
 // patience bounds the waits for which there is no context: an answer of the
 // supervisor, and the end of a server that was told to stop.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // supervisor is the shell that owns one server. It lives until the pipe to it
 // closes, which is at the latest when this process ends.
@@ -173,8 +173,11 @@ func (s *supervisor) tell(lines ...string) error {
 
 // reply waits for the report that begins with word and returns the rest of it.
 func (s *supervisor) reply(ctx context.Context, word string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
 	for {
 		select {
 		case line := <-s.replies:

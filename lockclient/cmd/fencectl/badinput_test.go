@@ -26,11 +26,11 @@ type refusal struct {
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
-	first := hold(t, pool, "worker-1", "r", time.Minute)
+	first := hold(t, pool, "worker-1", "r", time.Hour)
 	if err := first.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	hold(t, pool, "worker-2", "r", time.Minute)
+	hold(t, pool, "worker-2", "r", time.Hour)
 	if err := fenced(t, pool).Raise(t.Context(), first.Claim()); err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func TestPasswordIsNeverPrinted(t *testing.T) {
 	if err := lockclient.Migrate(context.Background(), pool); err != nil {
 		t.Fatal(err)
 	}
-	hold(t, pool, "w", "r", time.Minute)
+	hold(t, pool, "w", "r", time.Hour)
 	for _, args := range [][]string{
 		{"--help"}, {"list", "--help"}, {"list"}, {"show", "r"}, {"doctor"}, {"doctor", "-o", "json"}, {"frobnicate"}, {"list", "--frob"},
 		{"--database-url", strings.Replace(url, "@", "@@:", 1), "list"}, {"-d", "password=" + secret + " host='", "list"},

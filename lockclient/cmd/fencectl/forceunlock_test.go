@@ -68,7 +68,7 @@ func rows(t *testing.T, pool *pgxpool.Pool) int64 {
 // grows waits until more rows than before are there.
 func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if now := rows(t, pool); now > before {
 			return now
 		}
@@ -81,7 +81,7 @@ func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
 func TestP1ForceUnlockRaise(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	w := write(t, pool, lease.Claim())
 	if grows(t, pool, 50) == 50 {
 		t.Fatalf("the holder does not write: %v", w.err())
@@ -104,7 +104,7 @@ func TestP1ForceUnlockRaise(t *testing.T) {
 		t.Errorf("%+v", said)
 	}
 	// The next holder is above the burned token, and works.
-	next := hold(t, pool, "worker-2", "billing", time.Minute)
+	next := hold(t, pool, "worker-2", "billing", time.Hour)
 	if next.Token() <= said.Burned.Token {
 		t.Errorf("token %s was granted after %s was burned", next.Token(), said.Burned.Token)
 	}
@@ -118,7 +118,7 @@ func TestP1ForceUnlockRaise(t *testing.T) {
 func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	w := write(t, pool, lease.Claim())
 	if grows(t, pool, 50) == 50 {
 		t.Fatalf("the holder does not write: %v", w.err())
@@ -145,7 +145,7 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 func TestForceUnlockRaiseFindsANewerMark(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Minute)
+	hold(t, pool, "worker-1", "billing", time.Hour)
 	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "billing", Token: 1000, LeaseID: "newer"}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestForceUnlockRaiseFindsANewerMark(t *testing.T) {
 func TestForceUnlockThatCannotRaise(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	var over sync.WaitGroup
 	over.Go(func() {
@@ -187,7 +187,7 @@ func TestForceUnlockThatCannotRaise(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// The same request again: nothing is cut twice, and now it is raised.
-	r = fencectl(t, url, unlock...)
+	r = fencectl(t, url, append(unlock, "--raise-timeout", "1m")...)
 	if r.code != exitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
 		t.Errorf("%+v", r)
 	}

@@ -21,7 +21,9 @@ type listed struct {
 	peak       int64 // bytes of resident memory
 }
 
-func listAll(t *testing.T, url string, args ...string) (l listed) {
+// listAll calls begun, if it is there, when the first lease was printed, and reads
+// on when that returns.
+func listAll(t *testing.T, url string, begun func(), args ...string) (l listed) {
 	t.Helper()
 	cmd := exec.Command(binary, append([]string{"list"}, args...)...)
 	cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
@@ -47,6 +49,9 @@ func listAll(t *testing.T, url string, args ...string) (l listed) {
 		}
 		if l.lines == 1 && l.first == 0 {
 			l.first = time.Since(began)
+			if begun != nil {
+				begun()
+			}
 		}
 		if strings.HasPrefix(line, "{") {
 			var lease lockclient.LeaseInfo
@@ -76,7 +81,7 @@ func TestListOf200000(t *testing.T) {
 		FROM generate_series(1, $1::bigint) g ORDER BY 1`, leases)
 	exec1(t, pool, "ANALYZE fencepost.leases")
 	for _, format := range formats {
-		l := listAll(t, url, "-o", format)
+		l := listAll(t, url, nil, "-o", format)
 		t.Logf("%s: first line after %v, all %d after %v, peak memory %.1f MiB", format, l.first, l.lines, l.all, float64(l.peak)/(1<<20))
 		if l.lines != leases {
 			t.Errorf("%s: %d lines for %d leases", format, l.lines, leases)
@@ -84,20 +89,24 @@ func TestListOf200000(t *testing.T) {
 		if l.peak > 64<<20 {
 			t.Errorf("%s: %d bytes of memory, 64 MiB are allowed", format, l.peak)
 		}
-		if l.first > l.all/3 {
-			t.Errorf("%s: the first line came after %v of %v: the list is not printed while it is read", format, l.first, l.all)
-		}
 	}
-	// The time to the first line is the best of some, and where the machine is
-	// too busy for that, it is measured against the shortest list there is.
+	// The time to the first line is the machine's as much as the program's: one
+	// run of some must be in time, or not far from the shortest list there is.
 	best, floor := time.Hour, time.Hour
-	for range 5 {
-		best = min(best, listAll(t, url, "--limit", "100").first)
-		floor = min(floor, listAll(t, url, "--limit", "1").first)
+	late := func() bool { return best > 200*time.Millisecond && best > 2*floor }
+	for try := 0; try == 0 || try < 20 && late(); try++ {
+		best = min(best, listAll(t, url, nil, "--limit", "100").first)
+		floor = min(floor, listAll(t, url, nil, "--limit", "1").first)
 	}
 	t.Logf("first line after %v at best, of a list of one %v", best, floor)
-	if best > 200*time.Millisecond && best > 2*floor {
+	if late() {
 		t.Errorf("the first line came after %v", best)
+	}
+	// It is printed while it is read: what is gone from the table when the first
+	// line has come, and nobody has taken more, is not printed.
+	l := listAll(t, url, func() { exec1(t, pool, "DELETE FROM fencepost.leases") })
+	if l.lines > leases/2 {
+		t.Errorf("%d of %d leases were printed although they were deleted when the first one was read", l.lines, leases)
 	}
 }
 

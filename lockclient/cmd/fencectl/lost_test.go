@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -44,6 +45,13 @@ func newLossy(t *testing.T, server, word string, hang bool) *lossy {
 	})
 	t.Cleanup(func() { listener.Close(); over.Wait() })
 	return p
+}
+
+// count returns how often the word was sent.
+func (p *lossy) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lost
 }
 
 func (p *lossy) serve(client net.Conn) {
@@ -103,15 +111,32 @@ func (p *lossy) serve(client net.Conn) {
 func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Minute)
+	hold(t, pool, "worker-1", "billing", time.Hour)
 	u, err := url.Parse(database)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newLossy(t, u.Host, "fencepost.force_unlock(", false)
-	u.Host = p.listener.Addr().String()
-	unlock := []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes", "-o", "json", "--timeout", "1500ms"}
-	r := fencectl(t, u.String(), unlock...)
+	server := u.Host
+	unlock := []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes", "-o", "json"}
+	var r result
+	for timeout := 1500 * time.Millisecond; ; timeout *= 4 {
+		p := newLossy(t, server, "fencepost.force_unlock(", false)
+		u.Host = p.listener.Addr().String()
+		r = fencectl(t, u.String(), append(unlock, "--timeout", timeout.String())...)
+		lost := p.count()
+		if lost >= 2 {
+			break
+		}
+		// A busy machine does not get that far in the time.
+		if timeout > time.Minute {
+			t.Fatalf("%d answers were lost within %v: nothing was repeated", lost, timeout)
+		}
+		exec1(t, pool, "DELETE FROM fencepost.leases")
+		exec1(t, pool, "ALTER TABLE fencepost.audit DISABLE TRIGGER USER")
+		exec1(t, pool, "TRUNCATE fencepost.audit")
+		exec1(t, pool, "ALTER TABLE fencepost.audit ENABLE TRIGGER USER")
+		hold(t, pool, "worker-1", "billing", time.Hour)
+	}
 	var said struct {
 		Code            int
 		Reason, Message string
@@ -123,9 +148,6 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	if r.code != exitUnknown || said.Code != exitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
 		t.Fatalf("%+v", r)
 	}
-	if p.lost < 2 {
-		t.Errorf("%d answers were lost: nothing was repeated", p.lost)
-	}
 	out := must(t, database, append(unlock, "--request-id", id[1])...)
 	var done unlocked
 	if err := json.Unmarshal([]byte(out), &done); err != nil || !done.Repeated || done.Burned.LeaseID != id[1] {
@@ -135,9 +157,8 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 		t.Errorf("%d records", n)
 	}
 	// The control: the proxy that loses nothing lets the command succeed.
-	hold(t, pool, "worker-2", "billing", time.Minute)
-	p = newLossy(t, p.server, "no such word", false)
-	u.Host = p.listener.Addr().String()
+	hold(t, pool, "worker-2", "billing", time.Hour)
+	u.Host = newLossy(t, server, "no such word", false).listener.Addr().String()
 	must(t, u.String(), unlock...)
 }
 
@@ -146,7 +167,7 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 func TestServerThatStopsAnswering(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Minute)
+	hold(t, pool, "worker-1", "billing", time.Hour)
 	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "old", Token: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -166,13 +187,19 @@ func TestServerThatStopsAnswering(t *testing.T) {
 	} {
 		t.Run(word, func(t *testing.T) {
 			t.Parallel()
-			p := newLossy(t, server, word, true)
-			at := *u
-			at.Host = p.listener.Addr().String()
-			c := refusal{args: append(args, "--timeout", "700ms"), code: exitUnavailable, reason: "unavailable"}
-			c.check(t, at.String())
-			if p.lost == 0 {
-				t.Error("nothing was lost: the control failed")
+			// A busy machine does not come to the statement in the shortest time.
+			for timeout := 700 * time.Millisecond; ; timeout *= 4 {
+				p := newLossy(t, server, word, true)
+				at := *u
+				at.Host = p.listener.Addr().String()
+				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: exitUnavailable, reason: "unavailable"}
+				c.check(t, at.String())
+				if p.count() > 0 {
+					return
+				}
+				if timeout > 30*time.Second {
+					t.Fatalf("nothing was lost within %v: the control failed", timeout)
+				}
 			}
 		})
 	}

@@ -69,7 +69,7 @@ func fencectl(t testing.TB, url string, args ...string) result {
 
 func start(t testing.TB, env []string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = environment(env...)
@@ -126,7 +126,8 @@ func fenced(t testing.TB, pool *pgxpool.Pool) *sqlfence.DB[pgx.Tx] {
 	return db
 }
 
-// hold acquires a lease that nobody renews.
+// hold acquires a lease that nobody renews. Give it a TTL that a busy machine does
+// not run through while the test looks at it.
 func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Duration) *lockclient.Lease {
 	t.Helper()
 	client, err := lockclient.New(pool, owner, nil)

@@ -15,7 +15,7 @@ import (
 func TestMarksReset(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	db := fenced(t, pool)
 	poison := guard.Claim{Resource: "billing", Token: guard.MaxToken, LeaseID: "typo"}
 	if err := db.Raise(t.Context(), poison); err != nil {

@@ -84,7 +84,7 @@ func (term *terminal) screen() string {
 // sees waits for a text.
 func (term *terminal) sees(text string) {
 	term.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !strings.Contains(term.screen(), text); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !strings.Contains(term.screen(), text); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			term.t.Fatalf("%q is not on the screen:\n%q", text, term.screen())
 		}

@@ -45,7 +45,7 @@ func TestRoles(t *testing.T) {
 	})
 	operator := as(t, database, pool, "operator"+suffix)
 	reader := as(t, database, pool, "reader"+suffix)
-	hold(t, pool, "worker-1", "billing", time.Minute)
+	hold(t, pool, "worker-1", "billing", time.Hour)
 
 	for _, line := range []string{
 		"list", "show billing", "long-held", "audit", "marks list", "marks list --ahead",

@@ -36,7 +36,7 @@ func TestVerdicts(t *testing.T) {
 			must(t, url, "force-unlock", r, "--actor", "a", "--reason", "r", "--yes", "--raise")
 		}},
 	} {
-		hold(t, pool, "w", c.verdict, time.Minute)
+		hold(t, pool, "w", c.verdict, time.Hour)
 		c.make(c.verdict, pool)
 		var v view
 		if err := json.Unmarshal([]byte(must(t, url, "show", c.verdict, "-o", "json")), &v); err != nil || v.Verdict != c.verdict {

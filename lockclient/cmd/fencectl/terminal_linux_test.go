@@ -15,7 +15,7 @@ var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--rea
 func TestConfirmation(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Minute)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	audited := func() int64 { return value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") }
 	for _, c := range []struct {
 		answer string
@@ -56,13 +56,13 @@ func TestConfirmation(t *testing.T) {
 func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	seen := hold(t, pool, "worker-1", "billing", time.Minute)
+	seen := hold(t, pool, "worker-1", "billing", time.Hour)
 	term := onTerminal(t, url, unlockBilling...)
 	term.sees(`Type "yes" to go on: `)
 	if err := seen.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	successor := hold(t, pool, "worker-2", "billing", time.Minute)
+	successor := hold(t, pool, "worker-2", "billing", time.Hour)
 	term.keys("yes\n")
 	term.sees("worker-2")
 	if code := term.ends(); code != exitRefused {
@@ -77,10 +77,10 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 func TestWatchOnATerminal(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	hold(t, pool, "worker-1", "first", time.Minute)
+	hold(t, pool, "worker-1", "first", time.Hour)
 	term := onTerminal(t, url, "list", "--watch", "--interval", "100ms")
 	term.sees("first")
-	hold(t, pool, "worker-2", "second", time.Minute)
+	hold(t, pool, "worker-2", "second", time.Hour)
 	term.sees("second")
 	exec1(t, pool, "ALTER TABLE fencepost.leases RENAME TO elsewhere") // what cannot pass by itself ends it
 	if code := term.ends(); code != exitSchema {
@@ -107,7 +107,7 @@ func TestWatchOnATerminal(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Minute)
+	hold(t, pool, "worker-1", "billing", time.Hour)
 	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "other", Token: 7}); err != nil {
 		t.Fatal(err)
 	}

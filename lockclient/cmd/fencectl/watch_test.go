@@ -21,7 +21,7 @@ func TestWatchWithoutATerminal(t *testing.T) {
 		t.Log("an interrupt cannot be sent to one process there; what is printed is tested")
 	}
 	url, pool := database(t)
-	hold(t, pool, "worker-1", "first", time.Minute)
+	hold(t, pool, "worker-1", "first", time.Hour)
 	for _, format := range []string{"table", "json"} {
 		cmd := exec.Command(binary, "show", "first", "--watch", "--interval", "100ms", "-o", format)
 		cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
@@ -76,7 +76,7 @@ func TestWatchOutlivesTheServer(t *testing.T) {
 	t.Cleanup(func() { server.Stop() })
 	must(t, server.URL(), "migrate")
 	hold(t, dial(t, server.URL()), "worker-1", "first", 10*time.Minute)
-	cmd := exec.Command(binary, "list", "--watch", "--interval", "100ms", "--timeout", "500ms")
+	cmd := exec.Command(binary, "list", "--watch", "--interval", "100ms", "--timeout", "30s")
 	cmd.Env = environment("FENCECTL_DATABASE_URL=" + server.URL())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -85,7 +85,7 @@ func TestWatchOutlivesTheServer(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	ended := time.AfterFunc(3*time.Minute, func() { cmd.Process.Kill() })
 	defer ended.Stop()
 	lines := bufio.NewScanner(out)
 	sees := func(text string) {

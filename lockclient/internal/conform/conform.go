@@ -17,8 +17,9 @@ type Harness struct {
 	A, B *lockclient.Client
 	// Cut ends the lease on a resource on the server without its holder's doing.
 	Cut func(resource string)
-	// Pass lets time pass on the clock of the server and the clients. No renewal
-	// needs to happen meanwhile.
+	// Pass moves the clock of the server and the clients forward: a machine
+	// that is slow would take longer than a short TTL. No renewal needs to happen
+	// meanwhile.
 	Pass func(time.Duration)
 	// Wire sends a release, or a renewal, as a request that was held up in the
 	// network, and reports whether the server took it.
@@ -134,7 +135,6 @@ func grow(ctx context.Context, h Harness) error {
 }
 
 func renew(ctx context.Context, h Harness) error {
-	const short = 600 * time.Millisecond
 	l, err := h.A.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: short})
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-const short = 200 * time.Millisecond
+const short = 30 * time.Second // passes by Harness.Pass
 
 func expire(ctx context.Context, h Harness) error {
 	l, err := h.A.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: short})
@@ -61,7 +61,9 @@ func waitRelease(ctx context.Context, h Harness) error {
 			outcomes <- got{lease, err}
 		}()
 	}
-	time.Sleep(10 * time.Millisecond)
+	if err := awaited(ctx, h, "r"); err != nil {
+		return err
+	}
 	if len(outcomes) > 0 {
 		return errors.New("granted while it was held")
 	}
@@ -79,6 +81,17 @@ func waitRelease(ctx context.Context, h Harness) error {
 	return nil
 }
 
+// awaited returns when a waiter rests, and so has been told who has the lease.
+func awaited(ctx context.Context, h Harness, resource string) error {
+	for {
+		info, err := h.A.Operator().Get(ctx, resource)
+		if err != nil || info.Awaited {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func waitEnds(ctx context.Context, h Harness) error {
 	l, err := try(ctx, h.A, "r", "")
 	if err != nil {
@@ -86,10 +99,14 @@ func waitEnds(ctx context.Context, h Harness) error {
 	}
 	mine := errors.New("mine")
 	ending, cancel := context.WithCancelCause(ctx)
-	time.AfterFunc(50*time.Millisecond, func() { cancel(mine) })
+	told := make(chan error, 1)
+	go func() {
+		told <- awaited(ctx, h, "r")
+		cancel(mine)
+	}()
 	_, err = h.B.Acquire(ending, "r", &lockclient.AcquireOptions{TTL: ttl})
 	var held *lockclient.HeldError
-	return errors.Join(want(err, mine), that(errors.As(err, &held) && held.Token == l.Token(), "no holder in %v", err),
+	return errors.Join(<-told, want(err, mine), that(errors.As(err, &held) && held.Token == l.Token(), "no holder in %v", err),
 		that(l.Valid(), "the lease is over: %v", l.Err()))
 }
 
@@ -113,7 +130,7 @@ func hold(ctx context.Context, h Harness) error {
 func holdLost(ctx context.Context, h Harness) error {
 	mine := errors.New("mine")
 	var cause error
-	err := h.A.Hold(ctx, "r", &lockclient.HoldOptions{TTL: 600 * time.Millisecond, RenewInterval: 20 * time.Millisecond}, func(ctx context.Context) error {
+	err := h.A.Hold(ctx, "r", &lockclient.HoldOptions{TTL: ttl, RenewInterval: 20 * time.Millisecond}, func(ctx context.Context) error {
 		h.Cut("r")
 		<-ctx.Done()
 		cause = context.Cause(ctx)

@@ -25,10 +25,8 @@ func forceUnlock(ctx context.Context, h Harness) error {
 		lease, err := h.B.Acquire(ctx, "cut", &lockclient.AcquireOptions{TTL: ttl})
 		waiting <- got{lease, err}
 	}()
-	for info := (lockclient.LeaseInfo{}); !info.Awaited; time.Sleep(time.Millisecond) {
-		if info, err = o.Get(ctx, "cut"); err != nil {
-			return err
-		}
+	if err := awaited(ctx, h, "cut"); err != nil {
+		return err
 	}
 	done, err := o.ForceUnlock(ctx, "cut", "Ada", "hangs", &lockclient.ForceUnlockOptions{ExpectedLeaseID: l.ID()})
 	if err != nil {
