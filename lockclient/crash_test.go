@@ -37,13 +37,18 @@ func forgetful(t *testing.T) *pgtest.Server {
 // this it depends on when the kill comes. Kill ends stopped processes as well.
 func holdBack(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	var pids string
-	err := pool.QueryRow(t.Context(), `SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
-		WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer') HAVING count(*) = 3`).Scan(&pids)
-	if err != nil {
-		t.Fatal(err)
+	var pids []string
+	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start beside the first sessions
+		if time.Now().After(end) {
+			t.Fatalf("processes %v", pids)
+		}
+		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
+			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	mustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+pids+"'")
+	mustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
 }
 
 // acknowledged is what a client was told about one resource.

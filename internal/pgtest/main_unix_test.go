@@ -222,17 +222,18 @@ func processesOf(root string) ([]string, error) {
 	return found, nil
 }
 
-// alive reports whether a process runs; a zombie does not.
+// alive reports whether a process runs. On Linux one that has ended may still be
+// listed: a zombie, or one that the kernel is taking apart. It works in no
+// directory any more, which it leaves after it has closed its files.
 func alive(pid int) bool {
 	if syscall.Kill(pid, 0) == syscall.ESRCH {
 		return false
 	}
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return runtime.GOOS != "linux"
+	if runtime.GOOS != "linux" {
+		return true
 	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	return fields[0] != "Z"
+	_, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/cwd")
+	return err == nil
 }
 
 // waitUntilClean fails the test if anything of the child's server stays behind. On
