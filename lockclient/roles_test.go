@@ -208,6 +208,15 @@ func TestRolesForbid(t *testing.T) {
 		if pg := pgError(err); test.nobody && (pg == nil || pg.Code != "42501") || !test.nobody && err != nil {
 			t.Errorf("control: %s, as the owner: %v", test.sql, err)
 		}
+		if test.nobody { // nor a superuser who silences what is not for replicas
+			err := pgx.BeginFunc(t.Context(), owner, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE fencepost.epoch SET base = base + 1; "+test.sql, pgx.QueryExecModeSimpleProtocol)
+				return err
+			})
+			if pg := pgError(err); pg == nil || pg.Code != "42501" {
+				t.Errorf("%s, where session_replication_role is replica: %v", test.sql, err)
+			}
+		}
 		if test.nobody { // control: it is the triggers that refuse it to the owner
 			tx, err := owner.Begin(t.Context())
 			if err != nil {

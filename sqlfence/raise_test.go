@@ -47,14 +47,13 @@ func TestRaiseWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
-		raised := make(chan error, 1)
-		go func() { raised <- e.db.Raise(context.Background(), claimOf("r", 6)) }()
-		e.waitForWaiters(1)
-		late := make(chan error, 1)
-		go func() {
-			late <- e.db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		}()
-		e.waitForWaiters(2)
+		raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+		late := e.start(func(func()) error {
+			return e.db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
+		})
+		if len(raised)+len(late) != 0 {
+			t.Fatal("a raise, or an enter behind it, did not wait for the older transactions")
+		}
 		for i, end := range ends {
 			if n := e.int(waitersSQL); n != 2 {
 				t.Errorf("%d wait with %d older transactions open, want the raise and the enter", n, len(ends)-i)

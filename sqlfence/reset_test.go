@@ -133,6 +133,15 @@ func TestResetsAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
+			if err := e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, sql)
+				return err
+			}); sqlState(err) != "42501" {
+				t.Errorf("%s as a replica: got %v, want 42501", sql, err)
+			}
 			for _, who := range []string{role, "CURRENT_USER"} {
 				if who == "CURRENT_USER" {
 					who = e.text("SELECT quote_ident(current_user)")

@@ -111,18 +111,21 @@ func check(opts options, rest int) error {
 
 // exit says what the run is worth.
 func (s *summary) exit(out io.Writer) int {
-	if s.Options.Expect == expectViolations {
-		if missing := short(s.shows()); len(missing) > 0 {
-			fmt.Fprintln(out, "too few violations were seen:", strings.Join(missing, "; "))
-			return exitViolations
-		}
-		return exitClean
-	}
-	switch {
+	missing := short(s.shows())
+	switch expected := s.Options.Expect == expectViolations; {
+	case expected && len(missing) > 0:
+		fmt.Fprintln(out, "verdict: too few violations were seen:", strings.Join(missing, "; "))
+		return exitViolations
+	case expected:
+		fmt.Fprintln(out, "verdict: as expected, without the guards every surface was damaged")
 	case len(s.Violations) > 0:
+		fmt.Fprintf(out, "verdict: %d violations\n", len(s.Violations))
 		return exitViolations
 	case len(s.Invalid) > 0:
+		fmt.Fprintln(out, "verdict: no violation, but too little was done to tell")
 		return exitInvalid
+	default:
+		fmt.Fprintln(out, "verdict: no violation")
 	}
 	return exitClean
 }

@@ -33,8 +33,8 @@ type verdict struct {
 
 // sideBySide is what the gate runs: the guards on, and the two controls beside
 // it. Each aims at its own processes and has a floor of activity, half of that
-// of a run by itself, so that the three may share two cores. The controls end
-// as soon as each surface has shown its damage.
+// of a run by itself, so that the three may share two cores. The controls go
+// on until each surface has shown its damage.
 func sideBySide(ctx context.Context, opts options, out, errs io.Writer) int {
 	opts.Shared = true
 	jobs := []job{{opts}, {opts}, {opts}}
@@ -42,7 +42,7 @@ func sideBySide(ctx context.Context, opts options, out, errs io.Writer) int {
 		o := &jobs[i].opts
 		o.Guards, o.Duration, o.Expect = guards, time.Minute, expectClean
 		if guards != guardsOn {
-			o.Duration, o.Expect = 20*time.Second, expectViolations
+			o.Duration, o.Expect = 45*time.Second, expectViolations
 		}
 	}
 	verdicts := make([]verdict, len(jobs))

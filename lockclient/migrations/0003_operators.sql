@@ -19,8 +19,8 @@ CREATE TABLE fencepost.audit (
   cut_expires_at   timestamptz      NOT NULL,
   CONSTRAINT audit_pkey PRIMARY KEY (id),
   CONSTRAINT audit_request_id_key UNIQUE (request_id),
-  CONSTRAINT audit_actor CHECK (btrim(actor) <> '' AND octet_length(actor) <= 128),
-  CONSTRAINT audit_reason CHECK (btrim(reason) <> '' AND octet_length(reason) <= 1000),
+  CONSTRAINT audit_actor CHECK (actor ~ '[^[:space:]]' AND octet_length(actor) <= 128),
+  CONSTRAINT audit_reason CHECK (reason ~ '[^[:space:]]' AND octet_length(reason) <= 1000),
   CONSTRAINT audit_request_id CHECK (octet_length(request_id) BETWEEN 1 AND 128)
 );
 CREATE INDEX audit_resource_id ON fencepost.audit (resource, id);
@@ -37,6 +37,9 @@ CREATE TRIGGER audit_is_append_only BEFORE UPDATE OR DELETE ON fencepost.audit
   FOR EACH ROW EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
 CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
+-- Also where session_replication_role is replica, which silences the others.
+ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
+ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
 
 -- force_unlock burns a token, frees the lease and records it, in one
 -- transaction that waits for the disk. It is above everything that was granted
@@ -159,6 +162,7 @@ END $$;
 -- its name would begin anew.
 CREATE TRIGGER epoch_only_grows AFTER UPDATE ON fencepost.epoch FOR EACH ROW WHEN (NEW.base < OLD.base)
   EXECUTE FUNCTION fencepost.refuse_change('the epoch only grows');
+ALTER TABLE fencepost.epoch ENABLE ALWAYS TRIGGER epoch_only_grows;
 
 -- They have their owner's rights, so they are nobody's until they are granted.
 REVOKE ALL ON FUNCTION fencepost.force_unlock, fencepost.advance_lease, fencepost.operator_epoch, fencepost.operator_purge FROM PUBLIC;
@@ -170,4 +174,5 @@ DO $$ BEGIN
   CREATE TRIGGER leases_tokens_only_grow AFTER UPDATE ON fencepost.leases FOR EACH ROW
     WHEN (NEW.token < OLD.token OR NEW.resource <> OLD.resource)
     EXECUTE FUNCTION fencepost.refuse_change('a token only grows');
+  ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_tokens_only_grow;
 END $$;

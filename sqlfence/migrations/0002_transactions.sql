@@ -157,6 +157,8 @@ BEGIN
 END $$;
 CREATE TRIGGER keep_resets BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.mark_resets
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.keep_resets();
+-- Also where session_replication_role is replica, which silences the others.
+ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets;
 
 -- reset puts one mark in the place of another, lower or higher, if it is still
 -- the one that the operator saw. It waits for the transactions that entered
