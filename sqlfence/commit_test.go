@@ -1,0 +1,52 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestCommitBound: a COMMIT is given the timeout and at most an eighth more,
+// whenever it begins; the caller's deadline does not count and its values do.
+func TestCommitBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 8 * time.Second
+		type key struct{}
+		caller, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+		cancel()
+		b := &commitBound{timeout: timeout}
+		shared := map[context.Context]bool{}
+		for range 50 {
+			ctx := b.context(caller)
+			shared[ctx.(committing).Context] = true
+			if ctx.Err() != nil || ctx.Value(key{}) != "value" {
+				t.Fatalf("got %v and value %v", ctx.Err(), ctx.Value(key{}))
+			}
+			deadline, ok := ctx.Deadline()
+			if left := time.Until(deadline); !ok || left < timeout || left > timeout+timeout/8 {
+				t.Errorf("a COMMIT has %v, want %v or an eighth more", left, timeout)
+			}
+			time.Sleep(timeout / 40)
+		}
+		if len(shared) < 5 || len(shared) > 12 {
+			t.Errorf("50 COMMITs had %d deadlines", len(shared))
+		}
+		ctx, start := b.context(caller), time.Now()
+		ended := make(chan struct{})
+		context.AfterFunc(ctx, func() { close(ended) })
+		<-ended
+		if took := time.Since(start); took < timeout || took > timeout+timeout/8 || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			t.Errorf("ended after %v: %v", took, ctx.Err())
+		}
+	})
+}
+
+// TestCommitAllocations: a bound costs no timer and no goroutine of its own.
+func TestCommitAllocations(t *testing.T) {
+	b, ctx := &commitBound{timeout: time.Hour}, t.Context()
+	if n := testing.AllocsPerRun(100, func() { b.context(ctx) }); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
