@@ -203,3 +203,20 @@ func TestForceUnlockRefused(t *testing.T) {
 		t.Errorf("refusals were recorded: %+v", records)
 	}
 }
+
+// TestRecordNeedsWords: who calls the function without this package records no
+// actor or reason of nothing but space either.
+func TestRecordNeedsWords(t *testing.T) {
+	pool := migrated(t)
+	for _, test := range []struct{ actor, reason, constraint string }{
+		{"Ada", "stuck", ""}, // control
+		{" \t\n", "stuck", "audit_actor"},
+		{"Ada", "\t\t", "audit_reason"},
+	} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES ('force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
+		if pg := pgError(err); test.constraint == "" && err != nil || test.constraint != "" && (pg == nil || pg.ConstraintName != test.constraint) {
+			t.Errorf("actor %q, reason %q: %v, want %q", test.actor, test.reason, err, test.constraint)
+		}
+	}
+}
