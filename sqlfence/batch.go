@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // Write is one statement of a [DB.Batch]: SQL with placeholders from $1, and
@@ -72,7 +73,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) (
 		switch {
 		case err == nil:
 			return rows, nil
-		case !mustRaise(err):
+		case pgerr.State(err) != pgerr.MustRaise:
 			return nil, batchFailure(op, claim, err, committing)
 		}
 		last = err
@@ -114,7 +115,7 @@ func (w Write) check(field string) error {
 // what does not exist.
 func batchFailure(op string, claim guard.Claim, err error, committing bool) error {
 	var pg *pgconn.PgError
-	if missing(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {
+	if pgerr.Undefined(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {
 		return schemaFailure(op, claim, err)
 	}
 	var argument unsendable

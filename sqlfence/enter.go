@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const enterRowSQL = "SELECT fencepost.enter_row($1::text, $2::bigint, $3::text, $4::int, $5::int)"
@@ -79,10 +80,10 @@ func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) erro
 
 // enterFailure is schemaFailure for transactions that the caller began.
 func enterFailure(op string, claim guard.Claim, err error) error {
-	switch sqlState(err) {
-	case stateSubtransaction:
+	switch pgerr.State(err) {
+	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}
-	case stateRaise:
+	case pgerr.MustRaise:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
 	}
 	return schemaFailure(op, claim, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
@@ -19,7 +20,7 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: 5 * time.Second}, hurried)
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			control := context.WithoutCancel(ctx)
-			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); sqlState(err) != stateCanceled {
+			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); pgerr.State(err) != pgerr.Canceled {
 				t.Errorf("the statement alone: got %v, want it to be cancelled", err)
 			}
 			if err := db.Raise(control, claimOf("r", 6)); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // countingQuerier counts what is sent.
@@ -155,7 +156,7 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 		table := e.manyTable(nil)
 		e.exec("UPDATE items SET n = 99 WHERE a = 3")
 		_, err := table.UpdateMany(t.Context(), e.db, writesOf(5, 1, 2, 3))
-		if sqlState(err) != "23514" || guard.ReasonOf(err) != guard.ReasonOther {
+		if pgerr.State(err) != "23514" || guard.ReasonOf(err) != guard.ReasonOther {
 			t.Errorf("a violated constraint: %v", err)
 		}
 		// 1.0 is 1 to the database alone.
@@ -217,7 +218,7 @@ func TestUpdateManyOrder(t *testing.T) {
 		inTheirOrder := mutantQuerier{db, func(sql string) string {
 			return strings.Replace(sql, `ORDER BY "items"."a", "items"."b"`, `ORDER BY "fence in"."fence n"`, 1)
 		}}
-		if err := crossed(inTheirOrder); sqlState(err) != "40P01" {
+		if err := crossed(inTheirOrder); pgerr.State(err) != "40P01" {
 			t.Errorf("in the order of the writes, the control: got %v, want a deadlock", err)
 		}
 		table := e.manyTable(&TableOptions{Rule: guard.SameOrNewer})

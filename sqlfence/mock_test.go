@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // mocked returns a DB on a driver that answers as it is told. It shows what is
@@ -54,9 +55,9 @@ const (
 func TestFailureOfUpdate(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
-			state("57P01"), state("57P02"), state("08006"), state("58030"), state("XX000"), state("25P04")},
+			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
 		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("25P03"), state("57P03"), state("57P05"), state("42501"), state("28P01"), state("SF005")},
+			state("25P02"), state("26000"), state("42501"), state("28P01"), state("SF005")},
 		guard.ReasonStale:    {state("SF001")},
 		guard.ReasonConflict: {state("SF002")},
 		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000")},
@@ -173,23 +174,23 @@ func TestFailureOfInTx(t *testing.T) {
 		"enter":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, errInjected) }},
 		"enter, 57P01": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("57P01")) }},
 		"enter, 42883": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
-		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(stateStale)) }},
-		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { refused(m, state(stateRaise)); raised(m); entered(m); m.ExpectCommit() }},
+		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.Stale)) }},
+		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.MustRaise)); raised(m); entered(m); m.ExpectCommit() }},
 		"raise refused": {guard.ReasonConflict, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(stateRaise))
+			refused(m, state(pgerr.MustRaise))
 			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WillReturnError(state(stateConflict))
+			m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.Conflict))
 			m.ExpectRollback()
 		}},
 		"the raise's commit": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(stateRaise))
+			refused(m, state(pgerr.MustRaise))
 			m.ExpectBegin()
 			m.ExpectExec(raiseSQL).WillReturnResult(ok)
 			m.ExpectCommit().WillReturnError(errInjected)
 		}},
 		"raised for ever": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
 			for range maxEnter {
-				refused(m, state(stateRaise))
+				refused(m, state(pgerr.MustRaise))
 				raised(m)
 			}
 		}},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // Pgx returns a [DB] on a pgx pool. It sends nothing. opts may be nil; the
@@ -51,7 +52,7 @@ func (d pgxDriver) idle(ctx context.Context) (*pgx.Conn, func(), error) {
 	if d.pool != nil {
 		c, err := d.pool.Acquire(ctx)
 		if err != nil {
-			return nil, nil, notSent{err}
+			return nil, nil, pgerr.NotSent(err)
 		}
 		conn, release = c.Conn(), c.Release
 	}
@@ -213,7 +214,7 @@ func (t *pgxTransaction) release() {
 func committable(c *pgx.Conn) error {
 	switch {
 	case c.IsClosed():
-		return notSent{pgconn.ErrConnClosed}
+		return pgerr.NotSent(pgconn.ErrConnClosed)
 	case c.PgConn().TxStatus() == 'I':
 		return errEnded
 	}
@@ -237,10 +238,10 @@ func pgxExec(ctx context.Context, c pgxExecer, sql string, args []any) (int64, e
 // closes a connection on which anything went wrong after it was written to.
 func pgxSent(c *pgx.Conn, err error) error {
 	switch {
-	case err == nil || sqlState(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err):
+	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err):
 		return err
 	case errors.Is(err, pgx.ErrTxClosed):
-		return notSent{err}
+		return pgerr.NotSent(err)
 	}
 	return unsendable{err}
 }

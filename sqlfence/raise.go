@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const (
@@ -68,11 +69,11 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 		err := d.raiseOnce(ctx, claim, wait, work, unhurried)
 		waited := time.Since(start)
 		left := d.opts.RaiseTimeout - waited
-		if sqlState(err) == stateCanceled && !unhurried && left >= time.Millisecond {
+		if pgerr.State(err) == pgerr.Canceled && !unhurried && left >= time.Millisecond {
 			unhurried, wait = true, min(wait, left)
 			continue
 		}
-		if sqlState(err) != stateLockTimeout || !evicts || left < time.Millisecond {
+		if pgerr.State(err) != pgerr.LockTimeout || !evicts || left < time.Millisecond {
 			return err
 		}
 		evictErr := d.evict(ctx, claim)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // Std returns a [DB] on database/sql with a PostgreSQL driver. It sends
@@ -49,12 +50,12 @@ func (d stdDriver) idle(ctx context.Context) (*sql.Conn, func(), error) {
 	if d.one == nil {
 		c, err := d.db.Conn(ctx)
 		if err != nil {
-			return nil, nil, notSent{err}
+			return nil, nil, pgerr.NotSent(err)
 		}
 		return c, func() { c.Close() }, nil
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, notSent{err}
+		return nil, nil, pgerr.NotSent(err)
 	}
 	if c := stdPgx(d.one); c != nil && !c.IsClosed() && c.PgConn().TxStatus() != 'I' {
 		return nil, nil, errBusy
@@ -101,7 +102,7 @@ func (d stdDriver) exec(ctx context.Context, query string, args []any) (n int64,
 		return nil
 	})
 	if raw != nil {
-		return 0, notSent{raw}
+		return 0, pgerr.NotSent(raw)
 	}
 	if native {
 		return n, err
@@ -153,7 +154,7 @@ func (d stdDriver) begin(ctx context.Context, level Isolation, first ...statemen
 	}
 	if !stop() {
 		t.rollback()
-		return nil, notSent{context.Cause(ctx)}
+		return nil, pgerr.NotSent(context.Cause(ctx))
 	}
 	return t, nil
 }

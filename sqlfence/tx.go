@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const (
@@ -194,11 +195,11 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 		if tx, err = d.backend.begin(ctx, opts.Isolation, first...); err == nil {
 			return tx, nil
 		}
-		if opts.Isolation != ReadCommitted && sqlState(err) == stateSerialization && early < maxEarly {
+		if opts.Isolation != ReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
 			early++
 			continue
 		}
-		if !mustRaise(err) {
+		if pgerr.State(err) != pgerr.MustRaise {
 			return nil, schemaFailure(op, refusedClaim(claims, err), err)
 		}
 		tries++

@@ -1,6 +1,9 @@
 package s3test
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
 
 // Fault is what goes wrong with a request, or merely happens around it. The
 // zero value is nothing. Its parts combine, and take effect in the order of the
@@ -29,6 +32,16 @@ type Fault struct {
 	After func(*Request, int)
 	// DelayAfter is waited for next.
 	DelayAfter time.Duration
+
+	// ShortRanges refuses a suffix range that is longer than the object with
+	// 416, as some gateways do, instead of answering with all of it.
+	ShortRanges bool
+	// Omit are names of headers that the answer lacks, such as Etag.
+	Omit []string
+	// Empty are names of headers that the answer has with an empty value.
+	Empty []string
+	// Cut ends the connection in the middle of the answer's body.
+	Cut bool
 
 	// Status, if not zero, is answered, with Code as the error's code or, if that
 	// is empty, the usual one for the status. With status 200, and a code, the
@@ -139,12 +152,31 @@ func (p plan) gap(s *Server, req *Request) (wait func(), ok bool) {
 }
 
 func (p plan) mergeMetadata() bool {
-	for _, f := range p {
-		if f.MergeMetadata {
+	return p.has(func(f *Fault) bool { return f.MergeMetadata })
+}
+
+func (p plan) has(is func(*Fault) bool) bool {
+	for i := range p {
+		if is(&p[i]) {
 			return true
 		}
 	}
 	return false
+}
+
+// spoil takes from a good answer what the faults say.
+func (p plan) spoil(a *answer) {
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	for i := range p {
+		for _, name := range p[i].Omit {
+			a.header.Del(name)
+		}
+		for _, name := range p[i].Empty {
+			a.header.Set(name, "")
+		}
+	}
 }
 
 // end returns the first fault that replaces the answer before, or after, the

@@ -109,6 +109,20 @@ func (a *answer) write(w http.ResponseWriter, req *Request, method string) {
 	w.Write(body) // a client that has gone does not matter
 }
 
+// cut answers with half of the body and ends the connection.
+func (a *answer) cut(w http.ResponseWriter, req *Request) {
+	h := w.Header()
+	for name, values := range a.header {
+		h[name] = values
+	}
+	h.Set("X-Amz-Request-Id", req.ID)
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	w.WriteHeader(a.status)
+	w.Write(a.body[:len(a.body)/2])
+	http.NewResponseController(w).Flush()
+	panic(http.ErrAbortHandler)
+}
+
 func (a *answer) errorDocument(req *Request) []byte {
 	var b bytes.Buffer
 	b.WriteString(xml.Header + "<Error>")

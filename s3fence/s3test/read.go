@@ -30,6 +30,11 @@ func (s *Server) getObject(c *call) *answer {
 	first, length := int64(0), o.Size
 	if r := c.header.Get("Range"); r != "" {
 		from, n, verdict := parseRange(r, o.Size)
+		if length, ok := strings.CutPrefix(r, "bytes=-"); ok && c.plan.has(func(f *Fault) bool { return f.ShortRanges }) {
+			if n, err := strconv.ParseInt(length, 10, 64); err == nil && n > o.Size {
+				verdict = rangeBeyond
+			}
+		}
 		switch verdict {
 		case rangeBeyond:
 			return fail("InvalidRange", "RangeRequested", r, "ActualObjectSize", fmt.Sprint(o.Size))

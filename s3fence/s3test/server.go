@@ -175,6 +175,12 @@ func (s *Server) finish(w http.ResponseWriter, c *call, f *Fault, a *answer) {
 		a = f.answer()
 	}
 	s.countAnswer(c.Op, a.status)
+	if a.code == "" {
+		c.plan.spoil(a)
+		if c.plan.has(func(f *Fault) bool { return f.Cut }) && len(a.body) > 0 && c.r.Method != http.MethodHead {
+			a.cut(w, c.Request)
+		}
+	}
 	a.write(w, c.Request, c.r.Method)
 }
 

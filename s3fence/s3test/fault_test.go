@@ -2,6 +2,7 @@ package s3test_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 var puts = []s3test.Op{s3test.PutObject}
@@ -193,5 +194,43 @@ func TestRace(t *testing.T) {
 	h := c.server.History(bucket, "a")
 	if len(h) != 3 || h[1].Replaced != etag || h[2].Replaced != h[1].ETag {
 		t.Errorf("%+v", h)
+	}
+}
+
+// What gateways have been seen to answer to readers.
+func TestSpoiltAnswers(t *testing.T) {
+	c := newClient(t, s3test.Options{})
+	c.put("a", "body")
+	get := func(f s3test.Fault) (int, http.Header, string, error) {
+		t.Helper()
+		in := c.server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: f})
+		defer in.Remove()
+		r, err := http.NewRequest(http.MethodGet, c.server.URL()+"/"+bucket+"/a", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Range", "bytes=-10")
+		answer, err := c.server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		return answer.StatusCode, answer.Header, string(body), err
+	}
+	if status, h, body, err := get(s3test.Fault{}); status != 206 || body != "body" || h.Get("Etag") == "" || err != nil {
+		t.Errorf("without a fault: %d %q %v, %v", status, body, h, err)
+	}
+	if status, _, _, _ := get(s3test.Fault{ShortRanges: true}); status != 416 {
+		t.Errorf("ShortRanges: %d", status)
+	}
+	if _, h, _, _ := get(s3test.Fault{Omit: []string{"Etag"}}); len(h["Etag"]) != 0 {
+		t.Errorf("Omit: %v", h)
+	}
+	if _, h, _, _ := get(s3test.Fault{Empty: []string{"Etag"}}); len(h["Etag"]) != 1 || h.Get("Etag") != "" {
+		t.Errorf("Empty: %v", h)
+	}
+	if _, _, body, err := get(s3test.Fault{Cut: true}); body != "bo" || err == nil {
+		t.Errorf("Cut: %q, %v", body, err)
 	}
 }
