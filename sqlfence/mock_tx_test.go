@@ -104,7 +104,7 @@ func TestFailureOfEnter(t *testing.T) {
 			err := func() error {
 				db = mocked(t, func(m sqlmock.Sqlmock) {
 					m.ExpectBegin()
-					m.ExpectExec(enterRowSQL + markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
+					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
 					m.ExpectRollback()
 				})
 				tx, err := db.backend.(stdDriver).db.BeginTx(context.Background(), nil)
