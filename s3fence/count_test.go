@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // Requests per call, the cost that is documented.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // Put and Delete decide as guard.Decide does, for every claim and both rules.

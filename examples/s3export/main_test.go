@@ -16,7 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 const mainVariable = "S3EXPORT_MAIN"

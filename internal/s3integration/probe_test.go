@@ -10,8 +10,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
-	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // The probe must refuse the correct stores in no run. With the one that races it

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
-	"github.com/fencepost-go/fencepost/internal/s3test/s3conform"
+	"github.com/fencepost-go/fencepost/internal/s3integration/s3conform"
 )
 
 func target(g *gateway.Gateway) s3conform.Target {

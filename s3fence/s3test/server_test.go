@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // signed is the header of a request that was signed, or says so.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
-	"github.com/fencepost-go/fencepost/internal/s3test/s3conform"
+	"github.com/fencepost-go/fencepost/internal/s3integration/s3conform"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 func target(server *s3test.Server) s3conform.Target {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 const bucket = "bucket"

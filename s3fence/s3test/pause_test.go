@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 type outcome struct {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 var uploadID = regexp.MustCompile(`<UploadId>(.*)</UploadId>`)

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // Writers that increment a number by compare-and-swap lose no increment, and

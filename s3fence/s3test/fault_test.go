@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/s3test"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 var puts = []s3test.Op{s3test.PutObject}
