@@ -33,7 +33,7 @@ func startServer(t testing.TB, args ...string) *server {
 	t.Helper()
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
-		t.Fatal("redis-server is not installed; .ci/setup-servers installs it")
+		t.Fatal("redis-server is not installed; run .ci/setup servers to install it")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
