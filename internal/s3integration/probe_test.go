@@ -35,8 +35,8 @@ func TestProbe(t *testing.T) {
 		clients func(t *testing.T) func() *s3.Client
 		correct bool
 	}{
-		{"versitygw " + string(gateway.Racing), clients(gateway.Racing), false},
-		{"versitygw " + string(gateway.Correct), clients(gateway.Correct), true},
+		{"versitygw " + string(gateway.RacingVersitygw), clients(gateway.RacingVersitygw), false},
+		{"versitygw " + string(gateway.Versitygw), clients(gateway.Versitygw), true},
 		{"s3test", func(t *testing.T) func() *s3.Client {
 			server := newServer(t, s3test.Options{})
 			return func() *s3.Client { return sdk(server) }
