@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 	"lockclient/cmd/fencectl":      {"guard", "lockclient", "sqlfence", "internal/migrate", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
 	"internal/explore":             {"guard"},
 	"internal/explore/cmd/explore": {"internal/explore"},
+	"internal/mutants":             {},
 	"internal/migrate":             {"github.com/jackc/pgx/v5"},
 	"internal/pgerr":               {"guard", "github.com/jackc/pgx/v5"},
 	"internal/pgtest":              {"github.com/jackc/pgx/v5"},

@@ -1,7 +1,6 @@
-package lockclient
+package driver
 
 import (
-	"reflect"
 	"syscall"
 	"testing"
 	"time"
@@ -25,10 +24,10 @@ func TestBoottime(t *testing.T) {
 	if monotonic := time.Duration(ts.Nano()); now < monotonic || now-monotonic > 5*365*24*time.Hour {
 		t.Errorf("CLOCK_BOOTTIME is %v, CLOCK_MONOTONIC %v", now, monotonic)
 	}
-	if reflect.ValueOf(systemClock()).Pointer() != reflect.ValueOf(clock(boottime)).Pointer() {
-		t.Error("it is not the clock in use")
+	if got := Now(); got < now || got-now > time.Minute {
+		t.Errorf("Now is %v, CLOCK_BOOTTIME was %v", got, now)
 	}
-	if n := testing.AllocsPerRun(100, func() { boottime() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { Now() }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
