@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // listed is what a run of list cost.
@@ -54,7 +54,7 @@ func listAll(t *testing.T, url string, begun func(), args ...string) (l listed) 
 			}
 		}
 		if strings.HasPrefix(line, "{") {
-			var lease lockclient.LeaseInfo
+			var lease lockadmin.LeaseInfo
 			if err := json.Unmarshal([]byte(line), &lease); err != nil || !strings.HasPrefix(lease.Resource, "tenant_") {
 				t.Fatalf("%v: %s", err, line)
 			}
