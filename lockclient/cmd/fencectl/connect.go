@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -40,7 +41,7 @@ func connect(ctx context.Context, cmd *cli.Command, components ...string) (*sess
 	}
 	timeout := cmd.Duration("timeout")
 	s := &session{pool: pool, timeout: timeout}
-	if s.op, err = lockadmin.New(pool, &lockadmin.Options{OpTimeout: timeout}); err != nil {
+	if s.op, err = lockadmin.New(pool, &lockadmin.Options{OpTimeout: timeout, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		pool.Close()
 		return nil, err
 	}
