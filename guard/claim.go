@@ -28,6 +28,15 @@ func (c Claim) Validate() error {
 	return ValidateLeaseID(c.LeaseID)
 }
 
+// CheckResource reports whether the claim is for the resource named guarded. If
+// not, the error is a [*MisdirectedError]. Names are compared byte by byte.
+func (c Claim) CheckResource(guarded string) error {
+	if c.Resource == guarded {
+		return nil
+	}
+	return &MisdirectedError{Claimed: c.Resource, Guarded: guarded}
+}
+
 // Mark is what a resource remembers: the highest claim that it admitted. The
 // zero value is the mark of a resource that never admitted a claim.
 type Mark struct {

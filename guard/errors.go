@@ -107,6 +107,25 @@ func (e *InvalidError) Unwrap() []error {
 	return []error{ErrInvalid}
 }
 
+// MisdirectedError says that a claim for one resource was presented to another
+// (promise P9). It unwraps to [ErrMisdirected] and [ErrInvalid]. Nothing was
+// sent, raised or written.
+type MisdirectedError struct {
+	// Claimed is the resource that the claim is for.
+	Claimed string
+	// Guarded is the resource that the claim was presented to.
+	Guarded string
+}
+
+// Error names both resources.
+func (e *MisdirectedError) Error() string {
+	return "fencepost: " + ErrMisdirected.Error() + ": the claim is for " + strconv.QuoteToASCII(e.Claimed) +
+		", this resource is " + strconv.QuoteToASCII(e.Guarded) + "; name both by one guard.Template"
+}
+
+// Unwrap returns ErrMisdirected and ErrInvalid.
+func (e *MisdirectedError) Unwrap() []error { return []error{ErrMisdirected, ErrInvalid} }
+
 // FailedError says that an operation could not be carried out or its outcome
 // not learned. It unwraps to [ErrUnavailable] or [ErrOutcomeUnknown] and to
 // Cause.

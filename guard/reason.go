@@ -24,6 +24,9 @@ var (
 	ErrUnfenced = errors.New("resource is not fenced")
 	// ErrInvalid: the input is malformed; nothing was sent or changed.
 	ErrInvalid = errors.New("invalid")
+	// ErrMisdirected: the claim is for another resource than the one that is
+	// written. Nothing was sent or changed. It is also ErrInvalid.
+	ErrMisdirected = errors.New("claim for another resource")
 	// ErrMissing: no token was presented at all. It is also ErrInvalid.
 	ErrMissing = errors.New("fencing token missing")
 	// ErrUnavailable: the store cannot be asked, or answered that it cannot
@@ -52,6 +55,7 @@ const (
 	ReasonMarkAhead      Reason = "mark_ahead"
 	ReasonUnfenced       Reason = "unfenced"
 	ReasonInvalid        Reason = "invalid"
+	ReasonMisdirected    Reason = "misdirected"
 	ReasonMissing        Reason = "missing"
 	ReasonUnavailable    Reason = "unavailable"
 	ReasonOutcomeUnknown Reason = "outcome_unknown"
@@ -77,6 +81,7 @@ var reasons = [...]struct {
 	{ReasonNotFound, ErrNotFound},
 	{ReasonUnfenced, ErrUnfenced},
 	{ReasonMissing, ErrMissing},
+	{ReasonMisdirected, ErrMisdirected},
 	{ReasonInvalid, ErrInvalid},
 	{ReasonUnavailable, ErrUnavailable},
 }

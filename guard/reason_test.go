@@ -20,6 +20,7 @@ var pairs = map[guard.Reason]error{
 	guard.ReasonUnfenced:       guard.ErrUnfenced,
 	guard.ReasonInvalid:        guard.ErrInvalid,
 	guard.ReasonMissing:        guard.ErrMissing,
+	guard.ReasonMisdirected:    guard.ErrMisdirected,
 	guard.ReasonUnavailable:    guard.ErrUnavailable,
 	guard.ReasonOutcomeUnknown: guard.ErrOutcomeUnknown,
 	guard.ReasonLeaseLost:      guard.ErrLeaseLost,

@@ -110,16 +110,7 @@ func JoinResource(components ...string) (string, error) {
 		if i > 0 {
 			b.WriteByte(':')
 		}
-		for j := range len(c) {
-			switch c[j] {
-			case '%':
-				b.WriteString("%25")
-			case ':':
-				b.WriteString("%3A")
-			default:
-				b.WriteByte(c[j])
-			}
-		}
+		writeEscaped(&b, c)
 	}
 	return checkedResource(b.String())
 }

@@ -40,6 +40,8 @@ var outcomes = [...]outcome{
 		"Send the fencing token of your lease in exactly one {token} field, and its lease ID, if it has one, in {lease}."},
 	{guard.ReasonInvalid, http.StatusBadRequest, "Invalid fencing request",
 		"{token} must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, {lease} at most one lease ID of 1 to 128 bytes, and the URL must name a valid resource."},
+	{guard.ReasonMisdirected, http.StatusBadRequest, "Claim for another resource",
+		"The claim names another resource than the one that this route guards. Nothing was changed."},
 	{guard.ReasonStale, http.StatusPreconditionFailed, "Stale fencing token",
 		"A newer holder has taken over this resource. Stop; do not repeat the request."},
 	{guard.ReasonSpent, http.StatusPreconditionFailed, "Fencing token already spent",

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestPreparedTransaction (P1, P2): a fenced transaction that is prepared for a
@@ -30,7 +31,7 @@ func TestPreparedTransaction(t *testing.T) {
 	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond})
 	waits := func(when string) {
 		t.Helper()
-		if err := impatient.Raise(t.Context(), claimOf("r", 6)); sqlState(err) != stateLockTimeout {
+		if err := impatient.Raise(t.Context(), claimOf("r", 6)); pgerr.State(err) != pgerr.LockTimeout {
 			t.Errorf("%s: a raise got %v, want that it waits", when, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestEnterAnotherTransaction (P1, P5): Enter in a callback of InTx leaves
@@ -21,7 +22,7 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		fenced := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 100 * time.Millisecond, TerminateAfter: -1})
 		newer := func(when string) {
 			t.Helper()
-			if err := fenced.Raise(t.Context(), claimOf("r", 6)); sqlState(err) != stateLockTimeout {
+			if err := fenced.Raise(t.Context(), claimOf("r", 6)); pgerr.State(err) != pgerr.LockTimeout {
 				t.Errorf("%s: a raise got %v, want that it waits", when, err)
 			}
 		}

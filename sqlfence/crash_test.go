@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestServerKilled (P5): a server that dies in the middle of an update, an
@@ -144,7 +145,7 @@ func TestLockTimeout(t *testing.T) {
 		err = db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
 		})
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "55P03" {
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {
 			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
 		}
 		// A negative timeout leaves the session's own.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // serverDefault makes a setting the database's default for the sessions that
@@ -83,15 +84,15 @@ func TestDefaultIsolation(t *testing.T) {
 					t.Errorf("%d of %d acknowledged updates are there", sum, acked)
 				}
 				rows, err = e.staleEnter(plainEnter(db))
-				if sqlState(err) != stateIsolation || rows != 0 {
-					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, stateIsolation)
+				if pgerr.State(err) != pgerr.Isolation || rows != 0 {
+					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, pgerr.Isolation)
 				}
 				err = db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 					_, err := tx.exec(ctx, raiseSQL, "r", 7, "", 1000)
 					return err
 				})
-				if sqlState(err) != stateIsolation {
-					t.Errorf("a plain BEGIN and raise: %v, want SQLSTATE %s", err, stateIsolation)
+				if pgerr.State(err) != pgerr.Isolation {
+					t.Errorf("a plain BEGIN and raise: %v, want SQLSTATE %s", err, pgerr.Isolation)
 				}
 			})
 		})
@@ -163,7 +164,7 @@ func TestDefaultReadOnly(t *testing.T) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil { // a session from before
 			t.Fatal(err)
 		}
-		if err := db.fenced(t.Context(), claimOf("r", 5), write5); sqlState(err) != "25006" {
+		if err := db.fenced(t.Context(), claimOf("r", 5), write5); pgerr.State(err) != "25006" {
 			t.Errorf("InTx under the mark: %v, want the callback's error", err)
 		}
 	})

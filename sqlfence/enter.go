@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const enterRowSQL = "SELECT fencepost.enter_row($1::text, $2::bigint, $3::text, $4::int, $5::int)"
@@ -65,11 +66,18 @@ func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) erro
 				return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
 			}
 		}
+		var same bool // the callback may have begun another one on the connection
+		if _, err := d.backend.in(tx).row(ctx, markedSQL, []any{d.marker}, &same); err != nil {
+			return schemaFailure(op, claims[0], err)
+		}
+		if !same {
+			return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
+		}
 		return nil
 	}
 	in, presented := d.backend.in(tx), d.presented(sorted)
 	for _, claim := range sorted {
-		s := d.entering(enterRowSQL, claim, presented)
+		s := d.entering(enterRowSQL+markSetSQL, claim, presented)
 		if _, err := in.exec(ctx, s.sql, s.args); err != nil {
 			return enterFailure(op, claim, err)
 		}
@@ -79,10 +87,10 @@ func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) erro
 
 // enterFailure is schemaFailure for transactions that the caller began.
 func enterFailure(op string, claim guard.Claim, err error) error {
-	switch sqlState(err) {
-	case stateSubtransaction:
+	switch pgerr.State(err) {
+	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}
-	case stateRaise:
+	case pgerr.MustRaise:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
 	}
 	return schemaFailure(op, claim, err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // levels are the isolation levels with their names as a server's default.
@@ -110,7 +111,7 @@ func TestEnterInSavepoint(t *testing.T) {
 				}
 				return tx.enter(ctx, claimOf("r", token))
 			})
-			if guard.ReasonOf(err) != guard.ReasonInvalid || sqlState(err) != stateSubtransaction {
+			if guard.ReasonOf(err) != guard.ReasonInvalid || pgerr.State(err) != pgerr.Subtransaction {
 				t.Errorf("token %d: got %v, want ErrInvalid", token, err)
 			}
 		}
@@ -289,7 +290,7 @@ func TestEnterAfterSnapshot(t *testing.T) {
 					}
 					return tx.enter(ctx, claimOf("r", 5))
 				})
-				if guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != stateSerialization {
+				if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.Serialization {
 					t.Errorf("%v, %s: got %v, want ErrUnavailable with 40001", level, what, err)
 				}
 			}

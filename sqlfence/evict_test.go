@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestEvictIsNarrow: a raise ends only sessions that hold this resource's lock,
@@ -59,7 +60,7 @@ func TestEvictIsNarrow(t *testing.T) {
 			t.Error(err)
 		}
 		for what, claim := range map[string]guard.Claim{"an older holder": claimOf("r", 4), "another lease": {Resource: "r", Token: 5, LeaseID: "x"}} {
-			if _, err := evict("DEFAULT", claim, 0); sqlState(err) != stateStale && sqlState(err) != stateConflict {
+			if _, err := evict("DEFAULT", claim, 0); pgerr.State(err) != pgerr.Stale && pgerr.State(err) != pgerr.Conflict {
 				t.Errorf("%s: got %v, want a refusal", what, err)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // ResourcePart is one component of the name of a row's resource: the value of
@@ -150,7 +151,7 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: sql, args: args})
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: sql, args: args})
 	if err != nil {
 		return administerFailure(op, err)
 	}
@@ -161,7 +162,7 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 // administerFailure is schemaFailure for statements that name a table of the
 // caller's, which may be missing too.
 func administerFailure(op string, err error) error {
-	switch sqlState(err) {
+	switch pgerr.State(err) {
 	case "22023", "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 	}

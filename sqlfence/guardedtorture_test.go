@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
@@ -39,7 +40,7 @@ func (e *env) byTrigger(db fence, level string, install func()) work {
 				}
 				return fn(ctx, tx)
 			}))
-			if sqlState(err) != "40001" {
+			if pgerr.State(err) != "40001" {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // The shapes of triggers that were each shown to let a stale writer through, or
@@ -153,7 +154,7 @@ func TestTrapRowLock(t *testing.T) {
 		}
 		e.db = e.serverDefault("default_transaction_isolation", "DEFAULT")
 		e.mutate("enter", `p_lease COLLATE pg_catalog."C";`, `p_lease COLLATE pg_catalog."C" FOR NO KEY UPDATE;`)
-		if err := together(); sqlState(err) != "55P03" {
+		if err := together(); pgerr.State(err) != "55P03" {
 			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
 		}
 	})
@@ -227,7 +228,7 @@ func TestTrapSnapshot(t *testing.T) {
 				return err
 			}))
 		}
-		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "40001" {
+		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "40001" {
 			t.Errorf("got %v", err)
 		}
 		e.mutate("enter_snapshot", "FOR SHARE", "")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestMarksDecide (P1, P4, P6): for every small mark, floors included, and
@@ -119,8 +120,8 @@ func (e *env) compareMark(name string, call func(context.Context, guard.Claim) e
 	err, want, after := call(ctx, claim), guard.Decide(guard.SameOrNewer, mark, claim), mark
 	switch {
 	case name == "enter" && (claim.Token > mark.Token || mark.Floor):
-		if sqlState(err) != stateRaise { // without a mark of its own it must raise, whatever the floor
-			return fmt.Sprintf("got %v, want SQLSTATE %s", err, stateRaise)
+		if pgerr.State(err) != pgerr.MustRaise { // without a mark of its own it must raise, whatever the floor
+			return fmt.Sprintf("got %v, want SQLSTATE %s", err, pgerr.MustRaise)
 		}
 	default:
 		if problem := sameVerdict(err, want, claim, mark); problem != "" {
@@ -159,20 +160,20 @@ func TestForeignCollation(t *testing.T) {
 		if err := e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}); err != nil {
 			t.Fatal(err)
 		}
-		for lease, want := range map[string]string{"a": "", "A": stateConflict} {
+		for lease, want := range map[string]string{"a": "", "A": pgerr.Conflict} {
 			_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
-			if sqlState(err) != want {
+			if pgerr.State(err) != want {
 				t.Errorf("enter with lease %q: %v, want SQLSTATE %q", lease, err, want)
 			}
 		}
 		_, err := e.admin.Exec(t.Context(), `SELECT fencepost.raise('R' COLLATE fold, 1, 'A' COLLATE fold, 1000)`)
-		if sqlState(err) != stateConflict {
+		if pgerr.State(err) != pgerr.Conflict {
 			t.Errorf("raise: %v, want a conflict", err)
 		}
 		// A fenced transaction keeps out a raise that brings another collation.
 		err = e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
 			_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
-			if sqlState(err) != "55P03" {
+			if pgerr.State(err) != "55P03" {
 				t.Errorf("the raise did not wait: %v", err)
 			}
 			return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 //go:embed migrations/*.sql
@@ -43,7 +44,7 @@ func (d *DB[Tx]) Migrate(ctx context.Context) error {
 	if errors.As(err, &newer) {
 		return guard.Unavailable("migrate", guard.Claim{}, newer)
 	}
-	if sqlState(err) == stateNoReadWrite {
+	if pgerr.State(err) == pgerr.NotSupported {
 		return guard.Unavailable("migrate", guard.Claim{}, err)
 	}
 	return failure("migrate", guard.Claim{}, err, true)

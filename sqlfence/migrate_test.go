@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // catalogSQL describes schema fencepost as pg_dump would see it.
@@ -100,7 +101,7 @@ func TestMigrateRefusesNewer(t *testing.T) {
 func TestMigrateRollsBack(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("DROP SCHEMA fencepost CASCADE; CREATE SCHEMA fencepost; CREATE FUNCTION fencepost.enter(text, bigint, text, integer, integer) RETURNS void LANGUAGE sql AS ''")
-		if err := e.db.Migrate(t.Context()); err == nil || sqlState(err) != "42723" {
+		if err := e.db.Migrate(t.Context()); err == nil || pgerr.State(err) != "42723" {
 			t.Errorf("got %v, want the server's error", err)
 		}
 		if n := e.int("SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace"); n != 0 {
@@ -136,7 +137,7 @@ func TestApplicationRole(t *testing.T) {
 			}
 		}
 		for what, err := range everything() {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "42501" {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "42501" {
 				t.Errorf("%s without rights: got %v, want ErrUnavailable with SQLSTATE 42501", what, err)
 			}
 		}
@@ -145,7 +146,7 @@ func TestApplicationRole(t *testing.T) {
 			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
 			"fencepost.check_server()", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
 		} {
-			if _, err := db.exec(t.Context(), "SELECT "+call, nil); sqlState(err) != "42501" {
+			if _, err := db.exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
 				t.Errorf("PUBLIC may call %s: %v", call, err)
 			}
 		}
@@ -160,7 +161,7 @@ func TestApplicationRole(t *testing.T) {
 			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
 			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_server()",
 		} {
-			if _, err := db.exec(t.Context(), sql, nil); sqlState(err) != "42501" {
+			if _, err := db.exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
 				t.Errorf("the role may %s: %v", sql, err)
 			}
 		}

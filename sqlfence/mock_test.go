@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // mocked returns a DB on a driver that answers as it is told. It shows what is
@@ -54,9 +55,9 @@ const (
 func TestFailureOfUpdate(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
-			state("57P01"), state("57P02"), state("08006"), state("58030"), state("XX000"), state("25P04")},
+			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
 		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("25P03"), state("57P03"), state("57P05"), state("42501"), state("28P01"), state("SF005")},
+			state("25P02"), state("26000"), state("42501"), state("28P01"), state("SF005")},
 		guard.ReasonStale:    {state("SF001")},
 		guard.ReasonConflict: {state("SF002")},
 		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000")},
@@ -149,10 +150,24 @@ func TestFailureAroundUpdate(t *testing.T) {
 // transaction, whether the callback ran, and that the transaction is ended.
 func TestFailureOfInTx(t *testing.T) {
 	ok := sqlmock.NewResult(0, 0)
-	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL).WillReturnResult(ok) }
+	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
+	marked := func(m sqlmock.Sqlmock) {
+		m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
+	}
+	unmarked := func(cause error, rows *sqlmock.Rows) func(m sqlmock.Sqlmock) {
+		return func(m sqlmock.Sqlmock) {
+			entered(m)
+			if q := m.ExpectQuery(markedSQL); cause != nil {
+				q.WillReturnError(cause)
+			} else {
+				q.WillReturnRows(rows)
+			}
+			m.ExpectRollback()
+		}
+	}
 	refused := func(m sqlmock.Sqlmock, cause error) {
 		m.ExpectBegin()
-		m.ExpectExec(enterSQL).WillReturnError(cause)
+		m.ExpectExec(enterSQL + markSetSQL).WillReturnError(cause)
 		m.ExpectRollback()
 	}
 	raised := func(m sqlmock.Sqlmock) {
@@ -161,38 +176,49 @@ func TestFailureOfInTx(t *testing.T) {
 		m.ExpectCommit()
 	}
 	committing := func(cause error) func(m sqlmock.Sqlmock) {
-		return func(m sqlmock.Sqlmock) { entered(m); m.ExpectCommit().WillReturnError(cause) }
+		return func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit().WillReturnError(cause) }
 	}
 	for what, c := range map[string]struct {
 		want   guard.Reason
 		ran    bool
 		expect func(m sqlmock.Sqlmock)
 	}{
-		"committed":    {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { entered(m); m.ExpectCommit() }},
+		"committed":    {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit() }},
 		"begin":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
 		"enter":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, errInjected) }},
 		"enter, 57P01": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("57P01")) }},
 		"enter, 42883": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
-		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(stateStale)) }},
-		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { refused(m, state(stateRaise)); raised(m); entered(m); m.ExpectCommit() }},
+		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.Stale)) }},
+		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) {
+			refused(m, state(pgerr.MustRaise))
+			raised(m)
+			entered(m)
+			marked(m)
+			m.ExpectCommit()
+		}},
 		"raise refused": {guard.ReasonConflict, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(stateRaise))
+			refused(m, state(pgerr.MustRaise))
 			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WillReturnError(state(stateConflict))
+			m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.Conflict))
 			m.ExpectRollback()
 		}},
 		"the raise's commit": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(stateRaise))
+			refused(m, state(pgerr.MustRaise))
 			m.ExpectBegin()
 			m.ExpectExec(raiseSQL).WillReturnResult(ok)
 			m.ExpectCommit().WillReturnError(errInjected)
 		}},
 		"raised for ever": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
 			for range maxEnter {
-				refused(m, state(stateRaise))
+				refused(m, state(pgerr.MustRaise))
 				raised(m)
 			}
 		}},
+		"marker":              {guard.ReasonUnavailable, true, unmarked(errInjected, nil)}, // the COMMIT was not sent
+		"marker, 57P01":       {guard.ReasonUnavailable, true, unmarked(state("57P01"), nil)},
+		"marker, 25P02":       {guard.ReasonOther, true, unmarked(state("25P02"), nil)},
+		"marker, ErrTxDone":   {guard.ReasonOutcomeUnknown, true, unmarked(sql.ErrTxDone, nil)},
+		"marker, another":     {guard.ReasonOutcomeUnknown, true, unmarked(nil, sqlmock.NewRows([]string{""}).AddRow(false))},
 		"commit":              {guard.ReasonOutcomeUnknown, true, committing(errInjected)},
 		"commit, ErrBadConn":  {guard.ReasonOutcomeUnknown, true, committing(driver.ErrBadConn)},
 		"commit, conn closed": {guard.ReasonOutcomeUnknown, true, committing(pgconn.ErrConnClosed)},

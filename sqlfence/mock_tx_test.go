@@ -9,6 +9,7 @@ import (
 	"github.com/DATA-DOG/go-sqlmock"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestFailureOfBatch (P5, P6): what a driver's error means at each step of a
@@ -16,7 +17,7 @@ import (
 func TestFailureOfBatch(t *testing.T) {
 	const write = "UPDATE jobs SET v = 1"
 	ok := sqlmock.NewResult(0, 1)
-	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL).WillReturnResult(ok) }
+	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
 	for what, c := range map[string]struct {
 		want   guard.Reason
 		expect func(m sqlmock.Sqlmock)
@@ -25,7 +26,7 @@ func TestFailureOfBatch(t *testing.T) {
 		"begin":     {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
 		"enter": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(enterSQL).WillReturnError(state(stateStale))
+			m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.Stale))
 			m.ExpectRollback()
 		}},
 		"write": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
@@ -46,7 +47,7 @@ func TestFailureOfBatch(t *testing.T) {
 		"commit, 40001": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
 			entered(m)
 			m.ExpectExec(write).WillReturnResult(ok)
-			m.ExpectCommit().WillReturnError(state(stateSerialization))
+			m.ExpectCommit().WillReturnError(state(pgerr.Serialization))
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -71,7 +72,7 @@ func TestFailureOfReset(t *testing.T) {
 		}},
 		"another mark, without its facts": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(resetSQL).WillReturnError(state(stateNotTheMark))
+			m.ExpectExec(resetSQL).WillReturnError(state(pgerr.NotTheMark))
 			m.ExpectRollback()
 			m.ExpectQuery(markSQL).WithArgs("r").WillReturnRows(sqlmock.NewRows([]string{"", "", "", ""}).AddRow(false, 10, "a", nil))
 		}},
@@ -93,17 +94,17 @@ func TestFailureOfReset(t *testing.T) {
 // TestFailureOfEnter (P5, P6): Enter commits nothing, so nothing is unknown.
 func TestFailureOfEnter(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonUnavailable: {errInjected, state(stateSerialization), state(stateDeadlock), state(stateLockTimeout), state("57P01"), state("42883"), state("25006")},
-		guard.ReasonStale:       {state(stateStale)},
-		guard.ReasonConflict:    {state(stateConflict)},
-		guard.ReasonInvalid:     {state(stateSubtransaction), state(stateRaise)},
+		guard.ReasonUnavailable: {errInjected, state(pgerr.Serialization), state(pgerr.Deadlock), state(pgerr.LockTimeout), state("57P01"), state("42883"), state("25006")},
+		guard.ReasonStale:       {state(pgerr.Stale)},
+		guard.ReasonConflict:    {state(pgerr.Conflict)},
+		guard.ReasonInvalid:     {state(pgerr.Subtransaction), state(pgerr.MustRaise)},
 	} {
 		for _, cause := range causes {
 			var db *DB[*sql.Tx]
 			err := func() error {
 				db = mocked(t, func(m sqlmock.Sqlmock) {
 					m.ExpectBegin()
-					m.ExpectExec(enterRowSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000)).WillReturnError(cause)
+					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
 					m.ExpectRollback()
 				})
 				tx, err := db.backend.(stdDriver).db.BeginTx(context.Background(), nil)

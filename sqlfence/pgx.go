@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // Pgx returns a [DB] on a pgx pool. It sends nothing. opts may be nil; the
@@ -51,7 +52,7 @@ func (d pgxDriver) idle(ctx context.Context) (*pgx.Conn, func(), error) {
 	if d.pool != nil {
 		c, err := d.pool.Acquire(ctx)
 		if err != nil {
-			return nil, nil, notSent{err}
+			return nil, nil, pgerr.NotSent(err)
 		}
 		conn, release = c.Conn(), c.Release
 	}
@@ -94,10 +95,17 @@ var pgxLevels = map[Isolation]pgx.TxIsoLevel{
 	ReadCommitted: pgx.ReadCommitted, RepeatableRead: pgx.RepeatableRead, Serializable: pgx.Serializable,
 }
 
-// pgxBegin returns a batch that begins a transaction with some statements.
-func pgxBegin(level Isolation, first ...statement) *pgx.Batch {
+// pgxBegin returns a batch that begins a transaction with some statements. Its
+// COMMIT looks for the marker in the same round trip: the two are one message
+// of the simple protocol, of which the server runs nothing after an error.
+func pgxBegin(level Isolation, marker string, first ...statement) *pgx.Batch {
 	b := &pgx.Batch{}
-	b.BeginTx(pgx.TxOptions{IsoLevel: pgxLevels[level], AccessMode: pgx.ReadWrite})
+	opts := pgx.TxOptions{IsoLevel: pgxLevels[level], AccessMode: pgx.ReadWrite}
+	if marker != "" {
+		opts.CommitQuery = "SELECT pg_catalog.current_setting(CASE pg_catalog.current_setting('fencepost.transaction', true) WHEN '" +
+			marker + "' THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END); COMMIT"
+	}
+	b.BeginTx(opts)
 	for _, s := range first {
 		q := b.Queue(s.sql, s.args...)
 		if s.dest != nil {
@@ -107,14 +115,18 @@ func pgxBegin(level Isolation, first ...statement) *pgx.Batch {
 	return b
 }
 
+// noMarkerText is shown in the error of a setting that nobody has, whatever
+// language the server speaks.
+const noMarkerText = "fencepost: the transaction was ended"
+
 // begin sends BEGIN and the statements in one round trip. A refused batch
 // leaves the transaction open in the server, so it is rolled back here.
-func (d pgxDriver) begin(ctx context.Context, level Isolation, first ...statement) (transaction[pgx.Tx], error) {
+func (d pgxDriver) begin(ctx context.Context, level Isolation, marker string, first ...statement) (transaction[pgx.Tx], error) {
 	c, release, err := d.idle(ctx)
 	if err != nil {
 		return nil, err
 	}
-	br := c.SendBatch(ctx, pgxBegin(level, first...))
+	br := c.SendBatch(ctx, pgxBegin(level, marker, first...))
 	err = br.Close()
 	tx := &pgxTransaction{conn: c, giveBack: release, tx: br.Tx()}
 	if err != nil {
@@ -137,7 +149,7 @@ func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _
 	if err != nil {
 		return nil, false, err
 	}
-	b := pgxBegin(ReadCommitted, first)
+	b := pgxBegin(ReadCommitted, "", first)
 	rows := make([]int64, len(writes))
 	for i, w := range writes {
 		b.Queue(w.SQL, w.Args...).Exec(func(tag pgconn.CommandTag) error { rows[i] = tag.RowsAffected(); return nil })
@@ -182,9 +194,12 @@ func (t *pgxTransaction) commit(ctx context.Context, bound *commitBound) error {
 		return err
 	}
 	err := t.tx.Commit(bound.context(ctx))
+	var pg *pgconn.PgError
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return errAborted
+	case errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText):
+		return errEnded
 	case errors.Is(err, pgx.ErrTxClosed):
 		return errEnded
 	case err == nil:
@@ -213,9 +228,11 @@ func (t *pgxTransaction) release() {
 func committable(c *pgx.Conn) error {
 	switch {
 	case c.IsClosed():
-		return notSent{pgconn.ErrConnClosed}
+		return pgerr.NotSent(pgconn.ErrConnClosed)
 	case c.PgConn().TxStatus() == 'I':
 		return errEnded
+	case c.PgConn().TxStatus() == 'E':
+		return errAborted
 	}
 	return nil
 }
@@ -237,10 +254,10 @@ func pgxExec(ctx context.Context, c pgxExecer, sql string, args []any) (int64, e
 // closes a connection on which anything went wrong after it was written to.
 func pgxSent(c *pgx.Conn, err error) error {
 	switch {
-	case err == nil || sqlState(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err):
+	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err):
 		return err
 	case errors.Is(err, pgx.ErrTxClosed):
-		return notSent{err}
+		return pgerr.NotSent(err)
 	}
 	return unsendable{err}
 }

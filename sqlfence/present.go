@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // presentSQL adds claims to those that the transaction presented before.
@@ -72,8 +73,8 @@ func Refusal(err error) error {
 	if guard.ReasonOf(err) != guard.ReasonOther {
 		return err
 	}
-	switch sqlState(err) {
-	case stateStale, stateConflict, stateMissing, stateRaise, stateSerialization:
+	switch pgerr.State(err) {
+	case pgerr.Stale, pgerr.Conflict, pgerr.Missing, pgerr.MustRaise, pgerr.Serialization:
 		return failure(guardedWrite, offeredIn(err), err, false)
 	}
 	var pg *pgconn.PgError

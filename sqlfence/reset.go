@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const resetSQL = "SELECT fencepost.reset($1::text, $2::bigint, $3::text, $4::bigint, $5::text, $6::bigint, $7::text, $8::text, $9::int)"
@@ -46,10 +47,10 @@ func (d *DB[Tx]) Reset(ctx context.Context, resource string, from, to guard.Mark
 	if err := ended(ctx, op, was); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
 		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
 	if err != nil {
-		if sqlState(err) == stateNotTheMark {
+		if pgerr.State(err) == pgerr.NotTheMark {
 			return d.notTheMark(ctx, was, err)
 		}
 		return schemaFailure(op, was, err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestReset: a poisoned mark is lowered to what the issuer issued, tokens above
@@ -139,21 +140,21 @@ func TestResetsAreKept(t *testing.T) {
 				}
 				_, err := tx.exec(ctx, sql)
 				return err
-			}); sqlState(err) != "42501" {
+			}); pgerr.State(err) != "42501" {
 				t.Errorf("%s as a replica: got %v, want 42501", sql, err)
 			}
 			for _, who := range []string{role, "CURRENT_USER"} {
 				if who == "CURRENT_USER" {
 					who = e.text("SELECT quote_ident(current_user)")
 				}
-				if err := as(who, sql); sqlState(err) != "42501" {
+				if err := as(who, sql); pgerr.State(err) != "42501" {
 					t.Errorf("%s: %s: got %v, want 42501", who, sql, err)
 				}
 			}
 		}
 		for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
 			"SELECT fencepost.raise('r', 10, '', 1000)"} {
-			if err := as(role, sql); sqlState(err) != "42501" {
+			if err := as(role, sql); pgerr.State(err) != "42501" {
 				t.Errorf("%s: got %v, want 42501", sql, err)
 			}
 		}

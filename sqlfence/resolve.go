@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 const (
@@ -60,7 +61,7 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 		var standby bool
 		var timeline, status string
 		if _, err := d.backend.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
-			if sqlState(err) == stateInvalidParameter { // an ID of the future
+			if pgerr.State(err) == pgerr.InvalidParameter { // an ID of the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}
 			return false, failure(op, claim, err, false)

@@ -9,6 +9,7 @@ import (
 	"github.com/DATA-DOG/go-sqlmock"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestRetries: a real serialization failure and a real deadlock are passed on,
@@ -32,7 +33,7 @@ func TestRetries(t *testing.T) {
 				_, err = tx.exec(ctx, "UPDATE v SET n = $1", n+1)
 				return err
 			})
-			if retries == 0 && (sqlState(err) != stateSerialization || calls != 1 || e.int("SELECT n FROM v") != 10) {
+			if retries == 0 && (pgerr.State(err) != pgerr.Serialization || calls != 1 || e.int("SELECT n FROM v") != 10) {
 				t.Errorf("not asked to: %v after %d calls", err, calls)
 			}
 			if retries == 1 && (err != nil || calls != 2 || e.int("SELECT n FROM v") != 11) {
@@ -49,7 +50,7 @@ func TestRetries(t *testing.T) {
 			if err := e.db.Raise(context.Background(), claimOf("r", 6)); err != nil {
 				return err
 			}
-			return state(stateDeadlock)
+			return state(pgerr.Deadlock)
 		})
 		if guard.ReasonOf(err) != guard.ReasonStale || calls != 1 {
 			t.Errorf("got %v after %d calls, want stale", err, calls)
@@ -73,7 +74,7 @@ func TestRetriesEnd(t *testing.T) {
 		return func(m sqlmock.Sqlmock) {
 			for range n {
 				m.ExpectBegin()
-				m.ExpectExec(enterSQL).WillReturnResult(ok)
+				m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok)
 				m.ExpectRollback()
 			}
 		}
@@ -82,30 +83,31 @@ func TestRetriesEnd(t *testing.T) {
 		return func(m sqlmock.Sqlmock) {
 			for _, cause := range causes {
 				m.ExpectBegin()
-				m.ExpectExec(enterSQL).WillReturnResult(ok)
+				m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok)
+				m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
 				m.ExpectCommit().WillReturnError(cause)
 			}
 		}
 	}
 	succeed := func(int) error { return nil }
-	if calls, err := run(attempts(3), t.Context(), func(int) error { return state(stateDeadlock) }); calls != 3 || sqlState(err) != stateDeadlock {
+	if calls, err := run(attempts(3), t.Context(), func(int) error { return state(pgerr.Deadlock) }); calls != 3 || pgerr.State(err) != pgerr.Deadlock {
 		t.Errorf("for ever: %d calls, %v", calls, err)
 	}
-	if calls, err := run(commits(state(stateSerialization), nil), t.Context(), succeed); calls != 2 || err != nil {
+	if calls, err := run(commits(state(pgerr.Serialization), nil), t.Context(), succeed); calls != 2 || err != nil {
 		t.Errorf("at COMMIT: %d calls, %v", calls, err)
 	}
 	if calls, err := run(commits(errInjected), t.Context(), succeed); calls != 1 || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 		t.Errorf("unknown outcome: %d calls, %v", calls, err)
 	}
-	lost := &lostCommit{transactionID{}, state(stateSerialization)}
+	lost := &lostCommit{transactionID{}, state(pgerr.Serialization)}
 	if calls, err := run(attempts(1), t.Context(), func(int) error { return guard.OutcomeUnknown("op", claimOf("r", 5), lost) }); calls != 1 || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 		t.Errorf("unknown outcome with 40001 inside: %d calls, %v", calls, err)
 	}
-	if calls, err := run(attempts(1), t.Context(), func(int) error { return state("23505") }); calls != 1 || sqlState(err) != "23505" {
+	if calls, err := run(attempts(1), t.Context(), func(int) error { return state("23505") }); calls != 1 || pgerr.State(err) != "23505" {
 		t.Errorf("another error: %d calls, %v", calls, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if calls, err := run(attempts(1), ctx, func(int) error { cancel(); return state(stateDeadlock) }); calls != 1 || sqlState(err) != stateDeadlock {
+	if calls, err := run(attempts(1), ctx, func(int) error { cancel(); return state(pgerr.Deadlock) }); calls != 1 || pgerr.State(err) != pgerr.Deadlock {
 		t.Errorf("cancelled: %d calls, %v", calls, err)
 	}
 	if !errors.Is(ctx.Err(), context.Canceled) {

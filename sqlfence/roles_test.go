@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // testRoles are of this test alone: roles belong to the whole cluster.
@@ -83,7 +84,7 @@ func TestRoles(t *testing.T) {
 			"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
 			"SELECT fencepost.require('a', 'items', true)", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items', true)",
 		} {
-			if err := db.unfenced(t.Context(), sql); sqlState(err) != "42501" {
+			if err := db.unfenced(t.Context(), sql); pgerr.State(err) != "42501" {
 				t.Errorf("the role, %s: %v", sql, err)
 			}
 			err := pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error { // the control
@@ -91,7 +92,7 @@ func TestRoles(t *testing.T) {
 				_, err := tx.Exec(t.Context(), sql)
 				return err
 			})
-			if state := sqlState(err); state == "42501" || state != "" && !strings.HasPrefix(state, "SF") {
+			if state := pgerr.State(err); state == "42501" || state != "" && !strings.HasPrefix(state, "SF") {
 				t.Errorf("a superuser, %s: %v", sql, err)
 			}
 		}
@@ -128,7 +129,7 @@ func TestOperatorAndReader(t *testing.T) {
 					"admit":   func() error { _, err := db.Admit(t.Context(), claimOf("a", 5)); return err }(),
 					"install": db.RemoveTrigger(t.Context(), []string{"items"}),
 				} {
-					if (err == nil) != may[what] || err != nil && sqlState(err) != "42501" {
+					if (err == nil) != may[what] || err != nil && pgerr.State(err) != "42501" {
 						t.Errorf("%s: %v", what, err)
 					}
 				}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestLostRows (P5): in every exec mode of pgx, a statement on rows whose
@@ -96,7 +97,7 @@ func TestCancelledRows(t *testing.T) {
 			go func() { done <- call(ctx) }()
 			e.waitForBlocked(1)
 			cancel()
-			if err := <-done; guard.ReasonOf(err) != guard.ReasonOutcomeUnknown && sqlState(err) != "57014" {
+			if err := <-done; guard.ReasonOf(err) != guard.ReasonOutcomeUnknown && pgerr.State(err) != "57014" {
 				t.Errorf("%s, cancelled while it waits: %v", way, err)
 			}
 			e.waitFor("the end of "+way, "SELECT ("+blockedSQL+") = 0")

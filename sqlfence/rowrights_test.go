@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestRowSecurity (P5, P6): on a table with row-level security and rights by
@@ -65,7 +66,7 @@ func TestRowSecurity(t *testing.T) {
 			t.Errorf("Upsert of a new row: %v", err)
 		}
 		w := one(4, "secret")
-		if err := table.Update(t.Context(), db, w.Claim, w.Key, w.Set); guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != "42501" {
+		if err := table.Update(t.Context(), db, w.Claim, w.Key, w.Set); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "42501" {
 			t.Errorf("a column without the right: %v", err)
 		}
 		if got := e.text("SELECT string_agg(id || ' ' || last_fencing_token, ', ' ORDER BY id) FROM docs"); got != "1 5, 2 0, 3 0, 4 5, 9 5" {
@@ -114,7 +115,7 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := <-done; guard.ReasonOf(err) != guard.ReasonUnavailable || sqlState(err) != stateSerialization {
+			if err := <-done; guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.Serialization {
 				t.Errorf("a write that met the move: %v", err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // rowWay is how a holder reads and writes a row of table steps.
@@ -194,10 +195,10 @@ func (s *steps) noWrite(id int, err error) bool {
 		return true
 	case reason == guard.ReasonNone:
 		return false
-	case reason == guard.ReasonStale, sqlState(err) == "40001":
+	case reason == guard.ReasonStale, pgerr.State(err) == "40001":
 		return true
 	// Replaced as often as it was tried, or by a control under a lower mark.
-	case (s.antagonist || s.broken) && errors.Is(err, errNotWritten):
+	case (s.antagonist || s.broken) && errors.Is(err, errHeldBack):
 		return true
 	}
 	s.Errorf("row %d: %v", id, err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestKeyTypes: keys of several columns and types, a table in a schema with
@@ -72,7 +73,7 @@ func TestKeyTypes(t *testing.T) {
 				t.Errorf("UpdateMany, %s: got %v, want ErrInvalid", what, err)
 			}
 		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}); sqlState(err) != "23514" {
+		if err := table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}); pgerr.State(err) != "23514" {
 			t.Errorf("a value outside the domain: %v", err)
 		}
 		if n := e.int(`SELECT count(*) FROM "My ""schema"."select.from" WHERE mark > 4`); n != 0 {
@@ -106,7 +107,7 @@ func TestUnfitTables(t *testing.T) {
 				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
 			}
 		}
-		if err := good.Upsert(t.Context(), e.db, claimOf("r", 5), Key{3}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonInvalid || sqlState(err) != "42P10" {
+		if err := good.Upsert(t.Context(), e.db, claimOf("r", 5), Key{3}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonInvalid || pgerr.State(err) != "42P10" {
 			t.Errorf("Upsert without the key's index: %v", err)
 		}
 		for what, table := range map[string]*Table{

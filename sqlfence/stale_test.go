@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // rowWriter writes row id under a token.
@@ -118,7 +119,7 @@ func TestNoStaleWriteInTransactions(t *testing.T) {
 						claim := guard.Claim{Resource: fmt.Sprint("row:", id), Token: token}
 						return table.Update(ctx, tx.in(), claim, Key{id}, Set{"v": Raw("v + 1")})
 					})
-					if err != nil && sqlState(err) == "40001" { // not written
+					if err != nil && pgerr.State(err) == "40001" { // not written
 						return &guard.RejectedError{Reason: guard.ReasonStale}
 					}
 					return err

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestStandby (P5): a standby's marks lag behind the primary's and its locks
@@ -58,7 +59,7 @@ func TestStandby(t *testing.T) {
 				}
 			}
 			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.enter('r', 5, 'lease-5', 0, 0)")
-			if sqlState(err) != "25006" || !strings.Contains(err.Error(), "standby") {
+			if pgerr.State(err) != "25006" || !strings.Contains(err.Error(), "standby") {
 				t.Errorf("enter by itself: %v", err)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // Isolation is the isolation level of a fenced transaction. It is named in
@@ -79,8 +80,8 @@ func (o *TxOptions) resolve() (TxOptions, error) {
 // mayRetry reports failures after which the server has rolled back everything
 // because of what ran at the same time.
 func mayRetry(err error) bool {
-	state := sqlState(err)
-	return (state == stateSerialization || state == stateDeadlock) && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown
+	state := pgerr.State(err)
+	return (state == pgerr.Serialization || state == pgerr.Deadlock) && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown
 }
 
 // backOff pauses before the next try; false means that ctx ended first.

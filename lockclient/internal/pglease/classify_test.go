@@ -57,6 +57,8 @@ func TestFailure(t *testing.T) {
 		{"pooler lost its server", pg("ERROR", "08006"), true},
 		{"resolution unknown", pg("ERROR", "08007"), true},
 		{"completion unknown", pg("ERROR", "40003"), true},
+		{"system error", pg("ERROR", "58030"), true},
+		{"internal error", pg("ERROR", "XX000"), true},
 		{"localized fatal", &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "55P03"}, true},
 		{"closed", io.ErrUnexpectedEOF, true},
 		{"no answer in time", context.DeadlineExceeded, true},

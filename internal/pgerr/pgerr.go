@@ -1,0 +1,202 @@
+// Package pgerr says what a PostgreSQL driver's error means for a write: one
+// table, for every package that writes to a database.
+//
+// The question is always the same: was anything written? The answer depends on
+// the error and on what had been sent when it came. Where two readings are
+// possible the stricter one stands: an outcome is called unknown unless it is
+// known that nothing was committed.
+package pgerr
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Sent says what had been sent when an error came.
+type Sent int
+
+// The zero value is the strictest.
+const (
+	// Commit: a COMMIT, or a statement that commits by itself.
+	Commit Sent = iota
+	// Work: statements of a transaction whose COMMIT was not sent, or nothing
+	// that can write.
+	Work
+)
+
+// SQLSTATEs of the functions of schema fencepost. The SQL standard leaves
+// classes that begin with I to Z to implementations.
+const (
+	Stale          = "SF001"
+	Conflict       = "SF002"
+	Missing        = "SF003" // no claim was presented to a trigger
+	MustRaise      = "SF004" // the claim is above the mark: raise first
+	Isolation      = "SF005" // the transaction's isolation level is refused
+	Subtransaction = "SF006" // called inside a savepoint
+	NotTheMark     = "SF007" // a reset found another mark than it was told
+)
+
+// SQLSTATEs of the server's own (PostgreSQL documentation, appendix A).
+const (
+	Serialization    = "40001"
+	Deadlock         = "40P01"
+	LockTimeout      = "55P03"
+	Canceled         = "57014" // by statement_timeout or an operator
+	Privilege        = "42501"
+	NotSupported     = "0A000" // also a standby's answer to BEGIN READ WRITE
+	InvalidParameter = "22023"
+	UniqueViolation  = "23505"
+)
+
+// ends has the SQLSTATEs, and the classes of two characters, after which
+// nobody knows what became of a COMMIT, whatever the severity: the session or
+// the server ended, perhaps after the commit and before its answer.
+var ends = map[string]bool{
+	"08":    true, // connection exception; poolers use it for a lost server
+	"40003": true, // statement completion unknown
+	"25P03": true, // idle in transaction for too long: may be noticed after the commit before PostgreSQL 14
+	"25P04": true, // transaction too long: may be noticed after the commit
+	"57P":   true, // shut down, crashed, dropped, idle
+	"58":    true, // system error, outside of PostgreSQL
+	"XX":    true, // internal error, corrupted data
+}
+
+// passes has the SQLSTATEs, and the classes, of refusals that another try, a
+// repaired server or another role may not meet. Everything else that is
+// definite lies in the statement or the data.
+var passes = map[string]bool{
+	"25006": true, // read-only: a standby
+	"25P02": true, // the transaction was aborted before
+	"26000": true, // the driver's prepared statement is gone, as after DEALLOCATE ALL
+	"28":    true, // may not log in
+	"40":    true, // transaction rolled back: serialization, deadlock
+	"42501": true, // missing rights
+	"53":    true, // resources
+	"55P03": true, // lock timeout
+	"57014": true, // cancelled
+	"SF004": true,
+	"SF005": true,
+}
+
+// says has the verdicts of schema fencepost. Nothing was written.
+var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.ReasonConflict, Missing: guard.ReasonMissing}
+
+// Reason returns what err means for a write of which sent had been sent:
+//
+//   - ReasonStale, ReasonConflict, ReasonMissing: a function of schema fencepost
+//     refused it.
+//   - ReasonUnavailable: nothing was written and another try may succeed.
+//   - ReasonOther: nothing was written and the same again would fail again.
+//   - ReasonOutcomeUnknown: it may have been written.
+//   - ReasonNone: err is nil.
+func Reason(err error, sent Sent) guard.Reason {
+	if err == nil {
+		return guard.ReasonNone
+	}
+	if Unsent(err) {
+		return guard.ReasonUnavailable
+	}
+	return reason(State(err), severity(err), replanned(err), sent)
+}
+
+// reason is the table. An empty state is an error that the server did not send;
+// an empty severity is one that the driver does not tell.
+func reason(state, severity string, replanned bool, sent Sent) guard.Reason {
+	ended := state == "" || severity != "" && severity != "ERROR" || in(ends, state)
+	switch {
+	case ended && sent == Commit:
+		return guard.ReasonOutcomeUnknown
+	case says[state] != guard.ReasonNone:
+		return says[state]
+	case ended || replanned || in(passes, state):
+		return guard.ReasonUnavailable
+	}
+	return guard.ReasonOther
+}
+
+func in(set map[string]bool, state string) bool {
+	for n := 2; n <= len(state); n++ {
+		if set[state[:n]] {
+			return true
+		}
+	}
+	return false
+}
+
+// State returns err's SQLSTATE, empty if the server did not send it. Every
+// driver has it whose errors have a SQLState method: pgx, lib/pq.
+func State(err error) string {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+// severity returns the severity that the server sent, untranslated if it did
+// (since PostgreSQL 9.6), empty if the driver does not tell.
+func severity(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		if pg.SeverityUnlocalized != "" {
+			return pg.SeverityUnlocalized
+		}
+		return pg.Severity
+	}
+	var fields interface{ Get(field byte) string } // lib/pq
+	if errors.As(err, &fields) {
+		if v := fields.Get('V'); v != "" {
+			return v
+		}
+		return fields.Get('S')
+	}
+	return ""
+}
+
+// NotSent returns err as one after which nothing was sent.
+func NotSent(err error) error { return notSent{err} }
+
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
+// Unsent reports an error from before a statement was sent: no connection, none
+// that would take it, or a [NotSent]. "conn closed" is no such error: pgx 5.12.0
+// also says it, and that a retry is safe, when the connection is lost while it
+// waits for the answer of a simple query, which a COMMIT is.
+func Unsent(err error) bool {
+	var connect *pgconn.ConnectError
+	var unsent notSent
+	return errors.As(err, &unsent) || errors.As(err, &connect) ||
+		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+}
+
+// replanned reports that a table changed under a statement that the driver
+// prepared before, which was not run and is prepared anew the next time. It
+// shares its SQLSTATE with much that is for good, and its text is translated.
+func replanned(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == NotSupported && pg.Routine == "RevalidateCachedQuery"
+}
+
+// Standby reports a standby's refusal of a transaction that may write.
+func Standby(err error) bool { return State(err) == NotSupported && !replanned(err) }
+
+// Undefined reports that a table, column, function, schema or type of the
+// statement does not exist.
+func Undefined(err error) bool { return undefined[State(err)] }
+
+var undefined = map[string]bool{"42P01": true, "42703": true, "42883": true, "3F000": true, "42704": true}
+
+// Contention reports that the server rolled back because of what ran at the
+// same time: a row locked for too long, a deadlock, a serialization failure.
+func Contention(err error) bool {
+	switch State(err) {
+	case LockTimeout, Deadlock, Serialization:
+		return true
+	}
+	return false
+}
