@@ -22,9 +22,9 @@ func TestProbe(t *testing.T) {
 	runs := times(6, 30)
 	// A client for each run, as of a process that starts: versitygw 1.7 leaves
 	// connections in disorder when it refuses a body that it has not read.
-	clients := func(version gateway.Version) func(t *testing.T) func() *s3.Client {
+	clients := func(product gateway.Product) func(t *testing.T) func() *s3.Client {
 		return func(t *testing.T) func() *s3.Client {
-			g := gateway.Start(t, version)
+			g := gateway.Start(t, product)
 			createBucket(t, gatewayClient(g, g.URL))
 			return func() *s3.Client { return gatewayClient(g, g.URL) }
 		}
@@ -34,8 +34,8 @@ func TestProbe(t *testing.T) {
 		clients func(t *testing.T) func() *s3.Client
 		correct bool
 	}{
-		{"versitygw " + string(gateway.Racing), clients(gateway.Racing), false},
-		{"versitygw " + string(gateway.Correct), clients(gateway.Correct), true},
+		{"versitygw " + gateway.RacingVersitygw.Version, clients(gateway.RacingVersitygw), false},
+		{"versitygw " + gateway.Versitygw.Version, clients(gateway.Versitygw), true},
 		{"s3test", func(t *testing.T) func() *s3.Client {
 			server := newServer(t, s3test.Options{})
 			return func() *s3.Client { return sdk(server) }
