@@ -2,11 +2,13 @@ package s3fence
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"hash/crc32"
+	"io"
 	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -21,17 +23,30 @@ import (
 //	key      32 bytes   SHA-256 of the object's key
 //	token     8 bytes   big endian, as all numbers
 //	write    16 bytes   the ID of the write that made this object
-//	length    8 bytes   of the body
-//	body      4 bytes   CRC-32C of the body
+//	length    8 bytes   of the body as stored
+//	body      4 bytes   CRC-32C of the body as stored
 //	lease     1 byte    length of the lease ID, which follows
 //	recent   16 bytes   for each recent write its ID, newest first
+//	content   8 bytes   kind gzip only: length of the content, unpacked
 //	sum      16 bytes   of SHA-256 over all of the above
 //	size      4 bytes   of all of the above
 //	magic    12 bytes
 //
 // It is at the end, so that a range request for the last few KiB reads the
 // mark of an object of any size, and so that what reads the body from its
-// start finds it where it was.
+// start finds it where it was. The last 16 bytes, and the version as the first
+// of the size bytes before them, are the same in all versions.
+//
+// Of kind gzip the body is a gzip file (RFC 1952), and the trailer stands in a
+// further member of that file, which is empty, so that whoever reads the file
+// reads the content and no more:
+//
+//	1f 8b 08 04 00 00 00 00 00 ff    deflate, FEXTRA, no time, no system
+//	xlen      2 bytes   little endian: of what follows up to the trailer's end
+//	46 50               the name of the extra field
+//	len       2 bytes   little endian: of the trailer
+//	trailer
+//	03 00 00 00 00 00 00 00 00 00    nothing, its checksum and its length
 const (
 	trailerVersion = 1
 	trailerMagic   = "fencepost/s3"
@@ -43,7 +58,13 @@ const (
 	// many may follow between a write and the reading that resolves it.
 	maxRecent = 32
 
-	maxTrailer = trailerFixed + guard.MaxLeaseIDLen + maxRecent*len(writeID{}) + trailerSum + trailerEnd
+	gzipHead = "\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff"
+	gzipName = "FP"
+	gzipEnd  = "\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+	maxRatio = 1032 // of what deflate unpacks to
+	gzipRoom = len(gzipHead) + 2 + len(gzipName) + 2 + len(gzipEnd)
+
+	maxTrailer = trailerFixed + guard.MaxLeaseIDLen + maxRecent*len(writeID{}) + 8 + trailerSum + trailerEnd + gzipRoom
 	// tailSize is how much of an object is read to know its state: the trailer
 	// and, of what is small, the body too.
 	tailSize = 4 << 10
@@ -81,23 +102,32 @@ type seal struct {
 	id     writeID
 	recent []writeID
 	cut    bool
-	length uint64
+	length uint64 // of the body as stored
 	crc    uint32
+	// content is the length of what a gzip body unpacks to.
+	content uint64
 }
 
-// size is the length of the encoded trailer.
+// size is the length of the encoded trailer, with the member that holds it.
 func (s *seal) size() int {
-	return trailerFixed + len(s.lease) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
+	n := trailerFixed + len(s.lease) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
+	if s.kind == kindGzip {
+		n += 8 + gzipRoom
+	}
+	return n
 }
 
 // append encodes s behind body.
-func (s *seal) append(body []byte) []byte {
-	start := len(body)
+func (s *seal) append(out []byte) []byte {
+	if s.kind == kindGzip {
+		out = append(out, memberHead(s.size()-gzipRoom)...)
+	}
+	start := len(out)
 	flags := byte(0)
 	if s.cut {
 		flags |= flagCut
 	}
-	out := append(body, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
+	out = append(out, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
 	out = append(out, s.key[:]...)
 	out = binary.BigEndian.AppendUint64(out, uint64(s.token))
 	out = append(out, s.id[:]...)
@@ -108,14 +138,24 @@ func (s *seal) append(body []byte) []byte {
 	for _, id := range s.recent {
 		out = append(out, id[:]...)
 	}
+	if s.kind == kindGzip {
+		out = binary.BigEndian.AppendUint64(out, s.content)
+	}
 	sum := sha256.Sum256(out[start:])
 	out = append(out, sum[:trailerSum]...)
 	out = binary.BigEndian.AppendUint32(out, uint32(len(out)-start))
-	return append(out, trailerMagic...)
+	out = append(out, trailerMagic...)
+	if s.kind == kindGzip {
+		out = append(out, gzipEnd...)
+	}
+	return out
 }
 
 // hasTrailer reports whether tail, the end of an object, ends as a trailer does.
-func hasTrailer(tail []byte) bool { return bytes.HasSuffix(tail, []byte(trailerMagic)) }
+func hasTrailer(tail []byte) bool {
+	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
+	return bytes.HasSuffix(tail, []byte(trailerMagic))
+}
 
 // parseSeal reads the trailer at the end of tail, which is the end of an object
 // of the given total length, and checks it against itself and against the
@@ -124,6 +164,7 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if !hasTrailer(tail) {
 		return nil, damaged(key, "its trailer is missing: the end was cut off or something was appended")
 	}
+	tail, member := bytes.CutSuffix(tail, []byte(gzipEnd))
 	rest := tail[:len(tail)-len(trailerMagic)]
 	if len(rest) < 4 {
 		return nil, damaged(key, "its trailer is cut")
@@ -133,14 +174,17 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if size < trailerFixed+trailerSum || size > int64(len(rest)) {
 		return nil, damaged(key, "its trailer is cut or its length is wrong")
 	}
-	rest = rest[int64(len(rest))-size:]
+	before := rest[:int64(len(rest))-size]
+	rest = rest[len(before):]
 	payload, sum := rest[:size-trailerSum], rest[size-trailerSum:]
+	if payload[0] != trailerVersion {
+		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(payload[0]))+", which this build does not know")
+	}
 	if want := sha256.Sum256(payload); !bytes.Equal(sum, want[:trailerSum]) {
 		return nil, damaged(key, "its trailer does not match its own checksum")
 	}
-	if payload[0] != trailerVersion || payload[2]&^flagCut != 0 {
-		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(payload[0]))+", flags "+strconv.Itoa(int(payload[2]))+
-			", which this build does not know")
+	if payload[2]&^flagCut != 0 {
+		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
 	}
 	s := &seal{kind: kind(payload[1]), cut: payload[2]&flagCut != 0}
 	count := int(payload[3])
@@ -153,19 +197,30 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	s.crc = binary.BigEndian.Uint32(payload[8:])
 	lease := int(payload[12])
 	payload = payload[13:]
-	if len(payload) != lease+count*len(writeID{}) {
+	extra := 0
+	if s.kind == kindGzip {
+		extra = 8
+	}
+	if len(payload) != lease+count*len(writeID{})+extra {
 		return nil, damaged(key, "the lengths in its trailer do not add up")
 	}
 	s.lease, payload = string(payload[:lease]), payload[lease:]
+	if s.kind == kindGzip {
+		payload, s.content = payload[:len(payload)-8], binary.BigEndian.Uint64(payload[len(payload)-8:])
+	}
 	for ; len(payload) > 0; payload = payload[len(writeID{}):] {
 		s.recent = append(s.recent, writeID(payload))
 	}
 	switch {
+	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(int(size)+trailerEnd)):
+		return nil, damaged(key, "its trailer stands where one of its kind does not")
 	case s.key != keySum(key):
 		return nil, damaged(key, "its trailer belongs to another key: the bytes were copied here")
 	case s.length != uint64(total-int64(s.size())):
 		return nil, damaged(key, "its body has "+strconv.FormatInt(total-int64(s.size()), 10)+
 			" bytes, its trailer says "+strconv.FormatUint(s.length, 10))
+	case s.kind == kindGzip && s.content > maxRatio*s.length:
+		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(s.content, 10))
 	case !s.kind.sealed():
 		return nil, damaged(key, "its trailer has the unknown kind "+strconv.Itoa(int(s.kind)))
 	case !s.token.Valid() && (s.kind != kindBlank || s.token != guard.NoToken):
@@ -176,10 +231,45 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	return s, nil
 }
 
+// memberHead is what stands before a trailer of n bytes in a gzip member.
+func memberHead(n int) []byte {
+	out := binary.LittleEndian.AppendUint16([]byte(gzipHead), uint16(len(gzipName)+2+n))
+	return binary.LittleEndian.AppendUint16(append(out, gzipName...), uint16(n))
+}
+
 // checkBody compares a body with what the trailer says of it.
 func (s *seal) checkBody(key string, body []byte) error {
 	if crc32.Checksum(body, castagnoli) != s.crc {
 		return damaged(key, "its body does not match the checksum in its trailer")
 	}
 	return nil
+}
+
+// pack makes a gzip file of content.
+func pack(content []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	// A bytes.Buffer does not fail.
+	_, _ = w.Write(content)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+// unpack reads a gzip file whose content has the given length.
+func unpack(key string, body io.Reader, length int64) ([]byte, error) {
+	content, err := unpackUpTo(body, min(length, 1<<20), length)
+	if err != nil || int64(len(content)) != length {
+		return nil, damaged(key, "its body does not unpack to the "+strconv.FormatInt(length, 10)+" bytes in its trailer")
+	}
+	return content, nil
+}
+
+// unpackUpTo reads a gzip file whose content has at most limit bytes; if it has
+// more, one more is returned.
+func unpackUpTo(body io.Reader, size, limit int64) ([]byte, error) {
+	r, err := gzip.NewReader(body)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(io.LimitReader(r, limit+1), size, limit)
 }
