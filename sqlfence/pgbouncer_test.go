@@ -30,7 +30,7 @@ func findPgBouncer(t *testing.T) string {
 			return path
 		}
 	}
-	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup to install it")
+	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup tests to install it")
 	return ""
 }
 
