@@ -15,9 +15,13 @@ import (
 const (
 	enterSQL         = "SELECT fencepost.enter($1::text, $2::bigint, $3::text, $4::int, $5::int)"
 	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+	// The marker is local to the transaction: however the transaction ends, by
+	// COMMIT AND CHAIN too, it ends with it.
+	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', $6::text, true)"
+	markedSQL  = "SELECT pg_catalog.current_setting('fencepost.transaction', true) IS NOT DISTINCT FROM $1::text"
 	// With Options.PresentClaims, what is entered is presented to the triggers
 	// of guarded tables as well.
-	presentsSQL = ", set_config('fencepost.claims', $6::text, true)"
+	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::text, true)"
 )
 
 // maxEnter bounds how often a transaction raises and enters again: once is the
@@ -154,7 +158,12 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 		}
 	}()
 	if err := fn(context.WithValue(guard.WithClaim(ctx, first), txKey[Tx]{d}, own), own.tx); err != nil {
-		return err
+		own.over.Store(true)
+		tx.rollback()                                  // gives the connection back, which the question may need
+		if strings.HasPrefix(pgerr.State(err), "SF") { // a statement of fn's own, refused by a trigger
+			err = ErrorFrom(err)
+		}
+		return d.succeeded(ctx, sorted, err)
 	}
 	if err := ended(ctx, op, first); err != nil {
 		return err
@@ -162,7 +171,11 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	err = tx.commit(ctx, d.commits)
 	committed = err == nil
 	if err == nil || !opts.Resolve || err == errEnded {
-		return failure("commit of a "+op, first, err, true)
+		if err = failure("commit of a "+op, first, err, true); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			return err
+		}
+		tx.rollback()
+		return d.succeeded(ctx, sorted, err)
 	}
 	err = failure("commit of a "+op, first, &lostCommit{id: id, error: err}, true)
 	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
@@ -172,15 +185,32 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	return d.resolved(ctx, first, err)
 }
 
+// succeeded makes of the error of a transaction that committed nothing, because
+// its session was ended, the refusal by a newer holder's mark, if there is one:
+// the raise ended it.
+func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error) error {
+	if !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	for _, claim := range claims {
+		if mark, markErr := d.mark(ctx, "read mark", claim); markErr == nil && mark.Token > claim.Token {
+			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: mark, Cause: err}
+		}
+	}
+	return err
+}
+
 // enter begins the fenced transaction, raising the marks first that claims are
 // above. An unknown outcome of that raise is no unknown outcome of the caller's
 // work, of which nothing was sent; and for the same reason a snapshot that
 // came too early is simply taken again.
 func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (transaction[Tx], error) {
 	const op = "enter"
-	sql, presented := enterSQL, d.presented(claims)
+	sql, presented := enterSQL+markSetSQL, d.presented(claims)
 	if opts.Isolation != ReadCommitted {
-		sql = enterSnapshotSQL
+		sql = enterSnapshotSQL + markSetSQL
 	}
 	first := make([]statement, 0, len(claims)+1)
 	for _, claim := range claims {
@@ -192,7 +222,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	var err error
 	for tries, early := 0, 0; tries < maxEnter; {
 		var tx transaction[Tx]
-		if tx, err = d.backend.begin(ctx, opts.Isolation, first...); err == nil {
+		if tx, err = d.backend.begin(ctx, opts.Isolation, d.marker, first...); err == nil {
 			return tx, nil
 		}
 		if opts.Isolation != ReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
@@ -212,11 +242,13 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	return nil, guard.Unavailable(op, claims[0], err)
 }
 
-// entering is a statement that enters under claim, and presents what
-// [DB.presented] made of all claims that the transaction enters under.
+// entering is a statement that enters under claim, marks the transaction, and
+// presents what [DB.presented] made of all claims that it enters under. The
+// marker is what COMMIT looks for: a callback that ended the transaction in SQL
+// wrote what follows without a fence, and only the server knows.
 func (d *DB[Tx]) entering(sql string, claim guard.Claim, presented string) statement {
-	args := append(make([]any, 0, 6), claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()))
+	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
+		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
 	if presented == "" {
 		return statement{sql: sql, args: args}
 	}
