@@ -40,7 +40,7 @@ func TestRequestsPerCall(t *testing.T) {
 			count("reading", 1+btoi(mode == s3fence.Pointer), func() error { content(t, o, key); return nil })
 			count("deleting", 1, func() error { return o.Delete(t.Context(), claim(8, "b"), key) })
 			// A refusal is never by the cache: the object is read first.
-			count("a refused write", 1+btoi(mode == s3fence.Plain), func() error {
+			count("a refused write", 1, func() error {
 				refused(t, putAs(7)(), guard.ReasonStale)
 				return nil
 			})

@@ -3,9 +3,51 @@ package s3fence
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 )
+
+// DamagedError says that an object is not as this package wrote it: its
+// trailer is missing, cut, altered or another object's, its body does not
+// match, its metadata says something else, or its data is gone. It is the
+// cause of a [*guard.FailedError] of the reason unavailable: nothing was
+// written, and nothing will be until somebody has looked.
+//
+// The ways out are to put the right bytes back, or [Objects.InsecureDelete].
+type DamagedError struct {
+	// Key is the object's key.
+	Key string
+	// Problem says what is wrong with it.
+	Problem string
+}
+
+// Error names the object and the problem.
+func (e *DamagedError) Error() string {
+	return "object " + strconv.QuoteToASCII(e.Key) + " is damaged: " + e.Problem
+}
+
+// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be
+// fenced, or not in the mode that was asked for. It is permanent: trying again
+// does not change a store. The error is a [*UnsuitableError].
+var ErrUnsuitableStore = errors.New("the store is unsuitable for fencing")
+
+// UnsuitableError says by which property a store, or a bucket, cannot be fenced.
+// It unwraps to [ErrUnsuitableStore]. Nothing was written but what the probe
+// writes for itself.
+type UnsuitableError struct {
+	Bucket string
+	// Check is what was looked at, Problem what the store did.
+	Check, Problem string
+}
+
+// Error begins with the reason.
+func (e *UnsuitableError) Error() string {
+	return e.Check + ": " + e.Problem + ": the store of bucket " + strconv.QuoteToASCII(e.Bucket) + " is unsuitable for fencing"
+}
+
+// Unwrap returns ErrUnsuitableStore.
+func (e *UnsuitableError) Unwrap() error { return ErrUnsuitableStore }
+
+func damaged(key, problem string) error { return &DamagedError{Key: key, Problem: problem} }
 
 // outcome is what is known of a conditional write by its answer.
 type outcome uint8
@@ -16,11 +58,11 @@ const (
 	outcomeNotMatched
 	// outcomeUnknown: it may have had effect, or may yet have.
 	outcomeUnknown
-	// outcomeUnsent: it did not leave this machine, or was signed by a wrong clock
-	// and not looked at. It may be sent again.
-	outcomeUnsent
-	// outcomeRefused: the store, or the SDK before sending, said no for a reason
-	// that trying again does not change.
+	// outcomeLater: it was signed by a wrong clock and not looked at. It may be
+	// sent again.
+	outcomeLater
+	// outcomeRefused: the store said no for a reason that trying again does not
+	// change.
 	outcomeRefused
 )
 
@@ -30,7 +72,9 @@ const (
 const codeSkewed = "RequestTimeTooSkewed"
 
 // classify reads an SDK error by the interfaces that the SDK's errors satisfy.
-// What is not understood is outcomeUnknown.
+// What is not understood, and whatever has no answer, is outcomeUnknown: a
+// connection that was refused says nothing of the attempts that an HTTP client
+// may have made before.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with
 // conditional writes": 412 if the condition is false, 404 for If-Match without
@@ -42,20 +86,14 @@ func classify(err error) outcome {
 	}
 	status, answered := httpStatus(err)
 	switch code := errorCode(err); {
-	case !answered && fromSDK(err):
-		return outcomeRefused // no credentials, no endpoint, not valid
-	case status == 0: // the SDK's status for a connection that gave no answer
-		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
-			return outcomeUnsent
-		}
+	case !answered, status == 0: // the SDK's status for a connection that gave no answer
 		return outcomeUnknown
 	case status == 412, status == 404 && noObject(code):
 		return outcomeNotMatched
 	case code == "NotImplemented":
 		return outcomeRefused
 	case code == codeSkewed:
-		return outcomeUnsent // the SDK has taken the store's time from this answer
+		return outcomeLater // the SDK has taken the store's time from this answer
 	case status >= 500, status < 300, status == 408, status == 409, status == 429, code == "RequestTimeout":
 		return outcomeUnknown
 	}
@@ -74,17 +112,6 @@ func httpStatus(err error) (status int, ok bool) {
 	return 0, errors.As(err, &c)
 }
 
-// fromSDK reports an error that the SDK's client built. One without a status
-// arose before the request was sent, because what comes after is wrapped
-// with the response, an empty one if there was none.
-func fromSDK(err error) bool {
-	var op interface {
-		Service() string
-		Operation() string
-	}
-	return errors.As(err, &op)
-}
-
 // errorCode is Amazon's name for the error; "" if there is none.
 func errorCode(err error) string {
 	var c interface{ ErrorCode() string }
@@ -94,8 +121,7 @@ func errorCode(err error) string {
 	return ""
 }
 
-// missing reports that a read found no object. A HEAD has no body to say
-// whether it is the bucket that is missing; the write that follows finds out.
+// missing reports the store's explicit word that there is no such object.
 func missing(err error) bool {
 	status, _ := httpStatus(err)
 	return status == 404 && noObject(errorCode(err))
@@ -135,6 +161,8 @@ func (b *Bucket) explain(err error) error {
 		return fmt.Errorf("the credentials were refused: %w", err)
 	case code == codeSkewed:
 		return fmt.Errorf("this machine's clock and the store's differ too much: %w", err)
+	case status == 403 && code == "":
+		return fmt.Errorf("the store answered 403, for the credentials or the rights to %s, and its reason could not be read: %w", bucket, err)
 	case status == 403:
 		return fmt.Errorf("access to %s is denied (without s3:ListBucket also for a missing object): %w", bucket, err)
 	case code == "NotImplemented":
