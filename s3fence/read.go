@@ -75,7 +75,7 @@ func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	limit := b.opts.MaxBody + tailSize
+	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
 	if h.size > limit {
 		return state{}, tooLong(h.size, b.opts.MaxBody)
 	}
@@ -214,7 +214,7 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
 	if problem := disagreement(&s, m); problem != "" {
 		return state{}, damaged(key, problem)
 	}
