@@ -36,8 +36,8 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"
 	statementsGo  = "lockclient/statements.go"
-	leasesSQL     = "lockclient/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/migrations/0002_epoch.sql"
+	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 
@@ -107,7 +107,7 @@ var mistakes = []mistake{
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
 		edits: []edit{{epochSQL, "    PERFORM fencepost.lift_floor(v_highest);\n", "    NULL;\n"}},
-		by:    unitTest("lockclient", "^TestPurge$"),
+		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",

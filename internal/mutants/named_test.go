@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestEditsApply: every mutant's text is in the sources exactly once, and the
-// names are unique.
+// TestEditsApply: every mistake's text is in the sources exactly once, the test that is
+// to catch it is there, and the names are unique.
 func TestEditsApply(t *testing.T) {
 	root, err := repository(t.Context())
 	if err != nil {
@@ -24,12 +24,33 @@ func TestEditsApply(t *testing.T) {
 		}
 		names[m.name] = true
 		if _, err := m.overlay(root, t.TempDir()); err != nil {
-			t.Errorf("%s: %v", m.name, err)
+			t.Error(err)
+		}
+		if text := testText(t, filepath.Join(root, m.by.pkg)); !strings.Contains(text, "\nfunc "+strings.Trim(m.by.tests, "^$")+"(") {
+			t.Errorf("mistake %q in internal/mutants/mistakes.go: %s has no test %s", m.name, m.by.pkg, m.by.tests)
 		}
 	}
 	if len(mistakes) < 15 {
 		t.Errorf("%d mistakes", len(mistakes))
 	}
+}
+
+// testText is the text of a package's tests.
+func testText(t *testing.T, dir string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(text)
+	}
+	return b.String()
 }
 
 // sum is a module of one package with one test.
