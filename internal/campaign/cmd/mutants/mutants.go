@@ -36,8 +36,8 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"
 	statementsGo  = "lockclient/statements.go"
-	leasesSQL     = "lockclient/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/migrations/0002_epoch.sql"
+	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 
