@@ -28,12 +28,12 @@ import (
 // was written from it, with Python's standard library alone. What one side
 // writes the other reads, what one side refuses the other refuses.
 
-// python runs a program with Python 3, which .ci/setup sees to.
+// python runs a program with Python 3, which `.ci/setup tests` sees to.
 func python(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := exec.LookPath("python3")
 	if err != nil {
-		t.Fatalf("this test needs python3, which .ci/setup installs: %v", err)
+		t.Fatalf("this test needs python3, which .ci/setup tests installs: %v", err)
 	}
 	cmd := exec.Command(path, args...)
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONIOENCODING=utf-8")
@@ -60,7 +60,7 @@ func newPeer(t *testing.T) *peer {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatalf("python3, which .ci/setup installs, does not start: %v", err)
+		t.Fatalf("python3, which .ci/setup tests installs, does not start: %v", err)
 	}
 	t.Cleanup(func() {
 		in.Close()
