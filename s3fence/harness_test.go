@@ -34,15 +34,13 @@ func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 		opts = &s3test.Options{}
 	}
 	opts.Buckets = []string{bucketName}
-	server := s3test.New(opts)
-	t.Cleanup(server.Close)
-	return server
+	return s3test.New(t, opts)
 }
 
 // newClient returns a client as an application would configure it.
 func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
-		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.Client(),
+		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.HTTPClient(),
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
 		}),

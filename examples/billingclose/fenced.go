@@ -33,7 +33,11 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger}, nil), Timeout: time.Minute}
+	transport, err := httpfence.NewTransport(nil, []string{ledger}, nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	bucket, err := s3fence.Open(ctx, store, exportBucket, nil) // sees whether the store enforces preconditions
 	if err != nil {
 		return nil, err

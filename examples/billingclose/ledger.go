@@ -28,6 +28,8 @@ const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by
 
 // These name the row and its mark alike: what chi gives may still be escaped. A
 // service of your own takes the tenant from the authenticated identity.
+var billingClose = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
@@ -49,8 +51,14 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	resource := httpfence.Join(tenantOf, httpfence.Literal("billing-close"), periodOf)
-	fence := httpfence.New(db, resource, nil)
+	resource, err := httpfence.Named(billingClose, httpfence.Bindings{"tenant": tenantOf, "period": periodOf})
+	if err != nil {
+		return nil, err
+	}
+	fence, err := httpfence.New(db, resource, nil)
+	if err != nil {
+		return nil, err
+	}
 	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
 		claim, _ := guard.ClaimFrom(req.Context())
 		err := db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {

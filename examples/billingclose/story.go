@@ -51,7 +51,7 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	}
 	defer stopLedger()
 	s.role.Ledger = ledgerURL
-	s.store = s3test.New(&s3test.Options{Buckets: []string{exportBucket}})
+	s.store = s3test.Start(&s3test.Options{Buckets: []string{exportBucket}})
 	defer s.store.Close()
 	s.role.Store = s.store.URL()
 	behind := ", behind httpfence"
