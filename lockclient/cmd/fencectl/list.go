@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"time"
@@ -57,7 +56,18 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		return s.list(ctx, w, given[0], opts, limit, asJSON(cmd))
+		out := newLeases(w, cmd, limit)
+		for lease, err := range s.op.List(ctx, given[0], opts) {
+			if err != nil {
+				return err
+			}
+			if more, err := out.lease(lease); err != nil {
+				return err
+			} else if !more {
+				break
+			}
+		}
+		return out.end("no lease")
 	})
 }
 
@@ -79,58 +89,15 @@ func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
 	return opts, nil
 }
 
-// list prints as it reads: it holds one page in memory, however long the list is.
-// limit 0 is none.
-func (s *session) list(ctx context.Context, w io.Writer, pattern string, opts *lockadmin.ListOptions, limit int, asJSON bool) error {
-	out := newLeaseTable(w, asJSON)
-	printed := 0
-	for lease, err := range s.op.List(ctx, pattern, opts) {
-		if err != nil {
-			return err
-		}
-		if limit > 0 && printed == limit {
-			return out.end("more, see --limit")
-		}
-		if err := out.lease(lease); err != nil {
-			return err
-		}
-		if printed++; printed == firstPage || printed%nextPage == 0 {
-			if err := out.flush(); err != nil {
-				return err
-			}
-		}
-	}
-	if printed == 0 {
-		return out.end("no lease")
-	}
-	return out.end("")
+// leases is a list of leases.
+type leases struct{ *listing }
+
+func newLeases(w io.Writer, cmd *cli.Command, limit int) leases {
+	return leases{newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
 }
 
-// The first rows are printed at once, the others a thousand at a time.
-const firstPage, nextPage = 100, 1000
-
-// leaseTable prints leases for people or for programs.
-type leaseTable struct {
-	w    *bufio.Writer
-	t    *table
-	json bool
-}
-
-func newLeaseTable(w io.Writer, asJSON bool) *leaseTable {
-	b := bufio.NewWriterSize(w, 64<<10)
-	return &leaseTable{w: b, json: asJSON, t: newTable(b, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
-}
-
-func (o *leaseTable) lease(l lockadmin.LeaseInfo) error {
-	if o.json {
-		line, err := jsonLine(l)
-		if err == nil {
-			_, err = o.w.Write(line)
-		}
-		return err
-	}
-	o.t.row(stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)), shown(l.Resource))
-	return nil
+func (o leases) lease(l lockadmin.LeaseInfo) (more bool, err error) {
+	return o.add(l, stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)), shown(l.Resource))
 }
 
 // stateOf marks the leases that somebody waits for.
@@ -143,23 +110,6 @@ func stateOf(l lockadmin.LeaseInfo) string {
 
 func whenHeld(l lockadmin.LeaseInfo, d time.Duration) string {
 	return orDash(l.State == lockadmin.StateHeld, span(d))
-}
-
-func (o *leaseTable) flush() error {
-	if !o.json {
-		if err := o.t.flush(); err != nil {
-			return err
-		}
-	}
-	return o.w.Flush()
-}
-
-// end prints the last rows, and for people a note below.
-func (o *leaseTable) end(note string) error {
-	if note != "" && !o.json {
-		o.t.note(note)
-	}
-	return o.flush()
 }
 
 func (a *app) longHeldCommand() *cli.Command {
@@ -189,20 +139,17 @@ func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		leases, err := s.op.LongHeld(ctx, threshold, &lockadmin.LongHeldOptions{Pattern: given[0], Limit: limit})
+		held, err := s.op.LongHeld(ctx, threshold, &lockadmin.LongHeldOptions{Pattern: given[0], Limit: limit})
 		if err != nil {
 			return err
 		}
-		out := newLeaseTable(w, asJSON(cmd))
-		for _, lease := range leases {
-			if err := out.lease(lease); err != nil {
+		out := newLeases(w, cmd, 0)
+		for _, lease := range held {
+			if _, err := out.lease(lease); err != nil {
 				return err
 			}
 		}
-		if len(leases) == 0 {
-			return out.end("no lease is held for " + span(threshold))
-		}
-		return out.end("")
+		return out.end("no lease is held for " + span(threshold))
 	})
 }
 
@@ -238,33 +185,35 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer s.close()
-	w := bufio.NewWriter(a.out)
-	t := newAuditTable(w)
-	printed := 0
+	out := newListing(a.out, cmd, limit, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
 	for r, err := range s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to}) {
 		if err != nil {
 			return err
 		}
-		if limit > 0 && printed == limit {
+		by := shown(r.Actor)
+		if r.DatabaseUser != "" && r.DatabaseUser != r.Actor {
+			by += " (as " + shown(r.DatabaseUser) + ")"
+		}
+		more, err := out.add(r, clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason))
+		if err != nil {
+			return err
+		}
+		if !more {
 			break
 		}
-		if !asJSON(cmd) {
-			auditRow(t, r)
-		} else if line, err := jsonLine(r); err != nil {
-			return err
-		} else if _, err := w.Write(line); err != nil {
-			return err
-		}
-		if printed++; printed == firstPage || printed%nextPage == 0 {
-			if err := t.flushTo(w, asJSON(cmd)); err != nil {
-				return err
-			}
-		}
 	}
-	if printed == 0 {
-		t.note("no record")
+	return out.end("no record")
+}
+
+// holderOf says who held a lease at the moment that l is of.
+func holderOf(l lockadmin.LeaseInfo) string {
+	switch {
+	case l.State == lockadmin.StateHeld:
+		return shown(l.Owner)
+	case l.State == lockadmin.StateExpired:
+		return "nobody; " + shown(l.Owner) + " until it expired"
 	}
-	return t.flushTo(w, asJSON(cmd))
+	return "nobody"
 }
 
 func period(cmd *cli.Command) (from, to time.Time, err error) {
@@ -286,16 +235,4 @@ func period(cmd *cli.Command) (from, to time.Time, err error) {
 		}
 	}
 	return from, to, nil
-}
-
-func newAuditTable(w io.Writer) *table {
-	return newTable(w, "AT", "ACTION", ">TOKEN", "BY", "CUT HOLDER", "RESOURCE", "REASON")
-}
-
-func auditRow(t *table, r lockadmin.AuditRecord) {
-	by := shown(r.Actor)
-	if r.DatabaseUser != "" && r.DatabaseUser != r.Actor {
-		by += " (as " + shown(r.DatabaseUser) + ")"
-	}
-	t.row(clockTime(r.At), shown(r.Action), r.Token.String(), by, orDash(r.Cut.Owner != "", shown(r.Cut.Owner)), shown(r.Resource), shown(r.Reason))
 }

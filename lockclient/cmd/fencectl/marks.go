@@ -1,10 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -174,10 +176,10 @@ type markJSON struct {
 
 func (a *app) marksListCommand() *cli.Command {
 	return &cli.Command{
-		Name: "list", ArgsUsage: "[PREFIX]",
+		Name: "list", ArgsUsage: "[PATTERN]",
 		Usage: "list marks",
-		Description: "Those of resources whose names begin with PREFIX. With --ahead only those\n" +
-			"above everything that the issuer ever granted there: every holder is refused\n" +
+		Description: "Those of the resources that PATTERN chooses, as in fencectl list. With --ahead\n" +
+			"only those above everything that the issuer ever granted there: every holder is refused\n" +
 			"at them, until the issuer is lifted (advance) or the mark is reset.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "ahead", Usage: "only marks that are ahead of the issuer"},
@@ -195,7 +197,7 @@ type listedMark struct {
 }
 
 func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PREFIX?")
+	given, err := arguments(cmd, "PATTERN?")
 	if err != nil {
 		return err
 	}
@@ -203,10 +205,9 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	if limit < 0 {
 		return usage("--limit must not be negative")
 	}
-	if given[0] != "" {
-		if guard.ValidateResource(given[0]) != nil {
-			return guard.Invalid("prefix", given[0], "must be at most 512 bytes of UTF-8 without control characters")
-		}
+	pattern, err := pglease.Namespace("").NewPattern("pattern", given[0])
+	if err != nil {
+		return err
 	}
 	needed := []string{marksComponent}
 	if cmd.Bool("ahead") {
@@ -217,59 +218,87 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer s.close()
-	out := newMarkTable(a, cmd)
-	if err := s.listMarks(ctx, cmd.Bool("ahead"), given[0], limit, out); err != nil {
-		return failed("list marks", err)
+	titles := []string{">MARK", "RAISED", "LEASE ID", "RESOURCE"}
+	if cmd.Bool("ahead") {
+		titles = slices.Insert(titles, 1, ">ISSUED")
 	}
-	return out.end(cmd)
+	out := newListing(a.out, cmd, limit, titles...)
+	highest := guard.NoToken
+	for m, err := range s.listMarks(ctx, cmd.Bool("ahead"), pattern) {
+		if err != nil {
+			return failed("list marks", err)
+		}
+		cells := []string{m.Token.String(), clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource)}
+		if m.Issued != nil {
+			cells = slices.Insert(cells, 1, m.Issued.String())
+		}
+		more, err := out.add(m, cells...)
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+		highest = max(highest, m.Token)
+	}
+	switch {
+	case !cmd.Bool("ahead") || highest == guard.NoToken:
+	case highest > lockadmin.MaxAdvance:
+		out.t.note("the highest is too high to lift the issuer over it, see fencectl help runbook")
+	default:
+		out.t.note("to lift the issuer over all of these: fencectl advance --floor " + highest.String())
+	}
+	return out.end("no mark")
 }
 
-// Both read a range of the primary key, from the resource $2 on.
+// Both read a range of the primary key. $1 low, $2 high, $3 the resource before
+// the first, $4 how many, $5 expression.
 const (
 	aheadSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, greatest(coalesce(l.token, 0), f.token) AS issued
 FROM fencepost.marks m
 CROSS JOIN (SELECT coalesce(max(token), 0) AS token FROM fencepost.leases WHERE resource = '') f
 LEFT JOIN fencepost.leases l ON l.resource = m.resource
-WHERE m.resource > $2::text AND m.resource >= $1::text AND starts_with(m.resource, $1::text) AND m.token > greatest(coalesce(l.token, 0), f.token)
-ORDER BY m.resource LIMIT $3::bigint`
+WHERE ` + marksRange + ` AND m.token > greatest(coalesce(l.token, 0), f.token)
+ORDER BY m.resource LIMIT $4::bigint`
 	marksSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, NULL::bigint AS issued
 FROM fencepost.marks m
-WHERE m.resource > $2::text AND m.resource >= $1::text AND starts_with(m.resource, $1::text)
-ORDER BY m.resource LIMIT $3::bigint`
+WHERE ` + marksRange + `
+ORDER BY m.resource LIMIT $4::bigint`
+
+	marksRange = `m.resource > $3::text AND m.resource >= $1::text AND ` + marksEnd + ` AND ($5::text IS NULL OR m.resource ~ $5::text)`
+	marksEnd   = `m.resource < $2::text`
 )
 
-func (s *session) listMarks(ctx context.Context, ahead bool, prefix string, limit int, out *markTable) error {
-	for after, page := "", firstPage; ; page = nextPage {
-		if limit > 0 {
-			page = min(page, limit-out.printed)
-		}
-		marks, err := s.marksAfter(ctx, ahead, prefix, after, page)
-		if err != nil {
-			return err
-		}
-		for _, m := range marks {
-			after = m.Resource
-			if err := out.mark(m); err != nil {
-				return err
+// listMarks reads page by page.
+func (s *session) listMarks(ctx context.Context, ahead bool, pattern pglease.Pattern) iter.Seq2[listedMark, error] {
+	return func(yield func(listedMark, error) bool) {
+		after := ""
+		for page := firstPage; ; page = nextPage {
+			marks, err := s.marksAfter(ctx, ahead, pattern, after, page)
+			if err != nil {
+				yield(listedMark{}, err)
+				return
 			}
-		}
-		if len(marks) < page || out.printed == limit {
-			return nil
-		}
-		if err := out.flush(); err != nil {
-			return err
+			for _, m := range marks {
+				if after = m.Resource; !yield(m, nil) {
+					return
+				}
+			}
+			if len(marks) < page {
+				return
+			}
 		}
 	}
 }
 
-func (s *session) marksAfter(ctx context.Context, ahead bool, prefix, after string, page int) (marks []listedMark, err error) {
+func (s *session) marksAfter(ctx context.Context, ahead bool, pattern pglease.Pattern, after string, page int) (marks []listedMark, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	statement := marksSQL
 	if ahead {
 		statement = aheadSQL
 	}
-	rows, err := s.pool.Query(ctx, statement, prefix, after, page)
+	rows, err := s.pool.Query(ctx, pattern.Bounded(statement, marksEnd), pattern.Low, pattern.High, after, page, pattern.Expression)
 	if err != nil {
 		return nil, err
 	}
@@ -291,76 +320,18 @@ func (s *session) marksAfter(ctx context.Context, ahead bool, prefix, after stri
 	return marks, rows.Err()
 }
 
-// markTable prints marks for people or for programs.
-type markTable struct {
-	w       *bufio.Writer
-	t       *table
-	json    bool
-	printed int
-	highest guard.Token
-}
-
-func newMarkTable(a *app, cmd *cli.Command) *markTable {
-	w := bufio.NewWriter(a.out)
-	titles := []string{">MARK", "RAISED", "LEASE ID", "RESOURCE"}
-	if cmd.Bool("ahead") {
-		titles = []string{">MARK", ">ISSUED", "RAISED", "LEASE ID", "RESOURCE"}
-	}
-	return &markTable{w: w, json: asJSON(cmd), t: newTable(w, titles...)}
-}
-
-func (o *markTable) mark(m listedMark) error {
-	o.printed++
-	o.highest = max(o.highest, m.Token)
-	if o.json {
-		line, err := jsonLine(m)
-		if err == nil {
-			_, err = o.w.Write(line)
-		}
-		return err
-	}
-	row := []string{m.Token.String()}
-	if m.Issued != nil {
-		row = append(row, m.Issued.String())
-	}
-	o.t.row(append(row, clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource))...)
-	return nil
-}
-
-func (o *markTable) flush() error {
-	if !o.json {
-		if err := o.t.flush(); err != nil {
-			return err
-		}
-	}
-	return o.w.Flush()
-}
-
-func (o *markTable) end(cmd *cli.Command) error {
-	switch {
-	case o.json:
-	case o.printed == 0:
-		o.t.note("no mark")
-	case cmd.Bool("ahead") && o.highest > lockadmin.MaxAdvance:
-		o.t.note("the highest is too high to lift the issuer over it, see fencectl help runbook")
-	case cmd.Bool("ahead"):
-		o.t.note("lift the issuer over all of them: fencectl advance --floor " + o.highest.String())
-	}
-	return o.flush()
-}
-
 func (a *app) marksResetCommand() *cli.Command {
 	return &cli.Command{
 		Name: "reset", ArgsUsage: "RESOURCE", Usage: "lower a mark that was poisoned: the only way there is",
 		Description: "For a mark that no issuer can be lifted over (made up by hand, out of range).\n" +
-			"Stop every holder of the resource first: WHOEVER HAS A TOKEN ABOVE --to WRITES\n" +
-			"AGAIN. Where the issuer is behind, advance it instead. The mark must be exactly\n" +
+			"Stop every holder of the resource first: WHOEVER HAS A TOKEN ABOVE --to, OR --to\n" +
+			"ITSELF, WRITES AGAIN. Where the issuer is behind, advance it instead. The mark must be exactly\n" +
 			"--from; --to may not be above all that the issuer granted. It is recorded.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "from", Usage: "`TOKEN` of the mark as it is (required)"},
-			&cli.StringFlag{Name: "from-lease-id", Usage: "and its lease `ID`, as fencectl marks show prints it"},
+			&cli.StringFlag{Name: "from-lease-id", Usage: "and its lease `ID`, if not the one that the mark has now"},
 			&cli.StringFlag{Name: "to", Usage: "`TOKEN` of the mark as it is to be (required)"},
-			&cli.StringFlag{Name: "to-lease-id", Usage: "and its lease `ID`; without it the lease that holds --to is refused"},
+			&cli.StringFlag{Name: "to-lease-id", Usage: "and its lease `ID`, if not that of the lease with this token"},
 			&cli.StringFlag{Name: "issuers-last", Usage: "highest `TOKEN` of an issuer that is not lockclient"},
 			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
 			&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
@@ -416,8 +387,11 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 			return notFound("the issuer never granted %s; say --issuers-last if another system is its issuer", shown(resource))
 		}
 	}
-	question := fmt.Sprintf("Reset the mark of %s from %s to %s. Whoever has a token of %s or above, and is not stopped, WRITES AGAIN.",
-		shown(resource), from.Token, to.Token, to.Token)
+	if err := s.completeReset(ctx, cmd, resource, &from, &to); err != nil {
+		return err
+	}
+	question := fmt.Sprintf("Reset the mark of %s from %s to %s. Whoever has a token above %s, or that one under lease %s, and is not stopped, WRITES AGAIN.",
+		shown(resource), from.Token, to.Token, to.Token, leaseID(to.LeaseID))
 	if err := a.confirm(ctx, cmd, question); err != nil {
 		return err
 	}
@@ -434,6 +408,31 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 		return a.printJSON(markJSON{Resource: resource, Token: to.Token, LeaseID: to.LeaseID})
 	}
 	return a.say("the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
+}
+
+// completeReset takes the lease IDs that were not given from the mark and from the
+// lease, where these have the tokens that were given. The mark is still compared
+// when it is reset.
+func (s *session) completeReset(ctx context.Context, cmd *cli.Command, resource string, from, to *guard.Mark) error {
+	if !cmd.IsSet("from-lease-id") {
+		mark, err := s.mark(ctx, resource)
+		if err != nil {
+			return err
+		}
+		if mark.Token == from.Token {
+			from.LeaseID = mark.LeaseID
+		}
+	}
+	if !cmd.IsSet("to-lease-id") && cmd.String("issuers-last") == "" {
+		lease, err := s.op.Get(ctx, resource)
+		if err != nil && !errors.Is(err, guard.ErrNotFound) {
+			return err
+		}
+		if lease.Token == to.Token {
+			to.LeaseID = lease.LeaseID
+		}
+	}
+	return nil
 }
 
 func (a *app) marksResetsCommand() *cli.Command {
@@ -457,36 +456,24 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer s.close()
-	t := newTable(a.out, "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
-	printed, after := 0, int64(0)
-	for {
-		size := sqlfence.MaxPage
-		if limit > 0 {
-			size = min(size, limit-printed)
-		}
-		page, err := s.resetsAfter(ctx, after, size)
+	out := newListing(a.out, cmd, limit, "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
+	for after := int64(0); ; {
+		page, err := s.resetsAfter(ctx, after, sqlfence.MaxPage)
 		if err != nil {
 			return err
 		}
 		for _, r := range page {
-			after, printed = r.ID, printed+1
-			if !asJSON(cmd) {
-				t.row(clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor)+" (as "+shown(r.Role)+")", shown(r.Resource), shown(r.Reason))
-			} else if err := a.printJSON(r); err != nil {
+			after = r.ID
+			more, err := out.add(r, clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor)+" (as "+shown(r.Role)+")", shown(r.Resource), shown(r.Reason))
+			if err != nil {
 				return err
 			}
-		}
-		last := len(page) < size || printed == limit
-		if !asJSON(cmd) {
-			if last && printed == 0 {
-				t.note("no reset")
-			}
-			if err := t.flush(); err != nil {
-				return err
+			if !more {
+				return out.end("")
 			}
 		}
-		if last {
-			return nil
+		if len(page) < sqlfence.MaxPage {
+			return out.end("no reset")
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"github.com/urfave/cli/v3"
 	"io"
 	"strconv"
 	"strings"
@@ -75,15 +76,62 @@ func (t *table) flush() error {
 	return err
 }
 
-// flushTo prints the rows, unless they were printed as JSON, and what is under
-// way to w.
-func (t *table) flushTo(w *bufio.Writer, asJSON bool) error {
-	if !asJSON {
-		if err := t.flush(); err != nil {
+// listing prints what is listed as it comes, a row of a table for people or an
+// object for programs. It starts at once and holds a thousand rows at most.
+type listing struct {
+	w              *bufio.Writer
+	t              *table
+	json           bool
+	limit, printed int
+}
+
+// The first rows are printed at once, the others a thousand at a time.
+const firstPage, nextPage = 100, 1000
+
+// newListing takes the columns' titles. limit 0 is none.
+func newListing(w io.Writer, cmd *cli.Command, limit int, titles ...string) *listing {
+	b := bufio.NewWriterSize(w, 64<<10)
+	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: limit}
+}
+
+// add prints one; more is false if the limit was reached before.
+func (l *listing) add(v any, cells ...string) (more bool, err error) {
+	if l.limit > 0 && l.printed == l.limit {
+		l.t.note("more, see --limit")
+		return false, nil
+	}
+	if l.json {
+		line, err := jsonLine(v)
+		if err == nil {
+			_, err = l.w.Write(line)
+		}
+		if err != nil {
+			return false, err
+		}
+	} else {
+		l.t.row(cells...)
+	}
+	if l.printed++; l.printed == firstPage || l.printed%nextPage == 0 {
+		return true, l.flush()
+	}
+	return true, nil
+}
+
+func (l *listing) flush() error {
+	if !l.json {
+		if err := l.t.flush(); err != nil {
 			return err
 		}
 	}
-	return w.Flush()
+	return l.w.Flush()
+}
+
+// end prints the last rows. empty is said to people if there was none.
+func (l *listing) end(empty string) error {
+	if l.printed == 0 {
+		l.t.note(empty)
+	}
+	return l.flush()
 }
 
 // fields prints names and values below each other.
