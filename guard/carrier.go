@@ -50,7 +50,11 @@ func Inject(claim Claim, carrier Carrier) error {
 // consumer derives itself from what it is about to write. A message that names
 // another resource is refused: its token says nothing about this one.
 //
-// Errors: [ErrMissing] if the message carries no token, else [ErrInvalid].
+// All three keys must be there, the lease too, though its value may be empty: a
+// relay that drops it would otherwise turn two leases into one without an ID.
+//
+// Errors: [ErrMissing] if the message carries no token, a [*MisdirectedError]
+// if it names another resource, else [ErrInvalid].
 func Extract(resource string, carrier Carrier) (Claim, error) {
 	token, ok, err := one(carrier, CarrierToken)
 	if err != nil {
@@ -66,12 +70,18 @@ func Extract(resource string, carrier Carrier) (Claim, error) {
 	if !ok { // not ErrMissing, which says that there is no token
 		return Claim{}, Invalid(CarrierResource, "", "is missing")
 	}
-	lease, _, err := one(carrier, CarrierLease)
+	lease, ok, err := one(carrier, CarrierLease)
 	if err != nil {
 		return Claim{}, err
 	}
-	if named != resource {
-		return Claim{}, Invalid(CarrierResource, named, "is not the resource being written")
+	if !ok {
+		return Claim{}, Invalid(CarrierLease, "", "is missing; Inject writes it even if the lease ID is empty")
+	}
+	if err := ValidateResource(named); err != nil {
+		return Claim{}, err
+	}
+	if err := (Claim{Resource: named}).CheckResource(resource); err != nil {
+		return Claim{}, err
 	}
 	claim := Claim{Resource: resource, LeaseID: lease}
 	if claim.Token, err = ParseToken(token); err != nil {

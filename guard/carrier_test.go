@@ -71,19 +71,21 @@ func TestExtractRefuses(t *testing.T) {
 	}{
 		"nothing at all":     {multi{}, guard.ReasonMissing},
 		"no token":           {multi{resource: one("r"), lease: one("a")}, guard.ReasonMissing},
-		"no values of token": {multi{token: {}, resource: one("r")}, guard.ReasonMissing},
+		"no values of token": {multi{token: {}, resource: one("r"), lease: one("a")}, guard.ReasonMissing},
 		"no resource":        {multi{token: one("1"), lease: one("a")}, guard.ReasonInvalid},
-		"two tokens":         {multi{token: {"1", "2"}, resource: one("r")}, guard.ReasonInvalid},
-		"one token twice":    {multi{token: {"1", "1"}, resource: one("r")}, guard.ReasonInvalid},
-		"two resources":      {multi{token: one("1"), resource: {"r", "other"}}, guard.ReasonInvalid},
+		"two tokens":         {multi{token: {"1", "2"}, resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"one token twice":    {multi{token: {"1", "1"}, resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"two resources":      {multi{token: one("1"), resource: {"r", "other"}, lease: one("a")}, guard.ReasonInvalid},
 		"two leases":         {multi{token: one("1"), resource: one("r"), lease: {"a", "b"}}, guard.ReasonInvalid},
-		"another resource":   {multi{token: one("1"), resource: one("other")}, guard.ReasonInvalid},
-		"other case":         {multi{token: one("1"), resource: one("R")}, guard.ReasonInvalid},
-		"empty token":        {multi{token: one(""), resource: one("r")}, guard.ReasonInvalid},
-		"zero":               {multi{token: one("0"), resource: one("r")}, guard.ReasonInvalid},
-		"leading zero":       {multi{token: one("01"), resource: one("r")}, guard.ReasonInvalid},
-		"two in one value":   {multi{token: one("1, 2"), resource: one("r")}, guard.ReasonInvalid},
-		"too high":           {multi{token: one("9223372036854775807"), resource: one("r")}, guard.ReasonInvalid},
+		"another resource":   {multi{token: one("1"), resource: one("other"), lease: one("a")}, guard.ReasonMisdirected},
+		"malformed resource": {multi{token: one("1"), resource: one("r\n"), lease: one("a")}, guard.ReasonInvalid},
+		"no lease":           {multi{token: one("1"), resource: one("r")}, guard.ReasonInvalid},
+		"other case":         {multi{token: one("1"), resource: one("R"), lease: one("a")}, guard.ReasonMisdirected},
+		"empty token":        {multi{token: one(""), resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"zero":               {multi{token: one("0"), resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"leading zero":       {multi{token: one("01"), resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"two in one value":   {multi{token: one("1, 2"), resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
+		"too high":           {multi{token: one("9223372036854775807"), resource: one("r"), lease: one("a")}, guard.ReasonInvalid},
 		"malformed lease":    {multi{token: one("1"), resource: one("r"), lease: one("a\x00")}, guard.ReasonInvalid},
 		"lease too long":     {multi{token: one("1"), resource: one("r"), lease: one(strings.Repeat("a", 129))}, guard.ReasonInvalid},
 	} {
@@ -93,7 +95,7 @@ func TestExtractRefuses(t *testing.T) {
 		}
 	}
 	// What the consumer derives itself is checked too.
-	if got, err := guard.Extract("", multi{token: one("1"), resource: one("")}); got != (guard.Claim{}) || !errors.Is(err, guard.ErrInvalid) {
+	if got, err := guard.Extract("", multi{token: one("1"), resource: one(""), lease: one("a")}); got != (guard.Claim{}) || !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("Extract of an empty resource = %+v, %v; want ErrInvalid", got, err)
 	}
 }

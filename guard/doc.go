@@ -21,34 +21,57 @@
 // resource share it, and a raise protects only the writes that are compared
 // with the mark it raised.
 //
+// A resource's name is declared once, as a [Template], and every surface builds
+// the same bytes from it (promise P9): the lease client asks the template for a
+// name, sqlfence binds its variables to key columns, httpfence to parameters of
+// a route, s3fence to parts of a key. A claim for another resource is refused
+// there with [ErrMisdirected] and both names, and raises nothing. Writers in
+// other languages find test vectors in testdata/templates.json.
+//
 // # What it guarantees
 //
 //   - [Decide] is the rule, stated once; SQL, HTTP and S3 are tested against it.
 //   - A [Store] admits by [SameOrNewer] and raises in one atomic step: once the
 //     mark is T, no claim under a lower token is admitted (P1), and a token
 //     under another lease ID is a conflict (P4).
+//   - Different values of one Template never give the same name (P9).
 //   - A refusal is a [*RejectedError] with the facts; a malformed input an
-//     [*InvalidError] with the field; a failure a [*FailedError] that says
-//     whether something may have been written (P5, P6).
+//     [*InvalidError] with the field; a claim for another resource a
+//     [*MisdirectedError]; a failure a [*FailedError] that says whether
+//     something may have been written (P5, P6).
 //
 // # What it does not
 //
 // Admitting a claim at the door does not stop a write that was admitted before
 // and is still on its way. Compare inside the write: package sqlfence and
 // package s3fence do, and httpfence says how to pair the two. [Memory] forgets
-// at restart.
+// at restart. Two templates can give the same name; a literal component of its
+// own keeps each kind of resource apart.
 //
 // # Use
 //
+//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+//	resource, err := closes.Name("tenant_123", "2026-04")
+//	if err != nil {
+//		return err
+//	}
 //	store := guard.NewMemory(nil)
-//	claim := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 11, LeaseID: "b"}
-//	if _, err := store.Admit(ctx, claim); err != nil {
+//	if _, err := store.Admit(ctx, guard.Claim{Resource: resource, Token: 11, LeaseID: "b"}); err != nil {
 //		var rejected *guard.RejectedError
 //		if errors.As(err, &rejected) {
 //			log.Printf("%s: offered %v, mark %v", rejected.Reason, rejected.Claim.Token, rejected.Mark.Token)
 //		}
 //		return err
 //	}
+//
+// # Failure by failure
+//
+// Each error is one of the sentinels beside [ErrStale] by [errors.Is];
+// [ReasonOf] names it. Stale: stop, never retry. Spent: the token has written
+// already. Conflict: two holders have one token; stop both and alarm.
+// Unavailable: nothing was written, a retry is safe. Outcome unknown: the write
+// may have taken effect; read before you write again. Invalid, missing and
+// misdirected: nothing was sent; correct the caller.
 //
 // # Where this departs from the textbook
 //
@@ -59,5 +82,6 @@
 // # Compatibility
 //
 // Until version 1 exported names may change between minor versions. What is
-// stored or sent will not change its meaning: tokens, carrier keys, reasons.
+// stored or sent will not change its meaning: tokens, names built by a Template,
+// carrier keys, reasons.
 package guard

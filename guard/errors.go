@@ -119,9 +119,8 @@ type MisdirectedError struct {
 
 // Error names both resources.
 func (e *MisdirectedError) Error() string {
-	return "fencepost: " + ErrMisdirected.Error() + ": it is for " + strconv.QuoteToASCII(e.Claimed) +
-		", and what it would write is guarded as " + strconv.QuoteToASCII(e.Guarded) +
-		"; name both by one guard.Template"
+	return "fencepost: " + ErrMisdirected.Error() + ": the claim is for " + strconv.QuoteToASCII(e.Claimed) +
+		", this resource is " + strconv.QuoteToASCII(e.Guarded) + "; name both by one guard.Template"
 }
 
 // Unwrap returns ErrMisdirected and ErrInvalid.

@@ -51,8 +51,8 @@ func TestErrorsOfHugeInputsAreShort(t *testing.T) {
 	_, admit := guard.NewMemory(nil).Admit(t.Context(), guard.Claim{Resource: huge, Token: 1})
 	_, lease := guard.NewMemory(nil).Admit(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: huge})
 	_, mark := guard.NewMemory(nil).Mark(t.Context(), huge)
-	_, token := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: huge, guard.CarrierResource: "r"})
-	_, named := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: "1", guard.CarrierResource: huge})
+	_, token := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: huge, guard.CarrierResource: "r", guard.CarrierLease: ""})
+	_, named := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: "1", guard.CarrierResource: huge, guard.CarrierLease: ""})
 	for i, err := range []error{
 		parse, join, joinMany, admit, lease, mark, token, named,
 		guard.ValidateResource(huge), guard.ValidateOwner(huge), guard.ValidateLeaseID(huge), new(guard.Token).UnmarshalText([]byte(huge)),

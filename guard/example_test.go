@@ -64,6 +64,22 @@ func ExampleParseToken() {
 	// 0 true
 }
 
+func ExampleTemplate() {
+	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+	name, err := closes.Name("tenant_123", "2026-04")
+	fmt.Println(name, err)
+	values, err := closes.Match(name)
+	fmt.Println(values, err)
+	_, err = closes.Name("tenant_123", "")
+	fmt.Println(err)
+	fmt.Println(closes.CheckVariables("tenant", "month"))
+	// Output:
+	// tenant_123:billing-close:2026-04 <nil>
+	// [tenant_123 2026-04] <nil>
+	// fencepost: invalid template variable period "": must not be empty
+	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound
+}
+
 func ExampleJoinResource() {
 	// A tenant whose name holds a separator does not reach into another's.
 	one, _ := guard.JoinResource("acme:eu", "close")
@@ -96,5 +112,5 @@ func ExampleExtract() {
 	fmt.Println(err)
 	// Output:
 	// 11 b <nil>
-	// fencepost: invalid fencing-resource "invoice:7": is not the resource being written
+	// fencepost: claim for another resource: the claim is for "invoice:7", this resource is "invoice:8"; name both by one guard.Template
 }

@@ -3,23 +3,21 @@ package guard
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
 // DefaultMaxResources is how many marks a [Memory] keeps unless told
-// otherwise: up to 200 MB if a name and a lease ID have 70 bytes together, and
-// twice that for the moment in which the store makes itself more room.
+// otherwise: about 300 MB if a name and a lease ID have 70 bytes together.
 const DefaultMaxResources = 1 << 20
 
 // MemoryOptions configures [NewMemory]. The zero value is the default.
 type MemoryOptions struct {
-	// MaxResources is how many marks are kept; 0 means [DefaultMaxResources].
-	// A claim for one more resource is refused with ErrUnavailable: a mark is
-	// never evicted, because forgetting one admits a stale writer.
+	// MaxResources is how many marks are kept; zero or less means
+	// [DefaultMaxResources]. A claim for one more resource is refused with
+	// ErrUnavailable: a mark is never evicted, because forgetting one admits a
+	// stale writer.
 	MaxResources int
 }
 
@@ -30,34 +28,39 @@ type MemoryOptions struct {
 // with it, and as the reference for other stores; a service with replicas or
 // restarts keeps its marks in a database.
 //
-// Calls that raise nothing, Mark and the Admit of a claim that is the mark or
-// stale, take no lock and wait for nobody. A raise waits for other raises, and
-// one in about as many as there are marks makes room, which takes about half a
-// microsecond for each mark.
-//
-// The zero value is not usable; call [NewMemory]. It is safe for concurrent use.
+// The zero value is not usable; call [NewMemory]. It is safe for concurrent use;
+// calls that raise nothing share the lock.
 type Memory struct {
-	table atomic.Pointer[memoryTable] // read without the lock, replaced under it
-	_     [56]byte                    // raising must not slow down those who read the pointer
-	mu    sync.Mutex                  // held to raise and to retire
+	mu    sync.RWMutex
+	marks map[string]raisedMark
+	floor Token
 	max   int
+}
+
+// raisedMark is a mark and when it was raised.
+type raisedMark struct {
+	Mark
+	at int64 // nanoseconds since 1970
 }
 
 var _ Store = (*Memory)(nil)
 
-// NewMemory returns an empty [Memory]. opts may be nil. It panics if
-// MaxResources is negative.
+// NewMemory returns an empty [Memory]. opts may be nil.
 func NewMemory(opts *MemoryOptions) *Memory {
-	limit := DefaultMaxResources
-	if opts != nil && opts.MaxResources != 0 {
-		limit = opts.MaxResources
+	m := &Memory{marks: map[string]raisedMark{}, max: DefaultMaxResources}
+	if opts != nil && opts.MaxResources > 0 {
+		m.max = opts.MaxResources
 	}
-	if limit < 0 {
-		panic(fmt.Sprintf("guard: MemoryOptions.MaxResources is %d, must not be negative", limit))
-	}
-	m := &Memory{max: limit}
-	m.table.Store((&memoryTable{seed: maphash.MakeSeed()}).rebuilt(NoToken, 0, nil))
 	return m
+}
+
+// mark returns the mark of resource; if it has none, the floor and false. The
+// caller holds the lock.
+func (m *Memory) mark(resource string) (Mark, bool) {
+	if r, ok := m.marks[resource]; ok {
+		return r.Mark, true
+	}
+	return Mark{Token: m.floor, Floor: m.floor != NoToken}, false
 }
 
 // Admit implements [Store].
@@ -68,51 +71,42 @@ func (m *Memory) Admit(ctx context.Context, claim Claim) (Mark, error) {
 	if err := ctx.Err(); err != nil {
 		return Mark{}, Unavailable("admit", claim, err)
 	}
-	t := m.table.Load()
-	hash := t.hash(claim.Resource) // by the seed that all tables have
-	mark, _ := t.mark(hash, hash, claim.Resource)
+	m.mu.RLock()
+	mark, _ := m.mark(claim.Resource)
+	m.mu.RUnlock()
 	if mark.Token >= claim.Token { // nothing to raise: marks only grow, so this verdict stands
-		mark.LeaseID = unshared(mark.LeaseID, claim.LeaseID)
 		return mark, Decide(SameOrNewer, mark, claim)
 	}
+	return m.raise(claim)
+}
 
+// raise makes claim the mark of its resource if it is above the mark, which
+// another caller may have raised since this one read it.
+func (m *Memory) raise(claim Claim) (Mark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t = m.table.Load()
-	mark, known := t.mark(hash, hash, claim.Resource)
-	mark.LeaseID = unshared(mark.LeaseID, claim.LeaseID)
+	mark, known := m.mark(claim.Resource)
 	if err := Decide(SameOrNewer, mark, claim); err != nil || mark.Token == claim.Token {
-		return mark, err // another caller was faster
+		return mark, err
 	}
-	if !known && t.count >= m.max {
+	if !known && len(m.marks) >= m.max {
 		return mark, Unavailable("admit", claim, fmt.Errorf("the in-memory store is full: MaxResources is %d", m.max))
 	}
-	if n := recordLen(claim.Resource, claim.LeaseID); !t.hasRoom(n) {
-		t = t.rebuilt(t.floor, n, nil)
-		m.table.Store(t)
-	}
-	t.set(hash, claim, time.Now().UnixNano())
-	return Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
+	// Copies, so that the store does not keep the request alive that the claim
+	// was cut from.
+	raised := Mark{Token: claim.Token, LeaseID: strings.Clone(claim.LeaseID)}
+	m.marks[strings.Clone(claim.Resource)] = raisedMark{raised, time.Now().UnixNano()}
+	return raised, nil
 }
 
-// unshared returns leaseID out of the table's memory, which an error that is
-// kept would keep as a whole; nearly always it is the claim's.
-func unshared(leaseID, claimed string) string {
-	if leaseID == claimed {
-		return claimed
-	}
-	return strings.Clone(leaseID)
-}
-
-// Mark implements [Store]. It allocates nothing: the lease ID shares the
-// store's memory, so clone it in a Mark that is kept for long.
+// Mark implements [Store].
 func (m *Memory) Mark(ctx context.Context, resource string) (Mark, error) {
 	if err := ctx.Err(); err != nil {
 		return Mark{}, Unavailable("read mark", Claim{Resource: resource}, err)
 	}
-	t := m.table.Load()
-	hash := t.hash(resource)
-	mark, known := t.mark(hash, hash, resource)
+	m.mu.RLock()
+	mark, known := m.mark(resource)
+	m.mu.RUnlock()
 	if !known { // a name that has a mark was valid when it was raised
 		if err := ValidateResource(resource); err != nil {
 			return Mark{}, err
@@ -121,24 +115,20 @@ func (m *Memory) Mark(ctx context.Context, resource string) (Mark, error) {
 	return mark, nil
 }
 
-// Retire implements [Store]. Nothing is raised while it runs.
+// Retire implements [Store].
 func (m *Memory) Retire(ctx context.Context, before time.Time) (Retired, error) {
 	if err := ctx.Err(); err != nil {
 		return Retired{}, Unavailable("retire", Claim{}, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.table.Load()
-	r := Retired{Floor: t.floor}
-	keep := func(raised int64) bool { return !time.Unix(0, raised).Before(before) }
-	t.each(func(raised int64, c Claim) {
-		if !keep(raised) {
-			r.Count++
-			r.Floor = max(r.Floor, c.Token)
+	var count int64
+	for resource, r := range m.marks {
+		if time.Unix(0, r.at).Before(before) {
+			count++
+			m.floor = max(m.floor, r.Token)
+			delete(m.marks, resource)
 		}
-	})
-	if r.Count > 0 {
-		m.table.Store(t.rebuilt(r.Floor, 0, keep))
 	}
-	return r, nil
+	return Retired{Count: count, Floor: m.floor}, nil
 }

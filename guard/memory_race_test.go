@@ -85,10 +85,10 @@ func (n *races) check(below, torn, admitted int64) {
 	}
 }
 
-// TestP1MemoryReadsWithoutLock: reading marks while they are raised, while
-// resources are added, so that the store has to make room, and while all are
-// retired now and then shows no mark that was below an acknowledged one.
-func TestP1MemoryReadsWithoutLock(t *testing.T) {
+// TestP1MemoryConcurrentReads reads marks while they are raised, while resources
+// are added, and while all are retired now and then. No reader may see a mark
+// below one whose raise had been acknowledged.
+func TestP1MemoryConcurrentReads(t *testing.T) {
 	const raises, atLeast = 2000, 400 * time.Millisecond
 	n := &races{t: t, s: guard.NewMemory(nil)}
 	start := time.Now()
@@ -111,11 +111,11 @@ func TestP1MemoryReadsWithoutLock(t *testing.T) {
 	n.check(0, 0, 0)
 }
 
-// TestP1MemoryReadsWithoutLockControls: the same raises and reads, one after
-// the other in the order that shows it, notice a store that reads from a table
-// which is no longer the store's, one that puts a mark together from two raises,
-// and one that compares with what it read before.
-func TestP1MemoryReadsWithoutLockControls(t *testing.T) {
+// TestP1MemoryConcurrentReadsControls: the same raises and reads, one after the
+// other in the order that shows it, notice a store that answers with an old
+// mark, one that puts a mark together from two raises, and one that compares
+// with what it read before.
+func TestP1MemoryConcurrentReadsControls(t *testing.T) {
 	old := &races{t: t, s: &oldReads{Store: guard.NewMemory(nil)}}
 	old.raise(0)
 	old.read(0)

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/guardtest"
@@ -61,7 +64,7 @@ func TestMemoryIsBounded(t *testing.T) {
 }
 
 func TestMemoryOptions(t *testing.T) {
-	for _, opts := range []*guard.MemoryOptions{nil, {}} {
+	for _, opts := range []*guard.MemoryOptions{nil, {}, {MaxResources: -1}} {
 		m := guard.NewMemory(opts)
 		for i := range 1000 {
 			if _, err := m.Admit(t.Context(), guard.Claim{Resource: fmt.Sprint("r", i), Token: 1}); err != nil {
@@ -69,17 +72,103 @@ func TestMemoryOptions(t *testing.T) {
 			}
 		}
 	}
-	defer func() {
-		if p := recover(); p == nil {
-			t.Error("a negative MaxResources does not panic")
-		}
-	}()
-	guard.NewMemory(&guard.MemoryOptions{MaxResources: -1})
 }
 
-// TestMemoryReadsAllocateNothing: a holder that writes often presents its
+// TestMemoryCopiesNames: the store keeps no reference to the memory of a claim,
+// which may be a large request.
+func TestMemoryCopiesNames(t *testing.T) {
+	m := guard.NewMemory(nil)
+	request := []byte("resource lease")
+	text := unsafe.String(&request[0], len(request))
+	if _, err := m.Admit(t.Context(), guard.Claim{Resource: text[:8], Token: 1, LeaseID: text[9:]}); err != nil {
+		t.Fatal(err)
+	}
+	copy(request, "xxxxxxxxxxxxxx")
+	if mark, err := m.Mark(t.Context(), "resource"); err != nil || mark != (guard.Mark{Token: 1, LeaseID: "lease"}) {
+		t.Errorf("the mark is %+v, %v; want what was admitted", mark, err)
+	}
+}
+
+// TestMemoryReadsShareTheLock: calls that raise nothing do not wait for each
+// other; a raise waits for them. The test holds the lock as a reader does.
+func TestMemoryReadsShareTheLock(t *testing.T) {
+	m := guard.NewMemory(nil)
+	current := guard.Claim{Resource: "r", Token: 10, LeaseID: "a"}
+	if _, err := m.Admit(t.Context(), current); err != nil {
+		t.Fatal(err)
+	}
+	unlock := guard.LockMemoryForReading(m)
+	if _, err := m.Admit(t.Context(), current); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Admit(t.Context(), guard.Claim{Resource: "r", Token: 9, LeaseID: "a"}); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("token 9: %v; want ErrStale", err)
+	}
+	if _, err := m.Mark(t.Context(), "r"); err != nil {
+		t.Error(err)
+	}
+	// The control: a raise waits.
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.Admit(context.Background(), guard.Claim{Resource: "r", Token: 12, LeaseID: "b"})
+		done <- err
+	}()
+	untilRaising(t)
+	select {
+	case err := <-done:
+		t.Errorf("a raise did not wait for a reader: %v", err)
+	default:
+	}
+	unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestP1MemoryDecidesAgain: a caller that read the mark and then waited for
+// another caller's raise must not put the mark back.
+func TestP1MemoryDecidesAgain(t *testing.T) {
+	m := guard.NewMemory(nil)
+	if _, err := m.Admit(t.Context(), guard.Claim{Resource: "r", Token: 12, LeaseID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		claim guard.Claim
+		want  error
+	}{
+		{guard.Claim{Resource: "r", Token: 11, LeaseID: "a"}, guard.ErrStale},
+		{guard.Claim{Resource: "r", Token: 12, LeaseID: "a"}, guard.ErrConflict},
+		{guard.Claim{Resource: "r", Token: 12, LeaseID: "b"}, nil},
+	} {
+		if mark, err := guard.RaiseMemory(m, c.claim); !errors.Is(err, c.want) || mark != (guard.Mark{Token: 12, LeaseID: "b"}) {
+			t.Errorf("raise %+v = %+v, %v; want the mark 12 and %v", c.claim, mark, err, c.want)
+		}
+	}
+}
+
+// untilRaising returns when a goroutine waits in Admit to raise a mark.
+func untilRaising(t *testing.T) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		waiting := 0
+		for _, g := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(g, "sync.(*RWMutex).Lock(") && strings.Contains(g, "guard.(*Memory).raise(") {
+				waiting++
+			}
+		}
+		if waiting == 1 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d callers wait for the lock, want 1", waiting)
+		}
+	}
+}
+
+// TestMemoryReadsDoNotAllocate: a holder that writes often presents its
 // token often.
-func TestMemoryReadsAllocateNothing(t *testing.T) {
+func TestMemoryReadsDoNotAllocate(t *testing.T) {
 	m, ctx := guard.NewMemory(nil), t.Context()
 	claim := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 10, LeaseID: "a"}
 	if n := testing.AllocsPerRun(1000, func() {

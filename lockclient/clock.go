@@ -1,16 +1,14 @@
 package lockclient
 
 import (
-	"math"
 	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
 // clock tells the time since some fixed moment. Deadlines are counted on it
 // and never on the time of day, which may be set.
 type clock func() time.Duration
-
-// never is what a clock that fails tells: a time past every deadline.
-const never = time.Duration(math.MaxInt64)
 
 // maxNap bounds how long a timer is trusted. Timers stand still while a machine
 // is suspended, the clock does not, so sleepers look at the clock again at
@@ -28,3 +26,6 @@ func deadline(sent, ttl time.Duration) time.Duration {
 	// Rounded up, so that a short TTL has a margin, too.
 	return sent + ttl - (ttl+driftShare-1)/driftShare
 }
+
+// systemClock is the clock of holders whose issuer has none of its own.
+func systemClock() clock { return driver.Now }

@@ -96,7 +96,11 @@ func (b *Bucket) openData(ctx context.Context, out *Object, p pointer) (bool, er
 		data.Body.Close()
 		return false, damaged(out.Key, "its pointer has the checksum "+quoteShort(p.CRC))
 	}
-	h := headOf(data)
+	h, err := headOf(data)
+	if err != nil {
+		data.Body.Close()
+		return false, err
+	}
 	out.Headers = h.headers
 	out.Headers.Metadata = userMetadata(h.metadata)
 	out.Size, out.DataKey = p.Length, p.Data

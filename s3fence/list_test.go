@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/s3test"
 	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 func list(t *testing.T, o *s3fence.Objects, opts *s3fence.ListOptions) (keys []string) {

@@ -107,7 +107,7 @@ func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, er
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
 	}
-	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID(), plain: o.mode == Plain}, nil
+	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID()}, nil
 }
 
 func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
@@ -128,7 +128,25 @@ func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
 	if err := o.writable(claim, key, s); err != nil {
 		return err
 	}
-	return guard.Decide(o.rule, s.mark, claim)
+	if err := guard.Decide(o.rule, s.mark, claim); err != nil {
+		return err
+	}
+	return o.safeBase(s)
+}
+
+// safeBase refuses to write Plain over an object whose ETag is its content's
+// hash, or at all once the bucket has been seen to make such ETags.
+func (o *Objects) safeBase(s *state) error {
+	if o.mode != Plain || !o.repeatable {
+		return nil
+	}
+	if err := o.b.plainStop.Load(); err != nil {
+		return err
+	}
+	if s.kind == kindPlain && contentHash(s.etag, nil, s.md5) != "" {
+		return o.b.unsuitable("Plain needs opaque ETags", "the ETag "+s.etag+" of an object is the MD5 of its body")
+	}
+	return nil
 }
 
 // swap runs the change and reports it.
@@ -147,7 +165,7 @@ func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return guard.Mark{}, err
 	}
-	c := &change{verb: "read mark of", given: true, key: key, plain: o.mode == Plain}
+	c := &change{verb: "read mark of", given: true, key: key}
 	if err := c.ended(ctx); err != nil {
 		return guard.Mark{}, err
 	}

@@ -3,6 +3,7 @@ package s3fence
 import (
 	"bytes"
 	"context"
+	"crypto/md5"
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
@@ -74,19 +75,19 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
-		return o.b.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content), nil
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content), nil
 	}
 	_, err = o.swap(ctx, guard.OpWrite, c)
 	return err
 }
 
 // bodyWrite builds the write of a caller's body, sealed or as it is.
-func (b *Bucket) bodyWrite(key string, next state, h Headers, body []byte) *write {
+func (o *Objects) bodyWrite(key string, next state, h Headers, body []byte) *write {
 	if next.kind == kindPlain {
-		next.size = int64(len(body))
-		return &write{in: b.put(key, h, next.metadata(h.Metadata), nil), body: body, state: next}
+		next.size, next.md5 = int64(len(body)), md5.Sum(body)
+		return &write{in: o.b.put(key, h, next.metadata(h.Metadata), nil), body: body, state: next, opaque: o.repeatable}
 	}
-	return b.sealedWrite(key, next, h, body)
+	return o.b.sealedWrite(key, next, h, body)
 }
 
 func checkDigest(body, want []byte) error {

@@ -62,7 +62,7 @@ func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID
 		p := base.pointer()
 		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), p)
 	}
-	return o.b.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body)
+	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body)
 }
 
 // Adopt puts an object that this package did not write under claim: the body
@@ -90,11 +90,14 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		if done, err := o.adopted(c, base); done || err != nil {
 			return nil, err
 		}
+		if err := o.safeBase(base); err != nil {
+			return nil, err
+		}
 		h, err := base.headers.validate() // foreign metadata may be what we cannot write back
 		if err != nil {
 			return nil, err
 		}
-		return o.b.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, base.body), nil
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, base.body), nil
 	}
 	_, err = o.swap(ctx, guard.OpWrite, c)
 	return err

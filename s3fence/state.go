@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"crypto/md5"
 	"slices"
 	"strings"
 	"time"
@@ -41,6 +42,8 @@ type state struct {
 	// more, or some that are not known.
 	recent []writeID
 	cut    bool
+
+	md5 [md5.Size]byte // of the body of a Plain object
 
 	size     int64     // as stored
 	modified time.Time // at or after which it has been so
@@ -122,7 +125,7 @@ func (b *Bucket) cached(key string) (state, bool) {
 func (b *Bucket) remember(key string, s state) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.opts.CacheSize < 0 || s.etag == "" || !s.fenced() {
+	if b.opts.CacheSize < 0 || !strongETag(s.etag) || !s.fenced() {
 		delete(b.cache, key)
 		return
 	}

@@ -76,10 +76,13 @@ func verdictOf(err error) verdict {
 		// ID is stored with its work.
 		return redeliver
 	}
-	// Conflict and mark_ahead mean a broken issuer; invalid, missing, not_found
-	// and unfenced a broken message; other a bug.
+	// Conflict and mark_ahead mean a broken issuer; invalid, missing, misdirected,
+	// not_found and unfenced a broken message; other a bug.
 	return deadLetter
 }
+
+// accounts names what is fenced, for the workers that hold the leases as well.
+var accounts = guard.Must(guard.NewTemplate("account:{id}"))
 
 // consumer applies messages to accounts.
 type consumer struct{ db *sqlfence.DB[pgx.Tx] }
@@ -87,7 +90,7 @@ type consumer struct{ db *sqlfence.DB[pgx.Tx] }
 // consume applies m once. The resource is derived from what is written; that
 // the message names another is an error, and its token says nothing then.
 func (c *consumer) consume(ctx context.Context, m message) error {
-	resource, err := guard.JoinResource("account", m.Account)
+	resource, err := accounts.Name(m.Account)
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,11 @@ type Harness struct {
 	// model; 0 means 300.
 	Steps int
 
+	// Volume is how many claims are admitted in the case that looks for marks
+	// which a store forgets once it has many; 0 means 2,500. Give a store that
+	// is bounded on purpose a bound above it.
+	Volume int
+
 	// Margin is how far a store's clock may be off the test's, its resolution
 	// included. The cases of Retire sleep that long on either side of the time
 	// they give, some forty times in all. 0 means 20 ms, the coarsest clock
@@ -127,6 +132,7 @@ func (h Harness) withDefaults() (Harness, error) {
 		{"Goroutines", int64(h.Goroutines)},
 		{"Operations", int64(h.Operations)},
 		{"Steps", int64(h.Steps)},
+		{"Volume", int64(h.Volume)},
 		{"Margin", int64(h.Margin)},
 		{"Timeout", int64(h.Timeout)},
 	} {
@@ -140,6 +146,7 @@ func (h Harness) withDefaults() (Harness, error) {
 	h.Goroutines = orDefault(h.Goroutines, 8)
 	h.Operations = orDefault(h.Operations, 40)
 	h.Steps = orDefault(h.Steps, 300)
+	h.Volume = orDefault(h.Volume, 2500)
 	h.Margin = orDefault(h.Margin, 20*time.Millisecond)
 	h.Timeout = orDefault(h.Timeout, 30*time.Second)
 	h.Seed = orDefault(h.Seed, rand.Uint64())

@@ -28,10 +28,11 @@ func newMarks() *marks { return &marks{of: map[string]entry{}} }
 // itself instead of calling guard.Decide, so that the rule can be broken.
 type mutant struct {
 	*marks
-	floor *guard.Token // shared like the marks; s.mu guards it
-	bug   string
-	copy  map[string]guard.Mark // what a lagging replica shows
-	reads int
+	floor  *guard.Token // shared like the marks; s.mu guards it
+	bug    string
+	copy   map[string]guard.Mark // what a lagging replica shows
+	reads  int
+	writes int
 
 	release chan struct{} // ends a call that hangs
 }
@@ -217,6 +218,16 @@ func (s *mutant) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
 	now := guard.Mark{Token: c.Token, LeaseID: c.LeaseID}
 	if old != now || s.has("reading is a raise") {
 		s.of[s.key(c.Resource)] = entry{now, time.Now()}
+		s.writes++
+	}
+	if s.writes == 1000 && s.has("forgets all after 1,000 admits") {
+		clear(s.of)
+	}
+	if len(s.of) > 1000 && s.has("evicts a mark above 1,000") {
+		for key := range s.of {
+			delete(s.of, key)
+			break
+		}
 	}
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < time.Second && s.has("unavailable when cut halfway") {
 		window()

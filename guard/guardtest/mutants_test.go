@@ -109,6 +109,9 @@ var mutants = []struct {
 	{"forgets at restart", []string{"P3/restart-remembers-marks", "P3/restart-remembers-the-floor"}},
 	{"forgets the floor at restart", []string{"P3/restart-remembers-the-floor"}},
 	{"forgets leases at restart", []string{"P3/restart-remembers-marks"}},
+	{"forgets all after 1,000 admits", []string{"P1/no-mark-is-forgotten-among-many"}},
+	{"evicts a mark above 1,000", []string{"P1/no-mark-is-forgotten-among-many"}},
+
 	{"panics", []string{"P1/lower-token-is-stale"}},
 }
 

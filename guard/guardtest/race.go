@@ -16,6 +16,7 @@ var raceCases = []testCase{
 	{name: "P3/no-reader-sees-the-mark-fall", promise: P3, run: racingReaders},
 	{name: "P4/racing-leases-of-one-token-have-one-winner", promise: P4, run: racingLeases},
 	{name: "P6/one-claim-from-many-callers-is-admitted", promise: P6, run: racingSameClaim},
+	{name: "P1/no-mark-is-forgotten-among-many", promise: P1, run: manyMarks},
 }
 
 // highest is the highest token of which somebody knows that it was admitted.
@@ -23,7 +24,7 @@ type highest struct{ n atomic.Int64 }
 
 func (h *highest) load() guard.Token { return guard.Token(h.n.Load()) }
 
-func (h *highest) lift(t guard.Token) {
+func (h *highest) raise(t guard.Token) {
 	for {
 		old := h.n.Load()
 		if int64(t) <= old || h.n.CompareAndSwap(old, int64(t)) {
@@ -55,7 +56,7 @@ func attempt(ctx context.Context, s guard.Store, acked *highest, c guard.Claim) 
 	case err == nil && c.Token < low:
 		return fmt.Errorf("Admit(%s) was admitted, though it began after token %d was", show(c), low)
 	case err == nil:
-		acked.lift(c.Token)
+		acked.raise(c.Token)
 	case guard.ReasonOf(err) != guard.ReasonStale:
 		return fmt.Errorf("Admit(%s) = %w (%s); want it admitted or stale", show(c), err, guard.ReasonOf(err))
 	}
@@ -186,4 +187,43 @@ func racingSameClaim(ctx context.Context, e *env) error {
 		}
 	}
 	return nil
+}
+
+// manyMarks raises a few marks, then has Harness.Volume other claims admitted,
+// half of them for new resources, and presents lower tokens to all: a store
+// that evicts or wraps around has forgotten some of them.
+func manyMarks(ctx context.Context, e *env) error {
+	const early = 4
+	name := func(i int) string { return fmt.Sprint(resource, " ", i) }
+	for i := range early {
+		if err := admitted(ctx, e.handle(i), guard.Claim{Resource: name(i), Token: 10, LeaseID: "a"}); err != nil {
+			return err
+		}
+	}
+	each := (e.Volume + e.Goroutines - 1) / e.Goroutines
+	if err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
+		for n := range each {
+			c := guard.Claim{Resource: name(early + i*each + n/2*2), Token: guard.Token(10 + n%2), LeaseID: "a"}
+			if err := admitted(ctx, e.handle(i), c); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
+		s := e.handle(i + 1)
+		for n := i; n < early; n += e.Goroutines {
+			if err := refused(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(n), Token: 9, LeaseID: "a"}); err != nil {
+				return err
+			}
+		}
+		for n := 0; n < each; n += 20 {
+			if err := refused(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(early + i*each + n), Token: 9, LeaseID: "a"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

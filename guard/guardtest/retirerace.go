@@ -67,7 +67,7 @@ func retireAll(ctx context.Context, s guard.Store, told *highest) error {
 	case got.Floor < low:
 		return fmt.Errorf("retiring returned the floor %d, though %d had been returned before the call began", got.Floor, low)
 	}
-	told.lift(got.Floor)
+	told.raise(got.Floor)
 	return nil
 }
 

@@ -37,7 +37,7 @@
 //   - http-admit: httpfence's Raise and Admit, and a fenced transaction for the
 //     write, on two replicas, each a process, on one PostgreSQL.
 //   - http-intx: httpfence's Raise and InTx, on the same replicas.
-//   - s3-sealed, s3-pointer: s3fence on internal/s3test in a process of its own.
+//   - s3-sealed, s3-pointer: s3fence on s3fence/s3test in a process of its own.
 //     Bodies are few and repeat, so that ETags do.
 //
 // # Guards off, and naive ones

@@ -1,0 +1,316 @@
+// Package driver is the port between lockclient and what issues the leases:
+// PostgreSQL, memory, etcd, ZooKeeper, Redis, an HTTP lock server. Package
+// lockclient keeps the timing (waiting, renewing, deadlines, repeats); an
+// [Issuer] carries out single requests. Users hold a lockclient.Client; only who
+// connects another engine needs this package. An issuer imports guard and
+// driver and nothing of lockclient.
+//
+// # What an issuer promises
+//
+//   - A grant of a resource has a token above every token granted there before,
+//     also after release, expiry, takeover and purge (P3), and no two grants
+//     have one token (P4). A refused request's answer carries no token.
+//   - By the issuer's clock no two leases of a resource run at one time.
+//   - An acquire under the lease ID of a lease that runs is that lease again:
+//     same token. So a request whose answer was lost can be repeated.
+//   - Given up is over (P8): an acquire takes no effect once Request.Timeout has
+//     passed since Acquire was called, by the issuer's clock, however long the
+//     network keeps it. After a Release without a token no acquire under its
+//     lease ID is granted, not even one that was sent before. An issuer may
+//     forget such an ID after an hour, the longest Request.Timeout there is.
+//   - A renewal extends the lease of its claim, token and lease ID alike, and
+//     creates nothing. A release frees that lease and no successor's.
+//   - From is read before the request leaves. Who dates it later lets a holder
+//     believe in its lease after the issuer has given it away.
+//   - An error that is guard.ErrUnavailable means that nothing was written and
+//     nothing will be; every doubt is guard.ErrOutcomeUnknown.
+//
+// Package drivertest checks all of it on a real engine.
+//
+// # What it does not
+//
+// It sees every request as correct: lockclient has checked names, lease IDs and
+// TTLs with guard's rules and with [Limits]. It retries nothing that could be
+// carried out twice, keeps no goroutine per lease and logs nothing, unless it is
+// given a logger of its own.
+//
+// # Optional interfaces
+//
+// [Explainer], [Operator], [Floors], [Losses] and [Clock] are found by a type
+// assertion. An issuer that wraps another must pass on what it has.
+//
+// # Compatibility
+//
+// Until version 1 exported names may change between minor versions. Afterwards
+// an Issuer gets no further method: what comes is an optional interface.
+package driver
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Issuer issues leases. It is safe for concurrent use. One call is one attempt:
+// lockclient repeats what may be repeated.
+//
+// The context's end need not end an exchange at once: an issuer may wait a
+// moment for an answer that is under way, because that makes the outcome known.
+type Issuer interface {
+	// Limits says what the engine can do. It answers at once and always the
+	// same.
+	Limits() Limits
+
+	// Acquire asks for a lease; it does not wait for one.
+	//
+	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
+	// meanwhile or is kept for one who waits longer); [ErrSpent]; [ErrLate];
+	// guard.ErrUnavailable; guard.ErrOutcomeUnknown, after which the lease may
+	// have been granted.
+	Acquire(ctx context.Context, r Request) (Grant, error)
+
+	// Renew extends leases in one exchange and fills in results[i] for
+	// renewals[i]; the slices are of one length, at most Limits.Batch, and no
+	// claim is in it twice. One item's trouble does not hold up the others.
+	Renew(ctx context.Context, renewals []Renewal, results []Renewed)
+
+	// Release frees the lease of the claim; freed is false, with no error, if
+	// that lease is over. A claim without a token is an acquire that may have
+	// been granted or may arrive yet: its lease is freed, whatever its token,
+	// and its lease ID is spent. It wakes who watches.
+	//
+	// Errors: guard.ErrUnavailable (nothing was freed) and
+	// guard.ErrOutcomeUnknown. Repeating it is harmless.
+	Release(ctx context.Context, claim guard.Claim) (freed bool, err error)
+
+	// Watch says who has the lease and calls ring, at most once, when it is
+	// worth while to ask again: the lease was released, or nobody knows. ring
+	// may be called falsely, late or never, from any goroutine, and must not
+	// block; lockclient asks by itself as well. An error means that this issuer
+	// cannot watch, for now: the waiter polls.
+	//
+	// A watch with a lease ID is a waiter's and stands in line with those of
+	// other processes: an issuer that can wakes the longest waiting first. One
+	// without is an onlooker's: it is rung at every change that is seen.
+	Watch(ctx context.Context, w Watch, ring func()) (Watching, error)
+
+	// Close frees connections and ends what runs in the background. Requests
+	// under way may fail. It is called once.
+	Close() error
+}
+
+// Limits is what an engine can do. A zero field is no limit, or the default.
+type Limits struct {
+	// MinTTL and MaxTTL bound the TTLs that are granted as asked; 0 is
+	// lockclient's own bound.
+	MinTTL, MaxTTL time.Duration
+	// TTLStep is what a TTL is a multiple of; 0 is a microsecond.
+	TTLStep time.Duration
+	// Batch is how many renewals go into one call; 0 means 1.
+	Batch int
+	// Poll is how long a waiter trusts a watch before it watches anew; 0 means
+	// two seconds.
+	Poll time.Duration
+	// ResourceBytes is the longest resource name; 0 is guard.MaxResourceLen.
+	ResourceBytes int
+	// MetadataBytes is the longest metadata; 0 means that it has none.
+	MetadataBytes int
+}
+
+// Request is one attempt to acquire.
+type Request struct {
+	// Resource, LeaseID and Owner are valid by guard's rules.
+	Resource, LeaseID, Owner string
+	// Metadata is a text for people, kept with the lease; may be empty.
+	Metadata string
+	// TTL is how long the lease lasts unless it is renewed.
+	TTL time.Duration
+	// Timeout is when the attempt is given up, counted from the call.
+	Timeout time.Duration
+	// Waiting says that the client has waited for the lease, or will if it is
+	// refused. An issuer that wakes the longest waiting may keep a lease that
+	// was released a moment ago for that one.
+	Waiting bool
+}
+
+// Claim returns what the attempt may leave behind: a claim without a token.
+func (r Request) Claim() guard.Claim { return guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID} }
+
+// Grant is a lease that was granted.
+type Grant struct {
+	// Token is the fencing token.
+	Token guard.Token
+	// AcquiredAt is when, by the issuer's clock; of a lease that ran already,
+	// when it began.
+	AcquiredAt time.Time
+	// From is the reading of [Now], or of the issuer's own [Clock], that the TTL
+	// counts from: before the request left. Never zero.
+	From time.Duration
+	// TTL is the one in force, at most what was asked; 0 means what was asked.
+	TTL time.Duration
+	// Reclaimed says that the lease before ran out without a release.
+	Reclaimed bool
+}
+
+// Renewal is one lease to be extended.
+type Renewal struct {
+	// Claim is the lease's; it has a token.
+	Claim guard.Claim
+	// TTL is how long the lease is to last from now.
+	TTL time.Duration
+}
+
+// Renewed is what became of a [Renewal]. The zero value says that nothing is
+// known, which an item that was left out is.
+type Renewed struct {
+	// State says which of the fields below count.
+	State RenewState
+	// From and TTL are as in [Grant].
+	From, TTL time.Duration
+	// Err is why the state is unknown: guard.ErrUnavailable if the lease was
+	// surely not extended, else guard.ErrOutcomeUnknown.
+	Err error
+}
+
+// RenewState is the outcome of one renewal.
+type RenewState uint8
+
+const (
+	// Unknown: the renewal failed; Err says how. It is repeated.
+	Unknown RenewState = iota
+	// Extended: the lease lasts for its TTL from From.
+	Extended
+	// Over: the issuer no longer has the lease. It is lost.
+	Over
+)
+
+// Watch says what is watched.
+type Watch struct {
+	// Resource is whose lease.
+	Resource string
+	// LeaseID is the waiter's; empty for an onlooker.
+	LeaseID string
+}
+
+// Watching is a watch that began.
+type Watching struct {
+	// Held is who has the lease; nil if nobody, or the waiter itself: then it
+	// is worth while to ask now.
+	Held *HeldError
+	// Stop ends the watch. It may be called more than once, and does not wait
+	// for a ring under way. The place in line is kept for some seconds.
+	Stop func()
+}
+
+// Explainer is an issuer that can say why it no longer has a lease.
+type Explainer interface {
+	// Why returns the reason, such as a forced unlock; nil if there is none to
+	// tell.
+	Why(ctx context.Context, claim guard.Claim) error
+}
+
+// Losses is an issuer that notices by itself that leases are over.
+type Losses interface {
+	// OnLoss has f called for every lease that is noticed to be over, from any
+	// goroutine. It is called once, before the first Acquire.
+	OnLoss(f func(claim guard.Claim, cause error))
+}
+
+// Clock is an issuer that lives in a time of its own, as a simulated one does.
+type Clock interface {
+	// Now is the clock of the holders; see [Now].
+	Now() time.Duration
+	// OnStep has f called, until stop, whenever the clock was moved forward
+	// rather than ran: timers have not noticed it.
+	OnStep(f func()) (stop func())
+}
+
+// Floors is an issuer whose tokens can be lifted.
+type Floors interface {
+	// Advance raises the resource's last token to at least above. It is refused
+	// with a [*HeldError] while a lower token is held.
+	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
+}
+
+// Operator is an issuer that operators can look into; package lockadmin is made
+// of it.
+type Operator interface {
+	// List returns up to limit resources in the order of their bytes, those in
+	// low <= name < high that come after after; an empty high is no bound.
+	List(ctx context.Context, low, high, after string, limit int) ([]Info, error)
+	// ForceUnlock burns a token, frees the lease and records it. A request that
+	// is repeated under its ID finds its record.
+	ForceUnlock(ctx context.Context, u Unlock) (Unlocked, error)
+	// Audit returns up to limit records with low <= resource < high, the latest
+	// first, those below the record before if that is not 0.
+	Audit(ctx context.Context, low, high string, before int64, limit int) ([]Record, error)
+}
+
+// Info is one resource as operators see it.
+type Info struct {
+	Resource, LeaseID, Owner, Metadata string
+	Token                              guard.Token
+	AcquiredAt, ExpiresAt              time.Time
+	State                              State
+	// HeldFor and Remaining are zero unless it is held.
+	HeldFor, Remaining time.Duration
+	// Awaited says that somebody waits for it.
+	Awaited bool
+}
+
+// State is whether somebody has a lease.
+type State string
+
+const (
+	// Held: somebody has it, by the issuer's clock.
+	Held State = "held"
+	// Expired: it ran out without a release.
+	Expired State = "expired"
+	// Free: it was released or force-unlocked, or never granted.
+	Free State = "free"
+)
+
+// Unlock is one request to force-unlock.
+type Unlock struct {
+	Resource, Actor, Reason string
+	// Expected is the lease ID to cut; empty cuts whatever there is.
+	Expected string
+	// RequestID makes the request repeatable.
+	RequestID string
+}
+
+// Unlocked is what became of an [Unlock].
+type Unlocked struct {
+	// Outcome says whether Record was made now, before, or not at all.
+	Outcome UnlockOutcome
+	// Record is what was recorded; of a refusal its Cut is the resource as it is.
+	Record Record
+}
+
+// UnlockOutcome is what became of a forced unlock.
+type UnlockOutcome string
+
+const (
+	// Cut: it was done.
+	Cut UnlockOutcome = "cut"
+	// Repeated: it had been done under this request ID.
+	Repeated UnlockOutcome = "repeated"
+	// NotFound: there is no such resource.
+	NotFound UnlockOutcome = "not found"
+	// Changed: the lease is not the expected one.
+	Changed UnlockOutcome = "changed"
+	// Foreign: the request ID was used for another resource.
+	Foreign UnlockOutcome = "foreign"
+)
+
+// Record is what a forced unlock leaves.
+type Record struct {
+	ID int64
+	At time.Time
+	// Token is the one that was burned.
+	Token guard.Token
+	Unlock
+	// Cut is the resource as it was before.
+	Cut Info
+}

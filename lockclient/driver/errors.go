@@ -1,0 +1,72 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+var (
+	// ErrHeld: another holder has the lease. The error is a [*HeldError].
+	ErrHeld = errors.New("lease is held")
+	// ErrSpent: the lease ID was released or abandoned, so that nothing is
+	// granted under it any more. Nothing was written.
+	ErrSpent = errors.New("lease ID is spent")
+	// ErrLate: the request came after its own timeout. Nothing was written.
+	ErrLate = errors.New("the request came after its timeout")
+	// ErrNoWatch: the issuer cannot tell of releases, for now.
+	ErrNoWatch = errors.New("releases are not told")
+)
+
+// HeldError says who has the lease that could not be had. It unwraps to
+// [ErrHeld].
+type HeldError struct {
+	// Resource is what was asked for.
+	Resource string
+	// Owner is the holder's owner name, Metadata what it says of itself.
+	Owner, Metadata string
+	// Token and LeaseID are the holder's. They are facts for a log; whoever
+	// presents them as a claim impersonates the holder.
+	Token   guard.Token
+	LeaseID string
+	// ExpiresAt is when the lease runs out unless it is renewed, by the
+	// issuer's clock.
+	ExpiresAt time.Time
+	// Remaining is the time to ExpiresAt, by the issuer's clock when it
+	// answered. 0 means that the lease is free, or kept for one who waits
+	// longer: ask again.
+	Remaining time.Duration
+}
+
+// Error names the resource, the holder, its token and the time that is left.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("fencepost: %v: %s by %s, token %s, for another %v unless renewed",
+		ErrHeld, strconv.Quote(e.Resource), strconv.Quote(e.Owner), e.Token, e.Remaining.Round(time.Millisecond))
+}
+
+// Unwrap returns [ErrHeld].
+func (e *HeldError) Unwrap() error { return ErrHeld }
+
+// ErrForceUnlocked: an operator ended the lease. The error is a
+// [*ForceUnlockedError].
+var ErrForceUnlocked = errors.New("force-unlocked by an operator")
+
+// ForceUnlockedError says who ended a lease and why. It unwraps to
+// [ErrForceUnlocked].
+type ForceUnlockedError struct {
+	// Actor and Reason are the operator's words.
+	Actor, Reason string
+	// At is when, by the issuer's clock.
+	At time.Time
+}
+
+// Error names the actor and the reason.
+func (e *ForceUnlockedError) Error() string {
+	return fmt.Sprintf("%v, %s, because %s", ErrForceUnlocked, strconv.Quote(e.Actor), strconv.Quote(e.Reason))
+}
+
+// Unwrap returns [ErrForceUnlocked].
+func (e *ForceUnlockedError) Unwrap() error { return ErrForceUnlocked }

@@ -1,0 +1,356 @@
+// Package memory issues leases in memory: for tests, where package locktest is
+// the short way, and for a single process that forgets everything when it ends.
+// Tokens begin at 1 in every [Server], so keep no fence's marks beyond it.
+//
+// A [Server] is what the issuers of one test share, as processes share a
+// database. It passes the suite of package drivertest.
+//
+// Time is the server's own: it runs as time.Now does, in a bubble of
+// testing/synctest as well, and [Server.Move] moves it forward.
+package memory
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+const (
+	spentFor = time.Hour              // how long a spent lease ID is remembered
+	keepFor  = 100 * time.Millisecond // how long a released lease is kept for who waits longest
+	lineFor  = 5 * time.Second        // how long a place in line lasts without a new watch
+)
+
+// Server keeps the leases. It is safe for concurrent use.
+type Server struct {
+	mu      sync.Mutex
+	began   time.Time
+	ahead   time.Duration // how far the clock was moved
+	rows    map[string]*row
+	watches map[*watch]struct{}
+	faults  map[Op][]Fault
+	audit   []driver.Record
+	steps   map[*func()]struct{}
+}
+
+type row struct {
+	token             guard.Token
+	leaseID           string // "" is free
+	owner, metadata   string
+	acquired, expires time.Time
+	spent             map[string]time.Time // until when
+	line              []place
+	keptFor           *Issuer // who may take it until keptUntil
+	keptUntil         time.Time
+}
+
+// place is one process that waits.
+type place struct {
+	issuer *Issuer
+	until  time.Time
+}
+
+type watch struct {
+	issuer   *Issuer
+	resource string
+	waiter   bool
+	ring     func()
+}
+
+// NewServer returns an empty server.
+func NewServer() *Server {
+	return &Server{
+		began: time.Now(), rows: map[string]*row{}, watches: map[*watch]struct{}{},
+		faults: map[Op][]Fault{}, steps: map[*func()]struct{}{},
+	}
+}
+
+// Issuer is one process's way to a [Server], with a network in between.
+type Issuer struct {
+	s       *Server
+	holding bool     // guarded by the server's mutex
+	kept    []func() // requests in the network
+}
+
+var (
+	_ driver.Issuer    = (*Issuer)(nil)
+	_ driver.Clock     = (*Issuer)(nil)
+	_ driver.Floors    = (*Issuer)(nil)
+	_ driver.Operator  = (*Issuer)(nil)
+	_ driver.Explainer = (*Issuer)(nil)
+)
+
+// Issuer returns another process's way to the server.
+func (s *Server) Issuer() *Issuer { return &Issuer{s: s} }
+
+// Limits: a thousand renewals in a call, and metadata of 1,000 bytes.
+func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, MetadataBytes: 1000} }
+
+// Close does nothing.
+func (i *Issuer) Close() error { return nil }
+
+// Now is the clock of the holders, which runs as the server's.
+func (i *Issuer) Now() time.Duration { return i.s.clock() }
+
+// OnStep has f called when [Server.Move] was.
+func (i *Issuer) OnStep(f func()) (stop func()) {
+	i.s.mu.Lock()
+	defer i.s.mu.Unlock()
+	i.s.steps[&f] = struct{}{}
+	return func() {
+		i.s.mu.Lock()
+		defer i.s.mu.Unlock()
+		delete(i.s.steps, &f)
+	}
+}
+
+// Acquire grants or refuses.
+func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	notAfter, from := i.s.Now().Add(r.Timeout), i.s.clock()
+	return carry(ctx, i, Acquire, r.Claim(), func() (driver.Grant, error) {
+		grant, err := i.acquire(r, notAfter)
+		if err == nil {
+			grant.From = from
+		}
+		return grant, err
+	})
+}
+
+func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Grant, err error) {
+	s, now := i.s, i.s.now()
+	l := s.rows[r.Resource]
+	if l == nil {
+		l = &row{}
+	}
+	own := l.leaseID == r.LeaseID
+	switch {
+	case !now.Before(notAfter):
+		return grant, guard.Unavailable(string(Acquire), r.Claim(), driver.ErrLate)
+	case l.spent[r.LeaseID].After(now):
+		return grant, driver.ErrSpent
+	case s.holder(r.Resource, r.LeaseID) != nil:
+		return grant, s.holder(r.Resource, r.LeaseID)
+	case r.Waiting && l.keptFor != nil && l.keptFor != i && now.Before(l.keptUntil) && l.leaseID == "":
+		return grant, &driver.HeldError{Resource: r.Resource, Owner: l.owner, Token: l.token, ExpiresAt: now}
+	case (!own || !l.expires.After(now)) && l.token >= guard.MaxToken:
+		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the tokens are used up"))
+	}
+	s.rows[r.Resource] = l
+	grant.Reclaimed = !own && l.leaseID != ""
+	if !own || !l.expires.After(now) {
+		l.token++
+		l.acquired, l.expires = now, time.Time{}
+	}
+	l.leaseID, l.owner, l.metadata, l.keptFor = r.LeaseID, r.Owner, r.Metadata, nil
+	l.line = slices.DeleteFunc(l.line, func(p place) bool { return p.issuer == i && r.Waiting })
+	if until := now.Add(r.TTL); until.After(l.expires) {
+		l.expires = until
+	}
+	grant.Token, grant.AcquiredAt = l.token, l.acquired
+	s.ring(r.Resource, func(w *watch) bool { return !w.waiter })
+	return grant, nil
+}
+
+// Renew extends what runs.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	from := i.s.clock()
+	for n, r := range renewals {
+		renewed, err := carry(ctx, i, Renew, r.Claim, func() (driver.Renewed, error) {
+			now := i.s.now()
+			l := i.s.rows[r.Claim.Resource]
+			if l == nil || l.leaseID != r.Claim.LeaseID || l.token != r.Claim.Token || !l.expires.After(now) {
+				return driver.Renewed{State: driver.Over}, nil
+			}
+			l.expires = now.Add(r.TTL)
+			return driver.Renewed{State: driver.Extended, From: from}, nil
+		})
+		renewed.Err = err
+		results[n] = renewed
+	}
+}
+
+// Release frees the claim's lease; without a token it spends the lease ID.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	return carry(ctx, i, Release, claim, func() (bool, error) {
+		s, now := i.s, i.s.now()
+		l := s.rows[claim.Resource]
+		if claim.Token == guard.NoToken {
+			l = s.row(claim.Resource)
+			maps.DeleteFunc(l.spent, func(_ string, until time.Time) bool { return !until.After(now) })
+			if l.spent == nil {
+				l.spent = map[string]time.Time{}
+			}
+			l.spent[claim.LeaseID] = now.Add(spentFor)
+		}
+		if l == nil || l.leaseID != claim.LeaseID || claim.Token != guard.NoToken && l.token != claim.Token {
+			return false, nil
+		}
+		s.free(claim.Resource, l, now)
+		return true, nil
+	})
+}
+
+// free ends the lease and wakes the longest waiting process.
+func (s *Server) free(resource string, l *row, now time.Time) {
+	l.leaseID = ""
+	if l.expires.After(now) {
+		l.expires = now
+	}
+	l.keptFor = nil
+	for len(l.line) > 0 && l.keptFor == nil {
+		if first := l.line[0]; first.until.After(now) {
+			l.keptFor, l.keptUntil = first.issuer, now.Add(keepFor)
+		}
+		l.line = l.line[1:]
+	}
+	s.ring(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
+}
+
+// ring calls the chosen watches of a resource, which are over then.
+func (s *Server) ring(resource string, chosen func(*watch) bool) {
+	for w := range s.watches {
+		if w.resource == resource && chosen(w) {
+			delete(s.watches, w)
+			go w.ring()
+		}
+	}
+}
+
+// Watch says who has the lease, and rings at its release.
+func (i *Issuer) Watch(_ context.Context, r driver.Watch, ring func()) (driver.Watching, error) {
+	s := i.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := s.holder(r.Resource, r.LeaseID)
+	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", ring: ring}
+	if l := s.rows[r.Resource]; l != nil && w.waiter {
+		if held == nil && l.keptFor != nil && l.keptFor != i && s.now().Before(l.keptUntil) {
+			held = &driver.HeldError{Resource: r.Resource, Owner: l.owner, Token: l.token, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
+		}
+		if held == nil {
+			return driver.Watching{Stop: func() {}}, nil
+		}
+		n := slices.IndexFunc(l.line, func(p place) bool { return p.issuer == i })
+		if n < 0 {
+			n = len(l.line)
+			l.line = append(l.line, place{issuer: i})
+		}
+		l.line[n].until = s.now().Add(lineFor)
+	}
+	s.watches[w] = struct{}{}
+	return driver.Watching{Held: held, Stop: func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watches, w)
+	}}, nil
+}
+
+// Advance raises the token of a resource that nobody holds.
+func (i *Issuer) Advance(_ context.Context, resource string, above guard.Token) (guard.Token, error) {
+	s := i.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held := s.holder(resource, ""); held != nil && held.Token < above {
+		return guard.NoToken, held
+	}
+	l := s.row(resource)
+	l.token = max(l.token, above)
+	return l.token, nil
+}
+
+func (s *Server) row(resource string) *row {
+	l := s.rows[resource]
+	if l == nil {
+		l = &row{}
+		s.rows[resource] = l
+	}
+	return l
+}
+
+// holder says who but leaseID has the lease.
+func (s *Server) holder(resource, leaseID string) *driver.HeldError {
+	l, now := s.rows[resource], s.now()
+	if l == nil || l.leaseID == "" || l.leaseID == leaseID || !l.expires.After(now) {
+		return nil
+	}
+	return &driver.HeldError{
+		Resource: resource, Owner: l.owner, Metadata: l.metadata, Token: l.token, LeaseID: l.leaseID,
+		ExpiresAt: l.expires, Remaining: l.expires.Sub(now),
+	}
+}
+
+// Now is the server's time.
+func (s *Server) Now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now()
+}
+
+func (s *Server) now() time.Time { return time.Now().Add(s.ahead) }
+
+// clock is the holders', which is never zero.
+func (s *Server) clock() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return 1 + time.Since(s.began) + s.ahead
+}
+
+// Move moves the clock forward, and returns when everybody's clock has been
+// looked at again.
+func (s *Server) Move(d time.Duration) {
+	s.mu.Lock()
+	s.ahead += d
+	steps := slices.Collect(maps.Keys(s.steps))
+	s.mu.Unlock()
+	for _, f := range steps {
+		(*f)()
+	}
+}
+
+// Expire ends a lease at once, as the server's clock would; false if nobody has
+// it. The holder is not told.
+func (s *Server) Expire(resource string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := s.holder(resource, "") != nil
+	if held {
+		s.rows[resource].expires = s.now()
+		s.ring(resource, func(*watch) bool { return true })
+	}
+	return held
+}
+
+// Steal grants the lease to another owner, whoever has it.
+func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, now := s.row(resource), s.now()
+	l.token++
+	l.leaseID, l.owner, l.metadata = "stolen-"+l.token.String(), owner, ""
+	l.acquired, l.expires = now, now.Add(ttl)
+	s.ring(resource, func(w *watch) bool { return !w.waiter })
+	return guard.Claim{Resource: resource, Token: l.token, LeaseID: l.leaseID}
+}
+
+// Last returns the last token that was granted on resource.
+func (s *Server) Last(resource string) guard.Token {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.rows[resource]; l != nil {
+		return l.token
+	}
+	return guard.NoToken
+}
+
+// Holder says who has the lease; nil if nobody.
+func (s *Server) Holder(resource string) *driver.HeldError {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holder(resource, "")
+}
