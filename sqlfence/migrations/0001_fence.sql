@@ -414,9 +414,8 @@ END $$;
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.
 -- It is the same as setting fencepost.claims oneself, with is_local true, to a
--- JSON array of claims, but that it also takes the resource's lock, as enter
--- does: who waits for a raise then has no row locked yet that another may be
--- waiting for. Present in the order of the resources, before writing.
+-- JSON array of claims. It takes no lock: a writer that only presents locks its
+-- rows first and the resource at the end of its statement.
 CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -428,7 +427,6 @@ BEGIN
     WHERE c ->> 'resource' <> p_resource COLLATE "C";
   PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
     jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
-  PERFORM pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource));
 END $$;
 
 -- presented returns the claim that the transaction presented for a resource.
