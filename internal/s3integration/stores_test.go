@@ -101,7 +101,7 @@ func TestProbe(t *testing.T) {
 	for _, store := range stores() {
 		t.Run(store.name, func(t *testing.T) {
 			client := store.start(t)
-			refused, runs := 0, times(4, 50)
+			refused, runs := 0, times(3, 50)
 			for run := range runs {
 				b, err := s3fence.Open(t.Context(), client(nil), bucket, &s3fence.Options{Prefix: fmt.Sprint("open-", run)})
 				switch {
