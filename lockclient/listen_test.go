@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -119,7 +120,7 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 	}
 	<-next
 	heard := ear.heard(t, pool)
-	if len(heard) != 1 || heard[0] != topic(resource) || len(heard[0]) != 32 || strings.Contains(heard[0], "tenant") {
+	if len(heard) != 1 || heard[0] != pglease.Topic(resource) || len(heard[0]) != 32 || strings.Contains(heard[0], "tenant") {
 		t.Errorf("heard %q", heard)
 	}
 }
@@ -231,6 +232,7 @@ func TestNotifyRefused(t *testing.T) {
 	mustExec(t, admin, "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_notify(text, text) FROM PUBLIC")
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
 	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.adopt_epoch TO "+role)
 	pool := dial(t, admin.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" })
 	client := newTestClient(t, pool, &Options{PollInterval: 10 * time.Millisecond})
 	lease := mustTry(t, client, "r", time.Minute)
@@ -243,8 +245,8 @@ func TestNotifyRefused(t *testing.T) {
 		t.Errorf("token %v after %v", l.Token(), lease.Token())
 	}
 	// The control: the statement with the notification fails.
-	_, err := pool.Exec(t.Context(), releaseSQL, "r", "x", int64(guard.NoToken), "1000", topic("r"))
-	if pgError(err) == nil {
+	_, err := pool.Exec(t.Context(), releaseSQL, "r", "x", int64(guard.NoToken), "1000", pglease.Topic("r"))
+	if pglease.Error(err) == nil {
 		t.Errorf("got %v", err)
 	}
 }

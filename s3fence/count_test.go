@@ -11,7 +11,7 @@ import (
 
 // Requests per call, the cost that is documented.
 func TestRequestsPerCall(t *testing.T) {
-	for mode, write := range map[s3fence.Mode]int{s3fence.Sealed: 1, s3fence.Plain: 1, s3fence.Pointer: 2} {
+	for mode, write := range map[s3fence.Mode]int{s3fence.Sealed: 1, s3fence.SealedGzip: 1, s3fence.Plain: 1, s3fence.Pointer: 2} {
 		t.Run(mode.String(), func(t *testing.T) {
 			server, b, o := setup(t, mode, 0)
 			count := func(name string, want int, call func() error) {

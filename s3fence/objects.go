@@ -13,22 +13,36 @@ import (
 type Mode uint8
 
 const (
-	// Sealed appends a trailer of a few hundred bytes to the body. It makes
-	// every write's bytes unique, and so its ETag, which is what makes
-	// If-Match sound on every store. Readers use [Objects.Get] or [Unseal].
+	// Sealed: a foreign reader sees the content followed by a trailer of 150 to
+	// 800 bytes, so a text has a binary end and a strict parser refuses it; a
+	// reader that asks for a range sees the content. It costs those bytes, and
+	// the body is held in memory to be written.
+	//
+	// The trailer makes every write's bytes unique, and so its ETag, which is
+	// what makes If-Match sound on every store. It has checksums, so a reader
+	// by [Objects.Get] or [Unseal] takes nothing that is cut or altered.
 	Sealed Mode = iota + 1
-	// Plain leaves the body as it is and puts the mark into the metadata
-	// alone. It is refused unless the store makes opaque ETags ([Probe]) or
-	// the caller declares that bodies never repeat
-	// ([ObjectsOptions].BodiesNeverRepeat).
+	// Plain: a foreign reader sees exactly the content. It costs the proof: it is
+	// refused unless the store makes opaque ETags ([Probe], and every later
+	// answer is compared with hashes of the body) or the caller declares that
+	// bodies never repeat ([ObjectsOptions].BodiesNeverRepeat). Most stores make
+	// hashes. The mark is in the metadata alone, with the body's MD5.
 	Plain
-	// Pointer stores the body, of any length and from any reader, as an
-	// immutable object of its own, and a small sealed pointer to it under the
-	// key. Readers use [Objects.Get], or fetch [Object].DataKey.
+	// Pointer: a foreign reader of the key sees a small JSON document that names
+	// another key, and under that exactly the content. It costs a request more
+	// for each write and read, and a collector ([Objects.Collect]). The body is
+	// of any length, from any reader, and immutable.
 	Pointer
+	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
+	// "aws s3 cp - | gunzip", zcat, Python's gzip module, and with
+	// Headers.ContentEncoding "gzip" every browser and HTTP client. It costs
+	// compressing each body, some 50 to 100 MB/s, and that [Objects.GetRange]
+	// has no ranges. Otherwise it is Sealed, with the trailer in the header of
+	// a last, empty member of the file.
+	SealedGzip
 )
 
-// String returns "sealed", "plain", "pointer" or "invalid mode".
+// String returns "sealed", "plain", "pointer", "gzip" or "invalid mode".
 func (m Mode) String() string {
 	if k := m.kind(); k != kindAbsent {
 		return kindNames[k]
@@ -44,6 +58,8 @@ func (m Mode) kind() kind {
 		return kindPlain
 	case Pointer:
 		return kindPointer
+	case SealedGzip:
+		return kindGzip
 	}
 	return kindAbsent
 }
@@ -82,7 +98,7 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 	o := &Objects{b: b, mode: mode, rule: opts.Rule, repeatable: mode != Plain || b.probe.OpaqueETags}
 	switch {
 	case mode.kind() == kindAbsent:
-		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, Plain or Pointer")
+		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, SealedGzip, Plain or Pointer")
 	case opts.BodiesNeverRepeat && mode != Plain:
 		return nil, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
 	case !o.repeatable && !opts.BodiesNeverRepeat:

@@ -50,16 +50,20 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 	if err != nil {
 		return state{}, err
 	}
-	var tail []byte
-	if last > 0 && aws.ToString(out.ContentRange) != "" {
-		tail, err = rangedTail(out.Body, &h, aws.ToString(out.ContentRange))
-	} else {
-		tail, err = lastBytes(out, &h)
-	}
+	tail, err := h.tail(out, last)
 	if err != nil {
 		return state{}, err
 	}
 	return parse(key, h, tail)
+}
+
+// tail reads the last bytes of an object from the answer to a request for these,
+// or for all, and completes the size.
+func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
+	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+		return rangedTail(out.Body, h, r)
+	}
+	return lastBytes(out, h)
 }
 
 // fetch reads an object whole: its state with body and headers.
@@ -75,7 +79,7 @@ func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	limit := b.opts.MaxBody + tailSize
+	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
 	if h.size > limit {
 		return state{}, tooLong(h.size, b.opts.MaxBody)
 	}
@@ -214,7 +218,7 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
 	if problem := disagreement(&s, m); problem != "" {
 		return state{}, damaged(key, problem)
 	}

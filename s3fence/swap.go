@@ -339,6 +339,7 @@ func (b *Bucket) sealedWrite(key string, next state, h Headers, body []byte) *wr
 	s := seal{
 		kind: next.kind, key: keySum(key), token: next.mark.Token, lease: next.mark.LeaseID, id: next.id,
 		recent: next.recent, cut: next.cut, length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli),
+		content: uint64(next.content),
 	}
 	next.body, next.size = body, int64(len(body)+s.size())
 	return &write{
