@@ -49,8 +49,22 @@ func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	}, change...)
 }
 
-// open opens the bucket, fast on retries. The probe's traces are wiped.
+// open opens the bucket, fast on retries. What the probe would find is known,
+// unless it is to be seen with encryption.
 func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
+	t.Helper()
+	given := s3fence.Options{}
+	if opts != nil {
+		given = *opts
+	}
+	if given.Encryption.Algorithm == "" && given.Encryption.CustomerKey == nil {
+		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, false)
+	}
+	return openProbed(t, server, &given)
+}
+
+// openProbed opens the bucket after a probe, whose traces are wiped.
+func openProbed(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
 	if err != nil {
