@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +28,9 @@ func claim(token guard.Token, lease string) guard.Claim {
 	return guard.Claim{Resource: resource, Token: token, LeaseID: lease}
 }
 
+// opaqueServers are the servers with what a probe would find out of their ETags.
+var opaqueServers sync.Map
+
 // newServer starts a server with an empty bucket.
 func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 	t.Helper()
@@ -34,15 +38,15 @@ func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 		opts = &s3test.Options{}
 	}
 	opts.Buckets = []string{bucketName}
-	server := s3test.New(opts)
-	t.Cleanup(server.Close)
+	server := s3test.New(t, opts)
+	opaqueServers.Store(server, opts.ETags == s3test.ETagOpaque)
 	return server
 }
 
 // newClient returns a client as an application would configure it.
 func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
-		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.Client(),
+		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.HTTPClient(),
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
 		}),
@@ -51,8 +55,23 @@ func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	}, change...)
 }
 
-// open opens the bucket, fast on retries. The probe's traces are wiped.
+// open opens the bucket, fast on retries. What the probe would find is known,
+// unless it is to be seen with encryption.
 func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
+	t.Helper()
+	given := s3fence.Options{}
+	if opts != nil {
+		given = *opts
+	}
+	if given.Encryption.Algorithm == "" && given.Encryption.CustomerKey == nil {
+		opaque, _ := opaqueServers.Load(server)
+		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, opaque == true)
+	}
+	return openProbed(t, server, &given)
+}
+
+// openProbed opens the bucket after a probe, whose traces are wiped.
+func openProbed(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
 	if err != nil {

@@ -50,16 +50,20 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 	if err != nil {
 		return state{}, err
 	}
-	var tail []byte
-	if last > 0 && aws.ToString(out.ContentRange) != "" {
-		tail, err = rangedTail(out.Body, &h, aws.ToString(out.ContentRange))
-	} else {
-		tail, err = lastBytes(out, &h)
-	}
+	tail, err := h.tail(out, last)
 	if err != nil {
 		return state{}, err
 	}
 	return parse(key, h, tail)
+}
+
+// tail reads the last bytes of an object from the answer to a request for these,
+// or for all, and completes the size.
+func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
+	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+		return rangedTail(out.Body, h, r)
+	}
+	return lastBytes(out, h)
 }
 
 // fetch reads an object whole: its state with body and headers.
@@ -195,6 +199,9 @@ func parse(key string, h head, tail []byte) (state, error) {
 	m := reserved(h.metadata)
 	s, err := parseKind(key, h, m, tail)
 	s.etag, s.size, s.modified = h.etag, h.size, h.modified
+	if !s.kind.sealed() {
+		s.length = h.size
+	}
 	return s, err
 }
 
@@ -214,7 +221,8 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content),
+		length: int64(sl.length), crc: sl.crc}
 	if problem := disagreement(&s, m); problem != "" {
 		return state{}, damaged(key, problem)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -28,8 +29,6 @@ const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by
 
 // These name the row and its mark alike: what chi gives may still be escaped. A
 // service of your own takes the tenant from the authenticated identity.
-var billingClose = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
-
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
@@ -55,7 +54,8 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	fence, err := httpfence.New(db, resource, nil)
+	// A service leaves Logger nil: refusals are logged. Here the story tells them.
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
