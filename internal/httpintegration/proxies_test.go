@@ -160,7 +160,7 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 			}
 		}
 		if err != nil {
-			t.Fatalf("%s is not installed; run .ci/setup", name)
+			t.Fatalf("%s is not installed; run .ci/setup servers", name)
 		}
 	}
 	file := filepath.Join(dir, "config")
