@@ -45,9 +45,6 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (v
 	start := time.Now()
 	b := batch{t: t, q: q, writes: writes, verdicts: make([]error, len(writes)), marks: make([]guard.Mark, len(writes))}
 	if err = b.check(ctx); err == nil {
-		err = q.usable(ctx, t.name)
-	}
-	if err == nil {
 		err = b.run(ctx)
 	}
 	took := time.Since(start)
@@ -120,6 +117,9 @@ func (b *batch) run(ctx context.Context) error {
 // refused. The database answers with how many were applied and with the rest.
 func (b *batch) send(ctx context.Context, indices []int) (open []int, err error) {
 	sql, args, err := b.statement(indices)
+	if err == nil {
+		err = b.q.usable(ctx, b.t)
+	}
 	if err != nil {
 		return indices, err
 	}

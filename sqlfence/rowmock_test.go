@@ -47,7 +47,7 @@ var rowCalls = map[string]struct {
 }
 
 func newer(t *testing.T) *Table {
-	table, err := NewTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+	table, err := anyTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 	if err != nil {
 		t.Fatal(err)
 	}

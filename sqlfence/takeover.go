@@ -65,7 +65,7 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if err != nil {
 		return guard.Mark{}, err
 	}
-	if err := q.usable(ctx, t.name); err != nil {
+	if err := q.usable(ctx, t); err != nil {
 		return guard.Mark{}, err
 	}
 	mark, err := t.untilDecided(ctx, q, takes, claim, key, func() (n int64, err error) {

@@ -64,7 +64,7 @@ func (t *Table) writeRow(ctx context.Context, q Querier, k kind, claim guard.Cla
 	if err != nil {
 		return guard.Mark{}, err
 	}
-	if err := q.usable(ctx, t.name); err != nil {
+	if err := q.usable(ctx, t); err != nil {
 		return guard.Mark{}, err
 	}
 	return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })

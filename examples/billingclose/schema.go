@@ -13,10 +13,12 @@ const (
 	period = "2026-04"
 )
 
-// resource names what is leased and fenced: this tenant's close of this
-// period. The ledger builds the same name from its URL.
+// closeName names what is leased and fenced: a tenant's close of a period. The
+// table takes its variables from key columns, the ledger from its URL.
+var closeName = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+
 func resource() string {
-	name, err := guard.JoinResource(tenant, "billing-close", period)
+	name, err := closeName.Name(tenant, period)
 	if err != nil {
 		panic(err) // both are constants
 	}
