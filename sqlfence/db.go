@@ -146,6 +146,8 @@ type Querier interface {
 	observe(ctx context.Context, e guard.Event)
 	// autocommit says that a statement commits by itself.
 	autocommit() bool
+	// atomically runs statements in a transaction of their own.
+	atomically(ctx context.Context, op string, write func(q Querier) error) error
 	// usable refuses the DB itself inside its own InTx, and tables that keep no
 	// mark.
 	usable(ctx context.Context, t *Table) error
@@ -229,6 +231,25 @@ type txQuerier[Tx any] struct {
 }
 
 func (d *DB[Tx]) autocommit() bool { return true }
+
+func (d *DB[Tx]) atomically(ctx context.Context, op string, write func(q Querier) error) error {
+	tx, err := d.backend.begin(ctx, ReadCommitted, "")
+	if err != nil {
+		return failure(op, guard.Claim{}, err, false)
+	}
+	defer tx.rollback() // does nothing after a COMMIT
+	if err := write(d.In(tx.handle())); err != nil {
+		return err
+	}
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return err
+	}
+	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+}
+
+func (q *txQuerier[Tx]) atomically(_ context.Context, op string, _ func(q Querier) error) error {
+	return guard.Invalid("writes", op, "take more than "+itoa(maxParameters)+" parameters, which takes several statements in a transaction of their own; pass the DB, or fewer of them")
+}
 
 func (d *DB[Tx]) usable(ctx context.Context, t *Table) error {
 	if d.callback(ctx) != nil {
