@@ -13,17 +13,12 @@ const (
 	period = "2026-04"
 )
 
-// closeName names what is leased and fenced: a tenant's close of a period. The
-// table takes its variables from key columns, the ledger from its URL.
-var closeName = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+// billingClose names what is leased and fenced, once for the lease client, the
+// table, the ledger's route and the export.
+var billingClose = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 
-func resource() string {
-	name, err := closeName.Name(tenant, period)
-	if err != nil {
-		panic(err) // both are constants
-	}
-	return name
-}
+// resource is this tenant's close of this period.
+func resource() string { return guard.Must(billingClose.Name(tenant, period)) }
 
 // schema is what a billing service would have. Only last_fencing_token is
 // there for the fence; the invoices need no column, because a fenced
