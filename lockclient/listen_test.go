@@ -232,6 +232,7 @@ func TestNotifyRefused(t *testing.T) {
 	mustExec(t, admin, "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_notify(text, text) FROM PUBLIC")
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
 	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.adopt_epoch TO "+role)
 	pool := dial(t, admin.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" })
 	client := newTestClient(t, pool, &Options{PollInterval: 10 * time.Millisecond})
 	lease := mustTry(t, client, "r", time.Minute)

@@ -29,7 +29,7 @@ func (e *env) byTrigger(db fence, level string, install func()) work {
 			return err
 		}
 		for {
-			err := Refusal(db.plain(guard.WithClaim(ctx, claim), func(ctx context.Context, tx testTx) error {
+			err := ErrorFrom(db.plain(guard.WithClaim(ctx, claim), func(ctx context.Context, tx testTx) error {
 				if level != "" {
 					if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level); err != nil {
 						return err

@@ -168,7 +168,7 @@ func TestTrapSavepoint(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		resumed := func(token guard.Token) error {
-			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			return ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if err := tx.present(ctx, claimOf("a", token)); err != nil {
 					return err
 				}
@@ -211,7 +211,7 @@ func TestTrapSnapshot(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		resumed := func(token guard.Token) error {
-			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			return ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"); err != nil {
 					return err
 				}
@@ -246,7 +246,7 @@ func TestTriggersNotHijacked(t *testing.T) {
 		attempt := func(claims string) error {
 			defer e.admin.Reset() // a session has evil's search_path until its transaction ends
 			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
-			return Refusal(err)
+			return ErrorFrom(err)
 		}
 		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("under another's claim: %v", err)

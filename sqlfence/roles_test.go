@@ -56,7 +56,7 @@ func TestRoles(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		err = Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+		err = ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
 				return err
 			}

@@ -4,8 +4,8 @@ package main
 // exactly once.
 type edit struct{ file, old, new string }
 
-// mutant is a version of Fencepost with one thing wrong.
-type mutant struct {
+// mistake is a version of Fencepost with one thing wrong.
+type mistake struct {
 	name  string
 	wrong string // what is wrong, and what it costs
 	edits []edit
@@ -15,7 +15,7 @@ type mutant struct {
 	also *catcher
 }
 
-// catcher is what must fail for a mutant: tests of a package, or the campaign.
+// catcher is what must fail for a mistake: tests of a package, or the campaign.
 type catcher struct {
 	what  string // unit test, conformance suite, campaign
 	pkg   string // a package's directory
@@ -23,7 +23,7 @@ type catcher struct {
 	times int    // how often a test must fail, each time that it is run; 0 is once
 }
 
-// A test that catches a mutant by an exact schedule does so every time.
+// A test that catches a mistake by an exact schedule does so every time.
 func unitTest(pkg, tests string) catcher { return catcher{what: "unit test", pkg: pkg, tests: tests} }
 
 func suite(pkg, tests string) catcher {
@@ -36,13 +36,13 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"
 	statementsGo  = "lockclient/statements.go"
-	leasesSQL     = "lockclient/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/migrations/0002_epoch.sql"
+	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 
-// mutants are the mistakes that are easily made and hard to see.
-var mutants = []mutant{
+// mistakes are those that are easily made and hard to see.
+var mistakes = []mistake{
 	{
 		name: "claim removed", wrong: "the UPDATE compares nothing",
 		edits: []edit{{tableUpdateGo, "\tmark := prefix + t.token\n\tswitch {\n", "\tmark := prefix + t.token\n\tif mark != \"\" {\n\t\treturn \"true\"\n\t}\n\tswitch {\n"}},
@@ -107,7 +107,7 @@ var mutants = []mutant{
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
 		edits: []edit{{epochSQL, "    PERFORM fencepost.lift_floor(v_highest);\n", "    NULL;\n"}},
-		by:    unitTest("lockclient", "^TestPurge$"),
+		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",
@@ -175,7 +175,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "SDK retries on", wrong: "our own success comes back as a defeat",
-		edits: []edit{{"s3fence/request.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
+		edits: []edit{{"s3fence/client.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
 		by:    unitTest("s3fence", "^TestLostAnswerThenSuccessors$"),
 	},
 	{

@@ -1,69 +1,37 @@
-// Command mutants breaks Fencepost in one place at a time, and says by which
-// test each break is noticed.
-//
-//	go -C internal/campaign run ./cmd/mutants              all of them
-//	go -C internal/campaign run ./cmd/mutants -run purge   those whose name matches
-//	go -C internal/campaign run ./cmd/mutants -times 10    each test must catch its mutant ten times in ten
-//
-// Nothing in the repository is changed: a mutant is an overlay of the go
-// command. The exit status is 0 if every mutant was caught, 1 if one survived,
-// 2 if the text that one replaces is not there exactly once, if a mutant does
-// not compile, or if a test fails without it.
 package main
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"text/tabwriter"
 	"time"
 )
 
-func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
-	os.Exit(command(ctx, os.Args[1:], os.Stdout, os.Stderr))
-}
-
-func command(ctx context.Context, args []string, out, errs io.Writer) int {
-	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
-	flags.SetOutput(errs)
-	pattern := flags.String("run", "", "only mutants whose name matches this regular expression")
-	short := flags.Bool("short", false, "by the tests alone, which take a few seconds each, not by the campaign")
-	times := flags.Int("times", 1, "how often each test must catch its mutant")
-	if err := flags.Parse(args); err != nil {
-		return 2
-	}
-	match, err := regexp.Compile(*pattern)
+// huntMistakes tries the mistakes whose name matches pattern: each by its tests, and
+// unless short also by the campaign where an entry has it.
+func huntMistakes(ctx context.Context, root, pattern string, times int, short bool, out, errs io.Writer) int {
+	match, err := regexp.Compile(pattern)
 	if err != nil {
-		fmt.Fprintln(errs, "mutants: -run:", err)
+		fmt.Fprintln(errs, "mutants: -named:", err)
 		return 2
 	}
-	root, err := repository(ctx)
-	if err != nil {
-		fmt.Fprintln(errs, "mutants:", err)
-		return 2
-	}
-	var chosen []mutant
-	for _, m := range mutants {
+	var chosen []mistake
+	for _, m := range mistakes {
 		if !match.MatchString(m.name) {
 			continue
 		}
-		m.by.times = *times
+		m.by.times = times
 		chosen = append(chosen, m)
-		if m.also != nil && !*short {
+		if m.also != nil && !short {
 			m.by = *m.also
 			chosen = append(chosen, m)
 		}
@@ -76,7 +44,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 		fmt.Fprintln(errs, "mutants: without a mutant:", err)
 		return 2
 	}
-	return hunt(ctx, root, chosen, out)
+	return tryAll(ctx, root, chosen, out)
 }
 
 // hunted is what became of one mutant.
@@ -86,9 +54,9 @@ type hunted struct {
 	code    int
 }
 
-// hunt tries the mutants, two at a time, and prints the table. One that the
+// tryAll tries the mistakes, two at a time, and prints the table. One that the
 // campaign is to catch has the machine to itself.
-func hunt(ctx context.Context, root string, chosen []mutant, out io.Writer) int {
+func tryAll(ctx context.Context, root string, chosen []mistake, out io.Writer) int {
 	results := make([]hunted, len(chosen))
 	free := make(chan struct{}, 2)
 	var alone sync.RWMutex
@@ -119,7 +87,7 @@ func hunt(ctx context.Context, root string, chosen []mutant, out io.Writer) int 
 	return code
 }
 
-func (m mutant) hunt(ctx context.Context, root string) (h hunted) {
+func (m mistake) hunt(ctx context.Context, root string) (h hunted) {
 	began := time.Now()
 	by, err := try(ctx, root, m)
 	h.by, h.seconds = by, time.Since(began).Seconds()
@@ -136,18 +104,9 @@ func (c catcher) String() string {
 	return c.what + " " + strings.Trim(c.tests, "^$()") + " (" + c.pkg + ")"
 }
 
-// repository is the directory of the module under test.
-func repository(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/fencepost-go/fencepost").Output()
-	if err != nil {
-		return "", fmt.Errorf("go list: %w; run it with go -C internal/campaign", err)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
-
 // control runs the tests on the repository as it is: one that fails anyway
 // catches nothing.
-func control(ctx context.Context, root string, chosen []mutant) error {
+func control(ctx context.Context, root string, chosen []mistake) error {
 	patterns := map[string][]string{}
 	for _, m := range chosen {
 		if m.by.what != "campaign" {
@@ -165,7 +124,7 @@ func control(ctx context.Context, root string, chosen []mutant) error {
 var errSurvived = errors.New("survived")
 
 // try builds one mutant and returns what caught it.
-func try(ctx context.Context, root string, m mutant) (string, error) {
+func try(ctx context.Context, root string, m mistake) (string, error) {
 	dir, err := os.MkdirTemp("", "fencepost-mutant-")
 	if err != nil {
 		return "", err
@@ -223,36 +182,24 @@ func last(out []byte) string {
 	return text[max(0, len(text)-600):]
 }
 
-// overlay writes the mutant's files and the list that the go command takes.
-func (m mutant) overlay(root, dir string) (string, error) {
+// overlay writes the mistake's files and the list that the go command takes.
+func (m mistake) overlay(root, dir string) (string, error) {
 	content := map[string]string{}
 	for _, e := range m.edits {
-		if _, ok := content[e.file]; !ok {
-			original, err := os.ReadFile(filepath.Join(root, e.file))
+		name := filepath.Join(root, e.file)
+		if _, ok := content[name]; !ok {
+			original, err := os.ReadFile(name)
 			if err != nil {
-				return "", err
+				return "", fmt.Errorf("mistake %q in internal/mutants/mistakes.go: %w", m.name, err)
 			}
-			content[e.file] = string(original)
+			content[name] = string(original)
 		}
-		if n := strings.Count(content[e.file], e.old); n != 1 {
-			return "", fmt.Errorf("%s has %d times, not once: %s", e.file, n, e.old)
+		if n := strings.Count(content[name], e.old); n != 1 {
+			return "", fmt.Errorf("%s has the text that mistake %q replaces %d times, not once; change that entry of internal/mutants/mistakes.go with the code. The text is\n%s", e.file, m.name, n, indent(e.old))
 		}
-		content[e.file] = strings.Replace(content[e.file], e.old, e.new, 1)
+		content[name] = strings.Replace(content[name], e.old, e.new, 1)
 	}
-	replace := map[string]string{}
-	for file, text := range content {
-		name := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			return "", err
-		}
-		replace[filepath.Join(root, file)] = name
-	}
-	encoded, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	name := filepath.Join(dir, "overlay.json")
-	return name, os.WriteFile(name, encoded, 0o600)
+	return writeOverlay(dir, content)
 }
 
 // goTest runs tests of a package; overlay may be empty.
@@ -269,17 +216,4 @@ func goTest(ctx context.Context, root string, c catcher, overlay string) ([]byte
 func goCampaign(ctx context.Context, root, flags, overlay string) ([]byte, error) {
 	args := append([]string{"run", "-overlay=" + overlay, "."}, strings.Fields(flags)...)
 	return goCommand(ctx, filepath.Join(root, "internal/campaign"), args...)
-}
-
-// goCommand runs the go command in a process group of its own, so that what it
-// starts ends with it.
-func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
-	cmd.WaitDelay = 20 * time.Second
-	return cmd.CombinedOutput()
 }

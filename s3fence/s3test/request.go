@@ -13,23 +13,18 @@ type Op string
 // The operations. Those that are not implemented are counted under their names,
 // or as Unknown, and refused.
 const (
-	ListBuckets             Op = "ListBuckets"
 	CreateBucket            Op = "CreateBucket"
 	HeadBucket              Op = "HeadBucket"
 	DeleteBucket            Op = "DeleteBucket"
-	GetBucketLocation       Op = "GetBucketLocation"
 	ListObjectsV2           Op = "ListObjectsV2"
 	PutObject               Op = "PutObject"
 	GetObject               Op = "GetObject"
 	HeadObject              Op = "HeadObject"
 	DeleteObject            Op = "DeleteObject"
-	DeleteObjects           Op = "DeleteObjects"
 	CreateMultipartUpload   Op = "CreateMultipartUpload"
 	UploadPart              Op = "UploadPart"
 	CompleteMultipartUpload Op = "CompleteMultipartUpload"
 	AbortMultipartUpload    Op = "AbortMultipartUpload"
-	ListParts               Op = "ListParts"
-	ListMultipartUploads    Op = "ListMultipartUploads"
 	CopyObject              Op = "CopyObject"
 	UploadPartCopy          Op = "UploadPartCopy"
 	Unknown                 Op = "Unknown"
@@ -59,14 +54,10 @@ type signs struct {
 }
 
 var operations = []signs{
-	{ListBuckets, http.MethodGet, false, nil, []string{"max-buckets", "prefix"}},
 	{CreateBucket, http.MethodPut, false, nil, nil},
 	{HeadBucket, http.MethodHead, false, nil, nil},
 	{DeleteBucket, http.MethodDelete, false, nil, nil},
-	{GetBucketLocation, http.MethodGet, false, []string{"location"}, nil},
 	{ListObjectsV2, http.MethodGet, false, []string{"list-type"}, []string{"prefix", "delimiter", "start-after", "continuation-token", "max-keys", "encoding-type", "fetch-owner"}},
-	{DeleteObjects, http.MethodPost, false, []string{"delete"}, nil},
-	{ListMultipartUploads, http.MethodGet, false, []string{"uploads"}, []string{"prefix", "max-uploads", "key-marker", "upload-id-marker", "encoding-type"}},
 	{PutObject, http.MethodPut, true, nil, nil},
 	{GetObject, http.MethodGet, true, nil, nil},
 	{HeadObject, http.MethodHead, true, nil, nil},
@@ -75,7 +66,6 @@ var operations = []signs{
 	{UploadPart, http.MethodPut, true, []string{"partNumber", "uploadId"}, nil},
 	{CompleteMultipartUpload, http.MethodPost, true, []string{"uploadId"}, nil},
 	{AbortMultipartUpload, http.MethodDelete, true, []string{"uploadId"}, nil},
-	{ListParts, http.MethodGet, true, []string{"uploadId"}, []string{"max-parts", "part-number-marker"}},
 }
 
 // parse tells what a request asks for. A parameter that the operation does not
@@ -91,7 +81,7 @@ func parse(r *http.Request) *Request {
 		}
 	}
 	for _, o := range operations {
-		if o.method == r.Method && o.object == (key != "") && o.matches(given) && (o.op == ListBuckets) == (bucket == "") {
+		if o.method == r.Method && o.object == (key != "") && o.matches(given) && bucket != "" {
 			req.Op = o.op
 		}
 	}
@@ -115,4 +105,77 @@ func (o signs) matches(given []string) bool {
 	return !slices.ContainsFunc(given, func(name string) bool {
 		return !slices.Contains(o.need, name) && !slices.Contains(o.may, name)
 	})
+}
+
+// checkWriteSyntax refuses conditions that writes do not support.
+func checkWriteSyntax(c *call) *answer {
+	match, none := c.header.Get("If-Match"), c.header.Get("If-None-Match")
+	switch {
+	case none != "" && none != "*":
+		return fail("NotImplemented", "Header", "If-None-Match")
+	case none != "" && match != "":
+		return fail("NotImplemented", "Header", "If-Match,If-None-Match")
+	case match == "*":
+		// Stores disagree about it, so nobody should depend on it.
+		return fail("NotImplemented", "Header", "If-Match")
+	}
+	return nil
+}
+
+// checkWrite decides the conditions of PutObject and CompleteMultipartUpload.
+func checkWrite(c *call, current *Object) *answer {
+	if c.header.Get("If-None-Match") != "" && current != nil {
+		return fail("PreconditionFailed", "Condition", "If-None-Match")
+	}
+	if match := c.header.Get("If-Match"); match != "" {
+		if current == nil {
+			return fail("NoSuchKey")
+		}
+		if !sameETag(match, current.ETag) {
+			return fail("PreconditionFailed", "Condition", "If-Match")
+		}
+	}
+	return nil
+}
+
+// checkDelete decides the conditions of DeleteObject.
+func checkDelete(match string, current *Object) *answer {
+	switch {
+	case match == "":
+		return nil
+	case current == nil && match != "*":
+		return fail("NoSuchKey")
+	case current == nil, match != "*" && !sameETag(match, current.ETag):
+		return fail("PreconditionFailed", "Condition", "If-Match")
+	}
+	return nil
+}
+
+// checkRead decides the conditions of GetObject and HeadObject but those by date,
+// which it does not know.
+func checkRead(c *call, o *Object) *answer {
+	if match := c.header.Get("If-Match"); match != "" {
+		if !listsETag(match, o.ETag) {
+			return fail("PreconditionFailed", "Condition", "If-Match")
+		}
+	}
+	if none := c.header.Get("If-None-Match"); none != "" && listsETag(none, o.ETag) {
+		return &answer{status: http.StatusNotModified, header: http.Header{
+			"Etag":          {o.ETag},
+			"Last-Modified": {o.Modified.UTC().Format(http.TimeFormat)},
+		}}
+	}
+	return nil
+}
+
+// sameETag compares ETags; clients may leave the quotes out.
+func sameETag(a, b string) bool { return strings.Trim(a, `"`) == strings.Trim(b, `"`) }
+
+func listsETag(list, etag string) bool {
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); item == "*" || sameETag(item, etag) {
+			return true
+		}
+	}
+	return false
 }
