@@ -124,7 +124,7 @@ func (n *network) pass(ctx context.Context, method string, req, reply any, cc *g
 	case "/etcdserverpb.Lease/LeaseRevoke": // what would clean up does not arrive either
 		if hold != nil {
 			n.mu.Unlock()
-			return status.Error(codes.Unavailable, "the network is held")
+			return status.Error(codes.Internal, "the network is held") // a code that the client does not repeat
 		}
 	default:
 		hold = nil
