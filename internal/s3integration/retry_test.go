@@ -111,7 +111,7 @@ func (l *lossy) appliedTo(id, name string) int {
 func TestP5RetryingClient(t *testing.T) {
 	g := startGateway(t)
 	plain := gatewayClient(g, g.URL)
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
+	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			const writers = 4
 			var wg sync.WaitGroup
