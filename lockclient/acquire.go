@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
 // TryAcquire asks once for the lease on resource. Granted, it costs one round
@@ -42,7 +42,7 @@ func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireO
 
 // request validates; nothing is sent before it succeeds.
 func (c *Client) request(resource string, opts *AcquireOptions) (request, error) {
-	resource, err := c.namespace.resource(resource)
+	resource, err := c.namespace.Resource(resource)
 	if err != nil {
 		return request{}, err
 	}
@@ -86,10 +86,10 @@ func (c *Client) try(ctx context.Context, r request, anyLost *bool) (*Lease, err
 			lost, since, *anyLost = err, c.clock(), true
 		}
 		if lost == nil {
-			return nil, withCause(ctx, err)
+			return nil, pause.WithCause(ctx, err)
 		}
-		if c.clock()-since >= c.set.opTimeout || !c.pause(ctx, backoff(attempt)) {
-			return nil, withCause(ctx, lost)
+		if c.clock()-since >= c.set.opTimeout || !c.pause(ctx, pause.Backoff(attempt)) {
+			return nil, pause.WithCause(ctx, lost)
 		}
 	}
 }
@@ -151,35 +151,4 @@ func (c *Client) abandon(ctx context.Context, claim guard.Claim) <-chan error {
 }
 
 // pause waits; false if ctx ended or the client was closed first.
-func (c *Client) pause(ctx context.Context, d time.Duration) bool { return sleep(ctx, d, c.closed) }
-
-func sleep(ctx context.Context, d time.Duration, closed <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-	case <-closed:
-	}
-	return false
-}
-
-// backoff doubles from firstPause to lastPause, less up to half at random.
-func backoff(attempt int) time.Duration {
-	return jitter(min(lastPause, firstPause<<min(attempt, 10)), 2)
-}
-
-// jitter takes up to one share-th off d at random.
-func jitter(d time.Duration, share int64) time.Duration {
-	return d - time.Duration(rand.Int64N(int64(d)/share+1))
-}
-
-// withCause adds the cause of the end of ctx, unless err has it.
-func withCause(ctx context.Context, err error) error {
-	cause := context.Cause(ctx)
-	if err == nil || cause == nil || errors.Is(err, cause) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", err, cause)
-}
+func (c *Client) pause(ctx context.Context, d time.Duration) bool { return pause.For(ctx, d, c.closed) }

@@ -33,7 +33,6 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 			"released":      func() { c.events.released(ctx, l, nil) },
 			"release fails": func() { c.events.released(ctx, l, failure) },
 			"lost":          func() { c.events.lost(ctx, l, guard.ErrLeaseLost) },
-			"cut":           func() { c.events.forceUnlocked(ctx, unlockRequest{resource: "r"}, ForceUnlocked{}, nil, 1) },
 		} {
 			if observer != nil && strings.Contains(what, "fail") {
 				continue

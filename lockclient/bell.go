@@ -2,8 +2,6 @@ package lockclient
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"time"
 )
 
@@ -63,14 +61,4 @@ const (
 	// lookAgain is after how long a waiter looks by itself and sets the mark
 	// anew. watch lets a mark be that has half of wakeFor left, so this is less.
 	lookAgain = 2 * time.Second
-
-	// channel is the notifications' name, in the name of the schema.
-	channel = "fencepost.leases"
 )
-
-// topic is what is sent in place of a resource's name: everybody who may log in
-// can listen to any channel, and a payload of 8,000 bytes fails its statement.
-func topic(resource string) string {
-	sum := sha256.Sum256([]byte(resource))
-	return hex.EncodeToString(sum[:16])
-}

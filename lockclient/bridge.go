@@ -37,8 +37,6 @@ type bridged struct {
 var (
 	_ issuer = (*bridged)(nil)
 	_ bell   = (*bridged)(nil)
-
-	_ operator = (*bridged)(nil)
 )
 
 func (b *bridged) acquire(ctx context.Context, r request) (answer, error) {
@@ -81,22 +79,3 @@ func (b *bridged) unsubscribe(s *subscription) { s.cancel() }
 func (b *bridged) listening() <-chan struct{} { return b.up }
 
 func (b *bridged) close() {}
-
-// lift: such a server has no epochs.
-func (b *bridged) lift(_ context.Context, op string, _ lift) (Epoch, error) {
-	return Epoch{}, guard.Unavailable(op, guard.Claim{}, errNoOperator)
-}
-
-func (b *bridged) advance(_ context.Context, resource string, above guard.Token) (guard.Token, *HeldError, error) {
-	reached, held := b.Advance(resource, above)
-	return reached, heldError(resource, held), nil
-}
-
-// idle: such a server keeps its rows.
-func (b *bridged) idle(context.Context, string, time.Duration) ([]string, string, error) {
-	return nil, "", nil
-}
-
-func (b *bridged) purge(context.Context, []string, time.Duration, time.Duration) (Purged, error) {
-	return Purged{}, nil
-}

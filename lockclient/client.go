@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -19,7 +20,7 @@ type Client struct {
 	clock  clock
 	events events
 
-	namespace namespace
+	namespace pglease.Namespace
 
 	waiters waiters
 	renewal latencies // of all leases
@@ -54,7 +55,7 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 		return nil, err
 	}
 	clock := systemClock()
-	pg, err := newPostgres(pool, set, clock)
+	pg, err := newPostgres(pool, set, clock, opts.logger())
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,6 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 		opts = &Options{}
 	}
 	ev := events{logger: opts.Logger, observer: opts.Observer}
-	pg.events = ev
 	pg.listenWith(pool, owner, opts.Logger)
 	return newClient(pg, owner, set, clock, ev), nil
 }

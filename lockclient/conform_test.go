@@ -52,6 +52,13 @@ func TestConformance(t *testing.T) {
 				moveB(d)
 			}
 			h.Wire = wire(t, h.A)
+			h.Awaited = func(resource string) (awaited bool) {
+				err := pool.QueryRow(ctx, "SELECT coalesce(max(wake_until) > clock_timestamp(), false) FROM fencepost.leases WHERE resource = $1", resource).Scan(&awaited)
+				if err != nil {
+					t.Error(err)
+				}
+				return awaited
+			}
 			if err := c.Check(ctx, h); err != nil {
 				t.Error(err)
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -31,7 +32,7 @@ func TestRowLocked(t *testing.T) {
 	}
 	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute})
 	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
-		if pg := pgError(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
+		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -71,7 +72,7 @@ type refusals struct {
 
 func (r *refusals) acquire(ctx context.Context, req request) (answer, error) {
 	a, err := r.postgres.acquire(ctx, req)
-	if contention(err) {
+	if pglease.Contention(err) {
 		r.acquires.Add(1)
 	}
 	return a, err
@@ -79,7 +80,7 @@ func (r *refusals) acquire(ctx context.Context, req request) (answer, error) {
 
 func (r *refusals) release(ctx context.Context, claim guard.Claim, timeout time.Duration) (bool, error) {
 	freed, err := r.postgres.release(ctx, claim, timeout)
-	if contention(err) {
+	if pglease.Contention(err) {
 		r.releases.Add(1)
 	}
 	return freed, err

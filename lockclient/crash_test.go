@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -177,7 +178,7 @@ func TestKilledControl(t *testing.T) {
 	grant := func() (token int64) {
 		var acquired, expires time.Time
 		var none *string
-		err := pool.QueryRow(t.Context(), unlifted, "r", newLeaseID(), "o", int64(1), "60000").Scan(&token, &acquired, &expires, &none, nil)
+		err := pool.QueryRow(t.Context(), unlifted, "r", pglease.NewLeaseID(), "o", int64(1), "60000").Scan(&token, &acquired, &expires, &none, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

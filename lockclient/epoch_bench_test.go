@@ -11,10 +11,8 @@ import (
 func BenchmarkEpochCheck(b *testing.B) {
 	pool := migrated(b)
 	client := newTestClient(b, pool, nil)
-	if _, err := client.Epoch(b.Context()); err != nil {
-		b.Fatal(err)
-	}
-	in := client.issuer.(*postgres).entered.Load()
+	mustTry(b, client, "enter", time.Minute)
+	in := client.issuer.(*postgres).Entered()
 	conn, err := pool.Acquire(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -36,7 +34,7 @@ func BenchmarkEpochCheck(b *testing.B) {
 	var there, plain time.Duration
 	for b.Loop() {
 		plain += turn(acquireSQL, "plain")
-		there += turn(acquireThereSQL, "there", in.started, int64(in.leases))
+		there += turn(acquireThereSQL, "there", in.Started, int64(in.Leases))
 	}
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(float64(there.Microseconds())/float64(50*b.N), "µs/acquire")

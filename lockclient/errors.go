@@ -19,14 +19,16 @@ var (
 	ErrLeaseLost = guard.ErrLeaseLost
 )
 
+// ErrForceUnlocked: an operator ended the lease. It is the cause of the holder's
+// [*LostError]; errors.As with [*ForceUnlockedError] says who and why.
+var ErrForceUnlocked = errors.New("force-unlocked by an operator")
+
 var (
 	errClientClosed = errors.New("the client is closed")
 	errLate         = errors.New("the answer came after the lease's own deadline")
 	errDeadline     = errors.New("its deadline passed without a renewal")
 	errGone         = errors.New("the server no longer has it")
 	errRaced        = errors.New("others were faster, again and again")
-	errNoOperator   = errors.New("this client has no such call")
-	errNoRow        = errors.New("it was never leased, or its row was purged")
 )
 
 // HeldError says who has the lease that could not be had. It unwraps to
@@ -82,3 +84,20 @@ func (e *LostError) Error() string {
 
 // Unwrap returns [ErrLeaseLost] and the cause.
 func (e *LostError) Unwrap() []error { return []error{ErrLeaseLost, e.Cause} }
+
+// ForceUnlockedError says who ended a lease and why. It unwraps to
+// [ErrForceUnlocked].
+type ForceUnlockedError struct {
+	// Actor and Reason are what the operator gave to lockadmin's ForceUnlock.
+	Actor, Reason string
+	// At is when, by the server's clock.
+	At time.Time
+}
+
+// Error names the actor and the reason.
+func (e *ForceUnlockedError) Error() string {
+	return fmt.Sprintf("%v, %s, because %s", ErrForceUnlocked, strconv.Quote(e.Actor), strconv.Quote(e.Reason))
+}
+
+// Unwrap returns [ErrForceUnlocked].
+func (e *ForceUnlockedError) Unwrap() error { return ErrForceUnlocked }

@@ -133,6 +133,9 @@ func (e events) releaseFailed(ctx context.Context, owner string, claim guard.Cla
 func (e events) lost(ctx context.Context, l *Lease, err error) {
 	n, age := e.stats.of(l.claim.Resource), l.age()
 	n.lost.Add(1)
+	if errors.Is(err, ErrForceUnlocked) {
+		n.forceUnlocked.Add(1)
+	}
 	n.held.Add(int64(age))
 	e.log(ctx, slog.LevelWarn, "lock_lost", l.Owner(), l.claim, l.ttl, seconds("heldSeconds", age), failed(err))
 	e.observe(ctx, guard.OpLost, l.claim, age, err)

@@ -88,7 +88,7 @@ func movable(c *Client) (move func(time.Duration)) {
 // patient has c wait for every answer that is under way when a context ends.
 func patient(c *Client) {
 	c.set.grace = patience
-	c.issuer.(*postgres).set.grace = patience
+	c.issuer.(*postgres).Grace = patience
 }
 
 // runOut ends a lease by the server's clock, as its TTL would.
@@ -237,6 +237,17 @@ func (c *child) say(t testing.TB, line string) {
 	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// waiting waits until so many connections of the database wait for a lock.
+func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	eventually(t, "they wait for a lock", func() bool {
+		var now int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`).Scan(&now)
+		return err == nil && now == n
+	})
 }
 
 func containsAny(s string, parts ...string) bool {

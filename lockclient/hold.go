@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
 // Hold waits for the lease on resource as [Client.Acquire] does, runs fn while
@@ -81,7 +82,7 @@ func outcome(err, lost error) error {
 func (l *Lease) keepInBackground(ctx context.Context, every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
-	next := l.client.clock() + jitter(every, 5) // from now, whenever the goroutine starts
+	next := l.client.clock() + pause.Jitter(every, 5) // from now, whenever the goroutine starts
 	go func() {
 		defer close(done)
 		l.keep(ctx, next, every)

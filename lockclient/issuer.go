@@ -70,19 +70,3 @@ type answer struct {
 	held       *HeldError    // who has it, if not granted
 	reclaimed  bool          // the lease before had run out
 }
-
-// grace is how long an attempt may go on after its caller's context ended. The
-// answer is nearly always under way; to wait for it makes the outcome known
-// and saves the connection, which the driver would have to close.
-const grace = 100 * time.Millisecond
-
-// lingering returns a context that ends after timeout, or grace after the end
-// of ctx.
-func lingering(ctx context.Context, timeout, grace time.Duration) (context.Context, context.CancelFunc) {
-	linger, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-	if ctx.Done() == nil {
-		return linger, cancel
-	}
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
-	return linger, func() { stop(); cancel() }
-}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -141,7 +142,7 @@ func TestNoTokenTwiceOverKills(t *testing.T) {
 		return func(resource string) (token guard.Token) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			id := newLeaseID()
+			id := pglease.NewLeaseID()
 			var acquired, expires time.Time
 			var synced *string
 			if pool.QueryRow(ctx, unlifted, resource, id, "o", int64(60e6), "700").Scan((*int64)(&token), &acquired, &expires, &synced, nil) != nil {

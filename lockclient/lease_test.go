@@ -221,7 +221,7 @@ func TestPoolOfOne(t *testing.T) {
 			move = movable(c)
 			pg := c.issuer.(*postgres)
 			pg.own.Close()
-			pg.own = pg.pool
+			pg.own = pg.Pool
 		}, func(ctx context.Context, client *Client) {
 			lease := leaseFrom(ctx)
 			eventually(t, "a renewal is tried", func() bool {

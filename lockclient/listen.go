@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"sync"
 	"time"
 
@@ -104,7 +106,7 @@ func (l *listener) run() {
 			continue
 		}
 		l.tell(err)
-		sleep(l.ctx, jitter(min(lastListenPause, 20*time.Millisecond<<min(attempt, 12)), 2), nil)
+		pause.For(l.ctx, pause.Jitter(min(lastListenPause, 20*time.Millisecond<<min(attempt, 12)), 2), nil)
 	}
 }
 
@@ -150,7 +152,7 @@ func (l *listener) session() (worked bool, err error) {
 		defer cancel()
 		conn.Close(closing)
 	}()
-	if _, err := conn.PgConn().Exec(connecting, `LISTEN "`+channel+`"`).ReadAll(); err != nil {
+	if _, err := conn.PgConn().Exec(connecting, `LISTEN "`+pglease.Channel+`"`).ReadAll(); err != nil {
 		return false, fmt.Errorf("listening: %w", err)
 	}
 	if err := l.selfTest(conn); err != nil {
@@ -200,7 +202,7 @@ func (l *listener) lost() {
 func (l *listener) selfTest(conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
 	defer cancel()
-	nonce := "test " + newLeaseID()
+	nonce := "test " + pglease.NewLeaseID()
 	if err := l.notify(ctx, nonce); err != nil {
 		return fmt.Errorf("notifying oneself: %w", err)
 	}

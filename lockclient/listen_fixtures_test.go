@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"encoding/binary"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"io"
 	"net"
 	"strings"
@@ -95,7 +96,7 @@ func listen(t testing.TB, pool *pgxpool.Pool) ear {
 		t.Fatal(err)
 	}
 	t.Cleanup(conn.Release)
-	if _, err := conn.Exec(t.Context(), `LISTEN "`+channel+`"`); err != nil {
+	if _, err := conn.Exec(t.Context(), `LISTEN "`+pglease.Channel+`"`); err != nil {
 		t.Fatal(err)
 	}
 	return ear{conn}
@@ -107,7 +108,7 @@ func listen(t testing.TB, pool *pgxpool.Pool) ear {
 func (e ear) heard(t testing.TB, pool *pgxpool.Pool) (payloads []string) {
 	t.Helper()
 	const last = "test, and the last one"
-	mustExec(t, pool, "SELECT pg_notify($1, $2)", channel, last)
+	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, last)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -119,7 +120,7 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 	}
 	<-next
 	heard := ear.heard(t, pool)
-	if len(heard) != 1 || heard[0] != topic(resource) || len(heard[0]) != 32 || strings.Contains(heard[0], "tenant") {
+	if len(heard) != 1 || heard[0] != pglease.Topic(resource) || len(heard[0]) != 32 || strings.Contains(heard[0], "tenant") {
 		t.Errorf("heard %q", heard)
 	}
 }
@@ -243,8 +244,8 @@ func TestNotifyRefused(t *testing.T) {
 		t.Errorf("token %v after %v", l.Token(), lease.Token())
 	}
 	// The control: the statement with the notification fails.
-	_, err := pool.Exec(t.Context(), releaseSQL, "r", "x", int64(guard.NoToken), "1000", topic("r"))
-	if pgError(err) == nil {
+	_, err := pool.Exec(t.Context(), releaseSQL, "r", "x", int64(guard.NoToken), "1000", pglease.Topic("r"))
+	if pglease.Error(err) == nil {
 		t.Errorf("got %v", err)
 	}
 }

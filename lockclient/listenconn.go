@@ -2,6 +2,7 @@ package lockclient
 
 import (
 	"context"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +15,7 @@ func (p *postgres) listenWith(pool *pgxpool.Pool, owner string, logger *slog.Log
 	config := pool.Config()
 	config.ConnConfig.OnNotification = nil // the driver's own queue, which is read here
 	p.listener = newListener(&listener{
-		timeout: p.set.opTimeout,
+		timeout: p.OpTimeout,
 		connect: func(ctx context.Context) (*pgx.Conn, error) {
 			settings := config.ConnConfig.Copy()
 			if config.BeforeConnect != nil { // such as a password of the day
@@ -32,7 +33,7 @@ func (p *postgres) listenWith(pool *pgxpool.Pool, owner string, logger *slog.Log
 			return conn, err
 		},
 		notify: func(ctx context.Context, payload string) error {
-			_, err := p.own.Exec(ctx, "SELECT pg_notify($1::text, $2::text)", channel, payload)
+			_, err := p.own.Exec(ctx, "SELECT pg_notify($1::text, $2::text)", pglease.Channel, payload)
 			return err
 		},
 		failed: func(err error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -50,14 +51,14 @@ func TestLossyNetwork(t *testing.T) {
 type anyRelease struct{ *postgres }
 
 func (a anyRelease) release(ctx context.Context, claim guard.Claim, timeout time.Duration) (freed bool, err error) {
-	err = a.on(ctx, a.own, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+	err = a.On(ctx, a.own, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		sql := strings.Replace(releaseSQL, "l.lease_id = $2::text AND ($3::bigint = 0 OR l.token = $3::bigint)",
 			"$2::text <> '' AND $3::bigint > 0", 1)
-		tag, err := conn.Exec(ctx, sql, claim.Resource, claim.LeaseID, int64(claim.Token), lockTimeout, topic(claim.Resource))
+		tag, err := conn.Exec(ctx, sql, claim.Resource, claim.LeaseID, int64(claim.Token), lockTimeout, pglease.Topic(claim.Resource))
 		freed = tag.RowsAffected() > 0
 		return err
 	})
-	return freed, failure("release", claim, err)
+	return freed, pglease.Failure("release", claim, err)
 }
 
 // newIDs repeats an acquire under another lease ID.
@@ -68,7 +69,7 @@ type newIDs struct {
 
 func (n *newIDs) acquire(ctx context.Context, r request) (answer, error) {
 	if _, again := n.asked.LoadOrStore(r.leaseID, true); again {
-		r.leaseID = newLeaseID()
+		r.leaseID = pglease.NewLeaseID()
 	}
 	return n.postgres.acquire(ctx, r)
 }

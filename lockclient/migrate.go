@@ -2,30 +2,15 @@ package lockclient
 
 import (
 	"context"
-	"embed"
 	"errors"
-	"fmt"
-	"io/fs"
-	"sync"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-//go:embed migrations/*.sql
-var migrationFiles embed.FS
-
-// schema is read when it is first needed, so that a program that imports this
-// package and does not use it pays nothing.
-var schema = sync.OnceValue(func() migrate.Component {
-	dir, err := fs.Sub(migrationFiles, "migrations")
-	if err != nil {
-		panic(err)
-	}
-	return migrate.Load("lockclient", dir)
-})
 
 // Migration is one step of this package's schema, for users who apply SQL with
 // a tool of their own.
@@ -59,9 +44,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	defer conn.Release()
 	for attempt := 0; ; attempt++ {
-		err = schema().Up(ctx, migrate.Pgx(conn.Conn()))
+		err = pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn()))
 		// A lock was in the way: holders at work, or a transaction that stays open.
-		if pg := pgError(err); pg == nil || !passes(pg) || attempt == migrateAttempts || !sleep(ctx, backoff(attempt), nil) {
+		if pg := pglease.Error(err); pg == nil || !pglease.Passes(pg) || attempt == migrateAttempts || !pause.For(ctx, pause.Backoff(attempt), nil) {
 			break
 		}
 	}
@@ -71,7 +56,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	case errors.As(err, &newer):
 		return guard.Unavailable("migrate", guard.Claim{}, err)
 	}
-	return failure("migrate", guard.Claim{}, err)
+	return pglease.Failure("migrate", guard.Claim{}, err)
 }
 
 // migrateAttempts make some five seconds.
@@ -80,28 +65,15 @@ const migrateAttempts = 20
 // MigrationSQL returns the whole schema as one script for an empty database,
 // for reading or for psql --single-transaction. [Migrations] returns it step
 // by step.
-func MigrationSQL() string { return schema().Script() }
+func MigrationSQL() string { return pglease.Schema().Script() }
 
 // Migrations returns the steps of the schema in order. Each may be applied by
 // goose, atlas, golang-migrate or by hand, as a transaction of its own; it
 // records itself, so that [Migrate] and a [Client] accept the result.
 func Migrations() []Migration {
-	steps := make([]Migration, len(schema().Migrations))
-	for i, m := range schema().Migrations {
-		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(schema().Name)}
+	steps := make([]Migration, len(pglease.Schema().Migrations))
+	for i, m := range pglease.Schema().Migrations {
+		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(pglease.Schema().Name)}
 	}
 	return steps
-}
-
-// checkVersion says why a database whose schema has the given version cannot
-// be used; nil if it can.
-func checkVersion(have int64) error {
-	want := int64(schema().Version())
-	switch {
-	case have > want:
-		return &migrate.NewerError{Component: schema().Name, Have: have, Know: int(want)}
-	case have < want:
-		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or apply lockclient.Migrations", have, want)
-	}
-	return nil
 }

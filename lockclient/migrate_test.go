@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -37,7 +38,7 @@ func TestMigrateConcurrently(t *testing.T) {
 			if i%4 == 3 {
 				errs[i] = other.Up(t.Context(), migrate.Pgx(conn.Conn()))
 			} else {
-				errs[i] = schema().Up(t.Context(), migrate.Pgx(conn.Conn()))
+				errs[i] = pglease.Schema().Up(t.Context(), migrate.Pgx(conn.Conn()))
 			}
 		})
 	}
@@ -53,7 +54,7 @@ func TestMigrateConcurrently(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.migrations").Scan(&applied); err != nil {
 		t.Fatal(err)
 	}
-	if want := schema().Version() + 1; applied != want {
+	if want := pglease.Schema().Version() + 1; applied != want {
 		t.Errorf("%d steps recorded, want %d", applied, want)
 	}
 	mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)

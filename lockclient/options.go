@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 const (
@@ -71,7 +72,7 @@ type settings struct {
 	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
 	grace                                                time.Duration
 	renewConns                                           int
-	namespace                                            namespace
+	namespace                                            pglease.Namespace
 	statPrefixes                                         []string
 }
 
@@ -84,12 +85,12 @@ func (o *Options) settings() (settings, error) {
 		lockTimeout:  o.LockTimeout,
 		pollInterval: o.PollInterval,
 		renewConns:   o.RenewConns,
-		grace:        grace,
+		grace:        pglease.Grace,
 	}
 	if s.opTimeout == 0 {
 		s.opTimeout = defaultOpTimeout
 	}
-	if err := between("Options.OpTimeout", s.opTimeout, time.Millisecond, maxOpTimeout); err != nil {
+	if err := pglease.Between("Options.OpTimeout", s.opTimeout, time.Millisecond, maxOpTimeout); err != nil {
 		return settings{}, err
 	}
 	if s.lockTimeout == 0 {
@@ -97,20 +98,20 @@ func (o *Options) settings() (settings, error) {
 	} else if s.lockTimeout >= s.opTimeout {
 		return settings{}, guard.Invalid("Options.LockTimeout", s.lockTimeout.String(), "must be less than Options.OpTimeout, which is "+s.opTimeout.String())
 	}
-	if err := between("Options.LockTimeout", s.lockTimeout, time.Millisecond, maxOpTimeout); err != nil {
+	if err := pglease.Between("Options.LockTimeout", s.lockTimeout, time.Millisecond, maxOpTimeout); err != nil {
 		return settings{}, err
 	}
 	s.releaseTimeout = o.ReleaseTimeout
 	if s.releaseTimeout == 0 {
 		s.releaseTimeout = s.opTimeout
 	}
-	if err := between("Options.ReleaseTimeout", s.releaseTimeout, time.Millisecond, maxOpTimeout); err != nil {
+	if err := pglease.Between("Options.ReleaseTimeout", s.releaseTimeout, time.Millisecond, maxOpTimeout); err != nil {
 		return settings{}, err
 	}
 	if s.pollInterval == 0 {
 		s.pollInterval = defaultPollInterval
 	}
-	if err := between("Options.PollInterval", s.pollInterval, time.Millisecond, time.Minute); err != nil {
+	if err := pglease.Between("Options.PollInterval", s.pollInterval, time.Millisecond, time.Minute); err != nil {
 		return settings{}, err
 	}
 	if s.renewConns == 0 {
@@ -120,10 +121,10 @@ func (o *Options) settings() (settings, error) {
 		return settings{}, guard.Invalid("Options.RenewConns", strconv.Itoa(s.renewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
 	}
 	var err error
-	if s.namespace, err = newNamespace("Options.Namespace", o.Namespace); err != nil {
+	if s.namespace, err = pglease.NewNamespace("Options.Namespace", o.Namespace); err != nil {
 		return settings{}, err
 	}
-	if s.statPrefixes, err = s.namespace.statPrefixes(o.StatPrefixes); err != nil {
+	if s.statPrefixes, err = statPrefixesIn(s.namespace, o.StatPrefixes); err != nil {
 		return settings{}, err
 	}
 	return s, nil
@@ -147,14 +148,14 @@ func (o *AcquireOptions) validate() (ttl time.Duration, leaseID string, err erro
 	if o == nil {
 		return 0, "", guard.Missing("TTL")
 	}
-	if err := between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
+	if err := pglease.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
 		return 0, "", err
 	}
 	if err := guard.ValidateLeaseID(o.LeaseID); err != nil {
 		return 0, "", err
 	}
 	if o.LeaseID == "" {
-		return o.TTL.Truncate(time.Microsecond), newLeaseID(), nil
+		return o.TTL.Truncate(time.Microsecond), pglease.NewLeaseID(), nil
 	}
 	return o.TTL.Truncate(time.Microsecond), o.LeaseID, nil
 }
@@ -185,12 +186,12 @@ func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 	if every == 0 {
 		every = o.TTL / 3
 	}
-	return a, every, between("RenewInterval", every, time.Millisecond, o.TTL/3)
+	return a, every, pglease.Between("RenewInterval", every, time.Millisecond, o.TTL/3)
 }
 
-func between(field string, d, low, high time.Duration) error {
-	if d < low || d > high {
-		return guard.Invalid(field, d.String(), "must be "+low.String()+" to "+high.String())
+func (o *Options) logger() *slog.Logger {
+	if o == nil {
+		return nil
 	}
-	return nil
+	return o.Logger
 }

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"sync"
-	"sync/atomic"
+	"log/slog"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,24 +18,16 @@ import (
 // releases on a small pool of its own, so that a caller who keeps all of his
 // connections cannot starve them.
 type postgres struct {
-	pool    *pgxpool.Pool
-	own     *pgxpool.Pool
-	set     settings
-	clock   clock
-	checked atomic.Bool // the schema's version was right
-	entered atomic.Pointer[instance]
-	hidden  sync.Once // the warning about what the server hides
-	events  events
-	// definer has what operators do done by functions that have their owner's
-	// rights, because the role may only read the tables.
-	definer bool
+	*pglease.Server
+	own   *pgxpool.Pool
+	clock clock
 
 	listener *listener
 }
 
 var _ issuer = (*postgres)(nil)
 
-func newPostgres(pool *pgxpool.Pool, set settings, clock clock) (*postgres, error) {
+func newPostgres(pool *pgxpool.Pool, set settings, clock clock, logger *slog.Logger) (*postgres, error) {
 	config := pool.Config()
 	config.MaxConns = int32(set.renewConns)
 	config.MinConns, config.MinIdleConns = 0, 0 // connects when first needed
@@ -51,7 +42,8 @@ func newPostgres(pool *pgxpool.Pool, set settings, clock clock) (*postgres, erro
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	return &postgres{pool: pool, own: own, set: set, clock: clock}, nil
+	server := &pglease.Server{Pool: pool, OpTimeout: set.opTimeout, LockTimeout: set.lockTimeout, Grace: set.grace, Logger: logger}
+	return &postgres{Server: server, own: own, clock: clock}, nil
 }
 
 func (p *postgres) close() {
@@ -60,23 +52,23 @@ func (p *postgres) close() {
 }
 
 func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error) {
-	if p.entered.Load() == nil { // apart, since it need not fit into the TTL
-		err = p.on(ctx, p.pool, p.set.opTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-			_, err := p.enter(ctx, conn, lockTimeout)
-			return harmless(err)
+	if p.Entered() == nil { // apart, since it need not fit into the TTL
+		err = p.On(ctx, p.Pool, p.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+			_, err := p.Enter(ctx, conn, lockTimeout)
+			return pglease.Harmless(err)
 		})
 		if err != nil {
-			return a, failure("acquire", r.claim(), err)
+			return a, pglease.Failure("acquire", r.claim(), err)
 		}
 	}
-	err = p.on(ctx, p.pool, r.timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		in, err := p.enter(ctx, conn, lockTimeout)
+	err = p.On(ctx, p.Pool, r.timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		in, err := p.Enter(ctx, conn, lockTimeout)
 		if err != nil {
-			return harmless(err)
+			return pglease.Harmless(err)
 		}
 		statement, args := acquireSQL, []any{r.resource, r.leaseID, r.owner, r.ttl.Microseconds(), lockTimeout}
-		if !in.started.IsZero() {
-			statement, args = acquireThereSQL, append(args, in.started, int64(in.leases))
+		if !in.Started.IsZero() {
+			statement, args = acquireThereSQL, append(args, in.Started, int64(in.Leases))
 		}
 		var token int64
 		var expiresAt time.Time
@@ -87,33 +79,14 @@ func (p *postgres) acquire(ctx context.Context, r request) (a answer, err error)
 		if errors.Is(err, pgx.ErrNoRows) {
 			if a.held, err = p.holder(ctx, conn, r); err == nil && a.held == nil {
 				// Free by now, or this is no longer the server that was entered.
-				_, err = p.reenter(ctx, conn, lift{}, lockTimeout)
+				_, err = p.Reenter(ctx, conn, pglease.Lift{}, lockTimeout)
 			}
-			return harmless(err)
+			return pglease.Harmless(err)
 		}
-		a.granted, a.token, a.reclaimed = err == nil, guard.Token(token), of(reclaimed)
+		a.granted, a.token, a.reclaimed = err == nil, guard.Token(token), pglease.Of(reclaimed)
 		return err
 	})
-	return a, failure("acquire", r.claim(), err)
-}
-
-// checkSchema reads the schema's version until it was right once.
-func (p *postgres) checkSchema(ctx context.Context, conn *pgx.Conn) error {
-	if p.checked.Load() {
-		return nil
-	}
-	var have int64
-	err := conn.QueryRow(ctx, schema().VersionSQL()).Scan(&have)
-	if pg := pgError(err); pg != nil && (pg.Code == "42P01" || pg.Code == "3F000") {
-		return fmt.Errorf("%w: %w", checkVersion(0), err)
-	}
-	if err == nil {
-		err = checkVersion(have)
-	}
-	if err == nil {
-		p.checked.Store(true)
-	}
-	return err
+	return a, pglease.Failure("acquire", r.claim(), err)
 }
 
 // holder says who has the lease; nil if nobody has it any more. It fails where
@@ -141,7 +114,7 @@ func (p *postgres) holder(ctx context.Context, conn *pgx.Conn, r request) (*Held
 }
 
 func (p *postgres) renew(ctx context.Context, claim guard.Claim, ttl, timeout time.Duration) (sent time.Duration, held bool, err error) {
-	err = p.on(ctx, p.own, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+	err = p.On(ctx, p.own, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		var token int64
 		var synced *string
 		sent = p.clock()
@@ -152,52 +125,24 @@ func (p *postgres) renew(ctx context.Context, claim guard.Claim, ttl, timeout ti
 		}
 		return err
 	})
-	return sent, held, failure("renew", claim, err)
+	return sent, held, pglease.Failure("renew", claim, err)
 }
 
-// staleTries bounds how many broken connections in a row are put down to an
-// idle pool whose server went away.
-const staleTries = 3
+var _ explainer = (*postgres)(nil)
 
-// statement is one attempt on one connection.
-type statement func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error
+// forceUnlockedSQL says who ended a lease; no row, or a refusal, if nobody is
+// known to have. $1 resource, $2 lease ID, $3 token.
+const forceUnlockedSQL = `SELECT o_actor, o_reason, o_at FROM fencepost.force_unlocked($1::text, $2::text, $3::bigint) WHERE o_actor IS NOT NULL`
 
-// on runs a statement on a connection of pool, and on another one where the
-// connection turned out to be broken before anything could be written.
-func (p *postgres) on(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run statement) error {
-	for try := 1; ; try++ {
-		broken, err := p.once(ctx, pool, timeout, run)
-		if !broken || try == staleTries || ctx.Err() != nil || !nothingWritten(err) {
-			return err
-		}
-	}
-}
-
-// once reports besides the error whether it comes from a connection that broke
-// by itself. The wait for a connection is bounded apart from the statement: it
-// is no part of the outcome.
-func (p *postgres) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run statement) (broken bool, err error) {
-	wait, cancel := context.WithTimeout(ctx, p.set.opTimeout)
-	conn, err := pool.Acquire(wait)
-	cancel()
+func (p *postgres) why(ctx context.Context, claim guard.Claim) (cause error) {
+	err := p.On(ctx, p.own, whyTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		var cut ForceUnlockedError
+		err := conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At)
+		cause = &cut
+		return err
+	})
 	if err != nil {
-		return false, harmless(err)
+		return nil // nobody, or it cannot be told
 	}
-	defer conn.Release()
-	linger, cancel := lingering(ctx, timeout, p.set.grace)
-	defer cancel()
-	err = run(linger, conn.Conn(), p.lockTimeout(ctx, timeout))
-	return err != nil && conn.Conn().IsClosed() && linger.Err() == nil, err
+	return cause
 }
-
-// lockTimeout is in milliseconds, as the statements take it. The server is to
-// give up before the client does, because then the outcome is known.
-func (p *postgres) lockTimeout(ctx context.Context, timeout time.Duration) string {
-	d := min(p.set.lockTimeout, timeout*3/4)
-	if end, ok := ctx.Deadline(); ok {
-		d = min(d, time.Until(end)+p.set.grace/2)
-	}
-	return milliseconds(d)
-}
-
-func milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }

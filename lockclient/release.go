@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // Release gives the lease back. From its first call the lease has ended for its
@@ -85,17 +87,17 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 			lost = err
 		}
 		var closed <-chan struct{}
-		if lost == nil && !contention(err) {
+		if lost == nil && !pglease.Contention(err) {
 			if !patient {
 				return 0, err
 			}
 			closed = c.closed
 		}
-		if !sleep(ctx, backoff(attempt), closed) {
+		if !pause.For(ctx, pause.Backoff(attempt), closed) {
 			if lost != nil {
 				err = lost
 			}
-			return 0, withCause(ctx, err)
+			return 0, pause.WithCause(ctx, err)
 		}
 	}
 }

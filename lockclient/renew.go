@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
 // Renew extends the lease to its TTL from now. [Client.Hold] does this by
@@ -37,10 +38,10 @@ func (l *Lease) Renew(ctx context.Context) error {
 			lost = err
 		}
 		if err == nil || lost == nil {
-			return withCause(ctx, err)
+			return pause.WithCause(ctx, err)
 		}
-		if l.client.clock()-began >= l.client.set.opTimeout || !l.client.pause(ctx, min(backoff(attempt), l.Remaining())) {
-			return withCause(ctx, lost)
+		if l.client.clock()-began >= l.client.set.opTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt), l.Remaining())) {
+			return pause.WithCause(ctx, lost)
 		}
 	}
 }
@@ -92,13 +93,13 @@ func (l *Lease) keep(ctx context.Context, next, every time.Duration) {
 	for failures := 0; l.sleep(ctx, next); {
 		if err := l.renewOnce(ctx); err == nil {
 			failures = 0
-			next = l.client.clock() + jitter(every, 5)
+			next = l.client.clock() + pause.Jitter(every, 5)
 			continue
 		}
 		// Soon enough for several tries before the deadline, and not in a
 		// storm: everybody's renewals fail together when the server restarts.
 		failures++
-		next = l.client.clock() + min(backoff(failures+2), max(l.Remaining()/4, time.Millisecond))
+		next = l.client.clock() + min(pause.Backoff(failures+2), max(l.Remaining()/4, time.Millisecond))
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // simulated is a server with one lease and a network before and after it, for
@@ -76,7 +78,7 @@ func (s *simulated) renew(ctx context.Context, claim guard.Claim, ttl, timeout t
 		}
 	}
 	s.mu.Unlock()
-	linger, cancel := lingering(ctx, timeout, grace)
+	linger, cancel := pglease.Lingering(ctx, timeout, pglease.Grace)
 	defer cancel()
 	sent := s.clock()
 	unknown := guard.OutcomeUnknown("renew", claim, errSimulated)
@@ -94,7 +96,7 @@ func (s *simulated) renew(ctx context.Context, claim guard.Claim, ttl, timeout t
 		<-linger.Done()
 		return 0, false, unknown
 	}
-	if !sleep(linger, before, nil) {
+	if !pause.For(linger, before, nil) {
 		return 0, false, unknown
 	}
 	switch f {
@@ -108,7 +110,7 @@ func (s *simulated) renew(ctx context.Context, claim guard.Claim, ttl, timeout t
 		<-linger.Done()
 		return 0, false, unknown
 	}
-	if !sleep(linger, after, nil) || f == resetAfter {
+	if !pause.For(linger, after, nil) || f == resetAfter {
 		return 0, false, unknown
 	}
 	return s.sentAt(sent, s.clock()), held, nil

@@ -2,6 +2,7 @@ package lockclient
 
 import (
 	"context"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,7 @@ func (s *sleepers) rung(resource string) bool {
 	s.listener.mu.Lock()
 	defer s.listener.mu.Unlock()
 	for sub := range s.listener.subs {
-		if sub.topic == topic(resource) && len(sub.rung) > 0 {
+		if sub.topic == pglease.Topic(resource) && len(sub.rung) > 0 {
 			return true
 		}
 	}

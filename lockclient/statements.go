@@ -1,5 +1,7 @@
 package lockclient
 
+import "github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
 // Each of these is one statement in a transaction of its own. Settings are made
 // inside the statement, local to its transaction: that needs no further round
 // trip and leaves no trace on a pooled connection. Never run one inside a
@@ -73,7 +75,7 @@ RETURNING l.token,
 // reach the disk: a release that a crash undoes costs the next holder one TTL,
 // and the token stays. It notifies only where somebody waits: every commit that
 // notifies takes its turn with every other one of the server.
-const releaseSQL = releaseSet + `, CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify('` + channel + `', $5::text) END IS NULL`
+const releaseSQL = releaseSet + `, CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify('` + pglease.Channel + `', $5::text) END IS NULL`
 
 // quietReleaseSQL is releaseSQL for where a notification fails the statement:
 // waiters look by themselves, a lease that is not released keeps them waiting.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // Stats is what a client has counted since it was made.
@@ -42,7 +43,8 @@ type PrefixStats struct {
 	ReleasesFailed int64 `json:"releasesFailed"`
 	// Lost is how many leases ended without being released by their holder.
 	Lost int64 `json:"lost"`
-	// ForceUnlocked is how many [Operator.ForceUnlock] of this handle cut.
+	// ForceUnlocked is how many leases were lost because an operator cut them;
+	// Lost counts them, too.
 	ForceUnlocked int64 `json:"forceUnlocked"`
 	// Waited is how long the acquires took in all, Held how long the leases that
 	// have ended had been held.
@@ -56,7 +58,7 @@ func (c *Client) Stats() Stats {
 	s := c.events.stats
 	out := Stats{Prefixes: make([]PrefixStats, len(s.prefixes)), Other: s.other.read("")}
 	for i, p := range s.prefixes {
-		out.Prefixes[i] = s.by[i].read(c.namespace.name(p))
+		out.Prefixes[i] = s.by[i].read(c.namespace.Name(p))
 	}
 	return out
 }
@@ -104,8 +106,8 @@ func (c *counts) read(prefix string) PrefixStats {
 	}
 }
 
-// statPrefixes checks prefixes and puts them into the namespace.
-func (n namespace) statPrefixes(prefixes []string) ([]string, error) {
+// statPrefixesIn checks prefixes and puts them into the namespace.
+func statPrefixesIn(n pglease.Namespace, prefixes []string) ([]string, error) {
 	if len(prefixes) > maxStatPrefixes {
 		return nil, guard.Invalid("Options.StatPrefixes", strconv.Itoa(len(prefixes)), "must have at most "+strconv.Itoa(maxStatPrefixes)+" elements")
 	}
@@ -115,14 +117,12 @@ func (n namespace) statPrefixes(prefixes []string) ([]string, error) {
 		if p == "" {
 			return nil, guard.Invalid("Options.StatPrefixes"+index, p, "must not be empty: Stats.Other counts the rest")
 		}
-		in, err := n.prefixed(p)
-		if err != nil {
-			return nil, renamed(err, "Options.StatPrefixes"+index)
+		if err := pglease.Plain("Options.StatPrefixes"+index, p, guard.MaxResourceLen); err != nil {
+			return nil, err
 		}
-		if slices.Contains(whole[:i], in.low) {
+		if whole[i] = string(n) + p; slices.Contains(whole[:i], whole[i]) {
 			return nil, guard.Invalid("Options.StatPrefixes"+index, p, "is there twice")
 		}
-		whole[i] = in.low
 	}
 	return whole, nil
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // Acquire waits until the lease on resource is granted or ctx ends. It asks
@@ -95,7 +97,7 @@ func (w *waiter) ask(ctx context.Context, lost *bool) (*Lease, error) {
 	case errors.As(err, &refusal):
 		w.note(ctx, refusal)
 		w.remains = refusal.Remaining
-	case !contention(err) || w.c.usable(ctx) != nil:
+	case !pglease.Contention(err) || w.c.usable(ctx) != nil:
 		if w.held != nil {
 			err = fmt.Errorf("%w; before that: %w", err, w.held)
 		}
@@ -143,7 +145,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		w.note(ctx, held)
 		w.remains = held.Remaining
 		// Of several processes not all at once.
-		timer := time.NewTimer(min(jitter(lookAgain, 5), max(0, held.Remaining)+jitter(5*time.Millisecond, 1)))
+		timer := time.NewTimer(min(pause.Jitter(lookAgain, 5), max(0, held.Remaining)+pause.Jitter(5*time.Millisecond, 1)))
 		select {
 		case <-w.sub.rung:
 			timer.Stop()
@@ -166,11 +168,11 @@ func (w *waiter) rest(ctx context.Context) error {
 
 // nap is the pause between two polls.
 func (w *waiter) nap(ctx context.Context) error {
-	nap := jitter(max(w.pause, time.Millisecond), 2)
+	nap := pause.Jitter(max(w.pause, time.Millisecond), 2)
 	w.pause = min(w.pause*3/2, w.c.set.pollInterval)
 	if w.remains >= 0 && w.remains < nap {
 		// Not before it is over, and not all waiters at once.
-		nap = w.remains + jitter(5*time.Millisecond, 1)
+		nap = w.remains + pause.Jitter(5*time.Millisecond, 1)
 	}
 	if !w.c.pause(ctx, nap) {
 		return w.ended(ctx)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // marked is a server with one lease, a wake mark and a network, for bubbles of
@@ -226,7 +227,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
+	if err := tx.QueryRow(t.Context(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", pglease.Topic("r")).
 		Scan(&token, &synced, &quiet); err != nil || !quiet {
 		t.Fatalf("quiet %t, %v", quiet, err)
 	}
@@ -259,7 +260,7 @@ func TestMarkAgainstRelease(t *testing.T) {
 	}
 	told := make(chan error)
 	go func() {
-		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", topic("r")).
+		told <- pool.QueryRow(context.Background(), releaseSQL, "r", lease.ID(), int64(lease.Token()), "60000", pglease.Topic("r")).
 			Scan(&token, &synced, &quiet)
 	}()
 	waiting(t, pool, 1) // the release, for the mark

@@ -2,8 +2,10 @@ package s3fence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -20,6 +22,9 @@ type Bucket struct {
 	clock  func() time.Time
 	delay  time.Duration // the shortest wait before a retry
 
+	// plainStop is set once a write has shown that ETags are no longer opaque.
+	plainStop atomic.Pointer[UnsuitableError]
+
 	mu    sync.Mutex
 	cache map[string]state
 }
@@ -28,12 +33,13 @@ type Bucket struct {
 // preconditions, also under concurrency, replaces metadata, and makes opaque
 // ETags; see [Probe]. The probe sends some 600 requests, which takes 0.3 to 3
 // seconds, to keys of its own, and deletes them. In a bucket with versioning
-// their versions stay. A store that fails is refused with [*ProbeError]. The
+// their versions stay. A store that fails is refused with [ErrUnsuitableStore]. The
 // client should be able to have 16 connections, or the racing writers do not
 // meet. opts may be nil.
 //
-// Errors: ErrInvalid for a bad bucket name or option; ErrUnavailable if the
-// store could not be asked, with the cause, or is refused.
+// Errors: ErrInvalid for a bad bucket name or option; [ErrUnsuitableStore] for a
+// store that is refused; ErrUnavailable, with the cause, for one that could not
+// be asked.
 func Open(ctx context.Context, client S3, bucket string, opts *Options) (*Bucket, error) {
 	if client == nil {
 		return nil, guard.Missing("client")
@@ -48,11 +54,13 @@ func Open(ctx context.Context, client S3, bucket string, opts *Options) (*Bucket
 	if err != nil {
 		return nil, err
 	}
-	b := &Bucket{client: client, name: bucket, opts: o, clock: time.Now, delay: 20 * time.Millisecond, cache: map[string]state{}}
+	b := &Bucket{client: checked{client}, name: bucket, opts: o, clock: time.Now, delay: 20 * time.Millisecond, cache: map[string]state{}}
 	if o.InsecureSkipProbe {
 		return b, nil
 	}
-	if b.probe, err = b.runProbe(ctx); err != nil {
+	if b.probe, err = b.runProbe(ctx); errors.Is(err, ErrUnsuitableStore) {
+		return nil, err
+	} else if err != nil {
 		return nil, guard.Unavailable(fmt.Sprintf("probe bucket %q", bucket), guard.Claim{}, b.explain(err))
 	}
 	return b, nil

@@ -61,7 +61,7 @@ func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error)
 
 // collect deletes what one pointer has left.
 func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error {
-	s, err := b.peek(ctx, key, false)
+	s, err := b.peek(ctx, key)
 	if errors.As(err, new(*DamagedError)) {
 		done.Damaged++
 		return nil
@@ -82,7 +82,7 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 		if !ok || name == p.Data || !b.left(&s, p, token, id, now) {
 			return nil
 		}
-		if err := b.remove(ctx, name, ""); err != nil {
+		if err := b.remove(ctx, name); err != nil {
 			return err
 		}
 		done.Deleted++

@@ -11,7 +11,7 @@ import (
 
 // Requests per call, the cost that is documented.
 func TestRequestsPerCall(t *testing.T) {
-	for mode, write := range map[s3fence.Mode]int{s3fence.Sealed: 1, s3fence.Plain: 1, s3fence.Pointer: 2} {
+	for mode, write := range map[s3fence.Mode]int{s3fence.Sealed: 1, s3fence.SealedGzip: 1, s3fence.Plain: 1, s3fence.Pointer: 2} {
 		t.Run(mode.String(), func(t *testing.T) {
 			server, b, o := setup(t, mode, 0)
 			count := func(name string, want int, call func() error) {
@@ -40,7 +40,7 @@ func TestRequestsPerCall(t *testing.T) {
 			count("reading", 1+btoi(mode == s3fence.Pointer), func() error { content(t, o, key); return nil })
 			count("deleting", 1, func() error { return o.Delete(t.Context(), claim(8, "b"), key) })
 			// A refusal is never by the cache: the object is read first.
-			count("a refused write", 1+btoi(mode == s3fence.Plain), func() error {
+			count("a refused write", 1, func() error {
 				refused(t, putAs(7)(), guard.ReasonStale)
 				return nil
 			})

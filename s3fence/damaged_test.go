@@ -152,24 +152,26 @@ func TestTransplantedObject(t *testing.T) {
 
 // Every single bit of a sealed object is covered.
 func TestUnsealEveryBit(t *testing.T) {
-	server, _, o := setup(t, s3fence.Sealed, 0)
-	put(t, o, claim(4, "a lease"), "x")
-	put(t, o, claim(5, "a lease"), "body")
-	object := stored(t, server, key).Body
-	body, mark, err := s3fence.Unseal(key, object)
-	if err != nil || string(body) != "body" || mark != (guard.Mark{Token: 5, LeaseID: "a lease"}) {
-		t.Fatalf("Unseal = %q, %+v, %v", body, mark, err)
-	}
-	for i := range len(object) * 8 {
-		object[i/8] ^= 1 << (i % 8)
-		if _, _, err := s3fence.Unseal(key, object); err == nil {
-			t.Errorf("bit %d is not covered", i)
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip} {
+		server, _, o := setup(t, mode, 0)
+		put(t, o, claim(4, "a lease"), "x")
+		put(t, o, claim(5, "a lease"), "body")
+		object := stored(t, server, key).Body
+		body, mark, err := s3fence.Unseal(key, object)
+		if err != nil || string(body) != "body" || mark != (guard.Mark{Token: 5, LeaseID: "a lease"}) {
+			t.Fatalf("Unseal = %q, %+v, %v", body, mark, err)
 		}
-		object[i/8] ^= 1 << (i % 8)
-	}
-	for n := range object {
-		if _, _, err := s3fence.Unseal(key, object[:n]); err == nil {
-			t.Errorf("%d bytes of it are taken for all", n)
+		for i := range len(object) * 8 {
+			object[i/8] ^= 1 << (i % 8)
+			if _, _, err := s3fence.Unseal(key, object); err == nil {
+				t.Errorf("%s: bit %d is not covered", mode, i)
+			}
+			object[i/8] ^= 1 << (i % 8)
+		}
+		for n := range object {
+			if _, _, err := s3fence.Unseal(key, object[:n]); err == nil {
+				t.Errorf("%s: %d bytes of it are taken for all", mode, n)
+			}
 		}
 	}
 }

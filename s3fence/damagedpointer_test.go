@@ -50,8 +50,8 @@ func TestDamagedData(t *testing.T) {
 
 // Objects of one mode are not touched by the others.
 func TestModesDoNotMix(t *testing.T) {
-	for _, wrote := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
-		for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
+	for _, wrote := range allModes {
+		for _, mode := range allModes {
 			if mode == wrote {
 				continue
 			}

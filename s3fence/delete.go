@@ -68,11 +68,12 @@ func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
 		return err
 	}
 	o.b.forget(key)
-	err := o.b.remove(ctx, key, "")
-	switch classify(err) {
-	case outcomeApplied, outcomeNotMatched:
+	way := &tracker{}
+	err := o.b.remove(ctx, key, way.option)
+	switch outcome := classify(err); {
+	case outcome == outcomeApplied, outcome == outcomeNotMatched:
 		return nil
-	case outcomeUnknown:
+	case outcome == outcomeUnknown && way.handed(err), way.repeated():
 		return guard.OutcomeUnknown(op, claim, o.b.explain(err))
 	}
 	return guard.Unavailable(op, claim, o.b.explain(err))

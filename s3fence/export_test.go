@@ -21,7 +21,7 @@ func (b *Bucket) DataPrefix(key string) string { return b.dataPrefix(key) }
 // Handle is b as another process would hold it, on a bucket of the same store.
 func (b *Bucket) Handle(client S3, name string) *Bucket {
 	return &Bucket{
-		client: client, name: name, opts: b.opts, probe: b.probe, clock: b.clock, delay: b.delay, cache: map[string]state{},
+		client: checked{client}, name: name, opts: b.opts, probe: b.probe, clock: b.clock, delay: b.delay, cache: map[string]state{},
 	}
 }
 
@@ -41,7 +41,7 @@ func MaxPartsForTest(n int) (old int) {
 }
 
 // RemoveForTest deletes a key, whatever it is.
-func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key, "") }
+func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key) }
 
 // CopyCache gives b what another handle remembers.
 func (b *Bucket) CopyCache(from *Bucket) { b.cache = maps.Clone(from.cache) }

@@ -64,6 +64,14 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 			return nil, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
 		}
 		out := &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified, Headers: *s.headers}
+		if s.kind == kindGzip {
+			if s.content > o.b.opts.MaxBody {
+				return nil, tooLong(s.content, o.b.opts.MaxBody)
+			}
+			if s.body, err = unpack(key, bytes.NewReader(s.body), s.content); err != nil {
+				return nil, guard.Unavailable(c.op(), guard.Claim{}, err)
+			}
+		}
 		if s.kind != kindPointer {
 			out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
 			return out, nil
@@ -96,7 +104,11 @@ func (b *Bucket) openData(ctx context.Context, out *Object, p pointer) (bool, er
 		data.Body.Close()
 		return false, damaged(out.Key, "its pointer has the checksum "+quoteShort(p.CRC))
 	}
-	h := headOf(data)
+	h, err := headOf(data)
+	if err != nil {
+		data.Body.Close()
+		return false, err
+	}
 	out.Headers = h.headers
 	out.Headers.Metadata = userMetadata(h.metadata)
 	out.Size, out.DataKey = p.Length, p.Data
@@ -128,9 +140,10 @@ func (v *verifier) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-// Unseal verifies a [Sealed] object's bytes as they are stored under key and
-// returns the body, without a copy, and the mark, for readers that fetch
-// objects by other means.
+// Unseal verifies the bytes of a [Sealed] or [SealedGzip] object as they are
+// stored under key and returns the body and the mark, for readers that fetch
+// objects by other means. The body of a Sealed one is not copied, that of
+// a SealedGzip one is unpacked to the length that its trailer says.
 //
 // The error is a [*DamagedError], a [*guard.RejectedError] (ErrNotFound) for a
 // tombstone, or ErrInvalid for another of this package's objects.
@@ -146,6 +159,11 @@ func Unseal(key string, object []byte) ([]byte, guard.Mark, error) {
 	mark := guard.Mark{Token: s.token, LeaseID: s.lease}
 	switch s.kind {
 	case kindSealed:
+		return body, mark, nil
+	case kindGzip:
+		if body, err = unpack(key, bytes.NewReader(body), int64(s.content)); err != nil {
+			return nil, guard.Mark{}, err
+		}
 		return body, mark, nil
 	case kindTombstone:
 		return nil, mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: guard.Claim{Resource: key}, Mark: mark}

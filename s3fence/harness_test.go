@@ -87,9 +87,11 @@ func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s
 	return server, b, objects(t, b, mode, &s3fence.ObjectsOptions{Rule: rule})
 }
 
+var allModes = []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain, s3fence.Pointer}
+
 // eachMode runs f as a subtest for each mode.
 func eachMode(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
+	for _, mode := range allModes {
 		t.Run(mode.String(), func(t *testing.T) { f(t, mode) })
 	}
 }

@@ -80,16 +80,9 @@ func (o *Objects) hidden(ctx context.Context, e Entry) (bool, error) {
 	if e.StoredSize != tombstoneSize {
 		return false, nil
 	}
-	out, err := o.b.head(ctx, e.Key)
-	if err != nil {
-		return missing(err), ignoreMissing(err)
+	s, err := o.b.peek(ctx, e.Key)
+	if errors.As(err, new(*DamagedError)) {
+		return false, nil // listed, and reading it says what is wrong
 	}
-	return reserved(out.Metadata)[metaMode] == kindNames[kindTombstone], nil
-}
-
-func ignoreMissing(err error) error {
-	if missing(err) {
-		return nil
-	}
-	return err
+	return s.kind == kindAbsent || s.kind == kindTombstone, err
 }

@@ -1,7 +1,11 @@
 package s3fence
 
 import (
+	"crypto/md5"
+	"crypto/sha1"
+	"crypto/sha256"
 	"encoding/hex"
+	"hash"
 	"maps"
 	"net/url"
 	"slices"
@@ -23,6 +27,7 @@ const (
 	metaLease  = guard.CarrierLease // "fencing-lease", percent-encoded
 	metaWrite  = "fencing-write"
 	metaRecent = "fencing-recent" // Plain only
+	metaMD5    = "fencing-md5"    // Plain only: of the body
 
 	// maxMetadata is how many bytes of names and values S3 takes.
 	maxMetadata = 2048
@@ -85,7 +90,7 @@ func (h Headers) validate() (Headers, error) {
 }
 
 // maxReserved is the longest that the reserved metadata can be.
-const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent) + len("tombstone") + 19 +
+const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent+metaMD5) + len("tombstone") + 19 + 2*md5.Size +
 	3*guard.MaxLeaseIDLen + 2*len(writeID{}) + maxRecentPlain*(2*len(writeID{})+1) + 1
 
 func printable(s string) bool {
@@ -112,6 +117,7 @@ func (s *state) metadata(user map[string]string) map[string]string {
 		m[metaLease] = url.PathEscape(s.mark.LeaseID)
 	}
 	if s.kind == kindPlain {
+		m[metaMD5] = hex.EncodeToString(s.md5[:])
 		var list strings.Builder
 		for i, id := range s.recent {
 			if i > 0 {
@@ -154,8 +160,9 @@ func reserved(metadata map[string]string) map[string]string {
 	return out
 }
 
-// parsePlain reads the state of a Plain object from its reserved metadata.
-func parsePlain(key string, m map[string]string) (state, error) {
+// parsePlain reads the state of a Plain object from its reserved metadata. tail
+// is the end of the body, all of it if it is that short.
+func parsePlain(key string, h head, m map[string]string, tail []byte) (state, error) {
 	s := state{kind: kindPlain}
 	var err error
 	if s.mark.Token, err = guard.ParseToken(m[metaToken]); err != nil {
@@ -180,5 +187,29 @@ func parsePlain(key string, m map[string]string) (state, error) {
 		}
 		s.recent = append(s.recent, id)
 	}
+	if n, err := hex.Decode(s.md5[:], []byte(m[metaMD5])); err != nil || n != md5.Size || len(m[metaMD5]) != 2*n {
+		return s, damaged(key, "its metadata has the MD5 "+strconv.QuoteToASCII(m[metaMD5]))
+	}
+	if int64(len(tail)) == h.size && md5.Sum(tail) != s.md5 {
+		return s, damaged(key, "its body does not match the MD5 in its metadata")
+	}
 	return s, nil
+}
+
+// contentHash is the name of the hash of the body that the ETag is, or "".
+func contentHash(etag string, body []byte, bodyMD5 [md5.Size]byte) string {
+	switch given := strings.ToLower(strings.Trim(etag, `"`)); {
+	case given == hex.EncodeToString(bodyMD5[:]):
+		return "MD5"
+	case len(given) == 2*sha1.Size && given == hashed(sha1.New(), body):
+		return "SHA-1"
+	case len(given) == 2*sha256.Size && given == hashed(sha256.New(), body):
+		return "SHA-256"
+	}
+	return ""
+}
+
+func hashed(h hash.Hash, body []byte) string {
+	h.Write(body)
+	return hex.EncodeToString(h.Sum(nil))
 }

@@ -13,22 +13,36 @@ import (
 type Mode uint8
 
 const (
-	// Sealed appends a trailer of a few hundred bytes to the body. It makes
-	// every write's bytes unique, and so its ETag, which is what makes
-	// If-Match sound on every store. Readers use [Objects.Get] or [Unseal].
+	// Sealed: a foreign reader sees the content followed by a trailer of 150 to
+	// 800 bytes, so a text has a binary end and a strict parser refuses it; a
+	// reader that asks for a range sees the content. It costs those bytes, and
+	// the body is held in memory to be written.
+	//
+	// The trailer makes every write's bytes unique, and so its ETag, which is
+	// what makes If-Match sound on every store. It has checksums, so a reader
+	// by [Objects.Get] or [Unseal] takes nothing that is cut or altered.
 	Sealed Mode = iota + 1
-	// Plain leaves the body as it is and puts the mark into the metadata
-	// alone. It is refused unless the store makes opaque ETags ([Probe]) or
-	// the caller declares that bodies never repeat
-	// ([ObjectsOptions].BodiesNeverRepeat).
+	// Plain: a foreign reader sees exactly the content. It costs the proof: it is
+	// refused unless the store makes opaque ETags ([Probe], and every later
+	// answer is compared with hashes of the body) or the caller declares that
+	// bodies never repeat ([ObjectsOptions].BodiesNeverRepeat). Most stores make
+	// hashes. The mark is in the metadata alone, with the body's MD5.
 	Plain
-	// Pointer stores the body, of any length and from any reader, as an
-	// immutable object of its own, and a small sealed pointer to it under the
-	// key. Readers use [Objects.Get], or fetch [Object].DataKey.
+	// Pointer: a foreign reader of the key sees a small JSON document that names
+	// another key, and under that exactly the content. It costs a request more
+	// for each write and read, and a collector ([Objects.Collect]). The body is
+	// of any length, from any reader, and immutable.
 	Pointer
+	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
+	// "aws s3 cp - | gunzip", zcat, Python's gzip module, and with
+	// Headers.ContentEncoding "gzip" every browser and HTTP client. It costs
+	// compressing each body, some 50 to 100 MB/s, and that [Objects.GetRange]
+	// has no ranges. Otherwise it is Sealed, with the trailer in the header of
+	// a last, empty member of the file.
+	SealedGzip
 )
 
-// String returns "sealed", "plain", "pointer" or "invalid mode".
+// String returns "sealed", "plain", "pointer", "gzip" or "invalid mode".
 func (m Mode) String() string {
 	if k := m.kind(); k != kindAbsent {
 		return kindNames[k]
@@ -44,6 +58,8 @@ func (m Mode) kind() kind {
 		return kindPlain
 	case Pointer:
 		return kindPointer
+	case SealedGzip:
+		return kindGzip
 	}
 	return kindAbsent
 }
@@ -82,7 +98,7 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 	o := &Objects{b: b, mode: mode, rule: opts.Rule, repeatable: mode != Plain || b.probe.OpaqueETags}
 	switch {
 	case mode.kind() == kindAbsent:
-		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, Plain or Pointer")
+		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, SealedGzip, Plain or Pointer")
 	case opts.BodiesNeverRepeat && mode != Plain:
 		return nil, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
 	case !o.repeatable && !opts.BodiesNeverRepeat:
@@ -107,7 +123,7 @@ func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, er
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
 	}
-	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID(), plain: o.mode == Plain}, nil
+	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID()}, nil
 }
 
 func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
@@ -128,7 +144,25 @@ func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
 	if err := o.writable(claim, key, s); err != nil {
 		return err
 	}
-	return guard.Decide(o.rule, s.mark, claim)
+	if err := guard.Decide(o.rule, s.mark, claim); err != nil {
+		return err
+	}
+	return o.safeBase(s)
+}
+
+// safeBase refuses to write Plain over an object whose ETag is its content's
+// hash, or at all once the bucket has been seen to make such ETags.
+func (o *Objects) safeBase(s *state) error {
+	if o.mode != Plain || !o.repeatable {
+		return nil
+	}
+	if err := o.b.plainStop.Load(); err != nil {
+		return err
+	}
+	if s.kind == kindPlain && contentHash(s.etag, nil, s.md5) != "" {
+		return o.b.unsuitable("Plain needs opaque ETags", "the ETag "+s.etag+" of an object is the MD5 of its body")
+	}
+	return nil
 }
 
 // swap runs the change and reports it.
@@ -147,7 +181,7 @@ func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return guard.Mark{}, err
 	}
-	c := &change{verb: "read mark of", given: true, key: key, plain: o.mode == Plain}
+	c := &change{verb: "read mark of", given: true, key: key}
 	if err := c.ended(ctx); err != nil {
 		return guard.Mark{}, err
 	}

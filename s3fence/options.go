@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -65,6 +66,9 @@ type Options struct {
 	// while it is deleted.
 	AtomicDelete bool
 
+	// Logger is told what operators must know: that a bucket turned out to be
+	// unsuitable after it was opened. nil means slog.Default().
+	Logger *slog.Logger
 	// Observer is told of every fenced write, raise and admission; nil means
 	// nobody.
 	Observer guard.Observer
@@ -100,6 +104,9 @@ const (
 
 // resolve fills in the defaults and checks what is set.
 func (o Options) resolve() (Options, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
 	orDefault(&o.MaxBody, DefaultMaxBody)
 	orDefault(&o.PartSize, 8<<20)
 	orDefault(&o.Concurrency, 4)

@@ -110,8 +110,9 @@ func (o *Objects) putPointer(ctx context.Context, c *change, body io.Reader, p P
 		}
 		return o.b.pointerWrite(c.key, base, base.follow(kindPointer, c.claim, c.id), made), nil
 	}
-	_, err = o.b.swap(ctx, c)
-	o.b.discard(ctx, made, err)
+	if _, err = o.b.swap(ctx, c); err != nil {
+		o.b.discard(ctx, c, made)
+	}
 	return err
 }
 
@@ -132,15 +133,16 @@ func (o *Objects) admitEarly(ctx context.Context, c *change) error {
 	return o.admit(c.claim, c.key, &s)
 }
 
-// discard deletes data that no pointer will ever name: its write was refused or
-// had no effect. While that is not known the data stays.
-func (b *Bucket) discard(ctx context.Context, made pointer, err error) {
-	if err == nil || guard.ReasonOf(err) == guard.ReasonOutcomeUnknown {
+// discard deletes data that no pointer will ever name: its pointer was never
+// sent, or each sending was read to be lost. Otherwise the data stays, and the
+// collector finds it if nothing names it.
+func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
+	if c.exposed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
-	_ = b.remove(ctx, made.Data, "") // what stays, the collector finds
+	_ = b.remove(ctx, made.Data) // what stays, the collector finds
 }
 
 // adoptData copies the bytes of a foreign object into data, then puts a pointer
@@ -163,7 +165,10 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 		return o.b.unread(c, err)
 	}
 	defer out.Body.Close()
-	h := headOf(out)
+	h, err := headOf(out)
+	if err != nil {
+		return o.b.unread(c, err)
+	}
 	h.headers.Metadata = userMetadata(h.metadata)
 	if h.headers, err = h.headers.validate(); err != nil {
 		return err
@@ -182,10 +187,8 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 		return o.b.pointerWrite(c.key, now, now.follow(kindPointer, c.claim, c.id), made), nil
 	}
 	s, err := o.swap(ctx, guard.OpWrite, c)
-	if err == nil && !s.made(c.id) { // somebody else has adopted it
-		o.b.discard(ctx, made, errChanged)
-		return nil
+	if err != nil || !s.made(c.id) { // or somebody else has adopted it
+		o.b.discard(ctx, c, made)
 	}
-	o.b.discard(ctx, made, err)
 	return err
 }

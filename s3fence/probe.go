@@ -18,20 +18,6 @@ type Probe struct {
 	OpaqueETags bool
 }
 
-// ProbeError says in which check a store showed that it cannot be fenced. It
-// is the cause of a [*guard.FailedError].
-type ProbeError struct {
-	Bucket string
-	// Check is what was tried, Problem what the store did.
-	Check, Problem string
-}
-
-// Error says what the store does not do.
-func (e *ProbeError) Error() string {
-	return fmt.Sprintf("the store of bucket %q does not enforce preconditions, so it cannot refuse a stale writer: %s: %s",
-		e.Bucket, e.Check, e.Problem)
-}
-
 // prober runs the checks on keys of its own, so that several may run at once.
 type prober struct {
 	b    *Bucket
@@ -69,7 +55,7 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 }
 
 func (p *prober) fails(check, format string, args ...any) error {
-	return &ProbeError{Bucket: p.b.name, Check: check, Problem: fmt.Sprintf(format, args...)}
+	return p.b.unsuitable(check, fmt.Sprintf(format, args...))
 }
 
 // body returns bytes that no other write of the probe has.
@@ -155,14 +141,8 @@ func (p *prober) opaque(ctx context.Context) (bool, error) {
 
 // etag returns the current ETag, "" if there is no object.
 func (p *prober) etag(ctx context.Context) (string, error) {
-	out, err := p.b.head(ctx, p.key)
-	if err != nil {
-		if missing(err) {
-			return "", nil
-		}
-		return "", err
-	}
-	return aws.ToString(out.ETag), nil
+	s, err := p.b.fetch(ctx, p.key)
+	return s.etag, err
 }
 
 // expect writes on condition of etag, or of no object if it is "", and checks
@@ -233,6 +213,6 @@ func (p *prober) cleanup(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	for _, key := range p.keys {
-		_ = p.b.remove(ctx, key, "") // they are small and say what they are
+		_ = p.b.remove(ctx, key) // they are small and say what they are
 	}
 }

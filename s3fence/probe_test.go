@@ -69,8 +69,9 @@ func TestProbeRefuses(t *testing.T) {
 				in := server.Inject(rule)
 				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
 				in.Remove()
-				var p *s3fence.ProbeError
-				if b != nil || !errors.As(err, &p) || !errors.Is(err, guard.ErrUnavailable) || p.Bucket != bucketName {
+				var p *s3fence.UnsuitableError
+				if b != nil || !errors.As(err, &p) || !errors.Is(err, s3fence.ErrUnsuitableStore) || errors.Is(err, guard.ErrUnavailable) ||
+					p.Bucket != bucketName || !strings.HasPrefix(err.Error(), p.Check+": "+p.Problem) {
 					t.Fatalf("Open = %v", err)
 				}
 			}
@@ -102,7 +103,7 @@ func TestProbeOfDeletion(t *testing.T) {
 				}
 			}
 			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: true})
-			if !errors.As(err, new(*s3fence.ProbeError)) {
+			if !errors.As(err, new(*s3fence.UnsuitableError)) {
 				t.Errorf("Open = %v", err)
 			}
 			for _, in := range certain {

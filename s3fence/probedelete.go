@@ -15,7 +15,7 @@ const (
 // deletion checks what Options.AtomicDelete declares.
 func (p *prober) deletion(ctx context.Context) error {
 	const check = "DELETE with If-Match"
-	err := p.b.remove(ctx, p.key, `"00000000000000000000000000000000"`, once)
+	err := p.b.removeIf(ctx, p.key, `"00000000000000000000000000000000"`)
 	switch classify(err) {
 	case outcomeNotMatched:
 	case outcomeApplied:
@@ -32,7 +32,7 @@ func (p *prober) deletion(ctx context.Context) error {
 	if etag == "" {
 		return p.fails(check, "the object of a deletion that was refused is gone")
 	}
-	if err := p.b.remove(ctx, p.key, etag, once); err != nil && classify(err) != outcomeUnknown {
+	if err := p.b.removeIf(ctx, p.key, etag); err != nil && classify(err) != outcomeUnknown {
 		return p.fails(check, "a deletion was refused that had to be accepted: %v", err)
 	}
 	for range deleteRounds {
@@ -67,7 +67,7 @@ func (p *prober) deleteRound(ctx context.Context, check string) error {
 		})
 		wg.Go(func() {
 			<-start
-			_ = p.b.remove(ctx, p.key, on, once) // what is there afterwards tells
+			_ = p.b.removeIf(ctx, p.key, on) // what is there afterwards tells
 		})
 	}
 	close(start)
@@ -82,7 +82,7 @@ func (p *prober) deleteRound(ctx context.Context, check string) error {
 			if now != etags[i] {
 				return p.fails(check, "a racing write was accepted, and deleted on the condition that it was not there")
 			}
-		case outcomeRefused, outcomeUnsent:
+		case outcomeRefused, outcomeLater:
 			return err
 		}
 	}

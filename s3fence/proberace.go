@@ -102,7 +102,7 @@ func (p *prober) round(ctx context.Context, key, etag string) (string, bool, err
 		return "", false, err
 	}
 	for _, err := range r.errs {
-		if o := classify(err); o == outcomeRefused || o == outcomeUnsent {
+		if o := classify(err); o == outcomeRefused || o == outcomeLater {
 			return "", false, err
 		}
 	}

@@ -3,6 +3,7 @@ package s3fence
 import (
 	"bytes"
 	"context"
+	"crypto/md5"
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
@@ -60,6 +61,9 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 	if err != nil {
 		return err
 	}
+	if o.mode == SealedGzip && p.Headers.ContentEncoding != "" && p.Headers.ContentEncoding != "gzip" {
+		return guard.Invalid("Headers.ContentEncoding", p.Headers.ContentEncoding, `must be "gzip" or empty in this mode`)
+	}
 	if o.mode == Pointer {
 		return o.putData(ctx, c, body, p)
 	}
@@ -70,23 +74,31 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 	if err := checkDigest(content, p.SHA256); err != nil {
 		return err
 	}
+	length := int64(len(content))
+	if o.mode == SealedGzip {
+		content = pack(content)
+	}
 	c.next = func(_ context.Context, base *state) (*write, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
-		return o.b.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content), nil
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content, length), nil
 	}
 	_, err = o.swap(ctx, guard.OpWrite, c)
 	return err
 }
 
-// bodyWrite builds the write of a caller's body, sealed or as it is.
-func (b *Bucket) bodyWrite(key string, next state, h Headers, body []byte) *write {
-	if next.kind == kindPlain {
-		next.size = int64(len(body))
-		return &write{in: b.put(key, h, next.metadata(h.Metadata), nil), body: body, state: next}
+// bodyWrite builds the write of a caller's body, sealed or as it is. Of kind gzip
+// it is packed, and length is that of the content.
+func (o *Objects) bodyWrite(key string, next state, h Headers, body []byte, length int64) *write {
+	if next.kind == kindGzip {
+		next.content = length
 	}
-	return b.sealedWrite(key, next, h, body)
+	if next.kind == kindPlain {
+		next.size, next.md5 = int64(len(body)), md5.Sum(body)
+		return &write{in: o.b.put(key, h, next.metadata(h.Metadata), nil), body: body, state: next, opaque: o.repeatable}
+	}
+	return o.b.sealedWrite(key, next, h, body)
 }
 
 func checkDigest(body, want []byte) error {

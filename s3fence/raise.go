@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -62,13 +63,14 @@ func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID
 		p := base.pointer()
 		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), p)
 	}
-	return o.b.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body)
+	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
 }
 
 // Adopt puts an object that this package did not write under claim: the body
 // stays, its mark becomes the claim, and from then on it is fenced. Until then
 // it is ErrUnfenced for every other call. An object that has a mark already is
-// left alone, if the mark would not refuse the claim.
+// left alone, if the mark would not refuse the claim. [SealedGzip] compresses a
+// body that is no gzip file yet.
 //
 // Whoever wrote the object so far must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
@@ -90,11 +92,29 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		if done, err := o.adopted(c, base); done || err != nil {
 			return nil, err
 		}
+		if err := o.safeBase(base); err != nil {
+			return nil, err
+		}
 		h, err := base.headers.validate() // foreign metadata may be what we cannot write back
 		if err != nil {
 			return nil, err
 		}
-		return o.b.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, base.body), nil
+		body, length := base.body, int64(len(base.body))
+		if o.mode == SealedGzip {
+			if h.ContentEncoding != "" && h.ContentEncoding != "gzip" {
+				return nil, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `of the object must be "gzip" or empty in this mode`)
+			}
+			content, err := unpackUpTo(bytes.NewReader(body), 0, o.b.opts.MaxBody)
+			switch {
+			case err != nil:
+				body = pack(body)
+			case int64(len(content)) > o.b.opts.MaxBody:
+				return nil, tooLong(int64(len(content)), o.b.opts.MaxBody)
+			default:
+				length = int64(len(content)) // it is a gzip file already
+			}
+		}
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, body, length), nil
 	}
 	_, err = o.swap(ctx, guard.OpWrite, c)
 	return err

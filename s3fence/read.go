@@ -5,102 +5,61 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
-// peek reads the state of an object: its headers and its last few KiB. plain
-// asks for the headers first, where those of a Plain object say everything.
-// The error is the SDK's or a [*DamagedError].
-func (b *Bucket) peek(ctx context.Context, key string, plain bool) (state, error) {
+// maxLooks is how often an object is read that changes while it is.
+const maxLooks = 4
+
+// peek reads the state of an object: its headers and its last few KiB. The
+// error is the SDK's, a [*DamagedError], or says what the store answered.
+//
+// A range that is longer than the object is answered with all of it, and with
+// 416 if that is nothing, or by some gateways always. Neither says that the
+// object is absent: it is then read whole.
+func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
-	if plain {
-		s, sealed, err := b.peekHeaders(ctx, key)
-		if err != nil || !sealed {
+	for range maxLooks {
+		s, err := b.look(ctx, key, tailSize)
+		if status, _ := httpStatus(err); err == nil || status != http.StatusRequestedRangeNotSatisfiable {
+			return s, err
+		}
+		if s, err = b.look(ctx, key, 0); err != nil || s.size <= tailSize {
 			return s, err
 		}
 	}
-	out, err := b.client.GetObject(ctx, b.get(key, tailSize))
-	switch {
-	case err != nil && missing(err):
-		return state{}, nil
-	case err != nil && errorCode(err) == "InvalidRange": // how S3 says that it is empty
-		s, _, err := b.peekHeaders(ctx, key)
-		return s, err
-	case err != nil:
-		return state{}, err
+	return state{}, errChanged
+}
+
+// look sends one GET, of the whole object or its last bytes, and decodes the
+// answer. A body that is longer than the tail is not kept.
+func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
+	out, err := b.client.GetObject(ctx, b.get(key, last))
+	if err != nil {
+		return absent(err)
 	}
 	defer out.Body.Close()
-	h := headOf(out)
-	tail, err := b.tail(out.Body, &h, aws.ToString(out.ContentRange))
+	h, err := headOf(out)
+	if err != nil {
+		return state{}, err
+	}
+	var tail []byte
+	if last > 0 && aws.ToString(out.ContentRange) != "" {
+		tail, err = rangedTail(out.Body, &h, aws.ToString(out.ContentRange))
+	} else {
+		tail, err = lastBytes(out, &h)
+	}
 	if err != nil {
 		return state{}, err
 	}
 	return parse(key, h, tail)
-}
-
-// peekHeaders asks for the headers alone. sealed says that they do not suffice.
-func (b *Bucket) peekHeaders(ctx context.Context, key string) (s state, sealed bool, err error) {
-	out, err := b.head(ctx, key)
-	switch {
-	case err != nil && missing(err):
-		return state{}, false, nil
-	case err != nil:
-		return state{}, false, err
-	}
-	h := head{etag: aws.ToString(out.ETag), size: aws.ToInt64(out.ContentLength), modified: aws.ToTime(out.LastModified), metadata: out.Metadata}
-	mode := reserved(out.Metadata)[metaMode]
-	if h.size > 0 && mode != "" && mode != kindNames[kindPlain] {
-		return state{}, true, nil
-	}
-	s, err = parse(key, h, nil)
-	return s, false, err
-}
-
-// tail reads the last bytes of an object and completes its size. A store that
-// does not know suffix ranges sends all of it.
-func (b *Bucket) tail(body io.Reader, h *head, contentRange string) ([]byte, error) {
-	if contentRange == "" {
-		return lastBytes(body, h)
-	}
-	_, total, ok := strings.Cut(contentRange, "/")
-	size, err := strconv.ParseInt(total, 10, 64)
-	if !ok || err != nil {
-		return nil, fmt.Errorf("the store answered with the range %s", quoteShort(contentRange))
-	}
-	h.size = size
-	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
-	if err != nil {
-		return nil, err
-	}
-	if want := min(size, tailSize); int64(len(tail)) != want {
-		return nil, fmt.Errorf("the store answered a range of %d bytes with %d", want, len(tail))
-	}
-	return tail, nil
-}
-
-func lastBytes(body io.Reader, h *head) ([]byte, error) {
-	var kept []byte
-	h.size = 0
-	chunk := make([]byte, tailSize)
-	for {
-		n, err := body.Read(chunk)
-		h.size += int64(n)
-		kept = append(kept, chunk[:n]...)
-		if over := len(kept) - tailSize; over > 0 {
-			kept = kept[over:]
-		}
-		if err == io.EOF {
-			return kept, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
 }
 
 // fetch reads an object whole: its state with body and headers.
@@ -108,36 +67,28 @@ func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
 	out, err := b.client.GetObject(ctx, b.get(key, 0))
-	switch {
-	case err != nil && missing(err):
-		return state{}, nil
-	case err != nil:
-		return state{}, err
+	if err != nil {
+		return absent(err)
 	}
 	defer out.Body.Close()
-	h := headOf(out)
-	limit := b.opts.MaxBody + tailSize
+	h, err := headOf(out)
+	if err != nil {
+		return state{}, err
+	}
+	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
 	if h.size > limit {
 		return state{}, tooLong(h.size, b.opts.MaxBody)
 	}
-	object := make([]byte, 0, max(h.size, 0)+1) // and one byte to see the end by
-	for {
-		if len(object) == cap(object) {
-			object = append(object, 0)[:len(object)]
-		}
-		n, err := out.Body.Read(object[len(object):cap(object)])
-		object = object[:len(object)+n]
-		if int64(len(object)) > limit {
-			return state{}, tooLong(int64(len(object)), b.opts.MaxBody)
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return state{}, err
-		}
+	object, err := readAll(out.Body, h.size, limit)
+	if err != nil {
+		return state{}, err
 	}
-	h.size = int64(len(object))
+	if int64(len(object)) > limit {
+		return state{}, tooLong(int64(len(object)), b.opts.MaxBody)
+	}
+	if err := h.complete(out, int64(len(object))); err != nil {
+		return state{}, err
+	}
 	s, err := parse(key, h, object)
 	if err != nil {
 		return state{}, err
@@ -150,8 +101,153 @@ func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	return s, nil
 }
 
-// headOf reads the headers of an answer to GET.
-func headOf(out *s3.GetObjectOutput) head {
+// absent is the state that an error tells of, or the error.
+func absent(err error) (state, error) {
+	if missing(err) {
+		return state{}, nil
+	}
+	return state{}, err
+}
+
+// rangedTail reads the last bytes of an object and completes its size.
+func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
+	var from, to, size int64
+	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
+		size < 1 || to != size-1 || from != max(0, size-tailSize) {
+		return nil, fmt.Errorf("the store answered to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
+	}
+	h.size = size
+	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if want := min(size, tailSize); int64(len(tail)) != want {
+		return nil, fmt.Errorf("the store answered a range of %d bytes with %d", want, len(tail))
+	}
+	return tail, nil
+}
+
+// lastBytes reads a whole object and keeps its last bytes.
+func lastBytes(out *s3.GetObjectOutput, h *head) ([]byte, error) {
+	var kept []byte
+	size := int64(0)
+	chunk := make([]byte, tailSize)
+	for {
+		n, err := out.Body.Read(chunk)
+		size += int64(n)
+		kept = append(kept, chunk[:n]...)
+		if over := len(kept) - tailSize; over > 0 {
+			kept = kept[over:]
+		}
+		if err == io.EOF {
+			return kept, h.complete(out, size)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// readAll reads at most a byte more than the limit.
+func readAll(from io.Reader, size, limit int64) ([]byte, error) {
+	out := make([]byte, 0, max(size, 0)+1) // and one byte to see the end by
+	for int64(len(out)) <= limit {
+		if len(out) == cap(out) {
+			out = append(out, 0)[:len(out)]
+		}
+		n, err := from.Read(out[len(out):cap(out)])
+		out = out[:len(out)+n]
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// head is what an answer's headers say of an object.
+type head struct {
+	etag     string
+	size     int64 // of the whole object, as stored
+	modified time.Time
+	metadata map[string]string
+	headers  Headers // without metadata
+}
+
+// complete notes the size of an object that was read whole, and compares it with
+// what was announced.
+func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
+	if r := aws.ToString(out.ContentRange); r != "" {
+		return fmt.Errorf("the store answered to a request for a whole object with the range %s", quoteShort(r))
+	}
+	if out.ContentLength != nil && *out.ContentLength != size {
+		return fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)
+	}
+	h.size = size
+	return nil
+}
+
+// parse makes a state of an object's headers and of its last bytes, all of it
+// if it is that short. The error is a [*DamagedError].
+func parse(key string, h head, tail []byte) (state, error) {
+	m := reserved(h.metadata)
+	s, err := parseKind(key, h, m, tail)
+	s.etag, s.size, s.modified = h.etag, h.size, h.modified
+	return s, err
+}
+
+func parseKind(key string, h head, m map[string]string, tail []byte) (state, error) {
+	mode := m[metaMode]
+	switch {
+	case mode == "" && len(m) > 0:
+		return state{}, damaged(key, "its metadata has fencing fields but no "+metaMode+": another program wrote it")
+	case mode == "" && hasTrailer(tail):
+		return state{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
+	case mode == "":
+		return state{kind: kindUnfenced}, nil
+	case mode == kindNames[kindPlain]:
+		return parsePlain(key, h, m, tail)
+	}
+	sl, err := parseSeal(key, tail, h.size)
+	if err != nil {
+		return state{}, err
+	}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
+	if problem := disagreement(&s, m); problem != "" {
+		return state{}, damaged(key, problem)
+	}
+	if int64(len(tail)) == h.size {
+		s.body = tail[:len(tail)-sl.size()]
+		if err := sl.checkBody(key, s.body); err != nil {
+			return state{}, err
+		}
+	}
+	if s.kind == kindPointer && s.pointer().Data == "" {
+		return state{}, damaged(key, "its pointer cannot be read: another version wrote it")
+	}
+	return s, nil
+}
+
+// disagreement compares the trailer with the metadata that repeats it.
+func disagreement(s *state, m map[string]string) string {
+	want := s.metadata(nil)
+	for _, name := range []string{metaMode, metaToken, metaLease, metaWrite} {
+		if m[name] != want[name] {
+			return "its trailer and its metadata disagree about " + strings.TrimPrefix(name, metaPrefix) + ": " +
+				quoteShort(want[name]) + " and " + quoteShort(m[name])
+		}
+	}
+	return ""
+}
+
+// headOf reads the headers of an answer to GET. One without a strong ETag says
+// nothing that a write or deletion could be conditional on.
+func headOf(out *s3.GetObjectOutput) (head, error) {
+	if etag := aws.ToString(out.ETag); !strongETag(etag) {
+		return head{}, fmt.Errorf("the store answered with the ETag %s, on which no write can be conditional", quoteShort(etag))
+	}
 	h := head{
 		etag: aws.ToString(out.ETag), size: aws.ToInt64(out.ContentLength),
 		modified: aws.ToTime(out.LastModified), metadata: out.Metadata,
@@ -173,5 +269,5 @@ func headOf(out *s3.GetObjectOutput) head {
 	if t, err := http.ParseTime(aws.ToString(out.ExpiresString)); err == nil {
 		h.headers.Expires = t
 	}
-	return h
+	return h, nil
 }

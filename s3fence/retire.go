@@ -75,7 +75,7 @@ func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring
 	}
 	var mu sync.Mutex
 	err = inParallel(ctx, keys, func(ctx context.Context, key string) error {
-		at, err := s.b.peek(ctx, key, false)
+		at, err := s.b.peek(ctx, key)
 		if err != nil || at.kind != kindMark && at.kind != kindBlank {
 			return err
 		}
@@ -123,7 +123,7 @@ func (s *Store) drop(ctx context.Context, m retiring) (gone bool, err error) {
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
 		}
-		err = s.b.remove(ctx, m.key, m.at.etag, once)
+		err = s.b.removeIf(ctx, m.key, m.at.etag)
 		switch classify(err) {
 		case outcomeApplied:
 			return true, nil

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -132,8 +133,18 @@ func TestAdoptRaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
-		if n := len(dataKeys(server)); mode == s3fence.Pointer && n != 1 {
+		if mode != s3fence.Pointer {
+			return
+		}
+		// Whether the first pointer ever stood there, nobody can read any more, so
+		// its data stays until a higher token shows that nothing names it.
+		put(t, o, claim(6, "b"), "newest")
+		if n := len(dataKeys(server)); n != 3 {
 			t.Errorf("%d data objects", n)
+		}
+		collect(t, later(t, o, 24*time.Hour))
+		if n := len(dataKeys(server)); n != 1 {
+			t.Errorf("%d data objects after collecting", n)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"crypto/md5"
 	"slices"
 	"strings"
 	"time"
@@ -21,15 +22,17 @@ const (
 	kindMark      kind = 6 // a mark of Store, sealed
 	kindBlank     kind = 7 // the place of a mark of Store that asserts nothing, sealed
 	kindFloor     kind = 8 // the floor of Store, sealed
+	kindGzip      kind = 9 // a body as a gzip file, sealed by its last member
 )
 
 // kindNames are the values of the metadata field fencing-mode.
 var kindNames = map[kind]string{
 	kindPlain: "plain", kindSealed: "sealed", kindPointer: "pointer", kindTombstone: "tombstone",
 	kindMark: "mark", kindBlank: "blank", kindFloor: "floor",
+	kindGzip: "gzip",
 }
 
-func (k kind) sealed() bool { return k >= kindSealed && k <= kindFloor }
+func (k kind) sealed() bool { return k >= kindSealed && k <= kindGzip }
 
 // state is what is known of an object at one ETag.
 type state struct {
@@ -42,10 +45,14 @@ type state struct {
 	recent []writeID
 	cut    bool
 
+	md5 [md5.Size]byte // of the body of a Plain object
+
 	size     int64     // as stored
 	modified time.Time // at or after which it has been so
 	// body is the body without trailer if it was read along, else nil.
 	body []byte
+	// content is what the body of kind gzip unpacks to, in bytes.
+	content int64
 	// headers are set if the object was read whole.
 	headers *Headers
 }
@@ -122,7 +129,7 @@ func (b *Bucket) cached(key string) (state, bool) {
 func (b *Bucket) remember(key string, s state) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.opts.CacheSize < 0 || s.etag == "" || !s.fenced() {
+	if b.opts.CacheSize < 0 || !strongETag(s.etag) || !s.fenced() {
 		delete(b.cache, key)
 		return
 	}

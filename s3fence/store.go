@@ -120,7 +120,7 @@ func (s *Store) markAt(ctx context.Context, c *change, at *state) (guard.Mark, e
 
 // floor reads the floor.
 func (s *Store) floor(ctx context.Context) (guard.Token, error) {
-	at, err := s.b.peek(ctx, s.b.floorKey(), false)
+	at, err := s.b.peek(ctx, s.b.floorKey())
 	switch {
 	case err != nil:
 		return guard.NoToken, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -32,8 +33,10 @@ type change struct {
 	claim guard.Claim
 	key   string
 	id    writeID
-	plain bool // the headers alone may tell the state
 	whole bool // next needs the body and the headers of the object
+	// exposed says that a write was handed to the SDK which no reading has shown
+	// to be lost: somewhere it may have taken effect, whatever its answer.
+	exposed bool
 	// start is a state that was read some time ago; nil if there is none.
 	start *state
 
@@ -67,6 +70,8 @@ type write struct {
 	// interim says that what is written asserts nothing, so that nobody needs
 	// to learn what became of it.
 	interim bool
+	// opaque says that a Plain write depends on ETags that are no hash.
+	opaque bool
 }
 
 // swap is the compare-and-swap loop, and the only place where anything with a
@@ -122,7 +127,7 @@ func (b *Bucket) read(ctx context.Context, c *change) (s state, err error) {
 	if c.whole {
 		s, err = b.fetch(ctx, c.key)
 	} else {
-		s, err = b.peek(ctx, c.key, c.plain)
+		s, err = b.peek(ctx, c.key)
 	}
 	if err != nil {
 		b.forget(c.key)
@@ -141,112 +146,185 @@ func (b *Bucket) unread(c *change, err error) error {
 	return guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
+// sending is a write on its way.
+type sending struct {
+	b    *Bucket
+	c    *change
+	base *state
+	w    *write
+
+	handed bool // to the SDK, at least once
+	doubt  bool // one is out whose outcome its answer does not tell
+	lost   bool // a read has shown that none took effect or ever will
+	cause  error
+}
+
 // apply sends w until it is known whether it took effect on base. If it did,
 // done is true and now the state that it made; if it did not and never will,
 // now is the state to go on from. Otherwise the error says that nothing was
 // written or that it cannot be told.
 func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (now state, done bool, err error) {
-	sent := false // a write is out whose answer we did not get
-	var cause error
+	s := &sending{b: b, c: c, base: base, w: w}
+	now, done, err = s.run(ctx)
+	if s.handed && !s.lost {
+		c.exposed = true
+	}
+	return now, done, err
+}
+
+func (s *sending) run(ctx context.Context) (now state, done bool, err error) {
+	b, c := s.b, s.c
 	for try := range maxSends {
 		if try > 0 {
 			sleep(ctx, b.backoff(try))
 		}
 		if ctx.Err() != nil {
-			return b.settle(ctx, c, base, sent && !w.interim, cause)
+			return s.settle(ctx)
 		}
-		etag, err := b.send(ctx, base, w)
-		outcome := classifyPut(err, base.kind == kindAbsent)
+		etag, way, err := b.send(ctx, s.base, s.w)
 		if err != nil {
-			cause = b.explain(err)
+			s.cause = b.explain(err)
+		}
+		outcome := classifyPut(err, s.base.kind == kindAbsent)
+		if !way.handed(err) {
+			if ctx.Err() != nil {
+				return s.settle(ctx)
+			}
+			return s.failed() // no credentials, no endpoint, not valid
+		}
+		s.handed = true
+		s.doubt = s.doubt || way.repeated()
+		if outcome == outcomeApplied && !strongETag(etag) {
+			s.cause = fmt.Errorf("the store answered to a write with the ETag %s", quoteShort(etag))
+			outcome = outcomeUnknown
 		}
 		switch outcome {
 		case outcomeApplied:
-			w.state.etag, w.state.modified = etag, b.clock()
-			b.remember(c.key, w.state)
-			return w.state, !w.interim, nil
-		case outcomeUnsent:
+			s.w.state.etag, s.w.state.modified = etag, b.clock()
+			b.checkOpaque(ctx, s.base, s.w)
+			b.remember(c.key, s.w.state)
+			return s.w.state, !s.w.interim, nil
+		case outcomeLater:
 			continue
 		case outcomeRefused:
-			if !sent {
-				return *base, false, guard.Unavailable(c.op(), c.claim, cause)
+			if !s.doubt {
+				return s.failed()
 			}
 		case outcomeUnknown:
-			sent = true
+			s.doubt = true
 		}
 		if ctx.Err() != nil {
-			return b.settle(ctx, c, base, sent && !w.interim, cause)
+			return s.settle(ctx)
 		}
 		now, err := b.read(ctx, c)
 		if err != nil {
-			if !sent || w.interim {
-				return *base, false, b.unread(c, err)
+			if !s.doubt || s.w.interim {
+				return *s.base, false, b.unread(c, err)
 			}
-			cause = fmt.Errorf("%w, and then: %w", cause, b.explain(err))
+			s.cause = fmt.Errorf("%w, and then: %w", s.cause, b.explain(err))
 			if outcome == outcomeRefused || errors.As(err, new(*DamagedError)) {
 				break
 			}
 			continue // the next sending tells as well as a reading
 		}
-		if w.interim {
+		if s.w.interim {
 			return now, false, nil
 		}
-		switch fate := fateOf(c.id, base, &now); {
+		switch fate := fateOf(c.id, s.base, &now); {
 		case fate == fateApplied:
 			return now, true, nil
-		case !sent, fate == fateLost:
+		case fate == fateLost:
+			s.lost = true
+			return now, false, nil
+		case !s.doubt:
 			return now, false, nil
 		case fate == fateUnknown, outcome == outcomeRefused:
-			return now, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
+			return now, false, guard.OutcomeUnknown(c.op(), c.claim, s.cause)
 		}
 	}
-	if sent && !w.interim {
-		return *base, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
+	return s.failed()
+}
+
+// failed is the end of a write that nothing more is known of.
+func (s *sending) failed() (state, bool, error) {
+	if s.doubt && !s.w.interim {
+		return *s.base, false, guard.OutcomeUnknown(s.c.op(), s.c.claim, s.cause)
 	}
-	return *base, false, guard.Unavailable(c.op(), c.claim, cause)
+	return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 }
 
 // settle says what became of a write whose context has ended, by one reading
 // that does not depend on it. A write that had no effect so far may still be
 // on its way, so that is no answer.
-func (b *Bucket) settle(ctx context.Context, c *change, base *state, sent bool, cause error) (state, bool, error) {
-	cause = errors.Join(context.Cause(ctx), cause)
-	if !sent {
-		return *base, false, guard.Unavailable(c.op(), c.claim, cause)
+func (s *sending) settle(ctx context.Context) (state, bool, error) {
+	s.cause = errors.Join(context.Cause(ctx), s.cause)
+	if !s.doubt || s.w.interim {
+		return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 	}
-	if b.opts.ResolveTimeout > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.ResolveTimeout)
+	if s.b.opts.ResolveTimeout > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.b.opts.ResolveTimeout)
 		defer cancel()
-		if now, err := b.read(ctx, c); err == nil {
-			switch fateOf(c.id, base, &now) {
+		if now, err := s.b.read(ctx, s.c); err == nil {
+			switch fateOf(s.c.id, s.base, &now) {
 			case fateApplied:
 				return now, true, nil
 			case fateLost:
-				return now, false, guard.Unavailable(c.op(), c.claim, cause)
+				s.lost = true
+				return now, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 			}
 		}
 	}
-	b.forget(c.key)
-	return *base, false, guard.OutcomeUnknown(c.op(), c.claim, cause)
+	s.b.forget(s.c.key)
+	return s.failed()
 }
 
 // send sends w once, on condition that the object still is as base says.
-func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, err error) {
+func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, way *tracker, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
 	// An earlier sending may still be at its body, so each has its own.
 	body := &joined{body: w.body, trailer: w.trailer}
 	w.in.Body, w.in.ContentLength = body, aws.Int64(body.size())
+	w.in.IfMatch, w.in.IfNoneMatch = nil, nil
 	if base.kind == kindAbsent {
 		w.in.IfNoneMatch = aws.String("*")
 	} else {
 		w.in.IfMatch = aws.String(base.etag)
 	}
-	out, err := b.client.PutObject(ctx, w.in, once)
+	way = &tracker{}
+	out, err := b.client.PutObject(way.trace(ctx), w.in, once, way.option)
 	if err != nil {
-		return "", err
+		return "", way, err
 	}
-	return aws.ToString(out.ETag), nil
+	return aws.ToString(out.ETag), way, nil
+}
+
+// checkOpaque looks at what a write of Plain was answered. On a store whose
+// ETags are hashes of the content, the next write of the same body would have
+// the same ETag, and a condition on it would not tell the two apart. Then no more
+// is written in Plain through b; what was written is read by nobody as the base
+// of a write, because its metadata has the hash, too.
+func (b *Bucket) checkOpaque(ctx context.Context, base *state, w *write) {
+	if w.state.kind != kindPlain || !w.opaque {
+		return
+	}
+	problem := ""
+	if name := contentHash(w.state.etag, w.body, w.state.md5); name != "" {
+		problem = "the ETag " + w.state.etag + " of a write is the " + name + " of its body"
+	} else if w.state.etag == base.etag {
+		problem = "a write did not change the ETag " + base.etag
+	}
+	if problem == "" {
+		return
+	}
+	err := b.unsuitable("Plain needs opaque ETags", problem)
+	if b.plainStop.CompareAndSwap(nil, err) {
+		b.opts.Logger.LogAttrs(ctx, slog.LevelError, "fenced_bucket_unsuitable", slog.String("bucket", b.name), slog.String("error", err.Error()))
+	}
+}
+
+func (b *Bucket) unsuitable(check, problem string) *UnsuitableError {
+	return &UnsuitableError{Bucket: b.name, Check: check, Problem: problem}
 }
 
 // backoff is the wait before the try-th repetition: doubled each time, with
@@ -261,6 +339,7 @@ func (b *Bucket) sealedWrite(key string, next state, h Headers, body []byte) *wr
 	s := seal{
 		kind: next.kind, key: keySum(key), token: next.mark.Token, lease: next.mark.LeaseID, id: next.id,
 		recent: next.recent, cut: next.cut, length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli),
+		content: uint64(next.content),
 	}
 	next.body, next.size = body, int64(len(body)+s.size())
 	return &write{

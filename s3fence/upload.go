@@ -99,10 +99,10 @@ func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, p PutOpt
 	case src.err != nil:
 		return pointer{}, src.err
 	case errors.Is(err, guard.ErrInvalid):
-		b.discard(ctx, made, err)
+		b.discard(ctx, c, made)
 		return pointer{}, err
 	}
-	b.discard(ctx, made, err)
+	b.discard(ctx, c, made)
 	// Data that no pointer names was not written, as far as anybody can tell.
 	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -15,9 +14,10 @@ import (
 )
 
 // Write is one statement of a [DB.Batch]: SQL with placeholders from $1, and
-// their values. It must be one, must not begin, end or save a transaction, nor
-// begin with a comment, nor copy from or to the client. Its rows, if it returns
-// any, are dropped.
+// their values. It must be one, and begin with one of the words SELECT, INSERT,
+// UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL
+// or DO: none of these can end the transaction or copy from or to the client.
+// Comments may stand before it. Its rows, if it returns any, are dropped.
 type Write struct {
 	SQL  string
 	Args []any
@@ -69,7 +69,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) (
 	}
 	var last error
 	for range maxEnter {
-		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL, claim, d.presented([]guard.Claim{claim})), writes, d.commits)
+		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes, d.commits)
 		switch {
 		case err == nil:
 			return rows, nil
@@ -84,26 +84,15 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) (
 	return nil, guard.Unavailable(op, claim, last)
 }
 
-// check refuses what would end the transaction before its COMMIT, so that the
-// writes behind it were not fenced.
+// check takes only what cannot end the transaction before its COMMIT, so that
+// the writes behind it were not fenced. By its first word the grammar knows
+// which statement it is, so the list is of those that are known to be harmless;
+// a COMMIT in what CALL and DO run is an error inside a transaction.
 func (w Write) check(field string) error {
-	words := strings.FieldsFunc(w.SQL, func(r rune) bool { return !unicode.IsLetter(r) && r != '-' && r != '/' && r != '*' })
-	if len(words) == 0 {
-		return guard.Invalid(field, w.SQL, "must not be empty")
-	}
-	switch strings.ToUpper(words[0]) {
-	case "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE":
-		return guard.Invalid(field, w.SQL, "must not control the transaction")
-	}
-	if strings.EqualFold(words[0], "COPY") { // the server would wait for rows, and COMMIT be one
-		for _, word := range words {
-			if strings.EqualFold(word, "STDIN") || strings.EqualFold(word, "STDOUT") {
-				return guard.Invalid(field, w.SQL, "must not copy from or to the client; do that inside InTx")
-			}
-		}
-	}
-	if strings.HasPrefix(words[0], "--") || strings.HasPrefix(words[0], "/*") {
-		return guard.Invalid(field, w.SQL, "must not begin with a comment")
+	switch strings.ToUpper(firstWord(w.SQL)) {
+	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "TRUNCATE", "LOCK", "SET", "NOTIFY", "CALL", "DO":
+	default:
+		return guard.Invalid(field, w.SQL, "must begin with SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL or DO; run others inside InTx")
 	}
 	if !oneStatement(w.SQL) { // the simple protocol takes several
 		return guard.Invalid(field, w.SQL, "must be one statement, without an open quote or comment")

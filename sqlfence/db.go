@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"crypto/rand"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -106,6 +107,7 @@ type DB[Tx any] struct {
 	backend backend[Tx]
 	opts    Options
 	commits *commitBound
+	marker  string
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
@@ -116,7 +118,7 @@ func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DB[Tx]{backend: d, opts: o, commits: &commitBound{timeout: o.CommitTimeout}}, nil
+	return &DB[Tx]{backend: d, opts: o, commits: &commitBound{timeout: o.CommitTimeout}, marker: rand.Text()}, nil
 }
 
 // Querier is where a [Table] sends its statements: a [DB], or one of its
@@ -126,6 +128,8 @@ type Querier interface {
 	observe(ctx context.Context, e guard.Event)
 	// autocommit says that a statement commits by itself.
 	autocommit() bool
+	// usable refuses the DB itself inside its own InTx.
+	usable(ctx context.Context) error
 }
 
 // querier runs statements. Errors are the driver's own, or a notSent or an
@@ -148,7 +152,11 @@ type backend[Tx any] interface {
 	// begin opens a transaction with its first statements, in one round trip
 	// where the driver can. It leaves nothing open on error, and nothing can
 	// have been committed then.
-	begin(ctx context.Context, level Isolation, first ...statement) (transaction[Tx], error)
+	//
+	// marker, if there is one, is what the first statements put into the
+	// setting fencepost.transaction; then commit answers errEnded, and commits
+	// nothing, if it is not there any more (see [DB.entering]).
+	begin(ctx context.Context, level Isolation, marker string, first ...statement) (transaction[Tx], error)
 	// batch runs a whole READ COMMITTED transaction, in one round trip where
 	// the driver can, and returns how many rows each write changed. committing
 	// says that a COMMIT may have been sent.
@@ -202,6 +210,15 @@ type txQuerier[Tx any] struct {
 }
 
 func (d *DB[Tx]) autocommit() bool { return true }
+
+func (d *DB[Tx]) usable(ctx context.Context) error {
+	if d.callback(ctx) == nil {
+		return nil
+	}
+	return guard.Invalid("Querier", "DB", "is used inside its own InTx, whose transaction would not have the statement; pass DB.In(tx) instead")
+}
+
+func (q *txQuerier[Tx]) usable(context.Context) error { return nil }
 
 func (q *txQuerier[Tx]) autocommit() bool { return false }
 

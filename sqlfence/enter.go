@@ -66,11 +66,18 @@ func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) erro
 				return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
 			}
 		}
+		var same bool // the callback may have begun another one on the connection
+		if _, err := d.backend.in(tx).row(ctx, markedSQL, []any{d.marker}, &same); err != nil {
+			return schemaFailure(op, claims[0], err)
+		}
+		if !same {
+			return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
+		}
 		return nil
 	}
 	in, presented := d.backend.in(tx), d.presented(sorted)
 	for _, claim := range sorted {
-		s := d.entering(enterRowSQL, claim, presented)
+		s := d.entering(enterRowSQL+markSetSQL, claim, presented)
 		if _, err := in.exec(ctx, s.sql, s.args); err != nil {
 			return enterFailure(op, claim, err)
 		}

@@ -151,7 +151,7 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: sql, args: args})
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: sql, args: args})
 	if err != nil {
 		return administerFailure(op, err)
 	}

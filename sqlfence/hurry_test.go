@@ -58,7 +58,7 @@ func (e *env) settingOf(db fence) (ms int64) {
 func TestBatchDoesNotCopy(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int); CREATE TABLE copy (stdin int)")
-		for _, sql := range []string{"COPY n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;"} {
+		for _, sql := range []string{"COPY n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;", "COPY n FROM PROGRAM 'echo 7'"} {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			if _, err := e.db.Batch(ctx, claimOf("r", 5), Write{SQL: sql}); guard.ReasonOf(err) != guard.ReasonInvalid {
@@ -68,11 +68,9 @@ func TestBatchDoesNotCopy(t *testing.T) {
 		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != guard.NoToken {
 			t.Errorf("something was sent: mark %v, %v", mark, err)
 		}
-		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Write{SQL: "INSERT INTO copy (stdin) VALUES (1)"}, Write{SQL: "COPY n FROM PROGRAM 'echo 7'"}); err != nil {
+		// The control: the words alone are no reason.
+		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Write{SQL: "INSERT INTO copy (stdin) VALUES (1)"}); err != nil {
 			t.Error(err)
-		}
-		if n := e.int("SELECT sum(id) FROM n"); n != 7 {
-			t.Errorf("the server's own COPY: %d", n)
 		}
 	})
 }

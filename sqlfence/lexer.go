@@ -77,6 +77,34 @@ func oneStatement(s string) bool {
 	return true
 }
 
+// firstWord returns the word that s begins with after white space and comments,
+// empty if it begins with none.
+func firstWord(s string) string {
+	for {
+		s = strings.TrimLeft(s, " \t\n\r\f")
+		switch {
+		case strings.HasPrefix(s, "--"):
+			if s = s[2:]; strings.ContainsAny(s, "\n\r") {
+				s = s[strings.IndexAny(s, "\n\r"):]
+			} else {
+				s = ""
+			}
+		case strings.HasPrefix(s, "/*"):
+			n := commentLen(s)
+			if n == 0 {
+				return ""
+			}
+			s = s[n:]
+		default:
+			end := 0
+			for end < len(s) && isWord(s[end]) {
+				end++
+			}
+			return s[:end]
+		}
+	}
+}
+
 // commentLen returns the length of the comment that s begins with, 0 if it is
 // not closed. Such comments nest.
 func commentLen(s string) int {

@@ -44,7 +44,7 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (v
 	}
 	start := time.Now()
 	b := batch{t: t, q: q, writes: writes, verdicts: make([]error, len(writes)), marks: make([]guard.Mark, len(writes))}
-	if err = b.check(); err == nil {
+	if err = b.check(ctx); err == nil {
 		err = b.run(ctx)
 	}
 	took := time.Since(start)
@@ -71,8 +71,8 @@ type batch struct {
 	marks    []guard.Mark // what each was compared with
 }
 
-// run sends the batch, and what was not found in it again if it is there: such
-// a row was replaced while the statement waited for it.
+// run sends the batch, and again what neither was written nor refused, if it is
+// there: such a row was changed or replaced while the statement waited for it.
 func (b *batch) run(ctx context.Context) error {
 	all := make([]int, len(b.writes))
 	for i := range all {
@@ -89,7 +89,9 @@ func (b *batch) run(ctx context.Context) error {
 				b.verdicts[i] = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: b.writes[i].Claim}
 			}
 			if try == maxReplaced {
-				b.giveUp(there)
+				for _, i := range there {
+					b.verdicts[i] = guard.Unavailable(b.op(), b.writes[i].Claim, errHeldBack)
+				}
 				return nil
 			}
 			if open = there; len(there) > 0 {
@@ -110,16 +112,10 @@ func (b *batch) run(ctx context.Context) error {
 	return nil
 }
 
-func (b *batch) giveUp(indices []int) {
-	for _, i := range indices {
-		b.verdicts[i] = guard.Unavailable(b.op(), b.writes[i].Claim, fmt.Errorf("%d times %w: it was replaced, or a policy holds it back", maxReplaced, errNotWritten))
-	}
-}
-
 // send sends the writes with the given indices, notes their verdicts, and
-// returns those whose row it did not find. The database answers with how many
-// were applied and with the rest.
-func (b *batch) send(ctx context.Context, indices []int) (missing []int, err error) {
+// returns those that have none: their row was not found, or neither written nor
+// refused. The database answers with how many were applied and with the rest.
+func (b *batch) send(ctx context.Context, indices []int) (open []int, err error) {
 	sql, args, err := b.statement(indices)
 	if err != nil {
 		return indices, err
@@ -163,22 +159,16 @@ func (b *batch) send(ctx context.Context, indices []int) (missing []int, err err
 		case !refused:
 			b.verdicts[i], b.marks[i] = nil, guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
 		case r == nil:
-			missing = append(missing, i)
+			open = append(open, i)
 		default:
-			b.refuse(i, *r)
+			// The row as it was locked says why it was not written. If it does
+			// not, the one that the statement's older snapshot saw refused.
+			if b.marks[i], b.verdicts[i] = b.t.decide(updates, *r, claim); b.verdicts[i] == nil {
+				open = append(open, i)
+			}
 		}
 	}
-	return missing, nil
-}
-
-// refuse notes why a row that was found and locked was not written.
-func (b *batch) refuse(i int, r rowState) {
-	claim := b.writes[i].Claim
-	mark, err := b.t.decide(updates, r, claim)
-	if err == nil {
-		err = guard.Unavailable(b.op(), claim, fmt.Errorf("%w: a trigger or policy holds it back", errNotWritten))
-	}
-	b.verdicts[i], b.marks[i] = err, mark
+	return open, nil
 }
 
 // twice is the error of two writes with one key.

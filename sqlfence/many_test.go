@@ -239,3 +239,54 @@ func TestUpdateManyOrder(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestUpdateManyChangedMeanwhile (P6): a row that satisfies the predicate only
+// since the statement waits for it is written. The control is one that does not.
+func TestUpdateManyChangedMeanwhile(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		table, ctx := e.manyTable(nil).Where(Raw("b = 1 AND n = $1", 7)), context.Background()
+		tx, err := e.admin.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(ctx)
+		if _, err := tx.Exec(ctx, "UPDATE items SET n = CASE a WHEN 1 THEN 7 ELSE 8 END WHERE a IN (1, 2)"); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan []error, 1)
+		go func() {
+			verdicts, err := table.UpdateMany(ctx, e.db, writesOf(5, 2, 1))
+			done <- append(verdicts, err)
+		}()
+		e.waitForBlocked(1)
+		if err := tx.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-done; !errors.Is(got[0], ErrPredicate) || got[1] != nil || got[2] != nil {
+			t.Errorf("got %v, want the predicate's refusal and a write", got)
+		}
+		if n := e.int("SELECT count(*) FROM items WHERE v <> 'old'"); n != 1 {
+			t.Errorf("%d rows were written", n)
+		}
+	})
+}
+
+// TestUpdateManyEqualInTheColumn (P5): whole numbers that the key's column
+// cannot tell apart are one key twice.
+func TestUpdateManyEqualInTheColumn(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE reals (id real PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO reals VALUES (16777216, 0), (1, 0)")
+		table := e.table("reals", []string{"id"}, nil)
+		write := func(id int64, token guard.Token) RowWrite {
+			return RowWrite{claimOf("r", token), Key{id}, Set{"v": id}}
+		}
+		_, err := table.UpdateMany(t.Context(), e.db, []RowWrite{write(16777216, 5), write(16777217, 6)})
+		wantInvalid(t, "one key twice", err, "writes[1]: key", "is that of writes[0], too")
+		if n := e.int("SELECT count(*) FROM reals WHERE v <> 0"); n != 0 {
+			t.Errorf("%d rows were written", n)
+		}
+		if verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{write(16777216, 5), write(1, 6)}); err != nil || errors.Join(verdicts...) != nil {
+			t.Errorf("the control, two keys: %v, %v", verdicts, err)
+		}
+	})
+}

@@ -68,8 +68,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 		}
 	}
 	args = append(args[:rows*width], shared...)
-	distinct := b.distinct()
-	shape := strconv.AppendInt(strconv.AppendBool([]byte{'m'}, distinct), int64(rows), 10)
+	shape := strconv.AppendInt([]byte{'m'}, int64(rows), 10)
 	for _, column := range b.columns {
 		shape = appendShape(shape, column)
 		if expr, computed := b.writes[0].Set[column].(Expr); computed {
@@ -81,7 +80,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 		return sql, args, nil
 	}
 	var text builder
-	if err := text.many(b, rows, distinct); err != nil {
+	if err := text.many(b, rows); err != nil {
 		return "", nil, err
 	}
 	t.statements.put(string(shape), text.String())
@@ -101,7 +100,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 //     from before the lock, but PostgreSQL compares again with the version
 //     that it finds locked (PostgreSQL documentation, 13.2.1). A comparison
 //     with a token that was read elsewhere in the statement would not be.
-func (b *builder) many(of *batch, rows int, distinct bool) error {
+func (b *builder) many(of *batch, rows int) error {
 	t, values := of.t, of.values()
 	b.WriteString(`WITH "fence in" ("fence n"`)
 	for i := range t.keys {
@@ -133,7 +132,7 @@ func (b *builder) many(of *batch, rows int, distinct bool) error {
 	b.WriteString(")")
 	b.rows(rows, of.width())
 	b.WriteString(")")
-	return b.manyRest(of, distinct)
+	return b.manyRest(of)
 }
 
 // rows writes the parameters of VALUES, after the number of each row.
@@ -148,7 +147,7 @@ func (b *builder) rows(rows, width int) {
 	}
 }
 
-func (b *builder) manyRest(of *batch, distinct bool) error {
+func (b *builder) manyRest(of *batch) error {
 	t, value := of.t, 0
 	sets := []string{t.token + ` = "fence token"`}
 	if t.lease != "" {
@@ -178,16 +177,11 @@ func (b *builder) manyRest(of *batch, distinct bool) error {
 		meets[i] = order[i] + " = " + keys[i]
 	}
 	key, meet := strings.Join(keys, ", "), strings.Join(meets, " AND ")
-	twice := `, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE ` +
-		keys[0] + " IS NOT NULL GROUP BY " + key + " HAVING pg_catalog.count(*) > 1)"
-	none := ` WHERE NOT EXISTS (SELECT FROM "fence twice")`
-	if distinct {
-		twice, none = "", ""
-	}
-	b.WriteString(twice)
+	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE ` +
+		keys[0] + " IS NOT NULL GROUP BY " + key + " HAVING pg_catalog.count(*) > 1)")
 	b.WriteString(`, "fence row" AS MATERIALIZED (SELECT "fence in".*, ` + t.token + ` AS "fence mark", ` + t.leaseOrNull(t.lease) + ` AS "fence whose", ` +
 		t.isDeleted() + ` AS "fence deleted", ` + satisfied + ` AS "fence satisfied" FROM "fence in" JOIN ` + t.name + " ON " + meet +
-		none + " ORDER BY " + strings.Join(order, ", ") + " FOR NO KEY UPDATE OF " + t.row + ")")
+		` WHERE NOT EXISTS (SELECT FROM "fence twice") ORDER BY ` + strings.Join(order, ", ") + " FOR NO KEY UPDATE OF " + t.row + ")")
 	b.WriteString(`, "fence out" AS (UPDATE ` + t.name + " SET " + strings.Join(sets, ", ") + ` FROM "fence row" WHERE ` + meet + " AND " +
 		t.admits("", `"fence token"`, `"fence lease"`))
 	if t.deleted != "" {
@@ -202,9 +196,7 @@ func (b *builder) manyRest(of *batch, distinct bool) error {
 		` UNION ALL SELECT i."fence n", 0, r."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
 		` FROM "fence in" AS i LEFT JOIN "fence out" AS o USING ("fence n") LEFT JOIN "fence row" AS r ON r."fence n" = i."fence n"` +
 		` WHERE o."fence n" IS NULL AND i.` + keys[0] + " IS NOT NULL")
-	if !distinct {
-		b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, NULL, NULL, false, false FROM "fence twice"`)
-	}
+	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, NULL, NULL, false, false FROM "fence twice"`)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package sqlfence
 
 import (
+	"context"
 	"database/sql/driver"
 	"fmt"
 	"reflect"
@@ -16,11 +17,11 @@ import (
 const maxParameters = 65535
 
 // check validates the writes and finds the columns that they have in common.
-func (b *batch) check() error {
+func (b *batch) check(ctx context.Context) error {
 	seen := make(map[string]int, len(b.writes))
 	for i, w := range b.writes {
 		at := fmt.Sprintf("writes[%d]: ", i)
-		if err := b.t.check(w.Claim, w.Key); err != nil {
+		if err := b.t.check(ctx, b.q, w.Claim, w.Key); err != nil {
 			return fmt.Errorf("%s%w", at, err)
 		}
 		if len(w.Set) == 0 {
@@ -95,19 +96,4 @@ func keyText(key Key) string {
 		b = appendShape(b, text)
 	}
 	return string(b)
-}
-
-// distinct reports that keys that look different are different to any
-// database, so that it need not look for equal ones: whole numbers and UUIDs.
-func (b *batch) distinct() bool {
-	for _, w := range b.writes {
-		for _, v := range w.Key {
-			switch v.(type) {
-			case int, int64, int32, int16, [16]byte:
-			default:
-				return false
-			}
-		}
-	}
-	return true
 }

@@ -150,10 +150,24 @@ func TestFailureAroundUpdate(t *testing.T) {
 // transaction, whether the callback ran, and that the transaction is ended.
 func TestFailureOfInTx(t *testing.T) {
 	ok := sqlmock.NewResult(0, 0)
-	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL).WillReturnResult(ok) }
+	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
+	marked := func(m sqlmock.Sqlmock) {
+		m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
+	}
+	unmarked := func(cause error, rows *sqlmock.Rows) func(m sqlmock.Sqlmock) {
+		return func(m sqlmock.Sqlmock) {
+			entered(m)
+			if q := m.ExpectQuery(markedSQL); cause != nil {
+				q.WillReturnError(cause)
+			} else {
+				q.WillReturnRows(rows)
+			}
+			m.ExpectRollback()
+		}
+	}
 	refused := func(m sqlmock.Sqlmock, cause error) {
 		m.ExpectBegin()
-		m.ExpectExec(enterSQL).WillReturnError(cause)
+		m.ExpectExec(enterSQL + markSetSQL).WillReturnError(cause)
 		m.ExpectRollback()
 	}
 	raised := func(m sqlmock.Sqlmock) {
@@ -162,20 +176,26 @@ func TestFailureOfInTx(t *testing.T) {
 		m.ExpectCommit()
 	}
 	committing := func(cause error) func(m sqlmock.Sqlmock) {
-		return func(m sqlmock.Sqlmock) { entered(m); m.ExpectCommit().WillReturnError(cause) }
+		return func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit().WillReturnError(cause) }
 	}
 	for what, c := range map[string]struct {
 		want   guard.Reason
 		ran    bool
 		expect func(m sqlmock.Sqlmock)
 	}{
-		"committed":    {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { entered(m); m.ExpectCommit() }},
+		"committed":    {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit() }},
 		"begin":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
 		"enter":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, errInjected) }},
 		"enter, 57P01": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("57P01")) }},
 		"enter, 42883": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
 		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.Stale)) }},
-		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.MustRaise)); raised(m); entered(m); m.ExpectCommit() }},
+		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) {
+			refused(m, state(pgerr.MustRaise))
+			raised(m)
+			entered(m)
+			marked(m)
+			m.ExpectCommit()
+		}},
 		"raise refused": {guard.ReasonConflict, false, func(m sqlmock.Sqlmock) {
 			refused(m, state(pgerr.MustRaise))
 			m.ExpectBegin()
@@ -194,6 +214,11 @@ func TestFailureOfInTx(t *testing.T) {
 				raised(m)
 			}
 		}},
+		"marker":              {guard.ReasonUnavailable, true, unmarked(errInjected, nil)}, // the COMMIT was not sent
+		"marker, 57P01":       {guard.ReasonUnavailable, true, unmarked(state("57P01"), nil)},
+		"marker, 25P02":       {guard.ReasonOther, true, unmarked(state("25P02"), nil)},
+		"marker, ErrTxDone":   {guard.ReasonOutcomeUnknown, true, unmarked(sql.ErrTxDone, nil)},
+		"marker, another":     {guard.ReasonOutcomeUnknown, true, unmarked(nil, sqlmock.NewRows([]string{""}).AddRow(false))},
 		"commit":              {guard.ReasonOutcomeUnknown, true, committing(errInjected)},
 		"commit, ErrBadConn":  {guard.ReasonOutcomeUnknown, true, committing(driver.ErrBadConn)},
 		"commit, conn closed": {guard.ReasonOutcomeUnknown, true, committing(pgconn.ErrConnClosed)},

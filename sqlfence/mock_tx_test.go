@@ -17,7 +17,7 @@ import (
 func TestFailureOfBatch(t *testing.T) {
 	const write = "UPDATE jobs SET v = 1"
 	ok := sqlmock.NewResult(0, 1)
-	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL).WillReturnResult(ok) }
+	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
 	for what, c := range map[string]struct {
 		want   guard.Reason
 		expect func(m sqlmock.Sqlmock)
@@ -26,7 +26,7 @@ func TestFailureOfBatch(t *testing.T) {
 		"begin":     {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
 		"enter": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(enterSQL).WillReturnError(state(pgerr.Stale))
+			m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.Stale))
 			m.ExpectRollback()
 		}},
 		"write": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
@@ -104,7 +104,7 @@ func TestFailureOfEnter(t *testing.T) {
 			err := func() error {
 				db = mocked(t, func(m sqlmock.Sqlmock) {
 					m.ExpectBegin()
-					m.ExpectExec(enterRowSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000)).WillReturnError(cause)
+					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
 					m.ExpectRollback()
 				})
 				tx, err := db.backend.(stdDriver).db.BeginTx(context.Background(), nil)

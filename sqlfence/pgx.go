@@ -95,10 +95,17 @@ var pgxLevels = map[Isolation]pgx.TxIsoLevel{
 	ReadCommitted: pgx.ReadCommitted, RepeatableRead: pgx.RepeatableRead, Serializable: pgx.Serializable,
 }
 
-// pgxBegin returns a batch that begins a transaction with some statements.
-func pgxBegin(level Isolation, first ...statement) *pgx.Batch {
+// pgxBegin returns a batch that begins a transaction with some statements. Its
+// COMMIT looks for the marker in the same round trip: the two are one message
+// of the simple protocol, of which the server runs nothing after an error.
+func pgxBegin(level Isolation, marker string, first ...statement) *pgx.Batch {
 	b := &pgx.Batch{}
-	b.BeginTx(pgx.TxOptions{IsoLevel: pgxLevels[level], AccessMode: pgx.ReadWrite})
+	opts := pgx.TxOptions{IsoLevel: pgxLevels[level], AccessMode: pgx.ReadWrite}
+	if marker != "" {
+		opts.CommitQuery = "SELECT pg_catalog.current_setting(CASE pg_catalog.current_setting('fencepost.transaction', true) WHEN '" +
+			marker + "' THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END); COMMIT"
+	}
+	b.BeginTx(opts)
 	for _, s := range first {
 		q := b.Queue(s.sql, s.args...)
 		if s.dest != nil {
@@ -108,14 +115,18 @@ func pgxBegin(level Isolation, first ...statement) *pgx.Batch {
 	return b
 }
 
+// noMarkerText is shown in the error of a setting that nobody has, whatever
+// language the server speaks.
+const noMarkerText = "fencepost: the transaction was ended"
+
 // begin sends BEGIN and the statements in one round trip. A refused batch
 // leaves the transaction open in the server, so it is rolled back here.
-func (d pgxDriver) begin(ctx context.Context, level Isolation, first ...statement) (transaction[pgx.Tx], error) {
+func (d pgxDriver) begin(ctx context.Context, level Isolation, marker string, first ...statement) (transaction[pgx.Tx], error) {
 	c, release, err := d.idle(ctx)
 	if err != nil {
 		return nil, err
 	}
-	br := c.SendBatch(ctx, pgxBegin(level, first...))
+	br := c.SendBatch(ctx, pgxBegin(level, marker, first...))
 	err = br.Close()
 	tx := &pgxTransaction{conn: c, giveBack: release, tx: br.Tx()}
 	if err != nil {
@@ -138,7 +149,7 @@ func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _
 	if err != nil {
 		return nil, false, err
 	}
-	b := pgxBegin(ReadCommitted, first)
+	b := pgxBegin(ReadCommitted, "", first)
 	rows := make([]int64, len(writes))
 	for i, w := range writes {
 		b.Queue(w.SQL, w.Args...).Exec(func(tag pgconn.CommandTag) error { rows[i] = tag.RowsAffected(); return nil })
@@ -183,9 +194,12 @@ func (t *pgxTransaction) commit(ctx context.Context, bound *commitBound) error {
 		return err
 	}
 	err := t.tx.Commit(bound.context(ctx))
+	var pg *pgconn.PgError
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return errAborted
+	case errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText):
+		return errEnded
 	case errors.Is(err, pgx.ErrTxClosed):
 		return errEnded
 	case err == nil:
@@ -217,6 +231,8 @@ func committable(c *pgx.Conn) error {
 		return pgerr.NotSent(pgconn.ErrConnClosed)
 	case c.PgConn().TxStatus() == 'I':
 		return errEnded
+	case c.PgConn().TxStatus() == 'E':
+		return errAborted
 	}
 	return nil
 }

@@ -114,7 +114,7 @@ func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Dur
 	if unhurried {
 		statements = append(statements, statement{sql: unhurriedSQL})
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID,
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(wait.Milliseconds())}})...)
 	if err != nil {
 		return schemaFailure(op, claim, err)
@@ -127,7 +127,7 @@ func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Dur
 // raised for longer than the grace period.
 func (d *DB[Tx]) evict(ctx context.Context, claim guard.Claim) error {
 	var n int64
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: evictSQL, dest: []any{&n},
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: evictSQL, dest: []any{&n},
 		args: []any{claim.Resource, int64(claim.Token), claim.LeaseID, d.opts.TerminateAfter.Milliseconds()}})
 	if err != nil {
 		return schemaFailure("end sessions of older holders", claim, err)

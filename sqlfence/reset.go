@@ -47,7 +47,7 @@ func (d *DB[Tx]) Reset(ctx context.Context, resource string, from, to guard.Mark
 	if err := ended(ctx, op, was); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
 		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
 	if err != nil {
 		if pgerr.State(err) == pgerr.NotTheMark {

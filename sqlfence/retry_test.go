@@ -74,7 +74,7 @@ func TestRetriesEnd(t *testing.T) {
 		return func(m sqlmock.Sqlmock) {
 			for range n {
 				m.ExpectBegin()
-				m.ExpectExec(enterSQL).WillReturnResult(ok)
+				m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok)
 				m.ExpectRollback()
 			}
 		}
@@ -83,7 +83,8 @@ func TestRetriesEnd(t *testing.T) {
 		return func(m sqlmock.Sqlmock) {
 			for _, cause := range causes {
 				m.ExpectBegin()
-				m.ExpectExec(enterSQL).WillReturnResult(ok)
+				m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok)
+				m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
 				m.ExpectCommit().WillReturnError(cause)
 			}
 		}

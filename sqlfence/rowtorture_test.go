@@ -198,7 +198,7 @@ func (s *steps) noWrite(id int, err error) bool {
 	case reason == guard.ReasonStale, pgerr.State(err) == "40001":
 		return true
 	// Replaced as often as it was tried, or by a control under a lower mark.
-	case (s.antagonist || s.broken) && errors.Is(err, errNotWritten):
+	case (s.antagonist || s.broken) && errors.Is(err, errHeldBack):
 		return true
 	}
 	s.Errorf("row %d: %v", id, err)

@@ -131,7 +131,7 @@ func (d stdDriver) migrate(ctx context.Context, c migrate.Component) error {
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, in the middle of a COMMIT too. The statements inside
 // still take the caller's context.
-func (d stdDriver) begin(ctx context.Context, level Isolation, first ...statement) (transaction[*sql.Tx], error) {
+func (d stdDriver) begin(ctx context.Context, level Isolation, marker string, first ...statement) (transaction[*sql.Tx], error) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	t, err := d.beginOn(ctx, detached, level)
@@ -140,7 +140,7 @@ func (d stdDriver) begin(ctx context.Context, level Isolation, first ...statemen
 		cancel()
 		return nil, err
 	}
-	t.cancel = cancel
+	t.cancel, t.marker = cancel, marker
 	for _, s := range first {
 		if s.dest == nil {
 			_, err = t.tx.ExecContext(ctx, s.sql, s.args...)
@@ -184,7 +184,7 @@ func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*std
 
 // batch takes a round trip for each statement: database/sql has no pipeline.
 func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, commits *commitBound) ([]int64, bool, error) {
-	tx, err := d.begin(ctx, ReadCommitted, first)
+	tx, err := d.begin(ctx, ReadCommitted, "", first)
 	if err != nil {
 		return nil, false, err
 	}
@@ -211,6 +211,7 @@ type stdTransaction struct {
 	giveBack func()
 	tx       *sql.Tx
 	cancel   context.CancelFunc
+	marker   string
 }
 
 func (t *stdTransaction) handle() *sql.Tx { return t.tx }
@@ -222,8 +223,21 @@ func (t *stdTransaction) commit(ctx context.Context, bound *commitBound) error {
 			return err
 		}
 	}
-	stop := context.AfterFunc(bound.context(ctx), t.cancel)
+	bounded := bound.context(ctx)
+	stop := context.AfterFunc(bounded, t.cancel)
 	defer stop()
+	// The driver may be wrapped by another one, and knows nothing of COMMIT AND
+	// CHAIN: only the server does. It is a round trip of its own here, because
+	// database/sql has no pipeline; on pgx it is none.
+	if t.marker != "" {
+		var same bool
+		if _, err := stdRow(bounded, t.tx, markedSQL, []any{t.marker}, []any{&same}); err != nil {
+			return unchecked(err)
+		}
+		if !same {
+			return errEnded
+		}
+	}
 	err := t.tx.Commit()
 	switch {
 	case errors.Is(err, sql.ErrTxDone):
@@ -234,6 +248,17 @@ func (t *stdTransaction) commit(ctx context.Context, bound *commitBound) error {
 		t.release()
 	}
 	return err
+}
+
+// unchecked is the error of the statement before a COMMIT, which was not sent.
+func unchecked(err error) error {
+	switch {
+	case errors.Is(err, sql.ErrTxDone):
+		return errEnded
+	case pgerr.State(err) == "25P02": // in_failed_sql_transaction
+		return errAborted
+	}
+	return pgerr.NotSent(err)
 }
 
 // commitRollbackText is what pgx's stdlib and lib/pq call a COMMIT that the

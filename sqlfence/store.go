@@ -93,7 +93,7 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 	}
 	// The level must be named, so it takes a transaction; what it did is read
 	// inside it and reported only once it is committed.
-	tx, err := d.backend.begin(ctx, ReadCommitted)
+	tx, err := d.backend.begin(ctx, ReadCommitted, "")
 	if err != nil {
 		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
 	}

@@ -1,6 +1,7 @@
 package sqlfence
 
 import (
+	"context"
 	"database/sql/driver"
 	"errors"
 	"reflect"
@@ -175,7 +176,10 @@ func isNull(v any) bool {
 }
 
 // check validates what a write is given before anything is sent.
-func (t *Table) check(claim guard.Claim, key []any) error {
+func (t *Table) check(ctx context.Context, q Querier, claim guard.Claim, key []any) error {
+	if err := q.usable(ctx); err != nil {
+		return err
+	}
 	if err := claim.Validate(); err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Cont
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := t.db.backend.begin(ctx, ReadCommitted)
+	tx, err := t.db.backend.begin(ctx, ReadCommitted, "")
 	if err != nil {
 		return schemaFailure(op, guard.Claim{}, err)
 	}

@@ -15,9 +15,13 @@ import (
 const (
 	enterSQL         = "SELECT fencepost.enter($1::text, $2::bigint, $3::text, $4::int, $5::int)"
 	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+	// The marker is local to the transaction: however the transaction ends, by
+	// COMMIT AND CHAIN too, it ends with it.
+	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', $6::text, true)"
+	markedSQL  = "SELECT pg_catalog.current_setting('fencepost.transaction', true) IS NOT DISTINCT FROM $1::text"
 	// With Options.PresentClaims, what is entered is presented to the triggers
 	// of guarded tables as well.
-	presentsSQL = ", set_config('fencepost.claims', $6::text, true)"
+	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::text, true)"
 )
 
 // maxEnter bounds how often a transaction raises and enters again: once is the
@@ -178,9 +182,9 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 // came too early is simply taken again.
 func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (transaction[Tx], error) {
 	const op = "enter"
-	sql, presented := enterSQL, d.presented(claims)
+	sql, presented := enterSQL+markSetSQL, d.presented(claims)
 	if opts.Isolation != ReadCommitted {
-		sql = enterSnapshotSQL
+		sql = enterSnapshotSQL + markSetSQL
 	}
 	first := make([]statement, 0, len(claims)+1)
 	for _, claim := range claims {
@@ -192,7 +196,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	var err error
 	for tries, early := 0, 0; tries < maxEnter; {
 		var tx transaction[Tx]
-		if tx, err = d.backend.begin(ctx, opts.Isolation, first...); err == nil {
+		if tx, err = d.backend.begin(ctx, opts.Isolation, d.marker, first...); err == nil {
 			return tx, nil
 		}
 		if opts.Isolation != ReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
@@ -212,11 +216,13 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	return nil, guard.Unavailable(op, claims[0], err)
 }
 
-// entering is a statement that enters under claim, and presents what
-// [DB.presented] made of all claims that the transaction enters under.
+// entering is a statement that enters under claim, marks the transaction, and
+// presents what [DB.presented] made of all claims that it enters under. The
+// marker is what COMMIT looks for: a callback that ended the transaction in SQL
+// wrote what follows without a fence, and only the server knows.
 func (d *DB[Tx]) entering(sql string, claim guard.Claim, presented string) statement {
-	args := append(make([]any, 0, 6), claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()))
+	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
+		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
 	if presented == "" {
 		return statement{sql: sql, args: args}
 	}

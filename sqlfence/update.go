@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -58,7 +57,7 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 }
 
 func (t *Table) writeRow(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
-	if err := t.check(claim, key); err != nil {
+	if err := t.check(ctx, q, claim, key); err != nil {
 		return guard.Mark{}, err
 	}
 	sql, args, err := t.statement(k, claim, key, set)
@@ -87,10 +86,10 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 			return mark, err
 		}
 	}
-	return guard.Mark{}, guard.Unavailable(t.op(k), claim, fmt.Errorf("%d times %w: it was replaced, or a trigger or policy holds it back", maxReplaced, errNotWritten))
+	return guard.Mark{}, guard.Unavailable(t.op(k), claim, errHeldBack)
 }
 
-var errNotWritten = errors.New("the row was not written although nothing refused it")
+var errHeldBack = fmt.Errorf("%d times the row was not written although nothing refused it: it was replaced, or a trigger or policy holds it back", maxReplaced)
 
 func (t *Table) notUnique(k kind, n int64) error {
 	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)

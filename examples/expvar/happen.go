@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -54,7 +55,11 @@ func happen(ctx context.Context, pool *pgxpool.Pool, observer guard.Observer) er
 		return fmt.Errorf("held, and granted again: %w", err)
 	}
 	// Cut by an operator, who raises the burned claim at the fence.
-	unlocked, err := client.Operator().ForceUnlock(ctx, resource, "Ada", "worker-1 hangs", nil)
+	operator, err := lockadmin.New(pool, &lockadmin.Options{Observer: observer})
+	if err != nil {
+		return err
+	}
+	unlocked, err := operator.ForceUnlock(ctx, resource, "Ada", "worker-1 hangs", nil)
 	if err != nil {
 		return err
 	}

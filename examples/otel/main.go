@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -90,7 +91,11 @@ func happen(ctx context.Context, pool *pgxpool.Pool, observer guard.Observer) er
 	if _, err := client.TryAcquire(ctx, "billing-close", opts); !errors.Is(err, lockclient.ErrHeld) {
 		return fmt.Errorf("held, and granted again: %w", err)
 	}
-	unlocked, err := client.Operator().ForceUnlock(ctx, "billing-close", "Ada", "worker-1 hangs", nil)
+	operator, err := lockadmin.New(pool, &lockadmin.Options{Observer: observer})
+	if err != nil {
+		return err
+	}
+	unlocked, err := operator.ForceUnlock(ctx, "billing-close", "Ada", "worker-1 hangs", nil)
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func hint(err error) string {
 		code = api.ErrorCode()
 	}
 	switch text := err.Error(); {
-	case errors.As(err, new(*s3fence.ProbeError)):
+	case errors.Is(err, s3fence.ErrUnsuitableStore):
 		return "no writer can be fenced there: choose another store, or ask its makers for conditional writes"
 	case errors.Is(err, guard.ErrUnfenced):
 		return "another program wrote the object: choose another -key, or put it under a claim with Objects.Adopt"

@@ -53,9 +53,9 @@ func (s store) env() []string {
 	return []string{"AWS_ACCESS_KEY_ID=" + s.id, "AWS_SECRET_ACCESS_KEY=" + s.secret, "AWS_REGION=" + s.region}
 }
 
-func startGateway(t *testing.T, version gateway.Version) store {
+func startGateway(t *testing.T, product gateway.Product) store {
 	t.Helper()
-	g := gateway.Start(t, version)
+	g := gateway.Start(t, product)
 	s := store{g.URL, g.Region, g.AccessKeyID, g.SecretAccessKey}
 	client := s3.New(s3.Options{
 		BaseEndpoint: aws.String(s.endpoint), UsePathStyle: true, Region: s.region,
@@ -78,7 +78,7 @@ func startS3Test(t *testing.T, etags s3test.ETagMode) store {
 
 func TestStaleWriterIsRefused(t *testing.T) {
 	for name, s := range map[string]store{
-		"versitygw": startGateway(t, gateway.Correct), "s3test": startS3Test(t, s3test.ETagMD5), "opaque": startS3Test(t, s3test.ETagOpaque),
+		"versitygw": startGateway(t, gateway.Versitygw), "s3test": startS3Test(t, s3test.ETagMD5), "opaque": startS3Test(t, s3test.ETagOpaque),
 	} {
 		for _, mode := range []string{"sealed", "pointer", "plain"} {
 			if mode == "plain" && name != "opaque" {
@@ -107,7 +107,7 @@ func TestStaleWriterIsRefused(t *testing.T) {
 
 // Credentials and region from a profile, the endpoint from the environment.
 func TestProfile(t *testing.T) {
-	s := startGateway(t, gateway.Correct)
+	s := startGateway(t, gateway.Versitygw)
 	dir := t.TempDir()
 	for name, content := range map[string]string{
 		"config":      "[profile tests]\nregion = " + s.region + "\n",
@@ -128,7 +128,7 @@ func TestProfile(t *testing.T) {
 
 // What cannot work is said clearly, with what to do about it.
 func TestClearErrors(t *testing.T) {
-	real, fake := startGateway(t, gateway.Correct), startS3Test(t, s3test.ETagMD5)
+	real, fake := startGateway(t, gateway.Versitygw), startS3Test(t, s3test.ETagMD5)
 	with := func(s store, change func(*store)) store { change(&s); return s }
 	nobody := func(s *store) { s.endpoint = "http://127.0.0.1:1" }
 	for name, c := range map[string]struct {
@@ -148,7 +148,7 @@ func TestClearErrors(t *testing.T) {
 		"wrong region, versitygw": {with(real, func(s *store) { s.region = "us-west-2" }), nil,
 			[]string{"another region", "AWS_REGION"}, 1},
 		"nobody there":     {with(real, nobody), nil, []string{"connection refused"}, 1},
-		"racing store":     {startGateway(t, gateway.Racing), nil, []string{"does not enforce preconditions", "choose another store"}, 1},
+		"racing store":     {startGateway(t, gateway.RacingVersitygw), nil, []string{"does not enforce preconditions", "choose another store"}, 1},
 		"plain":            {real, []string{"-mode", "plain"}, []string{"not safe here"}, 2},
 		"bad key":          {real, []string{"-key", "a/../b"}, []string{`key "a/../b"`}, 2},
 		"bad bucket":       {real, []string{"-bucket", "x"}, []string{`bucket "x"`}, 2},

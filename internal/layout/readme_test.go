@@ -22,6 +22,7 @@ var snippetImports = map[string]string{
 	"httpfence":  module + "/httpfence",
 	"io":         "io",
 	"lockclient": module + "/lockclient",
+	"lockadmin":  module + "/lockclient/lockadmin",
 	"log":        "log",
 	"pgx":        "github.com/jackc/pgx/v5",
 	"pgxpool":    "github.com/jackc/pgx/v5/pgxpool",

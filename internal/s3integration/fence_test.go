@@ -53,7 +53,7 @@ func createBucket(t testing.TB, client *s3.Client) {
 // startGateway is a correct store with an empty bucket.
 func startGateway(t testing.TB) *gateway.Gateway {
 	t.Helper()
-	g := gateway.Start(t, gateway.Correct)
+	g := gateway.Start(t, gateway.Versitygw)
 	createBucket(t, gatewayClient(g, g.URL))
 	return g
 }

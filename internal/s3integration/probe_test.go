@@ -8,7 +8,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -23,9 +22,9 @@ func TestProbe(t *testing.T) {
 	runs := times(6, 30)
 	// A client for each run, as of a process that starts: versitygw 1.7 leaves
 	// connections in disorder when it refuses a body that it has not read.
-	clients := func(version gateway.Version) func(t *testing.T) func() *s3.Client {
+	clients := func(product gateway.Product) func(t *testing.T) func() *s3.Client {
 		return func(t *testing.T) func() *s3.Client {
-			g := gateway.Start(t, version)
+			g := gateway.Start(t, product)
 			createBucket(t, gatewayClient(g, g.URL))
 			return func() *s3.Client { return gatewayClient(g, g.URL) }
 		}
@@ -35,8 +34,8 @@ func TestProbe(t *testing.T) {
 		clients func(t *testing.T) func() *s3.Client
 		correct bool
 	}{
-		{"versitygw " + string(gateway.Racing), clients(gateway.Racing), false},
-		{"versitygw " + string(gateway.Correct), clients(gateway.Correct), true},
+		{"versitygw " + gateway.RacingVersitygw.Version, clients(gateway.RacingVersitygw), false},
+		{"versitygw " + gateway.Versitygw.Version, clients(gateway.Versitygw), true},
 		{"s3test", func(t *testing.T) func() *s3.Client {
 			server := newServer(t, s3test.Options{})
 			return func() *s3.Client { return sdk(server) }
@@ -51,7 +50,7 @@ func TestProbe(t *testing.T) {
 				case err == nil && b.Probe().OpaqueETags:
 					t.Error("the ETags were taken for opaque")
 				case err == nil:
-				case errors.As(err, new(*s3fence.ProbeError)) && errors.Is(err, guard.ErrUnavailable):
+				case errors.Is(err, s3fence.ErrUnsuitableStore):
 					refused++
 					if refused == 1 {
 						t.Log(err)

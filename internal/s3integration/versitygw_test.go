@@ -32,14 +32,14 @@ func target(g *gateway.Gateway) s3conform.Target {
 // What is tested against s3test has been tested against the behaviour of a real
 // store, as far as the same suite passes on both.
 func TestCorrect(t *testing.T) {
-	g := gateway.Start(t, gateway.Correct)
+	g := gateway.Start(t, gateway.Versitygw)
 	s3conform.Run(t, target(g))
 }
 
 // The suite must notice a real store that loses races, and nothing else about
 // it, since requests that come one after the other are served well.
 func TestRacing(t *testing.T) {
-	g := gateway.Start(t, gateway.Racing)
+	g := gateway.Start(t, gateway.RacingVersitygw)
 	target := target(g)
 	target.Differs["list by pages"] = "KeyCount leaves common prefixes out"
 	races := []string{"race to create has one winner", "race to replace has one winner"}

@@ -23,11 +23,9 @@
 //
 // # What it does not
 //
-// It keeps nothing when the test ends. It has no epochs, so calls about them
-// return guard.ErrUnavailable, and a purge finds nothing; Advance works. Of the
-// operators' calls, [lockclient.Client.Operator] offers all but Inspect, which has
-// no server to look at and returns guard.ErrUnavailable. It shows nothing about a
-// fence: use guard.NewMemory, or the fence's own tests, for that.
+// It keeps nothing when the test ends, and it has no operators: lockadmin works
+// on PostgreSQL. It shows nothing about a fence: use guard.NewMemory, or the
+// fence's own tests, for that.
 //
 // # Time
 //

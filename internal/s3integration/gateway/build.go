@@ -10,29 +10,93 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
 )
 
-const module = "github.com/versity/versitygw"
+// Product is a store at a version.
+type Product struct {
+	// Name is for people.
+	Name string
+	// Module and Version are what it is built from.
+	Module, Version string
 
-// Version is a version of versitygw.
-type Version string
+	// install is the package to install; main, if it is not empty, the source of
+	// a program to build instead.
+	install, main string
+	// binary is the name of the file.
+	binary string
+	// run returns arguments and environment for a store at an address.
+	run func(g *Gateway, address string) (args, env []string)
+}
 
-const (
-	// Correct decides conditions and applies writes in one step.
-	Correct Version = "v1.8.0"
-	// Racing passes every test that sends one request after the other, and yet
-	// lets several racing conditional writes through. It is the control: what is
-	// to notice a broken store must notice this one.
-	Racing Version = "v1.7.0"
+var (
+	// Versitygw decides conditions and applies writes in one step.
+	Versitygw = versitygw("v1.8.0")
+	// RacingVersitygw passes every test that sends one request after the other,
+	// and yet lets several racing conditional writes through. It is the control:
+	// what is to notice a broken store must notice this one.
+	RacingVersitygw = versitygw("v1.7.0")
+	// MinIO is its last release as a Go module. It decides conditional PUTs in
+	// one step and ignores conditions of DELETE. Building it takes five minutes
+	// of a processor.
+	MinIO = Product{
+		Name: "MinIO 2026-02-12", Module: "github.com/minio/minio", Version: "v0.0.0-20260212201848-7aac2a2c5b7c",
+		install: "github.com/minio/minio", binary: "minio",
+		run: func(g *Gateway, address string) ([]string, []string) {
+			return []string{"server", "--quiet", "--address", address, g.data()}, []string{
+				"MINIO_ROOT_USER=" + g.AccessKeyID, "MINIO_ROOT_PASSWORD=" + g.SecretAccessKey, "MINIO_REGION=" + g.Region,
+				"MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CI_CD=1", // one disk that may be the root's
+			}
+		},
+	}
+	// Rclone is "rclone serve s3" without a cache: it decides conditions in a
+	// step before the write, refuses suffix ranges that are longer than the
+	// object, and gives no ETag while an object is overwritten.
+	Rclone = rclone("off")
+	// RcloneFullCache is the same with --vfs-cache-mode full.
+	RcloneFullCache = rclone("full")
 )
+
+func versitygw(version string) Product {
+	return Product{
+		Name: "versitygw " + version, Module: "github.com/versity/versitygw", Version: version,
+		install: "github.com/versity/versitygw/cmd/versitygw", binary: "versitygw",
+		run: func(g *Gateway, address string) ([]string, []string) {
+			return []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", g.data()},
+				[]string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey}
+		},
+	}
+}
+
+// rclone is built with the one backend that is needed, in a fifth of the time.
+func rclone(cache string) Product {
+	return Product{
+		Name: "rclone v1.76.0 --vfs-cache-mode " + cache, Module: "github.com/rclone/rclone", Version: "v1.76.0", binary: "rclone",
+		main: `package main
+
+import (
+	_ "github.com/rclone/rclone/backend/local"
+	"github.com/rclone/rclone/cmd"
+	_ "github.com/rclone/rclone/cmd/serve"
+	_ "github.com/rclone/rclone/cmd/serve/s3"
+)
+
+func main() { cmd.Main() }
+`,
+		run: func(g *Gateway, address string) ([]string, []string) {
+			return []string{"serve", "s3", "--addr", address, "--auth-key", g.AccessKeyID + "," + g.SecretAccessKey,
+				"--vfs-cache-mode", cache, "--config", "", "--cache-dir", filepath.Join(g.Dir, "cache"), g.data()}, nil
+		},
+	}
+}
 
 var building sync.Mutex
 
-// Binary returns the path of versitygw at a version, and builds it if need be.
-func Binary(ctx context.Context, version Version) (string, error) {
+// Binary returns the path of the store's binary, and builds it if need be.
+func (p Product) Binary(ctx context.Context) (string, error) {
 	// Builds use all processors anyway.
 	building.Lock()
 	defer building.Unlock()
@@ -40,8 +104,8 @@ func Binary(ctx context.Context, version Version) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, fmt.Sprintf("versitygw-%s-%s-%s", version, runtime.GOOS, runtime.GOARCH))
-	if check(path, version) == nil {
+	path := filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", p.binary, p.Version, runtime.GOOS, runtime.GOARCH))
+	if p.check(path) == nil {
 		return path, nil
 	}
 	// Test binaries of several packages run side by side.
@@ -53,13 +117,13 @@ func Binary(ctx context.Context, version Version) (string, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("gateway: lock %s: %w", lock.Name(), err)
 	}
-	if check(path, version) == nil {
+	if p.check(path) == nil {
 		return path, nil
 	}
-	return path, build(ctx, dir, path, version)
+	return path, p.build(ctx, dir, path)
 }
 
-func build(ctx context.Context, dir, path string, version Version) error {
+func (p Product) build(ctx context.Context, dir, path string) error {
 	// A directory of its own, so that an interrupted build leaves no half of a
 	// binary under the final name.
 	bin, err := os.MkdirTemp(dir, "build-")
@@ -67,10 +131,19 @@ func build(ctx context.Context, dir, path string, version Version) error {
 		return err
 	}
 	defer os.RemoveAll(bin)
-	target := module + "/cmd/versitygw@" + string(version)
+	args := []string{"install", "-trimpath", "-ldflags=-s -w", p.install + "@" + p.Version}
+	if p.main != "" {
+		args = []string{"build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", p.binary, "."}
+		module := "module " + p.binary + "\n\ngo 1.26.0\n\nrequire " + p.Module + " " + p.Version + "\n"
+		for name, text := range map[string]string{"main.go": p.main, "go.mod": module} {
+			if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o600); err != nil {
+				return err
+			}
+		}
+	}
 	// The module proxy may be away for a moment.
 	for _, pause := range []time.Duration{5 * time.Second, 20 * time.Second, 0} {
-		cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-ldflags=-s -w", target)
+		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = bin
 		cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")
 		out, err := cmd.CombinedOutput()
@@ -78,30 +151,32 @@ func build(ctx context.Context, dir, path string, version Version) error {
 			break
 		}
 		if pause == 0 || ctx.Err() != nil {
-			return fmt.Errorf("gateway: go install %s: %w\n%s", target, err, out)
+			return fmt.Errorf("gateway: build %s %s: %w\n%s", p.Module, p.Version, err, out)
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
-	built := filepath.Join(bin, "versitygw")
-	if err := check(built, version); err != nil {
+	built := filepath.Join(bin, p.binary)
+	if err := p.check(built); err != nil {
 		return err
 	}
 	return os.Rename(built, path)
 }
 
 // check looks into the binary for the version that it was built from.
-func check(path string, version Version) error {
+func (p Product) check(path string) error {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	if info.Main.Path != module || info.Main.Version != string(version) {
-		return fmt.Errorf("gateway: %s is %s %s, not %s %s", path, info.Main.Path, info.Main.Version, module, version)
+	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		if m.Path == p.Module && m.Version == p.Version && m.Replace == nil {
+			return nil
+		}
 	}
-	return nil
+	return fmt.Errorf("gateway: %s is %s %s, not built from %s %s", path, info.Main.Path, info.Main.Version, p.Module, p.Version)
 }
 
 func cache() (string, error) {

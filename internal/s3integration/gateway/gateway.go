@@ -1,5 +1,20 @@
 //go:build unix
 
+// Package gateway builds and runs real S3 stores for tests: versitygw, MinIO
+// and rclone.
+//
+//	g := gateway.Start(t, gateway.Versitygw)
+//	// point an S3 client at g.URL, path-style, with g.AccessKeyID and g.SecretAccessKey
+//
+// A store is built once from its Go module, at the version that its [Product]
+// names, and its binary is kept below the user's cache directory. The process
+// listens on 127.0.0.1, keeps its data in a temporary directory, and is gone,
+// directory included, when the test ends, or when the test's process does,
+// however that ends.
+//
+// The directory is on a file system with extended attributes, as versitygw
+// needs them: in TMPDIR, /var/tmp or the user's cache directory, whichever
+// works first.
 package gateway
 
 import (
@@ -8,6 +23,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -15,15 +31,16 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// startLimit is how long a process may take until it answers; a tenth of a
-// second is usual. It only ends a hang.
+// startLimit is how long a process may take until it answers; a second is
+// usual. It only ends a hang.
 const startLimit = 2 * time.Minute
 
-// Gateway is a running versitygw.
+// Gateway is a running store.
 type Gateway struct {
 	// URL is the endpoint; buckets are addressed by path.
 	URL             string
@@ -34,6 +51,7 @@ type Gateway struct {
 	PID int
 	Dir string
 
+	product Product
 	binary  string
 	cmd     *exec.Cmd
 	janitor *janitor
@@ -43,20 +61,20 @@ type Gateway struct {
 	stopErr error
 }
 
-// Start runs versitygw until the test ends.
-func Start(t testing.TB, version Version) *Gateway {
+// Start runs a store until the test ends.
+func Start(t testing.TB, product Product) *Gateway {
 	t.Helper()
-	binary, err := Binary(t.Context(), version)
+	binary, err := product.Binary(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := start(t.Context(), binary)
+	g, err := start(t.Context(), product, binary)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("versitygw %s:\n%s", version, g.output)
+			t.Logf("%s:\n%s", product.Name, g.output)
 		}
 		if err := g.Stop(); err != nil {
 			t.Error(err)
@@ -67,7 +85,7 @@ func Start(t testing.TB, version Version) *Gateway {
 
 // start tries the places for the directory, and ports that another process
 // might have taken in between.
-func start(ctx context.Context, binary string) (*Gateway, error) {
+func start(ctx context.Context, product Product, binary string) (*Gateway, error) {
 	places := []string{os.TempDir(), "/var/tmp"}
 	if dir, err := cache(); err == nil {
 		places = append(places, dir)
@@ -75,7 +93,7 @@ func start(ctx context.Context, binary string) (*Gateway, error) {
 	var errs []error
 	for _, place := range places {
 		for range 3 {
-			g, err := launch(ctx, binary, place)
+			g, err := launch(ctx, product, binary, place)
 			if err == nil {
 				return g, nil
 			}
@@ -88,8 +106,8 @@ func start(ctx context.Context, binary string) (*Gateway, error) {
 	return nil, fmt.Errorf("gateway: not started: %w", errors.Join(errs...))
 }
 
-func launch(ctx context.Context, binary, place string) (*Gateway, error) {
-	dir, err := os.MkdirTemp(place, "fencepost-versitygw-")
+func launch(ctx context.Context, product Product, binary, place string) (*Gateway, error) {
+	dir, err := os.MkdirTemp(place, "fencepost-store-")
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +117,7 @@ func launch(ctx context.Context, binary, place string) (*Gateway, error) {
 	}
 	g := &Gateway{
 		URL: "http://" + address, Region: "us-east-1", AccessKeyID: "fencepost", SecretAccessKey: rand.Text(),
-		Dir: dir, binary: binary, output: &output{},
+		Dir: dir, product: product, binary: binary, output: &output{},
 	}
 	if err := os.Mkdir(g.data(), 0o700); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -121,9 +139,10 @@ func (g *Gateway) data() string { return filepath.Join(g.Dir, "data") }
 // answers.
 func (g *Gateway) run(ctx context.Context) error {
 	address := strings.TrimPrefix(g.URL, "http://")
-	g.cmd = exec.Command(g.binary, "--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", g.data())
+	args, env := g.product.run(g, address)
+	g.cmd = exec.Command(g.binary, args...)
 	g.cmd.Dir = g.Dir
-	g.cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey, "HOME=" + g.Dir, "TMPDIR=" + g.Dir}
+	g.cmd.Env = append(env, "HOME="+g.Dir, "TMPDIR="+g.Dir)
 	g.cmd.Stdout, g.cmd.Stderr = g.output, g.output
 	ended := make(chan struct{})
 	g.ended = ended
@@ -179,7 +198,9 @@ func (g *Gateway) wait(ctx context.Context) error {
 		}
 		if answer, err := client.Do(r); err == nil {
 			answer.Body.Close()
-			return nil
+			if answer.StatusCode != http.StatusServiceUnavailable { // MinIO's word for "starting"
+				return nil
+			}
 		}
 		select {
 		case <-g.ended:
@@ -230,4 +251,58 @@ func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.buf.String()
+}
+
+// janitor is a shell that cleans up if this process ends before it could: it
+// waits on a pipe that only this process holds.
+type janitor struct {
+	cmd  *exec.Cmd
+	pipe io.WriteCloser
+}
+
+// script is told the process's ID in its first line, and in a second that all
+// is well. If a line is missing, this process has ended.
+const script = `
+read -r pid || pid=
+if ! read -r word; then
+	if [ -n "$pid" ]; then kill -9 "$pid"; fi
+	# It may still be writing.
+	for try in 1 2 3 4 5 6 7 8 9 10; do
+		rm -rf "$1" && break
+		sleep 0.1
+	done
+fi
+`
+
+func newJanitor(dir string) (*janitor, error) {
+	j := &janitor{cmd: exec.Command("/bin/sh", "-c", script, "janitor", dir)}
+	// Detached from the terminal, so that Ctrl-C does not end it as well.
+	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	j.cmd.Dir = "/"
+	pipe, err := j.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	j.pipe = pipe
+	if err := j.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("gateway: start the janitor: %w", err)
+	}
+	return j, nil
+}
+
+func (j *janitor) watch(pid int) error {
+	_, err := fmt.Fprintln(j.pipe, pid)
+	return err
+}
+
+// dismiss ends the janitor when there is nothing left to clean up.
+func (j *janitor) dismiss() error {
+	// A line too many does no harm where no process was started.
+	if _, err := fmt.Fprint(j.pipe, "\ndone\n"); err != nil {
+		return err
+	}
+	if err := j.pipe.Close(); err != nil {
+		return err
+	}
+	return j.cmd.Wait()
 }

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 func child() error {
-	g, err := start(context.Background(), os.Getenv(childVariable))
+	g, err := start(context.Background(), Versitygw, os.Getenv(childVariable))
 	if err != nil {
 		return err
 	}
@@ -68,9 +68,9 @@ func alive(pid int) bool {
 }
 
 func TestStop(t *testing.T) {
-	for _, version := range []Version{Correct, Racing} {
-		t.Run(string(version), func(t *testing.T) {
-			g := Start(t, version)
+	for _, product := range []Product{Versitygw, RacingVersitygw, Rclone, RcloneFullCache} {
+		t.Run(product.Name, func(t *testing.T) {
+			g := Start(t, product)
 			answer, err := http.Get(g.URL)
 			if err != nil {
 				t.Fatal(err)
@@ -91,7 +91,7 @@ func TestStop(t *testing.T) {
 
 // A test that is killed cannot clean up by itself.
 func TestKilledTestLeavesNothing(t *testing.T) {
-	binary, err := Binary(t.Context(), Correct)
+	binary, err := Versitygw.Binary(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,17 +125,17 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 }
 
 func TestWrongBinaryIsRefused(t *testing.T) {
-	if err := check(os.Args[0], Correct); err == nil {
+	if err := Versitygw.check(os.Args[0]); err == nil {
 		t.Error("this test binary was taken for versitygw")
 	}
-	binary, err := Binary(t.Context(), Correct)
+	binary, err := Versitygw.Binary(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := check(binary, Racing); err == nil {
-		t.Errorf("%s was taken for %s", Correct, Racing)
+	if err := RacingVersitygw.check(binary); err == nil {
+		t.Errorf("%s was taken for %s", Versitygw.Name, RacingVersitygw.Name)
 	}
-	if _, err := start(t.Context(), os.Args[0]+".missing"); err == nil {
+	if _, err := start(t.Context(), Versitygw, os.Args[0]+".missing"); err == nil {
 		t.Error("a missing binary was started")
 	}
 }

@@ -6,14 +6,14 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
 
 func (a *app) auditCommand() *cli.Command {
 	return &cli.Command{
-		Name: "audit", Category: categoryLook, ArgsUsage: "[PREFIX]",
+		Name: "audit", Category: categoryLook, ArgsUsage: "[PATTERN]",
 		Usage: "list what operators did, the latest first",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 24h"},
@@ -26,7 +26,7 @@ func (a *app) auditCommand() *cli.Command {
 }
 
 func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PREFIX?")
+	given, err := arguments(cmd, "PATTERN?")
 	if err != nil {
 		return err
 	}
@@ -46,42 +46,30 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 	w := bufio.NewWriter(a.out)
 	t := newAuditTable(w)
 	printed := 0
-	for opts := (&lockclient.AuditOptions{Limit: firstPage}); ; opts.Limit = nextPage {
-		if limit > 0 {
-			opts.Limit = min(opts.Limit, limit-printed)
-		}
-		page, err := s.op.Audit(ctx, given[0], from, to, opts)
+	for r, err := range s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to}) {
 		if err != nil {
 			return err
 		}
-		for _, r := range page.Records {
-			if !asJSON(cmd) {
-				auditRow(t, r)
-				continue
-			}
-			line, err := jsonLine(r)
-			if err == nil {
-				_, err = w.Write(line)
-			}
-			if err != nil {
-				return err
-			}
+		if limit > 0 && printed == limit {
+			break
 		}
-		printed += len(page.Records)
-		opts.After = page.Next
-		last := opts.After == "" || limit > 0 && printed >= limit
 		if !asJSON(cmd) {
-			if last && printed == 0 {
-				t.note("no record")
-			}
-			if err := t.flush(); err != nil {
-				return err
-			}
-		}
-		if err := w.Flush(); err != nil || last {
+			auditRow(t, r)
+		} else if line, err := jsonLine(r); err != nil {
+			return err
+		} else if _, err := w.Write(line); err != nil {
 			return err
 		}
+		if printed++; printed == firstPage || printed%nextPage == 0 {
+			if err := t.flushTo(w, asJSON(cmd)); err != nil {
+				return err
+			}
+		}
 	}
+	if printed == 0 {
+		t.note("no record")
+	}
+	return t.flushTo(w, asJSON(cmd))
 }
 
 func period(cmd *cli.Command) (from, to time.Time, err error) {
@@ -109,7 +97,7 @@ func newAuditTable(w io.Writer) *table {
 	return newTable(w, "AT", "ACTION", ">TOKEN", "BY", "CUT HOLDER", "RESOURCE", "REASON")
 }
 
-func auditRow(t *table, r lockclient.AuditRecord) {
+func auditRow(t *table, r lockadmin.AuditRecord) {
 	by := shown(r.Actor)
 	if r.DatabaseUser != "" && r.DatabaseUser != r.Actor {
 		by += " (as " + shown(r.DatabaseUser) + ")"

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +20,7 @@ import (
 // session is the connection to one database. Nothing is sent before it is used.
 type session struct {
 	pool  *pgxpool.Pool
-	op    *lockclient.Operator
+	op    *lockadmin.Operator
 	marks *sqlfence.DB[pgx.Tx]
 	// timeout bounds what the two packages leave to the caller's context.
 	timeout time.Duration
@@ -40,7 +41,7 @@ func connect(ctx context.Context, cmd *cli.Command, components ...string) (*sess
 	}
 	timeout := cmd.Duration("timeout")
 	s := &session{pool: pool, timeout: timeout}
-	if s.op, err = lockclient.NewOperator(pool, &lockclient.OperatorOptions{OpTimeout: timeout}); err != nil {
+	if s.op, err = lockadmin.New(pool, &lockadmin.Options{OpTimeout: timeout, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		pool.Close()
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -167,11 +168,11 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 const otherDoctor = 3 * time.Second
 
 // endToEnd does what a holder does, a few times.
-func (f *findings) endToEnd(ctx context.Context, op *lockclient.Operator, resource string) {
-	var p lockclient.Probed
+func (f *findings) endToEnd(ctx context.Context, op *lockadmin.Operator, resource string) {
+	var p lockadmin.Probed
 	var err error
 	for end := time.Now().Add(otherDoctor); ; time.Sleep(50 * time.Millisecond) {
-		p, err = op.Probe(ctx, &lockclient.ProbeOptions{Resource: resource})
+		p, err = op.Probe(ctx, &lockadmin.ProbeOptions{Resource: resource})
 		if !errors.Is(err, lockclient.ErrHeld) || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}

@@ -5,7 +5,7 @@ import (
 	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -68,7 +68,7 @@ func (a *app) epochRaise(ctx context.Context, cmd *cli.Command) error {
 	return a.printEpoch(cmd, epoch)
 }
 
-func (a *app) printEpoch(cmd *cli.Command, e lockclient.Epoch) error {
+func (a *app) printEpoch(cmd *cli.Command, e lockadmin.Epoch) error {
 	if asJSON(cmd) {
 		return a.printJSON(struct {
 			Epoch            int64       `json:"epoch"`

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // The exit codes. They are part of the program's contract: scripts branch on
@@ -96,7 +97,7 @@ func classify(err error) (code int, reason string) {
 	switch {
 	case errors.Is(err, lockclient.ErrHeld):
 		return exitRefused, "held"
-	case errors.Is(err, lockclient.ErrLeaseChanged):
+	case errors.Is(err, lockadmin.ErrLeaseChanged):
 		return exitRefused, "lease_changed"
 	}
 	switch reason := guard.ReasonOf(err); reason {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -35,7 +35,7 @@ func (a *app) forceUnlockCommand() *cli.Command {
 
 // unlocked is the result for programs.
 type unlocked struct {
-	lockclient.ForceUnlocked
+	lockadmin.ForceUnlocked
 	// Raised says that no holder below the burned token can write any more
 	// where sqlfence's marks are compared.
 	Raised bool `json:"raised"`
@@ -72,7 +72,7 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer s.close()
-	opts := &lockclient.ForceUnlockOptions{ExpectedLeaseID: cmd.String("expect"), RequestID: cmd.String("request-id")}
+	opts := &lockadmin.ForceUnlockOptions{ExpectedLeaseID: cmd.String("expect"), RequestID: cmd.String("request-id")}
 	if err := a.confirmUnlock(ctx, cmd, s, resource, opts); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func accountable(what, actor, reason string) error {
 
 // confirmUnlock shows whom it hits. What the operator has seen is what is cut:
 // a successor that comes while the question is open is left alone.
-func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, resource string, opts *lockclient.ForceUnlockOptions) error {
+func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, resource string, opts *lockadmin.ForceUnlockOptions) error {
 	if cmd.Bool("yes") || !isTerminal(a.in) {
 		return a.confirm(ctx, cmd, "")
 	}
@@ -118,7 +118,7 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 		return noSuchLease(err, resource)
 	}
 	question := fmt.Sprintf("Cut the lease on %s: it is %s.", shown(resource), now.State)
-	if now.State == lockclient.StateHeld {
+	if now.State == lockadmin.StateHeld {
 		question = fmt.Sprintf("Cut the lease on %s.\n  held by %s for %s\n  token %s, lease %s",
 			shown(resource), shown(now.Owner), span(now.HeldFor), now.Token, shown(now.LeaseID))
 	}
@@ -134,7 +134,7 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 	// It was free, and there is no lease ID to expect.
 	later, err := s.op.Get(ctx, resource)
 	if err == nil && later.LeaseID != "" {
-		err = &lockclient.LeaseChangedError{Now: later}
+		err = &lockadmin.LeaseChangedError{Now: later}
 	}
 	return err
 }
@@ -158,7 +158,7 @@ func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
 		return a.printJSON(u)
 	}
 	was := string(u.Cut.State)
-	if u.Cut.State == lockclient.StateHeld {
+	if u.Cut.State == lockadmin.StateHeld {
 		was += " for " + span(u.At.Sub(u.Cut.AcquiredAt))
 	}
 	mark := "not raised"

@@ -6,18 +6,19 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
 
 func (a *app) listCommand() *cli.Command {
 	return &cli.Command{
-		Name: "list", Category: categoryLook, ArgsUsage: "[PREFIX]",
+		Name: "list", Category: categoryLook, ArgsUsage: "[PATTERN]",
 		Usage: "list leases: who holds what, since when",
-		Description: "Those whose names begin with PREFIX, in the order of the names. Without --all\n" +
-			"or --state only leases that were not released: held and expired. Printed\n" +
-			"while it is read, page by page; it is no snapshot.",
+		Description: "PATTERN is read by components: tenant_1 is that name and what begins with\n" +
+			"tenant_1: (never tenant_12); * is any component, and at the end any rest. In\n" +
+			"the order of the names. Without --all or --state only leases that were not\n" +
+			"released: held and expired. Printed while it is read; it is no snapshot.",
 		Flags: append([]cli.Flag{
 			&cli.StringSliceFlag{Name: "state", Usage: "only these: held, expired, free"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "also the free ones, which keep the token"},
@@ -35,7 +36,7 @@ func limitFlag(value int, text string) cli.Flag {
 const watchedRows = 20
 
 func (a *app) list(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PREFIX?")
+	given, err := arguments(cmd, "PATTERN?")
 	if err != nil {
 		return err
 	}
@@ -56,15 +57,15 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		return s.list(ctx, w, given[0], *opts, limit, asJSON(cmd))
+		return s.list(ctx, w, given[0], opts, limit, asJSON(cmd))
 	})
 }
 
-func listOptions(cmd *cli.Command) (*lockclient.ListOptions, error) {
-	opts := &lockclient.ListOptions{AwaitedOnly: cmd.Bool("awaited")}
+func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
+	opts := &lockadmin.ListOptions{AwaitedOnly: cmd.Bool("awaited")}
 	for _, given := range cmd.StringSlice("state") {
-		state := lockclient.LeaseState(given)
-		if state != lockclient.StateHeld && state != lockclient.StateExpired && state != lockclient.StateFree {
+		state := lockadmin.LeaseState(given)
+		if state != lockadmin.StateHeld && state != lockadmin.StateExpired && state != lockadmin.StateFree {
 			return nil, usage("--state is held, expired or free, not %s", shown(given))
 		}
 		opts.States = append(opts.States, state)
@@ -73,44 +74,40 @@ func listOptions(cmd *cli.Command) (*lockclient.ListOptions, error) {
 	case cmd.Bool("all") && len(opts.States) > 0:
 		return nil, usage("--all and --state exclude each other")
 	case !cmd.Bool("all") && len(opts.States) == 0:
-		opts.States = []lockclient.LeaseState{lockclient.StateHeld, lockclient.StateExpired}
+		opts.States = []lockadmin.LeaseState{lockadmin.StateHeld, lockadmin.StateExpired}
 	}
 	return opts, nil
 }
 
-// The first page is small, so that it is there at once.
-const firstPage, nextPage = 100, 1000
-
-// list prints page by page: it holds one page in memory, however long the list
-// is. limit 0 is none.
-func (s *session) list(ctx context.Context, w io.Writer, prefix string, opts lockclient.ListOptions, limit int, asJSON bool) error {
+// list prints as it reads: it holds one page in memory, however long the list is.
+// limit 0 is none.
+func (s *session) list(ctx context.Context, w io.Writer, pattern string, opts *lockadmin.ListOptions, limit int, asJSON bool) error {
 	out := newLeaseTable(w, asJSON)
 	printed := 0
-	for opts.Limit = firstPage; ; opts.Limit = nextPage {
-		page, err := s.op.List(ctx, prefix, &opts)
+	for lease, err := range s.op.List(ctx, pattern, opts) {
 		if err != nil {
 			return err
 		}
-		for _, lease := range page.Leases {
-			if limit > 0 && printed == limit {
-				return out.end("more, see --limit")
-			}
-			if err := out.lease(lease); err != nil {
-				return err
-			}
-			printed++
+		if limit > 0 && printed == limit {
+			return out.end("more, see --limit")
 		}
-		if opts.After = page.Next; opts.After == "" {
-			if printed == 0 {
-				return out.end("no lease")
-			}
-			return out.end("")
-		}
-		if err := out.flush(); err != nil {
+		if err := out.lease(lease); err != nil {
 			return err
 		}
+		if printed++; printed == firstPage || printed%nextPage == 0 {
+			if err := out.flush(); err != nil {
+				return err
+			}
+		}
 	}
+	if printed == 0 {
+		return out.end("no lease")
+	}
+	return out.end("")
 }
+
+// The first rows are printed at once, the others a thousand at a time.
+const firstPage, nextPage = 100, 1000
 
 // leaseTable prints leases for people or for programs.
 type leaseTable struct {
@@ -124,7 +121,7 @@ func newLeaseTable(w io.Writer, asJSON bool) *leaseTable {
 	return &leaseTable{w: b, json: asJSON, t: newTable(b, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
 }
 
-func (o *leaseTable) lease(l lockclient.LeaseInfo) error {
+func (o *leaseTable) lease(l lockadmin.LeaseInfo) error {
 	if o.json {
 		line, err := jsonLine(l)
 		if err == nil {
@@ -137,15 +134,15 @@ func (o *leaseTable) lease(l lockclient.LeaseInfo) error {
 }
 
 // stateOf marks the leases that somebody waits for.
-func stateOf(l lockclient.LeaseInfo) string {
+func stateOf(l lockadmin.LeaseInfo) string {
 	if l.Awaited {
 		return string(l.State) + ", awaited"
 	}
 	return string(l.State)
 }
 
-func whenHeld(l lockclient.LeaseInfo, d time.Duration) string {
-	return orDash(l.State == lockclient.StateHeld, span(d))
+func whenHeld(l lockadmin.LeaseInfo, d time.Duration) string {
+	return orDash(l.State == lockadmin.StateHeld, span(d))
 }
 
 func (o *leaseTable) flush() error {

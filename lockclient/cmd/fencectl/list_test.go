@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // listed is what a run of list cost.
@@ -54,7 +54,7 @@ func listAll(t *testing.T, url string, begun func(), args ...string) (l listed) 
 			}
 		}
 		if strings.HasPrefix(line, "{") {
-			var lease lockclient.LeaseInfo
+			var lease lockadmin.LeaseInfo
 			if err := json.Unmarshal([]byte(line), &lease); err != nil || !strings.HasPrefix(lease.Resource, "tenant_") {
 				t.Fatalf("%v: %s", err, line)
 			}
@@ -110,7 +110,7 @@ func TestListOf200000(t *testing.T) {
 	}
 }
 
-// What --limit, --all, --state, --awaited and the prefix choose.
+// What --limit, --all, --state, --awaited and the pattern choose.
 func TestListChooses(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -126,7 +126,7 @@ func TestListChooses(t *testing.T) {
 	}{
 		{"", 200, "a%_249"}, {"--all", 250, "a%_249"}, {"-a --limit 120", 121, "(more, see --limit)"}, {"--limit 200", 200, "a%_249"},
 		{"--state free", 50, "a%_245"}, {"--state expired", 50, "a%_246"}, {"--state expired --state free", 100, "a%_246"}, {"--state held,free", 200, "a%_249"},
-		{"--awaited", 5, "a%_202"}, {"a%_24 --all", 10, "a%_249"}, {"a__", 1, "(no lease)"}, {"-n 1 a%_001", 1, "a%_001"},
+		{"--awaited", 5, "a%_202"}, {"a%_24* --all", 10, "a%_249"}, {"a%_24 --all", 1, "(no lease)"}, {"a__*", 1, "(no lease)"}, {"-n 1 a%_001", 1, "a%_001"},
 	} {
 		out := must(t, url, append([]string{"list"}, strings.Fields(c.args)...)...)
 		lines := strings.Split(strings.TrimSpace(out), "\n")[1:]

@@ -5,14 +5,14 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
 
 func (a *app) longHeldCommand() *cli.Command {
 	return &cli.Command{
-		Name: "long-held", Category: categoryLook, ArgsUsage: "[PREFIX]",
+		Name: "long-held", Category: categoryLook, ArgsUsage: "[PATTERN]",
 		Usage: "list leases that have been held for long, the longest first",
 		Flags: append([]cli.Flag{
 			&cli.DurationFlag{Name: "threshold", Value: time.Hour, Usage: "how long at least", Sources: cli.EnvVars("FENCECTL_LONG_HELD_THRESHOLD")},
@@ -23,7 +23,7 @@ func (a *app) longHeldCommand() *cli.Command {
 }
 
 func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PREFIX?")
+	given, err := arguments(cmd, "PATTERN?")
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		leases, err := s.op.LongHeld(ctx, threshold, &lockclient.LongHeldOptions{Prefix: given[0], Limit: limit})
+		leases, err := s.op.LongHeld(ctx, threshold, &lockadmin.LongHeldOptions{Pattern: given[0], Limit: limit})
 		if err != nil {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -180,7 +180,7 @@ func (o *markTable) end(cmd *cli.Command) error {
 	case o.json:
 	case o.printed == 0:
 		o.t.note("no mark")
-	case cmd.Bool("ahead") && o.highest > lockclient.MaxAdvance:
+	case cmd.Bool("ahead") && o.highest > lockadmin.MaxAdvance:
 		o.t.note("the highest is too high to lift the issuer over it, see fencectl help runbook")
 	case cmd.Bool("ahead"):
 		o.t.note("lift the issuer over all of them: fencectl advance --floor " + o.highest.String())

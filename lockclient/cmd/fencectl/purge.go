@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -46,7 +46,7 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 	if err := a.confirm(ctx, cmd, question); err != nil {
 		return err
 	}
-	purged, err := s.op.Purge(ctx, &lockclient.PurgeOptions{OlderThan: older, Batch: cmd.Int("batch")})
+	purged, err := s.op.Purge(ctx, &lockadmin.PurgeOptions{OlderThan: older, Batch: cmd.Int("batch")})
 	if err != nil {
 		if purged.Count > 0 {
 			err = fmt.Errorf("%w (%d rows were deleted before)", err, purged.Count)

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/urfave/cli/v3"
@@ -36,7 +36,7 @@ func (a *app) roles(_ context.Context, cmd *cli.Command) error {
 	if issuer == enforcer && issuer != "" {
 		return usage("--issuer and --enforcer must differ: grant both to a role that does both")
 	}
-	ofLeases, err := lockclient.RolesSQL(&lockclient.RoleNames{Issuer: issuer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
+	ofLeases, err := lockadmin.RolesSQL(&lockadmin.RoleNames{Issuer: issuer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
 	if err != nil {
 		return err
 	}

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
-// settings are the rows about the server: what [lockclient.Operator.Inspect]
+// settings are the rows about the server: what [lockadmin.Operator.Inspect]
 // found wrong, and the rest as it is.
 func (f *findings) settings(ctx context.Context, s *session) {
 	in, err := s.op.Inspect(ctx)
@@ -30,7 +30,7 @@ func (f *findings) settings(ctx context.Context, s *session) {
 		{"blocker", "none"},
 		{"clock", "within " + max(in.ClockAhead.Abs(), in.ClockError, time.Millisecond).Round(time.Millisecond).String() + " of this machine's"},
 	}
-	wrong := map[string]lockclient.Finding{}
+	wrong := map[string]lockadmin.Finding{}
 	for _, found := range in.Findings {
 		wrong[found.Setting] = found
 	}
@@ -50,9 +50,9 @@ func (f *findings) settings(ctx context.Context, s *session) {
 	}
 }
 
-func (f *findings) found(found lockclient.Finding) {
+func (f *findings) found(found lockadmin.Finding) {
 	status := checkWarn
-	if found.Severity == lockclient.SeverityError {
+	if found.Severity == lockadmin.SeverityError {
 		status = checkFail
 	}
 	f.add(found.Setting, status, "%s; %s", found.Problem, found.Remedy)

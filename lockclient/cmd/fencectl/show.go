@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -53,7 +54,7 @@ func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
 
 // view is all that is known of one resource.
 type view struct {
-	Lease lockclient.LeaseInfo `json:"lease"`
+	Lease lockadmin.LeaseInfo `json:"lease"`
 	// Floor is the token that every later grant is above.
 	Floor guard.Token `json:"floor"`
 	// Mark is nil where sqlfence has none, or it cannot be read.
@@ -61,7 +62,7 @@ type view struct {
 	// Verdict is one of the words of [verdicts].
 	Verdict string `json:"verdict"`
 	// Audit are the last records, the latest first.
-	Audit []lockclient.AuditRecord `json:"audit"`
+	Audit []lockadmin.AuditRecord `json:"audit"`
 
 	unread error // why the mark could not be read
 }
@@ -108,27 +109,21 @@ func noSuchLease(err error, resource string) error {
 }
 
 // lastRecords returns the last records of one resource. The audit is asked by
-// prefix, so those of longer names are left out, and are not looked through for
+// pattern, so those of longer names are left out, and are not looked through for
 // ever.
-func (s *session) lastRecords(ctx context.Context, resource string) (last []lockclient.AuditRecord, err error) {
-	opts := &lockclient.AuditOptions{Limit: nextPage}
-	for range 5 {
-		page, err := s.op.Audit(ctx, resource, time.Time{}, time.Time{}, opts)
+func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, err error) {
+	looked := 0
+	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
 		if noRights(err) {
 			return last, nil
 		}
 		if err != nil {
 			return last, err
 		}
-		for _, r := range page.Records {
-			if r.Resource == resource {
-				last = append(last, r)
-			}
-			if len(last) == shownRecords {
-				return last, nil
-			}
+		if r.Resource == resource {
+			last = append(last, r)
 		}
-		if opts.After = page.Next; opts.After == "" {
+		if looked++; len(last) == shownRecords || looked == 5*nextPage {
 			break
 		}
 	}
@@ -150,7 +145,7 @@ func (v *view) verdict() string {
 		return "behind"
 	case lease.LeaseID != "" && v.Mark.LeaseID != lease.LeaseID:
 		return "conflict"
-	case lease.State == lockclient.StateFree:
+	case lease.State == lockadmin.StateFree:
 		return "burned"
 	}
 	return "current"
@@ -160,19 +155,19 @@ func (v *view) verdict() string {
 // that a force-unlock burned and nobody raised.
 func (v *view) claim() (claim guard.Claim, known bool) {
 	claim = guard.Claim{Resource: v.Lease.Resource, Token: v.Lease.Token, LeaseID: v.Lease.LeaseID}
-	if v.Lease.State == lockclient.StateFree && len(v.Audit) > 0 && v.Audit[0].Token == claim.Token {
+	if v.Lease.State == lockadmin.StateFree && len(v.Audit) > 0 && v.Audit[0].Token == claim.Token {
 		claim.LeaseID = v.Audit[0].RequestID
 	}
-	return claim, v.Lease.State == lockclient.StateHeld || v.Lease.State == lockclient.StateFree && claim.LeaseID != ""
+	return claim, v.Lease.State == lockadmin.StateHeld || v.Lease.State == lockadmin.StateFree && claim.LeaseID != ""
 }
 
 func (v *view) print(w io.Writer) error {
 	l := v.Lease
 	state := string(l.State)
 	switch l.State {
-	case lockclient.StateHeld:
+	case lockadmin.StateHeld:
 		state += " for " + span(l.HeldFor) + ", another " + span(l.Remaining) + " unless renewed"
-	case lockclient.StateExpired:
+	case lockadmin.StateExpired:
 		state += ": not released, its holder may come back and write"
 	}
 	state += orNothing(l.Awaited, "; somebody waits for it")
@@ -187,7 +182,7 @@ func (v *view) print(w io.Writer) error {
 	}
 	so := verdicts[v.Verdict]
 	// A burned token means that somebody was cut, who may not have written yet.
-	if claim, known := v.claim(); known && (v.Verdict == "behind" || v.Verdict == "unmarked" && l.State == lockclient.StateFree) {
+	if claim, known := v.claim(); known && (v.Verdict == "behind" || v.Verdict == "unmarked" && l.State == lockadmin.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)
 	}
 	err := fields(w,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"io"
 	"strings"
 	"unicode/utf8"
@@ -65,6 +66,17 @@ func (t *table) flush() error {
 	t.rows = t.rows[:0]
 	_, err := io.WriteString(t.w, b.String())
 	return err
+}
+
+// flushTo prints the rows, unless they were printed as JSON, and what is under
+// way to w.
+func (t *table) flushTo(w *bufio.Writer, asJSON bool) error {
+	if !asJSON {
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
+	return w.Flush()
 }
 
 // fields prints names and values below each other.

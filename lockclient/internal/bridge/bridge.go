@@ -26,39 +26,6 @@ type Issuer interface {
 	Holder(resource, leaseID string) *Held
 	// Subscribe has ring called at every release of resource, until cancel.
 	Subscribe(resource string, ring func()) (cancel func())
-	// Advance raises the resource's token to at least above.
-	Advance(resource string, above guard.Token) (reached guard.Token, held *Held)
-	// Rows returns what there is of every resource, in the order of their names.
-	Rows() []Row
-	// ForceUnlock burns a token, frees the lease and keeps the record; see the
-	// operators' call. A repeated request returns its record.
-	ForceUnlock(r Unlock) (record Record, verdict string)
-	// Records returns the records, the oldest first.
-	Records() []Record
-}
-
-// Row is one resource.
-type Row struct {
-	Resource, LeaseID, Owner string
-	Token                    guard.Token
-	AcquiredAt, ExpiresAt    time.Time
-	State                    string // "held", "expired" or "free"
-	HeldFor, Remaining       time.Duration
-	Awaited                  bool
-}
-
-// Unlock is one force unlock.
-type Unlock struct {
-	Resource, Actor, Reason, Expected, RequestID string
-}
-
-// Record is what a force unlock leaves.
-type Record struct {
-	ID    int64
-	At    time.Time
-	Token guard.Token
-	Unlock
-	Cut Row
 }
 
 // Request is one acquire.

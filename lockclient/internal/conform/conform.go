@@ -24,6 +24,8 @@ type Harness struct {
 	// Wire sends a release, or a renewal, as a request that was held up in the
 	// network, and reports whether the server took it.
 	Wire func(op string, claim guard.Claim) bool
+	// Awaited reports whether a waiter rests who is to be told of the release.
+	Awaited func(resource string) bool
 }
 
 // Case is one promise.
@@ -53,10 +55,6 @@ func Cases() []Case {
 		{"Hold ends with the loss as its cause", holdLost},
 		{"a panic in Hold releases", holdPanics},
 		{"what is wrong is refused at the door", invalid},
-		{"an advance lifts later tokens and ends no lease", advance},
-		{"a force unlock burns a token, wakes a waiter and tells the holder who did it", forceUnlock},
-		{"a force unlock is refused by its exact reason, and done once", forceUnlockRefused},
-		{"operators see leases by prefix and state, and the audit", operatorsLists},
 		{"a grant after an expiry is told from one after a release", reclaim},
 		{"a closed client sends nothing", closed},
 	}

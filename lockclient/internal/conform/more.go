@@ -83,13 +83,13 @@ func waitRelease(ctx context.Context, h Harness) error {
 
 // awaited returns when a waiter rests, and so has been told who has the lease.
 func awaited(ctx context.Context, h Harness, resource string) error {
-	for {
-		info, err := h.A.Operator().Get(ctx, resource)
-		if err != nil || info.Awaited {
-			return err
+	for !h.Awaited(resource) {
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		time.Sleep(time.Millisecond)
 	}
+	return nil
 }
 
 func waitEnds(ctx context.Context, h Harness) error {
@@ -178,17 +178,24 @@ func closed(ctx context.Context, h Harness) error {
 	return errors.Join(want(err, guard.ErrUnavailable), want(waited, guard.ErrUnavailable), want(l.Renew(ctx), guard.ErrUnavailable))
 }
 
-func advance(ctx context.Context, h Harness) error {
-	reached, err := h.A.Advance(ctx, "r", 1000)
-	if err != nil || reached < 1000 {
-		return fmt.Errorf("reached %v, %v", reached, err)
-	}
-	l, err := try(ctx, h.B, "r", "")
+func reclaim(ctx context.Context, h Harness) error {
+	before := h.B.Stats().Other
+	l, err := h.A.TryAcquire(ctx, "reclaimed", &lockclient.AcquireOptions{TTL: short})
 	if err != nil {
 		return err
 	}
-	_, held := h.A.Advance(ctx, "r", l.Token()+1)
-	lower, err := h.A.Advance(ctx, "r", 5)
-	return errors.Join(want(held, lockclient.ErrHeld), err,
-		that(l.Token() == reached+1 && l.Valid() && lower >= l.Token(), "token %v after an advance to %v, and %v after a lower one", l.Token(), reached, lower))
+	h.Pass(short + 20*time.Millisecond)
+	<-l.Done()
+	next, err := try(ctx, h.B, "reclaimed", "")
+	if err != nil {
+		return err
+	}
+	if err := next.Release(ctx); err != nil {
+		return err
+	}
+	if _, err = try(ctx, h.B, "reclaimed", ""); err != nil {
+		return err
+	}
+	after := h.B.Stats().Other
+	return that(after.Granted == before.Granted+2 && after.Reclaimed == before.Reclaimed+1, "%+v, then %+v", before, after)
 }

@@ -21,7 +21,6 @@ type Server struct {
 	began  time.Time
 	ears   map[*ear]struct{}
 	faults map[Op][]Fault
-	audit  []bridge.Record
 	moved  []func()
 }
 
@@ -247,16 +246,16 @@ func (s *Server) Subscribe(resource string, ring func()) (cancel func()) {
 	}
 }
 
-// Advance raises the token of a resource that nobody holds.
-func (s *Server) Advance(resource string, above guard.Token) (guard.Token, *bridge.Held) {
+// Awaited reports whether somebody has subscribed to resource.
+func (s *Server) Awaited(resource string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if held := s.holder(resource, ""); held != nil && held.Token < above {
-		return 0, held
+	for e := range s.ears {
+		if e.resource == resource {
+			return true
+		}
 	}
-	l := s.row(resource)
-	l.token = max(l.token, above)
-	return l.token, nil
+	return false
 }
 
 // Expire ends a lease at once, as the server's clock would; false if nobody has

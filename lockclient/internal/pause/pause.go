@@ -1,0 +1,48 @@
+// Package pause is the waiting between two attempts.
+package pause
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	first = 5 * time.Millisecond
+	// Last is the longest pause of [Backoff].
+	Last = 250 * time.Millisecond
+)
+
+// For waits; false if ctx ended or closed was closed first.
+func For(ctx context.Context, d time.Duration, closed <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+	case <-closed:
+	}
+	return false
+}
+
+// Backoff doubles from 5 ms to [Last], less up to half at random.
+func Backoff(attempt int) time.Duration {
+	return Jitter(min(Last, first<<min(attempt, 10)), 2)
+}
+
+// Jitter takes up to one share-th off d at random.
+func Jitter(d time.Duration, share int64) time.Duration {
+	return d - time.Duration(rand.Int64N(int64(d)/share+1))
+}
+
+// WithCause adds the cause of the end of ctx, unless err has it.
+func WithCause(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if err == nil || cause == nil || errors.Is(err, cause) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}

@@ -1,0 +1,65 @@
+package pglease
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Harmless marks the error of something that cannot have written: waiting for a
+// connection, reading the schema's version, asking who holds the lease.
+func Harmless(err error) error {
+	if err == nil {
+		return nil
+	}
+	return pgerr.NotSent(err)
+}
+
+// Failure turns a driver's error into guard's: ErrUnavailable where it is sure
+// that nothing was written, ErrOutcomeUnknown in every other case.
+func Failure(op string, claim guard.Claim, err error) error {
+	if err == nil {
+		return nil
+	}
+	if !NothingWritten(err) {
+		return guard.OutcomeUnknown(op, claim, err)
+	}
+	if pg := Error(err); pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range" {
+		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
+	}
+	return guard.Unavailable(op, claim, err)
+}
+
+// NothingWritten reports whether err proves that the statement has had no
+// effect and will have none: it never left, or the server said no.
+func NothingWritten(err error) bool {
+	return pgerr.Reason(err, pgerr.Commit) != guard.ReasonOutcomeUnknown
+}
+
+// SaidNo reports whether an error of the server means that the statement
+// was rolled back.
+func SaidNo(e *pgconn.PgError) bool { return NothingWritten(e) }
+
+// Contention reports whether the server said no for a reason that passes by
+// itself: the row was locked for too long, a deadlock, a serialization failure.
+func Contention(err error) bool {
+	pg := Error(err)
+	if pg == nil || !errors.Is(err, guard.ErrUnavailable) {
+		return false
+	}
+	return Passes(pg)
+}
+
+// Passes is [Contention] of a server's error.
+func Passes(pg *pgconn.PgError) bool { return pgerr.Contention(pg) }
+
+// Error returns the server's error in err; nil if there is none.
+func Error(err error) *pgconn.PgError {
+	var pg *pgconn.PgError
+	errors.As(err, &pg)
+	return pg
+}

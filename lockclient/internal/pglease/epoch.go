@@ -1,0 +1,105 @@
+package pglease
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// EpochShift is where the epoch begins in a token.
+const EpochShift = 40
+
+// Epoch is documented as lockadmin.Epoch.
+type Epoch struct {
+	Number, Base, Timeline int64
+	SystemIdentifier       string
+	Floor                  guard.Token
+	Hidden                 string
+}
+
+// Instance is a server that was entered: it does not change its timeline or its
+// cluster while its postmaster runs, nor the table while it has this number.
+type Instance struct {
+	Epoch
+	Started time.Time // zero if that is hidden
+	Leases  uint32
+}
+
+// Lift says what is to be raised: the epoch to at least Epoch and by More, the
+// floor to at least Floor. Only an operator raises; an issuer's is zero.
+type Lift struct {
+	Epoch, More, Floor int64
+	// Exclusive waits for the grants under way.
+	Exclusive bool
+}
+
+// enteredKey marks connections to servers that hide when they were started.
+const enteredKey = "fencepost.lockclient.entered"
+
+// Enter returns the server on which leases may be granted. Every statement that
+// grants compares it on the server, because behind a pooler or a proxy one
+// connection may come to another server.
+func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) (*Instance, error) {
+	if err := s.CheckSchema(ctx, conn); err != nil {
+		return nil, err
+	}
+	if in := s.entered.Load(); in != nil && (!in.Started.IsZero() || conn.PgConn().CustomData()[enteredKey] == s) {
+		return in, nil
+	}
+	return s.Reenter(ctx, conn, Lift{}, lockTimeout)
+}
+
+// Entered returns the server that was entered last; nil if none was.
+func (s *Server) Entered() *Instance { return s.entered.Load() }
+
+const (
+	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases::bigint, o_floor, o_moved, o_raised, o_hidden
+FROM fencepost.`
+	enterArguments = `($1::bigint, $2::bigint, $3::bigint, $4::boolean, $5::text::integer)`
+
+	enterSQL         = enterColumns + "enter_epoch" + enterArguments
+	operatorEnterSQL = enterColumns + "operator_epoch" + enterArguments
+)
+
+// Reenter asks the server who it is, and raises what is to be raised.
+func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, l Lift, lockTimeout string) (*Instance, error) {
+	var in Instance
+	var timeline *int64
+	var system, hidden *string
+	var started *time.Time
+	var leases, floor int64
+	var moved, raised bool
+	statement := enterSQL
+	if s.Operator {
+		statement = operatorEnterSQL
+	}
+	err := conn.QueryRow(ctx, statement, l.Epoch, l.More, l.Floor, l.Exclusive, lockTimeout).
+		Scan(&in.Number, &in.Base, &timeline, &system, &started, &leases, &floor, &moved, &raised, &hidden)
+	if err != nil {
+		return nil, err
+	}
+	in.Leases, in.Floor = uint32(leases), guard.Token(floor)
+	in.Timeline, in.SystemIdentifier, in.Started, in.Hidden = Of(timeline), Of(system), Of(started), Of(hidden)
+	if hidden != nil {
+		s.hidden.Do(func() {
+			s.log(ctx, slog.LevelWarn, "lock_epoch_hidden", slog.Int64("epoch", in.Number), slog.String("hidden", in.Hidden))
+		})
+	}
+	if raised {
+		s.log(ctx, slog.LevelInfo, "lock_epoch_raised", slog.Int64("epoch", in.Number),
+			slog.Int64("timeline", in.Timeline), slog.String("floor", in.Floor.String()), slog.Bool("restored", moved))
+	}
+	conn.PgConn().CustomData()[enteredKey] = s
+	s.entered.Store(&in)
+	return &in, nil
+}
+
+func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	if s.Logger != nil {
+		s.Logger.LogAttrs(ctx, level, name, attrs...)
+	}
+}

@@ -1,0 +1,118 @@
+package pglease
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Pattern chooses resources by the components of their names, which ":"
+// separates. It is a range of names in the order of their bytes, which is that
+// of the primary key, and within it an expression where the range is too wide.
+type Pattern struct {
+	// Low and High bound the names: from Low up to, and without, High; an empty
+	// High is no bound.
+	Low, High string
+	// Expression is a regular expression of PostgreSQL that the names match; nil
+	// if all between the bounds do.
+	Expression *string
+}
+
+// NewPattern reads a pattern within the namespace:
+//
+//	""                          every name
+//	"tenant_1"                  tenant_1, and what begins with tenant_1:
+//	"tenant_1:*:2026-04"        "*" in place of a component is any one
+//	"tenant_1:bill*"            at the end "*" is any rest
+//
+// So "tenant_1" never chooses tenant_12. A "*" stands for nothing else; a name
+// with that character is written with %2A in its place.
+func (n Namespace) NewPattern(field, text string) (Pattern, error) {
+	if err := Plain(field, text, guard.MaxResourceLen); err != nil {
+		return Pattern{}, err
+	}
+	if text == "" {
+		return Pattern{Low: string(n), High: successor(string(n))}, nil
+	}
+	components := strings.Split(text, ":")
+	last, open := strings.CutSuffix(components[len(components)-1], "*")
+	components[len(components)-1] = last
+	low, expression := string(n), "^"+literally(string(n))
+	fixed := true // nothing but literals so far
+	for i, c := range components {
+		end := i == len(components)-1
+		switch {
+		case c == "*" && !end:
+			fixed = false
+			expression += "[^:]*"
+		case strings.Contains(c, "*"):
+			return Pattern{}, guard.Invalid(field, text, `"*" stands for a whole component or, at the end, for the rest; write %2A for the character itself`)
+		default:
+			c = strings.ReplaceAll(c, "%2A", "*")
+			expression += literally(c)
+			if fixed {
+				low += c
+			}
+		}
+		if !end {
+			expression += ":"
+			if fixed {
+				low += ":"
+			}
+		}
+	}
+	switch {
+	case fixed && open:
+		return Pattern{Low: low, High: successor(low)}, nil
+	case fixed: // the name itself, and from there to what begins with it and ":"
+		expression += "(:|$)"
+		return Pattern{Low: low, High: low + ";", Expression: &expression}, nil
+	case !open:
+		expression += "(:|$)"
+	}
+	return Pattern{Low: low, High: successor(low), Expression: &expression}, nil
+}
+
+// Bounded returns a statement whose range ends at a parameter, without that end
+// if there is none: a condition on the parameter in its place would make a
+// generic plan read on to the end of the index. end is the condition, as in
+// "f.resource < $2::text".
+func (p Pattern) Bounded(sql, end string) string {
+	if p.High != "" {
+		return sql
+	}
+	column, parameter, _ := strings.Cut(end, " < ")
+	return strings.Replace(sql, end, column+" IS NOT NULL AND "+parameter+" = ''", 1)
+}
+
+// literally quotes for a regular expression.
+func literally(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if r < utf8.RuneSelf && !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9') {
+			b.WriteByte('\\')
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// successor returns the least string above all that begin with s; empty if there
+// is none. In UTF-8 the order of bytes is that of code points, and a string that
+// ends in the middle of one could not be sent.
+func successor(s string) string {
+	for s != "" {
+		r, size := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-size]
+		switch r {
+		case unicode.MaxRune:
+			continue // nothing follows it: the one before it counts
+		case 0xD7FF:
+			r = 0xDFFF // surrogates are no characters
+		}
+		return s + string(r+1)
+	}
+	return ""
+}

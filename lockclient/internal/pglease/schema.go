@@ -1,0 +1,36 @@
+package pglease
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"sync"
+
+	"github.com/fencepost-go/fencepost/internal/migrate"
+)
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// Schema is read when it is first needed, so that a program that imports this
+// package and does not use it pays nothing.
+var Schema = sync.OnceValue(func() migrate.Component {
+	dir, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil {
+		panic(err)
+	}
+	return migrate.Load("lockclient", dir)
+})
+
+// checkVersion says why a database whose schema has the given version cannot
+// be used; nil if it can.
+func checkVersion(have int64) error {
+	want := int64(Schema().Version())
+	switch {
+	case have > want:
+		return &migrate.NewerError{Component: Schema().Name, Have: have, Know: int(want)}
+	case have < want:
+		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or apply lockclient.Migrations", have, want)
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+// Package pglease is what the PostgreSQL issuer and the operators' calls share:
+// the schema, one attempt on one connection, the classes of its errors, the
+// epoch, and names within a namespace.
+package pglease
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Server is the database server on which the leases are. It is safe for
+// concurrent use.
+type Server struct {
+	// Pool is where statements run that name no other pool.
+	Pool *pgxpool.Pool
+	// OpTimeout bounds the wait for a connection, LockTimeout a statement's wait
+	// for a lock.
+	OpTimeout, LockTimeout time.Duration
+	// Grace is how long an attempt goes on after its caller's context ended.
+	Grace time.Duration
+	// Logger is told of what concerns the epoch; nil means none.
+	Logger *slog.Logger
+	// Operator says that the role may read the tables and call the operators'
+	// functions.
+	Operator bool
+
+	checked atomic.Bool // the schema's version was right
+	entered atomic.Pointer[Instance]
+	hidden  sync.Once // the warning about what the server hides
+}
+
+// Statement is what runs on one connection. lockTimeout is in milliseconds, as
+// the statements take it.
+type Statement func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error
+
+// staleTries bounds how many broken connections in a row are put down to an
+// outage that is over.
+const staleTries = 3
+
+// On runs a statement on a connection of pool, and on another one where the
+// connection turned out to be broken before anything could be written.
+func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
+	for try := 1; ; try++ {
+		broken, err := s.once(ctx, pool, timeout, run)
+		if !broken || try == staleTries || ctx.Err() != nil || !NothingWritten(err) {
+			return err
+		}
+	}
+}
+
+// once reports besides the error whether it comes from a connection that broke
+// by itself. The wait for a connection is bounded apart from the statement: it
+// is no part of the outcome.
+func (s *Server) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) (broken bool, err error) {
+	wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
+	conn, err := pool.Acquire(wait)
+	cancel()
+	if err != nil {
+		return false, Harmless(err)
+	}
+	defer conn.Release()
+	linger, cancel := Lingering(ctx, timeout, s.Grace)
+	defer cancel()
+	err = run(linger, conn.Conn(), s.lockTimeout(ctx, timeout))
+	return err != nil && conn.Conn().IsClosed() && linger.Err() == nil, err
+}
+
+// lockTimeout: the server is to give up before the client does, because then the
+// outcome is known.
+func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string {
+	d := min(s.LockTimeout, timeout*3/4)
+	if end, ok := ctx.Deadline(); ok {
+		d = min(d, time.Until(end)+s.Grace/2)
+	}
+	return Milliseconds(d)
+}
+
+// Milliseconds is a duration as the statements take it, at least 1.
+func Milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }
+
+// Grace is how long an attempt may go on after its caller's context ended. The
+// answer is nearly always under way; to wait for it makes the outcome known
+// and saves the connection, which the driver would have to close.
+const Grace = 100 * time.Millisecond
+
+// Lingering returns a context that ends after timeout, or grace after the end
+// of ctx.
+func Lingering(ctx context.Context, timeout, grace time.Duration) (context.Context, context.CancelFunc) {
+	linger, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	if ctx.Done() == nil {
+		return linger, cancel
+	}
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	return linger, func() { stop(); cancel() }
+}
+
+// CheckSchema reads the schema's version until it was right once.
+func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
+	if s.checked.Load() {
+		return nil
+	}
+	var have int64
+	err := conn.QueryRow(ctx, Schema().VersionSQL()).Scan(&have)
+	if pg := Error(err); pg != nil && (pg.Code == "42P01" || pg.Code == "3F000") {
+		return fmt.Errorf("%w: %w", checkVersion(0), err)
+	}
+	if err == nil {
+		err = checkVersion(have)
+	}
+	if err == nil {
+		s.checked.Store(true)
+	}
+	return err
+}
+
+// Channel is the notifications' name, in the name of the schema.
+const Channel = "fencepost.leases"
+
+// Topic is what is sent in place of a resource's name: everybody who may log in
+// can listen to any channel, and a payload of 8,000 bytes fails its statement.
+func Topic(resource string) string {
+	sum := sha256.Sum256([]byte(resource))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Of is the value of a column, and the zero value for NULL.
+func Of[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

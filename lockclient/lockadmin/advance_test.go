@@ -1,0 +1,211 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+)
+
+// TestAdvance: later grants are above what another system has issued; nothing
+// is ever lowered, no lease is taken away, and other resources keep their
+// numbers.
+func TestAdvance(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	advance := func(resource string, above, want guard.Token) {
+		t.Helper()
+		if got, err := client.Advance(t.Context(), resource, above); err != nil || got != want {
+			t.Errorf("Advance(%q, %v) = %v, %v, want %v", resource, above, got, err, want)
+		}
+	}
+	advance("new", 41, 41)
+	if next := grant(t, client, "new", 1); next != 42 {
+		t.Errorf("token %v after 41", next)
+	}
+	advance("new", 7, 42)  // never lowers
+	advance("new", 42, 42) // already there
+	advance("new", 100, 100)
+	advance("new", 100, 100)
+	if next := grant(t, client, "new", 1); next != 101 {
+		t.Errorf("token %v after 100", next)
+	}
+	if next := grant(t, client, "other", 1); next != 1 {
+		t.Errorf("another resource has token %v", next)
+	}
+
+	lease := mustTry(t, client, "new", time.Minute)
+	advance("new", 102, 102) // the lease's own token, so no lease is in the way
+	var held *lockclient.HeldError
+	if got, err := client.Advance(t.Context(), "new", 103); !errors.As(err, &held) || held.Token != 102 || got != guard.NoToken {
+		t.Errorf("over a lease: %v, %v", got, err)
+	}
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Errorf("the lease is harmed: %v", err)
+	}
+	expired := mustTry(t, client, "expired", time.Minute)
+	runOut(t, pool, "expired")
+	advance("expired", 50, 50)
+	if r := rowOf(t, pool, "expired"); r.LeaseID != nil {
+		t.Errorf("the expired lease has another's token: %+v", r)
+	}
+	if err := expired.Renew(t.Context()); !errors.Is(err, lockclient.ErrLeaseLost) {
+		t.Errorf("an expired lease renews: %v", err)
+	}
+
+	if floor, err := client.AdvanceFloor(t.Context(), 1000); err != nil || floor != 1000 {
+		t.Errorf("AdvanceFloor = %v, %v", floor, err)
+	}
+	if floor, err := client.AdvanceFloor(t.Context(), 900); err != nil || floor != 1000 {
+		t.Errorf("AdvanceFloor = %v, %v", floor, err)
+	}
+	advance("never seen", 5, 1000)
+	if lease.Token() != 102 || lease.Renew(t.Context()) != nil {
+		t.Error("the floor harmed a lease")
+	}
+	for resource, want := range map[string]guard.Token{"never seen": 1001, "other": 1001, "expired": 1001} {
+		if next := grant(t, client, resource, 1); next != want {
+			t.Errorf("%s: token %v, want %v", resource, next, want)
+		}
+	}
+
+	const nanoseconds guard.Token = 1_700_000_000_000_000_000
+	advance("clocked", nanoseconds, nanoseconds)
+	if next := grant(t, client, "clocked", 1); next != nanoseconds+1 {
+		t.Errorf("token %v after %v", next, nanoseconds)
+	}
+	if e, err := client.Epoch(t.Context()); err != nil || e.Number != int64(nanoseconds>>pglease.EpochShift) {
+		t.Errorf("the epoch is %+v, %v: a failover would grant lower tokens", e, err)
+	}
+}
+
+func TestAdvanceInvalid(t *testing.T) {
+	client := newTestClient(t, migrated(t), nil)
+	for _, token := range []guard.Token{0, -1, math.MinInt64, MaxAdvance + 1, guard.MaxToken, math.MaxInt64} {
+		if _, err := client.Advance(t.Context(), "r", token); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Advance %v: %v", token, err)
+		}
+		if _, err := client.AdvanceFloor(t.Context(), token); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("AdvanceFloor %v: %v", token, err)
+		}
+	}
+	for _, resource := range []string{"", "a\nb", strings.Repeat("x", 513), "\xff"} {
+		if _, err := client.Advance(t.Context(), resource, 5); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Advance %q: %v", resource, err)
+		}
+	}
+	if got, err := client.Advance(t.Context(), "r", MaxAdvance); err != nil || got != MaxAdvance {
+		t.Errorf("the highest: %v, %v", got, err)
+	}
+	if next := grant(t, client, "r", 1); next != MaxAdvance+1 {
+		t.Errorf("token %v", next)
+	}
+	if e, err := client.RaiseEpoch(t.Context()); err != nil || e.Number != 1<<22+1 {
+		t.Errorf("there is no epoch left: %+v, %v", e, err)
+	}
+}
+
+// TestAdvanceIsDurable: what was acknowledged is there after a kill, where the
+// default would not wait for the disk. The control is TestKilledControl: on
+// this server a kill loses what did not wait.
+func TestAdvanceIsDurable(t *testing.T) {
+	t.Parallel()
+	server := forgetful(t)
+	pool := dial(t, server.URL())
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	client := newTestClient(t, pool, nil)
+	killed := func() {
+		t.Helper()
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pool.Reset()
+	}
+	for what, step := range map[string]func(guard.Token) (guard.Token, error){
+		"advance": func(n guard.Token) (guard.Token, error) { return client.Advance(t.Context(), "r", n) },
+		"floor":   func(n guard.Token) (guard.Token, error) { return client.AdvanceFloor(t.Context(), n) },
+		"raise": func(guard.Token) (guard.Token, error) {
+			e, err := client.RaiseEpoch(t.Context())
+			return guard.Token(e.Number) << pglease.EpochShift, err
+		},
+		"purge": func(guard.Token) (guard.Token, error) {
+			last := grant(t, client, "purged", 3)
+			time.Sleep(5 * time.Millisecond)
+			done, err := client.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond})
+			if err == nil && done.Count == 0 {
+				err = errors.New("nothing was purged")
+			}
+			return last, err
+		},
+	} {
+		holdBack(t, pool)
+		above := grant(t, client, "r", 1) + 1000
+		reached, err := step(above)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		killed()
+		resource := "r"
+		if what == "purge" {
+			resource = "purged"
+		}
+		if next := grant(t, client, resource, 1); next <= reached {
+			t.Errorf("%s: %v was acknowledged, after the kill %v is granted", what, reached, next)
+		}
+	}
+}
+
+// TestAdvanceFloorWaitsForGrants: an acquire that has read the old floor and
+// waits for its row is over when AdvanceFloor returns.
+func TestAdvanceFloorWaitsForGrants(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	grant(t, client, "r", 1)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	granted := make(chan guard.Token, 1)
+	go func() {
+		lease, err := client.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+		if err != nil {
+			t.Error(err)
+			granted <- 0
+			return
+		}
+		granted <- lease.Token()
+	}()
+	waiting(t, pool, 1)
+	lifted := make(chan error, 1)
+	go func() {
+		_, err := client.AdvanceFloor(context.Background(), 100)
+		lifted <- err
+	}()
+	select {
+	case err := <-lifted:
+		t.Fatalf("the floor is lifted beside an acquire that is under way: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	tx.Rollback(t.Context())
+	if token := <-granted; token != 2 {
+		t.Errorf("token %v", token)
+	}
+	if err := <-lifted; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,144 @@
+package lockadmin
+
+import (
+	"context"
+	"iter"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// AuditRecord is one record of fencepost.audit. No role can change or delete
+// one; the table's owner would have to take its triggers away first.
+type AuditRecord struct {
+	// ID grows from record to record; there may be gaps.
+	ID int64 `json:"id"`
+	// At is when, by the server's clock.
+	At time.Time `json:"at"`
+	// Action is what was done: "force_unlock".
+	Action string `json:"action"`
+	// Resource is the whole name, Name what the calls of this handle take.
+	Resource string `json:"resource"`
+	Name     string `json:"name"`
+	// Actor and Reason are as they were given; DatabaseUser is the role that
+	// the server had authenticated.
+	Actor        string `json:"actor"`
+	Reason       string `json:"reason"`
+	DatabaseUser string `json:"databaseUser"`
+	// RequestID is the request's; with Token, the burned claim's lease ID.
+	RequestID string `json:"requestId"`
+	// Token is the token that was burned.
+	Token guard.Token `json:"token"`
+	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
+	Cut LeaseInfo `json:"cut"`
+}
+
+// AuditOptions configures [Operator.Audit]. The zero value is the default.
+type AuditOptions struct {
+	// From and To bound the time of the records: from From up to, and without,
+	// To, by the server's clock. A zero time is no bound.
+	From, To time.Time
+	// Before is the ID that all records are below; 0 begins with the latest.
+	Before int64
+}
+
+// Audit goes through what operators did to the resources that pattern chooses,
+// as in [Operator.List], the latest first. It is read page by page. opts may be
+// nil.
+//
+// An error is the last thing it yields: guard.ErrInvalid (pattern, From not
+// before To, Before) or guard.ErrUnavailable.
+func (o *Operator) Audit(ctx context.Context, pattern string, opts *AuditOptions) iter.Seq2[AuditRecord, error] {
+	return func(yield func(AuditRecord, error) bool) {
+		q, err := o.auditQuery(pattern, opts)
+		for more := err == nil; more; q.limit = nextPage {
+			var page []AuditRecord
+			if page, err = o.records(ctx, q); err != nil {
+				break
+			}
+			for _, r := range page {
+				if !yield(r, nil) {
+					return
+				}
+				q.before = &r.ID
+			}
+			more = len(page) == q.limit
+		}
+		if err != nil {
+			yield(AuditRecord{}, err)
+		}
+	}
+}
+
+type auditQuery struct {
+	pglease.Pattern
+	from, to *time.Time
+	before   *int64
+	limit    int
+}
+
+func (o *Operator) auditQuery(pattern string, opts *AuditOptions) (q auditQuery, err error) {
+	if opts == nil {
+		opts = &AuditOptions{}
+	}
+	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
+		return q, err
+	}
+	if !opts.From.IsZero() {
+		q.from = &opts.From
+	}
+	if !opts.To.IsZero() {
+		q.to = &opts.To
+		if !opts.From.Before(opts.To) {
+			return q, guard.Invalid("From", opts.From.Format(time.RFC3339Nano), "must be before To, which is "+opts.To.Format(time.RFC3339Nano))
+		}
+	}
+	if opts.Before < 0 {
+		return q, guard.Invalid("Before", strconv.FormatInt(opts.Before, 10), "must not be negative")
+	}
+	if opts.Before > 0 {
+		q.before = &opts.Before
+	}
+	q.limit = firstPage
+	return q, nil
+}
+
+const auditEnd = "a.resource < $2::text"
+
+// auditSQL reads the latest records first. $1 low, $2 high, $3 from, $4 to, $5 the
+// ID to be below, $6 how many, $7 expression.
+const auditSQL = `SELECT a.id, a.at, a.action, a.resource, a.actor, a.reason, a.database_user, a.request_id, a.token,
+  a.cut_state, a.cut_token, a.cut_lease_id, a.cut_owner,
+  CASE WHEN isfinite(a.cut_acquired_at) THEN a.cut_acquired_at END, CASE WHEN isfinite(a.cut_expires_at) THEN a.cut_expires_at END
+FROM fencepost.audit a
+WHERE a.resource >= $1::text AND ` + auditEnd + `
+  AND ($7::text IS NULL OR a.resource ~ $7::text)
+  AND ($3::timestamptz IS NULL OR a.at >= $3::timestamptz) AND ($4::timestamptz IS NULL OR a.at < $4::timestamptz)
+  AND ($5::bigint IS NULL OR a.id < $5::bigint)
+ORDER BY a.id DESC LIMIT $6::bigint`
+
+func (o *Operator) records(ctx context.Context, q auditQuery) (page []AuditRecord, err error) {
+	err = o.read(ctx, "audit", func(ctx context.Context, conn *pgx.Conn) error {
+		page, err = collect(ctx, conn, o.scanRecord, q.Bounded(auditSQL, auditEnd), q.Low, q.High, q.from, q.to, q.before, int64(q.limit), q.Expression)
+		return err
+	})
+	return page, err
+}
+
+func (o *Operator) scanRecord(row pgx.Row, r *AuditRecord) error {
+	var token, cutToken int64
+	var leaseID *string
+	var acquired, expires *time.Time
+	err := row.Scan(&r.ID, &r.At, &r.Action, &r.Resource, &r.Actor, &r.Reason, &r.DatabaseUser, &r.RequestID, &token,
+		(*string)(&r.Cut.State), &cutToken, &leaseID, &r.Cut.Owner, &acquired, &expires)
+	r.Token, r.Cut.Token = guard.Token(token), guard.Token(cutToken)
+	r.Cut.Resource, r.Cut.LeaseID, r.Cut.AcquiredAt, r.Cut.ExpiresAt = r.Resource, pglease.Of(leaseID), pglease.Of(acquired), pglease.Of(expires)
+	r.Name = o.namespace.Name(r.Resource)
+	r.Cut.Name = r.Name
+	r.Cut.lasted(r.At)
+	return err
+}

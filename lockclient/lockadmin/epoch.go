@@ -1,0 +1,223 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Epoch says on which server the leases are and what is known of it. A token's
+// bits from 40 up are the epoch under which it was granted, or a higher one;
+// the epoch is Base + Timeline - 1, so it is 0, and tokens are small numbers,
+// on a server that never failed over and was never restored.
+type Epoch struct {
+	// Number is the epoch, 0 to 8,388,607.
+	Number int64
+	// Base is the part of it that is stored, in fencepost.epoch.
+	Base int64
+	// Timeline is the server's WAL timeline, 1 unless it was promoted or
+	// restored to a point in time; 0 if it cannot be seen.
+	Timeline int64
+	// SystemIdentifier names the database cluster; empty if it cannot be seen.
+	SystemIdentifier string
+	// Floor is the token that every later grant is above, on any resource;
+	// [guard.NoToken] if there is none.
+	Floor guard.Token
+	// Hidden says what the server does not show, in its own words; empty if
+	// everything can be seen. Where the timeline is hidden, a failover is not
+	// noticed; where the identifier is, a copy is told by its object numbers
+	// alone; where the server's start is, another server is noticed on new
+	// connections only, not behind a pooler. Then call [Operator.RaiseEpoch] after
+	// every failover and restore.
+	Hidden string
+}
+
+// Epoch asks the server for its epoch and, like the first acquire on a server,
+// sees to it that tokens are granted in it. Watch Epoch.Hidden where failovers
+// must be noticed.
+//
+// Errors: guard.ErrUnavailable, also for a server that is a standby.
+func (o *Operator) Epoch(ctx context.Context) (Epoch, error) {
+	return o.lift(ctx, "epoch", pglease.Lift{})
+}
+
+// RaiseEpoch puts every later token, on every resource, above all that this
+// server or one that had the same data can have issued. It is for what the
+// server cannot see; the package documentation says when, under "Failover and
+// restore". When it returns, no grant under an older epoch is under way.
+//
+// It may be called at any time and costs nobody a lease. Calling it again
+// raises the epoch again; there is room for eight million. It keeps grants and
+// renewals out for a moment, see [Operator.Purge], and waits up to
+// Options.OpTimeout for that moment.
+//
+// Errors: guard.ErrUnavailable (not raised: among other reasons because an open
+// transaction has a lock on fencepost.leases), guard.ErrOutcomeUnknown (call it
+// again) and, for a handle with a namespace, guard.ErrInvalid.
+func (o *Operator) RaiseEpoch(ctx context.Context) (Epoch, error) {
+	if err := o.namespace.Everything("RaiseEpoch"); err != nil {
+		return Epoch{}, err
+	}
+	return o.lift(ctx, "raise epoch", pglease.Lift{More: 1, Exclusive: true})
+}
+
+// lift raises what is to be raised, and repeats while locks are in the way.
+func (o *Operator) lift(ctx context.Context, op string, l pglease.Lift) (epoch Epoch, err error) {
+	err = o.retry(ctx, func() error {
+		err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+			if err := o.server.CheckSchema(ctx, conn); err != nil {
+				return pglease.Harmless(err)
+			}
+			if l.Exclusive {
+				lockTimeout = pglease.Milliseconds(defaultTableWait)
+			}
+			in, err := o.server.Reenter(ctx, conn, l, lockTimeout)
+			if err == nil {
+				epoch = Epoch(in.Epoch)
+			}
+			return err
+		})
+		if l == (pglease.Lift{}) {
+			err = pglease.Harmless(err) // a question, whatever it set right beside
+		}
+		return pglease.Failure(op, guard.Claim{}, err)
+	})
+	return epoch, err
+}
+
+// MaxAdvance is the highest token that [Operator.Advance] and
+// [Operator.AdvanceFloor] take, 2^62-1. Times in nanoseconds, Snowflake IDs and
+// ZooKeeper transaction IDs are below it; what is above is left for epochs.
+const MaxAdvance guard.Token = 1<<62 - 1
+
+// Advance lifts the issuer over the tokens that another system has issued for
+// the resource: every later grant's token is above the given one. Call it before
+// the first grant, with at least the highest token that the resource may have
+// admitted. It never lowers, and nothing happens if the token is that high.
+//
+// It returns what every later grant is above: the given token or more. It is on
+// disk when it returns, and calling it again is harmless. A token of 2^40 or
+// more is in a later epoch; then all resources go on from that epoch, because
+// after a failover lost tokens could not be told from new ones otherwise.
+//
+// Errors: guard.ErrInvalid (also above [MaxAdvance]; nothing was sent);
+// lockclient.ErrHeld (a [*lockclient.HeldError]: somebody holds the resource with a token that is
+// not above, and raising it would end that lease; nothing was written there);
+// guard.ErrUnavailable and guard.ErrOutcomeUnknown.
+func (o *Operator) Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error) {
+	resource, err = o.namespace.Resource(resource)
+	if err != nil {
+		return guard.NoToken, err
+	}
+	if err := validateAdvance(above); err != nil {
+		return guard.NoToken, err
+	}
+	var held *lockclient.HeldError
+	err = o.retry(ctx, func() error {
+		reached, held, err = o.advance(ctx, resource, above)
+		if err == nil && held == nil && !reached.Valid() { // the holder changed between two statements
+			return guard.Unavailable("advance", guard.Claim{Resource: resource}, errRaced)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return guard.NoToken, err
+	case held != nil:
+		return guard.NoToken, held
+	}
+	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("resource", resource), slog.String("above", reached.String()))
+	return reached, nil
+}
+
+// AdvanceFloor is [Operator.Advance] for every resource, also those that the
+// issuer does not know: every later grant's token, on any resource, is above
+// the given one. It is the step before guard.Store.Retire: with the highest mark
+// that will be retired, so that no later grant is below the store's floor.
+//
+// It costs nobody a lease; leases that are held keep their tokens. When it
+// returns, no grant at or below the floor is under way. It returns the floor.
+// It keeps grants and renewals out for a moment, see [Operator.Purge], and waits
+// up to Options.OpTimeout for that moment.
+//
+// Errors: guard.ErrInvalid (also above [MaxAdvance], and for a handle with a
+// namespace), guard.ErrUnavailable (not lifted: among other reasons because an
+// open transaction has a lock on fencepost.leases) and guard.ErrOutcomeUnknown (calling again is harmless).
+func (o *Operator) AdvanceFloor(ctx context.Context, above guard.Token) (guard.Token, error) {
+	if err := o.namespace.Everything("AdvanceFloor"); err != nil {
+		return guard.NoToken, err
+	}
+	if err := validateAdvance(above); err != nil {
+		return guard.NoToken, err
+	}
+	epoch, err := o.lift(ctx, "advance floor", pglease.Lift{Epoch: int64(above >> pglease.EpochShift), Floor: int64(above), Exclusive: true})
+	if err != nil {
+		return guard.NoToken, err
+	}
+	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("above", epoch.Floor.String()))
+	return epoch.Floor, nil
+}
+
+func validateAdvance(above guard.Token) error {
+	if err := above.Validate(); err != nil {
+		return err
+	}
+	if above > MaxAdvance {
+		return guard.Invalid("token", above.String(), "must be at most "+MaxAdvance.String()+", so that there is room for epochs")
+	}
+	return nil
+}
+
+// advanceSQL raises the token of a resource that nobody holds; no row means that
+// it is high enough or that somebody has the resource. $1 resource, $2 token, $3
+// lock_timeout in milliseconds.
+const advanceSQL = `SELECT r FROM fencepost.advance_lease($1::text, $2::bigint, $3::text::integer) AS r WHERE r IS NOT NULL`
+
+// reachedSQL says what every later grant on the resource is above. $1 resource.
+const reachedSQL = `SELECT coalesce(max(token), 0) FROM fencepost.leases WHERE resource IN ($1::text, '')`
+
+func (o *Operator) advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, held *lockclient.HeldError, err error) {
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		in, err := o.server.Enter(ctx, conn, lockTimeout)
+		if epoch := int64(above >> pglease.EpochShift); err == nil && in.Number < epoch {
+			_, err = o.server.Reenter(ctx, conn, pglease.Lift{Epoch: epoch}, lockTimeout)
+		}
+		if err != nil {
+			return pglease.Harmless(err)
+		}
+		var token int64
+		err = conn.QueryRow(ctx, advanceSQL, resource, int64(above), lockTimeout).Scan(&token)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		granted := err == nil
+		if err := conn.QueryRow(ctx, reachedSQL, resource).Scan(&token); err != nil {
+			if granted {
+				return err // raised, but not known how far
+			}
+			return pglease.Harmless(err)
+		}
+		if reached = guard.Token(token); granted || reached >= above {
+			return nil
+		}
+		reached = guard.NoToken
+		var now LeaseInfo
+		switch err := o.scanInfo(conn.QueryRow(ctx, getSQL, resource), &now); {
+		case errors.Is(err, pgx.ErrNoRows):
+		case err != nil:
+			return pglease.Harmless(err)
+		case now.State == StateHeld:
+			held = &lockclient.HeldError{
+				Resource: resource, Owner: now.Owner, Token: now.Token, LeaseID: now.LeaseID, ExpiresAt: now.ExpiresAt, Remaining: now.Remaining,
+			}
+		}
+		return nil
+	})
+	return reached, held, pglease.Failure("advance", guard.Claim{Resource: resource}, err)
+}

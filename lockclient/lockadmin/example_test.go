@@ -1,0 +1,164 @@
+package lockadmin_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// database stands for the application's own.
+func database(ctx context.Context) (*pgxpool.Pool, func()) {
+	url, drop, err := pgtest.Provide(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	return pool, func() { pool.Close(); drop() }
+}
+
+// A resource whose tokens came from another system so far goes on above them,
+// and after a restore that the server cannot see all tokens go into a new epoch.
+func ExampleOperator_Advance() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	client, err := lockclient.New(pool, "worker-7", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	acquire := func() {
+		lease, err := client.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: 10 * time.Second})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer lease.Release(ctx)
+		fmt.Println("token", lease.Token())
+	}
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := operator.Advance(ctx, "billing-close", 4711); err != nil {
+		log.Fatal(err)
+	}
+	acquire()
+	epoch, err := operator.RaiseEpoch(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("epoch", epoch.Number)
+	acquire()
+	// Output:
+	// token 4712
+	// epoch 1
+	// token 1099511627777
+}
+
+// A worker hangs. An operator cuts its lease, and raises the burned claim where
+// the worker writes, so that it is fenced at once.
+func ExampleOperator_ForceUnlock() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	worker, err := lockclient.New(pool, "worker-7", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer worker.Close()
+	lease, err := worker.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: time.Hour})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	info, err := operator.Get(ctx, "billing-close")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(info.State, "by", info.Owner, "with token", info.Token)
+	done, err := operator.ForceUnlock(ctx, "billing-close", "Ada", "worker-7 hangs, INC-42",
+		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: info.LeaseID})
+	if err != nil {
+		log.Fatal(err)
+	}
+	store := guard.NewMemory(nil) // in place of the resource's own marks
+	if _, err := store.Admit(ctx, done.Burned); err != nil {
+		log.Fatal(err)
+	}
+	_, err = store.Admit(ctx, lease.Claim())
+	fmt.Println("the worker's write:", guard.ReasonOf(err))
+	fmt.Println("the worker learns:", lease.Renew(ctx))
+	// Output:
+	// held by worker-7 with token 1
+	// the worker's write: stale
+	// the worker learns: fencepost: lease lost: token 1 for "billing-close": force-unlocked by an operator, "Ada", because "worker-7 hangs, INC-42"
+}
+
+// A pattern is read by components, so one tenant's leases are not another's.
+func ExampleOperator_List() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	client, err := lockclient.New(pool, "worker-7", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	for _, resource := range []string{"tenant_1:billing-close:2026-04", "tenant_1:payout:2026-04", "tenant_12:billing-close:2026-04"} {
+		if _, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: time.Minute}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, pattern := range []string{"tenant_1", "*:billing-close"} {
+		for lease, err := range operator.List(ctx, pattern, nil) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(pattern, "chooses", lease.Resource)
+		}
+	}
+	// Output:
+	// tenant_1 chooses tenant_1:billing-close:2026-04
+	// tenant_1 chooses tenant_1:payout:2026-04
+	// *:billing-close chooses tenant_12:billing-close:2026-04
+	// *:billing-close chooses tenant_1:billing-close:2026-04
+}
+
+// Rows of resources that nobody has used for a week are deleted in the
+// background, for as long as the context lasts.
+func ExampleOperator_PurgeLoop() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	fmt.Println(operator.PurgeLoop(ctx, &lockadmin.PurgeOptions{OlderThan: 7 * 24 * time.Hour, Every: time.Hour}))
+	// Output:
+	// context deadline exceeded
+}

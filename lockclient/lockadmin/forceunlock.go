@@ -1,0 +1,301 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ErrLeaseChanged: the resource's lease is not the one that
+// ForceUnlockOptions.ExpectedLeaseID names. The error is a
+// [*LeaseChangedError].
+var ErrLeaseChanged = errors.New("lease is not the expected one")
+
+// LeaseChangedError says what there is in place of the expected lease. It
+// unwraps to [ErrLeaseChanged]. Nothing was changed.
+type LeaseChangedError struct {
+	// Expected is the lease ID that was expected.
+	Expected string
+	// Now is the resource as it is: a successor's lease, or a free one.
+	Now LeaseInfo
+}
+
+// Error names the resource, the expected lease and what there is now.
+func (e *LeaseChangedError) Error() string {
+	s := fmt.Sprintf("fencepost: %v: %s is %s", ErrLeaseChanged, strconv.Quote(e.Now.Resource), e.Now.State)
+	if e.Now.LeaseID != "" {
+		s += fmt.Sprintf(" under lease %s of %s, token %s", strconv.Quote(e.Now.LeaseID), strconv.Quote(e.Now.Owner), e.Now.Token)
+	}
+	return s + ", expected was " + strconv.Quote(e.Expected)
+}
+
+// Unwrap returns [ErrLeaseChanged].
+func (e *LeaseChangedError) Unwrap() error { return ErrLeaseChanged }
+
+// ForceUnlockOptions configures [Operator.ForceUnlock]. The zero value is the
+// default.
+type ForceUnlockOptions struct {
+	// ExpectedLeaseID is the lease that is to be cut, as [Operator.Get] showed
+	// it; a successor's lease is then refused. Empty cuts whatever there is.
+	ExpectedLeaseID string
+	// RequestID names this request: whoever repeats it under the same ID finds
+	// what it did, instead of cutting the next holder. At most 128 bytes without
+	// control characters; empty means a new UUID.
+	RequestID string
+}
+
+// ForceUnlocked is what [Operator.ForceUnlock] did.
+type ForceUnlocked struct {
+	// Burned is the claim that nobody holds and that is above the cut holder's.
+	// Its lease ID is the request's. Raise it at the resource: until then the
+	// cut holder still writes there.
+	Burned guard.Claim `json:"burned"`
+	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
+	Cut LeaseInfo `json:"cut"`
+	// AuditID is the number of its record in [Operator.Audit].
+	AuditID int64 `json:"auditId"`
+	// At is when it was done, by the server's clock.
+	At time.Time `json:"at"`
+	// Repeated says that the request had been carried out before.
+	Repeated bool `json:"repeated"`
+}
+
+// ForceUnlock takes the lease on resource from whoever has it: it raises the
+// issuer's token by one, at least, and frees the lease, so that the next in line
+// is granted at once. The record of it, with actor and reason, is written in the
+// same statement; there is no force unlock without one. The holder's next
+// renewal finds its lease lost, with [ErrForceUnlocked] as the cause; waiters
+// are woken. opts may be nil.
+//
+// It does not stop the cut holder from writing: the resource knows nothing of it
+// until a higher token arrives there. Either raise the burned claim at the
+// resource (Raise of sqlfence's DB, of httpfence's Middleware or of s3fence's
+// Objects, or guard.Store.Admit), after which every write of the cut holder is
+// refused as stale, or wait for the next holder to do so. A lease that is expired or free can be
+// force-unlocked as well, for the sake of the burned claim: a paused holder may
+// come back to any of them.
+//
+// Actor is who does it, 1 to 128 bytes, reason why, 1 to 1000 bytes; both must
+// have something besides spaces.
+//
+// An attempt whose answer is lost is repeated under the same request ID.
+// Errors: guard.ErrInvalid (actor, reason, an ID; also a request ID that was
+// used for another resource); guard.ErrNotFound (the resource was never leased,
+// or purged); [ErrLeaseChanged]; guard.ErrUnavailable (nothing was changed);
+// guard.ErrOutcomeUnknown: the [guard.FailedError]'s claim has the request ID as
+// its lease ID; call again with it.
+func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason string, opts *ForceUnlockOptions) (ForceUnlocked, error) {
+	r, err := o.unlockRequest(resource, actor, reason, opts)
+	if err != nil {
+		return ForceUnlocked{}, err
+	}
+	began := time.Now()
+	done, err := o.forceUnlock(ctx, r)
+	o.unlockDone(ctx, r, done, err, time.Since(began))
+	return done, err
+}
+
+// forceUnlock repeats what is contended or lost.
+func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (ForceUnlocked, error) {
+	began := time.Now()
+	var lost error // the first attempt whose answer was lost
+	for attempt := 0; ; attempt++ {
+		a, err := o.burn(ctx, r)
+		switch {
+		case err == nil && a.status != unlockMoved:
+			return unlocked(r, a)
+		case err == nil:
+			err = guard.Unavailable("force unlock", r.claim(), errRaced)
+		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
+			lost = err
+		case lost == nil && !pglease.Contention(err):
+			return ForceUnlocked{}, pause.WithCause(ctx, err)
+		}
+		if lost != nil {
+			err = lost
+		}
+		if time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(attempt), nil) {
+			return ForceUnlocked{}, pause.WithCause(ctx, err)
+		}
+	}
+}
+
+func unlocked(r unlockRequest, a unlockAnswer) (ForceUnlocked, error) {
+	switch a.status {
+	case unlockNotFound:
+		return ForceUnlocked{}, notFound(r.resource)
+	case unlockChanged:
+		return ForceUnlocked{}, &LeaseChangedError{Expected: r.expected, Now: a.done.Cut}
+	case unlockForeign:
+		return ForceUnlocked{}, guard.Invalid("RequestID", r.requestID, "was used for another resource")
+	}
+	a.done.Repeated = a.status == unlockRepeated
+	return a.done, nil
+}
+
+// unlockRequest is one ForceUnlock with everything but the context.
+type unlockRequest struct {
+	resource, actor, reason, expected, requestID string
+}
+
+func (r unlockRequest) claim() guard.Claim {
+	return guard.Claim{Resource: r.resource, LeaseID: r.requestID}
+}
+
+// unlockStatus is the server's verdict, in the words of the function.
+type unlockStatus string
+
+const (
+	unlockCut      unlockStatus = "cut"
+	unlockRepeated unlockStatus = "repeated"  // under this request ID, before
+	unlockNotFound unlockStatus = "not found" // no row
+	unlockChanged  unlockStatus = "changed"   // not the expected lease
+	unlockForeign  unlockStatus = "foreign"   // the request ID is another resource's
+	unlockMoved    unlockStatus = "moved"     // not the server that was entered
+)
+
+type unlockAnswer struct {
+	status unlockStatus
+	done   ForceUnlocked
+}
+
+const maxReasonLen = 1000
+
+func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlockOptions) (r unlockRequest, err error) {
+	if opts == nil {
+		opts = &ForceUnlockOptions{}
+	}
+	if r.resource, err = o.namespace.Resource(resource); err != nil {
+		return r, err
+	}
+	if err := spoken("actor", actor, guard.MaxOwnerLen); err != nil {
+		return r, err
+	}
+	if err := spoken("reason", reason, maxReasonLen); err != nil {
+		return r, err
+	}
+	if err := guard.ValidateLeaseID(opts.ExpectedLeaseID); err != nil {
+		return r, renamed(err, "ExpectedLeaseID")
+	}
+	if err := guard.ValidateLeaseID(opts.RequestID); err != nil {
+		return r, renamed(err, "RequestID")
+	}
+	r.actor, r.reason, r.expected, r.requestID = actor, reason, opts.ExpectedLeaseID, opts.RequestID
+	if r.requestID == "" {
+		r.requestID = pglease.NewLeaseID()
+	}
+	return r, nil
+}
+
+// spoken checks what a person says.
+func spoken(field, s string, most int) error {
+	if strings.TrimSpace(s) == "" {
+		return guard.Invalid(field, s, "must not be empty or only spaces")
+	}
+	return pglease.Plain(field, s, most)
+}
+
+func renamed(err error, field string) error {
+	var invalid *guard.InvalidError
+	if errors.As(err, &invalid) {
+		invalid.Field = field
+	}
+	return err
+}
+
+// unlockDone tells what was done, or not.
+func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUnlocked, err error, took time.Duration) {
+	claim := r.claim()
+	if err == nil {
+		claim = done.Burned
+		o.log(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
+			slog.String("actor", r.actor), slog.String("reason", r.reason),
+			slog.String("fencingToken", claim.Token.String()), slog.String("requestId", r.requestID),
+			slog.String("ownerId", done.Cut.Owner), slog.String("leaseId", done.Cut.LeaseID), slog.Int64("auditId", done.AuditID))
+	} else {
+		o.log(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
+			slog.String("actor", r.actor), slog.String("requestId", r.requestID), slog.Any("error", err))
+	}
+	if o.observer != nil {
+		o.observer.Observe(ctx, guard.Event{
+			Op: guard.OpForceUnlock, Surface: "lock", Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
+		})
+	}
+}
+
+// forceUnlockSQL is one statement and one transaction. $6 is the topic to
+// notify, NULL for none.
+const forceUnlockSQL = `SELECT o_status, o_id, o_at, o_token, o_state, o_cut_token, o_lease_id, o_owner,
+  CASE WHEN isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN isfinite(o_expires_at) THEN o_expires_at END
+FROM fencepost.force_unlock($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::text::integer, $8::timestamptz, $9::bigint::oid)`
+
+func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		// So that the burned token is above what a failover may have lost.
+		in, err := o.server.Enter(ctx, conn, lockTimeout)
+		if err != nil {
+			return pglease.Harmless(err)
+		}
+		var started *time.Time
+		if !in.Started.IsZero() {
+			started = &in.Started
+		}
+		burn := func(topic *string) error {
+			a, err = o.scanUnlock(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
+				topic, lockTimeout, started, int64(in.Leases)), r)
+			return err
+		}
+		named := pglease.Topic(r.resource)
+		err = burn(&named)
+		switch pg := pglease.Error(err); {
+		case pg == nil || !pglease.SaidNo(pg):
+		case pg.Code == "54000": // a full queue of notifications must not keep an operator from it
+			err = burn(nil)
+		case pg.Code == "23505": // the request ID was used for another resource at the same moment: now it is seen
+			err = burn(&named)
+		}
+		if err == nil && a.status == unlockMoved {
+			_, err = o.server.Reenter(ctx, conn, pglease.Lift{}, lockTimeout)
+			err = pglease.Harmless(err)
+		}
+		return err
+	})
+	return a, pglease.Failure("force unlock", r.claim(), err)
+}
+
+func (o *Operator) scanUnlock(row pgx.Row, r unlockRequest) (a unlockAnswer, err error) {
+	var id, token, cutToken *int64
+	var at, acquired, expires *time.Time
+	var state, leaseID, owner *string
+	err = row.Scan((*string)(&a.status), &id, &at, &token, &state, &cutToken, &leaseID, &owner, &acquired, &expires)
+	a.done = ForceUnlocked{
+		AuditID: pglease.Of(id), At: pglease.Of(at),
+		Cut: LeaseInfo{
+			Resource: r.resource, Name: o.namespace.Name(r.resource), State: LeaseState(pglease.Of(state)), Token: guard.Token(pglease.Of(cutToken)), LeaseID: pglease.Of(leaseID), Owner: pglease.Of(owner),
+			AcquiredAt: pglease.Of(acquired), ExpiresAt: pglease.Of(expires),
+		},
+	}
+	a.done.Cut.lasted(a.done.At)
+	if token != nil {
+		a.done.Burned = guard.Claim{Resource: r.resource, Token: guard.Token(*token), LeaseID: r.requestID}
+	}
+	return a, err
+}
+
+// lasted fills in how long a lease had been held, and would have lasted, at the
+// moment at.
+func (l *LeaseInfo) lasted(at time.Time) {
+	if l.State == StateHeld && !at.IsZero() && !l.AcquiredAt.IsZero() {
+		l.HeldFor, l.Remaining = max(0, at.Sub(l.AcquiredAt)), max(0, l.ExpiresAt.Sub(at))
+	}
+}

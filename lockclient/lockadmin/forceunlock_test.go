@@ -1,0 +1,250 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func tokenOf(t testing.TB, pool *pgxpool.Pool, resource string) (token int64) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), "SELECT token FROM fencepost.leases WHERE resource = $1", resource).Scan(&token); err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+func auditOf(t testing.TB, o *Operator, pattern string) []AuditRecord {
+	t.Helper()
+	records, err := all(o.Audit(t.Context(), pattern, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+// all collects what an iterator yields, up to its error.
+func all[T any](seq iter.Seq2[T, error]) (got []T, err error) {
+	for one, err := range seq {
+		if err != nil {
+			return got, err
+		}
+		got = append(got, one)
+	}
+	return got, nil
+}
+
+// TestForceUnlock: it burns a token, records itself, wakes a waiter, and the
+// holder learns who cut it and why, by a renewal as by a release.
+func TestForceUnlock(t *testing.T) {
+	pool := migrated(t)
+	client, other, o := newTestClient(t, pool, nil), newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	for how, end := range map[string]func(*lockclient.Lease) error{
+		"renew":   func(l *lockclient.Lease) error { return l.Renew(t.Context()) },
+		"release": func(l *lockclient.Lease) error { return l.Release(t.Context()) },
+	} {
+		lease := mustTry(t, client, how, time.Minute)
+		next := make(chan *lockclient.Lease, 1)
+		go func() {
+			l, err := other.Acquire(context.Background(), how, &lockclient.AcquireOptions{TTL: time.Minute})
+			if err != nil {
+				t.Error(err)
+			}
+			next <- l
+		}()
+		awaited(t, o, how)
+		ear, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ear.Exec(t.Context(), `LISTEN "`+pglease.Channel+`"`); err != nil {
+			t.Fatal(err)
+		}
+		done, err := o.ForceUnlock(t.Context(), how, "Ada", "worker-7 hangs, INC-42", &ForceUnlockOptions{ExpectedLeaseID: lease.ID()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		successor := <-next
+		if heard, err := ear.Conn().WaitForNotification(t.Context()); err != nil || heard.Payload != pglease.Topic(how) {
+			t.Errorf("the waiter was sent %+v, %v", heard, err)
+		}
+		ear.Release()
+		if done.Burned.Resource != how || done.Burned.Token != lease.Token()+1 || done.Burned.LeaseID == "" || done.Burned.LeaseID == lease.ID() ||
+			done.Cut.LeaseID != lease.ID() || done.Cut.Owner != lease.Owner() || done.Cut.State != StateHeld || done.Cut.Token != lease.Token() || done.Repeated {
+			t.Errorf("%+v", done)
+		}
+		if done.Cut.HeldFor <= 0 || done.Cut.HeldFor != done.At.Sub(done.Cut.AcquiredAt) || done.Cut.Remaining <= 0 || done.Cut.Remaining > time.Minute {
+			t.Errorf("the cut lease had been held for %v, with %v left", done.Cut.HeldFor, done.Cut.Remaining)
+		}
+		if successor.Token() != done.Burned.Token+1 {
+			t.Errorf("the successor has token %v after %v was burned", successor.Token(), done.Burned.Token)
+		}
+		err = end(lease)
+		var cut *lockclient.ForceUnlockedError
+		var lost *lockclient.LostError
+		if !errors.Is(err, lockclient.ErrLeaseLost) || !errors.Is(err, lockclient.ErrForceUnlocked) || !errors.As(err, &lost) || !errors.As(err, &cut) ||
+			cut.Actor != "Ada" || cut.Reason != "worker-7 hangs, INC-42" || !cut.At.Equal(done.At) {
+			t.Errorf("%s: %v", how, err)
+		}
+		records := auditOf(t, o, how)
+		if len(records) != 1 || records[0].ID != done.AuditID || records[0].Action != "force_unlock" || records[0].Token != done.Burned.Token ||
+			records[0].RequestID != done.Burned.LeaseID || records[0].Actor != "Ada" || records[0].Cut != done.Cut {
+			t.Errorf("audit: %+v", records)
+		}
+		if r := rowOf(t, pool, how); !r.Live || *r.LeaseID != successor.ID() {
+			t.Errorf("the successor's row: %+v", r)
+		}
+	}
+}
+
+// TestForceUnlockFences is P1: with the burned claim raised at the resource the
+// cut holder's writes are stale at once. The control does not raise, and the cut
+// holder still writes.
+func TestForceUnlockFences(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	for _, raise := range []bool{true, false} {
+		store := guard.NewMemory(nil)
+		lease := mustTry(t, client, "r", time.Minute)
+		if _, err := store.Admit(t.Context(), lease.Claim()); err != nil {
+			t.Fatal(err)
+		}
+		done, err := o.ForceUnlock(t.Context(), "r", "Ada", "stuck", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if raise {
+			for range 2 { // once more is harmless
+				if _, err := store.Admit(t.Context(), done.Burned); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := store.Admit(t.Context(), lease.Claim()); errors.Is(err, guard.ErrStale) != raise {
+			t.Errorf("raised %t: the cut holder's write: %v", raise, err)
+		}
+		next := mustTry(t, client, "r", time.Minute)
+		if _, err := store.Admit(t.Context(), next.Claim()); err != nil {
+			t.Errorf("raised %t: the successor's write: %v", raise, err)
+		}
+		if err := next.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestForceUnlockOfNobody: an expired, a released and an advanced lease can be
+// force-unlocked, because a paused holder may come back to each.
+func TestForceUnlockOfNobody(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	mustTry(t, client, "expired", time.Minute)
+	mustTry(t, client, "free", time.Minute).Release(t.Context())
+	if _, err := client.Advance(t.Context(), "advanced", 7); err != nil {
+		t.Fatal(err)
+	}
+	runOut(t, pool, "expired")
+	for resource, want := range map[string]struct {
+		state LeaseState
+		token guard.Token
+	}{"expired": {StateExpired, 2}, "free": {StateFree, 2}, "advanced": {StateFree, 8}} {
+		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "to be sure", nil)
+		if err != nil || done.Cut.State != want.state || done.Burned.Token != want.token {
+			t.Errorf("%s: %+v, %v", resource, done, err)
+		}
+		if got := grant(t, client, resource, 1); got != want.token+1 {
+			t.Errorf("%s: the next token is %v", resource, got)
+		}
+	}
+	// Above what a lost server may have granted, as a grant would be.
+	epoch, err := o.RaiseEpoch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := o.ForceUnlock(t.Context(), "free", "Ada", "after a restore", nil)
+	if err != nil || done.Burned.Token != epoch.Floor+1 {
+		t.Errorf("%v above the floor %v, %v", done.Burned, epoch.Floor, err)
+	}
+}
+
+// TestForceUnlockRefused: each by its exact reason, and nothing changes.
+func TestForceUnlockRefused(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	old := mustTry(t, client, "r", time.Minute)
+	old.Release(t.Context())
+	lease := mustTry(t, client, "r", time.Minute)
+	before := fingerprint(t, pool)
+	long := strings.Repeat("x", 1<<20)
+	for _, test := range []struct {
+		field, resource, actor, reason string
+		opts                           ForceUnlockOptions
+	}{
+		{"resource", "", "a", "b", ForceUnlockOptions{}},
+		{"resource", "a\x00", "a", "b", ForceUnlockOptions{}},
+		{"actor", "r", "", "b", ForceUnlockOptions{}},
+		{"actor", "r", " \t ", "b", ForceUnlockOptions{}},
+		{"actor", "r", "a\nb", "b", ForceUnlockOptions{}},
+		{"actor", "r", long, "b", ForceUnlockOptions{}},
+		{"reason", "r", "a", "", ForceUnlockOptions{}},
+		{"reason", "r", "a", "\u2003 \u00a0", ForceUnlockOptions{}},
+		{"reason", "r", "a", "\xff", ForceUnlockOptions{}},
+		{"reason", "r", "a", long, ForceUnlockOptions{}},
+		{"ExpectedLeaseID", "r", "a", "b", ForceUnlockOptions{ExpectedLeaseID: "a\x00"}},
+		{"RequestID", "r", "a", "b", ForceUnlockOptions{RequestID: long}},
+	} {
+		_, err := o.ForceUnlock(t.Context(), test.resource, test.actor, test.reason, &test.opts)
+		var invalid *guard.InvalidError
+		if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != test.field {
+			t.Errorf("%s: %.200v", test.field, err)
+		}
+	}
+	_, err := o.ForceUnlock(t.Context(), "unknown", "a", "b", nil)
+	var rejected *guard.RejectedError
+	if !errors.Is(err, guard.ErrNotFound) || !errors.As(err, &rejected) || rejected.Claim.Resource != "unknown" {
+		t.Errorf("unknown: %v", err)
+	}
+	_, err = o.ForceUnlock(t.Context(), "r", "a", "b", &ForceUnlockOptions{ExpectedLeaseID: old.ID()})
+	var changed *LeaseChangedError
+	if !errors.Is(err, ErrLeaseChanged) || !errors.As(err, &changed) || changed.Expected != old.ID() || changed.Now.LeaseID != lease.ID() ||
+		changed.Now.State != StateHeld || !strings.Contains(err.Error(), lease.ID()) {
+		t.Errorf("a successor's: %v", err)
+	}
+	if after := fingerprint(t, pool); !slices.Equal(before, after) || lease.Renew(t.Context()) != nil {
+		t.Errorf("something changed: %q, before %q", after, before)
+	}
+	lease.Release(t.Context())
+	if _, err = o.ForceUnlock(t.Context(), "r", "a", "b", &ForceUnlockOptions{ExpectedLeaseID: lease.ID()}); !errors.As(err, &changed) || changed.Now.State != StateFree {
+		t.Errorf("released meanwhile: %v", err)
+	}
+	if records := auditOf(t, o, ""); len(records) != 0 {
+		t.Errorf("refusals were recorded: %+v", records)
+	}
+}
+
+// TestRecordNeedsWords: who calls the function without this package records no
+// actor or reason of nothing but space either.
+func TestRecordNeedsWords(t *testing.T) {
+	pool := migrated(t)
+	for _, test := range []struct{ actor, reason, constraint string }{
+		{"Ada", "stuck", ""}, // control
+		{" \t\n", "stuck", "audit_actor"},
+		{"Ada", "\t\t", "audit_reason"},
+	} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES ('force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
+		if pg := pglease.Error(err); test.constraint == "" && err != nil || test.constraint != "" && (pg == nil || pg.ConstraintName != test.constraint) {
+			t.Errorf("actor %q, reason %q: %v, want %q", test.actor, test.reason, err, test.constraint)
+		}
+	}
+}

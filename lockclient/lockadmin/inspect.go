@@ -1,0 +1,245 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Severity says how bad a [Finding] is.
+type Severity string
+
+// The severities.
+const (
+	// SeverityError: leases cannot be granted, or a promise does not hold.
+	SeverityError Severity = "error"
+	// SeverityWarning: it works, and something will surprise somebody.
+	SeverityWarning Severity = "warning"
+)
+
+// Finding is something that [Operator.Inspect] found to be wrong.
+type Finding struct {
+	// Severity is error or warning.
+	Severity Severity `json:"severity"`
+	// Setting is a short, stable name of what is wrong, such as "schema" or
+	// "default_transaction_isolation".
+	Setting string `json:"setting"`
+	// Problem says what is wrong, Remedy what to do about it.
+	Problem string `json:"problem"`
+	Remedy  string `json:"remedy"`
+}
+
+// Inspection is what [Operator.Inspect] saw.
+type Inspection struct {
+	// Server is the server's version in its own words, VersionNum the number
+	// (150018); Database and User are those of the connection.
+	Server     string `json:"server"`
+	VersionNum int    `json:"versionNum"`
+	Database   string `json:"database"`
+	User       string `json:"user"`
+	// Schema is the version of lockclient's schema, 0 if there is none;
+	// SchemaWanted is this build's.
+	Schema       int `json:"schema"`
+	SchemaWanted int `json:"schemaWanted"`
+	// Standby says that the server is one, so that nothing can be granted there.
+	Standby bool `json:"standby"`
+	// Pooled says that a pooler or proxy stands between, which tells the client
+	// another process number than the server's.
+	Pooled bool `json:"pooled"`
+	// The settings are those of this connection, in the server's words.
+	SynchronousCommit      string `json:"synchronousCommit"`
+	SynchronousStandbys    string `json:"synchronousStandbys"`
+	DefaultIsolation       string `json:"defaultIsolation"`
+	DefaultReadOnly        string `json:"defaultReadOnly"`
+	Fsync                  string `json:"fsync"`
+	FullPageWrites         string `json:"fullPageWrites"`
+	TransactionTimeoutIdle string `json:"idleInTransactionSessionTimeout"`
+	// Timeline is the WAL timeline, 0 if it cannot be seen; SystemIdentifier
+	// names the cluster, empty if it cannot be seen; Hidden says why.
+	Timeline         int64  `json:"timeline"`
+	SystemIdentifier string `json:"systemIdentifier"`
+	Hidden           string `json:"hidden,omitempty"`
+	// EpochBase is the stored part of the epoch, Floor the token that every
+	// later grant is above.
+	EpochBase int64       `json:"epochBase"`
+	Floor     guard.Token `json:"floor"`
+	// Resources is how many rows the server estimates there are.
+	Resources int64 `json:"resources"`
+	// Blocker is the server process of a transaction that has been open for
+	// more than a second with a lock that keeps Purge, RaiseEpoch and
+	// AdvanceFloor out; 0 if there is none, or none that the role may see: a
+	// role without pg_read_all_stats sees its own transactions alone.
+	Blocker int `json:"blocker,omitempty"`
+	// RoundTrip is how long the fastest of a few empty statements took.
+	RoundTrip time.Duration `json:"roundTripNanoseconds"`
+	// ClockAhead is how far the server's clock is ahead of this machine's, give
+	// or take ClockError. Leases do not depend on it; comparing logs does.
+	ClockAhead time.Duration `json:"clockAheadNanoseconds"`
+	ClockError time.Duration `json:"clockErrorNanoseconds"`
+	// Findings are what is wrong, the worst first; none is a clean bill.
+	Findings []Finding `json:"findings"`
+}
+
+// Inspect reads the settings of the server that matter to leases, and says what
+// is wrong with them. It writes nothing, and works on a standby, on a database
+// without the schema and with one of another version. A setting that the role
+// may not see is left empty.
+//
+// The error is guard.ErrUnavailable: the server could not be asked at all.
+func (o *Operator) Inspect(ctx context.Context) (in Inspection, err error) {
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		in, err = inspect(ctx, conn)
+		return pglease.Harmless(err)
+	})
+	if err != nil {
+		return Inspection{}, pause.WithCause(ctx, pglease.Failure("inspect", guard.Claim{}, err))
+	}
+	in.Findings = in.findings()
+	return in, nil
+}
+
+const settingsSQL = `SELECT version(), current_setting('server_version_num')::integer, current_database()::text, current_user::text,
+  pg_is_in_recovery(), pg_backend_pid(),
+  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_setting('default_transaction_isolation'),
+  current_setting('default_transaction_read_only'), current_setting('fsync'), current_setting('full_page_writes'),
+  current_setting('idle_in_transaction_session_timeout')`
+
+const (
+	systemSQL   = `SELECT s.system_identifier::text FROM pg_control_system() s`
+	timelineSQL = `SELECT CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id::bigint FROM pg_control_checkpoint() c)
+  ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END`
+	estimateSQL = `SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = to_regclass('fencepost.leases')`
+	baseSQL     = `SELECT coalesce((SELECT e.base FROM fencepost.epoch e), 0), coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0)`
+	// blockerSQL finds the oldest of the transactions whose lock on the leases
+	// would keep the exclusive calls out.
+	blockerSQL = `SELECT coalesce(k.pid, 0) FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
+WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  AND k.granted AND k.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+  AND s.xact_start < clock_timestamp() - interval '1 second'
+ORDER BY s.xact_start LIMIT 1`
+)
+
+func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
+	in = Inspection{SchemaWanted: pglease.Schema().Version()}
+	var pid uint32
+	err = conn.QueryRow(ctx, settingsSQL).Scan(&in.Server, &in.VersionNum, &in.Database, &in.User, &in.Standby, &pid,
+		&in.SynchronousCommit, &in.SynchronousStandbys, &in.DefaultIsolation, &in.DefaultReadOnly, &in.Fsync, &in.FullPageWrites,
+		&in.TransactionTimeoutIdle)
+	if err != nil {
+		return in, err
+	}
+	in.Pooled = pid != conn.PgConn().PID()
+	return in, inspectRest(ctx, conn, &in)
+}
+
+// inspectRest asks what may be denied or missing; only a broken connection is an
+// error.
+func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
+	var hidden []string
+	see := func(secret bool, sql string, into ...any) error {
+		err := conn.QueryRow(ctx, sql).Scan(into...)
+		if pg := pglease.Error(err); pg != nil && pglease.SaidNo(pg) {
+			if secret {
+				hidden = append(hidden, pg.Message)
+			}
+			return nil
+		}
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	}
+	var version, floor int64
+	err := errors.Join(
+		see(true, systemSQL, &in.SystemIdentifier),
+		see(true, timelineSQL, &in.Timeline),
+		see(false, pglease.Schema().VersionSQL(), &version),
+		see(false, estimateSQL, &in.Resources),
+		see(false, baseSQL, &in.EpochBase, &floor),
+		see(false, blockerSQL, &in.Blocker),
+	)
+	in.Schema, in.Floor, in.Hidden = int(version), guard.Token(floor), strings.Join(hidden, "; ")
+	if err != nil {
+		return err
+	}
+	return inspectClock(ctx, conn, in)
+}
+
+// inspectClock compares the clocks by the fastest of a few round trips: the
+// server read its clock somewhere within it.
+func inspectClock(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
+	in.RoundTrip = math.MaxInt64
+	for range 5 {
+		var at time.Time
+		sent := time.Now()
+		if err := conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err != nil {
+			return err
+		}
+		if took := time.Since(sent); took < in.RoundTrip {
+			in.RoundTrip, in.ClockError = took, took/2
+			in.ClockAhead = at.Sub(sent.Add(took / 2))
+		}
+	}
+	return nil
+}
+
+// skewWorthTelling is how far apart clocks may be before the logs of two
+// machines are hard to compare.
+const skewWorthTelling = time.Second
+
+// findings says what is wrong with what was seen, the worst first.
+func (in *Inspection) findings() []Finding {
+	found := []Finding{}
+	add := func(bad bool, severity Severity, setting, problem, remedy string) {
+		if bad {
+			found = append(found, Finding{severity, setting, problem, remedy})
+		}
+	}
+	add(in.Standby, SeverityError, "standby", "the server is a standby: nothing can be granted or renewed there",
+		"connect to the primary (target_session_attrs=read-write)")
+	add(in.Schema == 0, SeverityError, "schema", "there is no schema of lockclient in this database, or the role may not see it", "run the migration")
+	add(in.Schema > 0 && in.Schema < in.SchemaWanted, SeverityError, "schema",
+		fmt.Sprintf("the schema has version %d, this build needs %d", in.Schema, in.SchemaWanted), "run the migration, then roll out")
+	add(in.Schema > in.SchemaWanted, SeverityError, "schema",
+		fmt.Sprintf("the schema has version %d, this build knows %d", in.Schema, in.SchemaWanted), "run a newer build")
+	add(in.DefaultIsolation != "read committed", SeverityError, "default_transaction_isolation",
+		"is "+strconv.Quote(in.DefaultIsolation)+": every acquire is refused",
+		"set it to \"read committed\" in the connection's parameters or for the role")
+	add(in.DefaultReadOnly == "on" && !in.Standby, SeverityError, "default_transaction_read_only", "is on: nothing can be written", "set it to off for the role")
+	add(in.Fsync == "off", SeverityError, "fsync", "is off: after a crash of the machine tokens may be issued again", "set it to on")
+	add(in.FullPageWrites == "off", SeverityWarning, "full_page_writes", "is off: a crash of the machine can damage the table",
+		"set it to on, unless the file system writes whole pages")
+	add(in.SynchronousCommit == "off" || in.SynchronousCommit == "local", SeverityWarning, "synchronous_commit",
+		"is "+strconv.Quote(in.SynchronousCommit)+": grants and renewals lift it for themselves, the application's own writes do not",
+		"nothing for leases; check that the application's writes may be lost")
+	add(in.Hidden != "", SeverityWarning, "timeline", "the server does not show everything, so a failover may go unnoticed: "+in.Hidden,
+		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")
+	add(in.Pooled, SeverityWarning, "pooler", "a pooler or proxy stands between: in transaction mode waiters poll, since notifications do not arrive",
+		"let the lease client connect to the server itself, or accept hand-overs of up to Options.PollInterval")
+	add(in.Blocker != 0, SeverityWarning, "blocker",
+		fmt.Sprintf("server process %d has had a transaction open for more than a second, with a lock on the leases: it keeps out Purge, RaiseEpoch and AdvanceFloor", in.Blocker),
+		"look at pg_stat_activity, end it if it is forgotten")
+	add(in.ClockAhead.Abs() > skewWorthTelling+in.ClockError, SeverityWarning, "clock",
+		fmt.Sprintf("the server's clock is %v ahead of this machine's", in.ClockAhead.Round(time.Millisecond)),
+		"leases do not depend on it; set the clocks, so that logs can be compared")
+	slices.SortStableFunc(found, func(a, b Finding) int { return severityOrder(a) - severityOrder(b) })
+	return found
+}
+
+func severityOrder(f Finding) int {
+	if f.Severity == SeverityError {
+		return 0
+	}
+	return 1
+}

@@ -1,0 +1,303 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// LeaseState says whether somebody has a lease.
+type LeaseState string
+
+// The states.
+const (
+	// StateHeld: somebody has it, by the server's clock.
+	StateHeld LeaseState = "held"
+	// StateExpired: it ran out without a release; its holder crashed, was
+	// paused or could not reach the server. Everybody may acquire it.
+	StateExpired LeaseState = "expired"
+	// StateFree: it was released or force-unlocked, or never granted.
+	StateFree LeaseState = "free"
+)
+
+// LeaseInfo is what the server knows of one resource. A free one keeps its row,
+// for the token, until [Operator.Purge] deletes it.
+type LeaseInfo struct {
+	// Resource is the whole name, which the fences and claims know.
+	Resource string `json:"resource"`
+	// Name is what the calls of this handle take: Resource without the
+	// namespace of a handle that is confined to one.
+	Name string `json:"name"`
+	// State is held, expired or free, by the server's clock.
+	State LeaseState `json:"state"`
+	// Token is the last token that was granted or burned.
+	Token guard.Token `json:"token"`
+	// LeaseID is the holder's, or the last one's if the lease expired; empty if
+	// the state is free.
+	LeaseID string `json:"leaseId,omitempty"`
+	// Owner is the name of whom Token was granted to; empty if it was granted to
+	// nobody, because it was burned or advanced.
+	Owner string `json:"owner,omitempty"`
+	// AcquiredAt and ExpiresAt are by the server's clock; zero where there is no
+	// such moment. Of a free lease ExpiresAt is when it was freed.
+	AcquiredAt time.Time `json:"acquiredAt,omitzero"`
+	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
+	// HeldFor is how long it has been held, Remaining how long it lasts unless
+	// it is renewed; both zero unless it is held. HeldFor is below zero if the
+	// server's clock was set back since the grant.
+	HeldFor   time.Duration `json:"heldForNanoseconds"`
+	Remaining time.Duration `json:"remainingNanoseconds"`
+	// Awaited says that somebody waits for it, or did so within the last five
+	// seconds. Waiters that poll, behind a pooler, are not seen.
+	Awaited bool `json:"awaited"`
+}
+
+// ListOptions configures [Operator.List]. The zero value is the default.
+type ListOptions struct {
+	// States are the states to list; none means all.
+	States []LeaseState
+	// AwaitedOnly lists only the leases that somebody waits for.
+	AwaitedOnly bool
+	// After is the Resource behind which the list begins; empty is the beginning.
+	After string
+}
+
+// List goes through the leases that pattern chooses, in the order of their
+// names' bytes. A pattern is read by components, which ":" separates:
+//
+//	""                      every lease of the handle's namespace
+//	"tenant_1"              tenant_1, and every name that begins with "tenant_1:"
+//	"tenant_1:*:2026-04"    "*" in place of a component is any one
+//	"tenant_1:bill*"        at the end "*" is any rest
+//
+// So "tenant_1" never shows tenant_12. Components are as in a name, escaped; a
+// "*" that is meant is written "%2A". It is read page by page, each by one
+// statement on a range of the primary key that looks at no more than 5,000 rows:
+// it begins at once and takes the same memory however many leases there are.
+// Leases that come and go meanwhile may be missed, none is listed twice.
+//
+// An error is the last thing it yields: guard.ErrInvalid (pattern, States,
+// After) or guard.ErrUnavailable. opts may be nil.
+func (o *Operator) List(ctx context.Context, pattern string, opts *ListOptions) iter.Seq2[LeaseInfo, error] {
+	return func(yield func(LeaseInfo, error) bool) {
+		q, err := o.listQuery(pattern, opts)
+		for more := err == nil; more; q.limit = nextPage {
+			var page []LeaseInfo
+			if page, q.after, more, err = o.page(ctx, q); err != nil {
+				break
+			}
+			for _, info := range page {
+				if !yield(info, nil) {
+					return
+				}
+			}
+		}
+		if err != nil {
+			yield(LeaseInfo{}, err)
+		}
+	}
+}
+
+// The first page is small, so that it is there at once.
+const (
+	firstPage = 100
+	nextPage  = 1000
+	// window is how many rows are looked at in one statement.
+	window = 5000
+)
+
+type listQuery struct {
+	pglease.Pattern
+	after   string
+	states  []string // nil: all
+	awaited bool
+	limit   int
+}
+
+func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, err error) {
+	if opts == nil {
+		opts = &ListOptions{}
+	}
+	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
+		return q, err
+	}
+	if opts.After != "" {
+		if err := guard.ValidateResource(opts.After); err != nil {
+			return q, guard.Invalid("After", opts.After, "is not a resource's name")
+		}
+	}
+	for i, state := range opts.States {
+		switch state {
+		case StateHeld, StateExpired, StateFree:
+			q.states = append(q.states, string(state))
+		default:
+			return q, guard.Invalid("States["+strconv.Itoa(i)+"]", string(state), "must be held, expired or free")
+		}
+	}
+	q.after, q.awaited, q.limit = opts.After, opts.AwaitedOnly, firstPage
+	return q, nil
+}
+
+// page returns the next leases, fewer than the limit where few are chosen, and
+// where to go on.
+func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, last string, more bool, err error) {
+	// Without a selection one row more than the page says whether it is the end.
+	look := int64(q.limit) + 1
+	if q.states != nil || q.awaited || q.Expression != nil {
+		look = window
+	}
+	last = q.after
+	err = o.read(ctx, "list", func(ctx context.Context, conn *pgx.Conn) error {
+		page, last, more = make([]LeaseInfo, 0, q.limit), q.after, false
+		type line struct {
+			info   LeaseInfo
+			chosen bool
+			looked int64
+		}
+		lines, err := collect(ctx, conn, func(row pgx.Row, l *line) error { return o.scanInfo(row, &l.info, &l.chosen, &l.looked) },
+			q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression)
+		for _, l := range lines {
+			if len(page) == q.limit { // one more, chosen or not
+				more = true
+				break
+			}
+			last, more = l.info.Resource, l.looked == look
+			if l.chosen {
+				page = append(page, l.info)
+			}
+		}
+		return err
+	})
+	return page, last, more, err
+}
+
+// Get returns what the server knows of one resource.
+//
+// Errors: guard.ErrInvalid, guard.ErrNotFound (it was never leased, or purged;
+// a [*guard.RejectedError]) and guard.ErrUnavailable.
+func (o *Operator) Get(ctx context.Context, resource string) (info LeaseInfo, err error) {
+	full, err := o.namespace.Resource(resource)
+	if err != nil {
+		return LeaseInfo{}, err
+	}
+	found := false
+	err = o.read(ctx, "get", func(ctx context.Context, conn *pgx.Conn) error {
+		err := o.scanInfo(conn.QueryRow(ctx, getSQL, full), &info)
+		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	if err == nil && !found {
+		err = notFound(full)
+	}
+	return info, err
+}
+
+// LongHeldOptions configures [Operator.LongHeld]. The zero value is the default.
+type LongHeldOptions struct {
+	// Pattern is as in [Operator.List].
+	Pattern string
+	// Limit is how many leases are returned at most; 0 means 100, at most 1000.
+	Limit int
+}
+
+// LongHeld returns the leases that have been held, renewals included, for
+// longer than threshold by the server's clock, the longest held first. No index
+// leads there: it reads every row under the pattern, once. opts may be nil. A
+// lease that was granted before the server's clock was set back counts from the
+// grant, by the new clock; Inspect has a finding for it.
+//
+// Errors: guard.ErrInvalid (threshold below zero, Pattern, Limit) and
+// guard.ErrUnavailable.
+func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *LongHeldOptions) (rows []LeaseInfo, err error) {
+	if opts == nil {
+		opts = &LongHeldOptions{}
+	}
+	if threshold < 0 {
+		return nil, guard.Invalid("threshold", threshold.String(), "must not be negative")
+	}
+	p, err := o.namespace.NewPattern("LongHeldOptions.Pattern", opts.Pattern)
+	if err != nil {
+		return nil, err
+	}
+	limit := opts.Limit
+	if limit == 0 {
+		limit = firstPage
+	}
+	if limit < 0 || limit > nextPage {
+		return nil, guard.Invalid("LongHeldOptions.Limit", strconv.Itoa(limit), "must be 0 to "+strconv.Itoa(nextPage))
+	}
+	err = o.read(ctx, "long held", func(ctx context.Context, conn *pgx.Conn) error {
+		rows, err = collect(ctx, conn, func(row pgx.Row, info *LeaseInfo) error { return o.scanInfo(row, info) },
+			p.Bounded(longHeldSQL, rangeEnd), p.Low, p.High, threshold.Microseconds(), int64(limit), p.Expression)
+		return err
+	})
+	return rows, err
+}
+
+// These only read and wait for no row, so now() is the time of reading. Times of
+// minus infinity, for "never", come as NULL.
+
+// stated is rows of fencepost.leases with their state; what follows says which.
+const stated = `SELECT f.*, CASE WHEN f.lease_id IS NULL THEN 'free' WHEN f.expires_at > now() THEN 'held' ELSE 'expired' END AS state
+  FROM fencepost.leases f WHERE `
+
+// infoColumns are a [LeaseInfo]'s, of a stated row l.
+const infoColumns = `l.resource, l.token, l.lease_id, l.owner, l.state,
+  CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END,
+  CASE WHEN l.state = 'held' AND isfinite(l.acquired_at) THEN (extract(epoch FROM now() - l.acquired_at) * 1000000)::bigint END,
+  CASE WHEN l.state = 'held' THEN (extract(epoch FROM l.expires_at - now()) * 1000000)::bigint END,
+  coalesce(l.wake_until > now(), false)`
+
+const rangeEnd = "f.resource < $2::text"
+
+// listSQL looks at the next rows of a range, at most $4 of them, and returns up
+// to $5 of those in the states $6, awaited if $7, that match $8; also the $4th,
+// chosen or not, which says where to go on. It is one scan of the key's index
+// between bounds, under a generic plan too, and it stops when it has enough rows.
+// $1 low, $2 high, $3 after.
+const listSQL = `SELECT ` + infoColumns + `, l.chosen, l.looked
+FROM (SELECT s.*, row_number() OVER (ORDER BY s.resource) AS looked,
+    ($6::text[] IS NULL OR s.state = ANY ($6::text[])) AND (NOT $7::boolean OR coalesce(s.wake_until > now(), false))
+      AND ($8::text IS NULL OR s.resource ~ $8::text) AS chosen
+  FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + ` AND f.resource > $3::text
+    ORDER BY f.resource LIMIT $4::bigint) AS s) AS l
+WHERE l.chosen OR l.looked = $4::bigint ORDER BY l.resource LIMIT $5::bigint`
+
+const getSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource = $1::text AND f.resource <> '') AS l`
+
+// longHeldSQL returns the longest held first. $1 low, $2 high, $3 threshold in
+// microseconds, $4 limit, $5 expression.
+const longHeldSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + `
+  AND f.resource <> '' AND f.lease_id IS NOT NULL AND f.expires_at > now() AND ($5::text IS NULL OR f.resource ~ $5::text)
+  AND f.acquired_at < now() - $3::bigint * interval '1 microsecond') AS l
+ORDER BY l.acquired_at, l.resource LIMIT $4::bigint`
+
+// scanInfo reads infoColumns and what comes after them.
+func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
+	var resource, leaseID, owner, state *string
+	var token, held, remaining *int64
+	var acquired, expires *time.Time
+	var awaited *bool
+	err := row.Scan(append([]any{&resource, &token, &leaseID, &owner, &state, &acquired, &expires, &held, &remaining, &awaited}, more...)...)
+	if err != nil {
+		return err
+	}
+	*info = LeaseInfo{
+		Resource: pglease.Of(resource), Token: guard.Token(pglease.Of(token)), LeaseID: pglease.Of(leaseID),
+		Owner: pglease.Of(owner), State: LeaseState(pglease.Of(state)),
+		AcquiredAt: pglease.Of(acquired), ExpiresAt: pglease.Of(expires), Awaited: pglease.Of(awaited),
+		HeldFor:   time.Duration(pglease.Of(held)) * time.Microsecond,
+		Remaining: time.Duration(pglease.Of(remaining)) * time.Microsecond,
+	}
+	info.Name = o.namespace.Name(info.Resource)
+	return nil
+}

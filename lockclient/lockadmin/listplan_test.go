@@ -1,0 +1,161 @@
+package lockadmin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// manyRows is a table of 200,000 leases of 1,000 tenants.
+func manyRows(t testing.TB) *pgxpool.Pool {
+	pool := migrated(t)
+	mustExec(t, pool, `INSERT INTO fencepost.leases (resource, token, lease_id, owner, acquired_at, expires_at)
+		SELECT 'tenant_' || lpad((i % 1000)::text, 4, '0') || ':job:' || i, i, CASE WHEN i % 10 = 0 THEN 'lease-' || i END, 'worker-' || i % 50,
+		  clock_timestamp() - i * interval '1 second', clock_timestamp() + CASE WHEN i % 20 = 0 THEN interval '1 day' ELSE interval '-1 s' END
+		FROM generate_series(1, 200000) i`)
+	mustExec(t, pool, "VACUUM ANALYZE fencepost.leases")
+	return pool
+}
+
+// plan is what EXPLAIN says of one node.
+type plan struct {
+	Type    string  `json:"Node Type"`
+	Index   string  `json:"Index Name"`
+	Cond    string  `json:"Index Cond"`
+	Rows    float64 `json:"Actual Rows"`
+	Removed float64 `json:"Rows Removed by Filter"`
+	Hit     int     `json:"Shared Hit Blocks"`
+	Read    int     `json:"Shared Read Blocks"`
+	Plans   []plan
+}
+
+func (p plan) walk(f func(plan)) {
+	f(p)
+	for _, below := range p.Plans {
+		below.walk(f)
+	}
+}
+
+// explain runs a prepared statement under a generic plan, which knows nothing of
+// the prefix, as after the fifth execution.
+func explain(t *testing.T, pool *pgxpool.Pool, sql, types string, args ...string) (top plan) {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var out []byte
+	_, err = conn.Exec(t.Context(), "SET plan_cache_mode = force_generic_plan; DEALLOCATE ALL; PREPARE q("+types+") AS "+sql, pgx.QueryExecModeSimpleProtocol)
+	if err == nil {
+		err = conn.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE q("+strings.Join(args, ", ")+")", pgx.QueryExecModeSimpleProtocol).Scan(&out)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plans []struct{ Plan plan }
+	if err := json.Unmarshal(out, &plans); err != nil {
+		t.Fatal(err)
+	}
+	conn.Exec(t.Context(), "RESET plan_cache_mode; DEALLOCATE ALL", pgx.QueryExecModeSimpleProtocol)
+	return plans[0].Plan
+}
+
+// TestListOf200000: a page reads a range of the index and a bounded number of
+// rows and blocks, wherever in 200,000 leases it is, under the plan that knows no
+// parameter; and going through all of them takes no memory that grows. The
+// control is a prefix by starts_with, which reads everything.
+func TestListOf200000(t *testing.T) {
+	pool := manyRows(t)
+	const types = "text, text, text, bigint, bigint, text[], boolean, text"
+	for what, test := range map[string]struct {
+		sql  string
+		args []string
+		rows float64
+	}{
+		"first page":         {listSQL, []string{"'tenant_0'", "'tenant_1'", "''", "101", "101", "NULL", "false", "NULL"}, 101},
+		"page in the middle": {listSQL, []string{"'tenant_05'", "'tenant_06'", "'tenant_0550:job:3'", "101", "101", "NULL", "false", "NULL"}, 101},
+		"no upper bound":     {pglease.Pattern{}.Bounded(listSQL, rangeEnd), []string{"''", "''", "'tenant_0900:'", "101", "101", "NULL", "false", "NULL"}, 101},
+		"nothing there":      {listSQL, []string{"'tenant_1'", "'tenant_2'", "''", "101", "101", "NULL", "false", "NULL"}, 0},
+		"by state, few":      {listSQL, []string{"'tenant_'", "'tenant`'", "'tenant_0301:'", "5000", "101", "ARRAY['held']", "true", "NULL"}, 5000},
+		"by state, many":     {listSQL, []string{"'tenant_'", "'tenant`'", "'tenant_0301:'", "5000", "101", "ARRAY['expired', 'free']", "false", "NULL"}, 102}, // the window function looks one row ahead
+	} {
+		top := explain(t, pool, test.sql, types, test.args...)
+		scans := 0
+		top.walk(func(p plan) {
+			switch {
+			case strings.Contains(p.Type, "Seq Scan") || strings.Contains(p.Type, "Bitmap"):
+				t.Errorf("%s: %s", what, p.Type)
+			case strings.HasPrefix(p.Type, "Index"):
+				scans++
+				bounds := strings.Count(p.Cond, "resource >") + strings.Count(p.Cond, "resource <")
+				if p.Index != "leases_pkey" || bounds < 2 || p.Rows != test.rows || p.Removed != 0 {
+					t.Errorf("%s: %+v", what, p)
+				}
+			}
+		})
+		// A row is at most on a page of its own; the index's pages come on top.
+		if blocks := top.Hit + top.Read; scans != 1 || float64(blocks) > test.rows*1.2+20 {
+			t.Errorf("%s: %d index scans, %d blocks for %v rows", what, scans, blocks, test.rows)
+		}
+	}
+	control := explain(t, pool, "SELECT * FROM fencepost.leases WHERE starts_with(resource, $1) ORDER BY resource LIMIT $2", "text, bigint", "'tenant_0999:'", "101")
+	if control.Hit+control.Read < 1000 {
+		t.Errorf("the control reads %d blocks", control.Hit+control.Read)
+	}
+
+	o := newRoleOperator(t, pool)
+	count := 0
+	var most, before uint64
+	for _, err := range o.List(t.Context(), "", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if count++; count%20_000 == 0 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			if before == 0 {
+				before = m.HeapAlloc
+			}
+			most = max(most, m.HeapAlloc)
+		}
+	}
+	if count != 200_000 || most > before+4<<20 {
+		t.Errorf("%d leases, the heap grew from %d to %d bytes", count, before, most)
+	}
+	began := time.Now()
+	long, err := o.LongHeld(t.Context(), 48*time.Hour, &LongHeldOptions{Limit: 5})
+	if err != nil || len(long) != 5 || long[0].Token != 200_000 || long[1].HeldFor > long[0].HeldFor {
+		t.Errorf("%+v, %v", long, err)
+	}
+	t.Logf("LongHeld of 200,000: %v", time.Since(began))
+}
+
+// BenchmarkList is a page of 100 out of 200,000 leases.
+func BenchmarkList(b *testing.B) {
+	pool := manyRows(b)
+	o, err := New(pool, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	i := 0
+	for b.Loop() {
+		i = (i + 37) % 900
+		q, err := o.listQuery(fmt.Sprintf("tenant_%04d:*", i), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if page, _, _, err := o.page(context.Background(), q); err != nil || len(page) != 100 {
+			b.Fatal(len(page), err)
+		}
+	}
+}

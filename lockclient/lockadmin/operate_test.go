@@ -1,0 +1,273 @@
+package lockadmin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestAudit: by pattern, by time and in pages, the latest first.
+func TestAudit(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	var times []time.Time
+	for _, resource := range []string{"a:1", "a:2", "a%", "b", "a:1"} {
+		grant(t, client, resource, 1)
+		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "number "+resource, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		times = append(times, done.At)
+	}
+	read := func(pattern string, from, to time.Time, limit int) (resources []string) {
+		if limit == 0 {
+			for r, err := range o.Audit(t.Context(), pattern, &AuditOptions{From: from, To: to}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				resources = append(resources, r.Resource)
+			}
+			return resources
+		}
+		q, err := o.auditQuery(pattern, &AuditOptions{From: from, To: to})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for q.limit = limit; ; {
+			page, err := o.records(t.Context(), q)
+			if err != nil || len(page) > limit {
+				t.Fatal(len(page), err)
+			}
+			for _, r := range page {
+				resources, q.before = append(resources, r.Resource), &r.ID
+			}
+			if len(page) < limit {
+				return resources
+			}
+		}
+	}
+	never := time.Time{}
+	for what, test := range map[string]struct{ got, want []string }{
+		"all":           {read("", never, never, 0), []string{"a:1", "b", "a%", "a:2", "a:1"}},
+		"pages of one":  {read("", never, never, 1), []string{"a:1", "b", "a%", "a:2", "a:1"}},
+		"pages of five": {read("", never, never, 5), []string{"a:1", "b", "a%", "a:2", "a:1"}},
+		"pattern":       {read("a", never, never, 2), []string{"a:1", "a:2", "a:1"}},
+		"no wildcard":   {read("a%", never, never, 0), []string{"a%"}},
+		"from is in":    {read("", times[3], never, 0), []string{"a:1", "b"}},
+		"to is out":     {read("", never, times[1], 0), []string{"a:1"}},
+		"between":       {read("a*", times[1], times[4], 1), []string{"a%", "a:2"}},
+		"another zone":  {read("", times[3].In(time.FixedZone("", 3600)), never, 0), []string{"a:1", "b"}},
+		"nothing":       {read("c", never, never, 0), nil},
+		"in the future": {read("", times[4].Add(time.Hour), never, 0), nil},
+		"by one's name": {read("b", times[0], times[4], 0), []string{"b"}},
+	} {
+		if !slices.Equal(test.got, test.want) {
+			t.Errorf("%s: %q, want %q", what, test.got, test.want)
+		}
+	}
+}
+
+// TestStats: each happening is counted under the longest prefix that matches,
+// everything else in one bucket.
+func TestStats(t *testing.T) {
+	pool := migrated(t)
+	c := newTestClient(t, pool, &lockclient.Options{Namespace: "t", StatPrefixes: []string{"a", "ab", "never"}})
+	other := newTestClient(t, pool, &lockclient.Options{Namespace: "t"})
+	grant(t, c, "a1", 2)
+	mustTry(t, other, "ab", time.Minute)
+	runOut(t, pool, "t:ab")
+	held := mustTry(t, other, "ab-held", time.Minute)
+	lease := mustTry(t, c, "ab", time.Minute)
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TryAcquire(t.Context(), held.Resource()[len("t:"):], &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, lockclient.ErrHeld) {
+		t.Fatal(err)
+	}
+	if _, err := c.Operator.ForceUnlock(t.Context(), "ab", "a", "b", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Renew(t.Context()); err == nil {
+		t.Fatal("renewed")
+	}
+	for range 100 {
+		grant(t, c, "x"+pglease.NewLeaseID(), 1)
+	}
+	got := c.Stats()
+	for _, p := range append(slices.Clone(got.Prefixes), got.Other) {
+		if p.Attempted > 0 && (p.Waited <= 0 || p.Held <= 0) {
+			t.Errorf("%q waited %v, held %v", p.Prefix, p.Waited, p.Held)
+		}
+	}
+	clear := func(p lockclient.PrefixStats) lockclient.PrefixStats { p.Waited, p.Held = 0, 0; return p }
+	want := []lockclient.PrefixStats{
+		{Prefix: "a", Attempted: 2, Granted: 2, Released: 2},
+		{Prefix: "ab", Attempted: 2, Granted: 1, Contended: 1, Reclaimed: 1, Renewed: 1, RenewalsFailed: 1, Lost: 1, ForceUnlocked: 1},
+		{Prefix: "never"},
+	}
+	for i, w := range want {
+		if clear(got.Prefixes[i]) != w {
+			t.Errorf("%+v, want %+v", got.Prefixes[i], w)
+		}
+	}
+	if w := (lockclient.PrefixStats{Attempted: 100, Granted: 100, Released: 100}); clear(got.Other) != w {
+		t.Errorf("other: %+v, want %+v", got.Other, w)
+	}
+	if len(got.Prefixes) != 3 {
+		t.Errorf("%d buckets", len(got.Prefixes))
+	}
+}
+
+// TestReclaimedIsNotReleased: of grants that wait for the row, those that follow
+// a release are not called reclaimed.
+func TestReclaimedIsNotReleased(t *testing.T) {
+	pool := migrated(t)
+	c := newTestClient(t, pool, nil)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 25 {
+				l, err := c.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := l.Release(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if s := c.Stats().Other; s.Reclaimed != 0 || s.Granted != 100 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestInspect: what is wrong is found, by its setting, and nothing else.
+func TestInspect(t *testing.T) {
+	owner := migrated(t)
+	grant(t, newTestClient(t, owner, nil), "r", 1)
+	expected := []string{}
+	if in, err := newRoleOperator(t, owner).Inspect(t.Context()); err != nil || in.Schema != in.SchemaWanted || in.Schema != pglease.Schema().Version() ||
+		in.Timeline == 0 || in.SystemIdentifier == "" || in.RoundTrip <= 0 || in.ClockAhead.Abs() > time.Minute || in.User == "" || in.VersionNum < 130000 {
+		t.Errorf("%+v, %v", in, err)
+	} else if in.Fsync == "off" { // as on a private server
+		expected = append(expected, "fsync")
+	}
+	with := func(parameters map[string]string) *pgxpool.Pool {
+		return dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) {
+			for key, value := range parameters {
+				c.ConnConfig.RuntimeParams[key] = value
+			}
+		})
+	}
+	open, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Rollback(t.Context())
+	for what, test := range map[string]struct {
+		pool    *pgxpool.Pool
+		prepare string
+		found   []string
+	}{
+		"nothing":    {owner, "", nil},
+		"isolation":  {with(map[string]string{"default_transaction_isolation": "serializable"}), "", []string{"default_transaction_isolation"}},
+		"read only":  {with(map[string]string{"default_transaction_read_only": "on"}), "", []string{"default_transaction_read_only"}},
+		"not synced": {with(map[string]string{"synchronous_commit": "off"}), "", []string{"synchronous_commit"}},
+		"older":      {owner, "DELETE FROM fencepost.migrations WHERE version = 3", []string{"schema"}},
+		"newer":      {owner, "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 99, 'later')", []string{"schema"}},
+		"none":       {owner, "ALTER SCHEMA fencepost RENAME TO hidden", []string{"schema"}},
+	} {
+		undo := map[string]string{
+			"older": "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 3, 'operators')",
+			"newer": "DELETE FROM fencepost.migrations WHERE version = 99", "none": "ALTER SCHEMA hidden RENAME TO fencepost",
+		}[what]
+		mustExec(t, owner, test.prepare)
+		before := test.found
+		in, err := newRoleOperator(t, test.pool).Inspect(t.Context())
+		mustExec(t, owner, undo)
+		var found []string
+		for _, f := range in.Findings {
+			found = append(found, f.Setting)
+			if f.Problem == "" || f.Remedy == "" || f.Severity != SeverityError && f.Severity != SeverityWarning {
+				t.Errorf("%s: %+v", what, f)
+			}
+		}
+		want := append(slices.Clone(expected), before...)
+		slices.Sort(found)
+		slices.Sort(want)
+		if err != nil || !slices.Equal(found, want) {
+			t.Errorf("%s: found %q, want %q, %v", what, found, want, err)
+		}
+	}
+	if _, err := open.Exec(t.Context(), "UPDATE fencepost.leases SET owner = owner"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the open transaction is seen", func() bool {
+		in, err := newRoleOperator(t, owner).Inspect(t.Context())
+		return err == nil && in.Blocker == int(open.Conn().PgConn().PID())
+	})
+	if out, err := json.Marshal(Inspection{Findings: []Finding{}}); err != nil || !strings.Contains(string(out), `"findings":[]`) {
+		t.Errorf("%s, %v", out, err)
+	}
+	closed := dial(t, owner.Config().ConnString())
+	closed.Close()
+	if _, err := newRoleOperator(t, closed).Inspect(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// TestInspectBehindPooler: another process number than the server's is noticed.
+func TestInspectBehindPooler(t *testing.T) {
+	owner := migrated(t)
+	// As behind a pooler, the number is not that of the process that was told at
+	// the start.
+	mustExec(t, owner, "CREATE SCHEMA behind")
+	mustExec(t, owner, "CREATE FUNCTION behind.pg_backend_pid() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = "behind, pg_catalog"
+	})
+	in, err := newRoleOperator(t, pool).Inspect(t.Context())
+	if err != nil || !in.Pooled || !slices.ContainsFunc(in.Findings, func(f Finding) bool { return f.Setting == "pooler" }) {
+		t.Errorf("pooled %t, %v", in.Pooled, err)
+	}
+}
+
+// TestProbe: it leases for real, measures, and says who is in the way.
+func TestProbe(t *testing.T) {
+	pool := migrated(t)
+	o := newRoleOperator(t, pool)
+	p, err := o.Probe(t.Context(), &ProbeOptions{Rounds: 3})
+	if err != nil || p.First <= 0 || p.Acquire.Count != 3 || p.Renew.Count != 3 || p.Release.Count != 3 || p.Acquire.P50 <= 0 ||
+		p.Claim.Token != 4 || rowOf(t, pool, "fencepost-probe").Live {
+		t.Errorf("%+v, %v", p, err)
+	}
+	holder := mustTry(t, newTestClient(t, pool, nil), "mine", time.Minute)
+	var held *lockclient.HeldError
+	if p, err = o.Probe(t.Context(), &ProbeOptions{Resource: "mine"}); !errors.As(err, &held) || held.LeaseID != holder.ID() || p.Acquire.Count != 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for field, opts := range map[string]*ProbeOptions{"Rounds": {Rounds: -1}, "TTL": {TTL: 1}, "resource": {Resource: "\x00"}} {
+		var invalid *guard.InvalidError
+		if _, err := o.Probe(t.Context(), opts); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	lossy, err := New(nil, nil)
+	if lossy != nil || !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("no pool: %v", err)
+	}
+}

@@ -1,0 +1,154 @@
+package lockadmin
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Operator looks at leases and repairs them: what somebody on call needs. It is
+// made by [New]. It is safe for concurrent use, starts nothing and needs no
+// closing.
+type Operator struct {
+	server    *pglease.Server
+	namespace pglease.Namespace
+	tenant    string // the namespace as it was given
+	logger    *slog.Logger
+	observer  guard.Observer
+}
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Logger gets the events lock_force_unlocked, lock_force_unlock_failed,
+	// lock_advanced, lock_purged, lock_purge_failed, lock_epoch_raised and
+	// lock_epoch_hidden; nil means slog.Default().
+	Logger *slog.Logger
+	// Observer is told of every force unlock; nil means none.
+	Observer guard.Observer
+	// Namespace confines the operator to the resources of one tenant, as
+	// lockclient.Options.Namespace confines a client; empty means not confined.
+	Namespace string
+	// OpTimeout bounds one statement, and apart from it the wait for a
+	// connection and the repetition of what was contended; 0 means 5 s, at most
+	// an hour.
+	OpTimeout time.Duration
+	// LockTimeout bounds how long a statement waits for a row on the server; 0
+	// means 2 s, or three quarters of OpTimeout if that is less. It must be less
+	// than OpTimeout.
+	LockTimeout time.Duration
+}
+
+const (
+	defaultOpTimeout   = 5 * time.Second
+	defaultLockTimeout = 2 * time.Second
+	maxOpTimeout       = time.Hour
+)
+
+// New returns an operator's handle on pool. It sends nothing. opts may be nil.
+// The role needs the rights that [RolesSQL] gives to an operator, or owns the
+// schema; for what only reads, a reader's are enough.
+//
+// The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
+// field.
+func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
+	if pool == nil {
+		return nil, guard.Invalid("pool", "nil", "must not be nil")
+	}
+	var set Options
+	if opts != nil {
+		set = *opts
+	}
+	if set.Logger == nil {
+		set.Logger = slog.Default()
+	}
+	if set.OpTimeout == 0 {
+		set.OpTimeout = defaultOpTimeout
+	}
+	if err := pglease.Between("Options.OpTimeout", set.OpTimeout, time.Millisecond, maxOpTimeout); err != nil {
+		return nil, err
+	}
+	if set.LockTimeout == 0 {
+		set.LockTimeout = max(time.Millisecond, min(defaultLockTimeout, set.OpTimeout*3/4))
+	} else if set.LockTimeout >= set.OpTimeout {
+		return nil, guard.Invalid("Options.LockTimeout", set.LockTimeout.String(), "must be less than Options.OpTimeout, which is "+set.OpTimeout.String())
+	}
+	if err := pglease.Between("Options.LockTimeout", set.LockTimeout, time.Millisecond, maxOpTimeout); err != nil {
+		return nil, err
+	}
+	namespace, err := pglease.NewNamespace("Options.Namespace", set.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	server := &pglease.Server{
+		Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger, Operator: true,
+	}
+	return &Operator{server, namespace, set.Namespace, set.Logger, set.Observer}, nil
+}
+
+var (
+	errRaced = errors.New("others were faster, again and again")
+	errNoRow = errors.New("it was never leased, or its row was purged")
+)
+
+func notFound(resource string) error {
+	return &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: guard.Claim{Resource: resource}, Cause: errNoRow}
+}
+
+// do runs one attempt on a connection.
+func (o *Operator) do(ctx context.Context, run pglease.Statement) error {
+	return o.server.On(ctx, o.server.Pool, o.server.OpTimeout, run)
+}
+
+// read runs a statement that writes nothing, once the schema's version is right.
+func (o *Operator) read(ctx context.Context, op string, query func(ctx context.Context, conn *pgx.Conn) error) error {
+	err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		if err := o.server.CheckSchema(ctx, conn); err != nil {
+			return pglease.Harmless(err)
+		}
+		return pglease.Harmless(query(ctx, conn))
+	})
+	return pause.WithCause(ctx, pglease.Failure(op, guard.Claim{}, err))
+}
+
+// retry repeats an attempt while locks are in its way, for as long as one
+// statement may take.
+func (o *Operator) retry(ctx context.Context, attempt func() error) error {
+	began := time.Now()
+	for n := 0; ; n++ {
+		err := attempt()
+		if err == nil || !pglease.Contention(err) && !errors.Is(err, errRaced) ||
+			time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(n), nil) {
+			return pause.WithCause(ctx, err)
+		}
+	}
+}
+
+func (o *Operator) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	o.logger.LogAttrs(ctx, level, name, attrs...)
+}
+
+// collect runs a query and reads its rows.
+func collect[T any](ctx context.Context, conn *pgx.Conn, scan func(pgx.Row, *T) error, sql string, args ...any) ([]T, error) {
+	rows, err := conn.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	all := []T{}
+	for rows.Next() {
+		var one T
+		if err := scan(rows, &one); err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, rows.Err()
+}

@@ -1,0 +1,219 @@
+package lockadmin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	defaultOlderThan  = 24 * time.Hour
+	defaultBatch      = 100
+	maxBatch          = 1000
+	defaultTableWait  = 20 * time.Millisecond
+	maxTableWait      = time.Second
+	defaultPurgeEvery = 10 * time.Minute
+)
+
+// PurgeOptions configures [Operator.Purge] and [Operator.PurgeLoop]. The zero value
+// is the default.
+type PurgeOptions struct {
+	// OlderThan is how long a lease must have been free, or expired, for its row
+	// to be deleted, by the server's clock; 0 means 24 h, at least a
+	// millisecond. It is no matter of safety.
+	OlderThan time.Duration
+	// Batch is how many rows one transaction deletes at most; 0 means 100, at
+	// most 1000. Grants and renewals are kept out while it runs.
+	Batch int
+	// LockTimeout bounds how long a batch waits for its lock, and with it how
+	// long grants and renewals can be made to wait in vain; 0 means 20 ms, at
+	// most a second. Raise it where a commit takes longer than that.
+	LockTimeout time.Duration
+	// Every is the time between two rounds of [Operator.PurgeLoop], less up to a
+	// fifth at random; 0 means 10 minutes, at least a millisecond.
+	Every time.Duration
+}
+
+func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
+	var s PurgeOptions
+	if o != nil {
+		s = *o
+	}
+	if s.OlderThan == 0 {
+		s.OlderThan = defaultOlderThan
+	}
+	if s.Batch == 0 {
+		s.Batch = defaultBatch
+	}
+	if s.LockTimeout == 0 {
+		s.LockTimeout = defaultTableWait
+	}
+	if s.Every == 0 {
+		s.Every = defaultPurgeEvery
+	}
+	if s.Batch < 0 || s.Batch > maxBatch {
+		return s, guard.Invalid("PurgeOptions.Batch", strconv.Itoa(s.Batch), "must be 0 to "+strconv.Itoa(maxBatch))
+	}
+	if err := pglease.Between("PurgeOptions.OlderThan", s.OlderThan, time.Millisecond, 100*365*24*time.Hour); err != nil {
+		return s, err
+	}
+	if err := pglease.Between("PurgeOptions.LockTimeout", s.LockTimeout, time.Millisecond, maxTableWait); err != nil {
+		return s, err
+	}
+	return s, pglease.Between("PurgeOptions.Every", s.Every, time.Millisecond, 365*24*time.Hour)
+}
+
+// Purged is what a purge did.
+type Purged struct {
+	// Count is how many rows were deleted.
+	Count int64
+	// Floor is the token that every later grant is above, on any resource;
+	// [guard.NoToken] if nothing was ever purged or advanced.
+	Floor guard.Token
+	// Blocked is how often a batch was put off because a lock was in the way.
+	Blocked int
+}
+
+// Purge deletes the rows of resources that have been free for long, so that the
+// table does not keep every name that was ever leased. No token is ever lowered
+// by it: in the same transaction the floor is lifted to the highest token that
+// is deleted, and every later grant, on any resource, is above the floor. Where
+// tokens should stay small, leave the rows.
+//
+// Deleting takes a lock that keeps grants and renewals out, for some
+// milliseconds per batch, and the purge rests between batches. It takes the lock
+// only if it gets it at once: while a transaction that stays open (a forgotten
+// psql, a long report that writes, VACUUM) has a lock on fencepost.leases, it
+// tries again later and does not queue, because renewals would queue behind it.
+// nil options are the defaults. Several processes may purge.
+//
+// Errors: guard.ErrInvalid (also for a handle with a namespace);
+// guard.ErrUnavailable, if the batch that failed deleted nothing, among other reasons since a lock was in the way for all of
+// Options.OpTimeout; guard.ErrOutcomeUnknown. Purged says what was deleted
+// before; calling again goes on.
+func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
+	if err := o.namespace.Everything("Purge"); err != nil {
+		return Purged{}, err
+	}
+	s, err := opts.withDefaults()
+	if err != nil {
+		return Purged{}, err
+	}
+	purged, err := o.purge(ctx, s)
+	if err != nil {
+		o.log(ctx, slog.LevelWarn, "lock_purge_failed", slog.Int64("purged", purged.Count), slog.Any("error", err))
+	} else if purged.Count > 0 {
+		o.log(ctx, slog.LevelInfo, "lock_purged", slog.Int64("purged", purged.Count),
+			slog.String("floor", purged.Floor.String()), slog.Int("blocked", purged.Blocked))
+	}
+	return purged, pause.WithCause(ctx, err)
+}
+
+// purge goes through the table once.
+func (o *Operator) purge(ctx context.Context, s PurgeOptions) (total Purged, err error) {
+	// The floor is told even if there is nothing to delete.
+	epoch, err := o.lift(ctx, "purge", pglease.Lift{})
+	if err != nil {
+		return total, err
+	}
+	total.Floor = epoch.Floor
+	for after := ""; ; {
+		names, last, err := o.idle(ctx, after, s.OlderThan)
+		if err != nil {
+			return total, err
+		}
+		for batch := range slices.Chunk(names, s.Batch) {
+			if err := o.purgeBatch(ctx, s, batch, &total); err != nil {
+				return total, err
+			}
+		}
+		if after = last; after == "" {
+			return total, nil
+		}
+	}
+}
+
+// purgeBatch waits out locks, then rests for four times as long as it took.
+func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []string, total *Purged) error {
+	began := time.Now()
+	for attempt := 0; ; attempt++ {
+		at := time.Now()
+		done, err := o.delete(ctx, names, s.OlderThan, s.LockTimeout)
+		rest := 4 * time.Since(at)
+		if err == nil {
+			total.Count += done.Count
+			total.Floor = max(total.Floor, done.Floor)
+			pause.For(ctx, min(rest, pause.Last), nil)
+			return nil
+		}
+		if !pglease.Contention(err) {
+			return err
+		}
+		total.Blocked++
+		if time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, max(pause.Jitter(pause.Last, 2), pause.Backoff(attempt)), nil) {
+			return err
+		}
+	}
+}
+
+// PurgeLoop calls [Operator.Purge] every PurgeOptions.Every, for the first time
+// after a random part of it, until ctx ends. It starts nothing by itself: run it in
+// a goroutine. A purge that fails is logged as lock_purge_failed and no reason to
+// stop.
+//
+// It returns the cause of ctx's end, or guard.ErrInvalid at once.
+func (o *Operator) PurgeLoop(ctx context.Context, opts *PurgeOptions) error {
+	if err := o.namespace.Everything("PurgeLoop"); err != nil {
+		return err
+	}
+	s, err := opts.withDefaults()
+	if err != nil {
+		return err
+	}
+	for rest := pause.Jitter(s.Every, 1); pause.For(ctx, rest, nil); rest = pause.Jitter(s.Every, 5) {
+		_, _ = o.Purge(ctx, &s) // logged
+	}
+	return context.Cause(ctx)
+}
+
+// idleSQL looks at so many rows and returns those that were free for long. $1
+// the resource before the first, $2 how long in microseconds, $3 how many.
+const idleSQL = `SELECT coalesce(array_agg(w.resource) FILTER (WHERE w.expires_at < clock_timestamp() - $2::bigint * interval '1 microsecond'), '{}'),
+  coalesce(max(w.resource), ''), count(*)
+FROM (SELECT l.resource, l.expires_at FROM fencepost.leases l WHERE l.resource > $1::text ORDER BY l.resource LIMIT $3::bigint) AS w`
+
+func (o *Operator) idle(ctx context.Context, after string, free time.Duration) (resources []string, last string, err error) {
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		var looked int64
+		err := conn.QueryRow(ctx, idleSQL, after, free.Microseconds(), int64(window)).Scan(&resources, &last, &looked)
+		if looked < window {
+			last = ""
+		}
+		return pglease.Harmless(err)
+	})
+	return resources, last, pglease.Failure("purge", guard.Claim{}, err)
+}
+
+const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.operator_purge($1::text[], $2::bigint, $3::text::integer)`
+
+func (o *Operator) delete(ctx context.Context, resources []string, free, wait time.Duration) (done Purged, err error) {
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		var floor int64
+		err := conn.QueryRow(ctx, purgeSQL, resources, free.Microseconds(), pglease.Milliseconds(wait)).Scan(&done.Count, &floor)
+		done.Floor = guard.Token(floor)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("a batch of %d: %w", len(resources), err)
+	}
+	return done, pglease.Failure("purge", guard.Claim{}, err)
+}

@@ -1,0 +1,30 @@
+package lockadmin
+
+import (
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"testing"
+	"time"
+)
+
+// TestNoUnlockWithoutRecord: whatever an operator asks of the purge, a lease that
+// somebody holds stays. The control is the function that trusts its caller.
+func TestNoUnlockWithoutRecord(t *testing.T) {
+	owner, names, as := testRoles(t, "")
+	client := newTestClient(t, owner, nil)
+	purge := func() (purged int64) {
+		mustTry(t, client, "held "+pglease.NewLeaseID(), time.Minute)
+		err := as(names.Operator).QueryRow(t.Context(), `SELECT o_purged FROM fencepost.operator_purge(
+			(SELECT array_agg(resource) FROM fencepost.leases), -86400000000, 1000)`).Scan(&purged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return purged
+	}
+	if n := purge(); n != 0 {
+		t.Errorf("%d held leases were purged", n)
+	}
+	mutate(t, owner, "operator_purge", "greatest(p_free_us, 0)", "p_free_us")
+	if n := purge(); n != 2 {
+		t.Errorf("control: %d held leases were purged", n)
+	}
+}

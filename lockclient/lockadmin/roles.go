@@ -1,0 +1,179 @@
+package lockadmin
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// RoleNames are the names of the roles that [RolesSQL] makes, for logins to be
+// members of. An empty name is the default.
+type RoleNames struct {
+	// Issuer is for applications: it acquires, waits, renews and releases, on any
+	// resource. It can raise tokens and cannot lower one, delete a row, cut a
+	// lease with a record or read the audit. Default fencepost_issuer.
+	Issuer string
+	// Operator is for people on call: it reads everything and calls what an
+	// [Operator] does. It writes no table directly, so there is no force unlock
+	// without a record. Default fencepost_operator.
+	Operator string
+	// Reader is for dashboards: it reads leases, epoch and audit. Default
+	// fencepost_reader.
+	Reader string
+}
+
+// RolesSQL returns the SQL that makes the three roles where they are missing,
+// without the right to log in, and gives each exactly its rights on lockclient's
+// tables and functions. It is one statement, may be run again, and takes away
+// what these roles were given there besides. It must be run by the owner of the
+// schema; a role that is missing takes the right to create roles. names may be
+// nil.
+//
+// The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
+// field: names have 1 to 63 bytes, no control characters, are not "public" or
+// "none", do not begin with "pg_", and differ.
+func RolesSQL(names *RoleNames) (string, error) {
+	n, err := names.withDefaults()
+	if err != nil {
+		return "", err
+	}
+	var body strings.Builder
+	for _, role := range []string{n.Issuer, n.Operator, n.Reader} {
+		fmt.Fprintf(&body, roleSQL, literal(role), identifier(role))
+	}
+	all := identifier(n.Issuer) + ", " + identifier(n.Operator) + ", " + identifier(n.Reader)
+	body.WriteString(strings.NewReplacer("ISSUER", identifier(n.Issuer), "OPERATOR", identifier(n.Operator),
+		"READER", identifier(n.Reader), "EVERYBODY", all).Replace(rightsSQL))
+	// A tag that no name contains, so that none can end the body.
+	tag := "$fencepost$"
+	for i := 0; strings.Contains(body.String(), tag); i++ {
+		tag = "$fencepost" + strconv.Itoa(i) + "$"
+	}
+	return "DO " + tag + "\nBEGIN\n" + body.String() + "END " + tag + ";\n", nil
+}
+
+// roleSQL makes a role, perhaps beside somebody else who does.
+const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = %[1]s) THEN
+    BEGIN
+      CREATE ROLE %[2]s NOLOGIN;
+    EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+    END;
+  END IF;
+`
+
+// rightsSQL begins from nothing, so that what an earlier version granted goes.
+// The issuer's rights are by column: without UPDATE of resource no row can be
+// renamed, which would begin its name's tokens anew.
+const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.audit, fencepost.migrations FROM EVERYBODY;
+  REVOKE ALL ON FUNCTION fencepost.enter_epoch, fencepost.lift_floor, fencepost.lock_leases, fencepost.purge_leases,
+    fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease, fencepost.operator_epoch, fencepost.operator_purge FROM EVERYBODY;
+  GRANT USAGE ON SCHEMA fencepost TO EVERYBODY;
+  GRANT SELECT ON fencepost.migrations, fencepost.leases, fencepost.epoch TO EVERYBODY;
+  GRANT SELECT ON fencepost.audit TO OPERATOR, READER;
+
+  GRANT INSERT (resource, token, lease_id, owner, acquired_at, expires_at) ON fencepost.leases TO ISSUER;
+  GRANT UPDATE (token, lease_id, owner, acquired_at, expires_at, wake_until) ON fencepost.leases TO ISSUER;
+  GRANT INSERT (one), UPDATE (base, system_identifier, database, leases) ON fencepost.epoch TO ISSUER;
+  GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.lift_floor, fencepost.force_unlocked TO ISSUER;
+
+  GRANT EXECUTE ON FUNCTION fencepost.force_unlock, fencepost.advance_lease, fencepost.operator_epoch, fencepost.operator_purge,
+    fencepost.force_unlocked TO OPERATOR;
+`
+
+func (r *RoleNames) withDefaults() (RoleNames, error) {
+	n := RoleNames{}
+	if r != nil {
+		n = *r
+	}
+	fields := []struct {
+		name, fallback string
+		value          *string
+	}{
+		{"RoleNames.Issuer", "fencepost_issuer", &n.Issuer},
+		{"RoleNames.Operator", "fencepost_operator", &n.Operator},
+		{"RoleNames.Reader", "fencepost_reader", &n.Reader},
+	}
+	seen := map[string]string{}
+	for _, f := range fields {
+		if *f.value == "" {
+			*f.value = f.fallback
+		}
+		name := *f.value
+		switch {
+		case len(name) > 63:
+			return n, guard.Invalid(f.name, name, "is "+strconv.Itoa(len(name))+" bytes long, PostgreSQL keeps 63")
+		case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+			return n, guard.Invalid(f.name, name, "must be UTF-8 without control characters")
+		case name == "public" || name == "none" || strings.HasPrefix(name, "pg_"):
+			return n, guard.Invalid(f.name, name, "is reserved by PostgreSQL")
+		case seen[name] != "":
+			return n, guard.Invalid(f.name, name, "is also "+seen[name])
+		}
+		seen[name] = f.name
+	}
+	return n, nil
+}
+
+func identifier(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// literal quotes for either setting of standard_conforming_strings.
+func literal(s string) string {
+	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+}
+
+// MigrateOptions configures [MigrateWith]. The zero value is
+// lockclient.Migrate.
+type MigrateOptions struct {
+	// Roles, if not nil, are made and given their rights after the migration,
+	// as [RolesSQL] says.
+	Roles *RoleNames
+}
+
+// MigrateWith is [lockclient.Migrate] with options; nil options are none.
+//
+// Errors: those of [lockclient.Migrate], guard.ErrInvalid for a name (nothing was sent),
+// and guard.ErrUnavailable if the role may not create or grant; the schema is
+// migrated then.
+func MigrateWith(ctx context.Context, pool *pgxpool.Pool, opts *MigrateOptions) error {
+	if opts == nil || opts.Roles == nil {
+		return lockclient.Migrate(ctx, pool)
+	}
+	script, err := RolesSQL(opts.Roles)
+	if err != nil {
+		return err
+	}
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return guard.Unavailable("migrate roles", guard.Claim{}, err)
+	}
+	defer conn.Release()
+	return pglease.Failure("migrate roles", guard.Claim{}, grantRoles(ctx, conn.Conn(), script))
+}
+
+// grantRoles lets one at a time change the rights: two at once fail in the
+// server's catalogue.
+func grantRoles(ctx context.Context, conn *pgx.Conn, script string) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(rolesLock)); err != nil {
+			return err
+		}
+		_, err := tx.Conn().PgConn().Exec(ctx, script).ReadAll()
+		return err
+	})
+}
+
+// rolesLock spells "fencrole".
+const rolesLock = 0x66656e63726f6c65

@@ -1,0 +1,302 @@
+package lockadmin
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// testRoles migrates with roles of names that nobody else has, because roles are
+// the whole server's, and returns a pool of connections as each.
+func testRoles(t *testing.T, suffix string) (owner *pgxpool.Pool, names RoleNames, as func(role string) *pgxpool.Pool) {
+	t.Helper()
+	url := pgtest.Database(t)
+	owner = dial(t, url)
+	unique := strings.ToLower(rand.Text()[:10]) + suffix
+	names = RoleNames{Issuer: "issuer_" + unique, Operator: "operator_" + unique, Reader: "reader_" + unique}
+	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, role := range []string{names.Issuer, names.Operator, names.Reader} {
+			if _, err := owner.Exec(context.Background(), "DROP OWNED BY "+identifier(role)+"; DROP ROLE "+identifier(role), pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	pools := map[string]*pgxpool.Pool{}
+	as = func(role string) *pgxpool.Pool {
+		if pools[role] == nil {
+			pools[role] = dialAs(t, url, role)
+		}
+		return pools[role]
+	}
+	return owner, names, as
+}
+
+// dialAs returns a pool of connections that have a role's rights and no more.
+func dialAs(t testing.TB, url, role string) *pgxpool.Pool {
+	return dial(t, url, func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET SESSION AUTHORIZATION "+identifier(role))
+			return err
+		}
+	})
+}
+
+// TestRolesSuffice: each role can do what it is for.
+func TestRolesSuffice(t *testing.T) {
+	owner, names, as := testRoles(t, "")
+	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
+	operator := newRoleOperator(t, as(names.Operator))
+
+	// On a server that nobody has entered yet, the operator comes first.
+	mustExec(t, owner, "DELETE FROM fencepost.epoch")
+	if _, err := operator.Advance(t.Context(), "advanced", 7); err != nil {
+		t.Error(err)
+	}
+	mustExec(t, owner, "DELETE FROM fencepost.epoch")
+	lease := mustTry(t, issuer, "r", time.Minute)
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+	other := newTestClient(t, as(names.Issuer), nil)
+	waited := make(chan error, 1)
+	go func() {
+		l, err := other.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+		if err == nil {
+			err = l.Release(t.Context())
+		}
+		waited <- err
+	}()
+	awaited(t, reader, "r")
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-waited; err != nil {
+		t.Errorf("a waiting issuer: %v", err)
+	}
+	lease = mustTry(t, issuer, "r", time.Minute)
+	done, err := operator.ForceUnlock(t.Context(), "r", "Ada", "stuck", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Renew(t.Context()); !errors.Is(err, lockclient.ErrForceUnlocked) {
+		t.Errorf("the issuer cannot learn who cut it: %v", err)
+	}
+	for name, o := range map[string]*Operator{"operator": operator, "reader": reader} {
+		records, err := all(o.Audit(t.Context(), "", nil))
+		if err != nil || len(records) != 1 || records[0].DatabaseUser != names.Operator || records[0].Token != done.Burned.Token {
+			t.Errorf("%s: %+v, %v", name, records, err)
+		}
+		if list, err := all(o.List(t.Context(), "", nil)); err != nil || len(list) != 2 {
+			t.Errorf("%s: %+v, %v", name, list, err)
+		}
+		if _, err := o.LongHeld(t.Context(), 0, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if in, err := o.Inspect(t.Context()); err != nil || in.Schema != pglease.Schema().Version() || in.Hidden != "" {
+			t.Errorf("%s: %+v, %v", name, in, err)
+		}
+	}
+	if _, err := operator.RaiseEpoch(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := operator.AdvanceFloor(t.Context(), 5<<pglease.EpochShift); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	mustExec(t, owner, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
+	if purged, err := operator.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil || purged.Count != 1 {
+		t.Errorf("%+v, %v; r is still awaited", purged, err)
+	}
+	if token := grant(t, issuer, "advanced", 1); token != 5<<pglease.EpochShift+1 {
+		t.Errorf("after the purge: %v", token)
+	}
+}
+
+func newRoleOperator(t testing.TB, pool *pgxpool.Pool) *Operator {
+	t.Helper()
+	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// awaited returns when somebody waits for the resource.
+func awaited(t testing.TB, o *Operator, resource string) {
+	t.Helper()
+	eventually(t, "somebody waits for "+resource, func() bool {
+		info, err := o.Get(context.Background(), resource)
+		return err == nil && info.Awaited
+	})
+}
+
+// TestRolesForbid: each forbidden action gets SQLSTATE 42501 and changes
+// nothing. The control is the owner, who may do all but what nobody may.
+func TestRolesForbid(t *testing.T) {
+	owner, names, as := testRoles(t, "")
+	mustTry(t, newTestClient(t, owner, nil), "r", time.Minute)
+	if _, err := newRoleOperator(t, owner).ForceUnlock(t.Context(), "r", "Ada", "a record", nil); err != nil {
+		t.Fatal(err)
+	}
+	everybody := []string{names.Issuer, names.Operator, names.Reader}
+	others := []string{names.Operator, names.Reader}
+	for _, test := range []struct {
+		sql    string
+		nobody bool // not the owner either
+		roles  []string
+	}{
+		{"UPDATE fencepost.audit SET reason = 'other'", true, everybody},
+		{"DELETE FROM fencepost.audit", true, everybody},
+		{"TRUNCATE fencepost.audit", true, everybody},
+		{"INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at) VALUES ('a', 'r', 'b', 'c', 'd', 1, 'free', 1, '', now(), now())", false, everybody},
+		{"UPDATE fencepost.leases SET token = token - 1 WHERE token > 1", true, everybody},
+		{"UPDATE fencepost.leases SET resource = 'renamed' WHERE resource = 'r'", true, everybody},
+		{"UPDATE fencepost.epoch SET base = base - 1", true, nil},
+		{"SELECT * FROM fencepost.audit", false, []string{names.Issuer}},
+		{"DELETE FROM fencepost.leases", false, everybody},
+		{"TRUNCATE fencepost.leases", false, everybody},
+		{"DO $$ BEGIN LOCK TABLE fencepost.leases IN SHARE ROW EXCLUSIVE MODE; END $$", false, everybody},
+		{"UPDATE fencepost.leases SET token = token + 1", false, others},
+		{"UPDATE fencepost.leases SET lease_id = NULL", false, others},
+		{"INSERT INTO fencepost.leases (resource, token) VALUES ('new', 1)", false, others},
+		{"UPDATE fencepost.epoch SET base = base + 1", false, others},
+		{"DELETE FROM fencepost.epoch", false, everybody},
+		{"UPDATE fencepost.migrations SET version = version", false, everybody},
+		{"CREATE TABLE fencepost.mine (x int)", false, everybody},
+		{"CREATE OR REPLACE FUNCTION fencepost.refuse_change() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'", false, everybody},
+		{"ALTER TABLE fencepost.audit DISABLE TRIGGER ALL", false, everybody},
+		{"SELECT fencepost.purge_leases(ARRAY['r'], 1, 100)", false, everybody},
+		{"SELECT fencepost.operator_purge(ARRAY['r'], 1, 100)", false, []string{names.Issuer, names.Reader}},
+		{"SELECT fencepost.operator_epoch(0, 1, 0, true, 100)", false, []string{names.Issuer, names.Reader}},
+		{"SELECT fencepost.enter_epoch(0, 1, 0, true, 100)", false, everybody},
+		{"SELECT fencepost.lift_floor(99)", false, others},
+		{"SELECT fencepost.advance_lease('r', 99, 100)", false, []string{names.Issuer, names.Reader}},
+		{"SELECT fencepost.force_unlock('r', 'a', 'b', '', 'c', NULL, 100, NULL, 'fencepost.leases'::regclass)", false, []string{names.Issuer, names.Reader}},
+	} {
+		before := fingerprint(t, owner)
+		for _, role := range test.roles {
+			_, err := as(role).Exec(t.Context(), test.sql)
+			if pg := pglease.Error(err); pg == nil || pg.Code != "42501" {
+				t.Errorf("%s, as %s: %v", test.sql, role, err)
+			}
+		}
+		if after := fingerprint(t, owner); !slices.Equal(before, after) {
+			t.Errorf("%s has changed something", test.sql)
+		}
+		tx, err := owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// No control of the table's lock beside this transaction's own.
+		if _, err = tx.Exec(t.Context(), "UPDATE fencepost.epoch SET base = base + 1"); err == nil {
+			_, err = tx.Exec(t.Context(), test.sql)
+		}
+		tx.Rollback(t.Context())
+		if pg := pglease.Error(err); test.nobody && (pg == nil || pg.Code != "42501") || !test.nobody && err != nil {
+			t.Errorf("control: %s, as the owner: %v", test.sql, err)
+		}
+		if test.nobody { // nor a superuser who silences what is not for replicas
+			err := pgx.BeginFunc(t.Context(), owner, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE fencepost.epoch SET base = base + 1; "+test.sql, pgx.QueryExecModeSimpleProtocol)
+				return err
+			})
+			if pg := pglease.Error(err); pg == nil || pg.Code != "42501" {
+				t.Errorf("%s, where session_replication_role is replica: %v", test.sql, err)
+			}
+		}
+		if test.nobody { // control: it is the triggers that refuse it to the owner
+			tx, err := owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = tx.Exec(t.Context(), `ALTER TABLE fencepost.audit DISABLE TRIGGER USER; ALTER TABLE fencepost.leases DISABLE TRIGGER USER;
+				ALTER TABLE fencepost.epoch DISABLE TRIGGER USER; UPDATE fencepost.epoch SET base = base + 1; `+test.sql, pgx.QueryExecModeSimpleProtocol)
+			tx.Rollback(t.Context())
+			if err != nil {
+				t.Errorf("control: %s, without the triggers: %v", test.sql, err)
+			}
+		}
+	}
+	// Through the Go calls: unavailable, with the server's code for a cause.
+	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
+	_, cut := issuer.Operator.ForceUnlock(t.Context(), "r", "a", "b", nil)
+	_, lifted := issuer.RaiseEpoch(t.Context())
+	_, purged := issuer.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond})
+	_, read := all(issuer.Operator.Audit(t.Context(), "", nil))
+	_, probed := newRoleOperator(t, as(names.Operator)).Probe(t.Context(), nil)
+	_, advanced := reader.Advance(t.Context(), "r", 99)
+	for what, err := range map[string]error{"cut": cut, "raise": lifted, "purge": purged, "audit": read, "probe": probed, "advance": advanced} {
+		if pg := pglease.Error(err); pg == nil || pg.Code != "42501" || !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// fingerprint is everything in the tables.
+func fingerprint(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `SELECT l::text FROM fencepost.leases l UNION ALL SELECT a::text FROM fencepost.audit a
+		UNION ALL SELECT e::text FROM fencepost.epoch e ORDER BY 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+// TestRolesSQL: it may be run again, takes what was granted besides, and no name
+// breaks out of it.
+func TestRolesSQL(t *testing.T) {
+	owner, names, as := testRoles(t, "$fencepost$;'\"\\ $fencepost0$ é")
+	mustExec(t, owner, "GRANT DELETE ON fencepost.leases TO "+identifier(names.Issuer))
+	mustExec(t, owner, "GRANT UPDATE (reason) ON fencepost.audit TO "+identifier(names.Reader))
+	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+		t.Fatal(err)
+	}
+	for role, sql := range map[string]string{names.Issuer: "DELETE FROM fencepost.leases", names.Reader: "UPDATE fencepost.audit SET reason = 'x' WHERE false"} {
+		if _, err := as(role).Exec(t.Context(), sql); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
+			t.Errorf("%s, as %s: %v", sql, role, err)
+		}
+	}
+	grant(t, newTestClient(t, as(names.Issuer), nil), "r", 1)
+	for field, bad := range map[string]*RoleNames{
+		"RoleNames.Issuer":   {Issuer: strings.Repeat("x", 64)},
+		"RoleNames.Operator": {Operator: "a", Issuer: "a"},
+		"RoleNames.Reader":   {Reader: "fencepost_issuer"},
+	} {
+		for _, n := range []*RoleNames{bad, {Issuer: "public"}, {Issuer: "pg_x"}, {Issuer: "a\n"}, {Issuer: "\xff"}} {
+			var invalid *guard.InvalidError
+			if _, err := RolesSQL(n); !errors.As(err, &invalid) || n == bad && invalid.Field != field {
+				t.Errorf("%q: %v", n, err)
+			}
+			if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: n}); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("%q: %v", n, err)
+			}
+		}
+	}
+	if sql, err := RolesSQL(nil); err != nil || !strings.Contains(sql, `"fencepost_issuer"`) || !strings.Contains(sql, `"fencepost_operator"`) || !strings.Contains(sql, `"fencepost_reader"`) {
+		t.Errorf("%s, %v", sql, err)
+	}
+	// Who may not make roles is told so, and the schema stays.
+	if err := MigrateWith(t.Context(), as(names.Operator), &MigrateOptions{Roles: &RoleNames{Issuer: "nobody_" + names.Issuer[:20]}}); !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("by the operator: %v", err)
+	}
+}

@@ -1,0 +1,246 @@
+package s3fence
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"net/http/httptrace"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+)
+
+// S3 is what this package asks of a client; [*s3.Client] is one. An
+// implementation of another kind must return errors that carry the HTTP status
+// of an answer (HTTPStatusCode() int) and Amazon's error code (ErrorCode()
+// string), as the SDK's do: an error without a status counts as a request that
+// may have been carried out.
+//
+// It must be safe for concurrent use.
+type S3 interface {
+	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
+	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
+	HeadObject(context.Context, *s3.HeadObjectInput, ...func(*s3.Options)) (*s3.HeadObjectOutput, error)
+	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
+	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
+	CreateMultipartUpload(context.Context, *s3.CreateMultipartUploadInput, ...func(*s3.Options)) (*s3.CreateMultipartUploadOutput, error)
+	UploadPart(context.Context, *s3.UploadPartInput, ...func(*s3.Options)) (*s3.UploadPartOutput, error)
+	CompleteMultipartUpload(context.Context, *s3.CompleteMultipartUploadInput, ...func(*s3.Options)) (*s3.CompleteMultipartUploadOutput, error)
+	AbortMultipartUpload(context.Context, *s3.AbortMultipartUploadInput, ...func(*s3.Options)) (*s3.AbortMultipartUploadOutput, error)
+}
+
+var _ S3 = (*s3.Client)(nil)
+
+// checked is the client as the rest of this package has it. Every request leaves
+// through it, so this is where the rule stands that keeps a fence a fence: no
+// conditional request has an empty or a weak condition, and nothing that has a
+// mark is written without one. A store takes If-Match with an empty value for no
+// condition at all.
+type checked struct{ S3 }
+
+// unsentError is a request that this package did not hand to the SDK.
+type unsentError struct{ problem string }
+
+func (e *unsentError) Error() string { return "the request was not sent: " + e.problem }
+
+func (c checked) PutObject(ctx context.Context, in *s3.PutObjectInput, opts ...func(*s3.Options)) (*s3.PutObjectOutput, error) {
+	switch {
+	case in.IfMatch != nil && in.IfNoneMatch != nil, in.IfNoneMatch != nil && *in.IfNoneMatch != "*":
+		return nil, &unsentError{"its condition is not one that this package makes"}
+	case in.IfMatch != nil:
+		if err := checkCondition(in.IfMatch); err != nil {
+			return nil, err
+		}
+	case in.IfNoneMatch == nil && (in.Metadata[metaMode] != "" || !internal(aws.ToString(in.Key))):
+		return nil, &unsentError{"it would write a fenced object without a condition"}
+	}
+	return c.S3.PutObject(ctx, in, opts...)
+}
+
+func (c checked) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	if err := checkCondition(in.IfMatch); err != nil {
+		return nil, err
+	}
+	return c.S3.GetObject(ctx, in, opts...)
+}
+
+func (c checked) DeleteObject(ctx context.Context, in *s3.DeleteObjectInput, opts ...func(*s3.Options)) (*s3.DeleteObjectOutput, error) {
+	if err := checkCondition(in.IfMatch); err != nil {
+		return nil, err
+	}
+	return c.S3.DeleteObject(ctx, in, opts...)
+}
+
+func checkCondition(ifMatch *string) error {
+	if ifMatch == nil || strongETag(*ifMatch) {
+		return nil
+	}
+	return &unsentError{"If-Match with the ETag " + quoteShort(*ifMatch) + " is no condition"}
+}
+
+// strongETag reports whether a write can be conditional on the ETag: it is not
+// empty, not weak, one, and not the "*" that every object matches. Some gateways
+// leave the quotes out.
+func strongETag(etag string) bool {
+	inner := etag
+	if len(inner) >= 2 && inner[0] == '"' && inner[len(inner)-1] == '"' {
+		inner = inner[1 : len(inner)-1]
+	}
+	return inner != "" && inner != "*" && !strings.HasPrefix(inner, "W/") && !strings.Contains(inner, `"`) && printable(inner)
+}
+
+// tracker tells what became of one request below this package: whether it was
+// handed on at all, and whether it went out more than once, for which HTTP
+// clients that repeat by themselves give no other sign.
+type tracker struct {
+	opened atomic.Bool  // the SDK has taken our options, so calls are counted
+	calls  atomic.Int32 // of the HTTP client
+	wrote  atomic.Int32 // heads of requests on a connection
+}
+
+// trace counts what net/http puts on the wire.
+func (t *tracker) trace(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { t.wrote.Add(1) }})
+}
+
+func (t *tracker) option(o *s3.Options) {
+	t.opened.Store(true)
+	o.HTTPClient = trackedClient{o.HTTPClient, t}
+}
+
+type trackedClient struct {
+	next s3.HTTPClient
+	t    *tracker
+}
+
+func (c trackedClient) Do(r *http.Request) (*http.Response, error) {
+	c.t.calls.Add(1)
+	return c.next.Do(r)
+}
+
+// handed reports whether the request may have left: everything may that was
+// given to the SDK, unless this package saw that it did not come out again.
+func (t *tracker) handed(err error) bool {
+	if errors.As(err, new(*unsentError)) {
+		return false
+	}
+	return !t.opened.Load() || t.calls.Load() > 0
+}
+
+// repeated reports that the answer is not about all that was sent.
+func (t *tracker) repeated() bool { return t.calls.Load() > 1 || t.wrote.Load() > 1 }
+
+// once turns the SDK's retries off. After a lost answer they would repeat a
+// conditional write on their own, and our success would come back as 412.
+func once(o *s3.Options) {
+	o.Retryer = aws.NopRetryer{}
+	o.RetryMaxAttempts = 0 // a number would put another retryer around it
+}
+
+// str is nil for "", which the SDK takes for "not given".
+func str(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return aws.String(s) // &s would put every s on the heap
+}
+
+// customer returns the fields of SSE-C.
+func (b *Bucket) customer() (algorithm, key, sum *string) {
+	raw := b.opts.Encryption.CustomerKey
+	if len(raw) == 0 {
+		return nil, nil, nil
+	}
+	digest := md5.Sum(raw) // what the protocol asks for, to detect a garbled key
+	return aws.String("AES256"), aws.String(base64.StdEncoding.EncodeToString(raw)),
+		aws.String(base64.StdEncoding.EncodeToString(digest[:]))
+}
+
+// put returns the request that stores body under key with h; with a nil body
+// the caller sets one.
+func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []byte) *s3.PutObjectInput {
+	e := b.opts.Encryption
+	in := &s3.PutObjectInput{
+		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
+		ChecksumAlgorithm: b.opts.ChecksumAlgorithm, Metadata: metadata,
+		ContentType: str(h.ContentType), CacheControl: str(h.CacheControl),
+		ContentDisposition: str(h.ContentDisposition), ContentEncoding: str(h.ContentEncoding),
+		ContentLanguage: str(h.ContentLanguage), StorageClass: h.StorageClass,
+		ServerSideEncryption: e.Algorithm, SSEKMSKeyId: str(e.KMSKeyID), SSEKMSEncryptionContext: str(e.KMSContext),
+	}
+	if body != nil {
+		in.Body, in.ContentLength = bytes.NewReader(body), aws.Int64(int64(len(body)))
+	}
+	if !h.Expires.IsZero() {
+		in.Expires = &h.Expires
+	}
+	if e.BucketKey {
+		in.BucketKeyEnabled = aws.Bool(true)
+	}
+	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
+	return in
+}
+
+// get returns the request that reads key, or its last bytes.
+func (b *Bucket) get(key string, last int) *s3.GetObjectInput {
+	in := &s3.GetObjectInput{Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner)}
+	if last > 0 {
+		in.Range = aws.String("bytes=-" + strconv.Itoa(last))
+	}
+	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
+	return in
+}
+
+func (b *Bucket) head(ctx context.Context, key string) (*s3.HeadObjectOutput, error) {
+	in := &s3.HeadObjectInput{Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner)}
+	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
+	return b.client.HeadObject(ctx, in)
+}
+
+// remove deletes key, whatever it is.
+func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Options)) error {
+	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{
+		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
+	}, opts...)
+	return err
+}
+
+// removeIf deletes the object that has the ETag.
+func (b *Bucket) removeIf(ctx context.Context, key, etag string) error {
+	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{
+		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner), IfMatch: &etag,
+	}, once)
+	return err
+}
+
+// list calls f for each object whose key begins with prefix.
+func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Object) error) error {
+	in := &s3.ListObjectsV2Input{
+		Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after), ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
+	}
+	for {
+		page, err := b.client.ListObjectsV2(ctx, in)
+		if err != nil {
+			return err
+		}
+		for _, object := range page.Contents {
+			if err := f(object); err != nil {
+				return err
+			}
+		}
+		if !aws.ToBool(page.IsTruncated) {
+			return nil
+		}
+		if aws.ToString(page.NextContinuationToken) == "" {
+			return errors.New("the store cut the listing off and did not say how to go on")
+		}
+		in.ContinuationToken = page.NextContinuationToken
+	}
+}

@@ -1,0 +1,179 @@
+package s3fence
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// DamagedError says that an object is not as this package wrote it: its
+// trailer is missing, cut, altered or another object's, its body does not
+// match, its metadata says something else, or its data is gone. It is the
+// cause of a [*guard.FailedError] of the reason unavailable: nothing was
+// written, and nothing will be until somebody has looked.
+//
+// The ways out are to put the right bytes back, or [Objects.InsecureDelete].
+type DamagedError struct {
+	// Key is the object's key.
+	Key string
+	// Problem says what is wrong with it.
+	Problem string
+}
+
+// Error names the object and the problem.
+func (e *DamagedError) Error() string {
+	return "object " + strconv.QuoteToASCII(e.Key) + " is damaged: " + e.Problem
+}
+
+// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be
+// fenced, or not in the mode that was asked for. It is permanent: trying again
+// does not change a store. The error is a [*UnsuitableError].
+var ErrUnsuitableStore = errors.New("the store is unsuitable for fencing")
+
+// UnsuitableError says by which property a store, or a bucket, cannot be fenced.
+// It unwraps to [ErrUnsuitableStore]. Nothing was written but what the probe
+// writes for itself.
+type UnsuitableError struct {
+	Bucket string
+	// Check is what was looked at, Problem what the store did.
+	Check, Problem string
+}
+
+// Error begins with the reason.
+func (e *UnsuitableError) Error() string {
+	return e.Check + ": " + e.Problem + ": the store of bucket " + strconv.QuoteToASCII(e.Bucket) + " is unsuitable for fencing"
+}
+
+// Unwrap returns ErrUnsuitableStore.
+func (e *UnsuitableError) Unwrap() error { return ErrUnsuitableStore }
+
+func damaged(key, problem string) error { return &DamagedError{Key: key, Problem: problem} }
+
+// outcome is what is known of a conditional write by its answer.
+type outcome uint8
+
+const (
+	outcomeApplied outcome = iota
+	// outcomeNotMatched: the condition was false, the write had no effect.
+	outcomeNotMatched
+	// outcomeUnknown: it may have had effect, or may yet have.
+	outcomeUnknown
+	// outcomeLater: it was signed by a wrong clock and not looked at. It may be
+	// sent again.
+	outcomeLater
+	// outcomeRefused: the store said no for a reason that trying again does not
+	// change.
+	outcomeRefused
+)
+
+// codeSkewed is the 403 for a signature whose time is a quarter of an hour or
+// more from the store's. The SDK corrects its clock by the answer and would try
+// again, if its retries were not off for conditional writes.
+const codeSkewed = "RequestTimeTooSkewed"
+
+// classify reads an SDK error by the interfaces that the SDK's errors satisfy.
+// What is not understood, and whatever has no answer, is outcomeUnknown: a
+// connection that was refused says nothing of the attempts that an HTTP client
+// may have made before.
+//
+// Sources: Amazon S3 User Guide, "How to prevent object overwrites with
+// conditional writes": 412 if the condition is false, 404 for If-Match without
+// an object, 409 if another write or delete was under way, after which the
+// ETag is to be fetched again.
+func classify(err error) outcome {
+	if err == nil {
+		return outcomeApplied
+	}
+	status, answered := httpStatus(err)
+	switch code := errorCode(err); {
+	case !answered, status == 0: // the SDK's status for a connection that gave no answer
+		return outcomeUnknown
+	case status == 412, status == 404 && noObject(code):
+		return outcomeNotMatched
+	case code == "NotImplemented":
+		return outcomeRefused
+	case code == codeSkewed:
+		return outcomeLater // the SDK has taken the store's time from this answer
+	case status >= 500, status < 300, status == 408, status == 409, status == 429, code == "RequestTimeout":
+		return outcomeUnknown
+	}
+	return outcomeRefused
+}
+
+// httpStatus returns the status of the answer that err is about; 0 if the
+// request was sent, or may have been, and there was none. It reports false if
+// err says nothing of the kind.
+func httpStatus(err error) (status int, ok bool) {
+	var s interface{ HTTPStatusCode() int }
+	if errors.As(err, &s) {
+		return s.HTTPStatusCode(), true
+	}
+	var c interface{ ConnectionError() bool }
+	return 0, errors.As(err, &c)
+}
+
+// errorCode is Amazon's name for the error; "" if there is none.
+func errorCode(err error) string {
+	var c interface{ ErrorCode() string }
+	if errors.As(err, &c) {
+		return c.ErrorCode()
+	}
+	return ""
+}
+
+// missing reports the store's explicit word that there is no such object.
+func missing(err error) bool {
+	status, _ := httpStatus(err)
+	return status == 404 && noObject(errorCode(err))
+}
+
+// noObject reports that a 404 is about the object, or has no body to say about
+// what, for which the SDK's name is NotFound. Others are about the bucket, about
+// the user (from versitygw), or from something that is no S3 store.
+func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFound" }
+
+// classifyPut is classify for a conditional PUT. One that creates asks nothing of
+// an object, so that a 404 does not answer it.
+func classifyPut(err error, creates bool) outcome {
+	o := classify(err)
+	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {
+		return outcomeRefused
+	}
+	return o
+}
+
+// explain says in words what an error of the SDK means for the caller.
+func (b *Bucket) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	bucket := "bucket " + strconv.QuoteToASCII(b.name)
+	status, _ := httpStatus(err)
+	switch code := errorCode(err); {
+	case code == "NoSuchBucket":
+		return fmt.Errorf("%s does not exist: %w", bucket, err)
+	case status == 301, code == "PermanentRedirect", code == "AuthorizationHeaderMalformed", code == "IllegalLocationConstraintException":
+		return fmt.Errorf("%s is in another region than the client is configured for: %w", bucket, err)
+	case code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired":
+		return fmt.Errorf("the credentials have expired: %w", err)
+	case code == "InvalidAccessKeyId", code == "SignatureDoesNotMatch", code == "InvalidToken",
+		code == "XAdminUserNotFound": // versitygw's, a 404
+		return fmt.Errorf("the credentials were refused: %w", err)
+	case code == codeSkewed:
+		return fmt.Errorf("this machine's clock and the store's differ too much: %w", err)
+	case status == 403 && code == "":
+		return fmt.Errorf("the store answered 403, for the credentials or the rights to %s, and its reason could not be read: %w", bucket, err)
+	case status == 403:
+		return fmt.Errorf("access to %s is denied (without s3:ListBucket also for a missing object): %w", bucket, err)
+	case code == "NotImplemented":
+		return fmt.Errorf("the store does not implement the request: %w", err)
+	}
+	return err
+}
+
+func quoteShort(s string) string {
+	if len(s) > 64 {
+		return strconv.QuoteToASCII(s[:64]) + "..."
+	}
+	return strconv.QuoteToASCII(s)
+}

@@ -1,0 +1,270 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+// A store that answers 416 to a suffix range longer than the object, as rclone
+// and gofakes3 do: what is there is not taken for absent, at any length.
+func TestShortRangesAreNotAbsence(t *testing.T) {
+	t.Run("store", func(t *testing.T) {
+		server := newServer(t, nil)
+		store := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Store()
+		if _, err := store.Admit(t.Context(), claim(50, "a")); err != nil {
+			t.Fatal(err)
+		}
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Fault{ShortRanges: true}})
+		if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 50, LeaseID: "a"}) {
+			t.Errorf("the mark is %+v, %v", m, err)
+		}
+		if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || r.Floor != 50 {
+			t.Fatalf("Retire = %+v, %v", r, err)
+		}
+		if _, err := store.Admit(t.Context(), claim(49, "old")); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("token 49 below the floor of 50: %v, want stale", err)
+		}
+	})
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		for _, size := range []int{0, 10, 4096, 10_000} {
+			server, b, o := setup(t, mode, 0)
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Fault{ShortRanges: true}})
+			put(t, o, claim(5, "a"), string(bytesOf(size)))
+			b.Forget()
+			if m, err := o.Mark(t.Context(), key); err != nil || m != (guard.Mark{Token: 5, LeaseID: "a"}) {
+				t.Errorf("%d bytes: the mark is %+v, %v", size, m, err)
+			}
+			b.Forget()
+			refused(t, o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("old"), nil), guard.ReasonStale)
+			want(t, o, string(bytesOf(size)), guard.Mark{Token: 5, LeaseID: "a"})
+		}
+	})
+}
+
+// On a correct store, too: an empty foreign object is adopted between the two
+// requests that reading an empty object takes.
+func TestAdoptedBetweenTwoReads(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		bypass(t, server, key, nil, nil)
+		adopted := false
+		server.Inject(s3test.Rule{
+			Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1,
+			Fault: s3test.Fault{After: func(*s3test.Request, int) {
+				if err := other.Adopt(context.Background(), claim(5, "a"), key); err != nil {
+					t.Error(err)
+				}
+				adopted = true
+			}},
+		})
+		m, err := o.Mark(t.Context(), key)
+		if !adopted {
+			t.Fatal("the fault did not fire")
+		}
+		if m != (guard.Mark{Token: 5, LeaseID: "a"}) && !errors.Is(err, guard.ErrUnfenced) {
+			t.Errorf("the mark is %+v, %v", m, err)
+		}
+	})
+}
+
+// An answer that lacks what a state is made of is an error that says so. It is
+// neither "absent" nor the base of a write or a deletion.
+func TestAnswersThatCannotBeTrusted(t *testing.T) {
+	reads := []s3test.Op{s3test.GetObject, s3test.HeadObject}
+	for name, c := range map[string]struct {
+		fault s3test.Fault
+		says  string
+	}{
+		"ETag missing":      {s3test.Fault{Omit: []string{"Etag"}}, "ETag"},
+		"ETag empty":        {s3test.Fault{Empty: []string{"Etag"}}, "ETag"},
+		"body cut":          {s3test.Fault{Cut: true}, "unexpected EOF"},
+		"404 of a proxy":    {s3test.Fault{Status: 404, Code: "NotFoundByProxy"}, "404"},
+		"404 of the bucket": {s3test.Fault{Status: 404, Code: "NoSuchBucket"}, "does not exist"},
+		"403":               {s3test.Answer(403), "denied"},
+		"416 to everything": {s3test.Fault{Status: 416, Code: "InvalidRange"}, "416"},
+	} {
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			t.Run(name, func(t *testing.T) {
+				server, b, o := setup(t, mode, 0)
+				put(t, o, claim(5, "a"), "body")
+				b.Forget()
+				server.Inject(s3test.Rule{Ops: reads, Key: key, Fault: c.fault})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				for call, err := range map[string]error{
+					"put": o.Put(ctx, claim(4, "z"), key, strings.NewReader("old"), nil), "raise": o.Raise(ctx, claim(6, "b"), key),
+					"delete": o.Delete(ctx, claim(4, "z"), key), "adopt": o.Adopt(ctx, claim(6, "b"), key), "get": got(t, o, key),
+					"mark": func() error { _, err := o.Mark(ctx, key); return err }(),
+				} {
+					if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), c.says) {
+						t.Errorf("%s: %v, want unavailable and %q", call, err, c.says)
+					}
+				}
+				server.ClearFaults()
+				want(t, o, "body", guard.Mark{Token: 5, LeaseID: "a"})
+			})
+		})
+	}
+	t.Run("store", func(t *testing.T) {
+		for name, fault := range map[string]s3test.Fault{"ETag missing": {Omit: []string{"Etag"}}, "ETag empty": {Empty: []string{"Etag"}}} {
+			t.Run(name, func(t *testing.T) {
+				server := newServer(t, nil)
+				store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
+				if _, err := store.Admit(t.Context(), claim(50, "a")); err != nil {
+					t.Fatal(err)
+				}
+				server.Inject(s3test.Rule{Ops: reads, Fault: fault})
+				_, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
+				refused(t, err, guard.ReasonUnavailable)
+				if n := server.Count(s3test.DeleteObject); n != 0 {
+					t.Errorf("%d deletions were sent", n)
+				}
+			})
+		}
+	})
+}
+
+// An empty ETag in the answer to a write: the next write is not unconditional.
+func TestEmptyETagIsNoCondition(t *testing.T) {
+	for name, fault := range map[string]s3test.Fault{"missing": {Omit: []string{"Etag"}}, "empty": {Empty: []string{"Etag"}}} {
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			t.Run(name, func(t *testing.T) {
+				server, b, o := setup(t, mode, 0)
+				sent := record(server)
+				other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault})
+				put(t, o, claim(10, "a"), "ten")
+				put(t, other, claim(11, "b"), "eleven")
+				refused(t, o.Put(t.Context(), claim(10, "a"), key, strings.NewReader("ten again"), nil), guard.ReasonStale)
+				want(t, o, "eleven", guard.Mark{Token: 11, LeaseID: "b"})
+				for _, h := range sent.of[s3test.PutObject] {
+					if h.Get("X-Amz-Meta-Fencing-Mode") != "" && strings.Trim(h.Get("If-Match"), `"`) == "" && h.Get("If-None-Match") != "*" {
+						t.Errorf("a write left with the condition %q", h["If-Match"])
+					}
+				}
+			})
+		})
+	}
+}
+
+// retrying is an HTTP client that repeats by itself: the first try of a PUT is
+// applied and its answer lost, the second cannot connect.
+type retrying struct {
+	next s3.HTTPClient
+	key  string
+	done bool
+}
+
+func (r *retrying) Do(req *http.Request) (*http.Response, error) {
+	if r.done || req.Method != http.MethodPut || !strings.HasSuffix(req.URL.Path, r.key) {
+		return r.next.Do(req)
+	}
+	r.done = true
+	answer, err := r.next.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	answer.Body.Close()
+	return nil, fmt.Errorf("giving up after 2 attempts: %w", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")})
+}
+
+// A connection that was refused says nothing of the attempts before it.
+func TestDialErrorIsNotUnsent(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		put(t, o, claim(4, "z"), "before")
+		client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.Client(), key: key} })
+		mine := objects(t, b.Handle(client, bucketName), mode, nil)
+		if err := mine.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
+			t.Errorf("a write that took effect: %v", err)
+		}
+		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+		// And when nothing can be read afterwards, it is not known, and no data goes.
+		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.Client(), key: key} })
+		mine = objects(t, b.Handle(client, bucketName), mode, nil)
+		mine.Bucket().CopyCache(b)
+		once := false
+		server.Inject(s3test.Rule{Key: key, Match: func(r *s3test.Request) bool {
+			first := !once && r.Op == s3test.PutObject
+			once = once || first
+			return !first
+		}, Fault: s3test.LoseRequest()})
+		refused(t, mine.Put(t.Context(), claim(6, "b"), key, strings.NewReader("and more"), nil), guard.ReasonOutcomeUnknown)
+		server.ClearFaults()
+		want(t, o, "and more", guard.Mark{Token: 6, LeaseID: "b"})
+	})
+}
+
+// A deletion whose connection was refused may have been carried out.
+func TestDialErrorOfADeletion(t *testing.T) {
+	server, b, o := setup(t, s3fence.Sealed, 0)
+	put(t, o, claim(5, "a"), "body")
+	refusing := &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodDelete {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+		}
+		return server.Client().Transport.RoundTrip(r)
+	})}
+	client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = refusing })
+	err := objects(t, b.Handle(client, bucketName), s3fence.Sealed, nil).InsecureDelete(t.Context(), key)
+	refused(t, err, guard.ReasonOutcomeUnknown)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A bucket whose ETags become content hashes after it was opened: the paused
+// writer of before is not let in, and Plain writers are told to stop.
+func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
+	for _, size := range []int{1, 10_000} {
+		server, b, o := setup(t, s3fence.Plain, 0)
+		other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Plain, nil)
+		body := string(bytesOf(size))
+		put(t, o, claim(8, "z"), "before")
+		server.SetETags(s3test.ETagMD5)
+		put(t, o, claim(9, "a"), body) // takes effect on a random ETag, and is the first that shows it
+		// Were it sent, another would bring the same body, and the same ETag, back
+		// before it is applied.
+		third := objects(t, b.Handle(newClient(server), bucketName), s3fence.Plain, nil)
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.Fault{
+			Before: func(*s3test.Request) {
+				_ = third.Put(context.Background(), claim(11, "c"), key, strings.NewReader(body), nil)
+			},
+		}})
+		err := other.Put(t.Context(), claim(10, "b"), key, strings.NewReader("old"), nil)
+		if !errors.Is(err, s3fence.ErrUnsuitableStore) || errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("%d bytes: a reader of a hash for an ETag: %v, want unsuitable", size, err)
+		}
+		server.ClearFaults()
+		err = o.Put(t.Context(), claim(11, "c"), key, strings.NewReader("more"), nil)
+		if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.Contains(fmt.Sprint(err), "MD5") {
+			t.Errorf("%d bytes: the writer that saw it: %v, want unsuitable", size, err)
+		}
+		if late := olderAfterNewer(t, server.History(bucketName, key)); late != 0 {
+			t.Errorf("%d bytes: %d stale writes were accepted", size, late)
+		}
+		if got := string(stored(t, server, key).Body); got != body {
+			t.Errorf("%d bytes: the body is %.20q", size, got)
+		}
+		// Sealed objects do not depend on it.
+		sealed := objects(t, b, s3fence.Sealed, nil)
+		if err := sealed.Put(t.Context(), claim(5, "a"), "sealed", bytes.NewReader([]byte("x")), nil); err != nil {
+			t.Error(err)
+		}
+	}
+}

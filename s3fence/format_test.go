@@ -1,0 +1,411 @@
+package s3fence_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+// The tests of this file hold FORMAT.md to be true: testdata/fencepost_s3.py
+// was written from it, with Python's standard library alone. What one side
+// writes the other reads, what one side refuses the other refuses.
+
+// python runs a program with Python 3, which .ci/setup sees to.
+func python(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := exec.LookPath("python3")
+	if err != nil {
+		t.Fatalf("this test needs python3, which .ci/setup installs: %v", err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONIOENCODING=utf-8")
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// peer is the Python program, asked line by line.
+type peer struct {
+	t   *testing.T
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newPeer(t *testing.T) *peer {
+	t.Helper()
+	cmd := python(t, "testdata/fencepost_s3.py")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("python3, which .ci/setup installs, does not start: %v", err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the Python program: %v", err)
+		}
+	})
+	return &peer{t: t, in: in, out: bufio.NewReader(out)}
+}
+
+// fields is a JSON object.
+type fields = map[string]any
+
+// ask sends a request and fills answer.
+func (p *peer) ask(request, answer any) {
+	p.t.Helper()
+	line, err := json.Marshal(request)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := p.in.Write(append(line, '\n')); err != nil {
+		p.t.Fatal(err)
+	}
+	line, err = p.out.ReadBytes('\n')
+	if err != nil {
+		p.t.Fatalf("the Python program ended: %v", err)
+	}
+	if err := json.Unmarshal(line, answer); err != nil {
+		p.t.Fatalf("%s: %v", line, err)
+	}
+}
+
+// formatState is what both sides say of an object.
+type formatState struct {
+	Kind   string      `json:"kind"`
+	Token  json.Number `json:"token,omitempty"`
+	Lease  string      `json:"lease"`
+	Write  string      `json:"write"`
+	Recent []string    `json:"recent"`
+	Cut    bool        `json:"cut"`
+}
+
+func (s *formatState) mark() guard.Mark {
+	n, _ := strconv.ParseInt(s.Token.String(), 10, 64)
+	return guard.Mark{Token: guard.Token(n), LeaseID: s.Lease}
+}
+
+// reading is what the Python program makes of an object.
+type reading struct {
+	State   formatState `json:"state"`
+	Body    []byte      `json:"body"`
+	Damaged string      `json:"damaged"`
+}
+
+func (p *peer) read(key string, body []byte, metadata map[string]string) (r reading) {
+	p.t.Helper()
+	p.ask(fields{"do": "verify", "key": key, "object": base64.StdEncoding.EncodeToString(body), "metadata": metadata}, &r)
+	return r
+}
+
+type sealedBytes struct {
+	Object   []byte            `json:"object"`
+	Metadata map[string]string `json:"metadata"`
+}
+
+func (p *peer) seal(key string, s formatState, body []byte, user map[string]string) (out sealedBytes) {
+	p.t.Helper()
+	p.ask(fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user}, &out)
+	return out
+}
+
+// modes are the modes in which each kind can be read.
+var modes = map[string]s3fence.Mode{
+	"sealed": s3fence.Sealed, "plain": s3fence.Plain, "pointer": s3fence.Pointer, "tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
+}
+
+// formatHandle is a handle of a process that has just started.
+func formatHandle(t *testing.T, server *s3test.Server, kind string) *s3fence.Objects {
+	t.Helper()
+	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
+	b.SetProbe(s3fence.Probe{OpaqueETags: true})
+	mode, ok := modes[kind]
+	if !ok {
+		t.Fatalf("kind %q", kind)
+	}
+	return objects(t, b, mode, nil)
+}
+
+func TestFormatVectors(t *testing.T) {
+	if out, err := python(t, "testdata/fencepost_s3.py", "check", "testdata/vectors.json").Output(); err != nil {
+		t.Errorf("%s: %v", out, err)
+	}
+	text, err := os.ReadFile("testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []struct {
+		Name, Key, Damaged, Resource string
+		Object, Body                 []byte
+		Metadata                     map[string]string
+		State                        formatState
+		Data                         *struct {
+			Key    string
+			Object []byte
+		}
+	}
+	if err := json.Unmarshal(text, &vectors); err != nil {
+		t.Fatal(err)
+	}
+	if len(vectors) < 50 {
+		t.Errorf("%d vectors", len(vectors))
+	}
+	for _, v := range vectors {
+		t.Run(v.Name, func(t *testing.T) {
+			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+			bypass(t, server, v.Key, v.Object, v.Metadata)
+			if v.Data != nil {
+				bypass(t, server, v.Data.Key, v.Data.Object, nil)
+			}
+			switch v.State.Kind {
+			case "mark", "blank", "floor":
+				want := v.State.mark()
+				if v.State.Kind != "mark" {
+					want = guard.Mark{Token: want.Token, Floor: want.Token != guard.NoToken}
+				}
+				got, err := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Store().Mark(t.Context(), v.Resource)
+				if err != nil || got != want {
+					t.Errorf("the mark is %+v, %v; want %+v", got, err, want)
+				}
+				return
+			}
+			o := formatHandle(t, server, v.State.Kind)
+			mark, err := o.Mark(t.Context(), v.Key)
+			if v.Damaged != "" {
+				// What only the body shows is seen by those who read it.
+				if err == nil {
+					_, err = o.Get(t.Context(), v.Key)
+				}
+				t.Logf("%v", damage(t, err))
+				return
+			}
+			if v.State.Kind == "unfenced" {
+				refused(t, err, guard.ReasonUnfenced)
+				return
+			}
+			if err != nil || mark != v.State.mark() {
+				t.Fatalf("the mark is %+v, %v; want %+v", mark, err, v.State.mark())
+			}
+			if v.State.Kind == "tombstone" {
+				_, err := o.Get(t.Context(), v.Key)
+				refused(t, err, guard.ReasonNotFound)
+				return
+			}
+			want := v.Body
+			if v.Data != nil {
+				want = v.Data.Object
+			}
+			if got, _ := content(t, o, v.Key); got != string(want) {
+				t.Errorf("the content is %.40q, want %.40q", got, want)
+			}
+		})
+	}
+}
+
+func formatBody(rng *rand.Rand) []byte {
+	body := make([]byte, []int{0, 1, 100, 5000}[rng.IntN(4)])
+	for i := range body {
+		body[i] = byte(rng.Uint32())
+	}
+	return body
+}
+
+func formatLease(rng *rand.Rand) string {
+	letters := []rune("abc XYZ019-._~!*'();:@&=+$,/?#[]%\"\\<>éключ漢🔒")
+	var out strings.Builder
+	for range rng.IntN(20) {
+		out.WriteRune(letters[rng.IntN(len(letters))])
+	}
+	return out.String()
+}
+
+// Whatever Go wrote Python reads, and sealing the same again gives the same bytes.
+func TestFormatGoWritesPythonReads(t *testing.T) {
+	p := newPeer(t)
+	for _, kind := range []string{"sealed", "plain", "pointer"} {
+		t.Run(kind, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+			o := formatHandle(t, server, kind)
+			var writes []string
+			for i := range 40 {
+				c := claim(guard.Token(i/2+1), "")
+				if i%2 == 0 {
+					c.LeaseID = formatLease(rng)
+				} else {
+					m, err := o.Mark(t.Context(), key)
+					if err != nil {
+						t.Fatal(err)
+					}
+					c.LeaseID = m.LeaseID
+				}
+				body := formatBody(rng)
+				user := map[string]string{"owner": "billing"}
+				deleted := i == 35
+				var err error
+				if deleted {
+					err = o.Delete(t.Context(), c, key)
+				} else {
+					err = o.Put(t.Context(), c, key, bytes.NewReader(body), &s3fence.PutOptions{Headers: s3fence.Headers{Metadata: user}})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				at := stored(t, server, key)
+				r := p.read(key, at.Body, at.Metadata)
+				wantKind := kind
+				if deleted {
+					wantKind = "tombstone"
+				}
+				if r.Damaged != "" || r.State.Kind != wantKind || r.State.mark() != (guard.Mark{Token: c.Token, LeaseID: c.LeaseID}) {
+					t.Fatalf("write %d: Python reads %+v, want %+v", i, r, c)
+				}
+				if len(writes) > 0 && (len(r.State.Recent) == 0 || r.State.Recent[0] != writes[len(writes)-1]) {
+					t.Errorf("write %d: recent %q, want %q first", i, r.State.Recent, writes[len(writes)-1])
+				}
+				writes = append(writes, r.State.Write)
+				if kind != "pointer" && !deleted && !bytes.Equal(r.Body, body) {
+					t.Errorf("write %d: Python reads another body", i)
+				}
+				kept := maps.Clone(at.Metadata)
+				maps.DeleteFunc(kept, func(name, _ string) bool { return strings.HasPrefix(name, "fencing-") })
+				if again := p.seal(key, r.State, r.Body, kept); !bytes.Equal(again.Object, at.Body) || !maps.Equal(again.Metadata, at.Metadata) {
+					t.Errorf("write %d: sealed again by Python it is\n%q %v, not\n%q %v", i, again.Object, again.Metadata, at.Body, at.Metadata)
+				}
+			}
+		})
+	}
+}
+
+// A writer in Python takes over from one in Go, and the other way around; the
+// stale one is refused each time.
+func TestFormatWritersTakeTurns(t *testing.T) {
+	p := newPeer(t)
+	for _, kind := range []string{"sealed", "plain"} {
+		t.Run(kind, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(3, 4))
+			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+			o := formatHandle(t, server, kind)
+			client := newClient(server)
+			for i := range 40 {
+				token := guard.Token(2*i + 1)
+				lease, body := formatLease(rng), formatBody(rng)
+				if err := o.Put(t.Context(), claim(token, lease), key, bytes.NewReader(body), nil); err != nil {
+					t.Fatal(err)
+				}
+				// Python's turn: read, decide, write on condition of what was read.
+				at := stored(t, server, key)
+				r := p.read(key, at.Body, at.Metadata)
+				if got := p.decide("SameOrNewer", r.State.mark(), claim(token-1, lease)); got != "stale" {
+					t.Errorf("Python says %q to the older token", got)
+				}
+				var next struct {
+					State formatState `json:"state"`
+				}
+				lease, body = formatLease(rng), formatBody(rng)
+				p.ask(fields{
+					"do": "follow", "base": r.State, "kind": kind, "token": int64(token + 1), "lease": lease, "write": fmt.Sprintf("%032x", i+1),
+				}, &next)
+				made := p.seal(key, next.State, body, map[string]string{"owner": "billing"})
+				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
+					Bucket: aws.String(bucketName), Key: aws.String(key), IfMatch: &at.ETag, Body: bytes.NewReader(made.Object), Metadata: made.Metadata,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				// Go's remembered state is out of date, so it reads what Python wrote.
+				refused(t, o.Put(t.Context(), claim(token, "late"), key, strings.NewReader("stale"), nil), guard.ReasonStale)
+				want(t, o, string(body), guard.Mark{Token: token + 1, LeaseID: lease})
+			}
+			r := p.read(key, stored(t, server, key).Body, stored(t, server, key).Metadata)
+			if limit := map[string]int{"sealed": 32, "plain": 8}[kind]; len(r.State.Recent) != limit || !r.State.Cut {
+				t.Errorf("%d recent writes, cut %v; want %d", len(r.State.Recent), r.State.Cut, limit)
+			}
+		})
+	}
+}
+
+func (p *peer) decide(rule string, mark guard.Mark, c guard.Claim) string {
+	p.t.Helper()
+	var answer struct{ Reason string }
+	p.ask(fields{
+		"do": "decide", "rule": rule,
+		"mark":  fields{"token": int64(mark.Token), "lease": mark.LeaseID},
+		"claim": fields{"token": int64(c.Token), "lease": c.LeaseID},
+	}, &answer)
+	return answer.Reason
+}
+
+func TestFormatDecision(t *testing.T) {
+	p := newPeer(t)
+	for name, rule := range map[string]guard.Rule{"SameOrNewer": guard.SameOrNewer, "OncePerToken": guard.OncePerToken} {
+		for _, mark := range []guard.Mark{{}, {Token: 5}, {Token: 5, LeaseID: "a"}, {Token: guard.MaxToken, LeaseID: "é"}} {
+			for _, token := range []guard.Token{1, 4, 5, 6, guard.MaxToken - 1, guard.MaxToken} {
+				for _, lease := range []string{"", "a", "A", "e\u0301", "é"} {
+					want := string(guard.ReasonOf(guard.Decide(rule, mark, claim(token, lease))))
+					if got := p.decide(name, mark, claim(token, lease)); got != want {
+						t.Errorf("%s, mark %+v, claim %d %q: Python %q, Go %q", name, mark, token, lease, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// No change of one byte, and no cut, of a sealed object goes unnoticed on
+// either side.
+func TestFormatDamageIsRefused(t *testing.T) {
+	p := newPeer(t)
+	server := newServer(t, nil)
+	o := formatHandle(t, server, "sealed")
+	put(t, o, claim(4, "a"), "earlier")
+	put(t, o, claim(5, "a"), "body")
+	good := stored(t, server, key)
+	try := func(what string, object []byte) {
+		t.Helper()
+		if r := p.read(key, object, good.Metadata); r.Damaged == "" {
+			t.Errorf("%s: Python reads %+v", what, r)
+		}
+		bypass(t, server, key, object, good.Metadata)
+		got, err := formatHandle(t, server, "sealed").Get(t.Context(), key)
+		if !errors.As(err, new(*s3fence.DamagedError)) {
+			t.Errorf("%s: Go reads %+v, %v", what, got, err)
+		}
+	}
+	for i := range good.Body {
+		other := bytes.Clone(good.Body)
+		other[i] ^= 1 << (i % 8)
+		try(fmt.Sprint("byte ", i, " is another"), other)
+		try(fmt.Sprint("cut at ", i), good.Body[:i])
+		try(fmt.Sprint("without the first ", i+1), good.Body[i+1:])
+	}
+	// The control: what is as it was is read.
+	bypass(t, server, key, good.Body, good.Metadata)
+	want(t, formatHandle(t, server, "sealed"), "body", guard.Mark{Token: 5, LeaseID: "a"})
+	if r := p.read(key, good.Body, good.Metadata); r.Damaged != "" || string(r.Body) != "body" {
+		t.Errorf("Python reads %+v", r)
+	}
+}

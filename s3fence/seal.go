@@ -1,0 +1,275 @@
+package s3fence
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash/crc32"
+	"io"
+	"strconv"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The trailer is what follows the body of a sealed object:
+//
+//	version   1 byte    trailerVersion
+//	kind      1 byte    what the body is
+//	flags     1 byte    bit 0: the list of recent writes is not complete
+//	count     1 byte    how many recent writes
+//	key      32 bytes   SHA-256 of the object's key
+//	token     8 bytes   big endian, as all numbers
+//	write    16 bytes   the ID of the write that made this object
+//	length    8 bytes   of the body as stored
+//	body      4 bytes   CRC-32C of the body as stored
+//	lease     1 byte    length of the lease ID, which follows
+//	recent   16 bytes   for each recent write its ID, newest first
+//	content   8 bytes   kind gzip only: length of the content, unpacked
+//	sum      16 bytes   of SHA-256 over all of the above
+//	size      4 bytes   of all of the above
+//	magic    12 bytes
+//
+// It is at the end, so that a range request for the last few KiB reads the
+// mark of an object of any size, and so that what reads the body from its
+// start finds it where it was. The last 16 bytes, and the version as the first
+// of the size bytes before them, are the same in all versions.
+//
+// Of kind gzip the body is a gzip file (RFC 1952), and the trailer stands in a
+// further member of that file, which is empty, so that whoever reads the file
+// reads the content and no more:
+//
+//	1f 8b 08 04 00 00 00 00 00 ff    deflate, FEXTRA, no time, no system
+//	xlen      2 bytes   little endian: of what follows up to the trailer's end
+//	46 50               the name of the extra field
+//	len       2 bytes   little endian: of the trailer
+//	trailer
+//	03 00 00 00 00 00 00 00 00 00    nothing, its checksum and its length
+const (
+	trailerVersion = 1
+	trailerMagic   = "fencepost/s3"
+	trailerFixed   = 4 + 32 + 8 + 16 + 8 + 4 + 1
+	trailerSum     = 16
+	trailerEnd     = 4 + len(trailerMagic)
+
+	// maxRecent is how many writes are remembered in an object. It bounds how
+	// many may follow between a write and the reading that resolves it.
+	maxRecent = 32
+
+	gzipHead = "\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff"
+	gzipName = "FP"
+	gzipEnd  = "\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+	maxRatio = 1032 // of what deflate unpacks to
+	gzipRoom = len(gzipHead) + 2 + len(gzipName) + 2 + len(gzipEnd)
+
+	maxTrailer = trailerFixed + guard.MaxLeaseIDLen + maxRecent*len(writeID{}) + 8 + trailerSum + trailerEnd + gzipRoom
+	// tailSize is how much of an object is read to know its state: the trailer
+	// and, of what is small, the body too.
+	tailSize = 4 << 10
+
+	flagCut = 1
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// writeID identifies one write, so that its author recognises it and so that
+// no two objects have the same bytes.
+type writeID [16]byte
+
+func newWriteID() (id writeID) {
+	rand.Read(id[:]) // never fails, since Go 1.24
+	return id
+}
+
+func (id writeID) String() string { return hex.EncodeToString(id[:]) }
+
+func parseWriteID(s string) (id writeID, ok bool) {
+	if len(s) != 2*len(id) {
+		return id, false
+	}
+	_, err := hex.Decode(id[:], []byte(s))
+	return id, err == nil && id.String() == s
+}
+
+// seal is what a trailer says.
+type seal struct {
+	kind   kind
+	key    [sha256.Size]byte
+	token  guard.Token
+	lease  string
+	id     writeID
+	recent []writeID
+	cut    bool
+	length uint64 // of the body as stored
+	crc    uint32
+	// content is the length of what a gzip body unpacks to.
+	content uint64
+}
+
+// size is the length of the encoded trailer, with the member that holds it.
+func (s *seal) size() int {
+	n := trailerFixed + len(s.lease) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
+	if s.kind == kindGzip {
+		n += 8 + gzipRoom
+	}
+	return n
+}
+
+// append encodes s behind body.
+func (s *seal) append(out []byte) []byte {
+	if s.kind == kindGzip {
+		out = append(out, memberHead(s.size()-gzipRoom)...)
+	}
+	start := len(out)
+	flags := byte(0)
+	if s.cut {
+		flags |= flagCut
+	}
+	out = append(out, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
+	out = append(out, s.key[:]...)
+	out = binary.BigEndian.AppendUint64(out, uint64(s.token))
+	out = append(out, s.id[:]...)
+	out = binary.BigEndian.AppendUint64(out, s.length)
+	out = binary.BigEndian.AppendUint32(out, s.crc)
+	out = append(out, byte(len(s.lease)))
+	out = append(out, s.lease...)
+	for _, id := range s.recent {
+		out = append(out, id[:]...)
+	}
+	if s.kind == kindGzip {
+		out = binary.BigEndian.AppendUint64(out, s.content)
+	}
+	sum := sha256.Sum256(out[start:])
+	out = append(out, sum[:trailerSum]...)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(out)-start))
+	out = append(out, trailerMagic...)
+	if s.kind == kindGzip {
+		out = append(out, gzipEnd...)
+	}
+	return out
+}
+
+// hasTrailer reports whether tail, the end of an object, ends as a trailer does.
+func hasTrailer(tail []byte) bool {
+	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
+	return bytes.HasSuffix(tail, []byte(trailerMagic))
+}
+
+// parseSeal reads the trailer at the end of tail, which is the end of an object
+// of the given total length, and checks it against itself and against the
+// object's key and length, not against the body.
+func parseSeal(key string, tail []byte, total int64) (*seal, error) {
+	if !hasTrailer(tail) {
+		return nil, damaged(key, "its trailer is missing: the end was cut off or something was appended")
+	}
+	tail, member := bytes.CutSuffix(tail, []byte(gzipEnd))
+	rest := tail[:len(tail)-len(trailerMagic)]
+	if len(rest) < 4 {
+		return nil, damaged(key, "its trailer is cut")
+	}
+	size := int64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
+	rest = rest[:len(rest)-4]
+	if size < trailerFixed+trailerSum || size > int64(len(rest)) {
+		return nil, damaged(key, "its trailer is cut or its length is wrong")
+	}
+	before := rest[:int64(len(rest))-size]
+	rest = rest[len(before):]
+	payload, sum := rest[:size-trailerSum], rest[size-trailerSum:]
+	if payload[0] != trailerVersion {
+		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(payload[0]))+", which this build does not know")
+	}
+	if want := sha256.Sum256(payload); !bytes.Equal(sum, want[:trailerSum]) {
+		return nil, damaged(key, "its trailer does not match its own checksum")
+	}
+	if payload[2]&^flagCut != 0 {
+		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
+	}
+	s := &seal{kind: kind(payload[1]), cut: payload[2]&flagCut != 0}
+	count := int(payload[3])
+	payload = payload[4:]
+	payload = payload[copy(s.key[:], payload):]
+	s.token = guard.Token(binary.BigEndian.Uint64(payload))
+	payload = payload[8:]
+	payload = payload[copy(s.id[:], payload):]
+	s.length = binary.BigEndian.Uint64(payload)
+	s.crc = binary.BigEndian.Uint32(payload[8:])
+	lease := int(payload[12])
+	payload = payload[13:]
+	extra := 0
+	if s.kind == kindGzip {
+		extra = 8
+	}
+	if len(payload) != lease+count*len(writeID{})+extra {
+		return nil, damaged(key, "the lengths in its trailer do not add up")
+	}
+	s.lease, payload = string(payload[:lease]), payload[lease:]
+	if s.kind == kindGzip {
+		payload, s.content = payload[:len(payload)-8], binary.BigEndian.Uint64(payload[len(payload)-8:])
+	}
+	for ; len(payload) > 0; payload = payload[len(writeID{}):] {
+		s.recent = append(s.recent, writeID(payload))
+	}
+	switch {
+	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(int(size)+trailerEnd)):
+		return nil, damaged(key, "its trailer stands where one of its kind does not")
+	case s.key != keySum(key):
+		return nil, damaged(key, "its trailer belongs to another key: the bytes were copied here")
+	case s.length != uint64(total-int64(s.size())):
+		return nil, damaged(key, "its body has "+strconv.FormatInt(total-int64(s.size()), 10)+
+			" bytes, its trailer says "+strconv.FormatUint(s.length, 10))
+	case s.kind == kindGzip && s.content > maxRatio*s.length:
+		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(s.content, 10))
+	case !s.kind.sealed():
+		return nil, damaged(key, "its trailer has the unknown kind "+strconv.Itoa(int(s.kind)))
+	case !s.token.Valid() && (s.kind != kindBlank || s.token != guard.NoToken):
+		return nil, damaged(key, "its trailer has the invalid token "+s.token.String())
+	case guard.ValidateLeaseID(s.lease) != nil:
+		return nil, damaged(key, "its trailer has an invalid lease ID")
+	}
+	return s, nil
+}
+
+// memberHead is what stands before a trailer of n bytes in a gzip member.
+func memberHead(n int) []byte {
+	out := binary.LittleEndian.AppendUint16([]byte(gzipHead), uint16(len(gzipName)+2+n))
+	return binary.LittleEndian.AppendUint16(append(out, gzipName...), uint16(n))
+}
+
+// checkBody compares a body with what the trailer says of it.
+func (s *seal) checkBody(key string, body []byte) error {
+	if crc32.Checksum(body, castagnoli) != s.crc {
+		return damaged(key, "its body does not match the checksum in its trailer")
+	}
+	return nil
+}
+
+// pack makes a gzip file of content.
+func pack(content []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	// A bytes.Buffer does not fail.
+	_, _ = w.Write(content)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+// unpack reads a gzip file whose content has the given length.
+func unpack(key string, body io.Reader, length int64) ([]byte, error) {
+	content, err := unpackUpTo(body, min(length, 1<<20), length)
+	if err != nil || int64(len(content)) != length {
+		return nil, damaged(key, "its body does not unpack to the "+strconv.FormatInt(length, 10)+" bytes in its trailer")
+	}
+	return content, nil
+}
+
+// unpackUpTo reads a gzip file whose content has at most limit bytes; if it has
+// more, one more is returned.
+func unpackUpTo(body io.Reader, size, limit int64) ([]byte, error) {
+	r, err := gzip.NewReader(body)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(io.LimitReader(r, limit+1), size, limit)
+}

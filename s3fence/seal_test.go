@@ -1,0 +1,147 @@
+package s3fence
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash/crc32"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+func sealOf(key, body, lease string, recent int) *seal {
+	s := &seal{
+		kind: kindSealed, key: keySum(key), token: guard.MaxToken, lease: lease, id: newWriteID(),
+		length: uint64(len(body)), crc: crc32.Checksum([]byte(body), castagnoli), cut: recent%2 == 1,
+	}
+	for range recent {
+		s.recent = append(s.recent, newWriteID())
+	}
+	return s
+}
+
+func TestTrailerRoundTrip(t *testing.T) {
+	for _, body := range []string{"", "x", strings.Repeat("long ", 2000)} {
+		for _, lease := range []string{"", "a", strings.Repeat("é", 64)} {
+			for _, recent := range []int{0, 1, maxRecent} {
+				s := sealOf("k", body, lease, recent)
+				object := s.append([]byte(body))
+				if len(object) != len(body)+s.size() || s.size() > maxTrailer {
+					t.Fatalf("%d bytes for %d of body, size() says %d", len(object), len(body), s.size())
+				}
+				tail := object[max(0, len(object)-tailSize):]
+				got, err := parseSeal("k", tail, int64(len(object)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.token != s.token || got.lease != s.lease || got.id != s.id || got.cut != s.cut || got.kind != s.kind ||
+					len(got.recent) != recent || recent > 0 && got.recent[recent-1] != s.recent[recent-1] {
+					t.Errorf("got %+v, want %+v", got, s)
+				}
+			}
+		}
+	}
+}
+
+// The format is stored: what is written today is read by every later build.
+func TestTrailerIsStable(t *testing.T) {
+	s := &seal{kind: kindSealed, key: keySum("k"), token: 11, lease: "a", id: writeID{1}, recent: []writeID{{2}}, length: 4, crc: 0xfeedface}
+	got := hex.EncodeToString(s.append([]byte("body")))
+	const want = "626f6479010300018254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a000000000000000b010000000000000000000000000000000000000000000004feedface016102000000000000000000000000000000a78c6533f5e4c47798d36425aba6fc260000006a66656e6365706f73742f7333"
+	if got != want {
+		t.Errorf("the trailer is\n%s, want\n%s", got, want)
+	}
+}
+
+func TestGzipTrailerIsStable(t *testing.T) {
+	body := append([]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\x01\x04\x00\xfb\xff"), "body\x1a\x9d\x4c\x6b\x04\x00\x00\x00"...)
+	s := &seal{kind: kindGzip, key: keySum("k"), token: 11, lease: "a", id: writeID{1}, recent: []writeID{{2}}, length: uint64(len(body)), crc: 0xfeedface, content: 4}
+	object := s.append(bytes.Clone(body))
+	got := hex.EncodeToString(object[len(body):])
+	const want = "1f8b08040000000000ff860046508200010900018254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a000000000000000b01000000000000000000000000000000000000000000001bfeedface0161020000000000000000000000000000000000000000000004c1f5a2ec5cf380610858c2176f78689e0000007266656e6365706f73742f733303000000000000000000"
+	if got != want {
+		t.Errorf("the trailer is\n%s, want\n%s", got, want)
+	}
+	if s, err := parseSeal("k", object, int64(len(object))); err != nil || s.content != 4 || s.token != 11 {
+		t.Errorf("parseSeal = %+v, %v", s, err)
+	}
+	// A seal of this kind outside of a member, and one of another kind inside.
+	if _, err := parseSeal("k", object[:len(object)-len(gzipEnd)], int64(len(object)-len(gzipEnd))); err == nil {
+		t.Error("a trailer without its member is taken")
+	}
+	other := sealOf("k", "", "a", 0)
+	inside := append(memberHead(other.size()), other.append(nil)...)
+	other.length = uint64(len(inside) - other.size())
+	inside = append(append(memberHead(other.size()), other.append(nil)...), gzipEnd...)
+	if _, err := parseSeal("k", inside, int64(len(inside))); err == nil {
+		t.Error("a member with a trailer of another kind is taken")
+	}
+}
+
+// A later version is refused by its number, whatever else it holds.
+func TestUnknownVersion(t *testing.T) {
+	object := sealOf("k", "body", "a", 1).append([]byte("body"))
+	object[4] = trailerVersion + 1
+	if _, err := parseSeal("k", object, int64(len(object))); err == nil || !strings.Contains(err.Error(), "has version 2") {
+		t.Errorf("parseSeal = %v", err)
+	}
+}
+
+// No bytes make the parser panic, and what it takes it could have written. The
+// sum and what follows are put right, or none of it would be looked at.
+func FuzzParseSeal(f *testing.F) {
+	good := sealOf("k", "body", "a", 3).append([]byte("body"))
+	f.Add([]byte("body"), good[4:len(good)-trailerSum-trailerEnd])
+	f.Add([]byte(nil), []byte(nil))
+	f.Fuzz(func(t *testing.T, body, payload []byte) {
+		object := append(bytes.Clone(body), payload...)
+		sum := sha256.Sum256(payload)
+		object = append(object, sum[:trailerSum]...)
+		object = binary.BigEndian.AppendUint32(object, uint32(len(payload)+trailerSum))
+		object = append(object, trailerMagic...)
+		for _, bytesOf := range [][]byte{object, payload, body} {
+			s, err := parseSeal("k", bytesOf, int64(len(bytesOf)))
+			if err != nil {
+				continue
+			}
+			if s.kind == kindGzip {
+				t.Errorf("%x is taken for a member", bytesOf)
+			} else if again := s.append(bytes.Clone(bytesOf[:len(bytesOf)-s.size()])); !bytes.Equal(again, bytesOf) {
+				t.Errorf("%x is read and written as %x", bytesOf, again)
+			}
+		}
+	})
+}
+
+func TestFate(t *testing.T) {
+	a, b, c := newWriteID(), newWriteID(), newWriteID()
+	absent := state{}
+	made := func(id writeID, etag string, recent ...writeID) state {
+		return state{kind: kindSealed, etag: etag, id: id, recent: recent}
+	}
+	cut := made(c, "3", b)
+	cut.cut = true
+	for name, x := range map[string]struct {
+		base, now state
+		want      fate
+	}{
+		"ours is there":                {absent, made(b, "1"), fateApplied},
+		"ours was there":               {made(a, "1"), made(c, "3", b, a), fateApplied},
+		"nothing happened":             {made(a, "1"), made(a, "1"), fatePending},
+		"still absent":                 {absent, absent, fatePending},
+		"another over the base":        {made(a, "1"), made(c, "2", a), fateLost},
+		"another created it":           {absent, made(c, "1"), fateLost},
+		"created, but long ago":        {absent, state{kind: kindSealed, etag: "9", id: c, cut: true}, fateUnknown},
+		"the list does not go so far":  {made(a, "1"), made(c, "9"), fateUnknown},
+		"deleted unfenced":             {made(a, "1"), absent, fateUnknown},
+		"overwritten unfenced":         {made(a, "1"), state{kind: kindUnfenced, etag: "7"}, fateUnknown},
+		"ours, and a list that is cut": {absent, cut, fateApplied},
+	} {
+		if got := fateOf(b, &x.base, &x.now); got != x.want {
+			t.Errorf("%s: %d, want %d", name, got, x.want)
+		}
+	}
+}

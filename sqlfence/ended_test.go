@@ -1,0 +1,205 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// wrappedConnector is a database/sql driver around pgx's, as programs install
+// for tracing: nothing of the connection below can be seen through it.
+type wrappedConnector struct{ driver.Connector }
+
+func (c wrappedConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	inner, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wrappedConn{inner}, nil
+}
+
+type wrappedConn struct{ driver.Conn }
+
+func (c wrappedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	return c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+}
+
+func (c wrappedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+func (c wrappedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c wrappedConn) CheckNamedValue(v *driver.NamedValue) error {
+	return c.Conn.(driver.NamedValueChecker).CheckNamedValue(v)
+}
+
+// openWrapped opens a DB on a driver that is wrapped.
+func (e *env) openWrapped() stdFence {
+	e.Helper()
+	config, err := pgx.ParseConfig(e.url)
+	if err != nil {
+		e.Fatal(err)
+	}
+	pool := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config)})
+	e.Cleanup(func() { pool.Close() })
+	db, err := Std(pool, &e.defaults)
+	if err != nil {
+		e.Fatal(err)
+	}
+	return stdFence{db, pool}
+}
+
+// unmarked takes away what notices that a transaction ended.
+func unmarked(db fence) {
+	switch db := db.(type) {
+	case pgxFence:
+		db.marker = ""
+	case stdFence:
+		db.marker = ""
+	}
+}
+
+// TestInTxEndedInSQL (P1, P5): a callback that ends the transaction in SQL, and
+// perhaps begins another, gets ErrOutcomeUnknown on every driver, also one that
+// is wrapped, and what it wrote in a transaction that nothing fences is not
+// committed. The control is the same without the marker: it answers nil.
+func TestInTxEndedInSQL(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (token bigint)")
+		opens := map[string]func() fence{"plain": func() fence { return e.open(nil) }}
+		if e.driver == "std" {
+			opens["wrapped"] = func() fence { return e.openWrapped() }
+		}
+		for kind, open := range opens {
+			db, control := open(), open()
+			unmarked(control)
+			for end, rows := range map[string]int64{ // committed before the transaction's end
+				"COMMIT": 1, "ROLLBACK": 0, "COMMIT AND CHAIN": 1, "ROLLBACK AND CHAIN": 0, "COMMIT; BEGIN": 1, "ROLLBACK; BEGIN": 0,
+				"COMMIT; BEGIN; SET LOCAL fencepost.transaction = ''": 1,
+			} {
+				run := func(db fence) error {
+					e.exec("DELETE FROM written")
+					return db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+						if err := write5(ctx, tx); err != nil {
+							return err
+						}
+						if _, err := tx.exec(ctx, end); err != nil {
+							t.Fatal(err)
+						}
+						if strings.Contains(end, "BEGIN") || strings.Contains(end, "CHAIN") {
+							return write5(ctx, tx) // not fenced
+						}
+						return nil
+					})
+				}
+				if err := run(db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "ended the transaction itself") {
+					t.Errorf("%s, %s: got %v, want ErrOutcomeUnknown", kind, end, err)
+				}
+				if n := e.written(); n != rows {
+					t.Errorf("%s, %s: %d rows, want %d", kind, end, n, rows)
+				}
+				e.waitFor("no transaction to be left open", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'")
+				seen := end == "COMMIT" || end == "ROLLBACK"
+				if err := run(control); (kind == "wrapped" || !seen) && err != nil {
+					t.Errorf("%s, %s: the control noticed without a marker: %v", kind, end, err)
+				}
+			}
+		}
+	})
+}
+
+// TestEnterAfterRollback (P1): Enter in a callback of InTx answers nil only for
+// the transaction that was fenced, not for one that the callback began on the
+// same connection.
+func TestEnterAfterRollback(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		claim := claimOf("r", 5)
+		var control, entered error
+		e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
+			control = tx.enter(ctx, claim)
+			if _, err := tx.exec(ctx, "ROLLBACK; BEGIN"); err != nil {
+				t.Fatal(err)
+			}
+			entered = tx.enter(ctx, claim)
+			return nil
+		})
+		if control != nil {
+			t.Errorf("the control, the transaction of InTx: %v", control)
+		}
+		wantInvalid(t, "another transaction on the connection", entered, "Enter", `"r"`)
+	})
+}
+
+// TestTableInsideInTx: a statement of a Table on the DB itself inside its own
+// InTx would run in another transaction, and wait for ever for a connection of
+// a pool of one: it is refused, with the way out. The controls are the same
+// statements on the transaction, and after it.
+func TestTableInsideInTx(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
+		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		claim := claimOf("n:1", 5)
+		calls := map[string]func(ctx context.Context, q Querier) error{
+			"Update":   func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
+			"Upsert":   func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
+			"Takeover": func(ctx context.Context, q Querier) error { return table.Takeover(ctx, q, claim, Key{1}, nil) },
+			"UpdateMany": func(ctx context.Context, q Querier) error {
+				_, err := table.UpdateMany(ctx, q, []RowWrite{{claim, Key{1}, Set{"v": 1}}})
+				return err
+			},
+		}
+		calls["Delete"] = func(ctx context.Context, q Querier) error { return table.Delete(ctx, q, claim, Key{1}, nil) }
+		var after context.Context
+		err := e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
+			after = ctx
+			for what, call := range calls {
+				err := call(ctx, e.db)
+				wantInvalid(t, what, err, "Querier", "")
+				if err != nil && !strings.Contains(err.Error(), "DB.In(tx)") {
+					t.Errorf("%s: %v does not name the way out", what, err)
+				}
+			}
+			return calls["Update"](ctx, tx.in())
+		})
+		if err != nil {
+			t.Errorf("on the transaction: %v", err)
+		}
+		if err := calls["Update"](after, e.db); err != nil {
+			t.Errorf("after the transaction: %v", err)
+		}
+	})
+}
+
+// TestBatchTransactionControl (P1): whatever stands around a keyword, a batch
+// takes only statements that cannot end its transaction nor wait for the
+// client.
+func TestBatchTransactionControl(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v text); INSERT INTO n VALUES (1, 'old')")
+		for _, text := range []string{
+			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
+			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", "PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
+		} {
+			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Write{SQL: text}, Write{SQL: "UPDATE n SET v = 'new'"})
+			wantInvalid(t, text, err, "writes[0].SQL", "")
+			if v := e.text("SELECT v FROM n"); v != "old" {
+				t.Fatalf("%q wrote %q", text, v)
+			}
+		}
+		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)"} {
+			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Write{SQL: text}); err != nil {
+				t.Errorf("%q: %v", text, err)
+			}
+		}
+	})
+}
