@@ -239,7 +239,7 @@ func TestHTTP2(t *testing.T) {
 
 // TestResponseWriterIsNotWrapped: the handler has the server's own.
 func TestResponseWriterIsNotWrapped(t *testing.T) {
-	fence := New(newStore(), Literal("r"), nil)
+	fence := newFence(newStore(), literal("r"), nil)
 	server := httptest.NewServer(fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := w.(io.ReaderFrom); !ok {
 			t.Error("ReaderFrom is gone")

@@ -16,7 +16,7 @@ import (
 var guardedBy = map[string]func(*service, http.Handler) http.Handler{
 	"Admit": (*service).admit,
 	"InTx": func(s *service, next http.Handler) http.Handler {
-		return s.fence.InTx(&fakeTx{store: s.store}, nil)(next)
+		return s.fence.InTx(next)
 	},
 	"Check": func(s *service, next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

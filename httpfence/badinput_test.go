@@ -188,8 +188,8 @@ func TestBadInputNeverReachesTheHandler(t *testing.T) {
 // TestBadInputNames shows that the error names the header as configured.
 func TestBadInputNames(t *testing.T) {
 	var got *Rejection
-	s := newService(t, &Options{
-		TokenHeader: "x-epoch", LeaseHeader: "x-HOLDER", RequireLease: true,
+	s := newStrict(t, &Options{
+		TokenHeader: "x-epoch", LeaseHeader: "x-HOLDER", ResourceHeader: "x-what",
 		OnReject: func(_ http.ResponseWriter, _ *http.Request, rej *Rejection) { got = rej },
 	})
 	for _, c := range []struct {
@@ -203,7 +203,8 @@ func TestBadInputNames(t *testing.T) {
 		{[]string{"X-Epoch: -5", "X-Holder: a"}, 400, "X-Epoch"},
 		{[]string{"X-Epoch: 5", "X-Holder:"}, 400, "X-Holder"},
 		{[]string{"X-Epoch: 5", "X-Holder: a", "X-Holder: b"}, 400, "X-Holder"},
-		{[]string{"X-Epoch: 5", "X-Holder: a"}, 200, ""},
+		{[]string{"X-Epoch: 5", "X-Holder: a"}, 428, "X-What"},
+		{[]string{"X-Epoch: 5", "X-Holder: a", "X-What: acme"}, 200, ""},
 	} {
 		t.Run(fmt.Sprint(c.lines), func(t *testing.T) {
 			got = nil

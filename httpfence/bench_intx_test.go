@@ -43,7 +43,7 @@ func benchmarkInTx(b *testing.B, url string) {
 		b.Fatal(err)
 	}
 	const update = "UPDATE counters SET n = n + 1 WHERE id = $1"
-	fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+	fence := p.fence()
 	router := chi.NewRouter()
 	router.Post("/own/{id}", func(w http.ResponseWriter, r *http.Request) {
 		err := pgx.BeginTxFunc(r.Context(), p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -67,7 +67,7 @@ func benchmarkInTx(b *testing.B, url string) {
 		}
 		_, _ = w.Write([]byte("done"))
 	})
-	router.With(fence.InTx(p.db.Transactor(), nil)).Post("/fenced/{id}", func(w http.ResponseWriter, r *http.Request) {
+	router.With(fence.InTx).Post("/fenced/{id}", func(w http.ResponseWriter, r *http.Request) {
 		tx, _ := p.db.TxFrom(r.Context())
 		if _, err := tx.Exec(r.Context(), update, chi.URLParam(r, "id")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -1,7 +1,9 @@
 package httpfence
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"slices"
@@ -33,7 +35,8 @@ type bench struct {
 	length  int    // of one
 	r       *http.Request
 	w       *discard
-	answers bool // the handler writes an answer
+	named   []string // the value of ResourceHeader
+	answers bool     // the handler writes an answer
 	handled int
 	next    int
 }
@@ -42,7 +45,7 @@ var done = []byte(`{"closed":true}`)
 
 func newBench(b *testing.B, resources int, token string) *bench {
 	store := guard.NewMemory(nil)
-	x := &bench{b: b, fence: New(store, ChiParam("id"), nil), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
+	x := &bench{b: b, fence: guard.Must(New(store, ChiParam("id"), &Options{Logger: slog.New(slog.DiscardHandler)})), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
 	var paths strings.Builder
 	for i := range resources {
 		id := fmt.Sprintf("acct-%06d", i)
@@ -51,6 +54,8 @@ func newBench(b *testing.B, resources int, token string) *bench {
 			b.Fatal(err)
 		}
 	}
+	x.named = []string{""}
+	x.r.Header[ResourceHeader] = x.named
 	x.paths, x.length = paths.String(), paths.Len()/resources
 	return x
 }
@@ -115,6 +120,7 @@ func (x *bench) admit(next http.HandlerFunc) http.Handler { return x.fence.Admit
 func (x *bench) run(h http.Handler, n int) {
 	for range n {
 		x.r.URL.Path = x.paths[x.next : x.next+x.length]
+		x.named[0] = x.paths[x.next+len("/acct/") : x.next+x.length-len("/close")]
 		if x.next += x.length; x.next == len(x.paths) {
 			x.next = 0
 		}
@@ -248,26 +254,30 @@ func TestAllocations(t *testing.T) {
 	if _, err := store.Admit(t.Context(), claim); err != nil {
 		t.Fatal(err)
 	}
-	var perCheck, perJoined, perAdmit, perPathValue float64
+	told := 0
+	observer := guard.ObserverFunc(func(context.Context, guard.Event) { told++ })
+	var perCheck, perObserved, perAdmit, perPathValue float64
 	next := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	router := chi.NewRouter()
 	router.Post("/acct/{id}/close", func(w http.ResponseWriter, r *http.Request) {
-		count := func(resource ResourceFunc) float64 {
-			fence := New(store, resource, nil)
+		count := func(resource ResourceFunc, opts *Options) float64 {
+			fence := guard.Must(New(store, resource, opts))
 			return testing.AllocsPerRun(runs, func() {
 				if c, err := fence.Check(r); err != nil || c != claim {
 					t.Errorf("%+v, %v", c, err)
 				}
 			})
 		}
-		perCheck, perJoined, perPathValue = count(ChiParam("id")), count(Join(ChiParam("id"))), count(PathValue("id"))
-		admit := New(store, ChiParam("id"), nil).Admit(next)
+		perCheck, perPathValue = count(ChiParam("id"), nil), count(PathValue("id"), nil)
+		perObserved = count(ChiParam("id"), &Options{Observer: observer})
+		admit := newFence(store, ChiParam("id"), nil).Admit(next)
 		perAdmit = testing.AllocsPerRun(runs, func() { admit.ServeHTTP(w, r) })
 	})
 	r := newRequest("acct/acme/close", "5", "b")
+	r.Header.Set(ResourceHeader, "acme")
 	router.ServeHTTP(&discard{h: http.Header{}}, r)
-	if perCheck != 0 || perJoined != 0 || perPathValue != 0 {
-		t.Errorf("Check allocates: ChiParam %v, Join of one %v, PathValue %v", perCheck, perJoined, perPathValue)
+	if perCheck != 0 || perPathValue != 0 || perObserved != 0 || told == 0 {
+		t.Errorf("Check allocates: ChiParam %v, PathValue %v, with an observer %v, which was told %d times", perCheck, perPathValue, perObserved, told)
 	}
 	if perAdmit > 3 || perAdmit == 0 {
 		t.Errorf("Admit allocates %v times", perAdmit)

@@ -21,10 +21,11 @@ const maxProblem = 64 << 10
 // claim is the one in the context of resp.Request; the mark is there if the
 // server disclosed it.
 //
-// It recognises an answer by the problem type in its body, whatever the
-// status, because statuses can be overridden and proxies have their own. It
-// returns nil for every other answer: a success, a 412 of somebody's own
-// If-Match, a 502 or 504 of a proxy. nil therefore does not mean that the
+// It recognises an answer by the problem type in its body, or, where there is
+// no body to read (HEAD, a body that a proxy compressed), by [ReasonHeader];
+// not by the status, because statuses can be overridden and proxies have their
+// own. It returns nil for every other answer: a success, a 412 of somebody's
+// own If-Match, a 502 or 504 of a proxy. nil therefore does not mean that the
 // request succeeded: look at the status as well, and treat a 5xx of a proxy to
 // a request that writes as an unknown outcome. A problem type that only
 // a later version of this package knows is a *guard.RejectedError of
@@ -32,36 +33,29 @@ const maxProblem = 64 << 10
 //
 // Only a body of status 400 or above with the type application/problem+json is
 // read, at most 64 KiB of it; larger is not ours. The caller can read the body
-// again in full, and closes it as always. If reading it fails, the error is
-// that failure, of none of guard's kinds.
+// again in full, and closes it as always. If reading it fails and the header
+// does not say the reason, the error is that failure, of none of guard's kinds.
+//
+// A misdirected claim is a *guard.MisdirectedError with both names; without
+// a body Guarded is empty.
 //
 // ErrorFrom believes the server. Call it for answers of origins that you trust
 // with your tokens.
 func ErrorFrom(resp *http.Response) error {
-	if resp == nil || resp.Body == nil || resp.StatusCode < 400 {
+	if resp == nil || resp.StatusCode < 400 {
 		return nil
 	}
-	if mt, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || mt != problemType {
-		return nil
+	reason := guard.ReasonNone
+	if lines := resp.Header[ReasonHeader]; len(lines) == 1 && lines[0] != "" {
+		reason = outcomeOf(guard.Reason(lines[0])).reason
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem+1))
-	resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body), Closer: resp.Body}
-	if err != nil {
-		return fmt.Errorf("httpfence: reading the problem of a %d answer: %w", resp.StatusCode, err)
-	}
-	if len(body) > maxProblem {
-		return nil
-	}
-	// A map, because member names are compared exactly (RFC 9457 follows RFC
-	// 8259), which decoding into a struct does not do.
-	var members map[string]any
-	if json.Unmarshal(body, &members) != nil {
-		return nil
-	}
+	members, err := problemOf(resp)
 	uri, _ := members["type"].(string)
-	reason, ours := reasonOfType(uri)
-	if !ours {
-		return nil
+	if r, ours := reasonOfType(uri); ours {
+		reason = r
+	}
+	if reason == guard.ReasonNone {
+		return err
 	}
 	op, claim := "request", guard.Claim{}
 	if r := resp.Request; r != nil {
@@ -70,7 +64,32 @@ func ErrorFrom(resp *http.Response) error {
 			op += " " + r.URL.EscapedPath()
 		}
 	}
+	if reason == guard.ReasonMisdirected {
+		if claimed, ok := members["claimed"].(string); ok {
+			claim.Resource = claimed
+		}
+		guarded, _ := members["guarded"].(string)
+		return &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
+	}
 	return errorOf(reason, op, claim, disclosedMark(members))
+}
+
+// problemOf returns the members of a problem, none if the body is no problem.
+// A map, because member names are compared exactly (RFC 9457 follows RFC 8259),
+// which decoding into a struct does not do.
+func problemOf(resp *http.Response) (members map[string]any, err error) {
+	if mt, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); resp.Body == nil || err != nil || mt != problemType {
+		return nil, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem+1))
+	resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body), Closer: resp.Body}
+	if err != nil {
+		return nil, fmt.Errorf("httpfence: reading the problem of a %d answer: %w", resp.StatusCode, err)
+	}
+	if len(body) <= maxProblem && json.Unmarshal(body, &members) != nil {
+		members = nil
+	}
+	return members, nil
 }
 
 // disclosedMark returns the zero mark unless there is a well-formed one.

@@ -16,7 +16,7 @@ import (
 // same error in the client.
 func TestRoundTripOfErrors(t *testing.T) {
 	s := newService(t, &Options{DiscloseMark: true})
-	client := &http.Client{Transport: NewTransport(nil, []string{s.URL}, nil)}
+	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
 	send := func(claim guard.Claim) error {
 		r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), "POST", s.URL+goodPath, nil)
 		if err != nil {

@@ -20,10 +20,14 @@ func ExampleMiddleware_InTx() {
 		fmt.Println(err)
 		return
 	}
-	fence := httpfence.New(db, httpfence.ChiParam("id"), nil)
+	fence, err := httpfence.New(db, httpfence.ChiParam("id"), &httpfence.Options{Transactor: db.Transactor()})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	router := chi.NewRouter()
 	router.Post("/accounts/{id}/raise", fence.Raise)
-	router.With(fence.InTx(db.Transactor(), nil)).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+	router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
 		tx, _ := db.TxFrom(r.Context())
 		if _, err := tx.Exec(r.Context(), "UPDATE accounts SET closed = true WHERE id = $1", chi.URLParam(r, "id")); err != nil {
 			http.Error(w, "not closed", http.StatusInternalServerError) // rolls back
@@ -31,5 +35,11 @@ func ExampleMiddleware_InTx() {
 		}
 		w.WriteHeader(http.StatusNoContent) // sent after COMMIT
 	})
+	// The same with an error in place of a status.
+	router.Method("POST", "/accounts/{id}/open", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
+		tx, _ := db.TxFrom(r.Context())
+		_, err := tx.Exec(r.Context(), "UPDATE accounts SET closed = false WHERE id = $1", chi.URLParam(r, "id"))
+		return err
+	}))
 	// Output: fencepost: invalid pool "nil": must not be nil
 }

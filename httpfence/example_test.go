@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,20 +16,26 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 )
 
-// send is a client in one line for the examples below.
+// send is a client in one line for the examples below: the holder of a lease on
+// acme. Programs use a Transport.
 func send(h http.Handler, method, path, token string) *http.Response {
 	r := httptest.NewRequest(method, path, nil)
 	if token != "" {
 		r.Header.Set(httpfence.TokenHeader, token)
+		r.Header.Set(httpfence.LeaseHeader, "lease-"+token)
+		r.Header.Set(httpfence.ResourceHeader, "acme")
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w.Result()
 }
 
+// acme names one resource for all requests.
+var acme = guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("acme")), nil))
+
 // The last holder is told that it was succeeded.
 func ExampleNew() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true})
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true}))
 
 	router := chi.NewRouter()
 	router.With(fence.Admit).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
@@ -44,13 +51,13 @@ func ExampleNew() {
 	// 200 closed
 	// 200 closed
 	// 412 {"type":"tag:fencepost-go.github.io,2026:problem/stale","title":"Stale fencing token","status":412,"detail":"A newer holder has taken over this resource. Stop; do not repeat the request.","token":"10","mark":"11"}
-	// 428 {"type":"tag:fencepost-go.github.io,2026:problem/missing","title":"Fencing token missing","status":428,"detail":"Send the fencing token of your lease in exactly one X-Fencing-Token field, and its lease ID, if it has one, in X-Fencing-Lease."}
+	// 428 {"type":"tag:fencepost-go.github.io,2026:problem/missing","title":"Fencing token missing","status":428,"detail":"Send the claim of your lease, each field once: the fencing token in X-Fencing-Token, the lease ID in X-Fencing-Lease, the percent-encoded name of the resource in X-Fencing-Resource."}
 }
 
 // The claim is in the context for the write that compares it once more. Without
 // that, a request admitted before the newer holder came could still write.
 func ExampleMiddleware_Admit() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil)
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil))
 
 	closeAccount := func(ctx context.Context) error {
 		claim, ok := guard.ClaimFrom(ctx)
@@ -81,8 +88,8 @@ func ExampleMiddleware_Admit() {
 // a holder who has been succeeded.
 func ExampleMiddleware_Check() {
 	marks := guard.NewMemory(nil)
-	_, _ = marks.Admit(context.Background(), guard.Claim{Resource: "acme", Token: 11})
-	fence := httpfence.New(marks, httpfence.PathValue("id"), nil)
+	_, _ = marks.Admit(context.Background(), guard.Claim{Resource: "acme", Token: 11, LeaseID: "lease-11"})
+	fence := guard.Must(httpfence.New(marks, httpfence.PathValue("id"), nil))
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /accounts/{id}/preview", func(w http.ResponseWriter, r *http.Request) {
@@ -105,7 +112,7 @@ func ExampleMiddleware_Check() {
 // The new holder raises before it reads: from then on nothing that it has read
 // is changed by its predecessor.
 func ExampleMiddleware_Raise() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil)
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil))
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /accounts/{id}/raise", fence.Raise)
 	mux.Handle("POST /accounts/{id}/close", fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
@@ -122,7 +129,7 @@ func ExampleMiddleware_Raise() {
 // A fenced write deeper in the handler may refuse, too; Reject gives its error
 // the same answer as the door would have.
 func ExampleMiddleware_Reject() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("billing-close"), nil)
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 
 	w := httptest.NewRecorder()
 	fence.Reject(w, httptest.NewRequest("POST", "/", nil), guard.Unavailable("update billing.close", guard.Claim{}, nil))
@@ -132,12 +139,13 @@ func ExampleMiddleware_Reject() {
 
 // The hook sees every refusal; writing nothing leaves the default answer.
 func ExampleOptions() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("billing-close"), &httpfence.Options{
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, &httpfence.Options{
 		Statuses: map[guard.Reason]int{guard.ReasonMissing: http.StatusBadRequest},
 		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
 			fmt.Println("refused:", rej.Reason, rej.Status, rej.Err)
 		},
-	})
+		Logger: slog.New(slog.DiscardHandler),
+	}))
 	h := fence.Admit(http.NotFoundHandler())
 	fmt.Println(send(h, "POST", "/", "").StatusCode)
 	// Output:
@@ -172,9 +180,10 @@ func ExamplePathValue() {
 
 type identityKey struct{}
 
-// The tenant comes from the authenticated identity. Any function of the type
-// will do as a component.
-func ExampleJoin() {
+// The tenant comes from the authenticated identity, the period from the route.
+// The lease client asks the same template for the same name.
+func ExampleNamed() {
+	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 	tenant := func(r *http.Request) (string, error) {
 		tenant, ok := r.Context().Value(identityKey{}).(string)
 		if !ok {
@@ -182,7 +191,10 @@ func ExampleJoin() {
 		}
 		return tenant, nil
 	}
-	resource := httpfence.Join(tenant, httpfence.Literal("billing-close"), httpfence.PathValue("period"))
+	resource, err := httpfence.Named(closes, httpfence.Bindings{"tenant": tenant, "period": httpfence.PathValue("period")})
+	if err != nil {
+		fmt.Println(err)
+	}
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /billing/{period}", func(_ http.ResponseWriter, r *http.Request) {
@@ -194,34 +206,26 @@ func ExampleJoin() {
 	send(authenticated, "POST", "/billing/2026-04", "")
 	send(authenticated, "POST", "/billing/2026:04", "")
 	send(mux, "POST", "/billing/2026-04", "")
+	_, err = httpfence.Named(closes, httpfence.Bindings{"tenant": tenant})
+	fmt.Println(err)
 	// Output:
 	// tenant_123:billing-close:2026-04 <nil>
 	// tenant_123:billing-close:2026%3A04 <nil>
 	//  not authenticated
-}
-
-func ExampleLiteral() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("nightly-report"), nil)
-	claim, err := fence.Check(func() *http.Request {
-		r := httptest.NewRequest("POST", "/reports", nil)
-		r.Header.Set(httpfence.TokenHeader, "3")
-		return r
-	}())
-	fmt.Println(claim.Resource, claim.Token, err)
-	// Output: nightly-report 3 <nil>
+	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound
 }
 
 // The client presents the claim in the context, and gets the server's reason
 // back as the same error.
 func ExampleNewTransport() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("acme"), nil)
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	defer ledger.Close()
 
-	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger.URL}, nil)}
+	client := &http.Client{Transport: guard.Must(httpfence.NewTransport(nil, []string{ledger.URL}, nil))}
 	closeUnder := func(token guard.Token) error {
 		// With a lease: guard.WithLease(ctx, lease).
-		ctx := guard.WithClaim(context.Background(), guard.Claim{Resource: "acme", Token: token})
+		ctx := guard.WithClaim(context.Background(), guard.Claim{Resource: "acme", Token: token, LeaseID: "lease-" + token.String()})
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, ledger.URL+"/close", nil)
 		if err != nil {
 			return err
@@ -248,7 +252,7 @@ func ExampleNewTransport() {
 
 // A 412 of somebody's own If-Match is not a refusal by token.
 func ExampleErrorFrom() {
-	fence := httpfence.New(guard.NewMemory(nil), httpfence.Literal("acme"), nil)
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 	h := fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "the ETag has changed", http.StatusPreconditionFailed)
 	}))

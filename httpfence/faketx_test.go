@@ -33,6 +33,8 @@ func write(ctx context.Context, s string) bool {
 	return ok
 }
 
+func (f *fakeTx) Marks() guard.Store { return f.store }
+
 func (f *fakeTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
 	if _, err := f.store.Admit(ctx, claim); err != nil {
 		return err

@@ -29,7 +29,7 @@ func FuzzParseHeader(f *testing.F) {
 	f.Add("1", "a\x00", uint8(1), uint8(1))
 	f.Add("1", "\xff", uint8(1), uint8(1))
 	f.Add("1", strings.Repeat("a", 129), uint8(1), uint8(1))
-	fence := New(newStore(), Literal("r"), nil)
+	fence := newFence(newStore(), literal("r"), nil)
 	f.Fuzz(func(t *testing.T, token, lease string, tokens, leases uint8) {
 		h := http.Header{}
 		for range tokens % 4 {
@@ -84,7 +84,7 @@ func FuzzResourceKey(f *testing.F) {
 			"chi":            {chiRoute, ChiParam("id")},
 			"chi path value": {chiRoute, PathValue("id")},
 			"mux":            {muxRoute, PathValue("id")},
-			"chi join":       {chiRoute, Join(ChiParam("id"), Literal("x"))},
+			"chi join":       {chiRoute, guard.Must(Named(guard.Must(guard.NewTemplate("{id}:x")), Bindings{"id": ChiParam("id")}))},
 		} {
 			copied := *u
 			r := &http.Request{Method: "POST", URL: &copied, Host: "a.test", Header: http.Header{}}

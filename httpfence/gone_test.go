@@ -49,8 +49,8 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 			ctx, hangUp := context.WithCancel(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: token}))
 			defer hangUp()
 			ended := make(chan struct{})
-			fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
-			guarded := route(fence.InTx(p.db.Transactor(), nil), func(w http.ResponseWriter, r *http.Request) {
+			fence := p.fence()
+			guarded := route(fence.InTx, func(w http.ResponseWriter, r *http.Request) {
 				tx, _ := p.db.TxFrom(r.Context())
 				if _, err := tx.Exec(r.Context(), writeSQL, int64(token)); err != nil {
 					t.Errorf("write: %v", err)
@@ -64,7 +64,7 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 			server.Config.ErrorLog = log.New(io.Discard, "", 0) // panics are expected
 			server.Start()
 			defer server.Close()
-			client := &http.Client{Transport: httpfence.NewTransport(&http.Transport{DisableKeepAlives: true}, []string{server.URL}, nil)}
+			client := &http.Client{Transport: guard.Must(httpfence.NewTransport(&http.Transport{DisableKeepAlives: true}, []string{server.URL}, nil))}
 			err := post(ctx, client, server.URL+"/accounts/acme/close")
 			if (err == nil) != (c.committed == 1) {
 				t.Errorf("the client was told %v", err)

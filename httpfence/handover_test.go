@@ -94,7 +94,7 @@ func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Han
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: httpfence.NewTransport(transport, []string{replicas[0].URL, replicas[1].URL}, nil)}
+	client := &http.Client{Transport: guard.Must(httpfence.NewTransport(transport, []string{replicas[0].URL, replicas[1].URL}, nil))}
 
 	var ok, newest atomic.Int64
 	var group sync.WaitGroup

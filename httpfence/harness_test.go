@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +19,41 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 )
+
+// newFence is New for the tests that are about something else than the lease ID
+// and the resource's name: neither has to be sent. See strict_test.go.
+func newFence(store guard.Store, resource ResourceFunc, opts *Options) *Middleware {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	o.TokenOnly, o.InsecureAnyResource = true, true
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return guard.Must(New(store, resource, &o))
+}
+
+// newTx is newFence with a transactor.
+func newTx(t Transactor, resource ResourceFunc) *Middleware {
+	return newFence(t.Marks(), resource, &Options{Transactor: t})
+}
+
+// newStrict is newService with the defaults of Options that are not given.
+func newStrict(t testing.TB, opts *Options) *service {
+	t.Helper()
+	s := &service{store: newStore()}
+	s.fence = guard.Must(New(s.store, ChiParam("id"), opts))
+	router := chi.NewRouter()
+	router.Handle("/acct/{id}/close", s.fence.Admit(s.handler()))
+	s.Server = httptest.NewServer(router)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func literal(name string) ResourceFunc {
+	return guard.Must(Named(guard.Must(guard.NewTemplate(name)), nil))
+}
 
 // countingStore counts the calls, so that a test can show that a refused
 // request did not even ask, and can fail in the store's place.
@@ -92,7 +128,12 @@ func (s *service) admit(next http.Handler) http.Handler { return s.fence.Admit(n
 func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options) *service {
 	t.Helper()
 	s := &service{store: newStore()}
-	s.fence = New(s.store, resource, opts)
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	o.Transactor = insecureTx{&fakeTx{store: s.store}}
+	s.fence = newFence(s.store, resource, &o)
 	router := chi.NewRouter()
 	router.Handle("/acct/{id}/close", guarded(s, s.handler()))
 	s.Server = httptest.NewServer(router)

@@ -9,25 +9,31 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
-// The errors that a handler behind [Middleware.InTx] gets from its
-// ResponseWriter. Whether it heeds them or not, its transaction is rolled back.
+// The errors for which an answer behind [Middleware.InTx] is not sent. Whether
+// the handler heeds them or not, its transaction is rolled back.
 var (
-	// ErrResponseTooLarge: the answer is larger than [TxOptions.MaxResponse].
+	// ErrResponseTooLarge: the answer is larger than [Options.MaxResponse].
 	ErrResponseTooLarge = errors.New("httpfence: the answer is larger than InTx may hold back until COMMIT")
-	// ErrResponseHeld: the handler flushed or hijacked, which would have told
-	// the client of work that is not committed. It is [http.ErrNotSupported].
-	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the answer back until COMMIT, it can be neither flushed nor hijacked: %w", http.ErrNotSupported)
+	// ErrResponseHeld: the handler hijacked the connection or switched
+	// protocols, which would have told the client of work that is not
+	// committed. It is [http.ErrNotSupported].
+	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the answer back until COMMIT, the connection cannot be hijacked: %w", http.ErrNotSupported)
+	// ErrResponseBroken: the handler set an error status after its answer had
+	// begun, its Content-Length does not match what it wrote, or the status of
+	// an RPC is missing or cannot be read.
+	ErrResponseBroken = errors.New("httpfence: the handler's answer does not say whether it succeeded")
 )
 
 // heldAnswer is a ResponseWriter that keeps the answer until it is known whether the
-// work is committed. It has no Unwrap, and no Flush method: a handler that
-// flushes only where it can goes on without.
+// work is committed. It has no Unwrap.
 type heldAnswer struct {
 	under  http.ResponseWriter
+	method string
 	header http.Header // the handler's own: what it sets for work that is rolled back must not be sent
 	sent   http.Header // header as it was when the answer began, like net/http's
 	status int         // 0 until the answer began
@@ -36,8 +42,8 @@ type heldAnswer struct {
 	err    error // the first reason not to commit
 }
 
-func newHeld(w http.ResponseWriter, limit int) *heldAnswer {
-	return &heldAnswer{under: w, header: w.Header().Clone(), max: limit}
+func newHeld(w http.ResponseWriter, r *http.Request, limit int) *heldAnswer {
+	return &heldAnswer{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
 }
 
 // Header never returns nil: net/http's servers start with an empty map, and
@@ -51,12 +57,16 @@ func (h *heldAnswer) Header() http.Header {
 
 // WriteHeader panics for a status that net/http would panic for, and does so
 // while there is something to roll back. Informational answers are dropped:
-// they would be about work that is not committed.
+// they would be about work that is not committed. The first status counts, but
+// an error that comes later is one: net/http would only log it.
 func (h *heldAnswer) WriteHeader(status int) {
 	switch {
-	case h.status != 0: // only the first counts
 	case status < 100 || status > 999:
 		panic(fmt.Sprintf("httpfence: invalid WriteHeader code %d", status))
+	case h.status != 0:
+		if status >= 400 && h.status < 400 {
+			h.fail(fmt.Errorf("%w: it set %d after it had begun with %d", ErrResponseBroken, status, h.status))
+		}
 	case status == http.StatusSwitchingProtocols:
 		h.fail(ErrResponseHeld)
 	case status >= 200:
@@ -81,10 +91,20 @@ func (h *heldAnswer) Write(b []byte) (int, error) {
 	return h.body.Write(b)
 }
 
-// FlushError and Hijack are what http.ResponseController looks for first.
+// Flush begins the answer, as it does on a connection, and sends nothing.
+func (h *heldAnswer) Flush() {
+	if h.status == 0 {
+		h.WriteHeader(http.StatusOK)
+	}
+}
 
-func (h *heldAnswer) FlushError() error { return h.fail(ErrResponseHeld) }
+// FlushError is what http.ResponseController looks for first.
+func (h *heldAnswer) FlushError() error {
+	h.Flush()
+	return nil
+}
 
+// Hijack is for http.ResponseController and for type assertions alike.
 func (h *heldAnswer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
@@ -110,11 +130,27 @@ func (h *heldAnswer) fail(err error) error {
 	return h.err
 }
 
+// end looks at the finished answer, and reports whether it is an RPC's error
+// inside a success.
+func (h *heldAnswer) end() (failed bool) {
+	h.Flush()
+	if length, ok := h.sent["Content-Length"]; ok && h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified {
+		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
+			h.fail(fmt.Errorf("%w: Content-Length is %q, the body has %d bytes", ErrResponseBroken, length, h.body.Len()))
+		}
+	}
+	if h.status >= 300 {
+		return false
+	}
+	failed, err := rpcFailed(h.sent, h.Header(), h.body.Bytes())
+	if err != nil {
+		h.fail(fmt.Errorf("%w: %w", ErrResponseBroken, err))
+	}
+	return failed
+}
+
 // release gives the answer to the client.
 func (h *heldAnswer) release() {
-	if h.status == 0 {
-		h.WriteHeader(http.StatusOK)
-	}
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
@@ -122,24 +158,19 @@ func (h *heldAnswer) release() {
 	if h.body.Len() > 0 {
 		_, _ = h.under.Write(h.body.Bytes()) // the client is gone if this fails; there is nobody to tell
 	}
-	// Trailers are set after the body, under names announced before it or with
-	// a prefix.
-	announced := h.sent["Trailer"]
 	for name, values := range h.Header() {
-		if strings.HasPrefix(name, http.TrailerPrefix) || slices.ContainsFunc(announced, func(line string) bool {
-			return slices.ContainsFunc(strings.Split(line, ","), func(s string) bool {
-				return http.CanonicalHeaderKey(strings.TrimSpace(s)) == name
-			})
-		}) {
+		if isTrailer(h.sent, name) {
 			header[name] = values
 		}
 	}
 }
 
-// answeredError says that the handler itself answered with an error, so that
-// its work was rolled back. It is nobody's refusal.
-type answeredError struct{ status int }
-
-func (e *answeredError) Error() string {
-	return fmt.Sprintf("httpfence: the handler answered %d, its transaction was rolled back", e.status)
+// isTrailer: trailers are set after the body, under names announced before it
+// or with a prefix.
+func isTrailer(sent http.Header, name string) bool {
+	return strings.HasPrefix(name, http.TrailerPrefix) || slices.ContainsFunc(sent["Trailer"], func(line string) bool {
+		return slices.ContainsFunc(strings.Split(line, ","), func(s string) bool {
+			return http.CanonicalHeaderKey(strings.TrimSpace(s)) == name
+		})
+	})
 }

@@ -84,7 +84,7 @@ func TestHeldAnswerIsTheBareOne(t *testing.T) {
 				a := read(t, resp)
 				return fmt.Sprint(a.status, a.header, resp.TransferEncoding, resp.ContentLength, resp.Trailer, len(a.body), a.body)
 			}
-			bare, held := get(h), get(New(f.store, byPath, nil).InTx(f, nil)(h))
+			bare, held := get(h), get(newTx(f, byPath).InTx(h))
 			if bare != held {
 				t.Errorf("bare\n%.400s\nheld\n%.400s", bare, held)
 			}
@@ -102,7 +102,7 @@ func TestInTxReportOnly(t *testing.T) {
 		InsecureReportOnly: true,
 		Observer:           guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) }),
 		Logger:             slog.New(slog.NewJSONHandler(&log, nil)),
-	}, nil, func(w http.ResponseWriter, r *http.Request) {
+	}, func(w http.ResponseWriter, r *http.Request) {
 		claim, _ := guard.ClaimFrom(r.Context())
 		claims = append(claims, claim.Token)
 		if !write(r.Context(), "work") {
@@ -148,32 +148,5 @@ func TestInTxReportOnly(t *testing.T) {
 		if a := s.post(t, "acme", token, ""); a.status != 500 || a.reason() != "outcome_unknown" {
 			t.Errorf("token %s: %d %s", token, a.status, a.body)
 		}
-	}
-}
-
-func TestInTxPanicsOnBadConfiguration(t *testing.T) {
-	f := &fakeTx{store: newStore()}
-	fence := New(f.store, byPath, nil)
-	report := New(f.store, byPath, &Options{InsecureReportOnly: true})
-	for name, bad := range map[string]func(){
-		"no Transactor":     func() { fence.InTx(nil, nil) },
-		"negative cap":      func() { fence.InTx(f, &TxOptions{MaxResponse: -1}) },
-		"no handler":        func() { fence.InTx(f, nil)(nil) },
-		"cannot report":     func() { report.InTx(f, nil) },
-		"control: can, not": nil,
-	} {
-		if bad == nil {
-			fence.InTx(f, &TxOptions{MaxResponse: 1})
-			report.InTx(insecureTx{f}, nil)
-			continue
-		}
-		func() {
-			defer func() {
-				if s, _ := recover().(string); !strings.HasPrefix(s, "httpfence: ") {
-					t.Errorf("%s: panic %q", name, s)
-				}
-			}()
-			bad()
-		}()
 	}
 }

@@ -1,107 +1,160 @@
 package httpfence
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultMaxResponse is how many bytes of an answer's body [Middleware.InTx]
-// holds back, unless [TxOptions.MaxResponse] says otherwise.
-const DefaultMaxResponse = 1 << 20
-
-// TxOptions configures [Middleware.InTx]. The zero value is the default.
-type TxOptions struct {
-	// MaxResponse is how many bytes of body an answer may have; a larger one
-	// rolls the work back. Each request in flight may hold that many in
-	// memory. 0 means [DefaultMaxResponse]; it must not be negative.
-	MaxResponse int
-}
-
 // InTx lets no write of a stale holder take effect, as long as the handler
 // writes through the transaction in its context. Each request's handler runs
-// in a transaction that is fenced by the request's claim; the transaction is
-// committed when the handler has returned, and only then is its answer sent. A
-// newer holder's raise waits for it, or it is refused.
+// in a transaction of [Options.Transactor] that is fenced by the request's
+// claim; the transaction is committed when the handler has returned, and only
+// then is its answer sent. A newer holder's raise waits for it, or it is
+// refused.
 //
 // The handler finds its transaction by the Transactor's means, such as the
 // TxFrom method of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must
 // not end the transaction, and must use it only until it returns.
 //
+// The request's body is read before BEGIN, up to [Options.MaxRequest]: only
+// a complete request takes a connection. Waiting for one, or for a lock, ends
+// after [Options.MaxWait] with 503.
+//
 // The transaction is rolled back
 //
-//   - if the handler panics; the panic goes on,
+//   - if the handler panics; the panic goes on, [http.ErrAbortHandler] too,
 //   - if its answer has a status of 400 or above; that answer is sent,
-//   - if its answer is larger than [TxOptions.MaxResponse], or it flushed or
-//     hijacked ([ErrResponseTooLarge], [ErrResponseHeld]): 500, and nothing of
-//     the handler's answer,
+//   - if it has called [Rollback], or returned an error to
+//     [Middleware.InTxFunc]; an answer below 400 is replaced by the one of the
+//     status table for that error,
+//   - if it answers an RPC with an error inside a 200: grpc-status in a header,
+//     a trailer or the last frame of gRPC-Web, or an end of stream of Connect;
+//     that answer is sent. One that gives no status, or cannot be read, is
+//     replaced by 500 ([ErrResponseBroken]),
+//   - if it sets a status of 400 or above after its answer has begun, as
+//     a Recoverer does for a panic after the first byte, or if its
+//     Content-Length does not match ([ErrResponseBroken]), if its answer is
+//     larger than [Options.MaxResponse] ([ErrResponseTooLarge]), or if it
+//     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's answer,
 //   - if the request's context has ended, by the Transactor.
+//
+// A panic that something inside InTx has recovered without a word leaves no
+// trace: such middleware has to call [Rollback] or set a status.
 //
 // If the COMMIT fails the answer is the one of the status table: 503 if
 // nothing was committed, 500 outcome_unknown if that could not be learned;
 // never the handler's. Header fields that the handler set go with its answer.
+// Flush does nothing, however it is asked for: the answer stays held back.
 //
-// The mark is the Transactor's; the store given to [New] is not asked. Both
-// must be one, or the resource has two marks: give sqlfence's DB to New and
-// its Transactor to InTx. Requests with [Options.UnguardedMethods] pass
-// without a claim and without a transaction.
+// Requests with [Options.UnguardedMethods] pass without a claim and without
+// a transaction. With [Options.InsecureReportOnly] a request that would have
+// been refused is handled in a transaction without a fence and without
+// a claim, and reported.
 //
-// With [Options.InsecureReportOnly] a request that would have been refused is
-// handled in a transaction without a fence and without a claim, and reported;
-// t must then be an [UnfencedTransactor]. Whether the work is committed
-// depends on the handler's answer and on COMMIT all the same.
-//
-// A client that sends its body slowly keeps the transaction open, and a newer
-// holder waiting: set http.Server.ReadTimeout. Put [http.TimeoutHandler]
+// A raise of the mark is kept if the handler then answers 404: let middleware
+// in front, or the ResourceFunc, know what exists. Put [http.TimeoutHandler]
 // around InTx, never inside: see the package documentation.
 //
-// InTx panics if t is nil or the configuration is bad. opts may be nil.
-func (m *Middleware) InTx(t Transactor, opts *TxOptions) func(http.Handler) http.Handler {
-	if t == nil {
-		panic("httpfence: InTx needs a Transactor")
+// InTx panics if next is nil, as http.Handle does, or if New was given no
+// Transactor.
+func (m *Middleware) InTx(next http.Handler) http.Handler {
+	if next == nil {
+		panic("httpfence: InTx needs a handler")
 	}
-	limit := DefaultMaxResponse
-	if opts != nil && opts.MaxResponse != 0 {
-		limit = opts.MaxResponse
+	if m.opts.Transactor == nil {
+		panic("httpfence: InTx needs Options.Transactor")
 	}
-	if limit < 0 {
-		panic(fmt.Sprintf("httpfence: TxOptions.MaxResponse is %d, must not be negative", limit))
-	}
-	unfenced, ok := t.(UnfencedTransactor)
-	if m.reportOnly && !ok {
-		panic("httpfence: InTx with Options.InsecureReportOnly needs an UnfencedTransactor")
-	}
-	return func(next http.Handler) http.Handler {
-		if next == nil {
-			panic("httpfence: InTx needs a handler")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.Contains(m.opts.UnguardedMethods, r.Method) {
+			next.ServeHTTP(w, r)
+			return
 		}
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if slices.Contains(m.unguarded, r.Method) {
-				next.ServeHTTP(w, r)
-				return
-			}
-			m.inTx(t, unfenced, limit, next, w, r)
-		})
-	}
+		m.inTx(next, w, r)
+	})
 }
 
-func (m *Middleware) inTx(t Transactor, unfenced UnfencedTransactor, limit int, next http.Handler, w http.ResponseWriter, r *http.Request) {
+// InTxFunc is [Middleware.InTx] around a handler that says by its error that
+// the work is to be rolled back. If its answer is below 400, or not there, the
+// error is answered as by [Middleware.Reject].
+func (m *Middleware) InTxFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
+	if next == nil {
+		panic("httpfence: InTxFunc needs a handler")
+	}
+	return m.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := next(w, r); err != nil && !Rollback(r.Context(), err) {
+			m.Reject(w, r, err) // an unguarded method
+		}
+	}))
+}
+
+type voteKey struct{}
+
+// Rollback has the transaction of [Middleware.InTx] in whose handler ctx is
+// rolled back when the handler returns, whatever it answers, and reports
+// whether there is one. The client never sees a success: an answer below 400 is
+// replaced by the one of the status table for reason, 500 for an error that is
+// none of package guard's. The first call counts; it is safe for concurrent
+// use, but has no effect after the handler has returned.
+func Rollback(ctx context.Context, reason error) bool {
+	h, ok := ctx.Value(voteKey{}).(*handling)
+	if !ok {
+		return false
+	}
+	h.vote.CompareAndSwap(nil, &rolledBack{reason})
+	return true
+}
+
+// rolledBack says that the handler voted so.
+type rolledBack struct{ reason error }
+
+func (e *rolledBack) Error() string {
+	return fmt.Sprintf("httpfence: the handler rolled its transaction back: %v", e.reason)
+}
+func (e *rolledBack) Unwrap() error { return e.reason }
+
+func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	start := m.clock()
 	var claim guard.Claim
+	run := &handling{next: next, w: w, r: r, limit: m.opts.MaxResponse}
 	err := m.presented(r, &claim)
-	run := &handling{next: next, w: w, r: r, limit: limit}
+	unread := false // a body that is not there in full cannot be handled in report-only mode either
+	if err == nil || m.opts.InsecureReportOnly {
+		if bodyErr := m.readBody(run); bodyErr != nil {
+			err, unread = bodyErr, true
+		}
+	}
 	if err == nil {
-		err = run.outcome(t.InTx(r.Context(), claim, run.handle))
+		err = run.in(m.opts.MaxWait, claim, func(ctx context.Context) error {
+			return m.opts.Transactor.InTx(ctx, claim, run.handle)
+		})
 	}
-	if err != nil || m.observer != nil {
-		m.report(r, guard.OpTransaction, start, claim, markOf(claim, err), err, m.reportOnly && !run.called)
+	passed := err != nil && m.opts.InsecureReportOnly && !run.called && !unread
+	answered := run.answered != nil && errors.Is(err, run.answered)
+	if m.opts.Observer != nil {
+		m.observe(r, guard.OpTransaction, start, claim, markOf(claim, err), err)
 	}
-	if err != nil && m.reportOnly && !run.called {
-		err = run.outcome(unfenced.InsecureTx(r.Context(), run.handle))
+	if err != nil && !answered { // what the handler itself answered is nobody's refusal
+		m.log(r, guard.OpTransaction, claim, markOf(claim, err), err, passed)
+	}
+	if passed {
+		unfenced, _ := m.opts.Transactor.(UnfencedTransactor) // New has looked
+		err = run.in(m.opts.MaxWait, guard.Claim{}, func(ctx context.Context) error {
+			return unfenced.InsecureTx(ctx, run.handle)
+		})
+		if err != nil && (run.answered == nil || !errors.Is(err, run.answered)) {
+			m.log(r, guard.OpTransaction, claim, guard.Mark{}, err, false)
+		}
 	}
 	switch {
 	case err == nil, run.answered != nil && errors.Is(err, run.answered):
@@ -111,34 +164,119 @@ func (m *Middleware) inTx(t Transactor, unfenced UnfencedTransactor, limit int, 
 	}
 }
 
+// bodyError says that a request's body did not arrive as it should. Nothing
+// was begun.
+type bodyError struct {
+	status int
+	detail string
+	cause  error
+}
+
+func (e *bodyError) Error() string {
+	return "httpfence: " + e.detail + ": " + e.cause.Error()
+}
+func (e *bodyError) Unwrap() []error { return []error{guard.ErrInvalid, e.cause} }
+
+// problem is p, which is that of an invalid request, for this body.
+func (e *bodyError) problem(p *problem) *problem {
+	parts := p.parts
+	parts.Title, parts.Status, parts.Detail = http.StatusText(e.status), e.status, "Nothing was changed: "+e.detail+"."
+	other := newProblem(parts)
+	return &other
+}
+
+var errTooLong = errors.New("it is announced to be longer")
+
+// readBody puts the whole body of the request into memory.
+func (m *Middleware) readBody(run *handling) error {
+	r := run.r
+	if m.opts.InsecureStreamRequest || r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	tooLong := &bodyError{status: http.StatusRequestEntityTooLarge, detail: "the body may have " + strconv.FormatInt(m.opts.MaxRequest, 10) + " bytes"}
+	if r.ContentLength > m.opts.MaxRequest {
+		tooLong.cause = errTooLong
+		return tooLong
+	}
+	// It grows with what has arrived, not with what was announced.
+	body, err := io.ReadAll(http.MaxBytesReader(run.w, r.Body, m.opts.MaxRequest))
+	var tooLarge *http.MaxBytesError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &tooLarge):
+		tooLong.cause = err
+		return tooLong
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return &bodyError{http.StatusRequestTimeout, "the body did not arrive in time", err}
+	case err != nil:
+		return &bodyError{http.StatusBadRequest, "the body did not arrive", err}
+	}
+	copied := *r // not WithContext: the context comes with the transaction
+	copied.Body = struct {
+		io.Reader
+		io.Closer
+	}{bytes.NewReader(body), r.Body}
+	run.r = &copied
+	return nil
+}
+
 // handling is one call of a handler inside a transaction.
 type handling struct {
 	next     http.Handler
 	w        http.ResponseWriter
 	r        *http.Request
 	limit    int
-	called   bool
+	wait     *time.Timer    // until the handler is called
+	called   bool           // the handler
 	finished bool           // the handler has returned and asked for a COMMIT
 	answered *answeredError // the handler has returned and asked for a ROLLBACK
+	vote     atomic.Pointer[rolledBack]
 	answer   *heldAnswer
 }
 
-var errCalledTwice = errors.New("httpfence: the Transactor called the handler twice")
+var (
+	errCalledTwice = errors.New("httpfence: the Transactor called the handler twice")
+	errWaited      = errors.New("httpfence: the transaction did not begin within Options.MaxWait")
+)
+
+// in runs a transaction whose handler has to be called within wait.
+func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(h.r.Context())
+	defer cancel(nil)
+	h.wait = time.AfterFunc(wait, func() { cancel(errWaited) })
+	defer h.wait.Stop()
+	err := h.outcome(tx(ctx))
+	if err != nil && !h.called && context.Cause(ctx) == errWaited {
+		switch reasonOf(err) {
+		case guard.ReasonOther, guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+			// Whatever became of the raise, the handler has written nothing.
+			return guard.Unavailable("begin of a fenced transaction", claim, fmt.Errorf("%w: %v", errWaited, err))
+		}
+	}
+	return err
+}
 
 func (h *handling) handle(ctx context.Context) error {
 	if h.called {
 		h.finished = false
 		return errCalledTwice
 	}
+	if !h.wait.Stop() {
+		return errWaited
+	}
 	h.called = true
-	h.answer = newHeld(h.w, h.limit)
-	h.next.ServeHTTP(h.answer, h.r.WithContext(ctx))
+	h.answer = newHeld(h.w, h.r, h.limit)
+	h.next.ServeHTTP(h.answer, h.r.WithContext(context.WithValue(ctx, voteKey{}, h)))
+	failed := h.answer.end()
+	vote := h.vote.Load()
 	switch {
 	case h.answer.err != nil:
 		return h.answer.err
-	case h.answer.status >= 400:
-		h.answered = &answeredError{h.answer.status}
+	case h.answer.status >= 400, failed:
+		h.answered = &answeredError{h.answer.status, vote}
 		return h.answered
+	case vote != nil:
+		return vote
 	}
 	h.finished = true
 	return nil
@@ -157,6 +295,21 @@ func (h *handling) outcome(err error) error {
 		return fmt.Errorf("httpfence: the Transactor refused a well-formed claim: %v", err)
 	}
 	return err
+}
+
+// answeredError says that the handler itself answered with an error, so that
+// its work was rolled back. It is nobody's refusal.
+type answeredError struct {
+	status int
+	vote   *rolledBack // nil if there was none
+}
+
+func (e *answeredError) Error() string {
+	why := ""
+	if e.vote != nil {
+		why = ": " + e.vote.Error()
+	}
+	return fmt.Sprintf("httpfence: the handler answered %d with an error, its transaction was rolled back%s", e.status, why)
 }
 
 // markOf returns the mark that a claim was compared with, as far as it is known.

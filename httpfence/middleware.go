@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -14,50 +15,65 @@ import (
 // that the request names. Make one with [New]; the zero value is not usable.
 // It is safe for concurrent use.
 type Middleware struct {
-	store        guard.Store
-	resource     ResourceFunc
-	tokenHeader  string
-	leaseHeader  string
-	requireLease bool
-	unguarded    []string
-	reportOnly   bool
-	discloseMark bool
-	onReject     func(http.ResponseWriter, *http.Request, *Rejection)
-	observer     guard.Observer
-	logger       *slog.Logger
-	retryAfter   string // seconds
-	problems     problems
+	store      guard.Store
+	resource   ResourceFunc
+	opts       Options // defaults filled in
+	names      headers
+	instant    bool // nobody waits for the store
+	retryAfter string
+	problems   problems
 }
 
 // Check compares the claim of r with the resource's mark and writes nothing:
-// neither an answer nor the mark. It returns the claim if a store would admit
-// it now, by [guard.SameOrNewer], else the zero claim and the error, which
-// [Middleware.Reject] turns into the answer that Admit would have given.
+// neither an answer nor the mark nor the log. It returns the claim if a store
+// would admit it now, by [guard.SameOrNewer], else the zero claim and the
+// error, which [Middleware.Reject] turns into the answer and the log record
+// that Admit would have given.
 //
 // It looks at the method as little as at InsecureReportOnly: whoever calls it
 // has decided to ask. The answer may be old as soon as it is given, because
 // nothing was raised: present the claim to a fenced write.
 //
 // Errors: [guard.ErrMissing] and [guard.ErrInvalid] as an *guard.InvalidError
-// whose Field is the header's name or "resource", [guard.ErrStale] and
-// [guard.ErrConflict] as a *guard.RejectedError, [guard.ErrUnavailable], and
-// what the ResourceFunc returned. The header is read before the resource is
-// asked for. A check that succeeds allocates nothing of its own.
+// whose Field is the header's name or "resource", [guard.ErrMisdirected],
+// [guard.ErrStale] and [guard.ErrConflict] as a *guard.RejectedError,
+// [guard.ErrUnavailable], and what the ResourceFunc or [Options.Verify]
+// returned. The headers are read before the resource is asked for. A check
+// that succeeds on a [guard.Memory] allocates nothing of its own.
 func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 	start := m.clock()
 	var mark guard.Mark
 	if err = m.presented(r, &claim); err == nil {
-		if mark, err = m.store.Mark(r.Context(), claim.Resource); err == nil {
+		if mark, err = m.mark(r.Context(), claim); err == nil {
 			err = guard.Decide(guard.SameOrNewer, mark, claim)
 		}
 	}
-	if err != nil || m.observer != nil {
-		m.report(r, guard.OpCheck, start, claim, mark, err, false)
+	if m.opts.Observer != nil {
+		m.observe(r, guard.OpCheck, start, claim, mark, err)
 	}
 	if err != nil {
 		return guard.Claim{}, err
 	}
 	return claim, nil
+}
+
+func (m *Middleware) mark(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
+	if m.instant {
+		return m.store.Mark(ctx, claim.Resource)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.opts.MaxWait)
+	defer cancel()
+	mark, err := m.store.Mark(ctx, claim.Resource)
+	return mark, unavailableIf(ctx, "mark", claim, err)
+}
+
+// unavailableIf gives an error for which ctx's end is to blame its name, where
+// the store has not: nothing was asked for but a raise, which may be repeated.
+func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error) error {
+	if err != nil && ctx.Err() != nil && guard.ReasonOf(err) == guard.ReasonOther {
+		return guard.Unavailable(op, claim, err)
+	}
+	return err
 }
 
 // Admit does not by itself stop a write already in flight; pair it with a
@@ -72,15 +88,18 @@ func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 // without a claim. The ResponseWriter is handed on as it is, so Flusher,
 // Hijacker and http.ResponseController work.
 //
-// Put it behind routing, so that the resource function can see the route
-// (chi: With, Route or Group with a pattern, not Use on the root), and behind
-// whatever rewrites the method or the path. It panics if next is nil.
+// Put it behind whatever decides that there is such a resource and such
+// a method, or a request that is answered with 404 or 405 raises a mark: behind
+// routing (chi: With, or Group with full patterns, not Use on a router), and
+// behind middleware that rewrites the method or the path.
+//
+// It panics if next is nil, as http.Handle does.
 func (m *Middleware) Admit(next http.Handler) http.Handler {
 	if next == nil {
 		panic("httpfence: Admit needs a handler")
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(m.unguarded, r.Method) {
+		if slices.Contains(m.opts.UnguardedMethods, r.Method) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -88,7 +107,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 		switch {
 		case err == nil:
 			next.ServeHTTP(w, r.WithContext(guard.WithClaim(r.Context(), claim)))
-		case m.reportOnly:
+		case m.opts.InsecureReportOnly:
 			next.ServeHTTP(w, r)
 		default:
 			m.reject(w, r, claim, err)
@@ -96,15 +115,74 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 	})
 }
 
+// AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
+// admits r's claim, reports a refusal to the log and the observer, and returns
+// the claim or the error. It answers nothing, and looks at neither the method
+// nor InsecureReportOnly. Errors are those of [Middleware.Check]. Package
+// grpcfence is made of it.
+func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
+	claim, err := m.admit(r, guard.OpAdmit)
+	if err != nil {
+		return guard.Claim{}, err
+	}
+	return claim, nil
+}
+
+// Raise makes the request's claim the resource's mark and calls no handler:
+// what is read after its 204 cannot be changed by an older holder any more, if
+// the store waits for older writes as sqlfence's DB does (promise P2). It is
+// the endpoint that a new holder calls before it reads:
+//
+//	router.Post("/accounts/{id}/raise", fence.Raise)
+//
+// It stops only writes that are compared with the mark it raises: those of
+// [Middleware.InTx] and of sqlfence's InTx on the same database. A handler that
+// writes by a fenced single statement compares with the mark of the row
+// instead; take over there by raising the row's. A store that does not know of
+// the writes, such as [guard.Memory], stops only requests that are not yet
+// admitted: one that was may still be writing.
+//
+// It is idempotent. A refusal is answered as by [Middleware.Admit], also with
+// [Options.InsecureReportOnly]: who calls it wants to know. GET, HEAD, OPTIONS
+// and TRACE, which must not change anything, are answered with 405.
+func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	if slices.Contains(defaultUnguarded, r.Method) {
+		w.Header().Set("Allow", http.MethodPost)
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	claim, err := m.admit(r, guard.OpRaise)
+	if err != nil {
+		m.reject(w, r, claim, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
 // admit returns the claim as far as it is known, also with an error.
 func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err error) {
 	start := m.clock()
 	var mark guard.Mark
 	if err = m.presented(r, &claim); err == nil {
-		mark, err = m.store.Admit(r.Context(), claim)
+		if m.instant {
+			mark, err = m.store.Admit(r.Context(), claim)
+		} else {
+			wait := m.opts.MaxWait
+			if op == guard.OpRaise {
+				wait = m.opts.RaiseWait
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), wait)
+			mark, err = m.store.Admit(ctx, claim)
+			err = unavailableIf(ctx, string(op), claim, err)
+			cancel()
+		}
 	}
-	if err != nil || m.observer != nil {
-		m.report(r, op, start, claim, mark, err, m.reportOnly && op == guard.OpAdmit)
+	if m.opts.Observer != nil {
+		m.observe(r, op, start, claim, mark, err)
+	}
+	if err != nil {
+		m.log(r, op, claim, mark, err, m.opts.InsecureReportOnly && op == guard.OpAdmit)
 	}
 	return claim, err
 }
@@ -133,7 +211,7 @@ func (e *resourceError) reason() guard.Reason {
 
 // reasonOf says which row of the status table err belongs to. Never success.
 func reasonOf(err error) guard.Reason {
-	// Guards return these two types as they are, and nearly always alone:
+	// Guards return these types as they are, and nearly always alone:
 	// searching them for every sentinel would make a refusal cost more than
 	// the work.
 	switch e := err.(type) {
@@ -158,39 +236,40 @@ func reasonOf(err error) guard.Reason {
 
 // clock returns the time only if somebody will be told how long it took.
 func (m *Middleware) clock() time.Time {
-	if m.observer == nil {
+	if m.opts.Observer == nil {
 		return time.Time{}
 	}
 	return time.Now()
 }
 
-// report tells the observer what happened, and the logger what was refused;
-// passed says that the request goes on although it was.
-func (m *Middleware) report(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error, passed bool) {
+func (m *Middleware) observe(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error) {
 	reason := guard.ReasonNone
 	if err != nil {
 		reason = reasonOf(err)
 	}
-	if m.observer != nil {
-		m.observer.Observe(r.Context(), guard.Event{
-			Op: op, Surface: "http", Claim: claim, Mark: mark,
-			Reason: reason, Duration: time.Since(start), Err: err,
-		})
-	}
-	if err != nil && m.logger != nil {
-		m.log(r, op, claim, mark, reason, err, passed)
-	}
+	m.opts.Observer.Observe(r.Context(), guard.Event{
+		Op: op, Surface: "http", Claim: claim, Mark: mark,
+		Reason: reason, Duration: time.Since(start), Err: err,
+	})
 }
 
-func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, reason guard.Reason, err error, passed bool) {
-	if answered := (*answeredError)(nil); errors.As(err, &answered) {
-		return // the handler's own business
+// log writes down what was refused; passed says that the request goes on all
+// the same.
+func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, err error, passed bool) {
+	logger := m.opts.Logger
+	if logger == nil {
+		logger = slog.Default()
 	}
-	level := slog.LevelWarn
-	if reason == guard.ReasonConflict || reason == guard.ReasonMarkAhead {
+	reason, level := reasonOf(err), slog.LevelWarn
+	switch reason {
+	case guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonOutcomeUnknown:
 		level = slog.LevelError
 	}
-	m.logger.LogAttrs(r.Context(), level, "fencing_rejected",
+	text := "none"
+	if err != nil {
+		text = err.Error()
+	}
+	logger.LogAttrs(r.Context(), level, "fencing_rejected",
 		slog.String("op", string(op)),
 		slog.String("reason", string(reason)),
 		slog.Bool("reportOnly", passed),
@@ -201,5 +280,5 @@ func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark g
 		slog.String("method", r.Method),
 		// The route, not the path: bounded in number and in length.
 		slog.String("pattern", r.Pattern),
-		slog.String("error", err.Error()))
+		slog.String("error", text))
 }

@@ -32,7 +32,7 @@ func byPath(r *http.Request) (string, error) { return strings.TrimPrefix(r.URL.P
 
 func TestCheckWritesNothing(t *testing.T) {
 	store := newStore()
-	fence := New(store, byPath, nil)
+	fence := newFence(store, byPath, nil)
 	claim, err := fence.Check(newRequest("r", "5", "a"))
 	if want := (guard.Claim{Resource: "r", Token: 5, LeaseID: "a"}); err != nil || claim != want {
 		t.Errorf("%+v, %v", claim, err)
@@ -66,7 +66,7 @@ func TestCheckWritesNothing(t *testing.T) {
 // TestCheckAndAdmitAgree: Check with Reject answers as Admit does.
 func TestCheckAndAdmitAgree(t *testing.T) {
 	store := newStore()
-	fence := New(store, byPath, &Options{DiscloseMark: true})
+	fence := newFence(store, byPath, &Options{DiscloseMark: true})
 	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 6, LeaseID: "b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestResourceErrors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			store := newStore()
-			fence := New(store, func(*http.Request) (string, error) { return c.value, c.err }, &Options{DiscloseMark: true})
+			fence := newFence(store, func(*http.Request) (string, error) { return c.value, c.err }, &Options{DiscloseMark: true})
 			called := false
 			w := httptest.NewRecorder()
 			fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, newRequest("", "5", ""))
@@ -132,7 +132,7 @@ func TestResourceErrors(t *testing.T) {
 // TestResourceIsAskedAfterTheHeader: a request without a token costs no lookup.
 func TestResourceIsAskedAfterTheHeader(t *testing.T) {
 	asked := 0
-	fence := New(newStore(), func(*http.Request) (string, error) { asked++; return "r", nil }, nil)
+	fence := newFence(newStore(), func(*http.Request) (string, error) { asked++; return "r", nil }, nil)
 	for _, token := range []string{"", "0", "5"} {
 		_, _ = fence.Check(newRequest("", token, ""))
 	}
@@ -207,7 +207,7 @@ func TestReportOnly(t *testing.T) {
 
 func TestObserverOfCheck(t *testing.T) {
 	var events []guard.Event
-	fence := New(newStore(), byPath, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
+	fence := newFence(newStore(), byPath, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
 	_, _ = fence.Check(newRequest("r", "5", ""))
 	_, _ = fence.Check(newRequest("r", "", ""))
 	if len(events) != 2 || events[0].Op != guard.OpCheck || events[0].Reason != "" || events[0].Claim.Resource != "r" || events[1].Reason != guard.ReasonMissing {

@@ -111,7 +111,7 @@ func TestEmptyRest(t *testing.T) {
 func newServiceBy(t *testing.T, build func(http.Handler) http.Handler, resource ResourceFunc) *service {
 	t.Helper()
 	s := &service{store: newStore()}
-	s.fence = New(s.store, resource, nil)
+	s.fence = newFence(s.store, resource, nil)
 	s.Server = httptest.NewServer(build(s.fence.Admit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
 		_, _ = io.Copy(io.Discard, r.Body)

@@ -1,9 +1,10 @@
 package httpfence
 
 import (
-	"fmt"
 	"log/slog"
 	"net/http"
+	"net/textproto"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -11,29 +12,52 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultRetryAfter is what an answer for an unavailable store tells the
-// client to wait, unless [Options.RetryAfter] says otherwise.
-const DefaultRetryAfter = 2 * time.Second
+// The defaults of [Options].
+const (
+	// DefaultRetryAfter is [Options.RetryAfter].
+	DefaultRetryAfter = 2 * time.Second
+	// DefaultMaxRequest is [Options.MaxRequest], in bytes.
+	DefaultMaxRequest = 1 << 20
+	// DefaultMaxResponse is [Options.MaxResponse], in bytes.
+	DefaultMaxResponse = 1 << 20
+	// DefaultMaxWait is [Options.MaxWait].
+	DefaultMaxWait = 10 * time.Second
+	// DefaultRaiseWait is [Options.RaiseWait].
+	DefaultRaiseWait = 30 * time.Second
+)
 
 // Options configures [New]. The zero value of every field is its default. The
 // struct is read once, by New; changing it afterwards has no effect.
 type Options struct {
-	// TokenHeader names the field that carries the token; "" means
-	// [TokenHeader]. Any case; it must be a token by RFC 9110 section 5.6.2,
-	// and no field that proxies or net/http consume (Connection, Host, TE...).
-	TokenHeader string
-	// LeaseHeader names the field that carries the lease ID; "" means
-	// [LeaseHeader]. It must differ from TokenHeader.
-	LeaseHeader string
-	// RequireLease answers 428 to a request without a lease ID. Without it a
-	// request that has none presents the empty lease ID, and empty equals only
-	// empty.
-	RequireLease bool
+	// TokenHeader, LeaseHeader and ResourceHeader name the fields that carry
+	// the claim; "" means [TokenHeader], [LeaseHeader] and [ResourceHeader].
+	// Any case; each must be a token by RFC 9110 section 5.6.2, no field that
+	// proxies or net/http consume (Connection, Host, TE...), and none twice.
+	TokenHeader, LeaseHeader, ResourceHeader string
+	// TokenOnly admits requests without a lease ID; by default they are
+	// answered with 428. A request that has none then presents the empty lease
+	// ID. Two holders that send none cannot be told apart (no promise P4), and
+	// a proxy that strips the field goes unnoticed.
+	TokenOnly bool
+	// InsecureAnyResource admits requests that do not say which resource their
+	// claim is for; by default they are answered with 428. A claim that is sent
+	// to the wrong route then raises the mark there, and the true holder is
+	// stale from then on. A field that is there is compared all the same.
+	InsecureAnyResource bool
+	// Verify judges who issued the claim, or whether this caller may present
+	// it, before anything is asked or raised; nil means that the token is
+	// believed. Whoever can send a high token to a service without Verify can
+	// lock all others out. The claim is complete and well formed, and its
+	// resource is the route's. An error is answered by its sentinel of package
+	// guard, such as [guard.ErrInvalid] for a token that was never issued; any
+	// other with 500. It must be safe for concurrent use. See [LimitNames].
+	Verify func(claim guard.Claim, r *http.Request) error
 
-	// UnguardedMethods are the methods that [Middleware.Admit] lets through
-	// unexamined; nil means GET, HEAD, OPTIONS and TRACE, and an empty slice
-	// that is not nil means none. Methods are compared exactly, as in RFC 9110
-	// section 9.1: "get" is another method than "GET", and guarded.
+	// UnguardedMethods are the methods that [Middleware.Admit] and
+	// [Middleware.InTx] let through unexamined; nil means GET, HEAD, OPTIONS
+	// and TRACE, and an empty slice that is not nil means none. Methods are
+	// compared exactly, as in RFC 9110 section 9.1: "get" is another method
+	// than "GET", and guarded.
 	UnguardedMethods []string
 	// InsecureReportOnly lets every request through [Middleware.Admit], and
 	// only tells Observer and Logger what would have been refused. It is
@@ -43,6 +67,40 @@ type Options struct {
 	// Behind [Middleware.InTx] it gets a transaction without a fence. Check and
 	// Raise tell the truth: their callers asked.
 	InsecureReportOnly bool
+
+	// Transactor runs the transactions of [Middleware.InTx]; nil means that
+	// InTx is not used. The marks that it raises must be those of the store
+	// given to [New] ([Transactor.Marks]): with two stores a resource would
+	// have two marks. With InsecureReportOnly it must be an
+	// [UnfencedTransactor].
+	Transactor Transactor
+	// MaxRequest is how many bytes of body a request to [Middleware.InTx] may
+	// have; a larger one is answered with 413. The body is read before BEGIN,
+	// so each request in flight may hold that many in memory, and a slow sender
+	// holds its socket and nothing else. 0 means [DefaultMaxRequest]; it must
+	// not be negative.
+	MaxRequest int64
+	// InsecureStreamRequest hands the handler of [Middleware.InTx] the body as
+	// it arrives, of any length: a slow sender then keeps a transaction open,
+	// with its connection, and keeps the successor's raise waiting. Bound it
+	// with http.Server.ReadTimeout, or by SetReadDeadline in the handler.
+	InsecureStreamRequest bool
+	// MaxResponse is how many bytes of body an answer behind [Middleware.InTx]
+	// may have; a larger one rolls the work back. Each request in flight may
+	// hold that many in memory. 0 means [DefaultMaxResponse]; it must not be
+	// negative.
+	MaxResponse int
+	// MaxWait bounds how long a request waits for the store, or for its fenced
+	// transaction to begin: for a connection, for a lock, for the raise of a
+	// new token. When it is over the answer is 503 with Retry-After, and
+	// nothing was written. It does not bound the handler. A [guard.Memory]
+	// makes nobody wait. 0 means [DefaultMaxWait]; it must not be negative.
+	MaxWait time.Duration
+	// RaiseWait is MaxWait for [Middleware.Raise], which may have to wait for
+	// the transactions of an older holder: let it be longer than the store's
+	// own bound, such as RaiseTimeout of sqlfence. 0 means [DefaultRaiseWait];
+	// it must not be negative.
+	RaiseWait time.Duration
 
 	// DiscloseMark adds to the answer for stale, spent, conflict and
 	// mark_ahead the members "token", what was offered, and "mark", the
@@ -69,10 +127,15 @@ type Options struct {
 	// Observer is told every comparison: [guard.OpCheck], [guard.OpAdmit],
 	// [guard.OpTransaction] and [guard.OpRaise] on the surface "http"; a
 	// transaction when it has ended other than by a panic, with the reason
-	// other if the handler answered with an error. nil costs nothing, not even a clock reading.
+	// other if the handler answered with an error. nil costs nothing, not even
+	// a clock reading.
 	Observer guard.Observer
-	// Logger gets a record "fencing_rejected" for every refusal: at level Warn,
-	// for conflict and mark_ahead at level Error. nil logs nothing.
+	// Logger gets one record "fencing_rejected" for every request that Admit,
+	// InTx, Raise or Reject refuses, with its cause: at level Warn, for
+	// conflict, mark_ahead and outcome_unknown at level Error. A malformed
+	// field's value is never in it, because people put passwords into the wrong
+	// field. nil means [slog.Default] at that moment; for no records at all
+	// give it slog.New(slog.DiscardHandler).
 	Logger *slog.Logger
 }
 
@@ -80,57 +143,151 @@ type Options struct {
 var defaultUnguarded = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace}
 
 // New returns a [Middleware] that compares claims with the marks in store. The
-// resource of a request is what resource says; see [ChiParam], [PathValue],
-// [Join]. opts may be nil.
+// resource of a request is what resource says; see [Named]. opts may be nil.
+// All replicas of a service must be given one shared store.
 //
-// All replicas of a service must be given one shared store. New panics if the
-// configuration is bad: that is a mistake in the program, not a condition.
-func New(store guard.Store, resource ResourceFunc, opts *Options) *Middleware {
-	if store == nil {
-		panic("httpfence: New needs a store")
-	}
-	if resource == nil {
-		panic("httpfence: New needs a ResourceFunc")
-	}
+// The error is a *guard.InvalidError (guard.ErrInvalid) that names the field:
+// a mistake in the program, found before it serves.
+func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, error) {
 	var o Options
 	if opts != nil {
 		o = *opts
 	}
-	if o.RetryAfter < 0 {
-		panic(fmt.Sprintf("httpfence: Options.RetryAfter is %v, must not be negative", o.RetryAfter))
+	switch {
+	case store == nil:
+		return nil, guard.Invalid("store", "", "must not be nil")
+	case resource == nil:
+		return nil, guard.Invalid("ResourceFunc", "", "must not be nil")
+	case o.MaxRequest < 0:
+		return nil, guard.Invalid("Options.MaxRequest", strconv.FormatInt(o.MaxRequest, 10), "must not be negative")
+	case o.MaxResponse < 0:
+		return nil, guard.Invalid("Options.MaxResponse", strconv.Itoa(o.MaxResponse), "must not be negative")
 	}
-	if o.RetryAfter == 0 {
-		o.RetryAfter = DefaultRetryAfter
+	for _, d := range []struct {
+		field string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"Options.MaxWait", &o.MaxWait, DefaultMaxWait},
+		{"Options.RaiseWait", &o.RaiseWait, DefaultRaiseWait},
+		{"Options.RetryAfter", &o.RetryAfter, DefaultRetryAfter},
+	} {
+		if *d.value < 0 {
+			return nil, guard.Invalid(d.field, d.value.String(), "must not be negative")
+		}
+		if *d.value == 0 {
+			*d.value = d.unset
+		}
+	}
+	if o.MaxRequest == 0 {
+		o.MaxRequest = DefaultMaxRequest
+	}
+	if o.MaxResponse == 0 {
+		o.MaxResponse = DefaultMaxResponse
 	}
 	if o.UnguardedMethods == nil {
 		o.UnguardedMethods = defaultUnguarded
 	}
+	o.UnguardedMethods = slices.Clone(o.UnguardedMethods)
 	for _, method := range o.UnguardedMethods {
 		if !isToken(method) {
-			panic(fmt.Sprintf("httpfence: Options.UnguardedMethods has %q, which is no method", method))
+			return nil, guard.Invalid("Options.UnguardedMethods", method, "is no method")
 		}
 	}
-	m := &Middleware{
-		store:        store,
-		resource:     resource,
-		requireLease: o.RequireLease,
-		unguarded:    slices.Clone(o.UnguardedMethods),
-		reportOnly:   o.InsecureReportOnly,
-		discloseMark: o.DiscloseMark,
-		onReject:     o.OnReject,
-		observer:     o.Observer,
-		logger:       o.Logger,
-		retryAfter:   strconv.FormatInt(int64((o.RetryAfter-1)/time.Second)+1, 10),
-	}
-	m.tokenHeader, m.leaseHeader = headerNames("Options", o.TokenHeader, o.LeaseHeader)
 	for reason, status := range o.Statuses {
 		if outcomeOf(reason).reason != reason {
-			panic(fmt.Sprintf("httpfence: Options.Statuses has the key %q, which is no reason", reason))
+			return nil, guard.Invalid("Options.Statuses", string(reason), "is no reason")
 		}
 		if status < 400 || status > 599 {
-			panic(fmt.Sprintf("httpfence: Options.Statuses[%q] is %d, must be 400 to 599", reason, status))
+			return nil, guard.Invalid("Options.Statuses["+string(reason)+"]", strconv.Itoa(status), "must be 400 to 599")
 		}
 	}
-	m.problems = renderAll(m.tokenHeader, m.leaseHeader, o.Statuses)
-	return m
+	if err := checkTransactor(store, &o); err != nil {
+		return nil, err
+	}
+	m := &Middleware{
+		store:      store,
+		resource:   resource,
+		opts:       o,
+		retryAfter: strconv.FormatInt(int64((o.RetryAfter-1)/time.Second)+1, 10),
+	}
+	_, m.instant = store.(*guard.Memory)
+	var err error
+	if m.names, err = headerNames("Options", o.TokenHeader, o.LeaseHeader, o.ResourceHeader); err != nil {
+		return nil, err
+	}
+	m.problems = renderAll(m.names, o.Statuses)
+	return m, nil
+}
+
+// checkTransactor sees to it that a resource has one mark.
+func checkTransactor(store guard.Store, o *Options) error {
+	if o.Transactor == nil {
+		return nil
+	}
+	marks := o.Transactor.Marks()
+	if marks == nil || !reflect.TypeOf(marks).Comparable() || marks != store {
+		return guard.Invalid("Options.Transactor", reflect.TypeOf(o.Transactor).String(),
+			"raises the marks of another store than the one given to New, so that a resource would have two marks; give New the Transactor's own (for sqlfence its DB)")
+	}
+	if _, ok := o.Transactor.(UnfencedTransactor); o.InsecureReportOnly && !ok {
+		return guard.Invalid("Options.Transactor", reflect.TypeOf(o.Transactor).String(), "must be an UnfencedTransactor for Options.InsecureReportOnly")
+	}
+	return nil
+}
+
+// headers are the canonical names of the three fields.
+type headers struct{ token, lease, resource string }
+
+// consumed are fields that never reach a handler as the client sent them: a
+// proxy removes them or net/http takes them out of the map. A token sent there
+// would be missing for ever, or worse, sometimes.
+var consumed = []string{
+	"Connection", "Content-Length", "Host", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// headerNames returns the canonical names, defaults filled in; where names the
+// options struct in the error.
+func headerNames(where, token, lease, resource string) (headers, error) {
+	h := headers{token, lease, resource}
+	seen := map[string]bool{}
+	for _, f := range []struct {
+		field, unset string
+		name         *string
+	}{
+		{"TokenHeader", TokenHeader, &h.token},
+		{"LeaseHeader", LeaseHeader, &h.lease},
+		{"ResourceHeader", ResourceHeader, &h.resource},
+	} {
+		if *f.name == "" {
+			*f.name = f.unset
+		}
+		if !isToken(*f.name) {
+			return headers{}, guard.Invalid(where+"."+f.field, *f.name, "is no field name")
+		}
+		*f.name = textproto.CanonicalMIMEHeaderKey(*f.name)
+		if slices.Contains(consumed, *f.name) {
+			return headers{}, guard.Invalid(where+"."+f.field, *f.name, "does not reach a handler unchanged")
+		}
+		if seen[*f.name] {
+			return headers{}, guard.Invalid(where+"."+f.field, *f.name, "is the name of another field, too")
+		}
+		seen[*f.name] = true
+	}
+	return h, nil
+}
+
+// isToken reports whether s is a token by RFC 9110, section 5.6.2.
+func isToken(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case c == '!', c == '#', c == '$', c == '%', c == '&', c == '\'', c == '*', c == '+',
+			c == '-', c == '.', c == '^', c == '_', c == '`', c == '|', c == '~':
+		default:
+			return false
+		}
+	}
+	return s != ""
 }

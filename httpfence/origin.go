@@ -1,7 +1,7 @@
 package httpfence
 
 import (
-	"fmt"
+	"errors"
 	"net/url"
 	"strconv"
 	"strings"
@@ -21,13 +21,13 @@ func parseOrigin(s string) (origin, error) {
 	case err != nil:
 		return origin{}, err
 	case strings.Contains(s, "*"):
-		return origin{}, fmt.Errorf("%q: wildcards are not supported", s)
+		return origin{}, errors.New("wildcards are not supported")
 	case u.User != nil, u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, u.Fragment != "", strings.Contains(s, "#"):
-		return origin{}, fmt.Errorf("%q: must be scheme://host[:port] and nothing else", s)
+		return origin{}, errors.New("must be scheme://host[:port] and nothing else")
 	}
 	o, ok := originOf(u)
 	if !ok {
-		return origin{}, fmt.Errorf("%q: must be http or https with a host in ASCII (punycode) and a port from 1 to 65535", s)
+		return origin{}, errors.New("must be http or https with a host in ASCII (punycode) and a port from 1 to 65535")
 	}
 	return o, nil
 }

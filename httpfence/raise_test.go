@@ -16,7 +16,7 @@ import (
 func TestRaise(t *testing.T) {
 	var events []guard.Event
 	s := &service{store: newStore()}
-	s.fence = New(s.store, ChiParam("id"), &Options{
+	s.fence = newFence(s.store, ChiParam("id"), &Options{
 		Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) }),
 	})
 	router := chi.NewRouter()
@@ -69,7 +69,7 @@ func TestRaise(t *testing.T) {
 		t.Errorf("store down: %+v", a)
 	}
 	// Report-only tells the truth here: who raises wants to know.
-	report := New(s.store.Store, Literal("acme"), &Options{InsecureReportOnly: true})
+	report := newFence(s.store.Store, literal("acme"), &Options{InsecureReportOnly: true})
 	w := httptest.NewRecorder()
 	report.Raise(w, newRequest("", "10", "a"))
 	if w.Code != http.StatusPreconditionFailed {

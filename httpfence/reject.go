@@ -2,9 +2,12 @@ package httpfence
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
+	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -27,10 +30,10 @@ type Rejection struct {
 }
 
 // Reject answers r as [Middleware.Admit] would have for err: with the status
-// table, the hook, the overrides and the problem body. It is for handlers that
-// call [Middleware.Check] or present the claim to a fenced write themselves.
-// An error that no sentinel of package guard describes is answered with 500,
-// and so is nil: a refusal is never a success.
+// table, the hook, the overrides, the problem body and a record in the log. It
+// is for handlers that call [Middleware.Check] or present the claim to a fenced
+// write themselves. An error that no sentinel of package guard describes is
+// answered with 500, and so is nil: a refusal is never a success.
 func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 	var claim guard.Claim
 	var rejected *guard.RejectedError
@@ -41,26 +44,24 @@ func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &failed):
 		claim = failed.Claim
 	}
+	m.log(r, "reject", claim, markOf(claim, err), err, false)
 	m.reject(w, r, claim, err)
 }
 
 func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.Claim, err error) {
 	reason := reasonOf(err)
-	p := m.problem(reason)
-	if m.onReject != nil {
+	p := &m.problems[indexOf(reason)]
+	var body *bodyError
+	if errors.As(err, &body) {
+		p = body.problem(p)
+	}
+	if m.opts.OnReject != nil {
 		// A hook that only counts must not turn a refusal into the empty 200
 		// that net/http sends for a handler that writes nothing.
 		t := &tracker{ResponseWriter: w}
-		m.onReject(t, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
+		m.opts.OnReject(t, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
 		if t.answered {
 			return
-		}
-	}
-	body := p.body
-	if m.discloseMark {
-		var rejected *guard.RejectedError
-		if errors.As(err, &rejected) && rejected.Reason == reason {
-			body = p.withMark(rejected)
 		}
 	}
 	h := w.Header()
@@ -69,14 +70,14 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 			delete(h, name)
 		}
 	}
-	// One allocation for both.
-	values := [...]string{problemType, "no-store"}
-	h["Content-Type"], h["Cache-Control"] = values[0:1:1], values[1:2:2]
+	// One allocation for all.
+	values := [...]string{problemType, "no-store", string(reason)}
+	h["Content-Type"], h["Cache-Control"], h[ReasonHeader] = values[0:1:1], values[1:2:2], values[2:3:3]
 	if reason == guard.ReasonUnavailable {
 		h.Set("Retry-After", m.retryAfter)
 	}
 	w.WriteHeader(p.status)
-	_, _ = w.Write(body) // the client is gone if this fails; there is nobody to tell
+	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // the client is gone if this fails; there is nobody to tell
 }
 
 // otherAnswers are fields that a handler may have set for the answer that is
@@ -116,3 +117,77 @@ func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 }
 
 func (t *tracker) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+// problemType is the media type of RFC 9457.
+const problemType = "application/problem+json"
+
+// problemBody is a problem details object (RFC 9457, section 3.1). Those from
+// token on are extension members (section 3.2).
+type problemBody struct {
+	Type    string `json:"type"`
+	Title   string `json:"title"`
+	Status  int    `json:"status"`
+	Detail  string `json:"detail"`
+	Token   string `json:"token,omitempty"`
+	Mark    string `json:"mark,omitempty"`
+	Floor   bool   `json:"floor,omitempty"`
+	Claimed string `json:"claimed,omitempty"`
+	Guarded string `json:"guarded,omitempty"`
+}
+
+// problem is an answer rendered at construction. It has nothing of the request
+// in it, so nothing can be injected and nothing is disclosed.
+type problem struct {
+	status int
+	parts  problemBody
+	body   []byte
+}
+
+// problems are in the order of the status table.
+type problems [len(outcomes)]problem
+
+func renderAll(names headers, statuses map[guard.Reason]int) (out problems) {
+	fill := strings.NewReplacer("{token}", names.token, "{lease}", names.lease, "{resource}", names.resource)
+	for i, o := range outcomes {
+		status := o.status
+		if s, ok := statuses[o.reason]; ok {
+			status = s
+		}
+		out[i] = newProblem(problemBody{Type: typeURI(o.reason), Title: o.title, Status: status, Detail: fill.Replace(o.detail)})
+	}
+	return out
+}
+
+func newProblem(parts problemBody) problem {
+	return problem{status: parts.Status, parts: parts, body: render(parts)}
+}
+
+// with renders p with the facts of err that the client may know: the mark only
+// if it was asked for. Of a misdirected claim both names: one is the client's
+// own word, the other is what its own path means.
+func (p *problem) with(err error, reason guard.Reason, disclose bool) []byte {
+	var rejected *guard.RejectedError
+	var misdirected *guard.MisdirectedError
+	parts := p.parts
+	switch {
+	case disclose && errors.As(err, &rejected) && rejected.Reason == reason && rejected.Mark.Token != guard.NoToken:
+		parts.Token = rejected.Claim.Token.String()
+		parts.Mark = rejected.Mark.Token.String()
+		parts.Floor = rejected.Mark.Floor
+	case reason == guard.ReasonMisdirected && errors.As(err, &misdirected):
+		parts.Claimed, parts.Guarded = misdirected.Claimed, misdirected.Guarded
+	default:
+		return p.body
+	}
+	return render(parts)
+}
+
+func render(parts problemBody) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(parts); err != nil {
+		panic("httpfence: " + err.Error()) // strings, an int and a bool cannot fail
+	}
+	return b.Bytes()
+}

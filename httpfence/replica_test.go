@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"testing"
 	"time"
@@ -62,10 +63,19 @@ func newReplica(t testing.TB, url string) *replica {
 	return &replica{db, pool, accounts}
 }
 
+// fence guards with the replica's marks and transactions. Most tests here tell
+// holders apart by their tokens alone.
+func (p *replica) fence() *httpfence.Middleware {
+	return guard.Must(httpfence.New(p.db, httpfence.ChiParam("id"), &httpfence.Options{
+		Transactor: p.db.Transactor(), MaxWait: time.Minute, RaiseWait: time.Minute, TokenOnly: true, InsecureAnyResource: true,
+		Logger: slog.New(slog.DiscardHandler),
+	}))
+}
+
 // surfaces are the ways to guard the handler; work is what takes its time.
 var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handler{
 	"admission alone": func(p *replica, work func(*http.Request)) http.Handler {
-		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		fence := p.fence()
 		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
@@ -75,7 +85,7 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 		})
 	},
 	"Admit and a fenced statement": func(p *replica, work func(*http.Request)) http.Handler {
-		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		fence := p.fence()
 		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
@@ -92,7 +102,7 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 		})
 	},
 	"Admit and a fenced transaction": func(p *replica, work func(*http.Request)) http.Handler {
-		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
+		fence := p.fence()
 		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
@@ -106,8 +116,8 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 		})
 	},
 	"InTx": func(p *replica, work func(*http.Request)) http.Handler {
-		fence := httpfence.New(p.db, httpfence.ChiParam("id"), nil)
-		return route(fence.InTx(p.db.Transactor(), nil), func(w http.ResponseWriter, r *http.Request) {
+		fence := p.fence()
+		return route(fence.InTx, func(w http.ResponseWriter, r *http.Request) {
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
 			tx, _ := p.db.TxFrom(r.Context())

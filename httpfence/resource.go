@@ -12,18 +12,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// ResourceFunc names the resource that a request writes to. Any function of
-// this type will do; it is called once per guarded request, after the header
-// was found well formed, and must be safe for concurrent use.
+// ResourceFunc names the resource that a request writes to, or one component
+// of the name; see [Named]. It is called once per guarded request, after the
+// header was found well formed, and must be safe for concurrent use.
 //
 // Two requests that write to one thing must give one name, whatever their
-// spelling; otherwise one row has two marks and neither guards it. Where the
-// column reads several spellings as one value, let one through: [Integer],
-// [UUID], and strings.ToLower for a column that ignores case. Have the handler
-// name its row by the same function, or by the claim's resource, and not by
-// chi.URLParam, which may still be escaped. Take the
-// tenant from the authenticated identity, never from the path, a header or the
-// body: a client that may choose the tenant may raise another tenant's marks.
+// spelling; otherwise one row has two marks and neither guards it. Have the
+// handler name its row by the same function, or by the claim's resource, and
+// not by chi.URLParam, which may still be escaped. Take the tenant from the
+// authenticated identity, never from the path, a header or the body: a client
+// that may choose the tenant may raise another tenant's marks.
 //
 // Errors are answered by their sentinel: [guard.ErrInvalid] 400,
 // [guard.ErrNotFound] 404, [guard.ErrUnavailable] 503, any other 500. A name
@@ -31,34 +29,98 @@ import (
 // included, is answered with 400: it was read from the request.
 type ResourceFunc func(*http.Request) (string, error)
 
+// Bindings say where the value of each variable of a template comes from.
+type Bindings map[string]ResourceFunc
+
+// Named returns the [ResourceFunc] for resources that are named by a template,
+// the same one that the lease client and the tables use (promise P9):
+//
+//	var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+//
+//	resource, err := httpfence.Named(closes, httpfence.Bindings{
+//		"tenant": tenantOfSession,
+//		"period": httpfence.ChiParam("period"),
+//	})
+//
+// A value that the template refuses, such as "07" for {account:int}, is
+// [guard.ErrInvalid], and no resource: PostgreSQL and strconv read "7" and "07"
+// as one number, so without the type they would be one row under two marks.
+// The first error of a binding is returned as it is.
+//
+// The error of Named is a *guard.InvalidError (guard.ErrInvalid) for a variable
+// that is missing, unknown or bound to nil. A template without variables names
+// one resource and needs no bindings.
+func Named(template *guard.Template, bindings Bindings) (ResourceFunc, error) {
+	if template == nil {
+		return nil, guard.Invalid("template", "", "must not be nil")
+	}
+	var bound []string
+	for name, part := range bindings {
+		if part == nil {
+			return nil, guard.Invalid("template variable", name, "is bound to nil")
+		}
+		bound = append(bound, name)
+	}
+	slices.Sort(bound) // one error of several, always the same
+	if err := template.CheckVariables(bound...); err != nil {
+		return nil, err
+	}
+	var parts []ResourceFunc
+	for _, name := range template.Variables() {
+		parts = append(parts, bindings[name])
+	}
+	if len(parts) == 0 {
+		name, err := template.Name()
+		return func(*http.Request) (string, error) { return name, nil }, err
+	}
+	return func(r *http.Request) (string, error) {
+		var space [4]string // few names have more; this keeps them off the heap
+		values := space[:0]
+		for _, part := range parts {
+			v, err := part(r)
+			if err != nil {
+				return "", err
+			}
+			values = append(values, v)
+		}
+		return template.Name(values...)
+	}, nil
+}
+
 // ChiParam returns a [ResourceFunc] that gives the chi URL parameter name, as
 // chi.URLParam finds it, unescaped exactly once: chi matches the escaped path
 // when the client's spelling is unusual ("/acct/%61/close" gives "%61") and the
-// unescaped one otherwise.
+// unescaped one otherwise. "*" is the rest of a path.
 //
-// Errors: [guard.ErrInvalid] for an empty value, a malformed escape, or
-// a value of which it cannot be told whether it has been unescaped already
-// (middleware such as chi's StripSlashes makes chi match the other form). A
-// request whose route has no such parameter is answered with 500: the
-// middleware stands where chi has not routed yet, as with Use on the root
-// router, or the name is wrong; no client can mend that.
+// Errors: [guard.ErrInvalid] for an empty value, a malformed escape, and for
+// a value with an escape if middleware such as CleanPath, StripSlashes or
+// URLFormat has rewritten the path: whether it has been unescaped already
+// cannot be told then.
 //
-// It panics if name is empty. A value without escapes costs no allocation.
+// A request whose route has no such parameter, or is not complete yet, is
+// answered with 500, whoever sends it: the middleware stands in front of the
+// routing, in the Use of a router, where 404 and 405 would raise marks. Use
+// With, or Use in a Group whose patterns are complete.
+//
+// A value without escapes costs no allocation.
 func ChiParam(name string) ResourceFunc {
-	if name == "" {
-		panic("httpfence: ChiParam needs a name")
-	}
 	return func(r *http.Request) (string, error) {
-		value, ok := chiParam(r, name)
+		rctx := chi.RouteContext(r.Context())
+		value, ok := chiParam(rctx, name)
 		if !ok {
-			return "", fmt.Errorf("httpfence: the route has no chi parameter %q; the middleware must run behind routing (With, Route), not in the root's Use", name)
+			return "", fmt.Errorf("httpfence: the route has no chi parameter %q; the middleware must run behind routing (With, Group), not in a router's Use", name)
+		}
+		if rctx.RoutePath != "" && !arrived(rctx) {
+			return "", errUnfinished
 		}
 		if value != "" && strings.IndexByte(value, '%') < 0 {
-			return value, nil // nearly always, and worth a call
+			return value, nil // the same, escaped or not
 		}
-		return unescapeOnce(r.URL, name, value)
+		return unescapeOnce(rctx, r.URL, name, value)
 	}
 }
+
+var errUnfinished = fmt.Errorf("httpfence: chi has not finished routing: in a router's Use, a request for nothing (404, 405) would raise a mark; use With, or a Group with complete patterns")
 
 // PathValue returns a [ResourceFunc] that gives the request's path value name,
 // unescaped exactly once. [http.ServeMux] has unescaped it already; chi sets
@@ -66,29 +128,37 @@ func ChiParam(name string) ResourceFunc {
 // another router that sets path values, write a ResourceFunc that knows
 // whether it unescapes.
 //
-// Errors are those of [ChiParam]. It panics if name is empty. A value without
-// escapes costs no allocation.
+// Errors are those of [ChiParam]. What a ServeMux has routed to another mux is
+// not known to be complete: put the middleware around the handler, not around
+// the inner mux. A value without escapes costs no allocation.
 func PathValue(name string) ResourceFunc {
-	if name == "" {
-		panic("httpfence: PathValue needs a name")
-	}
 	return func(r *http.Request) (string, error) {
 		value := r.PathValue(name)
 		if value == "" && !hasWildcard(r.Pattern, name) {
 			return "", fmt.Errorf("httpfence: the route %q has no path value %q; the middleware must run behind routing", r.Pattern, name)
 		}
-		if strings.IndexByte(value, '%') >= 0 {
-			// Only a value that chi set can still be escaped.
-			if v, ok := chiParam(r, name); !ok || v != value {
-				return value, nil
+		// Only a value that chi set can still be escaped, or be too early.
+		rctx := chi.RouteContext(r.Context())
+		if v, ok := chiParam(rctx, name); ok && v == value {
+			if rctx.RoutePath != "" && !arrived(rctx) {
+				return "", errUnfinished
+			}
+			if value == "" || strings.IndexByte(value, '%') >= 0 {
+				return unescapeOnce(rctx, r.URL, name, value)
 			}
 		}
-		return unescapeOnce(r.URL, name, value)
+		if value == "" {
+			return "", guard.Invalid(name, value, "must not be empty")
+		}
+		return value, nil
 	}
 }
 
 // hasWildcard reports whether pattern has {name}, {name...} or chi's {name:...}.
 func hasWildcard(pattern, name string) bool {
+	if name == "*" {
+		return strings.HasSuffix(pattern, "*")
+	}
 	for {
 		_, rest, ok := strings.Cut(pattern, "{"+name)
 		if !ok {
@@ -101,47 +171,9 @@ func hasWildcard(pattern, name string) bool {
 	}
 }
 
-// Literal returns a [ResourceFunc] that gives s, as a component for [Join] or
-// for a handler that guards one thing. It panics if s is no valid resource.
-func Literal(s string) ResourceFunc {
-	if err := guard.ValidateResource(s); err != nil {
-		panic("httpfence: Literal: " + err.Error())
-	}
-	return func(*http.Request) (string, error) { return s, nil }
-}
-
-// Join returns a [ResourceFunc] that joins what parts give with
-// [guard.JoinResource], "tenant_123:billing-close:2026-04", so that different
-// components never give one name: inside a component ":" becomes "%3A" and "%"
-// becomes "%25". The first error of a part is returned as it is; an empty
-// component is [guard.ErrInvalid]. It panics if there is no part or one is nil.
-func Join(parts ...ResourceFunc) ResourceFunc {
-	if len(parts) == 0 {
-		panic("httpfence: Join needs parts")
-	}
-	for i, part := range parts {
-		if part == nil {
-			panic(fmt.Sprintf("httpfence: Join: part %d is nil", i+1))
-		}
-	}
-	parts = slices.Clone(parts)
-	return func(r *http.Request) (string, error) {
-		var space [4]string // few names have more; this keeps them off the heap
-		components := space[:0]
-		for _, part := range parts {
-			c, err := part(r)
-			if err != nil {
-				return "", err
-			}
-			components = append(components, c)
-		}
-		return guard.JoinResource(components...)
-	}
-}
-
 // chiParam is chi.URLParam, but tells an empty value from none.
-func chiParam(r *http.Request, name string) (string, bool) {
-	if rctx := chi.RouteContext(r.Context()); rctx != nil {
+func chiParam(rctx *chi.Context, name string) (string, bool) {
+	if rctx != nil {
 		p := &rctx.URLParams
 		for i := len(p.Keys) - 1; i >= 0; i-- {
 			if p.Keys[i] == name && i < len(p.Values) {
@@ -152,30 +184,102 @@ func chiParam(r *http.Request, name string) (string, bool) {
 	return "", false
 }
 
+// arrived reports whether chi has found the endpoint: then its last pattern is
+// the path that it routed last. In the Use of a mounted router, the path that
+// is still to be routed stands there already.
+func arrived(rctx *chi.Context) bool {
+	n := len(rctx.RoutePatterns)
+	if n == 0 {
+		return false
+	}
+	values := rctx.URLParams.Values
+	own := 0 // of the last pattern
+	for p := rctx.RoutePatterns[n-1]; p != ""; own++ {
+		at := strings.IndexAny(p, "{*")
+		if at < 0 {
+			break
+		}
+		p = p[at+variableLen(p[at:]):]
+	}
+	return own <= len(values) && spells(rctx.RoutePatterns[n-1:], values[len(values)-own:], rctx.RoutePath)
+}
+
 // unescapeOnce returns value unescaped, if it was cut out of the escaped path,
-// and as it is, if it was cut out of the unescaped one.
-//
-// Which of the two a router matched is not said anywhere, and it is not enough
-// to know that RawPath is set: chi's StripSlashes and URLFormat then route by
-// Path all the same. Unescaping that again would let "/acct/%2561/x%2F" act
-// under the mark of "a" and write to "%61". So the value is looked for in both.
-func unescapeOnce(u *url.URL, name, value string) (string, error) {
-	if value == "" {
-		return "", guard.Invalid(name, value, "must not be empty")
-	}
-	if strings.IndexByte(value, '%') < 0 {
-		return value, nil // the same in both
-	}
-	escaped, unescaped := strings.Contains(u.RawPath, value), strings.Contains(u.Path, value)
+// and as it is, if it was cut out of the unescaped one. Which of the two chi
+// has matched is not said anywhere, so the route is spelled out with its values
+// and compared with both; a rewritten path is neither.
+func unescapeOnce(rctx *chi.Context, u *url.URL, name, value string) (string, error) {
+	values := rctx.URLParams.Values
 	switch {
-	case unescaped && !escaped:
-		return value, nil
-	case escaped && !unescaped:
+	case value == "":
+		return "", guard.Invalid(name, value, "must not be empty")
+	case u.RawPath != "" && (rctx.RoutePath == u.RawPath || spells(rctx.RoutePatterns, values, u.RawPath)):
 		v, err := url.PathUnescape(value)
 		if err != nil {
 			return "", guard.Invalid(name, value, "has a malformed escape")
 		}
 		return v, nil
+	case rctx.RoutePath == u.Path || spells(rctx.RoutePatterns, values, u.Path):
+		return value, nil
 	}
-	return "", guard.Invalid(name, value, "may or may not have been unescaped already")
+	return "", guard.Invalid(name, value, "has an escape, and the path was rewritten before it was routed")
+}
+
+// spells reports whether patterns, one mounted on the other, with values in the
+// place of their variables, are path. It allocates nothing.
+func spells(patterns, values []string, path string) bool {
+	for i, p := range patterns {
+		last := i == len(patterns)-1
+		if i > 0 { // the router that it is mounted on has matched the slash
+			p = strings.TrimPrefix(p, "/")
+		}
+		for p != "" {
+			at := strings.IndexAny(p, "{*")
+			if at < 0 {
+				at = len(p)
+			}
+			rest, ok := strings.CutPrefix(path, p[:at])
+			if !ok {
+				return false
+			}
+			path, p = rest, p[at:]
+			if p == "" {
+				break
+			}
+			if len(values) == 0 {
+				return false
+			}
+			value := values[0]
+			values = values[1:]
+			if p == "*" && !last {
+				value = "" // what is mounted there spells it
+			}
+			if path, ok = strings.CutPrefix(path, value); !ok {
+				return false
+			}
+			p = p[variableLen(p):]
+		}
+		if !last && strings.HasPrefix(path, "/") && !strings.HasSuffix(patterns[i], "*") {
+			path = path[1:]
+		}
+	}
+	return path == "" && len(values) == 0
+}
+
+// variableLen returns the length of the variable that p begins with: "*" or
+// "{name}", in whose pattern there may be braces.
+func variableLen(p string) int {
+	depth := 0
+	for i := range len(p) {
+		switch p[i] {
+		case '{':
+			depth++
+		case '}':
+			depth--
+		}
+		if depth == 0 {
+			return i + 1
+		}
+	}
+	return len(p)
 }

@@ -25,7 +25,7 @@ func TestRestartForgetsInMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			serve := func(store guard.Store, token string) int {
-				return send(httpfence.New(store, httpfence.Literal("acme"), nil).Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})), "POST", "/", token).StatusCode
+				return send(guard.Must(httpfence.New(store, acme, nil)).Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})), "POST", "/", token).StatusCode
 			}
 			before := c.start()
 			if status := serve(before, "11"); status != http.StatusOK {
@@ -46,22 +46,25 @@ func TestRestartForgetsInMemory(t *testing.T) {
 // it. The control raises a mark that knows nothing of the transaction.
 func TestP2RaiseEndpoint(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		store func(*replica) guard.Store
-		lost  bool
+		name string
+		lost bool
 	}{
-		{"the transaction's own mark", func(p *replica) guard.Store { return p.db }, false},
-		{"control: another mark", func(*replica) guard.Store { return guard.NewMemory(nil) }, true},
+		{"the transaction's own mark", false},
+		{"control: another mark", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newReplica(t, pgtest.Database(t))
 			if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
 				t.Fatal(err)
 			}
-			fence := httpfence.New(c.store(p), httpfence.ChiParam("id"), nil)
+			fence := p.fence()
+			raising := fence // New refuses two stores in one fence; two fences are on the caller
+			if c.lost {
+				raising = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), nil))
+			}
 			inside, proceed := make(chan struct{}), make(chan struct{})
 			router := chi.NewRouter()
-			router.With(fence.InTx(p.db.Transactor(), nil)).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+			router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
 				close(inside)
 				<-proceed
 				tx, _ := p.db.TxFrom(r.Context())
@@ -69,7 +72,7 @@ func TestP2RaiseEndpoint(t *testing.T) {
 					fence.Reject(w, r, err)
 				}
 			})
-			router.Post("/accounts/{id}/raise", fence.Raise)
+			router.Post("/accounts/{id}/raise", raising.Raise)
 
 			old := make(chan int)
 			go func() { old <- send(router, "POST", "/accounts/acme/close", "10").StatusCode }()

@@ -7,15 +7,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// The default names of the header fields.
-const (
-	// TokenHeader carries the fencing token: exactly one field line whose
-	// value is accepted by [guard.ParseToken].
-	TokenHeader = "X-Fencing-Token"
-	// LeaseHeader carries the lease ID: at most one field line.
-	LeaseHeader = "X-Fencing-Lease"
-)
-
 // problemPrefix begins the type of every problem this package answers with.
 // Tag URIs (RFC 4151) identify without promising that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
@@ -25,7 +16,7 @@ type outcome struct {
 	reason guard.Reason
 	status int
 	title  string
-	// detail may name the header fields as {token} and {lease}.
+	// detail may name the header fields as {token}, {lease} and {resource}.
 	detail string
 }
 
@@ -35,13 +26,15 @@ type outcome struct {
 //
 // A refusal by comparison is 412 (RFC 9110, sections 13.1 and 15.5.13), never
 // 409: proxies are configured to retry 409, and a stale claim stays stale.
+// A misdirected claim is 400: the request contradicts itself, whatever the
+// state of the resource. It is not 421, which clients repeat elsewhere.
 var outcomes = [...]outcome{
 	{guard.ReasonMissing, http.StatusPreconditionRequired, "Fencing token missing",
-		"Send the fencing token of your lease in exactly one {token} field, and its lease ID, if it has one, in {lease}."},
+		"Send the claim of your lease, each field once: the fencing token in {token}, the lease ID in {lease}, the percent-encoded name of the resource in {resource}."},
 	{guard.ReasonInvalid, http.StatusBadRequest, "Invalid fencing request",
-		"{token} must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, {lease} at most one lease ID of 1 to 128 bytes, and the URL must name a valid resource."},
+		"{token} must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, {lease} one lease ID of 1 to 128 bytes, {resource} one percent-encoded name, and the URL must name a valid resource."},
 	{guard.ReasonMisdirected, http.StatusBadRequest, "Claim for another resource",
-		"The claim names another resource than the one that this route guards. Nothing was changed."},
+		"{resource} names another resource than the one that this route guards. Nothing was changed."},
 	{guard.ReasonStale, http.StatusPreconditionFailed, "Stale fencing token",
 		"A newer holder has taken over this resource. Stop; do not repeat the request."},
 	{guard.ReasonSpent, http.StatusPreconditionFailed, "Fencing token already spent",

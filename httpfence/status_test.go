@@ -32,7 +32,7 @@ func TestStatusTable(t *testing.T) {
 	if len(outcomes) != len(all) {
 		t.Fatalf("%d rows for %d reasons", len(outcomes), len(all))
 	}
-	fence := New(newStore(), Literal("r"), nil)
+	fence := newFence(newStore(), literal("r"), nil)
 	types := map[any]bool{}
 	for _, reason := range all {
 		t.Run(string(reason), func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestStatusTable(t *testing.T) {
 
 // TestUnknownErrorsAreNeverSuccess covers what the table has no row for.
 func TestUnknownErrorsAreNeverSuccess(t *testing.T) {
-	fence := New(newStore(), Literal("r"), nil)
+	fence := newFence(newStore(), literal("r"), nil)
 	for _, err := range []error{nil, errors.New("x"), &guard.RejectedError{Reason: "novel"}, &guard.RejectedError{}} {
 		w := httptest.NewRecorder()
 		fence.Reject(w, httptest.NewRequest("POST", "/", nil), err)

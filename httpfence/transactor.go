@@ -15,13 +15,17 @@ import (
 // fn is called at most once, with a context made from ctx that carries the
 // transaction. If fn returns an error or panics, the transaction is rolled
 // back, and the error or the panic passed on. nil means that fn returned nil
-// and that the transaction is committed.
+// and that the transaction is committed. It must not wait for anything beyond
+// the end of ctx.
 //
 // The errors are those of package guard. After one of [guard.ErrUnavailable]
 // nothing is committed; a COMMIT without an answer is
 // [guard.ErrOutcomeUnknown].
 type Transactor interface {
 	InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error
+	// Marks returns the store whose marks InTx compares with and raises. It is
+	// the one that has to be given to [New].
+	Marks() guard.Store
 }
 
 // UnfencedTransactor is a [Transactor] that can leave the fence out, which

@@ -14,10 +14,9 @@ import (
 // TransportOptions configures [NewTransport]. The zero value of every field is
 // its default. The struct is read once, by NewTransport.
 type TransportOptions struct {
-	// TokenHeader and LeaseHeader name the fields, as in [Options]; "" means
-	// [TokenHeader] and [LeaseHeader].
-	TokenHeader string
-	LeaseHeader string
+	// TokenHeader, LeaseHeader and ResourceHeader name the fields, as in
+	// [Options]; "" means [TokenHeader], [LeaseHeader] and [ResourceHeader].
+	TokenHeader, LeaseHeader, ResourceHeader string
 	// RequireClaim fails a request to a configured origin whose method is not
 	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
 	// [guard.ErrMissing], before anything is sent. By default it is sent as it
@@ -32,14 +31,12 @@ type TransportOptions struct {
 // not usable. It is safe for concurrent use.
 //
 // It goes by origin, not by resource: every request with that context presents
-// the claim. One that writes to something else presents a token that says
-// nothing about it and may raise its mark above all that its own holders will
-// get. Send such requests by another client, without a Transport.
+// the claim, and names its resource in [ResourceHeader]. A server refuses one
+// that was sent to the route of another resource ([guard.ErrMisdirected]).
 type Transport struct {
 	base         http.RoundTripper
 	origins      map[origin]struct{}
-	tokenHeader  string
-	leaseHeader  string
+	names        headers
 	requireClaim bool
 }
 
@@ -50,8 +47,9 @@ var _ http.RoundTripper = (*Transport)(nil)
 // as "https://ledger.internal:8443": scheme, host and port, ports 80 and 443
 // being the defaults of their schemes; no path, no wildcard. opts may be nil.
 //
-// It panics if origins is empty or the configuration is bad.
-func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptions) *Transport {
+// The error is a *guard.InvalidError (guard.ErrInvalid): origins is empty or
+// has one that is none, or the options are bad.
+func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptions) (*Transport, error) {
 	if base == nil {
 		base = http.DefaultTransport
 	}
@@ -60,23 +58,34 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 		o = *opts
 	}
 	if len(origins) == 0 {
-		panic("httpfence: NewTransport needs the origins that tokens may be sent to")
+		return nil, guard.Invalid("origins", "", "must name the servers that tokens may be sent to")
 	}
 	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), requireClaim: o.RequireClaim}
 	for _, s := range origins {
 		parsed, err := parseOrigin(s)
 		if err != nil {
-			panic("httpfence: NewTransport: origin " + err.Error())
+			return nil, guard.Invalid("origin", s, err.Error())
 		}
 		t.origins[parsed] = struct{}{}
 	}
-	t.tokenHeader, t.leaseHeader = headerNames("TransportOptions", o.TokenHeader, o.LeaseHeader)
-	return t
+	var err error
+	if t.names, err = headerNames("TransportOptions", o.TokenHeader, o.LeaseHeader, o.ResourceHeader); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // RoundTrip implements [http.RoundTripper]. The request is not modified:
 // a copy carries the fields. It never retries, and does not turn an answer
 // into an error, as net/http demands; [ErrorFrom] does that.
+//
+// Nor does it let base retry a write: http.Transport repeats a POST with an
+// Idempotency-Key when a reused connection ends before the answer, and under
+// a live token both are admitted. The fields Idempotency-Key and
+// X-Idempotency-Key are therefore handed to base in lower case, where it does
+// not look for them; on the wire the names are the same. What it repeats all
+// the same was not sent (RFC 9113, section 8.7), or is a GET, HEAD, OPTIONS or
+// TRACE, behind which there must be no fenced write.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
@@ -117,9 +126,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if out == r {
 		out = withHeader(r)
 	}
-	out.Header[t.tokenHeader] = []string{claim.Token.String()}
+	out.Header[t.names.token] = []string{claim.Token.String()}
+	out.Header[t.names.resource] = []string{EncodeResource(claim.Resource)}
 	if claim.LeaseID != "" {
-		out.Header[t.leaseHeader] = []string{claim.LeaseID}
+		out.Header[t.names.lease] = []string{claim.LeaseID}
+	}
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		if values, ok := out.Header[name]; ok {
+			delete(out.Header, name)
+			out.Header[strings.ToLower(name)] = values
+		}
 	}
 	return t.base.RoundTrip(out)
 }
@@ -168,12 +184,12 @@ func sendable(ctx context.Context, claim guard.Claim) error {
 	return nil
 }
 
-// bare returns r without the two fields, in any spelling: a copy if r has one,
+// bare returns r without the three fields, in any spelling: a copy if r has one,
 // else r itself.
 func (t *Transport) bare(r *http.Request) *http.Request {
 	out := r
 	for name := range r.Header {
-		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.tokenHeader || c == t.leaseHeader {
+		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.names.token || c == t.names.lease || c == t.names.resource {
 			if out == r {
 				out = withHeader(r)
 			}
@@ -187,7 +203,7 @@ func (t *Transport) bare(r *http.Request) *http.Request {
 func withHeader(r *http.Request) *http.Request {
 	out := r.WithContext(r.Context())
 	if out.Header = r.Header.Clone(); out.Header == nil {
-		out.Header = make(http.Header, 2)
+		out.Header = make(http.Header, 3)
 	}
 	return out
 }

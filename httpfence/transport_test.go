@@ -66,7 +66,7 @@ func outgoing(t testing.TB, ctx context.Context, target string) (*http.Request, 
 
 func TestTransportOrigins(t *testing.T) {
 	base := &tape{}
-	tr := NewTransport(base, []string{"https://ledger.internal:8443", "HTTPS://Billing.Internal/", "http://[::1]:8080", "http://plain.test:0080"}, nil)
+	tr := newTransport(base, []string{"https://ledger.internal:8443", "HTTPS://Billing.Internal/", "http://[::1]:8080", "http://plain.test:0080"}, nil)
 	ctx := guard.WithClaim(t.Context(), held)
 	for target, ours := range map[string]bool{
 		"https://ledger.internal:8443/x":       true,
@@ -116,12 +116,13 @@ func TestTransportOrigins(t *testing.T) {
 
 func TestTransportRemovesWhatIsThere(t *testing.T) {
 	base := &tape{}
-	tr := NewTransport(base, []string{"http://ours.test"}, nil)
+	tr := newTransport(base, []string{"http://ours.test"}, nil)
 	withHeaders := func(ctx context.Context, target string) http.Header {
 		r, _ := outgoing(t, ctx, target)
 		r.Header["x-fencing-token"] = []string{"1"}
 		r.Header["X-Fencing-Token"] = []string{"2", "3"}
 		r.Header["X-FENCING-LEASE"] = []string{"z"}
+		r.Header["x-Fencing-Resource"] = []string{"other"}
 		before := r.Header.Clone()
 		if _, err := tr.RoundTrip(r); err != nil {
 			t.Fatal(err)
@@ -137,11 +138,11 @@ func TestTransportRemovesWhatIsThere(t *testing.T) {
 		t.Errorf("other origin: %v", h)
 	}
 	noLease := guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 7})
-	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 1 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" {
+	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 2 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" || h.Get(ResourceHeader) != "r" {
 		t.Errorf("our origin: %v", h)
 	}
 	// Without a claim the caller has spoken for itself.
-	if h := withHeaders(t.Context(), "http://ours.test/"); len(h) != 3 {
+	if h := withHeaders(t.Context(), "http://ours.test/"); len(h) != 4 {
 		t.Errorf("no claim: %v", h)
 	}
 	r := &http.Request{Method: "POST", URL: &url.URL{Scheme: "http", Host: "ours.test"}} // no Header map
@@ -173,7 +174,7 @@ func TestTransportFailsLocally(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := &tape{}
-			tr := NewTransport(base, []string{"http://ours.test"}, c.opts)
+			tr := newTransport(base, []string{"http://ours.test"}, c.opts)
 			r, b := outgoing(t, c.ctx, "http://ours.test/x")
 			_, err := (&http.Client{Transport: tr}).Do(r)
 			if !errors.Is(err, c.want) || (len(base.sent) == 1) != (c.want == nil) {
@@ -194,7 +195,7 @@ func TestTransportFailsLocally(t *testing.T) {
 		})
 	}
 	// A safe method needs no claim.
-	tr := NewTransport(&tape{}, []string{"http://ours.test"}, &TransportOptions{RequireClaim: true})
+	tr := newTransport(&tape{}, []string{"http://ours.test"}, &TransportOptions{RequireClaim: true})
 	r, _ := outgoing(t, t.Context(), "http://ours.test/x")
 	r.Method = ""
 	if _, err := tr.RoundTrip(r); err != nil {
@@ -210,13 +211,13 @@ func TestTransportDoesNotRetry(t *testing.T) {
 			return &http.Response{StatusCode: status, Body: http.NoBody}, nil
 		}}
 		r, _ := outgoing(t, guard.WithClaim(t.Context(), held), "http://ours.test/")
-		resp, err := NewTransport(base, []string{"http://ours.test"}, nil).RoundTrip(r)
+		resp, err := newTransport(base, []string{"http://ours.test"}, nil).RoundTrip(r)
 		if err != nil || resp.StatusCode != status || len(base.sent) != 1 {
 			t.Errorf("%d: %v, %d sent", status, err, len(base.sent))
 		}
 	}
 	base := &tape{answer: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }}
-	tr := NewTransport(base, []string{"http://ours.test"}, nil)
+	tr := newTransport(base, []string{"http://ours.test"}, nil)
 	r, _ := outgoing(t, guard.WithClaim(t.Context(), held), "http://ours.test/")
 	if _, err := tr.RoundTrip(r); err != io.ErrUnexpectedEOF || len(base.sent) != 1 {
 		t.Errorf("%v, %d sent", err, len(base.sent))
@@ -241,7 +242,7 @@ func TestTransportRedirects(t *testing.T) {
 	ours := httptest.NewServer(mux)
 	defer ours.Close()
 
-	fenced := &http.Client{Transport: NewTransport(nil, []string{ours.URL}, nil)}
+	fenced := &http.Client{Transport: newTransport(nil, []string{ours.URL}, nil)}
 	for _, c := range []struct {
 		name, path string
 		client     *http.Client
@@ -275,5 +276,109 @@ func TestTransportRedirects(t *testing.T) {
 				t.Errorf("the target saw the token %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+func newTransport(base http.RoundTripper, origins []string, opts *TransportOptions) *Transport {
+	return guard.Must(NewTransport(base, origins, opts))
+}
+
+// TestTransportRedirectedByOthers: a server that may not see a token must not
+// choose what it is used for. 307 repeats method and body at the new place.
+func TestTransportRedirectedByOthers(t *testing.T) {
+	var got string
+	reached := false
+	redirect := func(to *string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, *to, http.StatusTemporaryRedirect)
+		})
+	}
+	var ours, other *httptest.Server
+	var toDelete, toOther, onward string
+	mux := http.NewServeMux()
+	mux.HandleFunc("/delete", func(_ http.ResponseWriter, r *http.Request) { reached, got = true, r.Header.Get(TokenHeader) })
+	mux.Handle("/out", redirect(&toOther))
+	mux.Handle("/hop", redirect(&onward))
+	ours = httptest.NewServer(mux)
+	defer ours.Close()
+	other = httptest.NewServer(redirect(&toDelete))
+	defer other.Close()
+	toDelete, toOther, onward = ours.URL+"/delete", other.URL+"/x", ours.URL+"/delete"
+
+	for name, c := range map[string]struct {
+		start   string
+		origins []string
+		want    string
+	}{
+		"from another origin":                   {other.URL + "/x", []string{ours.URL}, ""},
+		"out to another origin and back":        {ours.URL + "/out", []string{ours.URL}, ""},
+		"control: that origin is configured":    {ours.URL + "/out", []string{ours.URL, other.URL}, "11"},
+		"control: twice within the same origin": {ours.URL + "/hop", []string{ours.URL}, "11"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reached, got = false, ""
+			client := &http.Client{Transport: newTransport(nil, c.origins, nil)}
+			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", c.start, strings.NewReader("x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if !reached || got != c.want {
+				t.Errorf("reached %v with the token %q, want %q", reached, got, c.want)
+			}
+		})
+	}
+}
+
+// A redirect whose answer does not say who gave it is not trusted.
+func TestTransportRedirectedByNobodyKnown(t *testing.T) {
+	var got http.Header
+	transport := newTransport(roundTrip(func(r *http.Request) (*http.Response, error) {
+		got = r.Header
+		return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
+	}), []string{"https://ledger.test"}, nil)
+	for _, answer := range []*http.Response{nil, {}} {
+		r := httptest.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", "https://ledger.test/x", nil)
+		r.Response = answer
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if sent := got.Get(TokenHeader) != ""; sent != (answer == nil) {
+			t.Errorf("redirected by %v: token sent %v", answer, sent)
+		}
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestOriginsAreValidated(t *testing.T) {
+	for _, s := range []string{
+		"", "ledger.internal", "ledger.internal:8443", "//ledger.internal", "ftp://a", "https://", "https:///x", "https://a/x", "https://a?",
+		"https://a?x=y", "https://a#", "https://a#x", "https://u@a", "https://u:p@a", "https://*.internal", "https://*", "*",
+		"https://a:0", "https://a:65536", "https://a:x", "https://a:-1", "https://\u00e4.test", "https://a b", "https://a:1:2", "https://[::1", "\x00",
+	} {
+		if o, err := parseOrigin(s); err == nil {
+			t.Errorf("%q: accepted as %+v", s, o)
+		}
+	}
+	for s, want := range map[string]origin{
+		"https://A.test":       {"https", "a.test", 443},
+		"http://a.test/":       {"http", "a.test", 80},
+		"https://a.test:8443":  {"https", "a.test", 8443},
+		"HTTP://[::1]:8080":    {"http", "::1", 8080},
+		"https://127.0.0.1:1/": {"https", "127.0.0.1", 1},
+		"https://a.test:":      {"https", "a.test", 443},
+	} {
+		if o, err := parseOrigin(s); err != nil || o != want {
+			t.Errorf("%q: %+v, %v", s, o, err)
+		}
 	}
 }

@@ -54,18 +54,39 @@ func TestUnrouted(t *testing.T) {
 			r.With(f.Admit).Handle("/acct/{id}/close", h)
 			return r
 		}, 200},
-		"control: Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+		"Use in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
 			r := chi.NewRouter()
 			r.Route("/acct/{id}", func(r chi.Router) {
 				r.Use(f.Admit)
 				r.Handle("/close", h)
 			})
 			return r
+		}, 500},
+		"Use in a Route, PathValue": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Route("/acct/{id}", func(r chi.Router) {
+				r.Use(f.Admit)
+				r.Handle("/close", h)
+			})
+			return r
+		}, 500},
+		"control: With in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Route("/acct/{id}", func(r chi.Router) { r.With(f.Admit).Handle("/close", h) })
+			return r
+		}, 200},
+		"control: Use in a Group": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Group(func(r chi.Router) {
+				r.Use(f.Admit)
+				r.Handle("/acct/{id}/close", h)
+			})
+			return r
 		}, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &service{store: newStore()}
-			s.Server = httptest.NewServer(c.build(New(s.store, c.resource, nil), s.handler()))
+			s.Server = httptest.NewServer(c.build(newFence(s.store, c.resource, nil), s.handler()))
 			defer s.Close()
 			a := s.raw(t, rawPost(goodPath, "X-Fencing-Token: 5"))
 			if a.status != c.status || (s.invoked.Load() == 1) != (c.status == 200) {

@@ -20,7 +20,7 @@ import (
 // exampleClient is a client of a store inside this process; yours comes from
 // s3.NewFromConfig.
 func exampleClient() (client *s3.Client, end func()) {
-	server := s3test.New(&s3test.Options{Buckets: []string{"invoices"}})
+	server := s3test.Start(&s3test.Options{Buckets: []string{"invoices"}})
 	return s3.New(s3.Options{
 		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1",
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {

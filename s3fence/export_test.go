@@ -28,6 +28,23 @@ func (b *Bucket) Handle(client S3, name string) *Bucket {
 // SetProbe says what a probe would have found; b must not be in use.
 func (b *Bucket) SetProbe(p Probe) { b.probe = p }
 
+// KnownProbe is what the probe finds on s3test, to be kept.
+func KnownProbe(client S3, bucket string, opaque bool) *Probe {
+	return &Probe{
+		Version: probeVersion, Endpoint: endpointOf(client), Bucket: bucket, At: time.Now(), OpaqueETags: opaque, AtomicDelete: true,
+	}
+}
+
+// RaceOfGate runs racing writers of the probe on a bucket and returns what they got.
+func (b *Bucket) RaceOfGate(ctx context.Context, key string) (errs []error) {
+	var r rush
+	r.run(ctx, &prober{b: b}, key, "")
+	return r.errs[:]
+}
+
+// GateWriters is how many race.
+const GateWriters = probeWriters
+
 // Bucket is the bucket of o.
 func (o *Objects) Bucket() *Bucket { return o.b }
 

@@ -187,14 +187,14 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.Client(), key: key} })
+		client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
 		mine := objects(t, b.Handle(client, bucketName), mode, nil)
 		if err := mine.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
 			t.Errorf("a write that took effect: %v", err)
 		}
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
 		// And when nothing can be read afterwards, it is not known, and no data goes.
-		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.Client(), key: key} })
+		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
 		mine = objects(t, b.Handle(client, bucketName), mode, nil)
 		mine.Bucket().CopyCache(b)
 		once := false
@@ -217,7 +217,7 @@ func TestDialErrorOfADeletion(t *testing.T) {
 		if r.Method == http.MethodDelete {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 		}
-		return server.Client().Transport.RoundTrip(r)
+		return server.HTTPClient().Transport.RoundTrip(r)
 	})}
 	client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = refusing })
 	err := objects(t, b.Handle(client, bucketName), s3fence.Sealed, nil).InsecureDelete(t.Context(), key)

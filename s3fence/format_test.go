@@ -28,12 +28,12 @@ import (
 // was written from it, with Python's standard library alone. What one side
 // writes the other reads, what one side refuses the other refuses.
 
-// python runs a program with Python 3, which .ci/setup sees to.
+// python runs a program with Python 3, which `.ci/setup tests` sees to.
 func python(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := exec.LookPath("python3")
 	if err != nil {
-		t.Fatalf("this test needs python3, which .ci/setup installs: %v", err)
+		t.Fatalf("this test needs python3, which .ci/setup tests installs: %v", err)
 	}
 	cmd := exec.Command(path, args...)
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONIOENCODING=utf-8")
@@ -60,7 +60,7 @@ func newPeer(t *testing.T) *peer {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatalf("python3, which .ci/setup installs, does not start: %v", err)
+		t.Fatalf("python3, which .ci/setup tests installs, does not start: %v", err)
 	}
 	t.Cleanup(func() {
 		in.Close()
@@ -132,9 +132,28 @@ func (p *peer) seal(key string, s formatState, body []byte, user map[string]stri
 	return out
 }
 
+// write is seal of what is still to be packed, where the kind wants that.
+func (p *peer) write(key string, s formatState, body []byte, user map[string]string) (out sealedBytes) {
+	p.t.Helper()
+	ask := fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user}
+	if s.Kind == "gzip" {
+		ask["pack"] = true
+	}
+	p.ask(ask, &out)
+	return out
+}
+
+// gunzip unpacks with Python's gzip module.
+func (p *peer) gunzip(file []byte) []byte {
+	p.t.Helper()
+	var out struct{ Body []byte }
+	p.ask(fields{"do": "gunzip", "object": base64.StdEncoding.EncodeToString(file)}, &out)
+	return out.Body
+}
+
 // modes are the modes in which each kind can be read.
 var modes = map[string]s3fence.Mode{
-	"sealed": s3fence.Sealed, "plain": s3fence.Plain, "pointer": s3fence.Pointer, "tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
+	"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer, "tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
 }
 
 // formatHandle is a handle of a process that has just started.
@@ -159,7 +178,7 @@ func TestFormatVectors(t *testing.T) {
 	}
 	var vectors []struct {
 		Name, Key, Damaged, Resource string
-		Object, Body                 []byte
+		Object, Body, Content        []byte
 		Metadata                     map[string]string
 		State                        formatState
 		Data                         *struct {
@@ -170,7 +189,7 @@ func TestFormatVectors(t *testing.T) {
 	if err := json.Unmarshal(text, &vectors); err != nil {
 		t.Fatal(err)
 	}
-	if len(vectors) < 50 {
+	if len(vectors) < 70 {
 		t.Errorf("%d vectors", len(vectors))
 	}
 	for _, v := range vectors {
@@ -217,6 +236,8 @@ func TestFormatVectors(t *testing.T) {
 			want := v.Body
 			if v.Data != nil {
 				want = v.Data.Object
+			} else if v.State.Kind == "gzip" {
+				want = v.Content
 			}
 			if got, _ := content(t, o, v.Key); got != string(want) {
 				t.Errorf("the content is %.40q, want %.40q", got, want)
@@ -245,7 +266,7 @@ func formatLease(rng *rand.Rand) string {
 // Whatever Go wrote Python reads, and sealing the same again gives the same bytes.
 func TestFormatGoWritesPythonReads(t *testing.T) {
 	p := newPeer(t)
-	for _, kind := range []string{"sealed", "plain", "pointer"} {
+	for _, kind := range []string{"sealed", "gzip", "plain", "pointer"} {
 		t.Run(kind, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
 			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
@@ -287,13 +308,24 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 					t.Errorf("write %d: recent %q, want %q first", i, r.State.Recent, writes[len(writes)-1])
 				}
 				writes = append(writes, r.State.Write)
-				if kind != "pointer" && !deleted && !bytes.Equal(r.Body, body) {
+				got := r.Body
+				if kind == "gzip" && !deleted {
+					// Whoever knows nothing of all this sees the same.
+					got = p.gunzip(at.Body)
+					if inner := p.gunzip(r.Body); !bytes.Equal(inner, got) {
+						t.Errorf("write %d: the object unpacks to %d bytes, its body to %d", i, len(got), len(inner))
+					}
+					if out := gunzip(t, at.Body); out != string(body) {
+						t.Errorf("write %d: compress/gzip reads %d bytes, want %d", i, len(out), len(body))
+					}
+				}
+				if kind != "pointer" && !deleted && !bytes.Equal(got, body) {
 					t.Errorf("write %d: Python reads another body", i)
 				}
 				kept := maps.Clone(at.Metadata)
 				maps.DeleteFunc(kept, func(name, _ string) bool { return strings.HasPrefix(name, "fencing-") })
 				if again := p.seal(key, r.State, r.Body, kept); !bytes.Equal(again.Object, at.Body) || !maps.Equal(again.Metadata, at.Metadata) {
-					t.Errorf("write %d: sealed again by Python it is\n%q %v, not\n%q %v", i, again.Object, again.Metadata, at.Body, at.Metadata)
+					t.Errorf("write %d: sealed again by Python it is\n%.200q %v, not\n%.200q %v", i, again.Object, again.Metadata, at.Body, at.Metadata)
 				}
 			}
 		})
@@ -304,7 +336,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 // stale one is refused each time.
 func TestFormatWritersTakeTurns(t *testing.T) {
 	p := newPeer(t)
-	for _, kind := range []string{"sealed", "plain"} {
+	for _, kind := range []string{"sealed", "gzip", "plain"} {
 		t.Run(kind, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(3, 4))
 			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
@@ -329,7 +361,7 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 				p.ask(fields{
 					"do": "follow", "base": r.State, "kind": kind, "token": int64(token + 1), "lease": lease, "write": fmt.Sprintf("%032x", i+1),
 				}, &next)
-				made := p.seal(key, next.State, body, map[string]string{"owner": "billing"})
+				made := p.write(key, next.State, body, map[string]string{"owner": "billing"})
 				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
 					Bucket: aws.String(bucketName), Key: aws.String(key), IfMatch: &at.ETag, Body: bytes.NewReader(made.Object), Metadata: made.Metadata,
 				})
@@ -341,7 +373,7 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 				want(t, o, string(body), guard.Mark{Token: token + 1, LeaseID: lease})
 			}
 			r := p.read(key, stored(t, server, key).Body, stored(t, server, key).Metadata)
-			if limit := map[string]int{"sealed": 32, "plain": 8}[kind]; len(r.State.Recent) != limit || !r.State.Cut {
+			if limit := map[string]int{"sealed": 32, "gzip": 32, "plain": 8}[kind]; len(r.State.Recent) != limit || !r.State.Cut {
 				t.Errorf("%d recent writes, cut %v; want %d", len(r.State.Recent), r.State.Cut, limit)
 			}
 		})
@@ -379,33 +411,37 @@ func TestFormatDecision(t *testing.T) {
 // either side.
 func TestFormatDamageIsRefused(t *testing.T) {
 	p := newPeer(t)
-	server := newServer(t, nil)
-	o := formatHandle(t, server, "sealed")
-	put(t, o, claim(4, "a"), "earlier")
-	put(t, o, claim(5, "a"), "body")
-	good := stored(t, server, key)
-	try := func(what string, object []byte) {
-		t.Helper()
-		if r := p.read(key, object, good.Metadata); r.Damaged == "" {
-			t.Errorf("%s: Python reads %+v", what, r)
-		}
-		bypass(t, server, key, object, good.Metadata)
-		got, err := formatHandle(t, server, "sealed").Get(t.Context(), key)
-		if !errors.As(err, new(*s3fence.DamagedError)) {
-			t.Errorf("%s: Go reads %+v, %v", what, got, err)
-		}
-	}
-	for i := range good.Body {
-		other := bytes.Clone(good.Body)
-		other[i] ^= 1 << (i % 8)
-		try(fmt.Sprint("byte ", i, " is another"), other)
-		try(fmt.Sprint("cut at ", i), good.Body[:i])
-		try(fmt.Sprint("without the first ", i+1), good.Body[i+1:])
-	}
-	// The control: what is as it was is read.
-	bypass(t, server, key, good.Body, good.Metadata)
-	want(t, formatHandle(t, server, "sealed"), "body", guard.Mark{Token: 5, LeaseID: "a"})
-	if r := p.read(key, good.Body, good.Metadata); r.Damaged != "" || string(r.Body) != "body" {
-		t.Errorf("Python reads %+v", r)
+	for _, kind := range []string{"sealed", "gzip"} {
+		t.Run(kind, func(t *testing.T) {
+			server := newServer(t, nil)
+			o := formatHandle(t, server, kind)
+			put(t, o, claim(4, "a"), "earlier")
+			put(t, o, claim(5, "a"), "body")
+			good := stored(t, server, key)
+			try := func(what string, object []byte) {
+				t.Helper()
+				if r := p.read(key, object, good.Metadata); r.Damaged == "" {
+					t.Errorf("%s: Python reads %+v", what, r)
+				}
+				bypass(t, server, key, object, good.Metadata)
+				got, err := formatHandle(t, server, kind).Get(t.Context(), key)
+				if !errors.As(err, new(*s3fence.DamagedError)) {
+					t.Errorf("%s: Go reads %+v, %v", what, got, err)
+				}
+			}
+			for i := range good.Body {
+				other := bytes.Clone(good.Body)
+				other[i] ^= 1 << (i % 8)
+				try(fmt.Sprint("byte ", i, " is another"), other)
+				try(fmt.Sprint("cut at ", i), good.Body[:i])
+				try(fmt.Sprint("without the first ", i+1), good.Body[i+1:])
+			}
+			// The control: what is as it was is read.
+			bypass(t, server, key, good.Body, good.Metadata)
+			want(t, formatHandle(t, server, kind), "body", guard.Mark{Token: 5, LeaseID: "a"})
+			if r := p.read(key, good.Body, good.Metadata); r.Damaged != "" {
+				t.Errorf("Python reads %+v", r)
+			}
+		})
 	}
 }

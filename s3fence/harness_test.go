@@ -34,15 +34,13 @@ func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 		opts = &s3test.Options{}
 	}
 	opts.Buckets = []string{bucketName}
-	server := s3test.New(opts)
-	t.Cleanup(server.Close)
-	return server
+	return s3test.New(t, opts)
 }
 
 // newClient returns a client as an application would configure it.
 func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
-		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.Client(),
+		BaseEndpoint: aws.String(server.URL()), UsePathStyle: true, Region: "eu-central-1", HTTPClient: server.HTTPClient(),
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
 		}),
@@ -51,8 +49,22 @@ func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	}, change...)
 }
 
-// open opens the bucket, fast on retries. The probe's traces are wiped.
+// open opens the bucket, fast on retries. What the probe would find is known,
+// unless it is to be seen with encryption.
 func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
+	t.Helper()
+	given := s3fence.Options{}
+	if opts != nil {
+		given = *opts
+	}
+	if given.Encryption.Algorithm == "" && given.Encryption.CustomerKey == nil {
+		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, false)
+	}
+	return openProbed(t, server, &given)
+}
+
+// openProbed opens the bucket after a probe, whose traces are wiped.
+func openProbed(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
 	if err != nil {

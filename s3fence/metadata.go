@@ -187,7 +187,10 @@ func parsePlain(key string, h head, m map[string]string, tail []byte) (state, er
 		}
 		s.recent = append(s.recent, id)
 	}
-	if n, err := hex.Decode(s.md5[:], []byte(m[metaMD5])); err != nil || n != md5.Size || len(m[metaMD5]) != 2*n {
+	if text := m[metaMD5]; len(text) == 2*md5.Size {
+		hex.Decode(s.md5[:], []byte(text)) // what it could not read is not written so below
+	}
+	if m[metaMD5] != hex.EncodeToString(s.md5[:]) {
 		return s, damaged(key, "its metadata has the MD5 "+strconv.QuoteToASCII(m[metaMD5]))
 	}
 	if int64(len(tail)) == h.size && md5.Sum(tail) != s.md5 {

@@ -72,6 +72,15 @@ type Options struct {
 	// Observer is told of every fenced write, raise and admission; nil means
 	// nobody.
 	Observer guard.Observer
+	// Probe is the result of an earlier [Open] of the same bucket at the same
+	// endpoint, which then stands for a new probe if it is not older than
+	// ProbeMaxAge, of this build's version, and has tried what these Options
+	// rely on. Otherwise the store is probed again. One of another endpoint or
+	// bucket is ErrInvalid. It is trusted: keep it where nobody else writes. nil
+	// means none.
+	Probe *Probe
+	// ProbeMaxAge is how old Probe may be; 0 means [DefaultProbeMaxAge].
+	ProbeMaxAge time.Duration
 	// InsecureSkipProbe opens a bucket without asking whether the store
 	// enforces preconditions. On one that does not, nothing is fenced.
 	InsecureSkipProbe bool
@@ -91,11 +100,22 @@ type Encryption struct {
 	CustomerKey []byte
 }
 
+// name says what is asked for without saying a key.
+func (e Encryption) name() string {
+	if len(e.CustomerKey) > 0 {
+		return "customer key"
+	}
+	return string(e.Algorithm)
+}
+
 const (
 	// DefaultMaxBody is [Options].MaxBody unless told otherwise.
 	DefaultMaxBody = 64 << 20
 	// DefaultGracePeriod is [Options].GracePeriod unless told otherwise.
 	DefaultGracePeriod = time.Hour
+
+	// DefaultProbeMaxAge is [Options].ProbeMaxAge unless told otherwise.
+	DefaultProbeMaxAge = 24 * time.Hour
 
 	maxSinglePut = 5 << 30
 	minPartSize  = 5 << 20
@@ -112,6 +132,7 @@ func (o Options) resolve() (Options, error) {
 	orDefault(&o.Concurrency, 4)
 	orDefault(&o.GracePeriod, DefaultGracePeriod)
 	orDefault(&o.CacheSize, 1024)
+	orDefault(&o.ProbeMaxAge, DefaultProbeMaxAge)
 	orDefault(&o.RequestTimeout, time.Minute)
 	orDefault(&o.ResolveTimeout, time.Second)
 	for _, f := range []struct {
@@ -122,6 +143,7 @@ func (o Options) resolve() (Options, error) {
 		{"Options.PartSize", o.PartSize, minPartSize, maxSinglePut},
 		{"Options.Concurrency", int64(o.Concurrency), 1, 1000},
 		{"Options.GracePeriod", int64(o.GracePeriod), 1, 1<<63 - 1},
+		{"Options.ProbeMaxAge", int64(o.ProbeMaxAge), 1, 1<<63 - 1},
 		{"Options.RequestTimeout", int64(o.RequestTimeout), 1, 1<<63 - 1},
 	} {
 		if f.value < f.low || f.value > f.high {

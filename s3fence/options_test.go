@@ -189,7 +189,7 @@ func TestPartsWithoutAnnouncedChecksum(t *testing.T) {
 func TestNeverSent(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	sent := record(server)
-	b := open(t, server, nil)
+	b := openProbed(t, server, nil)
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		o := objects(t, b, mode, nil)
 		put(t, o, claim(5, "a"), "body")

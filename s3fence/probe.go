@@ -5,43 +5,115 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Probe is what [Open] found out about a store that it did not refuse.
+// probeVersion grows with what the probe tests, so that a result of a weaker one
+// is not taken for one of this.
+const probeVersion = 2
+
+// Probe is what [Open] found out about a store that it did not refuse. It can be
+// kept, as JSON, and given back by [Options].Probe, so that a process of short
+// life does not ask again.
 type Probe struct {
+	// Version is that of the probe; another build's may be another.
+	Version int `json:"version"`
+	// Endpoint and Bucket are what was asked, Encryption what was asked for.
+	Endpoint   string `json:"endpoint"`
+	Bucket     string `json:"bucket"`
+	Encryption string `json:"encryption,omitempty"`
+	// At is when, by this machine's clock.
+	At time.Time `json:"at"`
 	// OpaqueETags reports that two writes of one body get different ETags.
-	OpaqueETags bool
+	OpaqueETags bool `json:"opaqueETags"`
+	// AtomicDelete reports that [Options].AtomicDelete was tried, too.
+	AtomicDelete bool `json:"atomicDelete,omitempty"`
+	// Checks is each property with what was seen, in the order of the checks.
+	Checks []Check `json:"checks"`
+}
+
+// Check is a property of a store that this package relies on.
+type Check struct {
+	Property string `json:"property"`
+	Seen     string `json:"seen"`
+}
+
+// usable says whether a kept probe may stand for a new one. The error is for one
+// that is about something else; a probe that is too old is not usable.
+func (p *Probe) usable(b *Bucket, now time.Time) (bool, error) {
+	const field = "Options.Probe"
+	switch {
+	case b.endpoint == "":
+		return false, guard.Invalid(field, p.Endpoint, "cannot be used with a client that does not tell its endpoint")
+	case p.Endpoint != b.endpoint:
+		return false, guard.Invalid(field, p.Endpoint, "is of another endpoint than the client's, "+strconv.QuoteToASCII(b.endpoint))
+	case p.Bucket != b.name:
+		return false, guard.Invalid(field, p.Bucket, "is of another bucket than "+strconv.QuoteToASCII(b.name))
+	}
+	age := now.Sub(p.At)
+	return p.Version == probeVersion && p.Encryption == b.opts.Encryption.name() && (p.AtomicDelete || !b.opts.AtomicDelete) &&
+		age <= b.opts.ProbeMaxAge && age > -time.Hour, nil // a little in the future is another machine's clock
+}
+
+// endpointOf is where a client sends its requests to; "" if it does not say.
+func endpointOf(client S3) string {
+	c, ok := client.(interface{ Options() s3.Options })
+	if !ok {
+		return ""
+	}
+	o := c.Options()
+	if o.BaseEndpoint != nil {
+		return *o.BaseEndpoint
+	}
+	return "aws " + o.Region
 }
 
 // prober runs the checks on keys of its own, so that several may run at once.
 type prober struct {
-	b    *Bucket
-	key  string
-	keys []string // to be deleted
-	seq  int
+	b     *Bucket
+	key   string
+	keys  []string // to be deleted
+	seq   int
+	seen  []Check
+	reads int // that were beside writes
 	// ungated says that racing writers cannot wait for each other here.
 	ungated atomic.Bool
 }
 
-// cleanupTimeout bounds the deletions after a probe.
-const cleanupTimeout = 30 * time.Second
+const (
+	// cleanupTimeout bounds the deletions after a probe.
+	cleanupTimeout = 30 * time.Second
+	// bursts are the races' repetitions, burstPause what is between two: a store
+	// that writes behind, or has a cache, is not the same a moment later.
+	bursts     = 3
+	burstPause = 400 * time.Millisecond
+)
 
 func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 	p := &prober{b: b, key: b.probeKey(newWriteID().String())}
+	if err := p.mayDelete(ctx); err != nil {
+		return Probe{}, err
+	}
 	p.keys = []string{p.key}
 	defer p.cleanup(ctx)
-	if err := p.conditions(ctx); err != nil {
-		return Probe{}, err
+	found := Probe{
+		Version: probeVersion, Endpoint: b.endpoint, Bucket: b.name, Encryption: b.opts.Encryption.name(),
+		At: b.clock().UTC().Truncate(time.Second), AtomicDelete: b.opts.AtomicDelete,
 	}
-	if err := p.metadata(ctx); err != nil {
-		return Probe{}, err
+	for _, check := range []func(context.Context) error{p.conditions, p.metadata, p.ranges} {
+		if err := check(ctx); err != nil {
+			return Probe{}, err
+		}
 	}
-	var found Probe
 	var err error
 	if found.OpaqueETags, err = p.opaque(ctx); err != nil {
 		return Probe{}, err
@@ -51,7 +123,40 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 			return Probe{}, err
 		}
 	}
-	return found, p.race(ctx)
+	for burst := range bursts {
+		if burst > 0 {
+			sleep(ctx, burstPause)
+		}
+		if err := p.race(ctx, burst); err != nil {
+			return Probe{}, err
+		}
+		if err := p.readRace(ctx); err != nil {
+			return Probe{}, err
+		}
+	}
+	p.saw("racing writers", "one of %d was accepted, in each of %d rounds over %v", probeWriters, bursts*2*burstRounds, (bursts-1)*burstPause)
+	p.saw("reads beside writes", "ETag, metadata and body of one version, never older than the last acknowledged, in each of %d reads", p.reads)
+	found.Checks = p.seen
+	return found, nil
+}
+
+// saw notes a property that holds.
+func (p *prober) saw(property, format string, args ...any) {
+	p.seen = append(p.seen, Check{property, fmt.Sprintf(format, args...)})
+}
+
+// mayDelete finds out, with one object whose name is always the same, whether the
+// probe can take away what it is going to write.
+func (p *prober) mayDelete(ctx context.Context) error {
+	key := p.b.probeKey("canary")
+	if _, err := p.b.client.PutObject(ctx, p.b.put(key, Headers{}, nil, []byte("fencepost probe"))); err != nil {
+		return err
+	}
+	if err := p.b.remove(ctx, key); err != nil {
+		return fmt.Errorf("the probe may not delete what it writes; allow s3:DeleteObject below %s, or give Options.Probe: %w",
+			strconv.QuoteToASCII(p.b.probeKey("")), err)
+	}
+	return nil
 }
 
 func (p *prober) fails(check, format string, args ...any) error {
@@ -90,8 +195,11 @@ func (p *prober) conditions(ctx context.Context) error {
 	}
 	absent := p.key + "-absent"
 	p.keys = append(p.keys, absent)
-	_, err = p.expect(ctx, gone, absent, second, false, p.body(), nil)
-	return err
+	if _, err = p.expect(ctx, gone, absent, second, false, p.body(), nil); err != nil {
+		return err
+	}
+	p.saw("conditions", "If-None-Match: * creates once; If-Match lets through the right ETag alone, not another, an old one or none")
+	return nil
 }
 
 // metadata checks that a write replaces the metadata there was, so that no
@@ -118,7 +226,56 @@ func (p *prober) metadata(ctx context.Context) error {
 	if _, ok := got["fencepost-probe-a"]; ok {
 		return p.fails(check, "an overwritten object's metadata is still there")
 	}
+	p.saw(check, "replaced by each write")
 	return nil
+}
+
+// ranges reads the last bytes of objects that are longer, shorter and empty.
+func (p *prober) ranges(ctx context.Context) error {
+	for _, size := range []int{3 * tailSize, tailSize, 20, 0} {
+		check := fmt.Sprintf("the last %d bytes of an object of %d", tailSize, size)
+		etag, err := p.etag(ctx)
+		if err != nil {
+			return err
+		}
+		body := append(p.body(), make([]byte, size)...)[:size]
+		if etag, err = p.expect(ctx, "If-Match", p.key, etag, true, body, nil); err != nil {
+			return err
+		}
+		got, s, err := p.tail(ctx, tailSize)
+		if status, _ := httpStatus(err); status == http.StatusRequestedRangeNotSatisfiable && size == 0 {
+			got, s, err = p.tail(ctx, 0) // S3's way to say that there are none
+		} else if status == http.StatusRequestedRangeNotSatisfiable {
+			return p.fails(check, "were refused with 416")
+		}
+		switch {
+		case err != nil:
+			return err
+		case !bytes.Equal(got, body[max(0, size-tailSize):]) || s.size != int64(size):
+			return p.fails(check, "are not what was written")
+		case s.etag != etag:
+			return p.fails(check, "came with the ETag %s, the write's was %s", quoteShort(s.etag), quoteShort(etag))
+		}
+	}
+	p.saw("ranges", "the last %d bytes of objects that are longer, as long, shorter and empty", tailSize)
+	return nil
+}
+
+// tail reads the last bytes of the prober's object.
+func (p *prober) tail(ctx context.Context, last int) ([]byte, head, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.b.opts.RequestTimeout)
+	defer cancel()
+	out, err := p.b.client.GetObject(ctx, p.b.get(p.key, last))
+	if err != nil {
+		return nil, head{}, err
+	}
+	defer out.Body.Close()
+	h, err := headOf(out)
+	if err != nil {
+		return nil, h, err
+	}
+	tail, err := h.tail(out, last)
+	return tail, h, err
 }
 
 // opaque writes one body twice. Two different metadata make the worst case of
@@ -136,7 +293,12 @@ func (p *prober) opaque(ctx context.Context) (bool, error) {
 		}
 		seen = append(seen, etag)
 	}
-	return seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2], nil
+	if seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2] {
+		p.saw("ETags", "opaque: three writes of one body had three")
+		return true, nil
+	}
+	p.saw("ETags", "not opaque: writes of one body have one ETag, so Plain is refused")
+	return false, nil
 }
 
 // etag returns the current ETag, "" if there is no object.
@@ -212,7 +374,8 @@ func (p *prober) writeFrom(ctx context.Context, key, etag string, from body, m m
 func (p *prober) cleanup(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	for _, key := range p.keys {
+	_ = inParallel(ctx, p.keys, func(ctx context.Context, key string) error {
 		_ = p.b.remove(ctx, key) // they are small and say what they are
-	}
+		return nil
+	})
 }

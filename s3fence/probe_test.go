@@ -2,9 +2,13 @@ package s3fence_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +21,7 @@ import (
 
 // Also in internal/s3integration, beside a store that must be refused as often.
 func TestProbeAccepts(t *testing.T) {
-	runs := 4
+	runs := 2
 	if long {
 		runs = 30
 	}
@@ -40,9 +44,26 @@ func TestProbeAccepts(t *testing.T) {
 	}
 }
 
+// What the probe says it saw, property by property.
+func TestProbeReport(t *testing.T) {
+	server := newServer(t, nil)
+	b := openProbed(t, server, &s3fence.Options{AtomicDelete: true})
+	var seen []string
+	for _, c := range b.Probe().Checks {
+		if c.Seen == "" {
+			t.Errorf("nothing was seen of %q", c.Property)
+		}
+		seen = append(seen, c.Property)
+	}
+	want := []string{"conditions", "metadata", "ranges", "ETags", "DELETE with If-Match", "racing writers", "reads beside writes"}
+	if !slices.Equal(seen, want) {
+		t.Errorf("the checks are %q, want %q", seen, want)
+	}
+}
+
 // Stores that do not enforce preconditions, each in its own way.
 func TestProbeRefuses(t *testing.T) {
-	puts := []s3test.Op{s3test.PutObject}
+	puts, gets, heads := []s3test.Op{s3test.PutObject}, []s3test.Op{s3test.GetObject}, []s3test.Op{s3test.HeadObject}
 	deep := func(r *s3test.Request) bool { return strings.Contains(r.Key, "/0/1/2/") } // created in a race
 	var meeting s3test.Meeting
 	race := s3test.Fault{Between: meeting.Join}
@@ -55,17 +76,23 @@ func TestProbeRefuses(t *testing.T) {
 		"racing creations, once": {Ops: puts, Fault: race, Match: func(r *s3test.Request) bool {
 			return deep(r) && strings.Contains(r.Key, "-11/")
 		}},
-		// Eight such writes come before the races, one after the other.
-		"racing replacements": {Ops: puts, Fault: race, Skip: 8, Match: func(r *s3test.Request) bool {
+		// Twelve such writes come before the races, one after the other.
+		"racing replacements": {Ops: puts, Fault: race, Skip: 12, Match: func(r *s3test.Request) bool {
 			return r.Header.Get("If-Match") != "" && !strings.HasSuffix(r.Key, "-absent")
 		}},
+		"short ranges":        {Ops: gets, Fault: s3test.Fault{ShortRanges: true}},
+		"HEAD without ETag":   {Ops: heads, Fault: s3test.Fault{Empty: []string{"Etag"}}, Skip: 3},
+		"GET without ETag":    {Ops: gets, Fault: s3test.Fault{Omit: []string{"Etag"}}, Skip: 60},
+		"HEAD without fields": {Ops: heads, Fault: s3test.Fault{Omit: []string{"X-Amz-Meta-Fencepost-Probe"}}, Skip: 3},
+		"GET without fields":  {Ops: gets, Fault: s3test.Fault{Omit: []string{"X-Amz-Meta-Fencepost-Probe"}}, Skip: 60},
+		"not there":           {Ops: heads, Fault: s3test.Answer(404), Skip: 5, Times: 1},
 		"not implemented": {Ops: puts, Fault: s3test.Fault{Status: http.StatusNotImplemented, Code: "NotImplemented"}, Match: func(r *s3test.Request) bool {
 			return r.Header.Get("If-None-Match")+r.Header.Get("If-Match") != ""
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, nil)
-			for range 10 {
+			for range 2 {
 				in := server.Inject(rule)
 				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
 				in.Remove()
@@ -96,9 +123,9 @@ func TestProbeOfDeletion(t *testing.T) {
 			}
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: fault, Match: conditional})
 			var certain []*s3test.Injection
-			if name == "racing" { // two deletions and eight writes come before the race, one after the other
+			if name == "racing" { // two deletions and twelve writes come before the race, one after the other
 				var deletes s3test.OvertakenDeletes
-				for op, skip := range map[s3test.Op]int{s3test.DeleteObject: 2, s3test.PutObject: 8} {
+				for op, skip := range map[s3test.Op]int{s3test.DeleteObject: 2, s3test.PutObject: 12} {
 					certain = append(certain, server.Inject(s3test.Rule{Ops: []s3test.Op{op}, Skip: skip, Decide: deletes.Fault, Match: conditional}))
 				}
 			}
@@ -135,7 +162,7 @@ func TestProbeOfABadConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{Seed: 3})
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Fault: fault, Probability: 0.1})
-			for range 5 {
+			for range 1 {
 				if _, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil); err != nil {
 					t.Error(err)
 				}
@@ -179,7 +206,158 @@ func TestProbeWithFewConnections(t *testing.T) {
 func TestInsecureSkipProbe(t *testing.T) {
 	server := newServer(t, nil)
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
-	if err != nil || b.Probe() != (s3fence.Probe{}) || server.Count() != 0 {
+	if err != nil || b.Probe().Version != 0 || server.Count() != 0 {
 		t.Errorf("Open = %v after %d requests", err, server.Count())
+	}
+}
+
+// staleHeads is a store whose HEAD answers come from a cache.
+type staleHeads struct {
+	*s3.Client
+	kept atomic.Pointer[s3.HeadObjectOutput]
+}
+
+func (c *staleHeads) HeadObject(ctx context.Context, in *s3.HeadObjectInput, opts ...func(*s3.Options)) (*s3.HeadObjectOutput, error) {
+	if out := c.kept.Load(); out != nil {
+		return out, nil
+	}
+	out, err := c.Client.HeadObject(ctx, in, opts...)
+	if err == nil && out.Metadata["fencepost-probe"] != "" {
+		c.kept.Store(out)
+	}
+	return out, err
+}
+
+// mixedBodies is a store whose GET answers are, in the end, of another version.
+type mixedBodies struct{ *s3.Client }
+
+func (c *mixedBodies) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	out, err := c.Client.GetObject(ctx, in, opts...)
+	if err == nil && out.Metadata["fencepost-probe"] != "" {
+		body, err := io.ReadAll(out.Body)
+		if err != nil {
+			return nil, err
+		}
+		copy(body, "00000001")
+		out.Body = io.NopCloser(strings.NewReader(string(body)))
+	}
+	return out, err
+}
+
+func TestProbeRefusesWhatReadersSee(t *testing.T) {
+	server := newServer(t, nil)
+	for says, client := range map[string]s3fence.S3{
+		"was acknowledged": &staleHeads{Client: newClient(server)}, "a mixture": &mixedBodies{newClient(server)},
+	} {
+		_, err := s3fence.Open(t.Context(), client, bucketName, nil)
+		if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.HasPrefix(err.Error(), "reads beside writes: ") || !strings.Contains(err.Error(), says) {
+			t.Errorf("Open = %v, want it to say %q", err, says)
+		}
+	}
+}
+
+// A result is kept as JSON and given back: no request is sent. One that is about
+// something else is refused, one that is too old or too weak is replaced.
+func TestKeptProbe(t *testing.T) {
+	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+	server.CreateBucket("other")
+	first := openProbed(t, server, nil).Probe()
+	text, err := json.Marshal(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := func(change func(*s3fence.Probe)) *s3fence.Options {
+		var p s3fence.Probe
+		if err := json.Unmarshal(text, &p); err != nil {
+			t.Fatal(err)
+		}
+		if change != nil {
+			change(&p)
+		}
+		return &s3fence.Options{Probe: &p}
+	}
+	for name, c := range map[string]struct {
+		opts  *s3fence.Options
+		asked bool
+	}{
+		"as it was":    {kept(nil), false},
+		"too old":      {kept(func(p *s3fence.Probe) { p.At = p.At.Add(-25 * time.Hour) }), true},
+		"too new":      {kept(func(p *s3fence.Probe) { p.At = p.At.Add(2 * time.Hour) }), true},
+		"of a build":   {kept(func(p *s3fence.Probe) { p.Version-- }), true},
+		"without keys": {kept(func(p *s3fence.Probe) { p.Encryption = "aws:kms" }), true},
+		"of deletes":   {&s3fence.Options{Probe: &first, AtomicDelete: true}, true},
+		"older is well": {&s3fence.Options{Probe: kept(func(p *s3fence.Probe) { p.At = p.At.Add(-25 * time.Hour) }).Probe,
+			ProbeMaxAge: 26 * time.Hour}, false},
+	} {
+		server.ResetCounts()
+		b, err := s3fence.Open(t.Context(), newClient(server), bucketName, c.opts)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if asked := server.Count() != 0; asked != c.asked || !b.Probe().OpaqueETags {
+			t.Errorf("%s: asked %v, want %v; %+v", name, asked, c.asked, b.Probe())
+		}
+	}
+	_, err = s3fence.Open(t.Context(), newClient(server), "other", kept(nil))
+	invalid(t, err, "Options.Probe")
+	_, err = s3fence.Open(t.Context(), newClient(newServer(t, nil)), bucketName, kept(nil))
+	invalid(t, err, "Options.Probe")
+	_, err = s3fence.Open(t.Context(), struct{ s3fence.S3 }{newClient(server)}, bucketName, kept(nil))
+	invalid(t, err, "Options.Probe")
+}
+
+// Without the right to delete a probe leaves one small object, however often it is
+// run, and says what it needs.
+func TestProbeWithoutTheRightToDelete(t *testing.T) {
+	server := newServer(t, nil)
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)})
+	for range 3 {
+		_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+		refused(t, err, guard.ReasonUnavailable)
+		if err == nil || !strings.Contains(err.Error(), "s3:DeleteObject") {
+			t.Errorf("it does not say what it needs: %v", err)
+		}
+	}
+	if left := server.Objects(bucketName); len(left) != 1 {
+		t.Errorf("%d objects are left", len(left))
+	}
+}
+
+// twiceReading reads each body twice, as the SDK does for its checksum, and counts
+// who reads for the second time.
+type twiceReading struct {
+	s3fence.S3
+	ended, missed atomic.Int32 // the first reading; the second before all had ended the first
+}
+
+func (c *twiceReading) PutObject(_ context.Context, in *s3.PutObjectInput, _ ...func(*s3.Options)) (*s3.PutObjectOutput, error) {
+	for reading := range 2 {
+		if _, err := in.Body.(io.Seeker).Seek(0, io.SeekStart); err != nil {
+			return nil, err
+		}
+		if _, err := io.ReadAll(in.Body); err != nil {
+			return nil, err
+		}
+		if reading == 0 {
+			c.ended.Add(1)
+		} else if c.ended.Load() < s3fence.GateWriters {
+			c.missed.Add(1)
+		}
+	}
+	return &s3.PutObjectOutput{}, nil
+}
+
+// Racing writers go on together at the end of each reading of their bodies.
+func TestRacingWritersMeet(t *testing.T) {
+	server := newServer(t, nil)
+	c := &twiceReading{S3: newClient(server)}
+	b := open(t, server, nil).Handle(c, bucketName)
+	for _, err := range b.RaceOfGate(t.Context(), "a/.fencepost/probe/x") {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if n := c.missed.Load(); n != 0 {
+		t.Errorf("%d readings ended before all writers had come", n)
 	}
 }

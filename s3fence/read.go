@@ -50,16 +50,20 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 	if err != nil {
 		return state{}, err
 	}
-	var tail []byte
-	if last > 0 && aws.ToString(out.ContentRange) != "" {
-		tail, err = rangedTail(out.Body, &h, aws.ToString(out.ContentRange))
-	} else {
-		tail, err = lastBytes(out, &h)
-	}
+	tail, err := h.tail(out, last)
 	if err != nil {
 		return state{}, err
 	}
 	return parse(key, h, tail)
+}
+
+// tail reads the last bytes of an object from the answer to a request for these,
+// or for all, and completes the size.
+func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
+	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+		return rangedTail(out.Body, h, r)
+	}
+	return lastBytes(out, h)
 }
 
 // fetch reads an object whole: its state with body and headers.

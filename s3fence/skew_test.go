@@ -50,7 +50,7 @@ func (s *skewed) Do(r *http.Request) (*http.Response, error) {
 // repeated here, because the SDK may not.
 func TestSkewedClock(t *testing.T) {
 	server := newServer(t, nil)
-	clock := &skewed{under: server.Client(), ahead: time.Hour}
+	clock := &skewed{under: server.HTTPClient(), ahead: time.Hour}
 	client := newClient(server, func(o *s3.Options) { o.HTTPClient = clock })
 	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestSkewedClock(t *testing.T) {
 func TestSkewedClockUncorrected(t *testing.T) {
 	server := newServer(t, nil)
 	client := newClient(server, func(o *s3.Options) {
-		o.HTTPClient = &skewed{under: server.Client(), ahead: time.Hour}
+		o.HTTPClient = &skewed{under: server.HTTPClient(), ahead: time.Hour}
 		o.DisableClockSkewCorrection = true
 	})
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Handle(client, bucketName)

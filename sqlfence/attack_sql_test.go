@@ -75,7 +75,7 @@ func TestMalformedClaims(t *testing.T) {
 			`[{"resource":"a","token":"5"}]`: guard.ReasonConflict, `[{"resource":"a","token":5,"leaseId":"LEASE-5"}]`: guard.ReasonConflict,
 			`[{"resource":"a","token":"4"},{"resource":"a","token":"5","leaseId":"lease-5"}]`: guard.ReasonStale,
 		} {
-			err := Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			err := ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
 					return err
 				}

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"crypto/rand"
+	"log/slog"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -29,17 +30,26 @@ type Options struct {
 	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a stopped
 	// holder is waited out.
 	RaiseTimeout time.Duration
-	// TerminateAfter is how old a transaction that entered under a lower token
-	// may become before a raise that waits for it has the server end its
-	// session (pg_terminate_backend). It is for holders that IdleTimeout does
-	// not reach, such as a process that was stopped while it receives a result.
-	// A raise looks for such sessions when it has waited for a second, and when
-	// it has waited for TerminateAfter. Only sessions of the same login role
-	// are ended, and none that raises a mark itself, as [DB.Enter] may. 0 means
-	// 15 s; negative never ends one, nor does a value of RaiseTimeout or above.
+	// TerminateAfter is how long a transaction that entered under a lower token
+	// may go on working while a raise waits for it; then the raise has the
+	// server end its session (pg_terminate_backend). It counts from when a raise
+	// of this DB first found the transaction in its way, because the server does
+	// not say when it entered. Only sessions of the same login role are ended,
+	// and none that raises a mark itself, as [DB.Enter] may. 0 means 15 s;
+	// negative never ends one, nor does a value of RaiseTimeout or above.
 	// Transactions that may be left to finish although their lease is lost need
 	// both above their length.
 	TerminateAfter time.Duration
+	// TerminateIdleAfter is the same for a transaction that waits for its
+	// client: it is idle, or its client does not take the result, as a process
+	// that was stopped does. It counts from when it became idle, if the server
+	// says so. With the default a stopped holder delays its successor by at most
+	// 2 s. 0 means 1 s; negative treats idle ones as working ones.
+	TerminateIdleAfter time.Duration
+	// Logger is told when a raise has waited for half a second, with the process
+	// IDs and application names of those that it waits for, and when it ends a
+	// session; nil means slog.Default().
+	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
 	// present their claims to the triggers of guarded tables
 	// ([DB.InstallTrigger]), as [DB.Present] does. Without it a write of such a
@@ -60,6 +70,7 @@ const (
 	defaultLockTimeout   = 5 * time.Second
 	defaultIdleTimeout   = 15 * time.Second
 	defaultTerminate     = 15 * time.Second
+	defaultTerminateIdle = time.Second
 	defaultCommitTimeout = 5 * time.Second
 	rollbackTimeout      = 5 * time.Second
 	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
@@ -77,6 +88,7 @@ func (o Options) resolve() (Options, error) {
 		{"Options.LockTimeout", &o.LockTimeout, defaultLockTimeout},
 		{"Options.IdleTimeout", &o.IdleTimeout, defaultIdleTimeout},
 		{"Options.TerminateAfter", &o.TerminateAfter, defaultTerminate},
+		{"Options.TerminateIdleAfter", &o.TerminateIdleAfter, defaultTerminateIdle},
 		{"Options.CommitTimeout", &o.CommitTimeout, defaultCommitTimeout},
 	} {
 		if *t.value == 0 {
@@ -96,6 +108,9 @@ func (o Options) resolve() (Options, error) {
 	if o.RaiseTimeout < time.Millisecond || o.RaiseTimeout > 2*maxTimeout {
 		return o, guard.Invalid("Options.RaiseTimeout", o.RaiseTimeout.String(), "must be 1ms to "+(2*maxTimeout).String())
 	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
 	return o, nil
 }
 
@@ -108,6 +123,8 @@ type DB[Tx any] struct {
 	opts    Options
 	commits *commitBound
 	marker  string
+	holders holderTimes
+	tables  statements // those that were looked at
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
@@ -128,8 +145,9 @@ type Querier interface {
 	observe(ctx context.Context, e guard.Event)
 	// autocommit says that a statement commits by itself.
 	autocommit() bool
-	// usable refuses the DB itself inside its own InTx.
-	usable(ctx context.Context) error
+	// usable refuses the DB itself inside its own InTx, and tables that keep no
+	// mark.
+	usable(ctx context.Context, table string) error
 }
 
 // querier runs statements. Errors are the driver's own, or a notSent or an
@@ -211,14 +229,49 @@ type txQuerier[Tx any] struct {
 
 func (d *DB[Tx]) autocommit() bool { return true }
 
-func (d *DB[Tx]) usable(ctx context.Context) error {
-	if d.callback(ctx) == nil {
-		return nil
+func (d *DB[Tx]) usable(ctx context.Context, table string) error {
+	if d.callback(ctx) != nil {
+		return guard.Invalid("Querier", "DB", "is used inside its own InTx, whose transaction would not have the statement; pass DB.In(tx) instead")
 	}
-	return guard.Invalid("Querier", "DB", "is used inside its own InTx, whose transaction would not have the statement; pass DB.In(tx) instead")
+	return d.guardable(ctx, d, table)
 }
 
-func (q *txQuerier[Tx]) usable(context.Context) error { return nil }
+func (q *txQuerier[Tx]) usable(ctx context.Context, table string) error {
+	return q.db.guardable(ctx, q, table)
+}
+
+// kindSQL says what a table is, whether it has rules, and whether one of its
+// partitions or children is a foreign table.
+const kindSQL = `WITH RECURSIVE tree AS (
+	SELECT pg_catalog.to_regclass($1::text)::oid AS oid
+	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+)
+SELECT coalesce(string_agg(DISTINCT CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'is or has a view or foreign table' END, ''), '')
+	|| coalesce(string_agg(DISTINCT CASE WHEN c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) THEN 'has rules' END, ''), ''),
+	count(c.oid) > 0
+FROM tree JOIN pg_catalog.pg_class c USING (oid)`
+
+// guardable refuses, when a table is first used, what does not keep a mark as a
+// table does: an INSTEAD OF trigger or a rule may write another row, or another
+// mark. A table that is not there is left to the statement.
+func (d *DB[Tx]) guardable(ctx context.Context, q querier, table string) error {
+	if _, known := d.tables.get([]byte(table)); known {
+		return nil
+	}
+	const op = "look at the table"
+	var obstacle string
+	var there bool
+	_, err := q.row(ctx, kindSQL, []any{table}, &obstacle, &there)
+	switch {
+	case err != nil:
+		return tableFailure(op, guard.Claim{}, err, false)
+	case obstacle != "":
+		return guard.Invalid("table", table, obstacle+": only ordinary and partitioned tables keep marks")
+	case there:
+		d.tables.put(table, "table")
+	}
+	return nil
+}
 
 func (q *txQuerier[Tx]) autocommit() bool { return false }
 

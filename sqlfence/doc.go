@@ -36,7 +36,7 @@
 // not present a current claim in its transaction, an ORM, generated code or a
 // person at psql as well. With [Options].PresentClaims InTx presents its claim by
 // itself; other code calls [DB.Present], or fencepost.present in SQL, and
-// [Refusal] makes guard's errors of its driver's. The marks are those of fenced transactions.
+// [ErrorFrom] makes guard's errors of its driver's. The marks are those of fenced transactions.
 //
 //	err := db.InstallTrigger(ctx, sqlfence.GuardedTable{
 //		Name:     []string{"invoices"},

@@ -203,3 +203,39 @@ func TestBatchTransactionControl(t *testing.T) {
 		}
 	})
 }
+
+// TestTableKinds (P1): what is no table, or has rules, is refused at its first
+// use, before anything is written: an INSTEAD OF trigger of a view let token 10
+// write over 11. The controls are the table itself and a partitioned one.
+func TestTableKinds(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		const columns = "(id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0)"
+		e.exec("CREATE TABLE base " + columns + "; INSERT INTO base VALUES (1, 0, 11); CREATE TABLE plain " + columns + "; INSERT INTO plain VALUES (1, 0)")
+		e.exec("CREATE VIEW viewed AS SELECT id, v, last_fencing_token * 0 AS last_fencing_token FROM base")
+		e.exec(`CREATE FUNCTION instead() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN UPDATE base SET v = NEW.v, last_fencing_token = NEW.last_fencing_token; RETURN NEW; END';
+			CREATE TRIGGER instead INSTEAD OF UPDATE ON viewed FOR EACH ROW EXECUTE FUNCTION instead()`)
+		e.exec("CREATE TABLE ruled " + columns + "; CREATE RULE other AS ON UPDATE TO ruled DO INSTEAD UPDATE base SET v = NEW.v; INSERT INTO ruled VALUES (1, 0)")
+		e.exec("CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing; CREATE FOREIGN TABLE far (id int, v int, last_fencing_token bigint) SERVER nowhere")
+		e.exec("CREATE TABLE parted " + columns + " PARTITION BY LIST (id); CREATE TABLE parted1 PARTITION OF parted FOR VALUES IN (1); INSERT INTO parted VALUES (1, 0)")
+		e.exec("CREATE TABLE mixed (id int, v int, last_fencing_token bigint) PARTITION BY LIST (id); CREATE FOREIGN TABLE mixed1 PARTITION OF mixed FOR VALUES IN (1) SERVER nowhere")
+		update := func(q Querier, name string) error {
+			return e.table(name, []string{"id"}, nil).Update(t.Context(), q, claimOf("r", 10), Key{1}, Set{"v": 7})
+		}
+		for name, why := range map[string]string{"viewed": "view", "ruled": "rules", "far": "foreign", "mixed": "foreign"} {
+			wantInvalid(t, name, update(e.db, name), "table", why)
+			err := e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return update(tx.in(), name) })
+			wantInvalid(t, name+" in a transaction", err, "table", why)
+			if got := e.text("SELECT v || ' ' || last_fencing_token FROM base"); got != "0 11" {
+				t.Fatalf("%s: the row is %s", name, got)
+			}
+		}
+		for _, name := range []string{"plain", "parted"} {
+			if err := update(e.db, name); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := update(e.db, "absent"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "absent") {
+			t.Errorf("no such table: %v", err)
+		}
+	})
+}

@@ -1,7 +1,12 @@
 package sqlfence
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,7 +17,7 @@ import (
 )
 
 // TestEvictIsNarrow: a raise ends only sessions that hold this resource's lock,
-// under a lower token, of the same role, for longer than the grace period.
+// under a lower token, of the same role, in the transaction that was seen.
 func TestEvictIsNarrow(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint); DROP ROLE IF EXISTS fencepost_evict_app; CREATE ROLE fencepost_evict_app; " +
@@ -24,34 +29,36 @@ func TestEvictIsNarrow(t *testing.T) {
 			}
 		}
 		end, endOther := e.holding(claimOf("r", 5)), e.holding(claimOf("other", 5))
-		evict := func(role string, claim guard.Claim, grace time.Duration) (n int64, err error) {
+		// evict ends whom it is told to, if it sees them as in the way of the claim.
+		keys := e.text("SELECT string_agg(pid || '@' || extract(epoch FROM xact_start), ' ') FROM pg_stat_activity WHERE xact_start IS NOT NULL")
+		evict := func(role string, claim guard.Claim, keys string) (n int64, err error) {
 			err = pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error {
 				if _, err := tx.Exec(t.Context(), "SET LOCAL SESSION AUTHORIZATION "+role); err != nil {
 					return err
 				}
-				return tx.QueryRow(t.Context(), evictSQL, claim.Resource, int64(claim.Token), claim.LeaseID, grace.Milliseconds()).Scan(&n)
+				return tx.QueryRow(t.Context(), terminateSQL, claim.Resource, int64(claim.Token), claim.LeaseID, keys).Scan(&n)
 			})
 			return n, err
 		}
 		for what, c := range map[string]struct {
 			role  string
 			claim guard.Claim
-			grace time.Duration
+			keys  string
 		}{
-			"another role":       {"fencepost_evict_app", claimOf("r", 6), 0},
-			"within the grace":   {"DEFAULT", claimOf("r", 6), time.Hour},
-			"another resource":   {"DEFAULT", claimOf("s", 6), 0},
-			"the mark's holder":  {"DEFAULT", claimOf("r", 5), 0},
-			"the same in prefix": {"DEFAULT", claimOf("r ", 6), 0},
+			"another role":        {"fencepost_evict_app", claimOf("r", 6), keys},
+			"another transaction": {"DEFAULT", claimOf("r", 6), strings.ReplaceAll(keys, "@", "@1")},
+			"another resource":    {"DEFAULT", claimOf("s", 6), keys},
+			"the mark's holder":   {"DEFAULT", claimOf("r", 5), keys},
+			"the same in prefix":  {"DEFAULT", claimOf("r ", 6), keys},
 		} {
-			if n, err := evict(c.role, c.claim, c.grace); err != nil || n != 0 {
+			if n, err := evict(c.role, c.claim, c.keys); err != nil || n != 0 {
 				t.Errorf("%s: %d sessions, %v", what, n, err)
 			}
 		}
 		// A newer holder that raises in its own transaction cannot be told from
 		// its lock, and is not ended for an older one.
 		err := entering(e.db)(t.Context(), claimOf("new", 7), func(context.Context, testTx) error {
-			if n, err := evict("DEFAULT", claimOf("new", 6), 0); err != nil || n != 0 {
+			if n, err := evict("DEFAULT", claimOf("new", 6), keys); err != nil || n != 0 {
 				t.Errorf("a newer holder: %d sessions, %v", n, err)
 			}
 			return nil
@@ -60,12 +67,12 @@ func TestEvictIsNarrow(t *testing.T) {
 			t.Error(err)
 		}
 		for what, claim := range map[string]guard.Claim{"an older holder": claimOf("r", 4), "another lease": {Resource: "r", Token: 5, LeaseID: "x"}} {
-			if _, err := evict("DEFAULT", claim, 0); pgerr.State(err) != pgerr.Stale && pgerr.State(err) != pgerr.Conflict {
+			if _, err := evict("DEFAULT", claim, keys); pgerr.State(err) != pgerr.Stale && pgerr.State(err) != pgerr.Conflict {
 				t.Errorf("%s: got %v, want a refusal", what, err)
 			}
 		}
 		// The control: what none of these ended can be ended.
-		if n, err := evict("DEFAULT", claimOf("r", 6), 0); err != nil || n != 1 {
+		if n, err := evict("DEFAULT", claimOf("r", 6), keys); err != nil || n != 1 {
 			t.Errorf("the older holder: %d sessions, %v", n, err)
 		}
 		if err := end(); err == nil {
@@ -94,6 +101,125 @@ func TestEvictNotGranted(t *testing.T) {
 		}
 		if err := end(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// events keeps what an observer is told.
+type events struct {
+	mu   sync.Mutex
+	seen []guard.Event
+}
+
+func (e *events) Observe(_ context.Context, event guard.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = append(e.seen, event)
+}
+
+func (e *events) of(op guard.Op) (of []guard.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, event := range e.seen {
+		if event.Op == op {
+			of = append(of, event)
+		}
+	}
+	return of
+}
+
+// TestIdleHolderIsEnded (P2, P6): with the defaults a holder that sits idle in
+// its transaction delays its successor by at most 2 s; the raise says for whom
+// it waits; and the one that was ended learns that it is stale. The control is
+// the same without ending anybody: the raise is ErrUnavailable, and says why.
+func TestIdleHolderIsEnded(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		named := func(c *pgx.ConnConfig) { c.RuntimeParams["application_name"] = "the old holder" }
+		for try := 1; ; try++ {
+			var log bytes.Buffer
+			var seen events
+			successor := e.open(&Options{Observer: &seen, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			next := make(chan struct{})
+			old := e.start(func(paused func()) error {
+				return e.open(nil, named).fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					if err := write5(ctx, tx); err != nil {
+						return err
+					}
+					paused()
+					<-next
+					_, err := tx.exec(ctx, "SELECT 1")
+					return err
+				})
+			})
+			control := e.open(&Options{TerminateAfter: -1, RaiseTimeout: 700 * time.Millisecond}).Raise(t.Context(), claimOf("r", 6))
+			if guard.ReasonOf(control) != guard.ReasonUnavailable || !strings.Contains(control.Error(), `application "the old holder"`) {
+				t.Errorf("the control: %v", control)
+			}
+			start := time.Now()
+			err := successor.Raise(t.Context(), claimOf("r", 6))
+			took := time.Since(start)
+			if err != nil {
+				t.Errorf("the successor: %v", err)
+			}
+			close(next)
+			var rejected *guard.RejectedError
+			if err := <-old; !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 || e.written() != 0 {
+				t.Errorf("the holder that was ended: %v", err)
+			}
+			if contend := seen.of(guard.OpContend); len(contend) != 1 || !strings.Contains(contend[0].Err.Error(), "the old holder") || contend[0].Claim != claimOf("r", 6) {
+				t.Errorf("events: %v", contend)
+			}
+			for _, want := range []string{"waits for older holders", "pid ", "the old holder", "idle in transaction", "ends the session"} {
+				if !strings.Contains(log.String(), want) {
+					t.Errorf("the log has not %q:\n%s", want, &log)
+				}
+			}
+			if took <= 2*time.Second {
+				return
+			}
+			if try == 3 {
+				t.Fatalf("the successor waited %v, three times over 2 s", took)
+			}
+			e.exec("DELETE FROM fencepost.marks")
+		}
+	})
+}
+
+// TestTerminateCountsFromEntering: a transaction that was open for long when it
+// entered has TerminateAfter from then on, also if the raises that find it in
+// their way are short; then it is ended, although it works.
+func TestTerminateCountsFromEntering(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		const after = 4 * time.Second
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		db := e.open(&Options{TerminateAfter: after, RaiseTimeout: patience})
+		old := e.start(func(paused func()) error {
+			return e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+				e.waitFor("the transaction to be old", "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND xact_start < clock_timestamp() - $1::int * interval '1 ms' AND pid <> pg_backend_pid()", after.Milliseconds())
+				if err := tx.enter(ctx, claimOf("r", 5)); err != nil {
+					return err
+				}
+				paused()
+				_, err := tx.exec(ctx, "SELECT pg_sleep(600)")
+				return err
+			})
+		})
+		short, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		if err := db.Raise(short, claimOf("r", 6)); err == nil {
+			t.Error("a short raise is through")
+		}
+		if len(old) > 0 {
+			t.Fatalf("the holder was ended for the age of its transaction: %v", <-old)
+		}
+		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+			t.Error(err)
+		}
+		if err := <-old; err == nil {
+			t.Error("the holder was not ended")
 		}
 	})
 }

@@ -131,7 +131,7 @@ func ExampleDB_InstallTrigger() {
 	}
 	const insert = "INSERT INTO accounts VALUES ('tenant_123', 100)"
 	_, err = pool.Exec(ctx, insert)
-	fmt.Println(guard.ReasonOf(sqlfence.Refusal(err)))
+	fmt.Println(guard.ReasonOf(sqlfence.ErrorFrom(err)))
 
 	claim := guard.Claim{Resource: "account:tenant_123", Token: 11}
 	fmt.Println(db.Raise(ctx, claim))

@@ -2,9 +2,13 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -121,10 +125,26 @@ func refusedClaim(claims []guard.Claim, err error) guard.Claim {
 	return claims[0]
 }
 
+// sessionLost reports errors of a session that the server ended, or that was
+// ended and is used again.
+func sessionLost(err error) bool {
+	switch pgerr.State(err) {
+	case "57P01", "25P03":
+		return true
+	case "":
+		return errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||
+			errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.As(err, new(*net.OpError))
+	}
+	return false
+}
+
 // ended reports that ctx is over before anything was sent.
 func ended(ctx context.Context, op string, claim guard.Claim) error {
 	if ctx.Err() == nil {
 		return nil
+	}
+	if lease, held := guard.LeaseFrom(ctx); held && !lease.Valid() {
+		return fmt.Errorf("sqlfence: %s: nothing was sent: %w: %w", op, guard.ErrLeaseLost, context.Cause(ctx))
 	}
 	return guard.Unavailable(op, claim, context.Cause(ctx))
 }

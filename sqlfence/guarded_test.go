@@ -35,7 +35,7 @@ func (e *env) guardBy(table string, resource ...ResourcePart) GuardedTable {
 // presenting runs SQL in a transaction of the application's own that presents
 // claims, and says what guard makes of the error.
 func (e *env) presenting(sql string, claims ...guard.Claim) error {
-	return Refusal(e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+	return ErrorFrom(e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
 		if err := tx.present(ctx, claims...); err != nil {
 			return err
 		}

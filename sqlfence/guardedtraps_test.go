@@ -38,7 +38,7 @@ func TestTrapBeforeTrigger(t *testing.T) {
 		if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("got %v", err)
 		}
-		e.shape("moved", `CREATE FUNCTION before_check() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM fencepost.require(NEW.tenant, ''moved'', false); RETURN NEW; END';
+		e.shape("moved", `CREATE FUNCTION before_check() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM fencepost.require(NEW.tenant, ''moved''); RETURN NEW; END';
 			CREATE TRIGGER before_check BEFORE INSERT OR UPDATE ON moved FOR EACH ROW EXECUTE FUNCTION before_check()`)
 		e.wantWritten("a check BEFORE", e.presenting(write, claimOf(claim, 5)))
 	})
@@ -51,7 +51,7 @@ func TestTrapOneSideOfAnUpdate(t *testing.T) {
 		e.guardWriters()
 		name := e.text("SELECT fencepost.guard_name('public', 'items')")
 		whole := e.text("SELECT pg_get_functiondef(('fencepost.' || $1)::regproc)", name)
-		const both = `FROM fencepost_old UNION SELECT ARRAY[tenant::text COLLATE "C"] FROM fencepost_new`
+		const both = `FROM fencepost_old UNION SELECT ARRAY[format('%s', tenant) COLLATE "C"] FROM fencepost_new`
 		for side, claim := range map[string]string{"FROM fencepost_old": "a", "FROM fencepost_new": "c"} {
 			const write = "UPDATE items SET tenant = 'c' WHERE tenant = 'a'"
 			if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
@@ -168,7 +168,7 @@ func TestTrapSavepoint(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		resumed := func(token guard.Token) error {
-			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			return ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if err := tx.present(ctx, claimOf("a", token)); err != nil {
 					return err
 				}
@@ -211,7 +211,7 @@ func TestTrapSnapshot(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		resumed := func(token guard.Token) error {
-			return Refusal(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			return ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"); err != nil {
 					return err
 				}
@@ -246,7 +246,7 @@ func TestTriggersNotHijacked(t *testing.T) {
 		attempt := func(claims string) error {
 			defer e.admin.Reset() // a session has evil's search_path until its transaction ends
 			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
-			return Refusal(err)
+			return ErrorFrom(err)
 		}
 		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("under another's claim: %v", err)

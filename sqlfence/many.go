@@ -45,6 +45,9 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (v
 	start := time.Now()
 	b := batch{t: t, q: q, writes: writes, verdicts: make([]error, len(writes)), marks: make([]guard.Mark, len(writes))}
 	if err = b.check(ctx); err == nil {
+		err = q.usable(ctx, t.name)
+	}
+	if err == nil {
 		err = b.run(ctx)
 	}
 	took := time.Since(start)

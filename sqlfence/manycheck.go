@@ -21,7 +21,7 @@ func (b *batch) check(ctx context.Context) error {
 	seen := make(map[string]int, len(b.writes))
 	for i, w := range b.writes {
 		at := fmt.Sprintf("writes[%d]: ", i)
-		if err := b.t.check(ctx, b.q, w.Claim, w.Key); err != nil {
+		if err := b.t.check(ctx, w.Claim, w.Key); err != nil {
 			return fmt.Errorf("%s%w", at, err)
 		}
 		if len(w.Set) == 0 {

@@ -37,6 +37,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
+	db.tables.put(`"jobs"`, "table")
 	return db
 }
 
@@ -247,7 +248,7 @@ func TestFailureOfRaise(t *testing.T) {
 	}{
 		"statement": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", int32(1000)).WillReturnError(errInjected)
+			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", int32(500)).WillReturnError(errInjected)
 			m.ExpectRollback()
 		}},
 		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {

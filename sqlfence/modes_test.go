@@ -32,7 +32,7 @@ func TestOldStrings(t *testing.T) {
 				t.Error(err)
 			}
 			write := func(claims ...guard.Claim) error {
-				return Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				return ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 					if err := tx.present(ctx, claims...); err != nil {
 						return err
 					}
@@ -94,7 +94,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			}
 			for what, err := range []error{
 				db.fenced(t.Context(), of(5), write(5)), db.Raise(t.Context(), of(5)),
-				Refusal(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 					return errors.Join(tx.present(ctx, of(5)), write(5)(ctx, tx))
 				})),
 			} {

@@ -30,7 +30,7 @@ func findPgBouncer(t *testing.T) string {
 			return path
 		}
 	}
-	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup to install it")
+	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup tests to install it")
 	return ""
 }
 
@@ -187,7 +187,7 @@ func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 		if backend(a) != backend(b) {
 			t.Fatal("the clients do not share their connection")
 		}
-		unclaimed := func() error { return Refusal(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
+		unclaimed := func() error { return ErrorFrom(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
 		err := a.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
 				return err

@@ -51,7 +51,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 	return schemaFailure("present", guard.Claim{}, err)
 }
 
-// Refusal returns guard's error for the error of a statement that a trigger or
+// ErrorFrom returns guard's error for the error of a statement that a trigger or
 // function of schema fencepost refused, and err itself if it is anything else,
 // nil included. It is for statements that the application, an ORM or generated
 // code sends itself:
@@ -69,7 +69,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 //
 // The driver's error stays reachable with errors.As. Facts other than the
 // reason, and ErrInvalid, need pgx, or its stdlib.
-func Refusal(err error) error {
+func ErrorFrom(err error) error {
 	if guard.ReasonOf(err) != guard.ReasonOther {
 		return err
 	}

@@ -29,7 +29,7 @@ func TestRefusal(t *testing.T) {
 		{refused("SF002", facts), guard.ReasonConflict, guard.Claim{Resource: "r", Token: 5, LeaseID: "l5"}, guard.Mark{Token: 6, LeaseID: "l6"}},
 		{refused("SF001", "no JSON"), guard.ReasonStale, guard.Claim{}, guard.Mark{}},
 	} {
-		err := Refusal(c.err)
+		err := ErrorFrom(c.err)
 		var r *guard.RejectedError
 		if !errors.As(err, &r) || r.Reason != c.reason || r.Claim != c.claim || r.Mark != c.mark || !errors.Is(err, c.err) {
 			t.Errorf("%v: got %#v", c.err, err)
@@ -37,18 +37,18 @@ func TestRefusal(t *testing.T) {
 	}
 	var failed *guard.FailedError
 	for _, err := range []error{refused("SF004", facts), refused("40001", "")} {
-		if got := Refusal(err); guard.ReasonOf(got) != guard.ReasonUnavailable || !errors.As(got, &failed) || !errors.Is(got, err) {
+		if got := ErrorFrom(err); guard.ReasonOf(got) != guard.ReasonUnavailable || !errors.As(got, &failed) || !errors.Is(got, err) {
 			t.Errorf("%v: got %v", err, got)
 		}
 	}
 	missing := refused("SF003", `{"resource":"r\u0007","table":"public.t"}`)
-	if got := Refusal(missing); !errors.Is(got, guard.ErrMissing) || !errors.Is(got, guard.ErrInvalid) || !errors.Is(got, missing) ||
+	if got := ErrorFrom(missing); !errors.Is(got, guard.ErrMissing) || !errors.Is(got, guard.ErrInvalid) || !errors.Is(got, missing) ||
 		got.Error() != `sqlfence: guarded write: fencepost: claim for "r\a" is missing (Options.PresentClaims presents those of InTx): `+missing.Error() {
 		t.Errorf("got %v", got)
 	}
 	known := guard.Unavailable("x", guard.Claim{}, refused("SF001", facts))
 	for _, err := range []error{nil, refused("23505", ""), errInjected, context.Canceled, known} {
-		if got := Refusal(err); got != err {
+		if got := ErrorFrom(err); got != err {
 			t.Errorf("%v: got %v", err, got)
 		}
 	}
@@ -72,7 +72,7 @@ func TestPresent(t *testing.T) {
 			t.Error(err)
 		}
 		inTx := func(add ...guard.Claim) error {
-			return Refusal(e.db.fenced(t.Context(), claimOf("a", 5), func(ctx context.Context, tx testTx) error {
+			return ErrorFrom(e.db.fenced(t.Context(), claimOf("a", 5), func(ctx context.Context, tx testTx) error {
 				if err := tx.present(ctx, add...); err != nil {
 					return err
 				}
@@ -121,12 +121,12 @@ func TestEnteringPresents(t *testing.T) {
 				t.Errorf("%s: %v", way, err)
 			}
 		}
-		if err := Refusal(e.db.unfenced(t.Context(), both)); guard.ReasonOf(err) != guard.ReasonMissing {
+		if err := ErrorFrom(e.db.unfenced(t.Context(), both)); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("none of them: %v", err)
 		}
 		for way, err := range ways(e.open(&Options{})) {
 			var pg *pgconn.PgError
-			if err = Refusal(err); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "Options.PresentClaims") {
+			if err = ErrorFrom(err); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "Options.PresentClaims") {
 				t.Errorf("%s without the option: %v", way, err)
 			} else if !errors.As(err, &pg) || !strings.Contains(pg.Hint, "Options.PresentClaims") {
 				t.Errorf("%s without the option: the server's hint does not name it: %v", way, err)

@@ -3,6 +3,10 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -13,21 +17,34 @@ const (
 	raiseSQL = "SELECT fencepost.raise($1::text, $2::bigint, $3::text, $4::int)"
 	// A statement of its own: a timer that runs is not stopped by it.
 	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true)"
-	// evictSQL ends sessions with the caller's own rights; only which hold the
-	// lock is looked up with the owner's.
-	evictSQL = `SELECT count(*) FROM (
+	// holdersSQL lists who keeps a claim from being raised: a session and its
+	// transaction, whose it is, and how long it has been waiting for its client;
+	// -1 if it works. Of other roles' sessions the server shows little.
+	holdersSQL = `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
+		coalesce(a.pid || '@' || extract(epoch FROM a.xact_start), ''),
+		coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, -1)::bigint,
+		CASE WHEN a.state LIKE 'idle in transaction%' THEN extract(epoch FROM clock_timestamp() - a.state_change) * 1000
+			WHEN a.wait_event_type = 'Client' THEN 0 ELSE -1 END::bigint,
+		a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
+	FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY a.xact_start`
+	// terminateSQL ends those of them that are still in the transactions that
+	// were seen, with the caller's own rights.
+	terminateSQL = `SELECT count(*) FROM (
 	SELECT pg_terminate_backend(a.pid) FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid)
 	JOIN pg_stat_activity a ON a.pid = h.pid
 	WHERE a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
-		AND a.xact_start <= clock_timestamp() - $4::bigint * interval '1 millisecond'
+		AND a.pid || '@' || extract(epoch FROM a.xact_start) = ANY (string_to_array($4::text, ' '))
 ) AS ended`
 )
 
-// firstLook is when a raise first looks for sessions that are due to be ended:
-// they may have been for long, and the caller's context may not last for the
-// whole grace period. It does not look more often than it must, because each
-// time it leaves its place in the queue of the lock.
-const firstLook = time.Second
+// When a raise that waits looks for whom it waits: it says so at the first
+// look, and at the second ends who has been idle for TerminateIdleAfter. After
+// that the pauses grow, because each time it leaves its place in the queue of
+// the lock, and younger transactions of the old holder pass it.
+const (
+	firstLook = 500 * time.Millisecond
+	soonest   = 100 * time.Millisecond
+)
 
 // Raise makes the claim the resource's mark, unless it is already, and waits
 // until every fenced transaction of an older holder has ended. A new holder
@@ -60,37 +77,31 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the InTx that it is called in, which a raise waits for")
 	}
-	start, grace := time.Now(), d.opts.TerminateAfter
-	wait, evicts := d.opts.RaiseTimeout, grace > 0 && grace < d.opts.RaiseTimeout
-	if evicts {
-		wait = min(grace, firstLook)
-	}
-	for unhurried := false; ; {
+	start, wait, unhurried := time.Now(), min(firstLook, d.opts.RaiseTimeout), false
+	looks := raiseLooks[Tx]{db: d, claim: claim, start: start, idle: map[string]time.Time{}}
+	for pause := 2 * firstLook; ; pause *= 2 {
 		err := d.raiseOnce(ctx, claim, wait, work, unhurried)
-		waited := time.Since(start)
-		left := d.opts.RaiseTimeout - waited
+		left := d.opts.RaiseTimeout - time.Since(start) // before the look, which takes little
 		if pgerr.State(err) == pgerr.Canceled && !unhurried && left >= time.Millisecond {
 			unhurried, wait = true, min(wait, left)
 			continue
 		}
-		if pgerr.State(err) != pgerr.LockTimeout || !evicts || left < time.Millisecond {
-			return err
+		if pgerr.State(err) != pgerr.LockTimeout || left < time.Millisecond {
+			return looks.explain(err)
 		}
-		evictErr := d.evict(ctx, claim)
-		if errors.As(evictErr, new(*guard.RejectedError)) {
-			return evictErr
+		due, lookErr := looks.look(ctx)
+		if errors.As(lookErr, new(*guard.RejectedError)) {
+			return lookErr
 		}
-		if evictErr != nil { // the role may not; what is left is to wait
+		if lookErr != nil { // the role may not; what is left is to wait
 			if err := d.raiseOnce(ctx, claim, left, work, unhurried); err != nil {
-				return errors.Join(err, evictErr)
+				return errors.Join(err, lookErr)
 			}
 			return nil
 		}
-		wait = grace
-		if waited < grace { // who has held the lock from the start is due then
-			wait = max(grace-waited, time.Millisecond)
+		if wait = left; d.opts.TerminateAfter > 0 { // else there is nothing more to look for
+			wait = min(max(min(pause, due), soonest), left)
 		}
-		wait = min(wait, left)
 	}
 }
 
@@ -123,15 +134,132 @@ func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Dur
 	return failure(op, claim, tx.commit(ctx, d.commits), work)
 }
 
-// evict has the server end the sessions that have kept the claim from being
-// raised for longer than the grace period.
-func (d *DB[Tx]) evict(ctx context.Context, claim guard.Claim) error {
-	var n int64
-	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: evictSQL, dest: []any{&n},
-		args: []any{claim.Resource, int64(claim.Token), claim.LeaseID, d.opts.TerminateAfter.Milliseconds()}})
+// raiseLooks is what a raise that waits has seen of those it waits for.
+type raiseLooks[Tx any] struct {
+	db    *DB[Tx]
+	claim guard.Claim
+	start time.Time
+	idle  map[string]time.Time // since when each transaction waits for its client, by its key
+	seen  []session
+}
+
+// session is one that keeps a mark from being raised.
+type session struct {
+	pid                int
+	application, state string
+	key                string // of its transaction; empty if it cannot be seen
+	open, idle         int64  // milliseconds
+	own                bool   // its role is the caller's
+}
+
+func (h session) String() string {
+	return fmt.Sprintf("pid %d, application %q, %s, its transaction open for %v", h.pid, h.application, h.state, time.Duration(h.open)*time.Millisecond)
+}
+
+// look reports who is in the way, ends those that have been for too long, and
+// returns in what time the next one is due.
+func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error) {
+	d, first, args := r.db, r.seen == nil, []any{r.claim.Resource, int64(r.claim.Token), r.claim.LeaseID}
+	r.seen = []session{}
+	err = d.readOnce(ctx, "look for the holders of a mark", r.claim, func(q querier) error {
+		return q.query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
+			var h session
+			err := scan(&h.pid, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own)
+			r.seen = append(r.seen, h)
+			return err
+		})
+	})
 	if err != nil {
-		return schemaFailure("end sessions of older holders", claim, err)
+		return 0, err
 	}
-	tx.rollback() // there is nothing to commit
-	return nil
+	if first && len(r.seen) > 0 {
+		waited := time.Since(r.start)
+		d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", r.claim.Resource),
+			slog.String("token", r.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(r.seen)))
+		d.observe(ctx, guard.Event{Op: guard.OpContend, Claim: r.claim, Duration: waited, Err: waitsFor(r.seen)})
+	}
+	due = d.opts.RaiseTimeout
+	if d.opts.TerminateAfter == 0 {
+		return due, nil
+	}
+	var late []string
+	for _, h := range r.seen {
+		if h.key == "" || !h.own {
+			continue
+		}
+		left := d.opts.TerminateAfter - time.Since(d.holders.since(h.key))
+		if h.idle >= 0 && d.opts.TerminateIdleAfter > 0 {
+			since, was := r.idle[h.key]
+			if from := time.Now().Add(-time.Duration(h.idle) * time.Millisecond); !was || from.Before(since) {
+				since = from
+			}
+			r.idle[h.key] = since
+			left = min(left, d.opts.TerminateIdleAfter-time.Since(since))
+		} else {
+			delete(r.idle, h.key)
+		}
+		if left <= 0 {
+			late = append(late, h.key)
+			d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: ends the session of an older holder", slog.String("resource", r.claim.Resource),
+				slog.String("token", r.claim.Token.String()), slog.Duration("waited", time.Since(r.start)), slog.String("holder", h.String()))
+		} else {
+			due = min(due, left)
+		}
+	}
+	if len(late) == 0 {
+		return due, nil
+	}
+	return due, d.readOnce(ctx, "end sessions of older holders", r.claim, func(q querier) error {
+		var n int64
+		_, err := q.row(ctx, terminateSQL, append(args, strings.Join(late, " ")), &n)
+		return err
+	})
+}
+
+// explain adds to the error of a raise for whom it waited.
+func (r *raiseLooks[Tx]) explain(err error) error {
+	if len(r.seen) == 0 || err == nil || errors.As(err, new(*guard.RejectedError)) {
+		return err
+	}
+	return fmt.Errorf("%w; %w", err, waitsFor(r.seen))
+}
+
+type waitsFor []session
+
+func (w waitsFor) Error() string { return "it waits for " + fmt.Sprint([]session(w)) }
+
+// holderTimes remembers since when transactions have been in the way of raises,
+// because the server does not say when they entered, and the contexts of raises
+// may be shorter than TerminateAfter.
+type holderTimes struct {
+	mu    sync.Mutex
+	first map[string]time.Time
+}
+
+// maxHolders bounds what is remembered; forgetting only gives more time.
+const maxHolders = 1024
+
+func (t *holderTimes) since(key string) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first, known := t.first[key]
+	if !known {
+		if t.first == nil || len(t.first) >= maxHolders {
+			t.first = map[string]time.Time{}
+		}
+		first = time.Now()
+		t.first[key] = first
+	}
+	return first
+}
+
+// readOnce runs statements of the schema in a READ COMMITTED transaction that
+// has nothing to commit.
+func (d *DB[Tx]) readOnce(ctx context.Context, op string, claim guard.Claim, read func(q querier) error) error {
+	tx, err := d.backend.begin(ctx, ReadCommitted, "")
+	if err == nil {
+		err = read(d.backend.in(tx.handle()))
+		tx.rollback()
+	}
+	return schemaFailure(op, claim, err)
 }

@@ -205,8 +205,8 @@ func TestStoppedHolder(t *testing.T) {
 			}
 			return nil
 		})
-		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
-			t.Errorf("got %v, want ErrUnavailable or ErrOutcomeUnknown", err)
+		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown {
+			t.Errorf("got %v, want ErrStale or, at COMMIT, ErrOutcomeUnknown", err)
 		}
 		if n := e.int("SELECT count(*) FROM written"); n != 0 {
 			t.Error("the stopped holder's write is there")

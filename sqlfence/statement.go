@@ -123,7 +123,7 @@ func (t *Table) appendPredicates(shape []byte, args []any) ([]byte, []any) {
 
 // maxStatements bounds what a table remembers. Who makes up more sets than
 // that pays for building their statements.
-const maxStatements = 128
+const maxStatements = 512
 
 // statements remembers the text of statements by their shape. It is copied to
 // be changed, so that reading, which every write does, takes no lock.

@@ -53,7 +53,7 @@ func TestSubscription(t *testing.T) {
 		_, err := tx.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("9\ta\t9\n"), "COPY items FROM STDIN")
 		return err
 	})
-	if guard.ReasonOf(Refusal(err)) != guard.ReasonMissing {
+	if guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
 		t.Errorf("a copy: %v", err)
 	}
 }

@@ -176,10 +176,7 @@ func isNull(v any) bool {
 }
 
 // check validates what a write is given before anything is sent.
-func (t *Table) check(ctx context.Context, q Querier, claim guard.Claim, key []any) error {
-	if err := q.usable(ctx); err != nil {
-		return err
-	}
+func (t *Table) check(ctx context.Context, claim guard.Claim, key []any) error {
 	if err := claim.Validate(); err != nil {
 		return err
 	}
@@ -191,15 +188,17 @@ func (t *Table) check(ctx context.Context, q Querier, claim guard.Claim, key []a
 			return guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
 		}
 	}
-	if t.resource == nil {
-		return nil
+	if t.resource != nil {
+		want, err := t.resource(key...)
+		if err != nil {
+			return err
+		}
+		if want != claim.Resource {
+			return guard.Invalid("claim.Resource", claim.Resource, "is not the resource of this row")
+		}
 	}
-	want, err := t.resource(key...)
-	if err != nil {
-		return err
-	}
-	if want != claim.Resource {
-		return guard.Invalid("claim.Resource", claim.Resource, "is not the resource of this row")
+	if ctx.Err() != nil {
+		return ended(ctx, "write "+t.label, claim)
 	}
 	return nil
 }

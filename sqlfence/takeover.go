@@ -48,7 +48,7 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if t.rule != guard.SameOrNewer {
 		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a takeover, which would spend the token")
 	}
-	if err := t.check(ctx, q, claim, key); err != nil {
+	if err := t.check(ctx, claim, key); err != nil {
 		return guard.Mark{}, err
 	}
 	columns := columnsOf(dest, nil)
@@ -63,6 +63,9 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	}
 	sql, args, err := t.takeoverSQL(claim, key, columns)
 	if err != nil {
+		return guard.Mark{}, err
+	}
+	if err := q.usable(ctx, t.name); err != nil {
 		return guard.Mark{}, err
 	}
 	mark, err := t.untilDecided(ctx, q, takes, claim, key, func() (n int64, err error) {

@@ -21,6 +21,10 @@ func (d *DB[Tx]) Transactor() Transactor[Tx] { return Transactor[Tx]{d} }
 // that the transaction of another database is never taken for this one's.
 type openTx[Tx any] struct{ of *DB[Tx] }
 
+// Marks returns the DB: its transactions compare with, and raise, the marks
+// that it has as a [guard.Store].
+func (t Transactor[Tx]) Marks() guard.Store { return t.db }
+
 // InTx is [DB.InTx] for a function that takes its transaction from the context.
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
 	return t.db.InTx(ctx, claim, func(ctx context.Context, tx Tx) error {

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -144,8 +145,13 @@ func TestTransactorBehindHTTP(t *testing.T) {
 			if reportOnly {
 				resource, stale, rows = "reported", http.StatusOK, 4
 			}
-			fence := httpfence.New(e.db, httpfence.Literal(resource), &httpfence.Options{InsecureReportOnly: reportOnly})
-			h := fence.InTx(tx, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fence, err := httpfence.New(tx.Marks(), func(*http.Request) (string, error) { return resource, nil }, &httpfence.Options{
+				Transactor: tx, InsecureReportOnly: reportOnly, TokenOnly: true, InsecureAnyResource: true, Logger: slog.New(slog.DiscardHandler),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
 				if err != nil {
 					t.Error(err)

@@ -158,7 +158,12 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 		}
 	}()
 	if err := fn(context.WithValue(guard.WithClaim(ctx, first), txKey[Tx]{d}, own), own.tx); err != nil {
-		return err
+		own.over.Store(true)
+		tx.rollback()                                  // gives the connection back, which the question may need
+		if strings.HasPrefix(pgerr.State(err), "SF") { // a statement of fn's own, refused by a trigger
+			err = ErrorFrom(err)
+		}
+		return d.succeeded(ctx, sorted, err)
 	}
 	if err := ended(ctx, op, first); err != nil {
 		return err
@@ -166,7 +171,11 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	err = tx.commit(ctx, d.commits)
 	committed = err == nil
 	if err == nil || !opts.Resolve || err == errEnded {
-		return failure("commit of a "+op, first, err, true)
+		if err = failure("commit of a "+op, first, err, true); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			return err
+		}
+		tx.rollback()
+		return d.succeeded(ctx, sorted, err)
 	}
 	err = failure("commit of a "+op, first, &lostCommit{id: id, error: err}, true)
 	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
@@ -174,6 +183,23 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	}
 	tx.rollback() // gives the connection back, which the answer may need
 	return d.resolved(ctx, first, err)
+}
+
+// succeeded makes of the error of a transaction that committed nothing, because
+// its session was ended, the refusal by a newer holder's mark, if there is one:
+// the raise ended it.
+func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error) error {
+	if !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	for _, claim := range claims {
+		if mark, markErr := d.mark(ctx, "read mark", claim); markErr == nil && mark.Token > claim.Token {
+			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: mark, Cause: err}
+		}
+	}
+	return err
 }
 
 // enter begins the fenced transaction, raising the marks first that claims are

@@ -57,11 +57,14 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 }
 
 func (t *Table) writeRow(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
-	if err := t.check(ctx, q, claim, key); err != nil {
+	if err := t.check(ctx, claim, key); err != nil {
 		return guard.Mark{}, err
 	}
 	sql, args, err := t.statement(k, claim, key, set)
 	if err != nil {
+		return guard.Mark{}, err
+	}
+	if err := q.usable(ctx, t.name); err != nil {
 		return guard.Mark{}, err
 	}
 	return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })

@@ -33,12 +33,16 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{ledger}, nil), Timeout: time.Minute}
+	transport, err := httpfence.NewTransport(nil, []string{ledger}, nil)
+	if err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	bucket, err := s3fence.Open(ctx, store, exportBucket, nil) // sees whether the store enforces preconditions
 	if err != nil {
 		return nil, err
 	}
-	exports, err := bucket.Objects(s3fence.Sealed, nil)
+	exports, err := bucket.Objects(s3fence.SealedGzip, nil) // any reader of gzip sees exactly the CSV
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +96,6 @@ func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total i
 // export replaces the object and its mark in one conditional PUT.
 func (f *fenced) export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
 	return f.exports.Put(ctx, claim, exportKey, s3fence.Bytes(exportOf(amounts)), &s3fence.PutOptions{
-		Headers: s3fence.Headers{ContentType: "text/csv", Metadata: map[string]string{exportedBy: by}},
+		Headers: s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip", Metadata: map[string]string{exportedBy: by}},
 	})
 }

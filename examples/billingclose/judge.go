@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"maps"
 	"slices"
 
@@ -16,6 +17,9 @@ type summary struct {
 	Closes        int      `json:"closes"`
 	StaleAttempts int      `json:"staleAttempts"`
 	StaleRefused  int      `json:"staleRefused"`
+	// MisdirectedAttempts counts writes under a token of another resource.
+	MisdirectedAttempts int `json:"misdirectedAttempts"`
+	MisdirectedRefused  int `json:"misdirectedRefused"`
 	// LostUpdates counts acknowledged writes that the final state does not
 	// show, because an older holder wrote over them.
 	LostUpdates int `json:"lostUpdates"`
@@ -65,6 +69,14 @@ func (j *judge) note(name string, r report, late bool) {
 	}
 }
 
+// noteMisdirected takes the answer to a write under another resource's token.
+func (j *judge) noteMisdirected(refusal error) {
+	j.MisdirectedAttempts++
+	if errors.Is(refusal, guard.ErrMisdirected) {
+		j.MisdirectedRefused++
+	}
+}
+
 // judge compares the state before the stale holder went on with the one after.
 func (j *judge) judge(before, after state) summary {
 	s := j.summary
@@ -88,6 +100,7 @@ func (j *judge) judge(before, after state) summary {
 	}
 	s.OK = s.LostUpdates == 0 &&
 		s.StaleAttempts == 4 && s.StaleRefused == s.StaleAttempts &&
+		s.MisdirectedAttempts == 1 && s.MisdirectedRefused == 1 &&
 		s.Closes == 1 && s.ClosedBy == "b" && after.Status == "closed" &&
 		len(after.Postings) == 1 && after.Postings[0].Cents == total && after.Total == total &&
 		maps.Equal(after.Invoices, j.acknowledged) &&

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -49,8 +50,15 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	resource := httpfence.Join(tenantOf, httpfence.Literal("billing-close"), periodOf)
-	fence := httpfence.New(db, resource, nil)
+	resource, err := httpfence.Named(billingClose, httpfence.Bindings{"tenant": tenantOf, "period": periodOf})
+	if err != nil {
+		return nil, err
+	}
+	// A service leaves Logger nil: refusals are logged. Here the story tells them.
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
 	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
 		claim, _ := guard.ClaimFrom(req.Context())
 		err := db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
 	"time"
 )
 
@@ -41,11 +43,11 @@ func TestFenced(t *testing.T) {
 	}
 	want := `{"fenced":true,"resource":"tenant_123:billing-close:2026-04",` +
 		`"holders":[{"worker":"a","token":"1"},{"worker":"b","token":"2"}],"closedBy":"b","closes":1,` +
-		`"staleAttempts":4,"staleRefused":4,"lostUpdates":0,"ok":true}`
+		`"staleAttempts":4,"staleRefused":4,"misdirectedAttempts":1,"misdirectedRefused":1,"lostUpdates":0,"ok":true}`
 	if got := lastLine(out); got != want {
 		t.Errorf("summary\n got %s\nwant %s", got, want)
 	}
-	for _, text := range []string{"SIGSTOP", "SIGCONT", "refused with 412: stale", "lease lost", "FENCED: 4 stale attempts, 4 refused"} {
+	for _, text := range []string{"SIGSTOP", "SIGCONT", "refused with 412: stale", "the token is for tenant_123:payouts:2026-04", "lease lost", "FENCED: 4 stale attempts, 4 refused"} {
 		if !strings.Contains(out, text) {
 			t.Errorf("the timeline does not mention %q:\n%s", text, out)
 		}
@@ -78,6 +80,7 @@ func TestJudge(t *testing.T) {
 		for _, what := range []string{"invoices", "close", "ledger", "export"} {
 			j.note("a", report{What: what, Reason: "stale"}, true)
 		}
+		j.noteMisdirected(&guard.MisdirectedError{})
 		return j, state{Status: "closed", Total: 3, ClosedBy: "b", Closes: 1, Token: 2,
 			Invoices: map[string]invoice{"x": {1, "a"}, "y": {2, "b"}}, Postings: []posting{{3, "b"}},
 			Export: export{Content: "x,1\ny,2\n", ExportedBy: "b"}}
@@ -100,6 +103,9 @@ func TestJudge(t *testing.T) {
 		"a wrong total":                      func(_ *judge, s *state) { s.Total = 4 },
 		"an attempt applied":                 func(j *judge, _ *state) { j.StaleRefused-- },
 		"an attempt missing":                 func(j *judge, _ *state) { j.StaleAttempts--; j.StaleRefused-- },
+		"a misdirected write applied":        func(j *judge, _ *state) { j.MisdirectedRefused-- },
+		"no misdirected write":               func(j *judge, _ *state) { j.MisdirectedAttempts--; j.MisdirectedRefused-- },
+		"refused for another reason":         func(j *judge, _ *state) { j.MisdirectedRefused = 0; j.noteMisdirected(guard.ErrStale) },
 		"tokens did not grow":                func(j *judge, _ *state) { j.Holders[0].Token = 2 },
 		"the mark is another's":              func(_ *judge, s *state) { s.Token = 1 },
 	} {

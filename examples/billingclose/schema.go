@@ -13,15 +13,12 @@ const (
 	period = "2026-04"
 )
 
-// resource names what is leased and fenced: this tenant's close of this
-// period. The ledger builds the same name from its URL.
-func resource() string {
-	name, err := guard.JoinResource(tenant, "billing-close", period)
-	if err != nil {
-		panic(err) // both are constants
-	}
-	return name
-}
+// billingClose names what is leased and fenced, once for the lease client, the
+// table, the ledger's route and the export.
+var billingClose = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+
+// resource is this tenant's close of this period.
+func resource() string { return guard.Must(billingClose.Name(tenant, period)) }
 
 // schema is what a billing service would have. Only last_fencing_token is
 // there for the fence; the invoices need no column, because a fenced

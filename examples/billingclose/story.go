@@ -3,16 +3,22 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
+
+// payouts names what another job of the tenant leases.
+var payouts = guard.Must(guard.NewTemplate("{tenant}:payouts:{period}"))
 
 // story is one run: a database, a ledger, an S3 server, two workers, one pause.
 type story struct {
@@ -51,7 +57,7 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	}
 	defer stopLedger()
 	s.role.Ledger = ledgerURL
-	s.store = s3test.New(&s3test.Options{Buckets: []string{exportBucket}})
+	s.store = s3test.Start(&s3test.Options{Buckets: []string{exportBucket}})
 	defer s.store.Close()
 	s.role.Store = s.store.URL()
 	behind := ", behind httpfence"
@@ -115,6 +121,9 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 		return summary{}, err
 	}
 	s.show.line("worker b", 0, "releases the lease and ends", "")
+	if err := s.misdirect(ctx, j); err != nil {
+		return summary{}, err
+	}
 	before, err := s.state(ctx)
 	if err != nil {
 		return summary{}, err
@@ -136,6 +145,35 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 	}
 	s.show.final(after)
 	return j.judge(before, after), nil
+}
+
+// misdirect has another job of the tenant, the payouts, post to the ledger of
+// the close by mistake. Its token is the newest of its own resource and says
+// nothing about this one: admitted here, it would make every worker of the close
+// stale.
+func (s *story) misdirect(ctx context.Context, j *judge) error {
+	claim := guard.Claim{Resource: guard.Must(payouts.Name(tenant, period)), Token: 20, LeaseID: "payouts"}
+	client := &http.Client{Timeout: time.Minute}
+	if s.fenced {
+		transport, err := httpfence.NewTransport(nil, []string{s.role.Ledger}, nil)
+		if err != nil {
+			return err
+		}
+		client.Transport = transport
+	}
+	resp, err := postToLedger(guard.WithClaim(ctx, claim), client, s.role.Ledger, "payouts", 9900)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	refusal := httpfence.ErrorFrom(resp)
+	answer := "✗ APPLIED, under another resource's token"
+	if refusal != nil {
+		answer = fmt.Sprintf("✓ refused with %d: the token is for %s", resp.StatusCode, claim.Resource)
+	}
+	j.noteMisdirected(refusal)
+	s.show.line("payouts", claim.Token, "posts 99.00 to this ledger by mistake", answer)
+	return nil
 }
 
 // state reads what is in the database and in the bucket.

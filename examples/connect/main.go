@@ -44,7 +44,7 @@ func newHandler(store guard.Store) http.Handler {
 		return connect.NewResponse(wrapperspb.String(fmt.Sprintf("closed %s under token %v", claim.Resource, claim.Token))), nil
 	})
 	write := connect.NewErrorWriter()
-	fence := httpfence.New(store, account, &httpfence.Options{
+	fence := guard.Must(httpfence.New(store, account, &httpfence.Options{
 		// Connect, gRPC and gRPC-Web clients get an error of their protocol;
 		// for the rest the default answer stays.
 		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
@@ -55,7 +55,7 @@ func newHandler(store guard.Store) http.Handler {
 			err.Meta().Set(reasonHeader, string(rej.Reason))
 			_ = write.Write(w, r, err)
 		},
-	})
+	}))
 	mux := http.NewServeMux()
 	mux.Handle(procedure, fence.Admit(handler))
 	return mux
@@ -106,7 +106,7 @@ func errorOf(err error, claim guard.Claim) error {
 // call closes an account under a claim. The Transport adds the token.
 func call(ctx context.Context, server string, base *http.Client, claim guard.Claim, account string, opts ...connect.ClientOption) (string, error) {
 	client := connect.NewClient[wrapperspb.StringValue, wrapperspb.StringValue](
-		&http.Client{Transport: httpfence.NewTransport(base.Transport, []string{server}, nil)}, server+procedure, opts...)
+		&http.Client{Transport: guard.Must(httpfence.NewTransport(base.Transport, []string{server}, nil))}, server+procedure, opts...)
 	req := connect.NewRequest(wrapperspb.String(account))
 	req.Header().Set("X-Account", claim.Resource)
 	if claim.Token != guard.NoToken {
@@ -132,7 +132,7 @@ func story(ctx context.Context, server *httptest.Server, out io.Writer) error {
 		token guard.Token
 		want  error
 	}{{10, nil}, {11, nil}, {10, guard.ErrStale}} {
-		answer, err := call(ctx, server.URL, server.Client(), guard.Claim{Resource: "acme", Token: step.token}, "acme")
+		answer, err := call(ctx, server.URL, server.Client(), guard.Claim{Resource: "acme", Token: step.token, LeaseID: "lease-" + step.token.String()}, "acme")
 		if !errors.Is(err, step.want) {
 			return fmt.Errorf("token %v: %w, expected %v", step.token, err, step.want)
 		}

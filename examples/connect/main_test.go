@@ -60,7 +60,7 @@ func TestProtocols(t *testing.T) {
 				}
 			}
 			store.err = guard.Unavailable("admit", guard.Claim{}, nil)
-			if err := try(acme(12, ""), "acme"); !errors.Is(err, guard.ErrUnavailable) || connect.CodeOf(err) != connect.CodeUnavailable {
+			if err := try(acme(12, "c"), "acme"); !errors.Is(err, guard.ErrUnavailable) || connect.CodeOf(err) != connect.CodeUnavailable {
 				t.Errorf("store down: %v", err)
 			}
 		})

@@ -91,7 +91,7 @@ func (a *app) insertBySqlc(ctx context.Context, claim guard.Claim, tenant string
 		_, err := ledger.New(tx).InsertInvoice(ctx, ledger.InsertInvoiceParams{Tenant: tenant, Cents: 100})
 		return err
 	})
-	return sqlfence.Refusal(err)
+	return sqlfence.ErrorFrom(err)
 }
 
 // increaseBySqlc runs one in a transaction that the application began itself.
@@ -103,7 +103,7 @@ func (a *app) increaseBySqlc(ctx context.Context, claim guard.Claim, tenant stri
 		_, err := ledger.New(tx).IncreaseInvoices(ctx, ledger.IncreaseInvoicesParams{Tenant: tenant, Cents: 1})
 		return err
 	})
-	return sqlfence.Refusal(err)
+	return sqlfence.ErrorFrom(err)
 }
 
 // insertByGorm writes through a model.
@@ -114,7 +114,7 @@ func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string
 		}
 		return tx.Create(&Invoice{Tenant: tenant, Cents: 100}).Error
 	})
-	return sqlfence.Refusal(err)
+	return sqlfence.ErrorFrom(err)
 }
 
 // withoutClaim are the same writes by code that knows nothing of fences.
@@ -123,11 +123,11 @@ func (a *app) withoutClaim(ctx context.Context, tenant string) map[string]error 
 	_, update := ledger.New(a.pool).IncreaseInvoices(ctx, ledger.IncreaseInvoicesParams{Tenant: tenant, Cents: 1})
 	orm := a.orm.WithContext(ctx)
 	return map[string]error{
-		"sqlc insert": sqlfence.Refusal(insert),
-		"sqlc update": sqlfence.Refusal(update),
-		"gorm insert": sqlfence.Refusal(orm.Create(&Invoice{Tenant: tenant, Cents: 100}).Error),
-		"gorm update": sqlfence.Refusal(orm.Model(&Invoice{}).Where("tenant = ?", tenant).Update("cents", 7).Error),
-		"gorm delete": sqlfence.Refusal(orm.Where("tenant = ?", tenant).Delete(&Invoice{}).Error),
+		"sqlc insert": sqlfence.ErrorFrom(insert),
+		"sqlc update": sqlfence.ErrorFrom(update),
+		"gorm insert": sqlfence.ErrorFrom(orm.Create(&Invoice{Tenant: tenant, Cents: 100}).Error),
+		"gorm update": sqlfence.ErrorFrom(orm.Model(&Invoice{}).Where("tenant = ?", tenant).Update("cents", 7).Error),
+		"gorm delete": sqlfence.ErrorFrom(orm.Where("tenant = ?", tenant).Delete(&Invoice{}).Error),
 	}
 }
 

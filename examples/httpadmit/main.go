@@ -68,7 +68,8 @@ func run(ctx context.Context, listen string, out io.Writer) error {
 
 	base := "http://" + listener.Addr().String()
 	if listen != "" {
-		fmt.Fprintf(out, "curl -i -X POST -H '%s: 1' %s/accounts/acme/deposits/5\n", httpfence.TokenHeader, base)
+		fmt.Fprintf(out, "curl -i -X POST -H '%s: 1' -H '%s: a' -H '%s: account:acme' %s/accounts/acme/deposits/5\n",
+			httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader, base)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -81,10 +82,14 @@ func run(ctx context.Context, listen string, out io.Writer) error {
 
 // story is what two holders see, one of whom was cut off.
 func story(ctx context.Context, base string, out io.Writer) error {
-	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{base}, nil), Timeout: time.Minute}
+	transport, err := httpfence.NewTransport(nil, []string{base}, nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	deposit := func(token guard.Token) (string, error) {
-		ctx := guard.WithClaim(ctx, guard.Claim{Resource: "acme", Token: token})
+		ctx := guard.WithClaim(ctx, guard.Claim{Resource: "account:acme", Token: token, LeaseID: "lease-" + token.String()})
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/accounts/acme/deposits/5", nil)
 		if err != nil {
 			return "", err

@@ -57,13 +57,15 @@ func TestOvertaken(t *testing.T) {
 		do := func(path, token string) *httptest.ResponseRecorder {
 			r := httptest.NewRequest("POST", path, nil)
 			r.Header.Set(httpfence.TokenHeader, token)
+			r.Header.Set(httpfence.LeaseHeader, "lease-"+token)
+			r.Header.Set(httpfence.ResourceHeader, "account:"+strings.Split(path, "/")[2])
 			w := httptest.NewRecorder()
 			s.handler().ServeHTTP(w, r)
 			return w
 		}
 		s.between = func(r *http.Request) {
 			claim, _ := guard.ClaimFrom(r.Context())
-			if claim.Token != 10 || claim.Resource != "acme" {
+			if claim.Token != 10 || claim.Resource != "account:acme" {
 				return
 			}
 			if w := do("/accounts/acme/raise", "11"); w.Code != http.StatusNoContent {
@@ -71,7 +73,7 @@ func TestOvertaken(t *testing.T) {
 			}
 			if !fenced {
 				err := pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) error {
-					_, err := deposit(r.Context(), tx, claim.Resource, 5)
+					_, err := deposit(r.Context(), tx, "acme", 5)
 					return err
 				})
 				if err != nil {
@@ -94,6 +96,9 @@ func TestOvertaken(t *testing.T) {
 		}
 		if w := do("/accounts/none/deposits/5", "10"); w.Code != http.StatusNotFound {
 			t.Errorf("unknown account: %d", w.Code)
+		}
+		if mark, err := s.db.Mark(t.Context(), "account:none"); err != nil || mark != (guard.Mark{}) {
+			t.Errorf("an unknown account has the mark %+v, %v", mark, err)
 		}
 	}
 }

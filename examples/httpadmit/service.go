@@ -19,9 +19,12 @@ const schema = `
 CREATE TABLE accounts (id text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0);
 INSERT INTO accounts (id) VALUES ('acme')`
 
-// accountOf names the account, for the mark and for the row alike: what chi gives
-// may still be escaped.
-var accountOf = httpfence.ChiParam("id")
+// accountOf gives the account's ID, for the mark and for the row alike: what chi
+// gives may still be escaped. The lease client names its leases by accounts, too.
+var (
+	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
+	accountOf = httpfence.ChiParam("id")
+)
 
 type service struct {
 	db      *sqlfence.DB[pgx.Tx]
@@ -43,16 +46,45 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	}
 	// db is the store too: the door and the write compare with one mark, and
 	// all replicas with the same.
-	fence := httpfence.New(db, accountOf, nil)
+	resource, err := httpfence.Named(accounts, httpfence.Bindings{"id": accountOf})
+	if err != nil {
+		return nil, err
+	}
+	fence, err := httpfence.New(db, resource, nil)
+	if err != nil {
+		return nil, err
+	}
 	return &service{db, pool, fence, func(*http.Request) {}}, nil
 }
 
 func (s *service) handler() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/accounts/{id}", s.read)
-	r.With(s.fence.Admit).Post("/accounts/{id}/deposits/{cents}", s.deposit)
-	r.Post("/accounts/{id}/raise", s.fence.Raise) // a new holder calls this before it reads
+	// What does not exist is answered before the fence, or every name that
+	// somebody makes up gets a mark. So is a wrong method, because With runs
+	// behind the routing.
+	known := r.With(s.mustExist)
+	known.With(s.fence.Admit).Post("/accounts/{id}/deposits/{cents}", s.deposit)
+	known.Post("/accounts/{id}/raise", s.fence.Raise) // a new holder calls this before it reads
 	return r
+}
+
+func (s *service) mustExist(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		found := false
+		account, err := accountOf(r)
+		if err == nil {
+			err = s.pool.QueryRow(r.Context(), `SELECT EXISTS (SELECT FROM accounts WHERE id = $1)`, account).Scan(&found)
+		}
+		if err == nil && !found {
+			err = guard.ErrNotFound
+		}
+		if err != nil {
+			s.fence.Reject(w, r, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (s *service) deposit(w http.ResponseWriter, r *http.Request) {
@@ -65,9 +97,14 @@ func (s *service) deposit(w http.ResponseWriter, r *http.Request) {
 	// Admission does not stop this request if a newer holder comes now. The
 	// fenced transaction does.
 	claim, _ := guard.ClaimFrom(r.Context())
+	account, err := accountOf(r)
+	if err != nil {
+		s.fence.Reject(w, r, err)
+		return
+	}
 	var balance int64
 	err = s.db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) (err error) {
-		balance, err = deposit(ctx, tx, claim.Resource, cents)
+		balance, err = deposit(ctx, tx, account, cents)
 		return err
 	})
 	if err != nil {

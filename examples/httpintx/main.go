@@ -84,7 +84,11 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 		defer server.Close()
 		bases = append(bases, server.URL)
 	}
-	client := &http.Client{Transport: httpfence.NewTransport(nil, bases, nil)}
+	transport, err := httpfence.NewTransport(nil, bases, nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: transport}
 	defer client.CloseIdleConnections()
 	counts, err := handOver(ctx, client, bases, func() { close(overtaken) })
 	if err != nil {
@@ -112,7 +116,7 @@ func handOver(ctx context.Context, client *http.Client, bases []string, overtake
 	var failed error
 	var group sync.WaitGroup
 	for holder := range guard.Token(holders) {
-		claim := guard.Claim{Resource: "acme", Token: holder + 1}
+		claim := guard.Claim{Resource: "account:acme", Token: holder + 1, LeaseID: fmt.Sprint("lease-", holder+1)}
 		answered := make(chan struct{}, requests)
 		for n := range requests {
 			group.Go(func() {

@@ -27,9 +27,12 @@ INSERT INTO entries SELECT seq, $2 FROM a`
   SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM entries) e`
 )
 
-// accountOf names the account, for the mark and for the row alike: what chi gives
-// may still be escaped.
-var accountOf = httpfence.ChiParam("id")
+// accountOf gives the account's ID, for the mark and for the row alike: what chi
+// gives may still be escaped. The lease client names its leases by accounts, too.
+var (
+	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
+	accountOf = httpfence.ChiParam("id")
+)
 
 type replica struct {
 	db    *sqlfence.DB[pgx.Tx]
@@ -45,10 +48,17 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 	if err := db.Migrate(ctx); err != nil {
 		return nil, err
 	}
-	tx := db.Transactor()
+	resource, err := httpfence.Named(accounts, httpfence.Bindings{"id": accountOf})
+	if err != nil {
+		return nil, err
+	}
 	// The store and the transaction are one database: a resource has one mark.
-	fence := httpfence.New(db, accountOf, nil)
-	r := &replica{db: db, guard: fence.InTx(tx, nil), work: work}
+	tx := db.Transactor()
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: tx})
+	if err != nil {
+		return nil, err
+	}
+	r := &replica{db: db, guard: fence.InTx, work: work}
 	if !fenced {
 		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
 	}

@@ -75,6 +75,8 @@ func run(ctx context.Context, out io.Writer) error {
 		req.Header.Set("Authorization", "Bearer secret-1")
 		req.Header.Set("Idempotency-Key", "invoice-ardent")
 		req.Header.Set(httpfence.TokenHeader, token)
+		req.Header.Set(httpfence.LeaseHeader, "lease-"+token)
+		req.Header.Set(httpfence.ResourceHeader, "tenant_1:invoices:2026-04")
 		resp, err := http.DefaultTransport.RoundTrip(req)
 		if err != nil {
 			fmt.Fprintf(out, "%-28s no answer\n", who)
@@ -120,9 +122,16 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	if _, err := pool.Exec(ctx, schema+`INSERT INTO periods VALUES ('tenant_1', '2026-04'), ('tenant_2', '2026-04');`); err != nil {
 		return nil, err
 	}
-	resource := httpfence.Join(tenantOf, httpfence.Literal("invoices"), period)
+	resource, err := httpfence.Named(invoicesOf, httpfence.Bindings{"tenant": tenantOf, "period": period})
+	if err != nil {
+		return nil, err
+	}
+	fence, err := httpfence.New(db, resource, nil)
+	if err != nil {
+		return nil, err
+	}
 	return &service{
-		pool: pool, db: db, fence: httpfence.New(db, resource, nil),
+		pool: pool, db: db, fence: fence,
 		tax: func(context.Context, int64) (int64, error) { return 0, nil },
 	}, nil
 }

@@ -52,6 +52,10 @@ func (f *fixture) ask(header ...string) (status int, body string) {
 		}
 		r.Header.Set(header[i], header[i+1])
 	}
+	if t := r.Header.Get(token); t != "" { // whoever sends a token sends the whole claim
+		r.Header.Set(httpfence.LeaseHeader, "lease-"+t)
+		r.Header.Set(httpfence.ResourceHeader, "tenant_1:invoices:2026-04")
+	}
 	w := httptest.NewRecorder()
 	f.h.ServeHTTP(w, r)
 	if w.Header().Get("Idempotency-Replayed") != "" {
@@ -121,7 +125,8 @@ func TestOrder(t *testing.T) {
 	// The control: with the fence in front of the look-up, a holder that lost
 	// the answer together with its lease never learns that its work was done.
 	f.exec("INSERT INTO periods VALUES ('tenant_1', '2026-04')")
-	fence := httpfence.New(f.db, httpfence.Join(tenantOf, httpfence.Literal("invoices"), httpfence.Literal("2026-04")), nil)
+	april := func(*http.Request) (string, error) { return "tenant_1:invoices:2026-04", nil }
+	fence := guard.Must(httpfence.New(f.db, april, nil))
 	f.h = authenticate(fence.Admit(f.replayed(http.NotFoundHandler())))
 	if status, body := f.ask(token, "10"); status != 412 || !strings.Contains(body, stale) {
 		t.Errorf("control: %d %s", status, body)
@@ -248,7 +253,7 @@ func TestSameTransaction(t *testing.T) {
 		t.Errorf("%d, %d invoices", status, f.count(invoices))
 	}
 	var answer saved
-	claim := guard.Claim{Resource: "tenant_1:invoices:2026-04", Token: 10}
+	claim := guard.Claim{Resource: "tenant_1:invoices:2026-04", Token: 10, LeaseID: "lease-10"}
 	in := func(fn func(ctx context.Context, tx pgx.Tx) error) error { return f.db.InTx(t.Context(), claim, fn) }
 	err := errors.Join(
 		in(func(ctx context.Context, tx pgx.Tx) (err error) {

@@ -76,7 +76,10 @@ func tenantOf(r *http.Request) (string, error) {
 	return tenant, nil
 }
 
-var period = httpfence.ChiParam("period")
+var (
+	invoicesOf = guard.Must(guard.NewTemplate("{tenant}:invoices:{period}"))
+	period     = httpfence.ChiParam("period")
+)
 
 func (s *service) mustExist(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 
@@ -26,7 +27,11 @@ func TestFragmentIsValid(t *testing.T) {
 		}
 		return doc.Validate(t.Context())
 	}
-	good := string(httpfence.OpenAPI())
+	file, err := os.ReadFile("../../httpfence/openapi.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := string(file)
 	// The document stands alone; this library wants a paths object.
 	good = strings.Replace(good, `"openapi": "3.1.0"`, `"paths": {}, "openapi": "3.1.0"`, 1)
 	if err := validate(good); err != nil {
@@ -67,7 +72,7 @@ func TestAnswersMatch(t *testing.T) {
 	var fail error
 	store := failing{guard.NewMemory(nil), &fail}
 	for _, disclose := range []bool{false, true} {
-		fence := httpfence.New(store, httpfence.PathValue("id"), &httpfence.Options{DiscloseMark: disclose})
+		fence := guard.Must(httpfence.New(store, httpfence.PathValue("id"), &httpfence.Options{DiscloseMark: disclose}))
 		mux := http.NewServeMux()
 		mux.Handle("POST /accounts/{id}/close", fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusNoContent)
@@ -83,12 +88,13 @@ func TestAnswersMatch(t *testing.T) {
 			resp.Request = r
 			return resp
 		}
-		const token, lease = httpfence.TokenHeader, httpfence.LeaseHeader
+		const token, lease, resource = httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader
 		for _, c := range []struct {
 			status int
 			lines  []string
 		}{
-			{204, []string{token, "11", lease, "b"}}, {412, []string{token, "10", lease, "a"}}, {412, []string{token, "11", lease, "a"}},
+			{204, []string{token, "11", lease, "b", resource, "acme"}}, {412, []string{token, "10", lease, "a", resource, "acme"}},
+			{412, []string{token, "11", lease, "a", resource, "acme"}}, {400, []string{token, "11", lease, "b", resource, "other"}}, {428, []string{token, "11"}},
 			{428, nil}, {400, []string{token, "+11"}}, {400, []string{token, "11", token, "11"}},
 		} {
 			resp := ask(c.lines...)
@@ -101,7 +107,7 @@ func TestAnswersMatch(t *testing.T) {
 			if fail == nil {
 				fail = io.ErrUnexpectedEOF
 			}
-			if err := matches(t.Context(), router, ask(token, "12")); err != nil {
+			if err := matches(t.Context(), router, ask(token, "12", lease, "c", resource, "acme")); err != nil {
 				t.Errorf("%s: %v", reason, err)
 			}
 		}
@@ -120,7 +126,7 @@ func TestAnswersMatch(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("POST", "/accounts/acme/close", nil)
-		httpfence.New(store, httpfence.Literal("acme"), &httpfence.Options{DiscloseMark: true}).
+		guard.Must(httpfence.New(store, httpfence.PathValue("id"), &httpfence.Options{DiscloseMark: true})).
 			Reject(w, r, &guard.RejectedError{Reason: guard.ReasonStale, Claim: guard.Claim{Token: 10}, Mark: guard.Mark{Token: 11}})
 		resp := w.Result()
 		resp.Request = r

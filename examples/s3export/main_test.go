@@ -68,11 +68,11 @@ func startGateway(t *testing.T, product gateway.Product) store {
 }
 
 func startS3Test(t *testing.T, etags s3test.ETagMode) store {
-	server := s3test.New(&s3test.Options{
+	t.Helper()
+	server := s3test.New(t, &s3test.Options{
 		Buckets: []string{"exports"}, Region: "eu-central-1", ETags: etags,
 		Credentials: []s3test.Credential{{AccessKeyID: "ID"}, {AccessKeyID: "OLD", Expired: true}},
 	})
-	t.Cleanup(server.Close)
 	return store{server.URL(), "eu-central-1", "ID", "secret"}
 }
 

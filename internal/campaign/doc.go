@@ -7,7 +7,7 @@
 //	go -C internal/campaign run . -seed 1 -duration 45s -guards off -expect violations
 //	go -C internal/campaign run . -short     the three of them side by side, from 60 s
 //	go -C internal/campaign run . -long      eight seeds of five minutes, controls, mutants
-//	go -C internal/campaign run ./cmd/mutants
+//	go run ./internal/mutants -named
 //
 // The exit status is 0 for a clean run, 1 for violations, 2 for a run that
 // proves nothing: too little activity, or the campaign itself failed. go run

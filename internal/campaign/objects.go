@@ -118,7 +118,7 @@ func runObjects(r role, c *control) error {
 	if err != nil {
 		return err
 	}
-	j := &journal{server: s3test.New(&s3test.Options{Buckets: []string{bucketName}, Seed: r.Seed + uint64(r.Life)}), done: map[string]int{}}
+	j := &journal{server: s3test.Start(&s3test.Options{Buckets: []string{bucketName}, Seed: r.Seed + uint64(r.Life)}), done: map[string]int{}}
 	defer j.server.Close()
 	if err := j.restore(context.Background(), all); err != nil {
 		return err

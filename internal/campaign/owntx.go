@@ -30,7 +30,7 @@ func ownTx(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, fence, fn
 		return tx.Commit(ctx)
 	}
 	_ = tx.Rollback(ctx) // a connection that cannot roll back is closed, and the server does it
-	if err = sqlfence.Refusal(err); guard.ReasonOf(err) == guard.ReasonOther {
+	if err = sqlfence.ErrorFrom(err); guard.ReasonOf(err) == guard.ReasonOther {
 		return failed(claim, err)
 	}
 	return err

@@ -35,7 +35,7 @@ const (
 )
 
 func newRemote(w *worker) *remote {
-	transport := httpfence.NewTransport(&http.Transport{MaxIdleConnsPerHost: 4}, w.Replicas, nil)
+	transport := guard.Must(httpfence.NewTransport(&http.Transport{MaxIdleConnsPerHost: 4}, w.Replicas, nil))
 	return &remote{
 		kind: w.Surface, fenced: w.Guards == guardsOn, replicas: w.Replicas, rng: w.rng, bad: map[string]time.Time{},
 		client: &http.Client{Transport: transport}, wait: firstWait,

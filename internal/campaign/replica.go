@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -62,19 +63,21 @@ func runReplica(r role, c *control) error {
 // handler builds the routes for the mode of the guards. With guards on, the
 // door, the transaction and the raise share the marks of the database.
 func (s *replica) handler() http.Handler {
-	store := guard.Store(s.db)
+	store, opts := guard.Store(s.db), &httpfence.Options{Transactor: s.db.Transactor(), Logger: slog.New(slog.DiscardHandler)}
 	if s.Guards != guardsOn {
-		store = guard.NewMemory(nil) // the naive door: every replica for itself
+		store, opts.Transactor = guard.NewMemory(nil), nil // the naive door: every replica for itself
 	}
-	fence := httpfence.New(store, httpfence.PathValue("resource"), nil)
+	fence := guard.Must(httpfence.New(store, httpfence.PathValue("resource"), opts))
 	mux := http.NewServeMux()
 	for _, kind := range []string{"http-admit", "http-intx"} {
 		mux.HandleFunc("GET /"+kind+"/{resource}", s.read)
 		mux.HandleFunc("POST /"+kind+"/{resource}/raise", fence.Raise)
 	}
 	admit := http.Handler(fence.Admit(s.writer(fence, s.admitted)))
-	intx := fence.InTx(s.db.Transactor(), nil)(s.writer(fence, s.inside))
+	var intx http.Handler
 	switch s.Guards {
+	case guardsOn:
+		intx = fence.InTx(s.writer(fence, s.inside))
 	case guardsNaive:
 		admit = fence.Admit(s.writer(fence, s.bare))
 		intx = admit

@@ -98,9 +98,9 @@ func (v verdict) print(out, errs io.Writer) int {
 	return v.s.exit(out)
 }
 
-// hunt runs the mutants, whose command is a program of its own.
+// hunt runs the mistakes of internal/mutants, a program of its own.
 func hunt(ctx context.Context, out, errs io.Writer) int {
-	cmd := exec.CommandContext(ctx, "go", "run", "./cmd/mutants")
+	cmd := exec.CommandContext(ctx, "go", "-C", "../..", "run", "./internal/mutants", "-named")
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }

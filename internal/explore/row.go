@@ -48,7 +48,7 @@ type rowEntry struct {
 const rowLog = 12
 
 type rowState struct {
-	// The lease's row (lockclient/migrations/0001_leases.sql).
+	// The lease's row (lockclient/internal/pglease/migrations/0001_leases.sql).
 	exists, expired bool
 	issued          uint8 // its token
 	held            uint8 // its lease_id; 0 is NULL

@@ -95,7 +95,7 @@ var elsewhere = map[string]string{
 	"go run ./examples/billingclose -unfenced":    "run with -json",
 	".ci/run": "is the gate itself",
 	"go -C internal/campaign run . -seed 1 -duration 60s -guards on": "run by -short, with the controls beside it",
-	"go -C internal/campaign run ./cmd/mutants":                      "run without the slowest mutants",
+	"go run ./internal/mutants -named":                               "run without the slowest mutants",
 	"go -C internal/campaign run . -long":                            "takes an hour; its parts are run",
 	"go test -run '^$' -bench 'BenchmarkUpdate$|BenchmarkUpsert$|BenchmarkTakeover$|BenchmarkInTx/' -benchtime 5000x ./sqlfence":                                 "run with fewer rounds",
 	"go test -run '^$' -bench 'BenchmarkUpdateHot|BenchmarkStale|BenchmarkUpdateMany|BenchmarkBatch|BenchmarkRaise|BenchmarkTrigger' -benchtime 300x ./sqlfence": "takes minutes; one of them is run",

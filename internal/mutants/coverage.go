@@ -41,11 +41,11 @@ func (s span) holds(at place) bool {
 type testRun struct {
 	Name    string
 	Seconds float64
-	Covers  []int // indices into suite.Spans
+	Covers  []int // indices into testSuite.Spans
 }
 
-// suite are the tests of one package.
-type suite struct {
+// testSuite are the tests of one package.
+type testSuite struct {
 	Dir    string
 	Spans  []span // all blocks of the mutated package
 	Tests  []testRun
@@ -54,14 +54,14 @@ type suite struct {
 
 // measure runs every test of a package by itself and notes what it covers. It
 // keeps the result until anything that the test binary is made of changes.
-func measure(ctx context.Context, root, pattern, mutated, cache string, workers int, progress io.Writer) (*suite, error) {
+func measure(ctx context.Context, root, pattern, mutated, cache string, workers int, progress io.Writer) (*testSuite, error) {
 	key, dir, err := fingerprint(ctx, root, pattern, mutated)
 	if err != nil {
 		return nil, err
 	}
 	file := filepath.Join(cache, key+".json")
 	if b, err := os.ReadFile(file); err == nil {
-		var s suite
+		var s testSuite
 		if json.Unmarshal(b, &s) == nil {
 			s.Dir = dir
 			return &s, nil
@@ -81,7 +81,7 @@ func measure(ctx context.Context, root, pattern, mutated, cache string, workers 
 		return nil, err
 	}
 	fmt.Fprintf(progress, "measuring what each of the %d tests of %s runs\n", len(names), pattern)
-	s := &suite{Dir: dir, Tests: make([]testRun, len(names))}
+	s := &testSuite{Dir: dir, Tests: make([]testRun, len(names))}
 	covered := make([]map[span]bool, len(names))
 	each(len(names), workers, func(i int) {
 		profile := filepath.Join(tmp, fmt.Sprintf("%d.out", i))
@@ -218,7 +218,7 @@ func readProfile(file string) (map[span]bool, error) {
 // covering are the tests that run one of the places, the quickest first. Where
 // a place is in no block (the expression of a case is in none), it is the tests
 // that run anything of its function.
-func (s *suite) covering(places []place, body func(place) (from, to place)) []testRun {
+func (s *testSuite) covering(places []place, body func(place) (from, to place)) []testRun {
 	if places == nil {
 		return s.sorted(s.Tests)
 	}
@@ -250,7 +250,7 @@ func (s *suite) covering(places []place, body func(place) (from, to place)) []te
 	return s.sorted(out)
 }
 
-func (s *suite) sorted(tests []testRun) []testRun {
+func (s *testSuite) sorted(tests []testRun) []testRun {
 	tests = slices.Clone(tests)
 	slices.SortStableFunc(tests, func(a, b testRun) int {
 		if a.Seconds < b.Seconds {

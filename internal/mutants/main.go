@@ -44,7 +44,7 @@ type hunt struct {
 	root, pattern string
 	seed          uint64
 	p             *goPackage
-	suites        []*suite
+	suites        []*testSuite
 	tests         []string // the suites' patterns
 	workers       int
 	known         []equivalent
@@ -63,9 +63,15 @@ func command(ctx context.Context, root string, args []string, out, errs io.Write
 	tests := flags.String("tests", "", "packages whose tests run besides the package's own: ./a,./b")
 	minimum := flags.Int("min", -1, "succeed if so many are killed; without it, if none survives")
 	workers := flags.Int("p", runtime.NumCPU(), "how many mutants at a time")
+	named := flags.Bool("named", false, "try the mistakes of mistakes.go, or those whose name matches the argument, each by the test that is named for it")
+	short := flags.Bool("short", false, "with -named: by the tests alone, which take a few seconds each, not by the campaign")
+	times := flags.Int("times", 1, "with -named: how often each test must catch its mistake")
 	list := flags.Bool("list", false, "print the mutants, run nothing")
 	if err := flags.Parse(args); err != nil {
 		return 2
+	}
+	if *named {
+		return huntMistakes(ctx, root, flags.Arg(0), *times, *short, out, errs)
 	}
 	fail := func(err error) int {
 		fmt.Fprintln(errs, "mutants:", err)

@@ -19,6 +19,10 @@ import (
 var ErrNoServer = errors.New("no PostgreSQL server binaries (initdb, postgres, pg_ctl) in PATH, " +
 	"pg_config --bindir or the usual directories; run .ci/setup to install them")
 
+// binariesVariable names the environment variable that gives the directory of
+// the server binaries, which is then the only one that is looked at.
+const binariesVariable = "FENCEPOST_PG_BIN"
+
 // usualDirectories are patterns of the places in which packages put the server
 // binaries, most likely first.
 var usualDirectories = []string{
@@ -38,10 +42,17 @@ var usualDirectories = []string{
 	"/usr/local/pgsql/bin",                                    // from source
 }
 
-// findBinaries returns the directory that holds initdb, postgres and pg_ctl,
-// looking in PATH first, then where pg_config points, then in the places that
-// the patterns name.
+// findBinaries returns the directory that holds initdb, postgres and pg_ctl: the
+// one that FENCEPOST_PG_BIN gives; without it PATH is searched, then where
+// pg_config points, then the places that the patterns name.
 func findBinaries(ctx context.Context, patterns []string) (string, error) {
+	if dir := os.Getenv(binariesVariable); dir != "" {
+		bin, ok := serverDirectory(dir)
+		if !ok {
+			return "", fmt.Errorf("pgtest: %s=%q is not the absolute path of a directory with initdb, postgres and pg_ctl: %w", binariesVariable, dir, ErrNoServer)
+		}
+		return bin, nil
+	}
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		if bin, ok := serverDirectory(dir); ok {
 			return bin, nil

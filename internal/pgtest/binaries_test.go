@@ -13,6 +13,7 @@ import (
 func noBinaries(t *testing.T) {
 	t.Helper()
 	t.Setenv("PATH", "")
+	t.Setenv(binariesVariable, "")
 	directories := usualDirectories
 	usualDirectories = nil
 	t.Cleanup(func() { usualDirectories = directories })
@@ -42,6 +43,7 @@ func resolved(t *testing.T, dir string) string {
 }
 
 func TestFindBinaries(t *testing.T) {
+	t.Setenv(binariesVariable, "")
 	root := resolved(t, t.TempDir())
 	all := []string{"initdb", "postgres", "pg_ctl"}
 	old := fakeBinaries(t, filepath.Join(root, "postgresql", "9.6", "bin"), all...)
@@ -81,6 +83,22 @@ func TestFindBinaries(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the variable wins", func(t *testing.T) {
+		t.Setenv("PATH", newest)
+		t.Setenv(binariesVariable, old)
+		if got, err := findBinaries(t.Context(), nil); err != nil || got != old {
+			t.Errorf("found %q, %v; want %q", got, err, old)
+		}
+	})
+	t.Run("the variable is wrong", func(t *testing.T) {
+		t.Setenv("PATH", newest)
+		for _, dir := range []string{clients, "bin"} {
+			t.Setenv(binariesVariable, dir)
+			if got, err := findBinaries(t.Context(), nil); !errors.Is(err, ErrNoServer) || !strings.Contains(err.Error(), binariesVariable) {
+				t.Errorf("%s: found %q, %v", dir, got, err)
+			}
+		}
+	})
 	t.Run("nothing", func(t *testing.T) {
 		t.Setenv("PATH", clients)
 		_, err := findBinaries(t.Context(), []string{filepath.Join(root, "none*")})

@@ -9,9 +9,9 @@
 // If FENCEPOST_DATABASE_URL is set, [Database], [Pool] and [Provide] create
 // scratch databases on that server (PostgreSQL 13 or newer, a role that may
 // create databases) and drop them afterwards. Otherwise, and always for [Start],
-// the installed server binaries are used: those in PATH, in the directory that
-// pg_config names, or in the usual places of Debian, RPM, Homebrew and
-// Postgres.app. Where nothing is found the error names .ci/setup, which
+// server binaries are used: those in the directory FENCEPOST_PG_BIN if it is
+// set, else those in PATH, in the directory that pg_config names, or in the usual
+// places of Debian, RPM, Homebrew and Postgres.app. Where nothing is found the error names .ci/setup, which
 // installs them. Nothing is ever skipped, and nothing is downloaded.
 //
 // # What is promised

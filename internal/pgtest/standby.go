@@ -7,7 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Standby starts another private server which replicates this one by
@@ -49,15 +50,8 @@ func (s *Server) follow(ctx context.Context, primary *Server) error {
 	if err := os.RemoveAll(data); err != nil {
 		return fmt.Errorf("pgtest: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "pg_basebackup"), "--pgdata", data, "--write-recovery-conf",
-		"--wal-method=stream", "--checkpoint=fast", "--no-sync", "--host", "127.0.0.1", "--port", strconv.Itoa(primary.port), "--username", "postgres")
-	cmd.Dir = "/"
-	cmd.Env = append(environment(os.Environ()), "PGPASSWORD="+primary.password)
-	if err := detach(cmd); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("pgtest: pg_basebackup: %w\n%s", err, out)
+	if err := s.copyFrom(ctx, primary, data); err != nil {
+		return err
 	}
 	own, err := os.ReadFile(filepath.Join(s.dir, "server.conf"))
 	if err != nil {
@@ -67,9 +61,57 @@ func (s *Server) follow(ctx context.Context, primary *Server) error {
 	if err != nil {
 		return fmt.Errorf("pgtest: %w", err)
 	}
-	_, err = file.Write(own)
+	_, err = fmt.Fprintf(file, "%sprimary_conninfo = 'host=127.0.0.1 port=%d user=postgres password=%s'\n", own, primary.port, primary.password)
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("pgtest: %w", err)
 	}
 	return s.serve(ctx)
+}
+
+// copyFrom makes a base backup of the primary into data. pg_basebackup would do
+// the same, but not every set of server binaries has it. The files that
+// PostgreSQL removes while they are copied are those that a backup need not
+// have, so that cp may miss some; a backup that lacks more does not start.
+func (s *Server) copyFrom(ctx context.Context, primary *Server, data string) (err error) {
+	conn, err := pgx.Connect(ctx, primary.URL())
+	if err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	begin, end := "SELECT pg_backup_start('standby', true)", "SELECT labelfile FROM pg_backup_stop(false)"
+	if primary.versionNum < 150000 {
+		begin, end = "SELECT pg_start_backup('standby', true, false)", "SELECT labelfile FROM pg_stop_backup(false, false)"
+	}
+	if _, err := conn.Exec(ctx, begin); err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	const files = `cp -R -p "$1" "$2" 2>"$2.log" || :
+rm -rf "$2/postmaster.pid" "$2/postmaster.opts" "$2/pg_wal" "$2"/pg_replslot/*`
+	if err := s.shell(ctx, files, primary, data); err != nil {
+		return err
+	}
+	var label string
+	if err := conn.QueryRow(ctx, end).Scan(&label); err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	// All of the log from the beginning of the backup is still there: none of it
+	// is removed before max_wal_size has been written.
+	const log = `cp -R -p "$1/pg_wal" "$2/pg_wal" && : >"$2/standby.signal" && printf %s "$3" >"$2/backup_label"`
+	return s.shell(ctx, log, primary, data, label)
+}
+
+// shell runs a script as the user that owns the servers' directories, with the
+// primary's data directory as its first argument.
+func (s *Server) shell(ctx context.Context, script string, primary *Server, args ...string) error {
+	args = append([]string{"-c", script, "pgtest", filepath.Join(primary.dir, "data")}, args...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", args...)
+	cmd.Dir = "/"
+	cmd.Env = environment(os.Environ())
+	if err := detach(cmd); err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("pgtest: copy the primary: %w\n%s", err, out)
+	}
+	return nil
 }

@@ -86,11 +86,15 @@ make() {
 }
 
 # init runs initdb in the background, so that an end of file is seen at once.
+# initdb of PostgreSQL 13 cuts the password's verifier after 99 bytes and takes
+# the rest for a password, so there it is set again.
 init() {
 	(
 		cd "$dir" || exit
 		"$bin/initdb" -D "$dir/data" -U postgres -A scram-sha-256 --pwfile=password \
 			-E UTF8 --no-locale --no-sync >initdb.log 2>&1 </dev/null &&
+			{ [ "$(cat data/PG_VERSION)" -ge 14 ] || printf "ALTER USER postgres PASSWORD '%s'\n" "$(cat password)" |
+				"$bin/postgres" --single -F -D "$dir/data" postgres >>initdb.log 2>&1; } &&
 			cat server.conf >>data/postgresql.conf &&
 			cat >data/pg_hba.conf <<-'END'
 				local all all scram-sha-256

@@ -31,7 +31,7 @@ func times(short, whole int) int {
 }
 
 // gatewayClient is the SDK's client for g, at g itself or at what is in front.
-func gatewayClient(g *gateway.Gateway, endpoint string) *s3.Client {
+func gatewayClient(g *gateway.Gateway, endpoint string, change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
 		BaseEndpoint: aws.String(endpoint), UsePathStyle: true, Region: g.Region,
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenSupported,
@@ -40,7 +40,7 @@ func gatewayClient(g *gateway.Gateway, endpoint string) *s3.Client {
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: g.AccessKeyID, SecretAccessKey: g.SecretAccessKey}, nil
 		}),
-	})
+	}, change...)
 }
 
 func createBucket(t testing.TB, client *s3.Client) {

@@ -29,7 +29,7 @@ func sdk(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 		BaseEndpoint: aws.String(server.URL()),
 		UsePathStyle: true,
 		Region:       "us-east-1",
-		HTTPClient:   server.Client(),
+		HTTPClient:   server.HTTPClient(),
 		// What config.LoadDefaultConfig sets; the zero value is no checksums.
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenSupported,
 		ResponseChecksumValidation: aws.ResponseChecksumValidationWhenSupported,
@@ -42,8 +42,7 @@ func sdk(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 
 func newServer(t *testing.T, opts s3test.Options) *s3test.Server {
 	opts.Buckets = []string{bucket}
-	server := s3test.New(&opts)
-	t.Cleanup(server.Close)
+	server := s3test.New(t, &opts)
 	return server
 }
 

@@ -37,6 +37,15 @@ type AuditRecord struct {
 	Cut LeaseInfo `json:"cut"`
 }
 
+// Holder returns who held the lease when it was cut; held is false if nobody did:
+// it was free, or had run out. Of one that had run out, Cut names whose it was.
+func (r AuditRecord) Holder() (owner string, held bool) {
+	if r.Cut.State != StateHeld {
+		return "", false
+	}
+	return r.Cut.Owner, true
+}
+
 // AuditOptions configures [Operator.Audit]. The zero value is the default.
 type AuditOptions struct {
 	// From and To bound the time of the records: from From up to, and without,

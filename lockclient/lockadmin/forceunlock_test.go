@@ -162,6 +162,25 @@ func TestForceUnlockOfNobody(t *testing.T) {
 		if err != nil || done.Cut.State != want.state || done.Burned.Token != want.token {
 			t.Errorf("%s: %+v, %v", resource, done, err)
 		}
+		// Nobody held it, and that is what is said: by the answer, by the audit, of
+		// the row that is left, and of the burned token when it is cut again.
+		left, err := o.Get(t.Context(), resource)
+		if err != nil || left.Owner != "" || !left.AcquiredAt.IsZero() || left.LeaseID != "" || left.Token != want.token {
+			t.Errorf("%s is left as %+v, %v", resource, left, err)
+		}
+		again, err := o.ForceUnlock(t.Context(), resource, "Ada", "once more", nil)
+		if err != nil || again.Cut.Owner != "" || !again.Cut.AcquiredAt.IsZero() || again.Cut.Token != want.token || again.Cut.State != StateFree {
+			t.Errorf("%s, cut again: %+v, %v", resource, again, err)
+		}
+		for i, r := range auditOf(t, o, resource) { // the latest first
+			if _, held := r.Holder(); held || i == 0 && r.Cut != again.Cut || i == 1 && r.Cut != done.Cut {
+				t.Errorf("%s: record %d names %+v", resource, i, r.Cut)
+			}
+		}
+		if want.state == StateFree && done.Cut.Owner != "" || want.state == StateExpired && done.Cut.Owner == "" {
+			t.Errorf("%s was of %q", resource, done.Cut.Owner)
+		}
+		want.token++
 		if got := grant(t, client, resource, 1); got != want.token+1 {
 			t.Errorf("%s: the next token is %v", resource, got)
 		}

@@ -81,6 +81,9 @@ type Inspection struct {
 	// AdvanceFloor out; 0 if there is none, or none that the role may see: a
 	// role without pg_read_all_stats sees its own transactions alone.
 	Blocker int `json:"blocker,omitempty"`
+	// Ahead is how many leases were granted later than the server's clock shows:
+	// it was set back since. They last for longer by that.
+	Ahead int64 `json:"ahead,omitempty"`
 	// RoundTrip is how long the fastest of a few empty statements took.
 	RoundTrip time.Duration `json:"roundTripNanoseconds"`
 	// ClockAhead is how far the server's clock is ahead of this machine's, give
@@ -121,6 +124,7 @@ const (
   ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END`
 	estimateSQL = `SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = to_regclass('fencepost.leases')`
 	baseSQL     = `SELECT coalesce((SELECT e.base FROM fencepost.epoch e), 0), coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0)`
+	aheadSQL    = `SELECT count(*) FROM fencepost.leases l WHERE l.lease_id IS NOT NULL AND l.acquired_at > clock_timestamp() + interval '1 second'`
 	// blockerSQL finds the oldest of the transactions whose lock on the leases
 	// would keep the exclusive calls out.
 	blockerSQL = `SELECT coalesce(k.pid, 0) FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
@@ -168,6 +172,7 @@ func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 		see(false, estimateSQL, &in.Resources),
 		see(false, baseSQL, &in.EpochBase, &floor),
 		see(false, blockerSQL, &in.Blocker),
+		see(false, aheadSQL, &in.Ahead),
 	)
 	in.Schema, in.Floor, in.Hidden = int(version), guard.Token(floor), strings.Join(hidden, "; ")
 	if err != nil {
@@ -230,6 +235,9 @@ func (in *Inspection) findings() []Finding {
 	add(in.Blocker != 0, SeverityWarning, "blocker",
 		fmt.Sprintf("server process %d has had a transaction open for more than a second, with a lock on the leases: it keeps out Purge, RaiseEpoch and AdvanceFloor", in.Blocker),
 		"look at pg_stat_activity, end it if it is forgotten")
+	add(in.Ahead > 0, SeverityWarning, "clock set back",
+		fmt.Sprintf("leases granted later than the server's clock shows: %d; it was set back, and they last for longer by that", in.Ahead),
+		"let them be renewed or released; force-unlock those whose holders are gone; keep the server's clock from stepping")
 	add(in.ClockAhead.Abs() > skewWorthTelling+in.ClockError, SeverityWarning, "clock",
 		fmt.Sprintf("the server's clock is %v ahead of this machine's", in.ClockAhead.Round(time.Millisecond)),
 		"leases do not depend on it; set the clocks, so that logs can be compared")

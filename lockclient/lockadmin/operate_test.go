@@ -213,6 +213,23 @@ func TestInspect(t *testing.T) {
 			t.Errorf("%s: found %q, want %q, %v", what, found, want, err)
 		}
 	}
+	step := func(by string) { // as a step of the server's clock the other way would
+		mustExec(t, owner, "UPDATE fencepost.leases SET acquired_at = acquired_at + $1::text::interval WHERE resource = 'stepped'", by)
+	}
+	mustTry(t, newTestClient(t, owner, nil), "stepped", time.Hour)
+	step("2 hours")
+	if in, err := newRoleOperator(t, owner).Inspect(t.Context()); err != nil || in.Ahead != 1 || !slices.ContainsFunc(in.Findings, func(f Finding) bool {
+		return f.Setting == "clock set back" && strings.Contains(f.Problem, ": 1;")
+	}) {
+		t.Errorf("a clock that was set back: %+v, %v", in, err)
+	}
+	if info, err := newRoleOperator(t, owner).Get(t.Context(), "stepped"); err != nil || info.HeldFor > -time.Hour {
+		t.Errorf("held for %v, %v", info.HeldFor, err)
+	}
+	step("-2 hours")
+	if in, err := newRoleOperator(t, owner).Inspect(t.Context()); err != nil || in.Ahead != 0 {
+		t.Errorf("control: %+v, %v", in, err)
+	}
 	if _, err := open.Exec(t.Context(), "UPDATE fencepost.leases SET owner = owner"); err != nil {
 		t.Fatal(err)
 	}

@@ -203,7 +203,7 @@ func (o *Operator) idle(ctx context.Context, after string, free time.Duration) (
 	return resources, last, pglease.Failure("purge", guard.Claim{}, err)
 }
 
-const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.operator_purge($1::text[], $2::bigint, $3::text::integer)`
+const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.purge_leases($1::text[], $2::bigint, $3::text::integer)`
 
 func (o *Operator) delete(ctx context.Context, resources []string, free, wait time.Duration) (done Purged, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {

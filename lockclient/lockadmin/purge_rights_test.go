@@ -13,7 +13,7 @@ func TestNoUnlockWithoutRecord(t *testing.T) {
 	client := newTestClient(t, owner, nil)
 	purge := func() (purged int64) {
 		mustTry(t, client, "held "+pglease.NewLeaseID(), time.Minute)
-		err := as(names.Operator).QueryRow(t.Context(), `SELECT o_purged FROM fencepost.operator_purge(
+		err := as(names.Operator).QueryRow(t.Context(), `SELECT o_purged FROM fencepost.purge_leases(
 			(SELECT array_agg(resource) FROM fencepost.leases), -86400000000, 1000)`).Scan(&purged)
 		if err != nil {
 			t.Fatal(err)
@@ -23,7 +23,7 @@ func TestNoUnlockWithoutRecord(t *testing.T) {
 	if n := purge(); n != 0 {
 		t.Errorf("%d held leases were purged", n)
 	}
-	mutate(t, owner, "operator_purge", "greatest(p_free_us, 0)", "p_free_us")
+	mutate(t, owner, "purge_leases", "greatest(p_free_us, 0)", "p_free_us")
 	if n := purge(); n != 2 {
 		t.Errorf("control: %d held leases were purged", n)
 	}

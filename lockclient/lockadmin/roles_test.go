@@ -153,6 +153,9 @@ func TestRolesForbid(t *testing.T) {
 	if _, err := newRoleOperator(t, owner).ForceUnlock(t.Context(), "r", "Ada", "a record", nil); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := newRoleOperator(t, owner).AdvanceFloor(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
 	everybody := []string{names.Issuer, names.Operator, names.Reader}
 	others := []string{names.Operator, names.Reader}
 	for _, test := range []struct {
@@ -180,11 +183,21 @@ func TestRolesForbid(t *testing.T) {
 		{"CREATE TABLE fencepost.mine (x int)", false, everybody},
 		{"CREATE OR REPLACE FUNCTION fencepost.refuse_change() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'", false, everybody},
 		{"ALTER TABLE fencepost.audit DISABLE TRIGGER ALL", false, everybody},
-		{"SELECT fencepost.purge_leases(ARRAY['r'], 1, 100)", false, everybody},
-		{"SELECT fencepost.operator_purge(ARRAY['r'], 1, 100)", false, []string{names.Issuer, names.Reader}},
-		{"SELECT fencepost.operator_epoch(0, 1, 0, true, 100)", false, []string{names.Issuer, names.Reader}},
-		{"SELECT fencepost.enter_epoch(0, 1, 0, true, 100)", false, everybody},
-		{"SELECT fencepost.lift_floor(99)", false, others},
+		{"SELECT fencepost.purge_leases(ARRAY['r'], 1, 100)", false, []string{names.Issuer, names.Reader}},
+		{"SELECT fencepost.raise_epoch(0, 1, 0, true, 100)", false, []string{names.Issuer, names.Reader}},
+		{"SELECT fencepost.enter_epoch(100)", false, others},
+		{"SELECT fencepost.adopt_epoch(100)", false, others},
+		{"SELECT fencepost.lift_floor(99)", false, everybody},
+		{"SELECT fencepost.lock_leases(100)", false, everybody},
+		{"UPDATE fencepost.leases SET token = 9223372036854775806 WHERE resource = ''", false, everybody},
+		{"INSERT INTO fencepost.leases (resource, token) VALUES ('', 99) ON CONFLICT (resource) DO UPDATE SET token = 1 + fencepost.leases.token", false, everybody},
+		{"UPDATE fencepost.leases SET token = token + 9 WHERE resource = 'r'", false, everybody},
+		{"UPDATE fencepost.leases SET token = 9223372036854775806 WHERE resource = 'r'", false, everybody},
+		{"INSERT INTO fencepost.leases (resource, token) VALUES ('skips', 2 + (SELECT token FROM fencepost.leases WHERE resource = ''))", false, everybody},
+		{"UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '100 years'", true, everybody},
+		{"UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '26 hours'", true, everybody},
+		{"INSERT INTO fencepost.leases (resource, token, expires_at) VALUES ('ages', 1, clock_timestamp() + interval '100 years')", true, everybody},
+		{"UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '100 years'", false, everybody},
 		{"SELECT fencepost.advance_lease('r', 99, 100)", false, []string{names.Issuer, names.Reader}},
 		{"SELECT fencepost.force_unlock('r', 'a', 'b', '', 'c', NULL, 100, NULL, 'fencepost.leases'::regclass)", false, []string{names.Issuer, names.Reader}},
 	} {
@@ -244,6 +257,125 @@ func TestRolesForbid(t *testing.T) {
 		if pg := pglease.Error(err); pg == nil || pg.Code != "42501" || !errors.Is(err, guard.ErrUnavailable) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestIssuerCannotStopGrants: finding after finding, what one issuer tried in
+// order to stop all others is refused, and everybody is granted afterwards. The
+// control, without the triggers, is an issuer that stops every grant.
+func TestIssuerCannotStopGrants(t *testing.T) {
+	for name, sql := range map[string]string{
+		"the floor":           "INSERT INTO fencepost.leases (resource, token) VALUES ('', 9223372036854775806) ON CONFLICT (resource) DO UPDATE SET token = excluded.token",
+		"a token, then purge": "UPDATE fencepost.leases SET token = 9223372036854775806, lease_id = NULL WHERE resource = 'mine'",
+		"a lease for ages":    "UPDATE fencepost.leases SET lease_id = 'x', expires_at = clock_timestamp() + interval '100 years' WHERE resource = 'yours'",
+	} {
+		for _, guarded := range []bool{true, false} {
+			owner, names, as := testRoles(t, "")
+			issuer := newTestClient(t, as(names.Issuer), nil)
+			grant(t, issuer, "mine", 1)
+			grant(t, issuer, "yours", 1)
+			if !guarded {
+				mustExec(t, owner, "ALTER TABLE fencepost.leases DISABLE TRIGGER USER")
+			}
+			if name == "the floor" { // the right to it, which no epoch asks for, apart from the triggers
+				mustExec(t, owner, "DELETE FROM fencepost.leases WHERE resource = ''")
+			}
+			_, err := as(names.Issuer).Exec(t.Context(), sql)
+			if pg := pglease.Error(err); guarded && (pg == nil || pg.Code != "42501") || !guarded && err != nil {
+				t.Errorf("%s, guarded %t: %v", name, guarded, err)
+			}
+			time.Sleep(2 * time.Millisecond)
+			if _, err := newRoleOperator(t, as(names.Operator)).Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil && guarded {
+				t.Errorf("%s: %v", name, err)
+			}
+			_, err = issuer.TryAcquire(t.Context(), "yours", &lockclient.AcquireOptions{TTL: time.Minute})
+			if (err == nil) != guarded {
+				t.Errorf("%s, guarded %t: the next grant: %v", name, guarded, err)
+			}
+		}
+	}
+}
+
+// TestForceUnlockedNeedsItsLease: an issuer reads why its lease ended, and not the
+// record of one whose ID, token or resource it guesses.
+func TestForceUnlockedNeedsItsLease(t *testing.T) {
+	_, names, as := testRoles(t, "")
+	issuer, operator := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Operator))
+	lease := mustTry(t, issuer, "r", time.Minute)
+	mustTry(t, issuer, "other", time.Minute)
+	done, err := operator.ForceUnlock(t.Context(), "r", "Ada", "secret", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := operator.ForceUnlock(t.Context(), "r", "Ada", "of nobody", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(resource, id string, token guard.Token) (reasons []string) {
+		rows, err := as(names.Issuer).Query(t.Context(), "SELECT o_reason FROM fencepost.force_unlocked($1, $2, $3) WHERE o_reason IS NOT NULL", resource, id, int64(token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reasons, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			t.Fatal(err)
+		}
+		return reasons
+	}
+	if got := read("r", lease.ID(), lease.Token()); !slices.Equal(got, []string{"secret"}) {
+		t.Errorf("its own: %q", got)
+	}
+	for what, got := range map[string][]string{
+		"another resource": read("other", lease.ID(), lease.Token()),
+		"a guessed ID":     read("r", "guessed", lease.Token()),
+		"no ID":            read("r", "", done.Burned.Token),
+		"a prefix":         read("r", lease.ID()[:8]+"%", lease.Token()),
+		"a request's ID":   read("r", done.Burned.LeaseID, done.Burned.Token),
+		"a guessed token":  read("r", lease.ID(), lease.Token()+1),
+		"of nobody":        read("r", again.Burned.LeaseID, again.Cut.Token),
+	} {
+		if len(got) != 0 {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+// TestRolesByAPoorOwner: the schema's owner needs no right to make roles where
+// they are there. The control asks for one that is not.
+func TestRolesByAPoorOwner(t *testing.T) {
+	url := pgtest.Database(t)
+	super := dial(t, url)
+	unique := strings.ToLower(rand.Text()[:10])
+	poor := "poor_" + unique
+	names := RoleNames{Issuer: "issuer_" + unique, Operator: "operator_" + unique, Reader: "reader_" + unique}
+	roles := []string{poor, names.Issuer, names.Operator, names.Reader}
+	for _, role := range roles {
+		mustExec(t, super, "CREATE ROLE "+role)
+	}
+	t.Cleanup(func() {
+		for _, role := range roles {
+			mustExec(t, super, "DROP OWNED BY "+role+" CASCADE")
+			mustExec(t, super, "DROP ROLE "+role)
+		}
+	})
+	var name string
+	if err := super.QueryRow(t.Context(), "SELECT current_database()").Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, super, "GRANT CREATE ON DATABASE "+identifier(name)+" TO "+poor)
+	owner := dialAs(t, url, poor)
+	for range 2 {
+		if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	issuer, operator := newTestClient(t, dialAs(t, url, names.Issuer), nil), newRoleOperator(t, dialAs(t, url, names.Operator))
+	lease := mustTry(t, issuer, "r", time.Minute)
+	if _, err := operator.ForceUnlock(t.Context(), "r", "Ada", "works", nil); err != nil || lease.Renew(t.Context()) == nil {
+		t.Errorf("the roles do not work: %v", err)
+	}
+	names.Reader = "missing_" + unique
+	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
+		t.Errorf("control: a role that is missing: %v", err)
 	}
 }
 

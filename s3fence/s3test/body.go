@@ -1,13 +1,17 @@
 package s3test
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/md5"
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"hash"
+	"hash/crc32"
+	"hash/crc64"
 	"io"
 	"net/http"
 	"strconv"
@@ -127,4 +131,123 @@ func (k *keeper) bytes() []byte {
 	}
 	// Buffers grow in leaps; the history keeps every body for long.
 	return append(make([]byte, 0, k.buf.Len()), k.buf.Bytes()...)
+}
+
+const sumPrefix = "X-Amz-Checksum-"
+
+// nvme is the polynomial of CRC64NVME, bits reversed as hash/crc64 wants it.
+var nvme = crc64.MakeTable(0x9a6c9329ac4bc9b5)
+
+// sums are the checksums that are verified, by header.
+var sums = map[string]func() hash.Hash{
+	"X-Amz-Checksum-Crc32":     func() hash.Hash { return crc32.NewIEEE() },
+	"X-Amz-Checksum-Crc32c":    func() hash.Hash { return crc32.New(crc32.MakeTable(crc32.Castagnoli)) },
+	"X-Amz-Checksum-Crc64nvme": func() hash.Hash { return crc64.New(nvme) },
+	"X-Amz-Checksum-Sha1":      sha1.New,
+	"X-Amz-Checksum-Sha256":    sha256.New,
+}
+
+func newSum(header string) hash.Hash { return sums[header]() }
+
+// declaredSums returns the headers of the checksums that a request carries,
+// before its body or after it.
+func declaredSums(h http.Header) []string {
+	var names []string
+	for name := range sums {
+		if h.Get(name) != "" {
+			names = append(names, name)
+			continue
+		}
+		for trailer := range strings.SplitSeq(strings.Join(h.Values("X-Amz-Trailer"), ","), ",") {
+			if http.CanonicalHeaderKey(strings.TrimSpace(trailer)) == name {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// errMalformedChunk says that a body is not what aws-chunked should be, as
+// opposed to a connection that broke.
+var errMalformedChunk = errors.New("malformed chunk")
+
+// chunkReader decodes an aws-chunked body: chunks of
+//
+//	<length in hex>[;chunk-signature=...]\r\n<bytes>\r\n
+//
+// the last one empty, then trailing headers. Signatures are not verified.
+type chunkReader struct {
+	r       *bufio.Reader
+	left    int64 // of the current chunk
+	inside  bool  // a chunk's bytes were read, its line end was not
+	done    bool
+	trailer http.Header
+}
+
+func newChunkReader(r io.Reader) *chunkReader {
+	return &chunkReader{r: bufio.NewReaderSize(r, 64<<10), trailer: http.Header{}}
+}
+
+func (c *chunkReader) Read(p []byte) (int, error) {
+	for c.left == 0 {
+		if c.done {
+			return 0, io.EOF
+		}
+		if err := c.next(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	if err == io.EOF {
+		err = errMalformedChunk // the HTTP body is whole, the last chunk is missing
+	}
+	return n, err
+}
+
+// next reads the head of the next chunk, and all that follows the last one.
+func (c *chunkReader) next() error {
+	if c.inside {
+		if line, err := c.line(); err != nil || line != "" {
+			return errors.Join(errMalformedChunk, err)
+		}
+	}
+	line, err := c.line()
+	if err != nil {
+		return err
+	}
+	size, _, _ := strings.Cut(line, ";")
+	c.left, err = strconv.ParseInt(size, 16, 63)
+	if err != nil || c.left < 0 {
+		return errMalformedChunk
+	}
+	c.inside = true
+	if c.left > 0 {
+		return nil
+	}
+	c.done = true
+	for {
+		line, err := c.line()
+		if err == errMalformedChunk || line == "" {
+			// Some clients leave the last empty line out.
+			_, err := io.Copy(io.Discard, c.r)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return errMalformedChunk
+		}
+		c.trailer.Set(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+}
+
+func (c *chunkReader) line() (string, error) {
+	line, err := c.r.ReadString('\n')
+	if err == io.EOF {
+		return "", errMalformedChunk
+	}
+	return strings.TrimRight(line, "\r\n"), err
 }

@@ -1,15 +1,17 @@
 // Package s3test is an S3 server inside the test's process, with true
 // compare-and-swap, a readable history and faults that tests switch on.
 //
-//	server := s3test.New(&s3test.Options{Buckets: []string{"invoices"}})
-//	defer server.Close()
-//	// point any S3 client at server.URL(), path-style, with any credentials
+//	server := s3test.New(t, nil)
+//	bucket, err := s3fence.Open(ctx, server.Client(), s3test.DefaultBucket, nil)
+//
+// [Server.Client] is Amazon's client for it; any other client may be pointed at
+// [Server.URL], path-style, with any credentials. [Start] is for programs that
+// are no tests.
 //
 // # What it does
 //
-// PutObject, GetObject, HeadObject, DeleteObject, DeleteObjects,
-// ListObjectsV2, multipart uploads, and the calls that make, find, list and
-// remove buckets. Conditions (If-Match, If-None-Match) are decided and the
+// PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2, multipart
+// uploads, and the calls that make, find and remove a bucket. Conditions (If-Match, If-None-Match) are decided and the
 // write applied in one step, whatever the concurrency. Checksums in headers
 // and in the trailer of an aws-chunked body are verified. Errors are those of
 // Amazon S3, as XML. What it does not know (CopyObject, versions, tags, access
@@ -30,7 +32,7 @@
 //
 // # Faults
 //
-// [Server.Inject] adds a [Rule]: which requests (operation, key, a function,
+// [Options].Rules, and [Server.Inject] later on, put a [Rule] into force: which requests (operation, key, a function,
 // the n-th, with what probability) suffer which [Fault]. Rules can be added and
 // removed while requests run; all that match are combined.
 //
@@ -66,3 +68,82 @@
 // [Options.DiscardAbove] only length and hashes of large ones are kept, so that
 // a test can upload gigabytes.
 package s3test
+
+import (
+	"time"
+)
+
+// Options configure a server. The zero value, or nil, is a store that behaves
+// well and lets everybody in.
+type Options struct {
+	// Buckets exist from the start. The zero value is [DefaultBucket].
+	Buckets []string
+
+	// Rules are in force from the start; see [Server.Inject]. The zero value is a
+	// server without faults.
+	Rules []Rule
+
+	// Region is the server's region: requests that are signed for another are
+	// refused. The zero value accepts every region.
+	Region string
+
+	// Credentials, if there are any, are the only ones that are let in. Only the
+	// access key ID is looked at. The zero value accepts unsigned requests and
+	// all credentials.
+	Credentials []Credential
+
+	// ETags says how ETags are made; see also [Server.SetETags]. The zero value
+	// is [ETagMD5].
+	ETags ETagMode
+
+	// MinPartSize is the least size of all parts of a multipart upload but the
+	// last, in bytes. Zero is Amazon's 5 MiB, a negative value is no limit.
+	MinPartSize int64
+
+	// DiscardAbove is the size in bytes above which bodies are hashed and
+	// counted, but not kept. A GET of such an object is refused. Zero keeps all.
+	DiscardAbove int64
+
+	// NoHistory turns [Server.History] off, for benchmarks with more writes than
+	// memory has room for.
+	NoHistory bool
+
+	// TLS makes the server speak HTTPS; [Server.Client] trusts it. Amazon's Go
+	// SDK sends bodies that cannot be read twice over HTTPS alone.
+	TLS bool
+
+	// Seed is the seed of random faults and ETags.
+	Seed uint64
+
+	// Now is the server's clock. Nil is time.Now.
+	Now func() time.Time
+}
+
+// Credential is an access key ID that the server knows.
+type Credential struct {
+	AccessKeyID string
+	// Expired credentials are refused as such.
+	Expired bool
+}
+
+// ETagMode is how a server makes ETags.
+type ETagMode int
+
+const (
+	// ETagMD5 makes ETags that depend on the body alone. With SSE-KMS and SSE-C
+	// they are not the MD5, but still a function of the body, which is the worst
+	// that Amazon's documentation allows.
+	ETagMD5 ETagMode = iota
+	// ETagOpaque makes random ETags, different for each write.
+	ETagOpaque
+)
+
+// DefaultBucket is the bucket of a server that was not told otherwise.
+const DefaultBucket = "bucket"
+
+const (
+	defaultMinPartSize = 5 << 20
+	maxPutSize         = 5 << 30
+	maxKeyLength       = 1024
+	maxMetadataSize    = 2 << 10
+)

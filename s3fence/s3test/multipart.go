@@ -1,24 +1,22 @@
 package s3test
 
 import (
+	"cmp"
 	"crypto/md5"
+	"crypto/sha256"
 	"encoding/xml"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
 // upload is a multipart upload in progress. Server.mu guards it.
 type upload struct {
-	id      string
-	started time.Time
-	object  *Object // without its body
-	// algorithm is the header of the checksum that the parts must carry, if any,
-	// and full says that the object's is computed over the whole.
-	algorithm string
-	full      bool
+	id        string
+	started   time.Time
+	object    *Object // without its body
 	parts     map[int]*part
 	kept      int64 // bytes of bodies of parts
 	discarded bool
@@ -36,18 +34,6 @@ func (s *Server) createUpload(c *call) *answer {
 		return a
 	}
 	u := &upload{object: o, parts: map[int]*part{}}
-	if algorithm := c.header.Get("X-Amz-Checksum-Algorithm"); algorithm != "" {
-		u.algorithm = http.CanonicalHeaderKey(sumPrefix + algorithm)
-		if sums[u.algorithm] == nil {
-			return fail("InvalidRequest", "Message", "Checksum algorithm provided is unsupported.")
-		}
-	}
-	switch kind := c.header.Get("X-Amz-Checksum-Type"); {
-	case kind == "FULL_OBJECT", kind == "" && u.algorithm == sumPrefix+"Crc64nvme":
-		u.full = true
-	case kind != "" && kind != "COMPOSITE":
-		return fail("InvalidRequest", "Message", "Value for x-amz-checksum-type header is invalid.")
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.buckets[c.Bucket]
@@ -94,14 +80,6 @@ func (s *Server) uploadPart(c *call) *answer {
 	_, u, a := s.upload(c)
 	if a != nil {
 		return a
-	}
-	if u.algorithm != "" {
-		for name := range c.body.sums {
-			if name != u.algorithm {
-				return fail("InvalidRequest", "Message", "Checksum Type mismatch occurred, expected checksum Type: "+
-					algorithm(u.algorithm)+", actual checksum Type: "+algorithm(name))
-			}
-		}
 	}
 	// The description of the object decides about encryption.
 	p := &part{body: c.body, etag: s.etag(u.object, c.body.md5[:], ""), modified: s.opts.Now()}
@@ -153,5 +131,88 @@ func (s *Server) multipartETag(u *upload, numbers []int) string {
 	return s.etag(u.object, h.Sum(nil), "-"+strconv.Itoa(len(numbers)))
 }
 
-// algorithm is the name of the algorithm whose header is given.
-func algorithm(header string) string { return strings.ToLower(strings.TrimPrefix(header, sumPrefix)) }
+// completePart is what a client says about a part when it completes an upload.
+type completePart struct {
+	PartNumber int
+	ETag       string
+}
+
+func (s *Server) completeUpload(c *call) *answer {
+	if a := checkWriteSyntax(c); a != nil {
+		return a
+	}
+	var ask struct {
+		XMLName xml.Name `xml:"CompleteMultipartUpload"`
+		Part    []completePart
+	}
+	if xml.Unmarshal(c.Body, &ask) != nil || len(ask.Part) == 0 || len(ask.Part) > 10000 {
+		return fail("MalformedXML")
+	}
+	s.mu.Lock()
+	_, u, a := s.upload(c)
+	var o *Object
+	if a == nil {
+		o, a = s.assemble(c, u, ask.Part)
+	}
+	s.mu.Unlock()
+	if a != nil {
+		return a
+	}
+	// Parts that arrive from here on are not part of the object.
+	check := func(current *Object) *answer {
+		if _, _, a := s.upload(c); a != nil {
+			return a
+		}
+		return checkWrite(c, current)
+	}
+	if _, a := s.commit(c, CompleteMultipartUpload, c.Key, check, o, func(b *bucket) { delete(b.uploads, u.id) }); a != nil {
+		return a
+	}
+	answered := document(struct {
+		XMLName                     xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ CompleteMultipartUploadResult"`
+		Location, Bucket, Key, ETag string
+	}{Location: s.URL() + "/" + c.Bucket + "/" + c.Key, Bucket: c.Bucket, Key: c.Key, ETag: o.ETag})
+	for name, values := range o.written() {
+		if name != "Etag" {
+			answered.header[name] = values
+		}
+	}
+	return answered
+}
+
+// assemble makes the object of an upload's parts. s.mu is held.
+func (s *Server) assemble(c *call, u *upload, parts []completePart) (*Object, *answer) {
+	o := *u.object
+	var numbers []int
+	if !slices.IsSortedFunc(parts, func(a, b completePart) int { return cmp.Compare(a.PartNumber, b.PartNumber) }) {
+		return nil, fail("InvalidPartOrder", "UploadId", u.id)
+	}
+	for i, p := range parts {
+		have := u.parts[p.PartNumber]
+		if i > 0 && p.PartNumber == parts[i-1].PartNumber {
+			return nil, fail("InvalidPartOrder", "UploadId", u.id)
+		}
+		if have == nil || !sameETag(p.ETag, have.etag) {
+			return nil, fail("InvalidPart", "UploadId", u.id, "PartNumber", strconv.Itoa(p.PartNumber), "ETag", p.ETag)
+		}
+		if i < len(parts)-1 && have.body.size < s.opts.MinPartSize {
+			return nil, fail("EntityTooSmall", "ProposedSize", fmt.Sprint(have.body.size), "MinSizeAllowed", fmt.Sprint(s.opts.MinPartSize),
+				"PartNumber", strconv.Itoa(p.PartNumber), "ETag", p.ETag)
+		}
+		numbers = append(numbers, p.PartNumber)
+		o.Size += have.body.size
+	}
+	if want := c.header.Get("X-Amz-Mp-Object-Size"); want != "" && want != strconv.FormatInt(o.Size, 10) {
+		return nil, fail("InvalidRequest", "Message", "The provided 'x-amz-mp-object-size' header does not match what was computed.")
+	}
+	if !u.discarded {
+		o.Body = make([]byte, 0, o.Size)
+		for _, n := range numbers {
+			o.Body = append(o.Body, u.parts[n].body.data...)
+		}
+		o.SHA256 = sha256.Sum256(o.Body)
+	}
+	o.ETag = s.multipartETag(u, numbers)
+	o.sums = http.Header{}
+	return &o, nil
+}

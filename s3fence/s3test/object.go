@@ -3,10 +3,16 @@ package s3test
 import (
 	"crypto/md5"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/xml"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -112,4 +118,407 @@ func checkCustomerKey(c *call, o *Object) *answer {
 	default:
 		return fail("InvalidRequest", "Message", "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to retrieve the object.")
 	}
+}
+
+// bucket is guarded by Server.mu. Objects in it never change; they are replaced.
+type bucket struct {
+	created time.Time
+	objects map[string]*Object
+	keys    []string // of objects, sorted
+	uploads map[string]*upload
+}
+
+func newBucket(now time.Time) *bucket {
+	return &bucket{created: now, objects: map[string]*Object{}, uploads: map[string]*upload{}}
+}
+
+func (b *bucket) put(o *Object) {
+	if b.objects[o.Key] == nil {
+		i, _ := slices.BinarySearch(b.keys, o.Key)
+		b.keys = slices.Insert(b.keys, i, o.Key)
+	}
+	b.objects[o.Key] = o
+}
+
+func (b *bucket) remove(key string) {
+	delete(b.objects, key)
+	if i, ok := slices.BinarySearch(b.keys, key); ok {
+		b.keys = slices.Delete(b.keys, i, i+1)
+	}
+}
+
+var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
+
+func validBucketName(name string) bool { return bucketName.MatchString(name) }
+
+func (s *Server) createBucket(c *call) *answer {
+	if !validBucketName(c.Bucket) {
+		return fail("InvalidBucketName")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.buckets[c.Bucket] != nil {
+		return fail("BucketAlreadyOwnedByYou")
+	}
+	s.buckets[c.Bucket] = newBucket(s.opts.Now())
+	return &answer{status: http.StatusOK, header: http.Header{"Location": {"/" + c.Bucket}}}
+}
+
+func (s *Server) headBucket(c *call) *answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.buckets[c.Bucket] == nil {
+		return fail("NoSuchBucket")
+	}
+	return &answer{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {s.region()}}}
+}
+
+func (s *Server) deleteBucket(c *call) *answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[c.Bucket]
+	switch {
+	case b == nil:
+		return fail("NoSuchBucket")
+	case len(b.objects) > 0 || len(b.uploads) > 0:
+		return fail("BucketNotEmpty")
+	}
+	delete(s.buckets, c.Bucket)
+	return &answer{status: http.StatusNoContent}
+}
+
+func (s *Server) region() string {
+	if s.opts.Region == "" {
+		return "us-east-1"
+	}
+	return s.opts.Region
+}
+
+func (s *Server) getObject(c *call) *answer {
+	s.mu.Lock()
+	b := s.buckets[c.Bucket]
+	if b == nil {
+		s.mu.Unlock()
+		return fail("NoSuchBucket")
+	}
+	o := b.objects[c.Key]
+	s.mu.Unlock()
+	if o == nil {
+		return fail("NoSuchKey")
+	}
+	if a := checkCustomerKey(c, o); a != nil {
+		return a
+	}
+	if a := checkRead(c, o); a != nil {
+		return a
+	}
+	h := o.described()
+	a := &answer{status: http.StatusOK, header: h, body: o.Body}
+	first, length := int64(0), o.Size
+	if r := c.header.Get("Range"); r != "" {
+		from, n, verdict := parseRange(r, o.Size)
+		if length, ok := strings.CutPrefix(r, "bytes=-"); ok && c.plan.has(func(f *Fault) bool { return f.ShortRanges }) {
+			if n, err := strconv.ParseInt(length, 10, 64); err == nil && n > o.Size {
+				verdict = rangeBeyond
+			}
+		}
+		switch verdict {
+		case rangeBeyond:
+			return fail("InvalidRange", "RangeRequested", r, "ActualObjectSize", fmt.Sprint(o.Size))
+		case rangeGood:
+			first, length = from, n
+			a.status = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, o.Size))
+		}
+	}
+	h.Set("Content-Length", strconv.FormatInt(length, 10))
+	if a.status == http.StatusOK && strings.EqualFold(c.header.Get("X-Amz-Checksum-Mode"), "ENABLED") {
+		for name, values := range o.sums {
+			h[name] = values
+		}
+	}
+	if c.Op == HeadObject {
+		return a
+	}
+	if o.Body == nil {
+		return fail("NotImplemented", "Message", "The body of this object was too large to be kept.")
+	}
+	a.body = o.Body[first : first+length]
+	return a
+}
+
+// described are the headers that tell a reader what is stored.
+func (o *Object) described() http.Header {
+	h := o.Header.Clone()
+	h.Set("Etag", o.ETag)
+	h.Set("Last-Modified", o.Modified.UTC().Format(http.TimeFormat))
+	h.Set("Accept-Ranges", "bytes")
+	for name, value := range o.Metadata {
+		h.Set(metaPrefix+name, value)
+	}
+	return h
+}
+
+type rangeVerdict int
+
+const (
+	rangeIgnored rangeVerdict = iota
+	rangeGood
+	rangeBeyond
+)
+
+// parseRange reads a range of bytes. S3 ignores what is not one single range.
+func parseRange(header string, size int64) (first, length int64, verdict rangeVerdict) {
+	spec, ok := strings.CutPrefix(header, "bytes=")
+	if !ok || strings.Contains(spec, ",") {
+		return 0, 0, rangeIgnored
+	}
+	from, to, ok := strings.Cut(spec, "-")
+	if !ok {
+		return 0, 0, rangeIgnored
+	}
+	if from == "" {
+		n, err := strconv.ParseInt(to, 10, 64)
+		if err != nil || n < 0 {
+			return 0, 0, rangeIgnored
+		}
+		if n == 0 || size == 0 {
+			return 0, 0, rangeBeyond
+		}
+		n = min(n, size)
+		return size - n, n, rangeGood
+	}
+	first, err := strconv.ParseInt(from, 10, 64)
+	if err != nil || first < 0 {
+		return 0, 0, rangeIgnored
+	}
+	last := size - 1
+	if to != "" {
+		n, err := strconv.ParseInt(to, 10, 64)
+		if err != nil || n < first {
+			return 0, 0, rangeIgnored
+		}
+		last = min(last, n)
+	}
+	if first >= size {
+		return 0, 0, rangeBeyond
+	}
+	return first, last - first + 1, rangeGood
+}
+
+// commit decides a write and applies it. With next nil, it deletes. complete
+// finishes next under the lock, and is where ETags are made. The object that
+// was replaced is returned.
+func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer, next *Object, complete func(*bucket)) (*Object, *answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[c.Bucket]
+	if b == nil {
+		return nil, fail("NoSuchBucket")
+	}
+	if a := check(b.objects[key]); a != nil {
+		return nil, a
+	}
+	if gap, ok := c.plan.gap(s, c.Request); ok {
+		// Here a store that compares and writes in two steps loses the race.
+		s.mu.Unlock()
+		gap()
+		s.mu.Lock()
+		if s.buckets[c.Bucket] != b {
+			return nil, fail("NoSuchBucket")
+		}
+	}
+	previous := b.objects[key]
+	now := s.opts.Now()
+	if next != nil {
+		complete(b)
+		next.Modified = now
+		if previous != nil && c.plan.mergeMetadata() {
+			merged := maps.Clone(previous.Metadata)
+			maps.Copy(merged, next.Metadata)
+			next.Metadata = merged
+		}
+		b.put(next)
+	} else {
+		b.remove(key)
+	}
+	if next != nil || previous != nil {
+		s.record(c, op, key, previous, next, now)
+	}
+	return previous, nil
+}
+
+func (s *Server) putObject(c *call) *answer {
+	if a := checkWriteSyntax(c); a != nil {
+		return a
+	}
+	if c.Size > maxPutSize {
+		return fail("EntityTooLarge", "ProposedSize", fmt.Sprint(c.Size), "MaxSizeAllowed", fmt.Sprint(int64(maxPutSize)))
+	}
+	o, a := c.describe()
+	if a != nil {
+		return a
+	}
+	o.Body, o.Size, o.SHA256, o.sums = c.body.data, c.body.size, c.body.sha256, c.body.sums
+	if len(o.sums) > 0 {
+		o.sums.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
+	}
+	_, a = s.commit(c, PutObject, c.Key, func(current *Object) *answer { return checkWrite(c, current) }, o, func(*bucket) {
+		o.ETag = s.etag(o, c.body.md5[:], "")
+	})
+	if a != nil {
+		return a
+	}
+	return &answer{status: http.StatusOK, header: o.written()}
+}
+
+// written are the headers that tell a writer what was stored.
+func (o *Object) written() http.Header {
+	h := http.Header{"Etag": {o.ETag}}
+	for name, values := range o.sums {
+		h[name] = values
+	}
+	for _, name := range encryptionHeaders {
+		if values := o.Header.Values(name); len(values) > 0 {
+			h[name] = values
+		}
+	}
+	return h
+}
+
+func (s *Server) deleteObject(c *call) *answer {
+	if c.header.Get("If-None-Match") != "" {
+		return fail("NotImplemented", "Header", "If-None-Match")
+	}
+	check := func(current *Object) *answer { return checkDelete(c.header.Get("If-Match"), current) }
+	if _, a := s.commit(c, DeleteObject, c.Key, check, nil, nil); a != nil {
+		return a
+	}
+	return &answer{status: http.StatusNoContent}
+}
+
+type listEntry struct {
+	Key          string
+	LastModified string
+	ETag         string
+	Size         int64
+	StorageClass string
+}
+
+type commonPrefix struct{ Prefix string }
+
+type listResult struct {
+	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
+	Name                  string
+	Prefix                string
+	Delimiter             string `xml:",omitempty"`
+	StartAfter            string `xml:",omitempty"`
+	ContinuationToken     string `xml:",omitempty"`
+	NextContinuationToken string `xml:",omitempty"`
+	EncodingType          string `xml:",omitempty"`
+	KeyCount              int
+	MaxKeys               int
+	IsTruncated           bool
+	Contents              []listEntry
+	CommonPrefixes        []commonPrefix
+}
+
+func (s *Server) listObjects(c *call) *answer {
+	q := c.Query
+	limit, ok := pageSize(q, "max-keys")
+	if !ok || q.Get("list-type") != "2" || !validEncoding(q) {
+		return fail("InvalidArgument")
+	}
+	after := q.Get("start-after")
+	if token := q.Get("continuation-token"); q.Has("continuation-token") {
+		last, err := base64.RawURLEncoding.DecodeString(token)
+		if err != nil || token == "" {
+			return fail("InvalidArgument", "Message", "The continuation token provided is incorrect")
+		}
+		after = string(last)
+	}
+	encode := encoding(q)
+	result := listResult{
+		Name: c.Bucket, Prefix: encode(q.Get("prefix")), Delimiter: encode(q.Get("delimiter")),
+		StartAfter: encode(q.Get("start-after")), ContinuationToken: q.Get("continuation-token"),
+		EncodingType: q.Get("encoding-type"), MaxKeys: limit,
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[c.Bucket]
+	if b == nil {
+		return fail("NoSuchBucket")
+	}
+	last := ""
+	for item := range page(b.keys, q.Get("prefix"), q.Get("delimiter"), after) {
+		if result.KeyCount == limit {
+			result.IsTruncated = limit > 0
+			break
+		}
+		result.KeyCount++
+		last = item
+		if o := b.objects[item]; o != nil && !isCommonPrefix(item, q.Get("prefix"), q.Get("delimiter")) {
+			result.Contents = append(result.Contents, listEntry{encode(item), stamp(o.Modified), o.ETag, o.Size, "STANDARD"})
+		} else {
+			result.CommonPrefixes = append(result.CommonPrefixes, commonPrefix{encode(item)})
+		}
+	}
+	if result.IsTruncated {
+		result.NextContinuationToken = base64.RawURLEncoding.EncodeToString([]byte(last))
+	}
+	return document(result)
+}
+
+// page yields the keys and common prefixes after a key or common prefix, in
+// order. keys are sorted.
+func page(keys []string, prefix, delimiter, after string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		i, found := slices.BinarySearch(keys, max(prefix, after))
+		if found && keys[i] == after {
+			i++
+		}
+		for i < len(keys) && strings.HasPrefix(keys[i], prefix) {
+			item := keys[i]
+			i++
+			if delimiter != "" {
+				if at := strings.Index(item[len(prefix):], delimiter); at >= 0 {
+					item = item[:len(prefix)+at+len(delimiter)]
+					for i < len(keys) && strings.HasPrefix(keys[i], item) {
+						i++
+					}
+				}
+			}
+			// The earlier page may have ended with a common prefix.
+			if item == after {
+				continue
+			}
+			if !yield(item) {
+				return
+			}
+		}
+	}
+}
+
+func isCommonPrefix(item, prefix, delimiter string) bool {
+	return delimiter != "" && strings.Contains(item[len(prefix):], delimiter)
+}
+
+func pageSize(q url.Values, name string) (int, bool) {
+	if !q.Has(name) {
+		return 1000, true
+	}
+	n, err := strconv.Atoi(q.Get(name))
+	return min(n, 1000), err == nil && n >= 0
+}
+
+func validEncoding(q url.Values) bool {
+	return !q.Has("encoding-type") || q.Get("encoding-type") == "url"
+}
+
+// encoding returns how keys are written in a listing.
+func encoding(q url.Values) func(string) string {
+	if q.Get("encoding-type") != "url" {
+		return func(s string) string { return s }
+	}
+	return func(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "%2F", "/") }
 }

@@ -1,14 +1,24 @@
 package s3test
 
 import (
-	"crypto/x509"
+	"bytes"
+	"context"
+	"encoding/xml"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"testing"
 	"time"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
 // Server is an S3 server on the loopback interface. Its methods may be called
@@ -38,9 +48,18 @@ type Server struct {
 	answers  map[Op]map[int]int
 }
 
-// New starts a server. Nil options are the zero value. It panics if there is no
-// loopback interface to listen on, or if a bucket's name is not valid.
-func New(opts *Options) *Server {
+// New starts a server that ends with the test. Nil options are the zero value.
+func New(t testing.TB, opts *Options) *Server {
+	t.Helper()
+	s := Start(opts)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// Start starts a server until [Server.Close], where there is no test. Nil options
+// are the zero value. It panics if there is no loopback interface to listen on,
+// or if a bucket's name is not valid.
+func Start(opts *Options) *Server {
 	s := &Server{
 		closed:  make(chan struct{}),
 		buckets: map[string]*bucket{},
@@ -58,8 +77,14 @@ func New(opts *Options) *Server {
 	}
 	s.etags = s.opts.ETags
 	s.rng = rand.New(rand.NewPCG(s.opts.Seed, 0))
+	if len(s.opts.Buckets) == 0 {
+		s.opts.Buckets = []string{DefaultBucket}
+	}
 	for _, name := range s.opts.Buckets {
 		s.CreateBucket(name)
+	}
+	for _, rule := range s.opts.Rules {
+		s.Inject(rule)
 	}
 	s.http = httptest.NewUnstartedServer(s)
 	if s.opts.TLS {
@@ -77,12 +102,28 @@ func New(opts *Options) *Server {
 // URL is the server's endpoint. Buckets are addressed by path.
 func (s *Server) URL() string { return s.http.URL }
 
-// Client returns a client that trusts the server's certificate and keeps enough
-// connections for tests with many goroutines.
-func (s *Server) Client() *http.Client { return s.http.Client() }
+// Client returns Amazon's client for this server, with the retries and checksums
+// that applications have. The credentials are those of the first of
+// [Options.Credentials], or any.
+func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
+	id := "s3test"
+	if len(s.opts.Credentials) > 0 {
+		id = s.opts.Credentials[0].AccessKeyID
+	}
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String(s.URL()), UsePathStyle: true, Region: s.region(), HTTPClient: s.HTTPClient(),
+		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenSupported,
+		ResponseChecksumValidation: aws.ResponseChecksumValidationWhenSupported,
+		Retryer:                    retry.AddWithMaxBackoffDelay(retry.NewStandard(), 5*time.Millisecond), // a test does not wait for seconds
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: id, SecretAccessKey: "secret"}, nil
+		}),
+	}, change...)
+}
 
-// Certificate is the server's certificate, nil without [Options.TLS].
-func (s *Server) Certificate() *x509.Certificate { return s.http.Certificate() }
+// HTTPClient returns a client that trusts the server's certificate and keeps
+// enough connections for tests with many goroutines.
+func (s *Server) HTTPClient() *http.Client { return s.http.Client() }
 
 // Close lets paused and delayed requests go without an answer, waits for all
 // requests to end and stops the server. The history stays readable.
@@ -226,4 +267,230 @@ func (s *Server) sleep(d time.Duration) {
 	case <-timer.C:
 	case <-s.closed:
 	}
+}
+
+// dispatch lets a request take effect.
+func (s *Server) dispatch(c *call) *answer {
+	if c.Key != "" {
+		if !utf8.ValidString(c.Key) {
+			return fail("InvalidURI")
+		}
+		if len(c.Key) > maxKeyLength {
+			return fail("KeyTooLongError", "Size", strconv.Itoa(len(c.Key)), "MaxSizeAllowed", strconv.Itoa(maxKeyLength))
+		}
+	}
+	switch c.Op {
+	case CreateBucket:
+		return s.createBucket(c)
+	case HeadBucket:
+		return s.headBucket(c)
+	case DeleteBucket:
+		return s.deleteBucket(c)
+	case ListObjectsV2:
+		return s.listObjects(c)
+	case PutObject:
+		return s.putObject(c)
+	case GetObject, HeadObject:
+		return s.getObject(c)
+	case DeleteObject:
+		return s.deleteObject(c)
+	case CreateMultipartUpload:
+		return s.createUpload(c)
+	case UploadPart:
+		return s.uploadPart(c)
+	case CompleteMultipartUpload:
+		return s.completeUpload(c)
+	case AbortMultipartUpload:
+		return s.abortUpload(c)
+	default:
+		return fail("NotImplemented")
+	}
+}
+
+// answer is what a request will be told. With a code it is an error.
+type answer struct {
+	status  int
+	header  http.Header
+	body    []byte
+	code    string
+	message string
+	fields  [][2]string // more elements of the error document
+}
+
+// failures are the errors that handlers answer with.
+var failures = map[string]struct {
+	status  int
+	message string
+}{
+	"AccessDenied":                 {403, "Access Denied"},
+	"AuthorizationHeaderMalformed": {400, "The authorization header is malformed."},
+	"BadDigest":                    {400, "The Content-MD5 or checksum value that you specified did not match what the server received."},
+	"BucketAlreadyOwnedByYou":      {409, "Your previous request to create the named bucket succeeded and you already own it."},
+	"BucketNotEmpty":               {409, "The bucket you tried to delete is not empty."},
+	"ConditionalRequestConflict":   {409, "A conflicting operation occurred during processing of the conditional request."},
+	"EntityTooLarge":               {400, "Your proposed upload exceeds the maximum allowed object size."},
+	"EntityTooSmall":               {400, "Your proposed upload is smaller than the minimum allowed size."},
+	"ExpiredToken":                 {400, "The provided token has expired."},
+	"IncompleteBody":               {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
+	"InternalError":                {500, "We encountered an internal error. Please try again."},
+	"InvalidAccessKeyId":           {403, "The AWS Access Key Id you provided does not exist in our records."},
+	"InvalidArgument":              {400, "Invalid Argument"},
+	"InvalidBucketName":            {400, "The specified bucket is not valid."},
+	"InvalidDigest":                {400, "The Content-MD5 you specified is not valid."},
+	"InvalidPart":                  {400, "One or more of the specified parts could not be found. The part may not have been uploaded, or the specified entity tag may not match the part's entity tag."},
+	"InvalidPartOrder":             {400, "The list of parts was not in ascending order. Parts must be ordered by part number."},
+	"InvalidRange":                 {416, "The requested range is not satisfiable"},
+	"InvalidRequest":               {400, "Invalid Request"},
+	"InvalidURI":                   {400, "Couldn't parse the specified URI."},
+	"KeyTooLongError":              {400, "Your key is too long"},
+	"MalformedXML":                 {400, "The XML you provided was not well-formed or did not validate against our published schema"},
+	"MetadataTooLarge":             {400, "Your metadata headers exceed the maximum allowed metadata size"},
+	"MissingContentLength":         {411, "You must provide the Content-Length HTTP header."},
+	"NoSuchBucket":                 {404, "The specified bucket does not exist"},
+	"NoSuchKey":                    {404, "The specified key does not exist."},
+	"NoSuchUpload":                 {404, "The specified multipart upload does not exist. The upload ID may be invalid, or the upload may have been aborted or completed."},
+	"NotImplemented":               {501, "A header or parameter you provided implies functionality that is not implemented"},
+	"PreconditionFailed":           {412, "At least one of the pre-conditions you specified did not hold"},
+	"RequestTimeout":               {400, "Your socket connection to the server was not read from or written to within the timeout period."},
+	"SlowDown":                     {503, "Please reduce your request rate."},
+	"XAmzContentSHA256Mismatch":    {400, "The provided 'x-amz-content-sha256' header does not match what was computed."},
+}
+
+// fail makes an error; name and value pairs become elements of its document.
+func fail(code string, pairs ...string) *answer {
+	f, ok := failures[code]
+	if !ok {
+		f.status = http.StatusInternalServerError
+	}
+	a := &answer{status: f.status, code: code, message: f.message}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i] == "Message" {
+			a.message = pairs[i+1]
+			continue
+		}
+		a.fields = append(a.fields, [2]string{pairs[i], pairs[i+1]})
+	}
+	return a
+}
+
+// document makes an answer with an XML body.
+func document(v any) *answer {
+	body, err := xml.Marshal(v)
+	if err != nil {
+		return fail("InternalError", "Message", err.Error())
+	}
+	return &answer{
+		status: http.StatusOK,
+		header: http.Header{"Content-Type": {"application/xml"}},
+		body:   append([]byte(xml.Header), body...),
+	}
+}
+
+func (a *answer) write(w http.ResponseWriter, req *Request, method string) {
+	h := w.Header()
+	for name, values := range a.header {
+		h[name] = values
+	}
+	h.Set("X-Amz-Request-Id", req.ID)
+	h.Set("X-Amz-Id-2", req.ID+"/s3test")
+	h.Set("Server", "s3test")
+	body := a.body
+	if a.code != "" {
+		h.Set("Content-Type", "application/xml")
+		body = a.errorDocument(req)
+	}
+	if method != http.MethodHead && a.status != http.StatusNoContent && a.status != http.StatusNotModified {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	} else {
+		body = nil
+	}
+	w.WriteHeader(a.status)
+	w.Write(body) // a client that has gone does not matter
+}
+
+// cut answers with half of the body and ends the connection.
+func (a *answer) cut(w http.ResponseWriter, req *Request) {
+	h := w.Header()
+	for name, values := range a.header {
+		h[name] = values
+	}
+	h.Set("X-Amz-Request-Id", req.ID)
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	w.WriteHeader(a.status)
+	w.Write(a.body[:len(a.body)/2])
+	http.NewResponseController(w).Flush()
+	panic(http.ErrAbortHandler)
+}
+
+func (a *answer) errorDocument(req *Request) []byte {
+	var b bytes.Buffer
+	b.WriteString(xml.Header + "<Error>")
+	element := func(name, value string) {
+		b.WriteString("<" + name + ">")
+		xml.EscapeText(&b, []byte(value))
+		b.WriteString("</" + name + ">")
+	}
+	element("Code", a.code)
+	element("Message", a.message)
+	if req.Key != "" {
+		element("Key", req.Key)
+	}
+	if req.Bucket != "" {
+		element("BucketName", req.Bucket)
+	}
+	for _, f := range a.fields {
+		element(f[0], f[1])
+	}
+	element("RequestId", req.ID)
+	element("HostId", req.ID+"/s3test")
+	b.WriteString("</Error>")
+	return b.Bytes()
+}
+
+// stamp is a time as S3's documents have it.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
+
+// authorize checks who asks and for which region it was signed, as far as the
+// options want it. It does not verify the signature.
+func (s *Server) authorize(c *call) *answer {
+	credential := c.Query.Get("X-Amz-Credential")
+	algorithm, parameters, signed := strings.Cut(c.r.Header.Get("Authorization"), " ")
+	if signed {
+		for field := range strings.SplitSeq(parameters, ",") {
+			if value, ok := strings.CutPrefix(strings.TrimSpace(field), "Credential="); ok {
+				credential = value
+			}
+		}
+	}
+	if credential == "" {
+		if len(s.opts.Credentials) > 0 {
+			return fail("AccessDenied")
+		}
+		return nil
+	}
+	// The access key ID may itself contain a slash; date, region, service and
+	// "aws4_request" follow it.
+	scope := strings.Split(credential, "/")
+	if len(scope) < 5 {
+		return fail("AuthorizationHeaderMalformed")
+	}
+	id, region := strings.Join(scope[:len(scope)-4], "/"), scope[len(scope)-3]
+	if s.opts.Region != "" && region != s.opts.Region && !strings.HasPrefix(algorithm, "AWS4-ECDSA") {
+		a := fail("AuthorizationHeaderMalformed",
+			"Message", "The authorization header is malformed; the region '"+region+"' is wrong; expecting '"+s.opts.Region+"'",
+			"Region", s.opts.Region)
+		a.header = map[string][]string{"X-Amz-Bucket-Region": {s.opts.Region}}
+		return a
+	}
+	if len(s.opts.Credentials) == 0 {
+		return nil
+	}
+	i := slices.IndexFunc(s.opts.Credentials, func(known Credential) bool { return known.AccessKeyID == id })
+	switch {
+	case i < 0:
+		return fail("InvalidAccessKeyId", "AWSAccessKeyId", id)
+	case s.opts.Credentials[i].Expired:
+		return fail("ExpiredToken")
+	}
+	return nil
 }

@@ -14,6 +14,7 @@ per line and answers one per line:
 
 import base64
 import datetime
+import gzip
 import hashlib
 import json
 import re
@@ -21,6 +22,7 @@ import struct
 import sys
 import unicodedata
 import urllib.parse
+import zlib
 
 VERSION = 1
 MAGIC = b"fencepost/s3"
@@ -31,7 +33,12 @@ MAX_LEASE = 128
 MAX_RECENT = {"plain": 8}
 MAX_RECENT_SEALED = 32
 
-KINDS = {"sealed": 3, "pointer": 4, "tombstone": 5, "mark": 6, "blank": 7, "floor": 8}
+KINDS = {"sealed": 3, "pointer": 4, "tombstone": 5, "mark": 6, "blank": 7, "floor": 8, "gzip": 9}
+# The last member of a gzip object: what is before and behind the trailer.
+MEMBER = struct.Struct("<10sH2sH")
+MEMBER_HEAD = bytes.fromhex("1f8b08040000000000ff")
+MEMBER_END = bytes.fromhex("03000000000000000000")
+
 NAMES = {number: name for name, number in KINDS.items()}
 
 
@@ -86,7 +93,7 @@ def parse_write(text):
 
 
 def payload(key, state, body):
-    """The fields of a seal, without sum, size and magic."""
+    """The fields of a seal, without sum, size and magic. body is as stored."""
     lease = state.get("lease", "").encode("utf-8")
     recent = [bytes.fromhex(parse_write(w)) for w in state.get("recent", [])]
     token = state["token"]
@@ -108,17 +115,23 @@ def payload(key, state, body):
         crc32c(body),
         len(lease),
     )
-    return head + lease + b"".join(recent)
+    out = head + lease + b"".join(recent)
+    if state["kind"] == "gzip":
+        out += struct.pack(">Q", len(gzip.decompress(body)))
+    return out
 
 
 def trailer(key, state, body):
     out = payload(key, state, body)
     out += hashlib.sha256(out).digest()[:SUM]
-    return out + struct.pack(">I", len(out)) + MAGIC
+    out += struct.pack(">I", len(out)) + MAGIC
+    if state["kind"] == "gzip":
+        out = MEMBER.pack(MEMBER_HEAD, 4 + len(out), b"FP", len(out)) + out + MEMBER_END
+    return out
 
 
 def metadata(state, user=None):
-    """The reserved metadata with the user's."""
+    """The reserved metadata with the user's. A plain state has the body's MD5."""
     m = dict(user or {})
     m["fencing-mode"] = state["kind"]
     m["fencing-token"] = str(state["token"])
@@ -126,6 +139,7 @@ def metadata(state, user=None):
     if state.get("lease"):
         m["fencing-lease"] = urllib.parse.quote(state["lease"], safe="$&+=:@-_.~")
     if state["kind"] == "plain":
+        m["fencing-md5"] = state["md5"]
         recent = ",".join(state.get("recent", [])) + ("+" if state.get("cut") else "")
         if recent:
             m["fencing-recent"] = recent
@@ -133,9 +147,9 @@ def metadata(state, user=None):
 
 
 def seal(key, state, body, user=None):
-    """Returns the object's bytes and its metadata."""
+    """Returns the object's bytes and its metadata. A gzip body is packed already."""
     if state["kind"] == "plain":
-        return body, metadata(state, user)
+        return body, metadata(dict(state, md5=hashlib.md5(body).hexdigest()), user)
     return body + trailer(key, state, body), metadata(state, user)
 
 
@@ -168,8 +182,15 @@ def decide(rule, mark, claim):
 # --- reading
 
 
-def unseal(key, stored, reserved):
+def has_trailer(stored):
+    return stored.endswith(MAGIC) or stored.endswith(MAGIC + MEMBER_END)
+
+
+def unseal(key, stored):
     """Splits a sealed object into its state and its body."""
+    member = stored.endswith(MAGIC + MEMBER_END)
+    if member:
+        stored = stored[: -len(MEMBER_END)]
     if not stored.endswith(MAGIC):
         raise Damaged("its trailer is missing")
     rest = stored[: -len(MAGIC)]
@@ -180,7 +201,16 @@ def unseal(key, stored, reserved):
     if size < HEAD.size + SUM or size > len(rest):
         raise Damaged("its trailer is cut or its length is wrong")
     body, sealed = rest[: len(rest) - size], rest[len(rest) - size :]
-    return parse_payload(key, sealed, body), body
+    if member:
+        n = size + 4 + len(MAGIC)
+        head = MEMBER.pack(MEMBER_HEAD, 4 + n, b"FP", n)
+        if not body.endswith(head):
+            raise Damaged("its trailer is not in a member of a gzip file")
+        body = body[: -len(head)]
+    state = parse_payload(key, sealed, body)
+    if member != (state["kind"] == "gzip"):
+        raise Damaged("its trailer stands where one of its kind does not")
+    return state, body
 
 
 def parse_payload(key, sealed, body):
@@ -190,6 +220,11 @@ def parse_payload(key, sealed, body):
         raise Damaged("its trailer does not match its own checksum")
     version, kind, flags, count, keysum, token, write, length, crc, lease_length = HEAD.unpack(fields[: HEAD.size])
     variable = fields[HEAD.size :]
+    content = None
+    if NAMES.get(kind) == "gzip":
+        if len(variable) < 8:
+            raise Damaged("the lengths in its trailer do not add up")
+        variable, content = variable[:-8], struct.unpack(">Q", variable[-8:])[0]
     if version != VERSION or flags & ~1:
         raise Damaged("its trailer has version %d, flags %d, which are unknown" % (version, flags))
     if len(variable) != lease_length + 16 * count:
@@ -207,6 +242,13 @@ def parse_payload(key, sealed, body):
         raise Damaged("its trailer has an invalid lease ID")
     if crc32c(body) != crc:
         raise Damaged("its body does not match the checksum in its trailer")
+    if content is not None:
+        try:
+            unpacked = len(gzip.decompress(body))
+        except (OSError, EOFError, zlib.error):
+            raise Damaged("its body is no gzip file")
+        if unpacked != content:
+            raise Damaged("its body does not unpack to the length in its trailer")
     return {
         "kind": NAMES[kind],
         "token": token,
@@ -230,12 +272,12 @@ def verify(key, stored, given):
     if not mode:
         if reserved:
             raise Damaged("its metadata has fencing fields but no fencing-mode")
-        if stored.endswith(MAGIC):
+        if has_trailer(stored):
             raise Damaged("its trailer is there and its metadata is gone")
         return {"kind": "unfenced"}, stored
     if mode == "plain":
-        return parse_plain(reserved), stored
-    state, body = unseal(key, stored, reserved)
+        return parse_plain(reserved, stored), stored
+    state, body = unseal(key, stored)
     want = metadata(state)
     for name in ("fencing-mode", "fencing-token", "fencing-lease", "fencing-write"):
         if reserved.get(name, "") != want.get(name, ""):
@@ -245,7 +287,7 @@ def verify(key, stored, given):
     return state, body
 
 
-def parse_plain(reserved):
+def parse_plain(reserved, body):
     state = {"kind": "plain", "token": parse_token(reserved.get("fencing-token")), "recent": []}
     escaped = reserved.get("fencing-lease", "")
     if re.search("%(?![0-9A-Fa-f]{2})", escaped):
@@ -261,6 +303,9 @@ def parse_plain(reserved):
         recent = recent[:-1]
     if recent:
         state["recent"] = [parse_write(w) for w in recent.split(",")]
+    state["md5"] = reserved.get("fencing-md5", "")
+    if state["md5"] != hashlib.md5(body).hexdigest():
+        raise Damaged("its body does not match the MD5 in its metadata")
     return state
 
 
@@ -301,6 +346,8 @@ def answer(request):
     if request["do"] == "seal":
         state = request["state"]
         body = base64.b64decode(request["body"])
+        if "pack" in request:
+            body = gzip.compress(body, mtime=0)
         if "pointer" in request:
             p = request["pointer"]
             body = pointer(p["data"], p["token"], p["length"], p["crc"])
@@ -308,6 +355,8 @@ def answer(request):
         return {"object": base64.b64encode(stored).decode(), "metadata": m}
     if request["do"] == "follow":
         return {"state": follow(request["base"], request["kind"], request["token"], request["lease"], request["write"])}
+    if request["do"] == "gunzip":
+        return {"body": base64.b64encode(gzip.decompress(base64.b64decode(request["object"]))).decode()}
     if request["do"] == "dataKey":
         return {"key": data_key(request["prefix"], request["key"], request["token"], request["write"])}
     try:

@@ -59,10 +59,10 @@ func (s *Server) Entered() *Instance { return s.entered.Load() }
 const (
 	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases::bigint, o_floor, o_moved, o_raised, o_hidden
 FROM fencepost.`
-	enterArguments = `($1::bigint, $2::bigint, $3::bigint, $4::boolean, $5::text::integer)`
-
-	enterSQL         = enterColumns + "enter_epoch" + enterArguments
-	operatorEnterSQL = enterColumns + "operator_epoch" + enterArguments
+	// enterSQL is an issuer's. $1 lock_timeout in milliseconds.
+	enterSQL = enterColumns + "enter_epoch($1::text::integer)"
+	// raiseSQL is an operator's. $2 epoch, $3 more, $4 floor, $5 exclusive.
+	raiseSQL = enterColumns + "raise_epoch($2::bigint, $3::bigint, $4::bigint, $5::boolean, $1::text::integer)"
 )
 
 // Reenter asks the server who it is, and raises what is to be raised.
@@ -73,11 +73,11 @@ func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, l Lift, lockTimeou
 	var started *time.Time
 	var leases, floor int64
 	var moved, raised bool
-	statement := enterSQL
+	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
-		statement = operatorEnterSQL
+		statement, args = raiseSQL, append(args, l.Epoch, l.More, l.Floor, l.Exclusive)
 	}
-	err := conn.QueryRow(ctx, statement, l.Epoch, l.More, l.Floor, l.Exclusive, lockTimeout).
+	err := conn.QueryRow(ctx, statement, args...).
 		Scan(&in.Number, &in.Base, &timeline, &system, &started, &leases, &floor, &moved, &raised, &hidden)
 	if err != nil {
 		return nil, err

@@ -69,10 +69,12 @@ END $$;
 -- and lifts the floor to the highest of their tokens in the same transaction.
 -- The lock is there because an acquire may have read the floor and be waiting
 -- for a row that is deleted here: it would begin again from the old floor. It
--- is one call, so that no client's pause falls between the lock and its end.
+-- is one call, so that no client's pause falls between the lock and its end. It
+-- reaches no lease that somebody holds: that would be a force unlock without a
+-- record.
 CREATE FUNCTION fencepost.purge_leases(p_resources text[], p_free_us bigint, p_wait_ms integer,
   OUT o_purged bigint, OUT o_floor bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_highest bigint;
 BEGIN
@@ -80,7 +82,7 @@ BEGIN
   WITH old AS (
     SELECT l.resource FROM fencepost.leases l
      WHERE l.resource = ANY (p_resources) AND l.resource <> ''
-       AND l.expires_at < clock_timestamp() - p_free_us * interval '1 microsecond'
+       AND l.expires_at < clock_timestamp() - greatest(p_free_us, 0) * interval '1 microsecond'
        AND (l.wake_until IS NULL OR l.wake_until < clock_timestamp())
        AND (l.spent_until IS NULL OR l.spent_until < clock_timestamp())
        FOR UPDATE SKIP LOCKED
@@ -94,15 +96,15 @@ BEGIN
   SELECT coalesce(max(f.token), 0) INTO o_floor FROM fencepost.leases f WHERE f.resource = '';
 END $$;
 
--- enter_epoch says on which server this is and sees to it that the floor is in
--- its epoch; whoever grants must have called it on that server. It writes only
--- where something is to be raised: the epoch to at least p_epoch and by p_more,
--- the floor to at least p_floor. With p_exclusive no grant that began before
--- it returns ends after.
-CREATE FUNCTION fencepost.enter_epoch(p_epoch bigint, p_more bigint, p_floor bigint, p_exclusive boolean, p_wait_ms integer,
+-- raise_epoch says on which server this is and sees to it that the floor is in
+-- its epoch. It writes only where something is to be raised: the epoch to at least
+-- p_epoch and by p_more, the floor to at least p_floor. With p_exclusive no grant
+-- that began before it returns ends after. It has its owner's rights and is for
+-- operators.
+CREATE FUNCTION fencepost.raise_epoch(p_epoch bigint, p_more bigint, p_floor bigint, p_exclusive boolean, p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   e          fencepost.epoch;
   v_database oid := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
@@ -172,18 +174,39 @@ BEGIN
   END IF;
 END $$;
 
--- Roles that grant leases may enter the epoch. The server is recorded now, while
--- the leases are known to be its own.
-DO $$
-DECLARE
-  v_role record;
+-- adopt_epoch is raise_epoch for whoever grants: it raises nothing but what this
+-- server asks for.
+CREATE FUNCTION fencepost.adopt_epoch(p_wait_ms integer,
+  OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
+  OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  FOR v_role IN
-    SELECT DISTINCT a.grantee FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
-     WHERE c.oid = 'fencepost.leases'::regclass AND a.privilege_type = 'UPDATE' AND a.grantee <> c.relowner
-  LOOP
-    EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE ON fencepost.epoch TO %s',
-      CASE v_role.grantee WHEN 0 THEN 'PUBLIC' ELSE v_role.grantee::regrole::text END);
-  END LOOP;
-  PERFORM fencepost.enter_epoch(0, 0, 0, false, 5000);
+  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
+    FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms) e;
 END $$;
+
+-- enter_epoch is what whoever grants must have called on this server. The time of
+-- the server's start is what the caller itself may see, because each of its grants
+-- compares it.
+CREATE FUNCTION fencepost.enter_epoch(p_wait_ms integer,
+  OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
+  OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
+    FROM fencepost.adopt_epoch(p_wait_ms) e;
+  BEGIN
+    PERFORM pg_postmaster_start_time();
+  EXCEPTION WHEN insufficient_privilege THEN
+    o_hidden := concat_ws('; ', o_hidden, SQLERRM);
+    o_started := NULL;
+  END;
+END $$;
+
+-- These have their owner's rights, or are of use to those alone, so they are
+-- nobody's until they are granted.
+REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.lift_floor, fencepost.purge_leases, fencepost.raise_epoch,
+  fencepost.adopt_epoch, fencepost.enter_epoch FROM PUBLIC;
+
+-- The server is recorded now, while the leases are known to be its own.
+DO $$ BEGIN PERFORM fencepost.raise_epoch(0, 0, 0, false, 5000); END $$;

@@ -11,10 +11,10 @@ CREATE TABLE fencepost.audit (
   database_user    text             NOT NULL DEFAULT session_user,
   request_id       text COLLATE "C" NOT NULL,
   token            bigint           NOT NULL,     -- that was burned
-  cut_state        text             NOT NULL,     -- what the resource was before
+  cut_state        text             NOT NULL,     -- what the resource was before: held, expired or free
   cut_token        bigint           NOT NULL,
   cut_lease_id     text COLLATE "C" NULL,
-  cut_owner        text             NOT NULL,
+  cut_owner        text             NOT NULL,     -- '' if nobody had the token
   cut_acquired_at  timestamptz      NOT NULL,
   cut_expires_at   timestamptz      NOT NULL,
   CONSTRAINT audit_pkey PRIMARY KEY (id),
@@ -80,6 +80,10 @@ BEGIN
     INTO o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at, v_wake, o_state
     FROM fencepost.leases l WHERE l.resource = p_resource AND l.resource <> '' FOR NO KEY UPDATE;
   v_there := FOUND;
+  IF o_state = 'free' THEN -- nobody held it; who had it before is not who is cut
+    o_owner := '';
+    o_acquired_at := '-infinity';
+  END IF;
   SELECT * INTO a FROM fencepost.audit b WHERE b.request_id = p_request;
   IF FOUND THEN
     o_status := CASE WHEN a.resource = p_resource THEN 'repeated' ELSE 'foreign' END;
@@ -93,7 +97,7 @@ BEGIN
   ELSE
     o_status := 'cut';
     WITH burned AS (
-      UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()),
+      UPDATE fencepost.leases l SET lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = least(l.expires_at, clock_timestamp()),
         token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = ''))
       WHERE l.resource = p_resource RETURNING l.token)
     INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token,
@@ -137,46 +141,69 @@ BEGIN
   SELECT p_resource, p_token, clock_timestamp()
    WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = p_resource
                      AND (h.token >= p_token OR h.lease_id IS NOT NULL AND h.expires_at > clock_timestamp()))
-  ON CONFLICT (resource) DO UPDATE SET token = excluded.token, lease_id = NULL, expires_at = clock_timestamp()
+  ON CONFLICT (resource) DO UPDATE SET token = excluded.token, lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = clock_timestamp()
    WHERE l.token < excluded.token AND (l.lease_id IS NULL OR l.expires_at <= clock_timestamp())
   RETURNING l.token INTO v_token;
   RETURN v_token;
 END $$;
 
--- What an operator calls, who has no rights on the tables but to read: enter_epoch
--- and purge_leases with the rights of their owner. A purge reaches no lease that
--- somebody holds: that would be a force unlock without a record.
-CREATE FUNCTION fencepost.operator_epoch(p_epoch bigint, p_more bigint, p_floor bigint, p_exclusive boolean, p_wait_ms integer,
-  OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
-  OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
-    FROM fencepost.enter_epoch(p_epoch, p_more, p_floor, p_exclusive, p_wait_ms) e;
-END $$;
-CREATE FUNCTION fencepost.operator_purge(p_resources text[], p_free_us bigint, p_wait_ms integer, OUT o_purged bigint, OUT o_floor bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  SELECT p.* INTO o_purged, o_floor FROM fencepost.purge_leases(p_resources, greatest(p_free_us, 0), p_wait_ms) p;
-END $$;
-
--- Tokens only grow, whatever a role that may UPDATE does by hand. It is an AFTER
--- trigger with a condition, which costs an update nothing that can be measured;
--- a BEFORE trigger would lock the row once more. A row cannot be renamed either:
--- its name would begin anew.
 CREATE TRIGGER epoch_only_grows AFTER UPDATE ON fencepost.epoch FOR EACH ROW WHEN (NEW.base < OLD.base)
   EXECUTE FUNCTION fencepost.refuse_change('the epoch only grows');
 ALTER TABLE fencepost.epoch ENABLE ALWAYS TRIGGER epoch_only_grows;
 
 -- They have their owner's rights, so they are nobody's until they are granted.
-REVOKE ALL ON FUNCTION fencepost.force_unlock, fencepost.advance_lease, fencepost.operator_epoch, fencepost.operator_purge FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM PUBLIC;
+
+-- What may be done to a row of leases, whoever does it by hand or by mistake:
+--
+--   - A token only grows, and a row is not renamed: its name would begin anew.
+--   - No lease is further away from its end than the longest TTL, which is 24
+--     hours, and an hour for clocks.
+--   - Who has not the rights of the table's owner, such as an issuer, leaves the
+--     floor alone, skips no token (a purge would make it the floor) and sets no
+--     wake mark that keeps a row for long.
+--
+-- The triggers come after the change and have conditions, so that a renewal pays
+-- nothing that can be measured; before it, they would lock the row once more.
+CREATE FUNCTION fencepost.guard_lease()
+RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_token bigint := 0;
+  v_why   text;
+BEGIN
+  IF TG_OP = 'UPDATE' THEN
+    v_token := OLD.token;
+  END IF;
+  IF NEW.token < v_token OR TG_OP = 'UPDATE' AND NEW.resource <> OLD.resource THEN
+    v_why := 'a token only grows';
+  ELSIF NEW.expires_at > clock_timestamp() + interval '25 hours' AND (TG_OP = 'INSERT' OR NEW.expires_at > OLD.expires_at) THEN
+    v_why := 'a lease lasts 24 hours at most';
+  ELSIF pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), 'USAGE') THEN
+    RETURN NULL;
+  ELSIF NEW.resource = '' THEN
+    v_why := 'the floor is lifted by an operator alone';
+  ELSIF NEW.token > 1 + greatest(v_token, (SELECT max(f.token) FROM fencepost.leases f WHERE f.resource = '')) THEN
+    v_why := 'a grant takes the next token';
+  ELSIF NEW.wake_until > clock_timestamp() + interval '1 minute' THEN
+    v_why := 'a wake mark lasts a minute at most';
+  ELSE
+    RETURN NULL;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('fencepost: %s of fencepost.leases is refused: %s', TG_OP, v_why);
+END $$;
 
 -- At the end, so that the lock is short.
 DO $$ BEGIN
   -- CREATE TRIGGER waits for writers, and new ones behind it: this waits with care.
   PERFORM fencepost.lock_leases(100);
-  CREATE TRIGGER leases_tokens_only_grow AFTER UPDATE ON fencepost.leases FOR EACH ROW
-    WHEN (NEW.token < OLD.token OR NEW.resource <> OLD.resource)
-    EXECUTE FUNCTION fencepost.refuse_change('a token only grows');
-  ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_tokens_only_grow;
+  CREATE TRIGGER leases_insert AFTER INSERT ON fencepost.leases FOR EACH ROW
+    WHEN (NEW.resource = '' OR NEW.token > 1 OR NEW.expires_at > clock_timestamp() + interval '25 hours'
+          OR NEW.wake_until > clock_timestamp() + interval '1 minute')
+    EXECUTE FUNCTION fencepost.guard_lease();
+  CREATE TRIGGER leases_update AFTER UPDATE ON fencepost.leases FOR EACH ROW
+    WHEN (NEW.resource = '' OR NEW.resource <> OLD.resource OR NEW.token < OLD.token OR NEW.token > OLD.token + 1
+          OR NEW.expires_at > clock_timestamp() + interval '25 hours' OR NEW.wake_until > clock_timestamp() + interval '1 minute')
+    EXECUTE FUNCTION fencepost.guard_lease();
+  ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_insert;
+  ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_update;
 END $$;

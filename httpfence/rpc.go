@@ -1,0 +1,148 @@
+package httpfence
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// rpcFailed reports whether an answer below 300 says in the manner of its RPC
+// protocol that the call has failed. An answer of another media type has not.
+// The error says that the protocol demands a status and that none was found:
+// what clients make of that differs, so it must not be committed.
+//
+// The protocols: "gRPC over HTTP2" and "gRPC-Web" in the documents of grpc, and
+// the "Connect protocol" of connectrpc.com. Connect's unary errors have
+// a status of 400 or above and need no help.
+func rpcFailed(sent, end http.Header, body []byte) (failed bool, err error) {
+	media, _, _ := strings.Cut(sent.Get("Content-Type"), ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	is := func(name string) bool {
+		return media == name || strings.HasPrefix(media, name+"+")
+	}
+	switch {
+	case is("application/grpc"):
+		return grpcStatus(sent, end, nil)
+	case is("application/grpc-web"):
+		return grpcStatus(sent, end, body)
+	case is("application/grpc-web-text"):
+		if body, err = webText(body); err != nil {
+			return false, err
+		}
+		return grpcStatus(sent, end, body)
+	case strings.HasPrefix(media, "application/connect+"):
+		return connectEnd(body)
+	}
+	return false, nil
+}
+
+var errNoStatus = errors.New("the RPC's answer has no status")
+
+// grpcStatus looks where a status may be: in a header of an answer without
+// messages, in a trailer, or in the last frame of gRPC-Web.
+func grpcStatus(sent, end http.Header, web []byte) (failed bool, err error) {
+	const name = "Grpc-Status"
+	var found []string
+	found = append(found, sent[name]...)
+	if _, early := sent[name]; !early && isTrailer(sent, name) {
+		found = append(found, end[name]...)
+	}
+	for key, values := range end {
+		if rest, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && http.CanonicalHeaderKey(rest) == name {
+			found = append(found, values...)
+		}
+	}
+	const trailers = 0x80
+	if len(web) > 0 {
+		flags, payload, err := lastFrame(web)
+		if err != nil {
+			return false, err
+		}
+		if flags&trailers != 0 {
+			for line := range strings.SplitSeq(string(payload), "\n") {
+				if key, value, ok := strings.Cut(line, ":"); ok && strings.EqualFold(strings.TrimSpace(key), name) {
+					found = append(found, strings.TrimSpace(value))
+				}
+			}
+		}
+	}
+	for _, status := range found {
+		if status != "0" {
+			return true, nil
+		}
+	}
+	if len(found) == 0 {
+		return false, errNoStatus
+	}
+	return false, nil
+}
+
+// connectEnd looks at the end of a stream: a JSON object with a member "error"
+// if the call has failed.
+func connectEnd(body []byte) (failed bool, err error) {
+	const endOfStream = 0x02
+	if len(body) == 0 {
+		return false, errNoStatus
+	}
+	flags, payload, err := lastFrame(body)
+	switch {
+	case err != nil:
+		return false, err
+	case flags&endOfStream == 0:
+		return false, errNoStatus
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(payload, &members); err != nil {
+		return false, fmt.Errorf("the end of the RPC's stream: %w", err)
+	}
+	_, failed = members["error"]
+	return failed, nil
+}
+
+// lastFrame returns the flags and the message of the last frame: a byte of
+// flags, whose lowest bit says compressed, four bytes of length, the message.
+func lastFrame(body []byte) (flags byte, payload []byte, err error) {
+	for len(body) > 0 {
+		if len(body) < 5 || uint64(len(body)-5) < uint64(binary.BigEndian.Uint32(body[1:5])) {
+			return 0, nil, errors.New("the RPC's answer ends inside a frame")
+		}
+		length := binary.BigEndian.Uint32(body[1:5])
+		flags, payload, body = body[0], body[5:5+length], body[5+length:]
+	}
+	if flags&1 == 0 || len(payload) == 0 {
+		return flags, payload, nil
+	}
+	// Another encoding than gzip cannot be read, and is an error.
+	z, err := gzip.NewReader(bytes.NewReader(payload))
+	if err != nil {
+		return 0, nil, fmt.Errorf("the last frame of the RPC: %w", err)
+	}
+	if payload, err = io.ReadAll(io.LimitReader(z, 1<<20)); err != nil {
+		return 0, nil, fmt.Errorf("the last frame of the RPC: %w", err)
+	}
+	return flags, payload, nil
+}
+
+// webText decodes a body that may be several pieces of base64, each with its
+// own padding.
+func webText(text []byte) (body []byte, err error) {
+	for len(text) > 0 {
+		if len(text) < 4 {
+			return nil, errors.New("the RPC's answer ends inside its base64")
+		}
+		var three [3]byte
+		n, err := base64.StdEncoding.Decode(three[:], text[:4])
+		if err != nil {
+			return nil, fmt.Errorf("the RPC's answer: %w", err)
+		}
+		body, text = append(body, three[:n]...), text[4:]
+	}
+	return body, nil
+}

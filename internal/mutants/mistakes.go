@@ -1,0 +1,186 @@
+package main
+
+// edit is one replacement in a file of the repository. Old must be there
+// exactly once.
+type edit struct{ file, old, new string }
+
+// mistake is a version of Fencepost with one thing wrong.
+type mistake struct {
+	name  string
+	wrong string // what is wrong, and what it costs
+	edits []edit
+	by    catcher
+	// also, if set, catches it too: the campaign, which finds in the thick of it
+	// what an exact schedule shows.
+	also *catcher
+}
+
+// catcher is what must fail for a mistake: tests of a package, or the campaign.
+type catcher struct {
+	what  string // unit test, conformance suite, campaign
+	pkg   string // a package's directory
+	tests string // a pattern for -run; for the campaign, its flags
+	times int    // how often a test must fail, each time that it is run; 0 is once
+}
+
+// A test that catches a mistake by an exact schedule does so every time.
+func unitTest(pkg, tests string) catcher { return catcher{what: "unit test", pkg: pkg, tests: tests} }
+
+func suite(pkg, tests string) catcher {
+	return catcher{what: "conformance suite", pkg: pkg, tests: tests}
+}
+
+// theCampaign runs until the log shows a violation, for a minute at least.
+var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
+
+const (
+	marksSQL      = "sqlfence/migrations/0001_marks.sql"
+	statementsGo  = "lockclient/statements.go"
+	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
+	tableUpdateGo = "sqlfence/statement.go"
+)
+
+// mistakes are those that are easily made and hard to see.
+var mistakes = []mistake{
+	{
+		name: "claim removed", wrong: "the UPDATE compares nothing",
+		edits: []edit{{tableUpdateGo, "\tmark := prefix + t.token\n\tswitch {\n", "\tmark := prefix + t.token\n\tif mark != \"\" {\n\t\treturn \"true\"\n\t}\n\tswitch {\n"}},
+		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+	},
+	{
+		name: "> for >=", wrong: "a holder cannot write twice under SameOrNewer",
+		edits: []edit{{tableUpdateGo, `return token + " >= " + mark`, `return token + " > " + mark`}},
+		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+	},
+	{
+		name: ">= for >", wrong: "a token writes twice under OncePerToken",
+		edits: []edit{{tableUpdateGo, "OncePerToken:\n\t\treturn token + \" > \" + mark", "OncePerToken:\n\t\treturn token + \" >= \" + mark"}},
+		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+	},
+	{
+		name: "lease ID not compared", wrong: "two holders of one token are not told apart",
+		edits: []edit{{"guard/decide.go", "case claim.LeaseID != mark.LeaseID:", "case false:"}},
+		by:    unitTest("guard", "^TestDecideIsTheRule$"),
+	},
+	{
+		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
+		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp()\nRETURNING", "OR l.expires_at <= now()\nRETURNING"}},
+		by:    unitTest("lockclient", "^TestGrantAfterAWait$"),
+	},
+	{
+		name: "release without lease ID", wrong: "a late release frees the successor's lease",
+		edits: []edit{{statementsGo, "WHERE l.resource = $1::text AND l.lease_id = $2::text AND ($3::bigint = 0 OR l.token = $3::bigint)\n  AND set_config('lock_timeout', $4",
+			"WHERE l.resource = $1::text AND $2::text IS NOT NULL AND $3::bigint >= 0\n  AND set_config('lock_timeout', $4"}},
+		by: unitTest("lockclient", "^TestRelease$"),
+	},
+	{
+		name: "token from a sequence", wrong: "it is drawn before the wait for the row: the waiter wins with the smaller number",
+		edits: []edit{
+			{leasesSQL, "CREATE TABLE fencepost.leases", "CREATE SEQUENCE public.token_seq;\nCREATE TABLE fencepost.leases"},
+			{statementsGo, "coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "nextval('public.token_seq'),"},
+			{statementsGo, "THEN l.token ELSE greatest(l.token + 1, excluded.token) END,", "THEN l.token ELSE excluded.token END,"},
+		},
+		by: unitTest("lockclient", "^TestTokensGrow$"),
+	},
+	{
+		name: "row deleted on release", wrong: "the next holder starts again at 1",
+		edits: []edit{{statementsGo, "const releaseSet = `UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp())\n", "const releaseSet = `DELETE FROM fencepost.leases l\n"}},
+		by:    unitTest("lockclient", "^TestTokensGrow$"),
+	},
+	{
+		name: "renewal resurrects", wrong: "a late renewal brings back a lease that is over",
+		edits: []edit{{statementsGo, "AND l.token = $3::bigint AND l.expires_at > clock_timestamp()\n", "AND l.token = $3::bigint\n"}},
+		by:    unitTest("lockclient", "^TestRenewNeverResurrects$"),
+	},
+	{
+		name: "grant not durable", wrong: "a crash issues an acknowledged token again where synchronous_commit is off",
+		edits: []edit{{statementsGo, "RETURNING l.token, l.acquired_at, l.expires_at,\n  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')", "RETURNING l.token, l.acquired_at, l.expires_at,\n  CASE WHEN current_setting('synchronous_commit') = 'never'"}},
+		by:    unitTest("lockclient", "^TestGrantIsDurable$"),
+	},
+	{
+		name: "deadline counted from the response", wrong: "the server gives the lease away before its holder knows",
+		edits: []edit{{"lockclient/postgres.go", "a.sent = p.clock()\n\t\terr = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)",
+			"err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)\n\t\ta.sent = p.clock()"}},
+		by: unitTest("lockclient", "^TestLateAnswer$"),
+	},
+	{
+		name: "purge without floor", wrong: "a purged resource starts again at 1",
+		edits: []edit{{epochSQL, "    PERFORM fencepost.lift_floor(v_highest);\n", "    NULL;\n"}},
+		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),
+	},
+	{
+		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",
+		edits: []edit{{marksSQL, "PERFORM pg_advisory_xact_lock(hashtextextended(p_resource", "PERFORM (hashtextextended(p_resource"}},
+		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
+	},
+	{
+		name: "enter without the advisory lock", wrong: "a transaction that entered is overtaken by a raise",
+		edits: []edit{{marksSQL, "ELSE pg_catalog.pg_advisory_xact_lock_shared(", "ELSE ("}},
+		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
+		also:  theCampaign,
+	},
+	{
+		name: "raise after read", wrong: "a claim above the mark enters without raising it, so what it reads is overtaken",
+		edits: []edit{{marksSQL, "AND m.token OPERATOR(pg_catalog.=) p_token AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog.\"C\";", "AND m.token OPERATOR(pg_catalog.<=) p_token;"}},
+		by:    unitTest("sqlfence", "^TestMarksDecide$"),
+		also:  theCampaign,
+	},
+	{
+		name: "enter in a savepoint", wrong: "rolling back to it frees the fence while the transaction goes on",
+		edits: []edit{{"sqlfence/migrations/0002_transactions.sql", "IF mine <> pg_current_xact_id()::xid THEN", "IF mine IS NULL THEN"}},
+		by:    unitTest("sqlfence", "^TestEnterInSavepoint$"),
+	},
+	{
+		name: "enter under an inherited REPEATABLE READ", wrong: "the mark is read by a snapshot from before the lock",
+		edits: []edit{
+			{"sqlfence/pgx.go", "IsoLevel: pgxLevels[level], ", ""},
+			{"sqlfence/std.go", "Isolation: stdLevels[level]", "Isolation: sql.LevelDefault"},
+			{marksSQL, "WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'\n      OR ", "WHEN "},
+			{marksSQL, "  IF current_setting('transaction_isolation') <> 'read committed' THEN", "  IF false THEN"},
+		},
+		by: unitTest("sqlfence", "^TestDefaultIsolation$"),
+	},
+	{
+		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
+		edits: []edit{{"sqlfence/migrations/0003_enforcement.sql", "    PERFORM fencepost.enter(p_resource, (claim ->> 'token')::bigint, coalesce(claim ->> 'leaseId', ''), 0, 0);\n", "    NULL;\n"}},
+		by:    unitTest("sqlfence", "^TestTriggerStopsAResumedHolder$"),
+		also:  theCampaign,
+	},
+	{
+		name: "memory mark after restart", wrong: "the marks are as durable as memory: a crash forgets them",
+		edits: []edit{{marksSQL, "CREATE TABLE fencepost.marks", "CREATE UNLOGGED TABLE fencepost.marks"}},
+		by:    unitTest("sqlfence", "^TestRaiseSurvivesCrash$"),
+	},
+	{
+		name: "floor admits its own token", wrong: "after a retirement the highest deleted token is admitted again",
+		edits: []edit{{marksSQL, "IF f >= p_token THEN", "IF f > p_token THEN"}},
+		by:    unitTest("sqlfence", "^TestMarksDecide$"),
+	},
+	{
+		name: "lost COMMIT called not committed", wrong: "an unknown outcome invites a retry that writes twice",
+		edits: []edit{{"sqlfence/failure.go", "\t\treturn guard.OutcomeUnknown(op, claim, err)", "\t\treturn guard.Unavailable(op, claim, err)"}},
+		by:    unitTest("sqlfence", "^TestLostCommit$"),
+	},
+	{
+		name: "metadata-only S3", wrong: "where ETags are made of bodies, a stale writer replaces an equal body",
+		edits: []edit{{"s3fence/objects.go", "repeatable: mode != Plain || b.probe.OpaqueETags", "repeatable: true"}},
+		by:    unitTest("s3fence", "^TestPlainNeedsOpaqueETags$"),
+	},
+	{
+		name: "PUT without its condition", wrong: "whoever arrives last wins",
+		edits: []edit{{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"}},
+		by:    unitTest("s3fence", "^TestP2WriteDuringRaise$"),
+		also:  theCampaign,
+	},
+	{
+		name: "SDK retries on", wrong: "our own success comes back as a defeat",
+		edits: []edit{{"s3fence/client.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
+		by:    unitTest("s3fence", "^TestLostAnswerThenSuccessors$"),
+	},
+	{
+		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",
+		edits: []edit{{"sqlfence/store.go", "\tif err := d.raise(ctx, claim, true); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
+		by:    suite("sqlfence", "^TestStore$"),
+	},
+}

@@ -1,0 +1,467 @@
+// Package redislock issues leases from Redis: a single server, one behind
+// Sentinel, or Redis Cluster.
+//
+// The token is a hybrid clock: the resource's counter plus one, or the server's
+// time in milliseconds times 1024 if that is more. So tokens grow across
+// release, expiry, a restart without persistence, FLUSHALL and a failover that
+// lost the last grant, as long as the clock of the server that takes over is not
+// further behind than the outage was long. They do not grow if the data is lost
+// while the clock is set back: an issuer that has seen a later time refuses then
+// (guard.ErrMarkAhead), a new process cannot know.
+//
+// Residual risk: Redis replicates asynchronously, so that a failover, lost data
+// or a clock that steps forward can give a lease to a second holder while the
+// first still believes in its own. The second has the higher token, so that a
+// fence refuses the first. Redlock is no way out: its servers agree on no order
+// and therefore on no token.
+//
+// # Use
+//
+//	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", MaxRetries: -1})
+//	issuer, err := redislock.New(func(ctx context.Context, args ...any) (any, error) {
+//		return client.Do(ctx, args...).Result()
+//	}, nil)
+//	if err != nil {
+//		return err
+//	}
+//	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
+//
+// [Do] takes any client. It must not repeat a command by itself (go-redis:
+// MaxRetries: -1), because an error that says that nothing was written would
+// then speak of the last attempt alone. With rueidis it is
+// client.Do(ctx, client.B().Arbitrary(...).Build()).ToAny(), with redigo
+// redis.DoContext(conn, ctx, name, args...).
+//
+// # Keys
+//
+// For a resource "r" and the default prefix: fencepost:{r}:lease (a hash),
+// :counter, :spent:LEASE, :kept, :queue and :until. "{", "}" and "%" in a name
+// are percent-encoded, so that a resource's keys share one slot in Redis
+// Cluster. A counter is kept for seven days after its last grant: by then the
+// clock is above it. No purge is needed.
+//
+// # Failure by failure
+//
+//   - The server is away, or its answer was lost: guard.ErrOutcomeUnknown. The
+//     same lease ID finds its own grant.
+//   - No rights, a wrong password, a foreign value under a key:
+//     guard.ErrUnavailable with the server's words. Nothing was written.
+//   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
+//     on that resource any more.
+//
+// A lease lasts by the server's wall clock, in whole milliseconds. Reclaimed is
+// never reported: Redis keeps nothing of a lease that ran out.
+package redislock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// Do sends one command and returns its answer: strings, int64 and slices of
+// them. It sends it at most once, and is safe for concurrent use. It need not
+// return when ctx ends: the issuer does not wait for it then.
+type Do func(ctx context.Context, args ...any) (any, error)
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Prefix begins every key and channel; empty means "fencepost". It has no
+	// "{" or "}".
+	Prefix string
+	// Subscribe listens on a channel and calls message with every payload until
+	// stop is called. message does not block. nil means that waiters poll.
+	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
+	// Cluster says that keys lie on several servers, so that one command cannot
+	// renew the leases of several resources.
+	Cluster bool
+}
+
+// Issuer issues leases from Redis. It is safe for concurrent use; call [New].
+type Issuer struct {
+	do      Do
+	opts    Options
+	process string
+
+	mu     sync.Mutex
+	offset time.Duration // at most the server's time since 1970 less driver.Now
+	known  bool          // offset was learned
+	seen   int64         // the highest server time of any answer, in ms
+	stop   func()        // ends the subscription; nil before there is one
+	rings  map[string]map[*func()]struct{}
+}
+
+var (
+	_ driver.Issuer = (*Issuer)(nil)
+	_ driver.Floors = (*Issuer)(nil)
+)
+
+// New returns an issuer on the server that do speaks to. It sends nothing. opts
+// may be nil. The error is a [*guard.InvalidError].
+func New(do Do, opts *Options) (*Issuer, error) {
+	i := &Issuer{do: do.within, process: rand.Text(), rings: map[string]map[*func()]struct{}{}}
+	if opts != nil {
+		i.opts = *opts
+	}
+	if i.opts.Prefix == "" {
+		i.opts.Prefix = "fencepost"
+	}
+	if do == nil {
+		return nil, guard.Invalid("Do", "", "must not be nil")
+	}
+	if strings.ContainsAny(i.opts.Prefix, "{}") {
+		return nil, guard.Invalid("Options.Prefix", i.opts.Prefix, "must not contain braces")
+	}
+	return i, nil
+}
+
+// within is do that returns when ctx ends: few clients of Redis notice a context
+// that is cancelled while they wait for an answer.
+func (do Do) within(ctx context.Context, args ...any) (any, error) {
+	type result struct {
+		answer any
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		answer, err := do(ctx, args...)
+		done <- result{answer, err}
+	}()
+	select {
+	case r := <-done:
+		return r.answer, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Limits: TTLs in whole milliseconds.
+func (i *Issuer) Limits() driver.Limits {
+	return driver.Limits{MinTTL: 10 * time.Millisecond, TTLStep: time.Millisecond, Batch: 500, MetadataBytes: 1000}
+}
+
+// Close ends the subscription. The connection is the caller's.
+func (i *Issuer) Close() error {
+	i.mu.Lock()
+	stop := i.stop
+	i.stop = func() {}
+	i.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+	return nil
+}
+
+var escapeName = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
+
+func (i *Issuer) key(resource, kind string) string {
+	return i.opts.Prefix + ":{" + escapeName.Replace(resource) + "}:" + kind
+}
+
+func (i *Issuer) onlookers(resource string) string { return i.key(resource, "changes") }
+
+func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
+
+// Acquire grants or refuses.
+func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	from := driver.Now()
+	if err := i.learn(ctx); err != nil {
+		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err) // only the time was asked for
+	}
+	for attempt := 0; ; attempt++ {
+		notAfter, seen := i.notAfter(from + r.Timeout)
+		answer, err := i.answer(ctx, "acquire", r.Claim(), acquireScript,
+			[]string{i.key(r.Resource, "lease"), i.key(r.Resource, "counter"), i.key(r.Resource, "spent:"+r.LeaseID),
+				i.key(r.Resource, "kept"), i.key(r.Resource, "queue"), i.key(r.Resource, "until")},
+			r.LeaseID, r.Owner, r.Metadata, r.TTL.Milliseconds(), notAfter, seen, flag(r.Waiting), i.process, i.onlookers(r.Resource))
+		if err != nil {
+			return driver.Grant{}, err
+		}
+		switch answer[0] {
+		case "granted":
+			token, err := guard.ParseToken(answer[2])
+			if err != nil {
+				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), fmt.Errorf("the lease has a malformed token: %w", err))
+			}
+			return driver.Grant{Token: token, AcquiredAt: milliseconds(answer[3]), From: from}, nil
+		case "held":
+			return driver.Grant{}, heldBy(r.Resource, answer)
+		case "kept":
+			return driver.Grant{}, &driver.HeldError{Resource: r.Resource, ExpiresAt: milliseconds(answer[1])}
+		case "spent":
+			return driver.Grant{}, driver.ErrSpent
+		case "late":
+			// The server's clock may have stepped since it was learned; answer has
+			// corrected it. Nothing was written, so one more try is safe.
+			if attempt == 0 && driver.Now() < from+r.Timeout {
+				continue
+			}
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+		case "back":
+			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server lost the counter of %q and its clock says %s, which is before a time that it told earlier; set the clock right, then call Advance with the resource's mark",
+				guard.ErrMarkAhead, r.Resource, milliseconds(answer[1]).Format(time.RFC3339))
+		default: // full
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the tokens are used up", answer[2]))
+		}
+	}
+}
+
+func heldBy(resource string, answer []string) *driver.HeldError {
+	now, remaining := milliseconds(answer[1]), time.Duration(number(answer[6]))*time.Millisecond
+	token, _ := guard.ParseToken(answer[2]) // a malformed one is told as NoToken
+	return &driver.HeldError{Resource: resource, Token: token, LeaseID: answer[3], Owner: answer[4], Metadata: answer[5],
+		ExpiresAt: now.Add(remaining), Remaining: max(remaining, time.Millisecond)}
+}
+
+// Renew extends what runs, in one command, or in Redis Cluster one for each.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	if !i.opts.Cluster {
+		i.renew(ctx, renewals, results)
+		return
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 16)
+	for n := range renewals {
+		slots <- struct{}{}
+		wg.Go(func() {
+			i.renew(ctx, renewals[n:n+1], results[n:n+1])
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+func (i *Issuer) renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	from := driver.Now()
+	keys, args := make([]string, len(renewals)), make([]any, 0, 3*len(renewals))
+	for n, r := range renewals {
+		keys[n] = i.key(r.Claim.Resource, "lease")
+		args = append(args, r.Claim.LeaseID, r.Claim.Token.String(), r.TTL.Milliseconds())
+	}
+	raw, err := renewScript.run(ctx, i.do, keys, args...)
+	answer, ok := texts(raw)
+	if err == nil && (!ok || len(answer) != len(renewals)) {
+		err = fmt.Errorf("the answer is %v", raw)
+	}
+	for n, r := range renewals {
+		switch {
+		case err != nil:
+			results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
+		case answer[n] == "extended":
+			results[n] = driver.Renewed{State: driver.Extended, From: from}
+		case answer[n] == "over":
+			results[n] = driver.Renewed{State: driver.Over}
+		default:
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New(answer[n]))}
+		}
+	}
+}
+
+// Release frees the claim's lease; without a token it spends the lease ID, too.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	token := ""
+	if claim.Token != guard.NoToken {
+		token = claim.Token.String()
+	}
+	raw, err := releaseScript.run(ctx, i.do,
+		[]string{i.key(claim.Resource, "lease"), i.key(claim.Resource, "spent:"+claim.LeaseID), i.key(claim.Resource, "kept"),
+			i.key(claim.Resource, "queue"), i.key(claim.Resource, "until")},
+		claim.LeaseID, token, i.wakeups(), i.onlookers(claim.Resource), claim.Resource)
+	if err != nil {
+		return false, failed("release", claim, err)
+	}
+	n, ok := raw.(int64)
+	if !ok {
+		return false, guard.OutcomeUnknown("release", claim, fmt.Errorf("the answer is %v", raw))
+	}
+	return n == 1, nil
+}
+
+// Watch says who has the lease, puts a waiter in line, and rings at the release.
+// Without Options.Subscribe it is [driver.ErrNoWatch].
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	if i.opts.Subscribe == nil {
+		return driver.Watching{}, driver.ErrNoWatch
+	}
+	stop, err := i.listen(ctx, w, ring)
+	if err != nil {
+		return driver.Watching{}, fmt.Errorf("%w: %w", driver.ErrNoWatch, err)
+	}
+	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
+	answer, err := i.answer(ctx, "watch", claim, watchScript,
+		[]string{i.key(w.Resource, "lease"), i.key(w.Resource, "kept"), i.key(w.Resource, "queue"), i.key(w.Resource, "until")},
+		w.LeaseID, i.process)
+	if err != nil {
+		stop()
+		return driver.Watching{}, err
+	}
+	watching := driver.Watching{Stop: stop}
+	switch answer[0] {
+	case "held":
+		watching.Held = heldBy(w.Resource, answer)
+	case "kept":
+		remaining := max(time.Duration(number(answer[2])), 1) * time.Millisecond
+		watching.Held = &driver.HeldError{Resource: w.Resource, ExpiresAt: milliseconds(answer[1]).Add(remaining), Remaining: remaining}
+	}
+	return watching, nil
+}
+
+// listen has ring called once: a waiter's by this process's own channel, on
+// which a release names the resource, an onlooker's by the resource's.
+func (i *Issuer) listen(ctx context.Context, w driver.Watch, ring func()) (stop func(), err error) {
+	var once sync.Once
+	if w.LeaseID == "" {
+		return i.opts.Subscribe(ctx, i.onlookers(w.Resource), func(string) { once.Do(ring) })
+	}
+	f := func() { once.Do(ring) }
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stop == nil {
+		stop, err := i.opts.Subscribe(context.WithoutCancel(ctx), i.wakeups()+i.process, i.wake)
+		if err != nil {
+			return nil, err
+		}
+		i.stop = stop
+	}
+	if i.rings[w.Resource] == nil {
+		i.rings[w.Resource] = map[*func()]struct{}{}
+	}
+	i.rings[w.Resource][&f] = struct{}{}
+	return func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		delete(i.rings[w.Resource], &f)
+		if len(i.rings[w.Resource]) == 0 {
+			delete(i.rings, w.Resource)
+		}
+	}, nil
+}
+
+func (i *Issuer) wake(resource string) {
+	i.mu.Lock()
+	rings := i.rings[resource]
+	delete(i.rings, resource)
+	i.mu.Unlock()
+	for f := range rings {
+		go (*f)()
+	}
+}
+
+// Advance raises the resource's counter to at least above.
+func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
+	claim := guard.Claim{Resource: resource}
+	answer, err := i.answer(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())
+	if err != nil {
+		return guard.NoToken, err
+	}
+	if answer[0] == "held" {
+		return guard.NoToken, heldBy(resource, answer)
+	}
+	return guard.ParseToken(answer[2])
+}
+
+// learn asks for the server's time unless an answer has told it.
+func (i *Issuer) learn(ctx context.Context) error {
+	i.mu.Lock()
+	known := i.known
+	i.mu.Unlock()
+	if known {
+		return nil
+	}
+	raw, err := i.do(ctx, "TIME")
+	if err != nil {
+		return err
+	}
+	t, ok := texts(raw)
+	if !ok || len(t) != 2 {
+		return fmt.Errorf("TIME answered %v", raw)
+	}
+	i.heard(number(t[0])*1000 + number(t[1])/1000)
+	return nil
+}
+
+// heard takes note of a server time that has just been read. The answer took
+// some time to come, so the server's clock is this much ahead of driver.Now or
+// more: a not-after that is made of it is early rather than late.
+func (i *Issuer) heard(ms int64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.offset, i.known = time.Duration(ms)*time.Millisecond-driver.Now(), true
+	i.seen = max(i.seen, ms)
+}
+
+// notAfter returns a moment of driver.Now as the server's milliseconds, and the
+// highest server time that was told.
+func (i *Issuer) notAfter(at time.Duration) (ms, seen int64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return (at + i.offset).Milliseconds(), i.seen
+}
+
+// answer runs a script whose answer is a list of texts: a word, the server's
+// time, and facts.
+func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s script, keys []string, args ...any) ([]string, error) {
+	raw, err := s.run(ctx, i.do, keys, args...)
+	if err != nil {
+		return nil, failed(op, claim, err)
+	}
+	answer, ok := texts(raw)
+	if !ok || len(answer) < 2 {
+		return nil, guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %v", raw))
+	}
+	i.heard(number(answer[1]))
+	return answer, nil
+}
+
+// failed says what an error means. The server's refusals of the first kind come
+// before anything is written, and would come to every attempt alike.
+func failed(op string, claim guard.Claim, err error) error {
+	for _, code := range []string{"NOAUTH ", "WRONGPASS ", "NOPERM ", "WRONGTYPE ", "ERR fencepost: "} {
+		if strings.HasPrefix(err.Error(), code) {
+			return guard.Unavailable(op, claim, err)
+		}
+	}
+	return guard.OutcomeUnknown(op, claim, err)
+}
+
+// texts turns an answer into strings: clients give strings, bytes or numbers.
+func texts(raw any) ([]string, bool) {
+	list, ok := raw.([]any)
+	if !ok {
+		return nil, false
+	}
+	out := make([]string, len(list))
+	for n, v := range list {
+		switch v := v.(type) {
+		case string:
+			out[n] = v
+		case []byte:
+			out[n] = string(v)
+		case int64:
+			out[n] = strconv.FormatInt(v, 10)
+		case nil:
+		default:
+			return nil, false
+		}
+	}
+	return out, true
+}
+
+func number(s string) int64 { n, _ := strconv.ParseInt(s, 10, 64); return n }
+
+func milliseconds(s string) time.Time { return time.UnixMilli(number(s)) }
+
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}

@@ -1,0 +1,346 @@
+package redislock_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
+	"github.com/fencepost-go/fencepost/lockclient/redislock"
+)
+
+// server is a redis-server of the test's own.
+type server struct {
+	t    testing.TB
+	addr string
+	args []string
+	cmd  *exec.Cmd
+}
+
+// startServer runs redis-server on a free port of loopback. Without persistence
+// a restart forgets everything.
+func startServer(t testing.TB, args ...string) *server {
+	t.Helper()
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		t.Fatal("redis-server is not installed; run .ci/setup servers to install it")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	_, port, _ := net.SplitHostPort(addr)
+	s := &server{t: t, addr: addr, args: append([]string{path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)}
+	s.start()
+	t.Cleanup(func() { s.kill() })
+	return s
+}
+
+// start returns when the server accepts connections.
+func (s *server) start() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.args[0], s.args[1:]...)
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	ready := make(chan bool, 1)
+	go func() {
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), "Ready to accept connections") {
+				ready <- true
+			}
+		}
+		close(ready)
+	}()
+	select {
+	case ok := <-ready:
+		if !ok {
+			s.t.Fatal("redis-server ended before it was ready")
+		}
+	case <-time.After(time.Minute):
+		s.t.Fatal("redis-server is not ready after a minute")
+	}
+}
+
+func (s *server) kill() {
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
+}
+
+func (s *server) client(t testing.TB, addr string) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true,
+		ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (s *server) issuer(t testing.TB, addr string) *redislock.Issuer {
+	t.Helper()
+	c := s.client(t, addr)
+	i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+// doOf and subscribeOf are what a user of go-redis writes.
+func doOf(c redis.UniversalClient) redislock.Do {
+	return func(ctx context.Context, args ...any) (any, error) { return c.Do(ctx, args...).Result() }
+}
+
+func subscribeOf(c redis.UniversalClient) func(context.Context, string, func(string)) (func(), error) {
+	return func(ctx context.Context, channel string, message func(string)) (func(), error) {
+		sub := c.Subscribe(ctx, channel)
+		if _, err := sub.Receive(ctx); err != nil { // until the server has confirmed
+			sub.Close()
+			return nil, err
+		}
+		go func() {
+			for m := range sub.Channel() {
+				message(m.Payload)
+			}
+		}()
+		return func() { sub.Close() }, nil
+	}
+}
+
+// TestConformance runs the suite, and the suite on broken issuers.
+func TestConformance(t *testing.T) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
+		s := startServer(t)
+		return drivertest.Harness{
+			Issuer: func(t testing.TB) driver.Issuer { return s.issuer(t, s.addr) },
+			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
+				proxy := drivertest.NewProxy(t, "tcp", s.addr)
+				return s.issuer(t, proxy.Addr()), proxy
+			},
+			TTL:   2 * time.Second,
+			Purge: func(testing.TB) {},
+		}
+	})
+}
+
+func ask(resource, id string) driver.Request {
+	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Minute, Timeout: time.Minute}
+}
+
+func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
+	t.Helper()
+	g, err := i.Acquire(t.Context(), ask(resource, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
+}
+
+// TestP3TokensSurviveLostData: the data is lost, by a restart without
+// persistence and by FLUSHALL; the tokens grow. A plain INCR repeats them.
+func TestP3TokensSurviveLostData(t *testing.T) {
+	s := startServer(t)
+	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
+	plain := func() int64 {
+		n, err := c.Incr(t.Context(), "plain").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	last, lastPlain := acquire(t, i, "r", "0"), plain()
+	for n, lose := range []func(){
+		func() { s.kill(); s.start() },
+		func() {
+			if err := c.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		lose()
+		again := s.issuer(t, s.addr) // a process that knows nothing
+		next := acquire(t, again, "r", fmt.Sprint(n+1))
+		if next.Token <= last.Token {
+			t.Errorf("loss %d: token %v after %v", n, next.Token, last.Token)
+		}
+		if p := plain(); p > lastPlain {
+			t.Errorf("control: a plain counter grew from %d to %d over a loss of data", lastPlain, p)
+		}
+		last = next
+		c = s.client(t, s.addr)
+	}
+}
+
+// TestTokensAbove53Bits: counters above 2^53 are exact, and the highest grants
+// nothing more and leaves no lease.
+func TestTokensAbove53Bits(t *testing.T) {
+	s := startServer(t)
+	i := s.issuer(t, s.addr)
+	for _, above := range []guard.Token{1 << 53, 1<<53 + 1, 1 << 60, guard.MaxToken - 1} {
+		r := "r" + above.String()
+		if reached, err := i.Advance(t.Context(), r, above); err != nil || reached != above {
+			t.Fatalf("Advance(%v) = %v, %v", above, reached, err)
+		}
+		if got := acquire(t, i, r, "a"); got.Token != above+1 {
+			t.Errorf("after %v: token %v", above, got.Token)
+		}
+		if ttl := s.client(t, s.addr).TTL(t.Context(), "fencepost:{"+r+"}:counter").Val(); ttl != -1 {
+			t.Errorf("the counter at %v, which the clock does not reach in a week, ends in %v", above, ttl)
+		}
+	}
+	if _, err := i.Advance(t.Context(), "full", guard.MaxToken); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+		t.Errorf("at the highest token: %v", err)
+	}
+	if n := s.client(t, s.addr).Exists(t.Context(), "fencepost:{full}:lease").Val(); n != 0 {
+		t.Error("a refused acquire left a lease")
+	}
+}
+
+// TestAdvance lifts and never lowers, and not under a holder.
+func TestAdvance(t *testing.T) {
+	s := startServer(t)
+	i := s.issuer(t, s.addr)
+	held := acquire(t, i, "r", "a")
+	if reached, err := i.Advance(t.Context(), "r", held.Token-1); err != nil || reached != held.Token {
+		t.Errorf("Advance below: %v, %v; want %v", reached, err, held.Token)
+	}
+	if _, err := i.Advance(t.Context(), "r", held.Token+5); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
+	}
+}
+
+// TestForeignValues: something else under a key is an error with its words, and
+// nothing is granted or changed.
+func TestForeignValues(t *testing.T) {
+	s := startServer(t)
+	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
+	for name, set := range map[string]func(r string) error{
+		"a text under the lease":             func(r string) error { return c.Set(t.Context(), r+":lease", "x", 0).Err() },
+		"a hash of somebody else's":          func(r string) error { return c.HSet(t.Context(), r+":lease", "owner", "x").Err() },
+		"a lease of another version":         func(r string) error { return c.HSet(t.Context(), r+":lease", "v", "2", "id", "x", "token", "7").Err() },
+		"a word under the counter":           func(r string) error { return c.Set(t.Context(), r+":counter", "seven", 0).Err() },
+		"a negative counter":                 func(r string) error { return c.Set(t.Context(), r+":counter", "-7", 0).Err() },
+		"a list under the counter":           func(r string) error { return c.LPush(t.Context(), r+":counter", "7").Err() },
+		"a fraction under the counter":       func(r string) error { return c.Set(t.Context(), r+":counter", "7.5", 0).Err() },
+		"a counter of twenty digits":         func(r string) error { return c.Set(t.Context(), r+":counter", "92233720368547758070", 0).Err() },
+		"a counter at the highest int64":     func(r string) error { return c.Set(t.Context(), r+":counter", "9223372036854775807", 0).Err() },
+		"a counter at the highest of tokens": func(r string) error { return c.Set(t.Context(), r+":counter", "9223372036854775806", 0).Err() },
+	} {
+		if err := set("fencepost:{" + name + "}"); err != nil {
+			t.Fatal(err)
+		}
+		if g, err := i.Acquire(t.Context(), ask(name, "a")); !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken {
+			t.Errorf("%s: %+v, %v; want ErrUnavailable", name, g, err)
+		}
+		if !strings.Contains(name, "lease") && !strings.Contains(name, "hash") {
+			if n := c.Exists(t.Context(), "fencepost:{"+name+"}:lease").Val(); n != 0 {
+				t.Errorf("%s: a refused acquire left a lease", name)
+			}
+		}
+	}
+}
+
+// TestNoRights: what the server refuses is unavailable, in its words.
+func TestNoRights(t *testing.T) {
+	s := startServer(t, "--requirepass", "secret")
+	i := s.issuer(t, s.addr)
+	if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "NOAUTH") {
+		t.Errorf("without a password: %v", err)
+	}
+	s.kill()
+	if _, err := i.Acquire(t.Context(), ask("r", "a")); err == nil {
+		t.Error("granted by no server")
+	}
+}
+
+// TestServerWentBack: the data is gone and the clock is behind what this issuer
+// was told: it refuses. The control is an issuer that was told nothing.
+func TestServerWentBack(t *testing.T) {
+	s := startServer(t)
+	c := s.client(t, s.addr)
+	ahead := int64(0) // how far the clock is moved that TIME tells
+	i, err := redislock.New(func(ctx context.Context, args ...any) (any, error) {
+		answer, err := c.Do(ctx, args...).Result()
+		if list, ok := answer.([]any); ok && args[0] == "TIME" {
+			var seconds int64
+			fmt.Sscan(list[0].(string), &seconds)
+			list[0] = fmt.Sprint(seconds + ahead)
+		}
+		return answer, err
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead = 3600 // the server that is asked first is an hour ahead of the next
+	if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "Advance") {
+		t.Errorf("the clock went back an hour and there is no counter: %v; want ErrMarkAhead and the way out", err)
+	}
+	acquire(t, s.issuer(t, s.addr), "r", "b")
+	// With a counter the tokens grow whatever the clock says.
+	if err := c.Del(t.Context(), "fencepost:{r}:lease").Err(); err != nil {
+		t.Fatal(err)
+	}
+	acquire(t, i, "r", "c")
+}
+
+// TestWakeOne: a release rings at the longest waiting process alone.
+func TestWakeOne(t *testing.T) {
+	s := startServer(t)
+	a := s.issuer(t, s.addr)
+	held := acquire(t, a, "r", "a")
+	rung := make(chan int, 10)
+	for n := range 3 {
+		i := s.issuer(t, s.addr)
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { rung <- n })
+		if err != nil || w.Held == nil || w.Held.Token != held.Token {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		t.Cleanup(w.Stop)
+		time.Sleep(2 * time.Millisecond) // the order in line is by milliseconds
+	}
+	onlooker, err := s.issuer(t, s.addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { rung <- 99 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(onlooker.Stop)
+	if freed, err := a.Release(t.Context(), held); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	got := map[int]bool{<-rung: true, <-rung: true}
+	if !got[0] || !got[99] {
+		t.Errorf("rung: %v; want the longest waiting and the onlooker", got)
+	}
+	// Kept for the first for a moment: another waiter is put off, though the
+	// lease is free.
+	other := ask("r", "other")
+	other.Waiting = true
+	if g, err := s.issuer(t, s.addr).Acquire(t.Context(), other); err == nil {
+		t.Logf("the reservation was over: token %v", g.Token)
+	} else if !errors.Is(err, driver.ErrHeld) {
+		t.Error(err)
+	}
+	select {
+	case n := <-rung:
+		t.Errorf("process %d was woken as well", n)
+	case <-time.After(300 * time.Millisecond):
+	}
+}

@@ -1,0 +1,170 @@
+package redislock
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"strings"
+)
+
+// script is a Lua program that the server keeps under its SHA-1. Every script
+// reads and checks all it needs before it writes, because Redis does not roll
+// back what a script wrote before it failed.
+type script struct{ text, sha string }
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text: text, sha: hex.EncodeToString(sum[:])}
+}
+
+// run sends EVALSHA, and the text if the server does not know it.
+func (s script) run(ctx context.Context, do Do, keys []string, args ...any) (any, error) {
+	command := make([]any, 0, 3+len(keys)+len(args))
+	command = append(command, "EVALSHA", s.sha, len(keys))
+	for _, k := range keys {
+		command = append(command, k)
+	}
+	command = append(command, args...)
+	answer, err := do(ctx, command...)
+	if err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+		command[0], command[1] = "EVAL", s.text
+		answer, err = do(ctx, command...)
+	}
+	return answer, err
+}
+
+// prelude has what the scripts share. Numbers above 2^53 lose digits in Lua, so
+// tokens stay strings of decimal digits and are compared by length, then bytes.
+const prelude = `
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local function below(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+local function base(ms) return string.format('%.0f', ms * 1024) end
+local function lease(key)
+  local l = redis.call('HMGET', key, 'v', 'id', 'token', 'owner', 'meta', 'at')
+  if redis.call('EXISTS', key) == 1 and (l[1] ~= '1' or not l[2] or not l[3]) then
+    return redis.error_reply('ERR fencepost: the lease key ' .. key .. ' holds something else')
+  end
+  return l
+end
+local function keep(key, token)
+  redis.call('SET', key, token)
+  if below(token, base(now + 604800000)) then redis.call('PEXPIRE', key, 604800000) end
+end
+`
+
+// acquire: KEYS lease, counter, spent, kept, queue, until.
+// ARGV id, owner, metadata, TTL in ms, not-after in ms, highest server time seen
+// in ms, "1" if waiting, process, channel of the onlookers.
+var acquireScript = newScript(prelude + `
+if now >= tonumber(ARGV[5]) then return {'late', tostring(now)} end
+if redis.call('EXISTS', KEYS[3]) == 1 then return {'spent', tostring(now)} end
+local l = lease(KEYS[1])
+if l.err then return l end
+if l[2] == ARGV[1] then
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
+  return {'granted', tostring(now), l[3], l[6]}
+end
+if l[2] then return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL', KEYS[1]))} end
+if ARGV[7] == '1' then
+  local kept = redis.call('GET', KEYS[4])
+  if kept and kept ~= ARGV[8] then return {'kept', tostring(now)} end
+end
+local last = redis.call('GET', KEYS[2])
+if last and not string.find(last, '^[1-9]%d*$') then
+  return redis.error_reply('ERR fencepost: the counter ' .. KEYS[2] .. ' holds something else')
+end
+if not last and now < tonumber(ARGV[6]) then return {'back', tostring(now)} end
+if last and not below(last, '9223372036854775806') then return {'full', tostring(now), last} end
+local token = base(now)
+if last and not below(last, token) then
+  redis.call('INCR', KEYS[2])
+  token = redis.call('GET', KEYS[2])
+end
+keep(KEYS[2], token)
+redis.call('HSET', KEYS[1], 'v', '1', 'id', ARGV[1], 'token', token, 'owner', ARGV[2], 'meta', ARGV[3], 'at', tostring(now))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('DEL', KEYS[4])
+redis.call('ZREM', KEYS[5], ARGV[8])
+redis.call('HDEL', KEYS[6], ARGV[8])
+redis.call('PUBLISH', ARGV[9], '')
+return {'granted', tostring(now), token, tostring(now)}
+`)
+
+// renew: KEYS one lease key an item. ARGV id, token, TTL in ms for each. One
+// item's foreign value is that item's error.
+var renewScript = newScript(`
+local out = {}
+for i, key in ipairs(KEYS) do
+  local l = redis.pcall('HMGET', key, 'v', 'id', 'token')
+  if l.err then
+    out[i] = l.err
+  elseif l[1] == '1' and l[2] == ARGV[3*i-2] and l[3] == ARGV[3*i-1] then
+    redis.call('PEXPIRE', key, ARGV[3*i])
+    out[i] = 'extended'
+  else
+    out[i] = 'over'
+  end
+end
+return out
+`)
+
+// release: KEYS lease, spent, kept, queue, until.
+// ARGV id, token or "", process channel prefix, channel of the onlookers,
+// resource.
+var releaseScript = newScript(prelude + `
+local l = lease(KEYS[1])
+if l.err then return l end
+if ARGV[2] == '' then redis.call('SET', KEYS[2], '1', 'PX', 3600000) end
+if l[2] ~= ARGV[1] or (ARGV[2] ~= '' and l[3] ~= ARGV[2]) then return 0 end
+redis.call('DEL', KEYS[1])
+for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
+  local till = redis.call('HGET', KEYS[5], process)
+  redis.call('ZREM', KEYS[4], process)
+  redis.call('HDEL', KEYS[5], process)
+  if till and tonumber(till) > now then
+    redis.call('SET', KEYS[3], process, 'PX', 100)
+    redis.call('PUBLISH', ARGV[3] .. process, ARGV[5])
+    break
+  end
+end
+redis.call('PUBLISH', ARGV[4], '')
+return 1
+`)
+
+// watch: KEYS lease, kept, queue, until. ARGV id or "", process.
+// It puts a waiter in line and says who has the lease.
+var watchScript = newScript(prelude + `
+local l = lease(KEYS[1])
+if l.err then return l end
+local kept = redis.call('GET', KEYS[2])
+if (not l[2] or l[2] == ARGV[1]) and (ARGV[1] == '' or not kept or kept == ARGV[2]) then return {'free', tostring(now)} end
+if ARGV[1] ~= '' then
+  redis.call('ZADD', KEYS[3], 'NX', now, ARGV[2])
+  redis.call('HSET', KEYS[4], ARGV[2], tostring(now + 5000))
+  redis.call('PEXPIRE', KEYS[3], 10000)
+  redis.call('PEXPIRE', KEYS[4], 10000)
+end
+if not l[2] then return {'kept', tostring(now), tostring(redis.call('PTTL', KEYS[2]))} end
+return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL', KEYS[1]))}
+`)
+
+// advance: KEYS lease, counter. ARGV token.
+var advanceScript = newScript(prelude + `
+local l = lease(KEYS[1])
+if l.err then return l end
+if l[2] and below(l[3], ARGV[1]) then
+  return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL', KEYS[1]))}
+end
+local last = redis.call('GET', KEYS[2])
+if last and not string.find(last, '^[1-9]%d*$') then
+  return redis.error_reply('ERR fencepost: the counter ' .. KEYS[2] .. ' holds something else')
+end
+local token = ARGV[1]
+if last and below(token, last) then token = last end
+keep(KEYS[2], token)
+return {'reached', tostring(now), token}
+`)
