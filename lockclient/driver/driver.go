@@ -36,7 +36,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Losses] and [Clock] are found by a type assertion. An issuer that
+// [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An issuer that
 // wraps another must pass on what it has.
 //
 // # Compatibility
@@ -225,4 +225,12 @@ type Clock interface {
 	// OnStep has f called, until stop, whenever the clock was moved forward
 	// rather than ran: timers have not noticed it.
 	OnStep(f func()) (stop func())
+}
+
+// Floors is an issuer whose tokens can be lifted, such as over those of another
+// system that a resource comes from.
+type Floors interface {
+	// Advance raises the resource's last token to at least above; it lowers
+	// none. It is refused with a [*HeldError] while a lower token is held.
+	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
 }

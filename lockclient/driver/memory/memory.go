@@ -80,6 +80,7 @@ type Issuer struct {
 var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Clock  = (*Issuer)(nil)
+	_ driver.Floors = (*Issuer)(nil)
 )
 
 // Issuer returns another process's way to the server.
@@ -245,6 +246,19 @@ func (i *Issuer) Watch(_ context.Context, r driver.Watch, ring func()) (driver.W
 		defer s.mu.Unlock()
 		delete(s.watches, w)
 	}}, nil
+}
+
+// Advance raises the token of a resource that nobody holds.
+func (i *Issuer) Advance(_ context.Context, resource string, above guard.Token) (guard.Token, error) {
+	s := i.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held := s.holder(resource, ""); held != nil && held.Token < above {
+		return guard.NoToken, held
+	}
+	l := s.row(resource)
+	l.token = max(l.token, above)
+	return l.token, nil
 }
 
 func (s *Server) row(resource string) *row {
