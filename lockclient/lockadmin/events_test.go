@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -171,5 +173,51 @@ func TestUnanswered(t *testing.T) {
 	mustExec(t, pool, "DROP SCHEMA fencepost CASCADE")
 	if _, err := newRoleOperator(t, pool).Get(t.Context(), "r"); !errors.Is(err, guard.ErrUnavailable) || pglease.Error(err) == nil {
 		t.Errorf("without the schema: %v", err)
+	}
+}
+
+// TestFindings: each thing that is wrong is found by itself, by its severity, and
+// what is at its bound is not.
+func TestFindings(t *testing.T) {
+	fine := func() Inspection {
+		return Inspection{Schema: 2, SchemaWanted: 2, DefaultIsolation: "read committed", DefaultReadOnly: "off", Fsync: "on", FullPageWrites: "on", SynchronousCommit: "on"}
+	}
+	for name, test := range map[string]struct {
+		change func(in *Inspection)
+		want   []string // severity and setting, the worst first
+		says   string
+	}{
+		"nothing":            {func(*Inspection) {}, nil, ""},
+		"a standby":          {func(in *Inspection) { in.Standby, in.DefaultReadOnly = true, "on" }, []string{"error standby"}, "standby"},
+		"read only":          {func(in *Inspection) { in.DefaultReadOnly = "on" }, []string{"error default_transaction_read_only"}, "nothing can be written"},
+		"no schema":          {func(in *Inspection) { in.Schema = 0 }, []string{"error schema"}, "no schema"},
+		"an older schema":    {func(in *Inspection) { in.Schema = 1 }, []string{"error schema"}, "has version 1, this build needs 2"},
+		"a newer schema":     {func(in *Inspection) { in.Schema = 3 }, []string{"error schema"}, "has version 3, this build knows 2"},
+		"isolation":          {func(in *Inspection) { in.DefaultIsolation = "serializable" }, []string{"error default_transaction_isolation"}, `"serializable"`},
+		"fsync":              {func(in *Inspection) { in.Fsync = "off" }, []string{"error fsync"}, "again"},
+		"full pages":         {func(in *Inspection) { in.FullPageWrites = "off" }, []string{"warning full_page_writes"}, "damage"},
+		"commit off":         {func(in *Inspection) { in.SynchronousCommit = "off" }, []string{"warning synchronous_commit"}, `"off"`},
+		"commit local":       {func(in *Inspection) { in.SynchronousCommit = "local" }, []string{"warning synchronous_commit"}, `"local"`},
+		"commit applied":     {func(in *Inspection) { in.SynchronousCommit = "remote_apply" }, nil, ""},
+		"hidden":             {func(in *Inspection) { in.Hidden = "no timeline" }, []string{"warning timeline"}, "no timeline"},
+		"pooled":             {func(in *Inspection) { in.Pooled = true }, []string{"warning pooler"}, "poll"},
+		"a blocker":          {func(in *Inspection) { in.Blocker = 4711 }, []string{"warning blocker"}, "process 4711"},
+		"a clock set back":   {func(in *Inspection) { in.Ahead = 3 }, []string{"warning clock set back"}, ": 3;"},
+		"clocks":             {func(in *Inspection) { in.ClockAhead = -1001 * time.Millisecond }, []string{"warning clock"}, "is 1.001s behind this"},
+		"clocks, as told":    {func(in *Inspection) { in.ClockAhead = time.Second }, nil, ""},
+		"clocks, unsure":     {func(in *Inspection) { in.ClockAhead, in.ClockError = 3*time.Second, 2*time.Second }, nil, ""},
+		"clocks, sure":       {func(in *Inspection) { in.ClockAhead, in.ClockError = 3*time.Second+1, 2*time.Second }, []string{"warning clock"}, "is 3s ahead of this"},
+		"the worst is first": {func(in *Inspection) { in.Pooled, in.Schema, in.Ahead, in.Fsync = true, 0, 1, "off" }, []string{"error schema", "error fsync", "warning pooler", "warning clock set back"}, "no schema"},
+	} {
+		in := fine()
+		test.change(&in)
+		found := in.findings()
+		var got []string
+		for _, f := range found {
+			got = append(got, string(f.Severity)+" "+f.Setting)
+		}
+		if !slices.Equal(got, test.want) || len(found) > 0 && !strings.Contains(found[0].Problem, test.says) || found == nil {
+			t.Errorf("%s: %+v, expected %q", name, found, test.want)
+		}
 	}
 }
