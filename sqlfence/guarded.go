@@ -15,7 +15,7 @@ import (
 // a column, or a text that is the same for all rows. Exactly one field is set.
 type ResourcePart struct {
 	// Column is a column of the table, as the catalog has its name. It must be
-	// NOT NULL and of type text, varchar, smallint, integer, bigint, uuid,
+	// NOT NULL and of type text, varchar, smallint, integer, bigint, uuid
 	// boolean or an enum: of other types, equal values may have several texts,
 	// or the text depends on a setting that a session may change.
 	Column string `json:"column,omitempty"`

@@ -24,29 +24,61 @@ func TestMarksDecide(t *testing.T) {
 // TestMarksDecideControls: each comparison in the database functions is needed.
 func TestMarksDecideControls(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		for name, m := range map[string]struct{ function, old, new string }{
-			"enter admits an older token":     {"enter", "m.token OPERATOR(pg_catalog.=) p_token", "m.token <= p_token + 1"},
-			"enter admits another lease":      {"enter", `AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C"`, ""},
-			"enter admits a newer token":      {"enter", "IF NOT FOUND", "IF false"},
-			"enter takes stale for newer":     {"refuse_entry", "ELSIF m.token > p_token", "ELSIF false"},
-			"enter takes conflict for newer":  {"refuse_entry", "IF m.token = p_token", "IF false"},
-			"raise admits an older token":     {"raise", "m.token > p_token", "false"},
-			"raise admits another lease":      {"raise", `m.lease_id <> p_lease COLLATE "C"`, "false"},
-			"raise forgets the lease":         {"raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
-			"raise forgets the floor":         {"raise", "IF f >= p_token", "IF false"},
-			"raise admits the floor's token":  {"raise", "IF f >= p_token", "IF f > p_token"},
-			"raise takes the floor for marks": {"raise", "p_lease, f, '', true)", "p_lease, f, '', false)"},
+		for name, m := range map[string]struct{ surface, function, old, new string }{
+			"enter admits an older token":        {"enter", "enter", "m.token OPERATOR(pg_catalog.=) p_token", "m.token <= p_token + 1"},
+			"enter admits another lease":         {"enter", "enter", `AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C"`, ""},
+			"enter admits a newer token":         {"enter", "enter", "IF NOT FOUND", "IF false"},
+			"a lower token is newer":             {"Raise", "verdict", "p_token > p_mark", "p_token <> p_mark"},
+			"an equal token is newer":            {"Raise", "verdict", "p_token > p_mark", "p_token >= p_mark"},
+			"a lower token is a conflict":        {"Raise", "verdict", "p_token < p_mark OR", ""},
+			"a floor's token is no worse":        {"Raise", "verdict", "OR p_floor", ""},
+			"any lease is the mark's":            {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "true"},
+			"no lease is the mark's":             {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "false"},
+			"judge forgets the floor":            {"Raise", "judge", `IN (p_resource COLLATE "C", '')`, `= p_resource COLLATE "C"`},
+			"judge reads the floor for the mark": {"Raise", "judge", "ORDER BY resource DESC", "ORDER BY resource"},
+			"judge takes the floor for a mark":   {"Raise", "judge", "m.token, m.lease_id, m.resource = '');\n    WHEN v = 'conflict'", "m.token, m.lease_id, false);\n    WHEN v = 'conflict'"},
+			"enter does not say what to do":      {"enter", "judge", "v = 'newer' AND NOT p_may_raise", "false"},
+			"raise forgets the lease":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
+			"raise forgets the token":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = token, lease_id = p_lease"},
 		} {
 			whole := e.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = $1", m.function)
 			e.mutate(m.function, m.old, m.new)
-			surface := map[string]string{"enter": "enter", "refuse_entry": "enter", "raise": "Raise"}[m.function]
-			if len(e.compareMarks(1, surface)) == 0 {
+			if len(e.compareMarks(1, m.surface)) == 0 {
 				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
 			}
 			e.exec(whole)
 		}
 		if problems := e.compareMarks(1, "enter", "Raise"); len(problems) != 0 {
 			t.Errorf("the functions as they were: %s", problems)
+		}
+	})
+}
+
+// TestVerdictIsDecide: for every small mark, floors included, and every claim,
+// fencepost.verdict says what guard.Decide says under SameOrNewer.
+func TestVerdictIsDecide(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		marks := someMarks()
+		for _, token := range someTokens {
+			marks = append(marks, guard.Mark{Token: token, Floor: true})
+		}
+		for _, mark := range marks {
+			for _, claim := range someClaims("r") {
+				var token, lease any // NULL where there is no mark
+				if mark.Token != guard.NoToken {
+					token, lease = int64(mark.Token), mark.LeaseID
+				}
+				want := map[guard.Reason]string{guard.ReasonStale: "stale", guard.ReasonConflict: "conflict"}[guard.ReasonOf(guard.Decide(guard.SameOrNewer, mark, claim))]
+				if want == "" {
+					want = "newer"
+					if claim.Token == mark.Token {
+						want = "current"
+					}
+				}
+				if got := e.text("SELECT fencepost.verdict($1, $2, $3, $4, $5)", int64(claim.Token), claim.LeaseID, token, lease, mark.Floor); got != want {
+					t.Errorf("mark %+v, claim %+v: %s, want %s", mark, claim, got, want)
+				}
+			}
 		}
 	})
 }
@@ -119,8 +151,8 @@ func (e *env) compareMark(name string, call func(context.Context, guard.Claim) e
 	ctx := context.Background()
 	err, want, after := call(ctx, claim), guard.Decide(guard.SameOrNewer, mark, claim), mark
 	switch {
-	case name == "enter" && (claim.Token > mark.Token || mark.Floor):
-		if pgerr.State(err) != pgerr.MustRaise { // without a mark of its own it must raise, whatever the floor
+	case name == "enter" && claim.Token > mark.Token:
+		if pgerr.State(err) != pgerr.MustRaise {
 			return fmt.Sprintf("got %v, want SQLSTATE %s", err, pgerr.MustRaise)
 		}
 	default:

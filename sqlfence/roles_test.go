@@ -82,7 +82,7 @@ func TestRoles(t *testing.T) {
 			"CREATE TABLE fencepost.other (id int)", "DROP SCHEMA fencepost CASCADE", "ALTER ROLE " + role + " SUPERUSER",
 			"SET session_replication_role = replica",
 			"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
-			"SELECT fencepost.require('a', 'items', true)", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items', true)",
+			"SELECT fencepost.require('a', 'items')", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items')",
 		} {
 			if err := db.unfenced(t.Context(), sql); pgerr.State(err) != "42501" {
 				t.Errorf("the role, %s: %v", sql, err)

@@ -162,7 +162,9 @@ func TestSnapshotControls(t *testing.T) {
 			}
 		}
 		e.mutate("enter_snapshot", "FOR SHARE", "")
-		e.mutate("enter_row", "IF mine IS NULL THEN", "mine := pg_current_xact_id()::xid; IF mine IS NULL THEN")
+		e.mutate("enter_row", "UPDATE fencepost.marks AS x SET lease_id = p_lease\n", "mine := pg_current_xact_id()::xid; UPDATE fencepost.marks AS x SET lease_id = p_lease\n")
+		e.mutate("enter_row", "x.token = p_token AND", "false AND")
+		e.mutate("enter_row", `COLLATE "C" RETURNING x.xmin INTO mine;`, `COLLATE "C";`)
 		db := e.serverDefault("default_transaction_isolation", levels[RepeatableRead])
 		for name, way := range map[string]func() error{
 			"InTxAll": func() error { return atLevel(db, RepeatableRead)(context.Background(), claimOf("r", 5), write5) },

@@ -115,13 +115,13 @@ func TestVerifyFunctions(t *testing.T) {
 		if n := len(expectedFunctions()); int64(n) != e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace") {
 			t.Errorf("%d functions are expected, the database has others", n)
 		}
-		e.mutate("raise", "SF001", "SF00X")
-		e.wantFindings("another body", Verification{}, "function fencepost.raise: is not the one of this build")
-		e.mutate("raise", "SF00X", "SF001")
+		e.mutate("judge", "SF001", "SF00X")
+		e.wantFindings("another body", Verification{}, "function fencepost.judge: is not the one of this build")
+		e.mutate("judge", "SF00X", "SF001")
 		e.exec("ALTER FUNCTION fencepost.require SECURITY INVOKER; ALTER FUNCTION fencepost.refuse RESET search_path")
 		e.wantFindings("other rights", Verification{}, "function fencepost.require: does not run with the rights", "function fencepost.refuse: has no pinned search_path")
-		e.exec("ALTER FUNCTION fencepost.require SECURITY DEFINER; ALTER FUNCTION fencepost.refuse SET search_path = pg_catalog, pg_temp; DROP FUNCTION fencepost.retire; DELETE FROM fencepost.migrations WHERE version > 1")
-		e.wantFindings("half of it", Verification{}, "schema fencepost: has sqlfence version 1", "function fencepost.retire: is missing")
+		e.exec("ALTER FUNCTION fencepost.require SECURITY DEFINER; ALTER FUNCTION fencepost.refuse SET search_path = pg_catalog, pg_temp; DROP FUNCTION fencepost.retire; UPDATE fencepost.migrations SET version = 2")
+		e.wantFindings("half of it", Verification{}, "schema fencepost: has sqlfence version 2", "function fencepost.retire: is missing")
 		e.exec("DROP SCHEMA fencepost CASCADE")
 		for what, err := range map[string]error{
 			"Verify":         func() error { _, err := e.db.Verify(t.Context(), Verification{}); return err }(),
@@ -150,7 +150,7 @@ func TestVerifyRole(t *testing.T) {
 			{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
 			{"GRANT UPDATE ON fencepost.marks TO " + role, "REVOKE UPDATE ON fencepost.marks FROM " + role, "may write fencepost.marks"},
 			{"GRANT UPDATE (token) ON fencepost.marks TO " + role, "REVOKE UPDATE (token) ON fencepost.marks FROM " + role, "may write fencepost.marks"},
-			{"ALTER FUNCTION fencepost.compare OWNER TO " + role, "ALTER FUNCTION fencepost.compare OWNER TO " + admin, "owns function fencepost.compare"},
+			{"ALTER FUNCTION fencepost.judge OWNER TO " + role, "ALTER FUNCTION fencepost.judge OWNER TO " + admin, "owns function fencepost.judge"},
 			{"ALTER ROLE " + role + " SUPERUSER", "ALTER ROLE " + role + " NOSUPERUSER", "is a superuser"},
 			{"ALTER SCHEMA fencepost OWNER TO " + role, "ALTER SCHEMA fencepost OWNER TO " + admin, "owns schema fencepost"},
 			{"CREATE FUNCTION fencepost.reset() RETURNS void LANGUAGE sql AS ''", "DROP FUNCTION fencepost.reset()", "may call fencepost.reset"},
