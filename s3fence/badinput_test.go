@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -151,14 +152,18 @@ type pipe struct{ io.Reader }
 func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }
 
 func TestBodies(t *testing.T) {
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain} {
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
 		t.Run(mode.String(), func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 			o := objects(t, open(t, server, &s3fence.Options{MaxBody: 5 * miB}), mode, nil)
-			for _, unseekable := range []io.Reader{streamed{strings.NewReader("x")}, bytes.NewBufferString("x"), pipe{strings.NewReader("x")}} {
-				invalid(t, o.Put(t.Context(), claim(5, "a"), key, unseekable, nil), "body")
+			tooLong := bytesOf(5*miB + 1)
+			for _, body := range []io.Reader{s3fence.Bytes(tooLong), bytes.NewReader(tooLong), streamed{bytes.NewReader(tooLong)}, bytes.NewBuffer(tooLong)} {
+				invalid(t, o.Put(t.Context(), claim(5, "a"), key, body, nil), "body")
 			}
-			invalid(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(5*miB+1)), nil), "body")
+			broken := errors.New("the disk is gone")
+			if err := o.Put(t.Context(), claim(5, "a"), key, io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), nil); !errors.Is(err, broken) {
+				t.Errorf("a body that fails: %v", err)
+			}
 			invalid(t, o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("x"), &s3fence.PutOptions{SHA256: make([]byte, 32)}), "body")
 			if n := server.Count(); n != 0 {
 				t.Errorf("%d requests were sent", n)
@@ -188,6 +193,29 @@ func TestBodies(t *testing.T) {
 				t.Fatal(err)
 			}
 			want(t, o, "second", guard.Mark{Token: 12, LeaseID: "a"})
+			lent := s3fence.Bytes([]byte("first,second"))
+			_, _ = lent.Seek(6, io.SeekStart)
+			file, err := os.CreateTemp(t.TempDir(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			_, _ = file.WriteString("first,second")
+			_, _ = file.Seek(6, io.SeekStart)
+			long := strings.Repeat("of no known length ", 1000)
+			for _, c := range []struct {
+				body io.Reader
+				want string
+			}{
+				{lent, "second"}, {file, "second"}, {bytes.NewBufferString("buffer"), "buffer"}, {streamed{strings.NewReader(long)}, long},
+				{pipe{strings.NewReader(long)}, long}, {iotest.OneByteReader(strings.NewReader("slow")), "slow"},
+				{iotest.DataErrReader(strings.NewReader("with its end")), "with its end"},
+			} {
+				if err := o.Put(t.Context(), claim(13, "a"), key, c.body, nil); err != nil {
+					t.Fatal(err)
+				}
+				want(t, o, c.want, guard.Mark{Token: 13, LeaseID: "a"})
+			}
 		})
 	}
 }

@@ -5,14 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 // Bytes returns b as a body that is not copied: it must not change until the
-// call that it is given to returns. Other bodies of [Sealed] and [Plain]
-// objects are read into memory first.
+// call that it is given to returns. Other bodies are read into memory first,
+// but for [Pointer].
 func Bytes(b []byte) io.ReadSeeker { return &lent{Reader: bytes.NewReader(b), all: b} }
 
 type lent struct {
@@ -24,46 +25,30 @@ type lent struct {
 // of its own, so that each sending has the same bytes, whatever becomes of the
 // reader meanwhile.
 func (o *Objects) readBody(body io.Reader) ([]byte, error) {
-	if body == nil {
+	limit, size := o.b.opts.MaxBody, int64(512)
+	switch r := body.(type) {
+	case nil:
 		return nil, nil
+	case *lent:
+		if int64(r.Len()) > limit {
+			return nil, tooLong(int64(r.Len()), limit)
+		}
+		return r.all[len(r.all)-r.Len():], nil
+	case interface{ Len() int }:
+		size = int64(r.Len())
+	case *os.File: // of other seekers nobody knows what seeking does
+		if info, err := r.Stat(); err == nil && info.Mode().IsRegular() {
+			size = info.Size()
+		}
 	}
-	seeker, ok := body.(io.ReadSeeker)
-	if !ok {
-		return nil, guard.Invalid("body", fmt.Sprintf("%T", body), "cannot be read again for a retry: use an io.ReadSeeker, or Pointer")
-	}
-	size, err := remaining(seeker)
-	if err != nil {
-		return nil, guard.Invalid("body", fmt.Sprintf("%T", body), "cannot be read again for a retry: "+err.Error())
-	}
-	if size > o.b.opts.MaxBody {
-		return nil, tooLong(size, o.b.opts.MaxBody)
-	}
-	if l, ok := body.(*lent); ok {
-		return l.all[int64(len(l.all))-size:], nil
-	}
-	content := make([]byte, size)
-	if _, err := io.ReadFull(seeker, content); err != nil {
+	content, err := readAll(body, min(size, limit), limit)
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("s3fence: read body: %w", err) // the caller's own error, and nothing was sent
+	case int64(len(content)) > limit:
+		return nil, tooLong(max(size, int64(len(content))), limit)
 	}
 	return content, nil
-}
-
-func remaining(s io.Seeker) (int64, error) {
-	at, err := s.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return 0, err
-	}
-	end, err := s.Seek(0, io.SeekEnd)
-	if err != nil {
-		return 0, err
-	}
-	if _, err := s.Seek(at, io.SeekStart); err != nil {
-		return 0, err
-	}
-	if end < at {
-		return 0, errors.New("its position is behind its end")
-	}
-	return end - at, nil
 }
 
 func tooLong(size, limit int64) error {

@@ -2,12 +2,23 @@ package s3fence
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
+	"crypto/md5"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"hash"
 	"hash/crc32"
 	"io"
+	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -16,10 +27,10 @@ import (
 type Object struct {
 	Key  string
 	Mark guard.Mark
-	// Body is the body without trailer. It must be closed. Of Sealed and Plain
-	// objects it is in memory and has been verified; that of a Pointer comes
-	// from the store while it is read, and its last Read returns a
-	// [*DamagedError] in place of io.EOF if it is not what was written.
+	// Body is the content: without trailer, and unpacked. It must be closed. From
+	// Get it is in memory and has been verified; that of a Pointer, and from
+	// GetStream, comes from the store while it is read, and its last Read
+	// returns a [*DamagedError] in place of io.EOF if it is not what was written.
 	Body io.ReadCloser
 	// Size is the length of Body.
 	Size int64
@@ -30,7 +41,7 @@ type Object struct {
 	// DataKey is the key of the data of a Pointer, "" otherwise. What it holds
 	// never changes; it is deleted some time after the pointer has left it.
 	DataKey string
-	Headers Headers
+	Headers Headers // as stored
 }
 
 // maxFollows bounds how often a reader follows a pointer that moves away while
@@ -50,20 +61,10 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	c := &change{verb: "get", given: true, claim: guard.Claim{Resource: key}, key: key, whole: true}
 	last := ""
 	for range maxFollows {
-		if err := ended(ctx, c.op(), guard.Claim{}); err != nil {
-			return nil, err
-		}
-		s, err := o.b.read(ctx, c)
+		out, s, err := o.found(ctx, c)
 		if err != nil {
-			return nil, o.b.unread(c, err)
-		}
-		if err := o.writable(c.claim, key, &s); err != nil {
 			return nil, err
 		}
-		if s.kind == kindAbsent || s.kind == kindTombstone {
-			return nil, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
-		}
-		out := &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified, Headers: *s.headers}
 		if s.kind == kindGzip {
 			if s.content > o.b.opts.MaxBody {
 				return nil, tooLong(s.content, o.b.opts.MaxBody)
@@ -73,10 +74,11 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 			}
 		}
 		if s.kind != kindPointer {
+			out.Headers = *s.headers
 			out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
 			return out, nil
 		}
-		found, err := o.b.openData(ctx, out, s.pointer())
+		found, err := o.b.openData(ctx, out, s.pointer(), nil)
 		switch {
 		case err != nil:
 			return nil, guard.Unavailable(c.op(), guard.Claim{}, o.b.explain(err))
@@ -90,54 +92,286 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	return nil, guard.Unavailable(c.op(), guard.Claim{}, errChanged)
 }
 
-// openData opens what a pointer points to; false if it is not there.
-func (b *Bucket) openData(ctx context.Context, out *Object, p pointer) (bool, error) {
-	data, err := b.client.GetObject(ctx, b.get(p.Data, 0))
+// openData opens what a pointer points to, or a section of it; false if it is not
+// there.
+func (b *Bucket) openData(ctx context.Context, out *Object, p pointer, part *section) (bool, error) {
+	sum, err := hex.DecodeString(p.CRC)
+	if err != nil || len(sum) != crc32.Size {
+		return false, damaged(out.Key, "its pointer has the checksum "+quoteShort(p.CRC))
+	}
+	in := b.get(p.Data, 0)
+	v := &verifier{key: out.Key, subject: "data", by: "pointer", left: p.Length, sum: crc32.New(castagnoli), want: sum}
+	first, length, err := part.of(p.Length)
+	if err != nil {
+		return false, err
+	}
+	if part != nil {
+		in.Range, v.left, v.sum = byteRange(first, length), length, nil
+	}
+	data, err := b.client.GetObject(ctx, in)
 	if err != nil {
 		if missing(err) {
 			return false, nil
 		}
 		return false, err
 	}
-	sum, err := strconv.ParseUint(p.CRC, 16, 32)
-	if err != nil {
-		data.Body.Close()
-		return false, damaged(out.Key, "its pointer has the checksum "+quoteShort(p.CRC))
-	}
 	h, err := headOf(data)
+	if err == nil && in.Range != nil {
+		err = checkRange(data, first, length, p.Length)
+	}
 	if err != nil {
 		data.Body.Close()
 		return false, err
 	}
 	out.Headers = h.headers
 	out.Headers.Metadata = userMetadata(h.metadata)
-	out.Size, out.DataKey = p.Length, p.Data
-	out.Body = &verifier{ReadCloser: data.Body, key: out.Key, left: p.Length, want: uint32(sum)}
+	out.Size, out.DataKey = v.left, p.Data
+	v.ReadCloser = data.Body
+	if part != nil && length == 0 {
+		data.Body.Close()
+		v.ReadCloser = io.NopCloser(bytes.NewReader(nil))
+	}
+	out.Body = v
 	return true, nil
 }
 
-// verifier compares what is read with what the pointer says.
+// section is a part of a body; nil is all of it.
+type section struct{ offset, length int64 }
+
+// of returns where the section of a body of the given length begins, and how long
+// it is.
+func (s *section) of(size int64) (first, length int64, err error) {
+	switch {
+	case s == nil:
+		return 0, size, nil
+	case s.offset < 0 || s.offset > size || s.offset == size && size > 0:
+		return 0, 0, guard.Invalid("offset", strconv.FormatInt(s.offset, 10), "is not within the body of "+strconv.FormatInt(size, 10)+" bytes")
+	case s.length < 0 || s.length > size-s.offset:
+		return s.offset, size - s.offset, nil
+	}
+	return s.offset, s.length, nil
+}
+
+// byteRange is nil for what cannot be asked for, since it is empty.
+func byteRange(first, length int64) *string {
+	if length == 0 {
+		return nil
+	}
+	return aws.String(fmt.Sprintf("bytes=%d-%d", first, first+length-1))
+}
+
+func checkRange(out *s3.GetObjectOutput, first, length, size int64) error {
+	want := fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, size)
+	if got := aws.ToString(out.ContentRange); got != want {
+		return fmt.Errorf("the store answered with the range %s to a request for %q", quoteShort(got), want)
+	}
+	return nil
+}
+
+// GetStream is [Objects.Get] for bodies that are not to be held in memory, of any
+// length. It takes two requests: the mark, then the body on condition that it
+// still is the same object. The body comes from the store while it is read. What
+// was read is verified only by the end: the last Read returns a [*DamagedError]
+// in place of io.EOF if the bytes are not what was written. So act on nothing
+// before io.EOF.
+// Errors: as Get.
+func (o *Objects) GetStream(ctx context.Context, key string) (*Object, error) {
+	return o.stream(ctx, "get", key, nil)
+}
+
+// GetRange reads length bytes of the body from offset on, or fewer if it is
+// shorter; a negative length reads to its end. The mark and the length of the
+// whole are verified, and that all is of one version; the bytes are not, because
+// the checksum is of the whole body. It takes two requests. [SealedGzip] has no
+// ranges: ErrInvalid.
+// Errors: as [Objects.Get].
+func (o *Objects) GetRange(ctx context.Context, key string, offset, length int64) (*Object, error) {
+	if o.mode == SealedGzip {
+		return nil, guard.Invalid("mode", o.mode.String(), "has no ranges: the body is compressed as a whole")
+	}
+	return o.stream(ctx, "get range of", key, &section{offset, length})
+}
+
+func (o *Objects) stream(ctx context.Context, verb, key string, part *section) (*Object, error) {
+	if err := validateKey("key", key, maxKey); err != nil {
+		return nil, err
+	}
+	c := &change{verb: verb, given: true, claim: guard.Claim{Resource: key}, key: key}
+	for range maxFollows {
+		out, s, err := o.found(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		var open bool
+		if s.kind == kindPointer {
+			open, err = o.b.openData(ctx, out, s.pointer(), part)
+		} else {
+			open, err = o.b.openBody(ctx, out, &s, part)
+		}
+		if err != nil {
+			return nil, o.b.unread(c, err)
+		}
+		if open {
+			return out, nil
+		}
+	}
+	return nil, guard.Unavailable(c.op(), guard.Claim{}, errChanged)
+}
+
+// found reads what an object is, and what is known of it before its body.
+func (o *Objects) found(ctx context.Context, c *change) (*Object, state, error) {
+	if err := ended(ctx, c.op(), guard.Claim{}); err != nil {
+		return nil, state{}, err
+	}
+	s, err := o.b.read(ctx, c)
+	if err != nil {
+		return nil, s, o.b.unread(c, err)
+	}
+	if err := o.writable(c.claim, c.key, &s); err != nil {
+		return nil, s, err
+	}
+	if s.kind == kindAbsent || s.kind == kindTombstone {
+		return nil, s, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+	}
+	return &Object{Key: c.key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
+}
+
+// openBody opens the body, or a section of it, of an object that is as s says;
+// false if it is that no more.
+func (b *Bucket) openBody(ctx context.Context, out *Object, s *state, part *section) (bool, error) {
+	first, length, err := part.of(s.length)
+	if err != nil {
+		return false, err
+	}
+	in := b.get(out.Key, 0)
+	in.IfMatch, in.Range = &s.etag, byteRange(first, length)
+	got, err := b.client.GetObject(ctx, in)
+	if status, _ := httpStatus(err); status == http.StatusPreconditionFailed || missing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	h, err := headOf(got)
+	switch {
+	case err != nil:
+	case h.etag != s.etag:
+		err = fmt.Errorf("the store answered with the ETag %s to a request for %s", quoteShort(h.etag), quoteShort(s.etag))
+	case in.Range != nil:
+		err = checkRange(got, first, length, s.size)
+	}
+	if err != nil {
+		got.Body.Close()
+		return false, err
+	}
+	out.Headers = h.headers
+	out.Headers.Metadata = userMetadata(h.metadata)
+	v := &verifier{ReadCloser: got.Body, key: out.Key, subject: "body", by: "trailer", left: length}
+	switch {
+	case in.Range == nil && length == 0:
+		got.Body.Close() // all of it, of which nothing is wanted
+		v.ReadCloser = io.NopCloser(bytes.NewReader(nil))
+	case part != nil:
+	case s.kind == kindPlain:
+		v.by, v.sum, v.want = "metadata", md5.New(), s.md5[:]
+	default:
+		v.sum, v.want = crc32.New(castagnoli), binary.BigEndian.AppendUint32(nil, s.crc)
+	}
+	out.Size, out.Body = length, v
+	if s.kind != kindGzip {
+		return true, nil
+	}
+	r, err := gzip.NewReader(v)
+	if err != nil {
+		v.Close()
+		return false, err
+	}
+	out.Size = s.content
+	out.Body = &verifier{ReadCloser: unpacking{r, v}, key: out.Key, subject: "content", by: "trailer", left: s.content}
+	return true, nil
+}
+
+// unpacking reads a gzip file and closes what it is read from.
+type unpacking struct {
+	*gzip.Reader
+	from io.Closer
+}
+
+func (u unpacking) Close() error { return u.from.Close() }
+
+// verifier compares what is read with what is known of it.
 type verifier struct {
 	io.ReadCloser
-	key  string
-	left int64
-	crc  uint32
-	want uint32
+	key, subject, by string
+	left             int64
+	sum              hash.Hash // nil if nothing is known but the length
+	want             []byte
 }
 
 func (v *verifier) Read(buf []byte) (int, error) {
 	n, err := v.ReadCloser.Read(buf)
-	v.crc = crc32.Update(v.crc, castagnoli, buf[:n])
+	if v.sum != nil {
+		v.sum.Write(buf[:n])
+	}
 	v.left -= int64(n)
 	switch {
 	case v.left < 0:
-		return n, damaged(v.key, "its data is longer than its pointer says")
+		return n, damaged(v.key, "its "+v.subject+" is longer than its "+v.by+" says")
 	case errors.Is(err, io.EOF) && v.left > 0:
-		return n, damaged(v.key, "its data is shorter than its pointer says")
-	case errors.Is(err, io.EOF) && v.crc != v.want:
-		return n, damaged(v.key, "its data does not match the checksum in its pointer")
+		return n, damaged(v.key, "its "+v.subject+" is shorter than its "+v.by+" says")
+	case errors.Is(err, io.EOF) && v.sum != nil && !bytes.Equal(v.sum.Sum(nil), v.want):
+		return n, damaged(v.key, "its "+v.subject+" does not match the checksum in its "+v.by)
 	}
 	return n, err
+}
+
+// Presigner signs requests ahead; [*s3.PresignClient] is one.
+type Presigner interface {
+	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
+}
+
+// Presigned is a request that anybody may send who has it.
+type Presigned struct {
+	URL string
+	// Header must be sent along; it is empty but for a customer's key.
+	Header http.Header
+	// DataKey is what is read, and Mark the pointer's when that was asked for.
+	DataKey string
+	Mark    guard.Mark
+}
+
+// PresignGet signs a GET of the bytes that a [Pointer] names now. They are
+// immutable, so the reader gets that version whole, or nothing once it was
+// collected: valid, how long the signature holds, is one second to
+// Options.GracePeriod, which a collector waits after the pointer has moved away.
+//
+// Errors: ErrInvalid, also in the other modes, whose key shows whatever is there
+// by then; as [Objects.Get].
+func (o *Objects) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
+	if err := validateKey("key", key, maxKey); err != nil {
+		return nil, err
+	}
+	switch {
+	case by == nil:
+		return nil, guard.Missing("presigner")
+	case o.mode != Pointer:
+		return nil, guard.Invalid("mode", o.mode.String(), "names no immutable data")
+	case valid < time.Second || valid > o.b.opts.GracePeriod:
+		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
+	}
+	c := &change{verb: "presign", given: true, claim: guard.Claim{Resource: key}, key: key}
+	out, s, err := o.found(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	data := s.pointer().Data
+	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
+	if err != nil {
+		return nil, guard.Unavailable(c.op(), guard.Claim{}, err)
+	}
+	h := signed.SignedHeader.Clone()
+	h.Del("Host")
+	return &Presigned{URL: signed.URL, Header: h, DataKey: data, Mark: out.Mark}, nil
 }
 
 // Unseal verifies the bytes of a [Sealed] or [SealedGzip] object as they are

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +28,9 @@ func claim(token guard.Token, lease string) guard.Claim {
 	return guard.Claim{Resource: resource, Token: token, LeaseID: lease}
 }
 
+// opaqueServers are the servers with what a probe would find out of their ETags.
+var opaqueServers sync.Map
+
 // newServer starts a server with an empty bucket.
 func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 	t.Helper()
@@ -34,7 +38,9 @@ func newServer(t testing.TB, opts *s3test.Options) *s3test.Server {
 		opts = &s3test.Options{}
 	}
 	opts.Buckets = []string{bucketName}
-	return s3test.New(t, opts)
+	server := s3test.New(t, opts)
+	opaqueServers.Store(server, opts.ETags == s3test.ETagOpaque)
+	return server
 }
 
 // newClient returns a client as an application would configure it.
@@ -58,7 +64,8 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 		given = *opts
 	}
 	if given.Encryption.Algorithm == "" && given.Encryption.CustomerKey == nil {
-		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, false)
+		opaque, _ := opaqueServers.Load(server)
+		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, opaque == true)
 	}
 	return openProbed(t, server, &given)
 }

@@ -96,3 +96,69 @@ func (b *Bucket) floorKey() string            { return b.opts.Prefix + "floor" }
 func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }
 
 func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
+
+// keyPattern tells the resource of a key: "exports/{tenant}/{period}.csv" beside
+// the template "{tenant}:billing-close:{period}".
+type keyPattern struct {
+	text     string
+	segments []patternSegment
+	template *guard.Template
+}
+
+// patternSegment is a segment of a path: text, or a variable between two texts.
+type patternSegment struct{ before, variable, after string }
+
+func newKeyPattern(text string, template *guard.Template) (*keyPattern, error) {
+	const field = "ObjectsOptions.KeyPattern"
+	p := &keyPattern{text: text, template: template}
+	var bound, plain []string
+	for part := range strings.SplitSeq(text, "/") {
+		before, rest, found := strings.Cut(part, "{")
+		s := patternSegment{before: before}
+		if found {
+			var closed bool
+			s.variable, s.after, closed = strings.Cut(rest, "}")
+			if !closed || s.variable == "" {
+				return nil, guard.Invalid(field, text, "has no variable in the braces of "+strconv.Quote(part))
+			}
+			bound = append(bound, s.variable)
+			plain = append(plain, s.before+"x"+s.after)
+		} else {
+			plain = append(plain, part)
+		}
+		if strings.ContainsAny(s.before+s.after, "{}") {
+			return nil, guard.Invalid(field, text, "may have one variable in a segment, not as in "+strconv.Quote(part))
+		}
+		p.segments = append(p.segments, s)
+	}
+	if err := validateKey(field, strings.Join(plain, "/"), maxKey); err != nil {
+		return nil, err
+	}
+	return p, template.CheckVariables(bound...)
+}
+
+// resource is the name of what a key belongs to.
+func (p *keyPattern) resource(key string) (string, error) {
+	parts := strings.Split(key, "/")
+	if len(parts) != len(p.segments) {
+		return "", p.mismatch(key)
+	}
+	value := map[string]string{}
+	for i, s := range p.segments {
+		v, begins := strings.CutPrefix(parts[i], s.before)
+		v, ends := strings.CutSuffix(v, s.after)
+		if !begins || !ends || (v == "") != (s.variable == "") {
+			return "", p.mismatch(key)
+		}
+		value[s.variable] = v
+	}
+	var values []string
+	for _, name := range p.template.Variables() {
+		values = append(values, value[name])
+	}
+	return p.template.Name(values...)
+}
+
+func (p *keyPattern) mismatch(key string) error {
+	return guard.Invalid("key", key, "is not of the pattern "+strconv.QuoteToASCII(p.text))
+}

@@ -21,6 +21,10 @@ type Entry struct {
 	StoredSize   int64
 	ETag         string
 	LastModified time.Time
+	// Mark is the object's, and Deleted says that it is a tombstone, if
+	// ListOptions.Marks asked for it.
+	Mark    guard.Mark
+	Deleted bool
 }
 
 // ListOptions narrows a listing. The zero value lists everything.
@@ -29,6 +33,11 @@ type ListOptions struct {
 	Prefix string
 	// After leaves out keys up to this one, to go on with an earlier listing.
 	After string
+	// Marks reads each object's mark, which takes a request each, and lists
+	// tombstones, too. An object whose mark cannot be told comes with an error
+	// (ErrUnfenced, or ErrUnavailable for a [*DamagedError]), and the listing
+	// goes on if the loop does.
+	Marks bool
 }
 
 var errStop = errors.New("stop")
@@ -57,11 +66,16 @@ func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, 
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
 			}
-			hidden, err := o.hidden(ctx, e)
-			if err != nil || hidden {
+			hidden, err := o.hidden(ctx, &e, given.Marks)
+			if errors.As(err, new(*DamagedError)) {
+				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, err)
+			} else if err != nil && !errors.Is(err, guard.ErrUnfenced) {
 				return err
 			}
-			if !yield(e, nil) {
+			if hidden {
+				return nil
+			}
+			if !yield(e, err) {
 				return errStop
 			}
 			return nil
@@ -72,17 +86,26 @@ func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, 
 	}
 }
 
-// hidden reports tombstones and internals.
-func (o *Objects) hidden(ctx context.Context, e Entry) (bool, error) {
+// hidden reports what is not listed: internals and tombstones. With marks it reads
+// the object and completes the entry.
+func (o *Objects) hidden(ctx context.Context, e *Entry, marks bool) (bool, error) {
 	if internal(e.Key) {
 		return true, nil
 	}
-	if e.StoredSize != tombstoneSize {
+	if !marks && e.StoredSize != tombstoneSize {
 		return false, nil
 	}
 	s, err := o.b.peek(ctx, e.Key)
-	if errors.As(err, new(*DamagedError)) {
-		return false, nil // listed, and reading it says what is wrong
+	switch {
+	case !marks && errors.As(err, new(*DamagedError)):
+		return false, nil // reading it says what is wrong
+	case err != nil:
+		return false, err
+	case !marks || s.kind == kindAbsent:
+		return s.kind == kindAbsent || s.kind == kindTombstone, nil
+	case s.kind == kindUnfenced:
+		return false, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: guard.Claim{Resource: e.Key}}
 	}
-	return s.kind == kindAbsent || s.kind == kindTombstone, err
+	e.Mark, e.Deleted, e.ETag = s.mark, s.kind == kindTombstone, s.etag
+	return false, nil
 }

@@ -75,6 +75,14 @@ type ObjectsOptions struct {
 	// it. If one does, a stale writer can overwrite a newer one. Raise and
 	// Adopt, which repeat a body by nature, are refused under it.
 	BodiesNeverRepeat bool
+	// Resource and KeyPattern, both or none, bind keys to resources (promise P9):
+	// the pattern has each variable of the template once, as a segment of the
+	// key's path or a part of one, such as "exports/{tenant}/{period}.csv" for
+	// "{tenant}:billing-close:{period}". Then a claim for another resource
+	// than the key's is refused with a [*guard.MisdirectedError], and a key
+	// that is not of the pattern is ErrInvalid, before anything is sent.
+	Resource   *guard.Template
+	KeyPattern string
 }
 
 // Objects are the fenced objects of a bucket, in one mode and under one rule.
@@ -86,6 +94,7 @@ type Objects struct {
 	rule guard.Rule
 	// repeatable says that writing the same body again makes another ETag.
 	repeatable bool
+	pattern    *keyPattern // nil if keys are not bound to resources
 }
 
 // Objects returns the bucket's objects in the given mode. opts may be nil.
@@ -105,6 +114,15 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 		return nil, guard.Invalid("mode", mode.String(), "is not safe here: the store gives two writes of one body the same ETag"+
 			" (or was not probed); use Sealed, or declare BodiesNeverRepeat")
 	}
+	if (opts.Resource == nil) != (opts.KeyPattern == "") {
+		return nil, guard.Invalid("ObjectsOptions.KeyPattern", opts.KeyPattern, "goes with ObjectsOptions.Resource, one needs the other")
+	}
+	if opts.Resource != nil {
+		var err error
+		if o.pattern, err = newKeyPattern(opts.KeyPattern, opts.Resource); err != nil {
+			return nil, err
+		}
+	}
 	switch o.rule {
 	case 0:
 		o.rule = guard.SameOrNewer
@@ -122,6 +140,15 @@ func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, er
 	}
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
+	}
+	if o.pattern != nil {
+		name, err := o.pattern.resource(key)
+		if err != nil {
+			return nil, err
+		}
+		if err := claim.CheckResource(name); err != nil {
+			return nil, err
+		}
 	}
 	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID()}, nil
 }

@@ -40,10 +40,9 @@ func (p *PutOptions) resolve() (PutOptions, error) {
 // resources are not comparable, so all who write a key hold leases on the same
 // resource.
 //
-// body may be nil for an empty one. [Sealed] and [Plain] need one that can be
-// read again: [Bytes], or an [io.ReadSeeker] such as a file, read from where it
-// stands, at most Options.MaxBody long. [Pointer] takes any reader and reads it
-// once.
+// body may be nil for an empty one, and is read once, from where it stands to its
+// end. [Pointer] sends it in parts; the other modes read it into memory first,
+// at most Options.MaxBody, unless it is made by [Bytes].
 //
 // It takes one request if this Bucket has seen the object's state, else two;
 // Pointer one more, for the data.

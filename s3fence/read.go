@@ -199,6 +199,9 @@ func parse(key string, h head, tail []byte) (state, error) {
 	m := reserved(h.metadata)
 	s, err := parseKind(key, h, m, tail)
 	s.etag, s.size, s.modified = h.etag, h.size, h.modified
+	if !s.kind.sealed() {
+		s.length = h.size
+	}
 	return s, err
 }
 
@@ -218,7 +221,8 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content),
+		length: int64(sl.length), crc: sl.crc}
 	if problem := disagreement(&s, m); problem != "" {
 		return state{}, damaged(key, problem)
 	}

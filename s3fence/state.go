@@ -49,6 +49,10 @@ type state struct {
 
 	size     int64     // as stored
 	modified time.Time // at or after which it has been so
+	// length and crc are those of the stored body, without trailer; crc is known of
+	// sealed kinds that were read.
+	length int64
+	crc    uint32
 	// body is the body without trailer if it was read along, else nil.
 	body []byte
 	// content is what the body of kind gzip unpacks to, in bytes.

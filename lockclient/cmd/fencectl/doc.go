@@ -7,7 +7,9 @@
 // It finds out (list, show, long-held, audit, doctor), intervenes (force-unlock,
 // marks, epoch, advance, purge) and sets up (migrate, roles, completion). Each
 // command has --help. Names are whole: those of a client that is confined to a
-// namespace begin with it.
+// namespace begin with it. Where a list takes a PATTERN, it is read by components:
+// tenant_1 is that name and what begins with "tenant_1:", never tenant_12; "*" is
+// any component and, at the end, any rest.
 //
 // # Configuration
 //
@@ -72,76 +74,8 @@
 //
 // # Runbook
 //
-// Find the symptom, run the commands, read on. "fencectl help runbook" prints it.
-//
-// Somebody waits and gets a lock timeout
-//
-//	fencectl show RESOURCE --watch
-//	    who has it, since when, and whether it is renewed ("another" jumps up)
-//	fencectl long-held --threshold 10m
-//	fencectl list --awaited
-//	Alive and at work: wait, or ask its owner. Gone: it ends at "expires".
-//	Hanging: cut it, and fence it.
-//	fencectl force-unlock RESOURCE --actor YOU --reason WHY --expect LEASE-ID --raise
-//
-// Two holders seem to be at work
-//
-//	fencectl show RESOURCE
-//	    "so" says whether the older one can still write there. Below the
-//	    lease's token: the command that it prints raises the new holder's
-//	    claim; the older one is refused from then on, the new one works on.
-//	fencectl audit RESOURCE
-//	    whether an operator cut a lease and did not raise the burned claim
-//	TWO LEASES HAVE ONE TOKEN, or a conflict in a log: the issuer gave one
-//	token twice. Stop both, go to "A backup was restored".
-//
-// A release fails
-//
-//	fencectl show RESOURCE
-//	    still held: it ends at "expires", nothing is to be done
-//	fencectl audit RESOURCE
-//	    lease lost: an operator cut it, for this reason
-//	fencectl doctor
-//	    whether leases can be renewed and released at all
-//
-// Acquiring is slow
-//
-//	fencectl doctor
-//	    the time of each step; a blocker, a pooler, a standby, the isolation
-//	fencectl list --awaited
-//	    contention: the time is the holders', not the server's
-//
-// Stale rejections spike
-//
-//	fencectl show RESOURCE
-//	    "so": older holders are refused, the fence does its work; "owner" is
-//	    the new one. THE MARK IS AHEAD: go to "A backup was restored".
-//	fencectl list PREFIX --state expired
-//	    holders that renew too late: their TTL is too short for their pauses
-//
-// A backup was restored
-//
-//	Before the applications are started:
-//	fencectl migrate
-//	fencectl epoch show
-//	    a restore that the server noticed has raised the epoch already
-//	fencectl epoch raise
-//	    for what it cannot notice: a disk snapshot, rows without the schema
-//	fencectl marks list --ahead
-//	    marks above the issuer; token columns and S3 objects have their own
-//	fencectl advance --floor TOKEN
-//	    with the highest token of all these places
-//	A mark that was made up, and is too high to lift the issuer over it:
-//	fencectl marks reset RESOURCE --from TOKEN --to TOKEN --actor YOU --reason WHY
-//
-// A failover happened
-//
-//	fencectl doctor
-//	    on the new primary: no standby, and the timeline can be seen
-//	fencectl epoch show
-//	    the epoch grew with the timeline. If the server hides that:
-//	fencectl epoch raise
-//	The old primary must not come back for anybody.
+// "fencectl help runbook" prints it: what is seen, which command to run, what to
+// do. It is in runbook.txt and nowhere else.
 //
 // # Force-unlock and the cut holder
 //
@@ -153,30 +87,6 @@
 // and after it no write of the cut holder takes effect there. Surfaces with a mark
 // of their own (a table's token column, an S3 object, another guard.Store) need a
 // raise of their own, or the next holder's first write.
-//
-// # Choosing the TTL
-//
-// TTL >= the longest pause you want to survive (p99) + a renewal (p99, see
-// fencectl doctor) + margin. Too short, and healthy holders lose their leases: a
-// takeover each time, but no damage, the fence refuses them. Too long, and
-// everybody waits that long after a crash. 30 s is a good start.
-//
-// # When PostgreSQL is away
-//
-//   - lockclient grants nothing. Holders keep their lease up to its deadline, by
-//     their own clock, and then are told that it is lost; nobody else is granted
-//     it before the server is back, so nothing overlaps.
-//   - sqlfence writes nothing: the marks are in the same database as the data.
-//   - httpfence answers 503 with Retry-After where its store is that database.
-//   - s3fence goes on: an object carries its own token. Its holders end with
-//     their leases, see lockclient.
-//   - fencectl ends with exit code 6, or 7 where an answer was lost.
-//
-// # When not to use a lock
-//
-// A constraint, an idempotency key, a partition, a row lock or a version column
-// needs no lease, no TTL and no runbook; the project's README has a snippet of
-// each.
 //
 // # Rights
 //

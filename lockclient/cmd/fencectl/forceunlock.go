@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -17,8 +20,8 @@ func (a *app) forceUnlockCommand() *cli.Command {
 		Name: "force-unlock", Category: categoryAct, ArgsUsage: "RESOURCE",
 		Usage: "take a lease away from its holder, whoever that is",
 		Description: "Burns a token: the next holder's is above it. The cut holder does not learn\n" +
-			"of it before its next renewal, and it WRITES ON until a higher token arrives\n" +
-			"at the resource. With --raise that is done at once, for what is fenced by\n" +
+			"of it before its next renewal, and it MAY STILL WRITE until a higher token\n" +
+			"arrives at the resource. With --raise that is done at once, for what is fenced by\n" +
 			"sqlfence's marks. Recorded in the audit, with --actor and --reason.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
@@ -88,13 +91,26 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 	}
 	again := raiseCommand(done.Burned)
 	if !result.Raised {
-		result.Warning = "the cut holder still writes until a token above its own arrives at the resource: " + again
+		result.Warning = stillWrites(done.Cut) + ": " + again
 	}
 	printing := a.printUnlocked(cmd, result)
 	if raising != nil {
-		return &coded{exitPartial, "partial", fmt.Errorf("the lease was cut and the mark was not raised, the cut holder may still write: %w; go on with: %s", raising, again)}
+		return &coded{exitPartial, "partial", fmt.Errorf("the token was burned and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
 	}
 	return printing
+}
+
+// stillWrites says who may until the burned claim is raised, unless the resource's
+// mark keeps it out already.
+func stillWrites(cut lockadmin.LeaseInfo) string {
+	who := "whoever had a lower token"
+	switch cut.State {
+	case lockadmin.StateHeld:
+		who = "the cut holder"
+	case lockadmin.StateExpired:
+		who = "the holder whose lease had run out"
+	}
+	return who + " may still write until a higher token arrives at the resource"
 }
 
 // accountable refuses what nobody could be asked about later.
@@ -117,13 +133,13 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 	if err != nil {
 		return noSuchLease(err, resource)
 	}
-	question := fmt.Sprintf("Cut the lease on %s: it is %s.", shown(resource), now.State)
+	question := fmt.Sprintf("Burn a token on %s: it is %s, nobody holds it.", shown(resource), now.State)
 	if now.State == lockadmin.StateHeld {
 		question = fmt.Sprintf("Cut the lease on %s.\n  held by %s for %s\n  token %s, lease %s",
 			shown(resource), shown(now.Owner), span(now.HeldFor), now.Token, shown(now.LeaseID))
 	}
 	if !cmd.Bool("raise") {
-		question += "\nWithout --raise the holder still writes until a higher token arrives at the resource."
+		question += "\nWithout --raise " + stillWrites(now) + "."
 	}
 	if opts.ExpectedLeaseID == "" {
 		opts.ExpectedLeaseID = now.LeaseID
@@ -163,15 +179,15 @@ func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
 	}
 	mark := "not raised"
 	if u.Mark != nil {
-		mark = u.Mark.Token.String() + ": every older holder is refused"
+		mark = u.Mark.Token.String() + ": every older claim is refused"
 	}
 	repeated := orNothing(u.Repeated, " (done before, under the same request ID)")
 	if err := fields(a.out,
 		"resource", shown(u.Burned.Resource)+repeated,
 		"was", was,
-		"cut holder", orDash(u.Cut.Owner != "", shown(u.Cut.Owner)),
-		"its token", u.Cut.Token.String(),
-		"its lease ID", leaseID(u.Cut.LeaseID),
+		"held by", holderOf(u.Cut),
+		"token then", u.Cut.Token.String(),
+		"lease ID then", leaseID(u.Cut.LeaseID),
 		"burned token", u.Burned.Token.String(),
 		"burned lease ID", leaseID(u.Burned.LeaseID),
 		"audit record", fmt.Sprint(u.AuditID),
@@ -210,4 +226,49 @@ func quoted(s string) string {
 		return shown(s) // nothing to paste, but nothing that harms either
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// yesFlag is on every command that cannot be taken back.
+func yesFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask for confirmation", Local: true}
+}
+
+var errNotConfirmed = &coded{exitCancelled, "cancelled", errors.New("not confirmed, nothing was changed")}
+
+// confirm asks the operator. It asks on standard error, so that a redirected
+// output does not swallow the question, and only where standard input is a
+// terminal: a script must say --yes.
+func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) error {
+	if cmd.Bool("yes") {
+		return nil
+	}
+	if !isTerminal(a.in) {
+		return usage("%s asks for confirmation and standard input is not a terminal: say --yes", cmd.Name)
+	}
+	fmt.Fprintf(a.errOut, "%s\nType \"yes\" to go on: ", question)
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(io.LimitReader(a.in, 256)).ReadString('\n')
+		answer <- strings.TrimSpace(line)
+	}()
+	select {
+	case got := <-answer:
+		if strings.EqualFold(got, "yes") {
+			return nil
+		}
+	case <-ctx.Done():
+		fmt.Fprintln(a.errOut)
+	}
+	return errNotConfirmed
+}
+
+// isTerminal reports whether somebody can be asked at f. The null device is a
+// character device, too.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return false
+	}
+	null, err := os.Stat(os.DevNull)
+	return err != nil || !os.SameFile(info, null)
 }

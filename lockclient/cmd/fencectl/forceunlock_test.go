@@ -124,7 +124,7 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 		t.Fatalf("the holder does not write: %v", w.err())
 	}
 	r := fencectl(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes")
-	if r.code != exitOK || !strings.Contains(r.errOut, "still writes") {
+	if r.code != exitOK || !strings.Contains(r.errOut, "still write") {
 		t.Fatalf("%+v", r)
 	}
 	cut := rows(t, pool)

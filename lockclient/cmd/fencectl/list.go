@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"time"
@@ -57,7 +56,18 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		return s.list(ctx, w, given[0], opts, limit, asJSON(cmd))
+		out := newLeases(w, cmd, limit)
+		for lease, err := range s.op.List(ctx, given[0], opts) {
+			if err != nil {
+				return err
+			}
+			if more, err := out.lease(lease); err != nil {
+				return err
+			} else if !more {
+				break
+			}
+		}
+		return out.end("no lease")
 	})
 }
 
@@ -79,58 +89,15 @@ func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
 	return opts, nil
 }
 
-// list prints as it reads: it holds one page in memory, however long the list is.
-// limit 0 is none.
-func (s *session) list(ctx context.Context, w io.Writer, pattern string, opts *lockadmin.ListOptions, limit int, asJSON bool) error {
-	out := newLeaseTable(w, asJSON)
-	printed := 0
-	for lease, err := range s.op.List(ctx, pattern, opts) {
-		if err != nil {
-			return err
-		}
-		if limit > 0 && printed == limit {
-			return out.end("more, see --limit")
-		}
-		if err := out.lease(lease); err != nil {
-			return err
-		}
-		if printed++; printed == firstPage || printed%nextPage == 0 {
-			if err := out.flush(); err != nil {
-				return err
-			}
-		}
-	}
-	if printed == 0 {
-		return out.end("no lease")
-	}
-	return out.end("")
+// leases is a list of leases.
+type leases struct{ *listing }
+
+func newLeases(w io.Writer, cmd *cli.Command, limit int) leases {
+	return leases{newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
 }
 
-// The first rows are printed at once, the others a thousand at a time.
-const firstPage, nextPage = 100, 1000
-
-// leaseTable prints leases for people or for programs.
-type leaseTable struct {
-	w    *bufio.Writer
-	t    *table
-	json bool
-}
-
-func newLeaseTable(w io.Writer, asJSON bool) *leaseTable {
-	b := bufio.NewWriterSize(w, 64<<10)
-	return &leaseTable{w: b, json: asJSON, t: newTable(b, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
-}
-
-func (o *leaseTable) lease(l lockadmin.LeaseInfo) error {
-	if o.json {
-		line, err := jsonLine(l)
-		if err == nil {
-			_, err = o.w.Write(line)
-		}
-		return err
-	}
-	o.t.row(stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)), shown(l.Resource))
-	return nil
+func (o leases) lease(l lockadmin.LeaseInfo) (more bool, err error) {
+	return o.add(l, stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)), shown(l.Resource))
 }
 
 // stateOf marks the leases that somebody waits for.
@@ -145,19 +112,127 @@ func whenHeld(l lockadmin.LeaseInfo, d time.Duration) string {
 	return orDash(l.State == lockadmin.StateHeld, span(d))
 }
 
-func (o *leaseTable) flush() error {
-	if !o.json {
-		if err := o.t.flush(); err != nil {
-			return err
-		}
+func (a *app) longHeldCommand() *cli.Command {
+	return &cli.Command{
+		Name: "long-held", Category: categoryLook, ArgsUsage: "[PATTERN]",
+		Usage: "list leases that have been held for long, the longest first",
+		Flags: append([]cli.Flag{
+			&cli.DurationFlag{Name: "threshold", Value: time.Hour, Usage: "how long at least", Sources: cli.EnvVars("FENCECTL_LONG_HELD_THRESHOLD")},
+			limitFlag(watchedRows, "print at most this many, at most 1000"),
+		}, watchFlags()...),
+		Action: a.longHeld,
 	}
-	return o.w.Flush()
 }
 
-// end prints the last rows, and for people a note below.
-func (o *leaseTable) end(note string) error {
-	if note != "" && !o.json {
-		o.t.note(note)
+func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "PATTERN?")
+	if err != nil {
+		return err
 	}
-	return o.flush()
+	limit, threshold := cmd.Int("limit"), cmd.Duration("threshold")
+	if limit <= 0 {
+		return usage("--limit must be 1 to 1000")
+	}
+	s, err := connect(ctx, cmd, leasesComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
+		held, err := s.op.LongHeld(ctx, threshold, &lockadmin.LongHeldOptions{Pattern: given[0], Limit: limit})
+		if err != nil {
+			return err
+		}
+		out := newLeases(w, cmd, 0)
+		for _, lease := range held {
+			if _, err := out.lease(lease); err != nil {
+				return err
+			}
+		}
+		return out.end("no lease is held for " + span(threshold))
+	})
+}
+
+func (a *app) auditCommand() *cli.Command {
+	return &cli.Command{
+		Name: "audit", Category: categoryLook, ArgsUsage: "[PATTERN]",
+		Usage: "list what operators did, the latest first",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 24h"},
+			&cli.StringFlag{Name: "from", Usage: "only from this `TIME` on, such as 2026-04-30T22:00:00Z"},
+			&cli.StringFlag{Name: "to", Usage: "only before this `TIME`"},
+			limitFlag(0, "print at most this many; 0 is all"),
+		},
+		Action: a.audit,
+	}
+}
+
+func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "PATTERN?")
+	if err != nil {
+		return err
+	}
+	from, to, err := period(cmd)
+	if err != nil {
+		return err
+	}
+	limit := cmd.Int("limit")
+	if limit < 0 {
+		return usage("--limit must not be negative")
+	}
+	s, err := connect(ctx, cmd, leasesComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	out := newListing(a.out, cmd, limit, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
+	for r, err := range s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to}) {
+		if err != nil {
+			return err
+		}
+		by := shown(r.Actor)
+		if r.DatabaseUser != "" && r.DatabaseUser != r.Actor {
+			by += " (as " + shown(r.DatabaseUser) + ")"
+		}
+		more, err := out.add(r, clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason))
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+	}
+	return out.end("no record")
+}
+
+// holderOf says who held a lease at the moment that l is of.
+func holderOf(l lockadmin.LeaseInfo) string {
+	switch {
+	case l.State == lockadmin.StateHeld:
+		return shown(l.Owner)
+	case l.State == lockadmin.StateExpired:
+		return "nobody; " + shown(l.Owner) + " until it expired"
+	}
+	return "nobody"
+}
+
+func period(cmd *cli.Command) (from, to time.Time, err error) {
+	since := cmd.Duration("since")
+	if since < 0 || since > 0 && cmd.String("from") != "" {
+		return from, to, usage("--since must be above 0, and without --from")
+	}
+	if since > 0 {
+		from = time.Now().Add(-since)
+	}
+	for _, bound := range []struct {
+		flag string
+		t    *time.Time
+	}{{"from", &from}, {"to", &to}} {
+		if value := cmd.String(bound.flag); value != "" {
+			if *bound.t, err = time.Parse(time.RFC3339, value); err != nil {
+				return from, to, usage("--%s: %s is no time as in 2026-04-30T22:00:00Z", bound.flag, shown(value))
+			}
+		}
+	}
+	return from, to, nil
 }

@@ -4,10 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"iter"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/sqlfence"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
 )
 
@@ -165,4 +172,478 @@ type markJSON struct {
 	Resource string      `json:"resource"`
 	Token    guard.Token `json:"token"`
 	LeaseID  string      `json:"leaseId"`
+}
+
+func (a *app) marksListCommand() *cli.Command {
+	return &cli.Command{
+		Name: "list", ArgsUsage: "[PATTERN]",
+		Usage: "list marks",
+		Description: "Those of the resources that PATTERN chooses, as in fencectl list. With --ahead\n" +
+			"only those above everything that the issuer ever granted there: every holder is refused\n" +
+			"at them, until the issuer is lifted (advance) or the mark is reset.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "ahead", Usage: "only marks that are ahead of the issuer"},
+			limitFlag(0, "print at most this many; 0 is all"),
+		},
+		Action: a.marksList,
+	}
+}
+
+// listedMark is a mark and, with --ahead, what the issuer had reached.
+type listedMark struct {
+	markJSON
+	RaisedAt time.Time    `json:"raisedAt"`
+	Issued   *guard.Token `json:"issued,omitempty"`
+}
+
+func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "PATTERN?")
+	if err != nil {
+		return err
+	}
+	limit := cmd.Int("limit")
+	if limit < 0 {
+		return usage("--limit must not be negative")
+	}
+	pattern, err := pglease.Namespace("").NewPattern("pattern", given[0])
+	if err != nil {
+		return err
+	}
+	needed := []string{marksComponent}
+	if cmd.Bool("ahead") {
+		needed = components
+	}
+	s, err := connect(ctx, cmd, needed...)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	titles := []string{">MARK", "RAISED", "LEASE ID", "RESOURCE"}
+	if cmd.Bool("ahead") {
+		titles = slices.Insert(titles, 1, ">ISSUED")
+	}
+	out := newListing(a.out, cmd, limit, titles...)
+	highest := guard.NoToken
+	for m, err := range s.listMarks(ctx, cmd.Bool("ahead"), pattern) {
+		if err != nil {
+			return failed("list marks", err)
+		}
+		cells := []string{m.Token.String(), clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource)}
+		if m.Issued != nil {
+			cells = slices.Insert(cells, 1, m.Issued.String())
+		}
+		more, err := out.add(m, cells...)
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+		highest = max(highest, m.Token)
+	}
+	switch {
+	case !cmd.Bool("ahead") || highest == guard.NoToken:
+	case highest > lockadmin.MaxAdvance:
+		out.t.note("the highest is too high to lift the issuer over it, see fencectl help runbook")
+	default:
+		out.t.note("to lift the issuer over all of these: fencectl advance --floor " + highest.String())
+	}
+	return out.end("no mark")
+}
+
+// Both read a range of the primary key. $1 low, $2 high, $3 the resource before
+// the first, $4 how many, $5 expression.
+const (
+	aheadSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, greatest(coalesce(l.token, 0), f.token) AS issued
+FROM fencepost.marks m
+CROSS JOIN (SELECT coalesce(max(token), 0) AS token FROM fencepost.leases WHERE resource = '') f
+LEFT JOIN fencepost.leases l ON l.resource = m.resource
+WHERE ` + marksRange + ` AND m.token > greatest(coalesce(l.token, 0), f.token)
+ORDER BY m.resource LIMIT $4::bigint`
+	marksSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, NULL::bigint AS issued
+FROM fencepost.marks m
+WHERE ` + marksRange + `
+ORDER BY m.resource LIMIT $4::bigint`
+
+	marksRange = `m.resource > $3::text AND m.resource >= $1::text AND ` + marksEnd + ` AND ($5::text IS NULL OR m.resource ~ $5::text)`
+	marksEnd   = `m.resource < $2::text`
+)
+
+// listMarks reads page by page.
+func (s *session) listMarks(ctx context.Context, ahead bool, pattern pglease.Pattern) iter.Seq2[listedMark, error] {
+	return func(yield func(listedMark, error) bool) {
+		after := ""
+		for page := firstPage; ; page = nextPage {
+			marks, err := s.marksAfter(ctx, ahead, pattern, after, page)
+			if err != nil {
+				yield(listedMark{}, err)
+				return
+			}
+			for _, m := range marks {
+				if after = m.Resource; !yield(m, nil) {
+					return
+				}
+			}
+			if len(marks) < page {
+				return
+			}
+		}
+	}
+}
+
+func (s *session) marksAfter(ctx context.Context, ahead bool, pattern pglease.Pattern, after string, page int) (marks []listedMark, err error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	statement := marksSQL
+	if ahead {
+		statement = aheadSQL
+	}
+	rows, err := s.pool.Query(ctx, pattern.Bounded(statement, marksEnd), pattern.Low, pattern.High, after, page, pattern.Expression)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var m listedMark
+		var token int64
+		var issued *int64
+		if err := rows.Scan(&m.Resource, &token, &m.LeaseID, &m.RaisedAt, &issued); err != nil {
+			return nil, err
+		}
+		m.Token = guard.Token(token)
+		if issued != nil {
+			reached := guard.Token(*issued)
+			m.Issued = &reached
+		}
+		marks = append(marks, m)
+	}
+	return marks, rows.Err()
+}
+
+func (a *app) marksResetCommand() *cli.Command {
+	return &cli.Command{
+		Name: "reset", ArgsUsage: "RESOURCE", Usage: "lower a mark that was poisoned: the only way there is",
+		Description: "For a mark that no issuer can be lifted over (made up by hand, out of range).\n" +
+			"Stop every holder of the resource first: WHOEVER HAS A TOKEN ABOVE --to, OR --to\n" +
+			"ITSELF, WRITES AGAIN. Where the issuer is behind, advance it instead. The mark must be exactly\n" +
+			"--from; --to may not be above all that the issuer granted. It is recorded.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "from", Usage: "`TOKEN` of the mark as it is (required)"},
+			&cli.StringFlag{Name: "from-lease-id", Usage: "and its lease `ID`, if not the one that the mark has now"},
+			&cli.StringFlag{Name: "to", Usage: "`TOKEN` of the mark as it is to be (required)"},
+			&cli.StringFlag{Name: "to-lease-id", Usage: "and its lease `ID`, if not that of the lease with this token"},
+			&cli.StringFlag{Name: "issuers-last", Usage: "highest `TOKEN` of an issuer that is not lockclient"},
+			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
+			&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
+			raiseTimeoutFlag(),
+			yesFlag(),
+		},
+		Action: a.marksReset,
+	}
+}
+
+func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "RESOURCE")
+	if err != nil {
+		return err
+	}
+	resource, actor, reason := given[0], cmd.String("actor"), cmd.String("reason")
+	if err := accountable("marks reset", actor, reason); err != nil {
+		return err
+	}
+	if err := guard.ValidateResource(resource); err != nil {
+		return err
+	}
+	from := guard.Mark{LeaseID: cmd.String("from-lease-id")}
+	to := guard.Mark{LeaseID: cmd.String("to-lease-id")}
+	for _, t := range []struct {
+		flag  string
+		token *guard.Token
+	}{{"from", &from.Token}, {"to", &to.Token}} {
+		if cmd.String(t.flag) == "" {
+			return usage("marks reset needs --%s", t.flag)
+		}
+		if *t.token, err = guard.ParseToken(cmd.String(t.flag)); err != nil {
+			return err
+		}
+	}
+	needed := []string{marksComponent}
+	var last guard.Token
+	if cmd.String("issuers-last") == "" {
+		needed = components
+	} else if last, err = guard.ParseToken(cmd.String("issuers-last")); err != nil {
+		return err
+	}
+	s, err := connect(ctx, cmd, needed...)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if last == guard.NoToken {
+		if last, err = s.issued(ctx, resource); err != nil {
+			return failed("ask the issuer", err)
+		}
+		if last == guard.NoToken {
+			return notFound("the issuer never granted %s; say --issuers-last if another system is its issuer", shown(resource))
+		}
+	}
+	if err := s.completeReset(ctx, cmd, resource, &from, &to); err != nil {
+		return err
+	}
+	question := fmt.Sprintf("Reset the mark of %s from %s to %s. Whoever has a token above %s, or that one under lease %s, and is not stopped, WRITES AGAIN.",
+		shown(resource), from.Token, to.Token, to.Token, leaseID(to.LeaseID))
+	if err := a.confirm(ctx, cmd, question); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
+	defer cancel()
+	if err := s.marks.Reset(ctx, resource, from, to, last, actor, reason); err != nil {
+		var refused *guard.RejectedError
+		if errors.As(err, &refused) && refused.Mark != from && refused.Mark.Token != guard.NoToken {
+			return fmt.Errorf("nothing was changed, the mark is not what --from and --from-lease-id say: %w", err)
+		}
+		return err
+	}
+	if asJSON(cmd) {
+		return a.printJSON(markJSON{Resource: resource, Token: to.Token, LeaseID: to.LeaseID})
+	}
+	return a.say("the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
+}
+
+// completeReset takes the lease IDs that were not given from the mark and from the
+// lease, where these have the tokens that were given. The mark is still compared
+// when it is reset.
+func (s *session) completeReset(ctx context.Context, cmd *cli.Command, resource string, from, to *guard.Mark) error {
+	if !cmd.IsSet("from-lease-id") {
+		mark, err := s.mark(ctx, resource)
+		if err != nil {
+			return err
+		}
+		if mark.Token == from.Token {
+			from.LeaseID = mark.LeaseID
+		}
+	}
+	if !cmd.IsSet("to-lease-id") && cmd.String("issuers-last") == "" {
+		lease, err := s.op.Get(ctx, resource)
+		if err != nil && !errors.Is(err, guard.ErrNotFound) {
+			return err
+		}
+		if lease.Token == to.Token {
+			to.LeaseID = lease.LeaseID
+		}
+	}
+	return nil
+}
+
+func (a *app) marksResetsCommand() *cli.Command {
+	return &cli.Command{
+		Name: "resets", Usage: "list the resets, the oldest first",
+		Flags:  []cli.Flag{limitFlag(0, "at most this many; 0 is all")},
+		Action: a.marksResets,
+	}
+}
+
+func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	limit := cmd.Int("limit")
+	if limit < 0 {
+		return usage("--limit must not be negative")
+	}
+	s, err := connect(ctx, cmd, marksComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	out := newListing(a.out, cmd, limit, "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
+	for after := int64(0); ; {
+		page, err := s.resetsAfter(ctx, after, sqlfence.MaxPage)
+		if err != nil {
+			return err
+		}
+		for _, r := range page {
+			after = r.ID
+			more, err := out.add(r, clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor)+" (as "+shown(r.Role)+")", shown(r.Resource), shown(r.Reason))
+			if err != nil {
+				return err
+			}
+			if !more {
+				return out.end("")
+			}
+		}
+		if len(page) < sqlfence.MaxPage {
+			return out.end("no reset")
+		}
+	}
+}
+
+func (s *session) resetsAfter(ctx context.Context, after int64, page int) ([]sqlfence.Reset, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.marks.Resets(ctx, after, page)
+}
+
+func (a *app) marksRetireCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "retire",
+		Usage: "forget the marks of resources that nobody wrote to for long",
+		Description: "In the order in which no new holder is refused: it lifts the issuer's floor\n" +
+			"above the marks, waits for leases from before to end, and then retires the\n" +
+			"marks. No stale token is admitted by it, whatever fails.",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "older-than", Value: 30 * 24 * time.Hour, DefaultText: "30 days", Usage: "how long not raised", Sources: cli.EnvVars("FENCECTL_RETIRE_OLDER_THAN")},
+			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before"},
+			yesFlag(),
+		},
+		Action: a.marksRetire,
+	}
+}
+
+func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	older, wait := cmd.Duration("older-than"), cmd.Duration("wait")
+	if older <= 0 || wait < 0 {
+		return usage("--older-than must be above 0 and --wait not below")
+	}
+	s, err := connect(ctx, cmd, leasesComponent, marksComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	// The marks are stamped by the server's clock. The moment is fixed here, so
+	// that the marks before it can only become fewer.
+	before, old, top, err := s.retirable(ctx, older)
+	if err != nil {
+		return failed("look for marks to retire", err)
+	}
+	if old == 0 {
+		return a.printRetired(cmd, guard.Retired{})
+	}
+	question := fmt.Sprintf("Retire %s raised before %s. Every later token, on any resource, will be above %s.", count(old, "mark"), clockTime(before), top)
+	if err := a.confirm(ctx, cmd, question); err != nil {
+		return err
+	}
+	floor, err := s.op.AdvanceFloor(ctx, top)
+	if err != nil {
+		return err
+	}
+	if err := a.outwait(ctx, cmd, s, floor, wait); err != nil {
+		return err
+	}
+	retiring, cancel := s.bounded(ctx)
+	defer cancel()
+	retired, err := s.marks.Retire(retiring, before)
+	if err != nil {
+		return err
+	}
+	return a.printRetired(cmd, retired)
+}
+
+const retirableSQL = `SELECT b.before, count(m.resource), coalesce(max(m.token), 0)
+FROM (SELECT clock_timestamp() - $1::bigint * interval '1 microsecond' AS before) b
+LEFT JOIN fencepost.marks m ON m.raised_at < b.before AND m.resource <> ''
+GROUP BY b.before`
+
+func (s *session) retirable(ctx context.Context, older time.Duration) (before time.Time, count int64, top guard.Token, err error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	var token int64
+	err = s.pool.QueryRow(ctx, retirableSQL, older.Microseconds()).Scan(&before, &count, &token)
+	return before, count, guard.Token(token), err
+}
+
+const lowerHeldSQL = `SELECT count(*), coalesce(min(resource), '') FROM fencepost.leases
+WHERE lease_id IS NOT NULL AND expires_at > clock_timestamp() AND token <= $1::bigint`
+
+func (s *session) lowerHeld(ctx context.Context, floor guard.Token) (held int64, one string, err error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	err = s.pool.QueryRow(ctx, lowerHeldSQL, int64(floor)).Scan(&held, &one)
+	return held, one, err
+}
+
+// outwait waits until no lease at or below the floor is held: its holder may
+// not have written yet, and would be refused at a resource whose mark is gone.
+func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor guard.Token, wait time.Duration) error {
+	told := int64(0)
+	for end := time.Now().Add(wait); ; {
+		held, one, err := s.lowerHeld(ctx, floor)
+		if ctx.Err() != nil { // between two looks or during one
+			return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: the issuer's floor is %s, no mark was retired", floor)}
+		}
+		if err != nil {
+			return failed("look for leases from before", err)
+		}
+		if held == 0 {
+			return nil
+		}
+		if !time.Now().Before(end) {
+			return &coded{exitRefused, "held", fmt.Errorf("the issuer's floor is %s, no mark was retired: still held from before: %s, one on %s; try again later", floor, count(held, "lease"), shown(one))}
+		}
+		if held != told && !asJSON(cmd) { // what programs get on standard error is an error
+			fmt.Fprintf(a.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))
+			told = held
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (a *app) printRetired(cmd *cli.Command, r guard.Retired) error {
+	if asJSON(cmd) {
+		return a.printJSON(struct {
+			Retired int64       `json:"retired"`
+			Floor   guard.Token `json:"floor"`
+		}{r.Count, r.Floor})
+	}
+	if r.Count == 0 {
+		return a.say("no mark is that old\n")
+	}
+	return a.say("%s retired, the floor is %s\n", count(r.Count, "mark"), r.Floor)
+}
+
+const stateLockTimeout = "55P03"
+
+// maxBlockers bounds a message; who ends these looks again.
+const maxBlockers = 5
+
+// Of another role's session pg_stat_activity shows no more than this.
+const blockersSQL = `SELECT h.pid, coalesce(a.usename, '')::text, coalesce(a.application_name, '')
+FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = h.pid
+ORDER BY a.xact_start NULLS LAST, h.pid LIMIT $4`
+
+// blocker is a session whose fenced transaction a raise waits for.
+type blocker struct {
+	pid               int32
+	role, application string
+}
+
+// withBlockers says of a raise that waited in vain whom it waited for. It ends
+// sessions of its own role by itself; an operator's is seldom the application's.
+func (s *session) withBlockers(ctx context.Context, claim guard.Claim, err error) error {
+	if sqlState(err) != stateLockTimeout {
+		return err
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	found, asking := s.pool.Query(ctx, blockersSQL, claim.Resource, int64(claim.Token), claim.LeaseID, maxBlockers)
+	if asking != nil {
+		return err
+	}
+	all, asking := pgx.CollectRows(found, func(row pgx.CollectableRow) (b blocker, err error) {
+		return b, row.Scan(&b.pid, &b.role, &b.application)
+	})
+	if asking != nil || len(all) == 0 { // gone meanwhile, or not to be known: trying again is all there is
+		return err
+	}
+	said := make([]string, len(all))
+	for i, b := range all {
+		said[i] = fmt.Sprintf("%d of role %s", b.pid, shown(b.role)) + orNothing(b.application != "", " ("+shown(b.application)+")")
+	}
+	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), all[0].pid)
 }

@@ -40,7 +40,7 @@ func TestMarksReset(t *testing.T) {
 		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), exitUsage, "usage", "--reason"},
 		{"no from", reset(to, why), exitUsage, "usage", "--from"},
 		{"another mark", reset([]string{"--from", "7"}, to, why), exitRefused, "stale", "mark"},
-		{"another lease", reset([]string{"--from", guard.MaxToken.String()}, to, why), exitRefused, "conflict", "mark"},
+		{"another lease", reset([]string{"--from", guard.MaxToken.String(), "--from-lease-id", "other"}, to, why), exitRefused, "conflict", "mark"},
 		{"above the issuer", reset(from, []string{"--to", "4711"}, why), exitUsage, "invalid", "4711"},
 		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "none"},
 		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "--issuers-last"},
@@ -63,5 +63,42 @@ func TestMarksReset(t *testing.T) {
 	}
 	if out := must(t, url, "marks", "resets"); !strings.Contains(out, "INC-5, typed by hand") {
 		t.Errorf("%s", out)
+	}
+}
+
+// TestRunbookResets: the reset as the runbook writes it, with the tokens that
+// fencectl prints and no lease ID, lowers a poisoned mark, and the holder writes.
+func TestRunbookResets(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	_, line, found := strings.Cut(runbook, "\tfencectl marks reset ")
+	line, _, _ = strings.Cut(line, "\n")
+	if !found {
+		t.Fatal("the runbook has no reset")
+	}
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "billing", Token: guard.MaxToken, LeaseID: "typo"}); err != nil {
+		t.Fatal(err)
+	}
+	if admits(t, pool, lease.Claim()) {
+		t.Error("control: the mark is not poisoned")
+	}
+	tokens := []string{guard.MaxToken.String(), lease.Token().String()}
+	args := []string{"marks", "reset", "--yes"}
+	for _, word := range strings.Fields(line) {
+		switch word {
+		case "RESOURCE":
+			word = "billing"
+		case "TOKEN":
+			word, tokens = tokens[0], tokens[1:]
+		}
+		args = append(args, word)
+	}
+	must(t, url, args...)
+	if !admits(t, pool, lease.Claim()) {
+		t.Error("the holder is refused after the reset")
+	}
+	if admits(t, pool, guard.Claim{Resource: "billing", Token: lease.Token(), LeaseID: "another"}) || admits(t, pool, guard.Claim{Resource: "billing", Token: guard.MaxToken - 1, LeaseID: "above"}) != true {
+		t.Error("the question of the reset is not true: what is above --to writes again, another lease with --to does not")
 	}
 }

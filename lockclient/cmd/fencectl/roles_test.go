@@ -69,6 +69,16 @@ func TestRoles(t *testing.T) {
 			t.Errorf("operator: %s", r.out)
 		}
 	}
+	// An issuer is who may issue leases, and doctor says so.
+	r := fencectl(t, as(t, database, pool, "issuer"+suffix), "doctor")
+	if strings.Contains(r.out, "may not issue") || strings.Contains(r.out, "end to end") {
+		t.Errorf("issuer: %+v", r)
+	}
+	for _, step := range []string{"acquire", "renew", "release"} {
+		if !strings.Contains(r.out, "ok      "+step) {
+			t.Errorf("issuer: no step %s in\n%s", step, r.out)
+		}
+	}
 	if out := must(t, database, "roles", "--component", "sqlfence"); strings.Contains(out, "lockclient") {
 		t.Error("--component does not choose")
 	}

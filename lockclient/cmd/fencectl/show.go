@@ -67,16 +67,19 @@ type view struct {
 	unread error // why the mark could not be read
 }
 
-// The verdicts: what mark and lease say together.
+// The verdicts: what mark and lease say together. Each sentence is tested by
+// presenting the claims that it speaks of to a fence.
 var verdicts = map[string]string{
-	"unmarked":   "nothing was admitted there yet and nobody is refused, or its mark is kept elsewhere (a token column, S3, another store)",
+	"unmarked":   "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"unread":     "the mark could not be read",
-	"current":    "the mark is the lease's own claim: every older holder is refused",
-	"burned":     "the mark is the burned claim: everybody is refused until the next grant",
-	"behind":     "the mark is below the lease's token: an older holder may still write there until the new one does",
-	"ahead":      "the mark is above the lease's token: the lease is stale there, the next grant is above it",
+	"current":    "the mark is the holder's claim: the holder is admitted, every older one is refused",
+	"expired":    "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
+	"released":   "the mark is the claim of a lease that was given back: it is still admitted, until a higher token arrives; every older one is refused",
+	"burned":     "the mark is the burned claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
+	"behind":     "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
+	"ahead":      "the mark is above the lease's token: the lease is stale there; the next grant is admitted",
 	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant is refused there; see fencectl help runbook, \"A backup was restored\"",
-	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is another one; see fencectl help runbook, \"Two holders seem to be at work\"",
+	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
 }
 
 const shownRecords = 3
@@ -96,8 +99,8 @@ func (s *session) look(ctx context.Context, resource string) (*view, error) {
 	if v.Floor, err = s.issued(ctx, ""); err != nil {
 		return nil, failed("read the floor", err)
 	}
-	v.Verdict = v.verdict()
 	v.Audit, err = s.lastRecords(ctx, resource)
+	v.Verdict = v.verdict()
 	return v, err
 }
 
@@ -139,14 +142,21 @@ func (v *view) verdict() string {
 		return "unmarked"
 	case v.Mark.Token > max(lease.Token, v.Floor):
 		return "mark_ahead"
-	case v.Mark.Token > lease.Token:
+	case v.Mark.Token > lease.Token || v.Mark.Floor: // the floor itself is refused, too
 		return "ahead"
 	case v.Mark.Token < lease.Token:
 		return "behind"
-	case lease.LeaseID != "" && v.Mark.LeaseID != lease.LeaseID:
-		return "conflict"
 	case lease.State == lockadmin.StateFree:
-		return "burned"
+		for _, r := range v.Audit {
+			if r.Token == v.Mark.Token && r.RequestID == v.Mark.LeaseID {
+				return "burned"
+			}
+		}
+		return "released"
+	case v.Mark.LeaseID != lease.LeaseID:
+		return "conflict"
+	case lease.State == lockadmin.StateExpired:
+		return "expired"
 	}
 	return "current"
 }
@@ -167,8 +177,11 @@ func (v *view) print(w io.Writer) error {
 	switch l.State {
 	case lockadmin.StateHeld:
 		state += " for " + span(l.HeldFor) + ", another " + span(l.Remaining) + " unless renewed"
+		if l.HeldFor < 0 {
+			state += "; the server's clock was set back since it was granted"
+		}
 	case lockadmin.StateExpired:
-		state += ": not released, its holder may come back and write"
+		state += ": it ran out and was not released"
 	}
 	state += orNothing(l.Awaited, "; somebody waits for it")
 	mark := "-"
@@ -189,7 +202,7 @@ func (v *view) print(w io.Writer) error {
 		"resource", shown(l.Resource),
 		"state", state,
 		"token", l.Token.String(),
-		"owner", orDash(l.Owner != "", shown(l.Owner)),
+		"owner", orDash(l.Owner != "", shown(l.Owner))+orNothing(l.Owner != "" && l.State != lockadmin.StateHeld, ", not any more"),
 		"lease ID", leaseID(l.LeaseID),
 		"acquired", moment(l.AcquiredAt),
 		"expires", moment(l.ExpiresAt),
@@ -201,9 +214,9 @@ func (v *view) print(w io.Writer) error {
 	if _, err := io.WriteString(w, "\n"); err != nil {
 		return err
 	}
-	t := newTable(w, "AT", "ACTION", ">TOKEN", "BY", "CUT HOLDER", "REASON")
+	t := newTable(w, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "REASON")
 	for _, r := range v.Audit {
-		t.row(clockTime(r.At), shown(r.Action), r.Token.String(), shown(r.Actor), orDash(r.Cut.Owner != "", shown(r.Cut.Owner)), shown(r.Reason))
+		t.row(clockTime(r.At), shown(r.Action), r.Token.String(), shown(r.Actor), holderOf(r.Cut), shown(r.Reason))
 	}
 	return t.flush()
 }

@@ -1,76 +1,191 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Each verdict of show, on a database in which it is true.
-func TestVerdicts(t *testing.T) {
+// truth is which claims a fence admits: the mark's, the lease's, an older one and
+// that of the next grant.
+type truth struct{ mark, lease, older, next bool }
+
+// errNotKept ends a transaction that only tries a claim.
+var errNotKept = errors.New("not kept")
+
+// admits presents a claim to a real fence. What it would write is not kept.
+func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
+	t.Helper()
+	err := fenced(t, pool).InTx(t.Context(), claim, func(context.Context, pgx.Tx) error { return errNotKept })
+	var refused *guard.RejectedError
+	if !errors.Is(err, errNotKept) && !errors.As(err, &refused) {
+		t.Fatalf("%+v: %v", claim, err)
+	}
+	return errors.Is(err, errNotKept)
+}
+
+// TestVerdictsAreTrue: every sentence of show, on a database in which it is
+// printed, is what a real fence does with the claims that it speaks of.
+func TestVerdictsAreTrue(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
-	mark := func(resource string, token guard.Token, lease string) {
-		exec1(t, pool, "INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ($1, $2, $3)", resource, int64(token), lease)
-	}
-	for _, c := range []struct {
-		verdict string
-		make    func(resource string, pool *pgxpool.Pool)
-	}{
-		{"unmarked", func(string, *pgxpool.Pool) {}},
-		{"current", func(r string, pool *pgxpool.Pool) {
-			mark(r, 1, value[string](t, pool, "SELECT lease_id FROM fencepost.leases WHERE resource = $1", r))
-		}},
-		{"conflict", func(r string, _ *pgxpool.Pool) { mark(r, 1, "another") }},
-		{"mark_ahead", func(r string, _ *pgxpool.Pool) { mark(r, 2, "later") }},
-		{"behind", func(r string, pool *pgxpool.Pool) {
-			mark(r, 1, "old")
-			must(t, url, "force-unlock", r, "--actor", "a", "--reason", "r", "--yes")
-		}},
-		{"burned", func(r string, _ *pgxpool.Pool) {
-			must(t, url, "force-unlock", r, "--actor", "a", "--reason", "r", "--yes", "--raise")
-		}},
-	} {
-		hold(t, pool, "w", c.verdict, time.Hour)
-		c.make(c.verdict, pool)
-		var v view
-		if err := json.Unmarshal([]byte(must(t, url, "show", c.verdict, "-o", "json")), &v); err != nil || v.Verdict != c.verdict {
-			t.Errorf("%v: %s in place of %s", err, v.Verdict, c.verdict)
+	raise := func(claim guard.Claim) {
+		if err := fenced(t, pool).Raise(t.Context(), claim); err != nil {
+			t.Fatal(err)
 		}
 	}
-	// What show prints fences the holder that was cut without --raise, also one
-	// that has not written yet; of a holder that nobody cut it says nothing.
-	if out := must(t, url, "show", "unmarked"); strings.Contains(out, "to fence it now") {
+	cut := func(lease *lockclient.Lease, more ...string) {
+		must(t, url, append([]string{"force-unlock", lease.Resource(), "--actor", "a", "--reason", "r", "--yes"}, more...)...)
+	}
+	seen := map[string]bool{"unread": true} // below
+	for _, c := range []struct {
+		name, verdict string
+		make          func(lease *lockclient.Lease)
+		truth
+	}{
+		{"unmarked", "unmarked", func(*lockclient.Lease) {}, truth{lease: true, older: true, next: true}},
+		{"unmarked-free", "unmarked", func(l *lockclient.Lease) { l.Release(t.Context()) }, truth{lease: true, older: true, next: true}},
+		{"current", "current", func(l *lockclient.Lease) { raise(l.Claim()) }, truth{mark: true, lease: true, next: true}},
+		{"expired", "expired", func(l *lockclient.Lease) {
+			raise(l.Claim())
+			exec1(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", l.Resource())
+		}, truth{mark: true, lease: true, next: true}},
+		{"released", "released", func(l *lockclient.Lease) { raise(l.Claim()); l.Release(t.Context()) }, truth{mark: true, lease: true, next: true}},
+		{"burned", "burned", func(l *lockclient.Lease) { raise(l.Claim()); cut(l, "--raise") }, truth{mark: true, next: true}},
+		{"burned-free", "burned", func(l *lockclient.Lease) { l.Release(t.Context()); cut(l, "--raise") }, truth{mark: true, next: true}},
+		{"behind", "behind", func(l *lockclient.Lease) {
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() - 1, LeaseID: "old"})
+		}, truth{mark: true, lease: true, older: true, next: true}},
+		{"behind-cut", "behind", func(l *lockclient.Lease) { raise(l.Claim()); cut(l) }, truth{mark: true, lease: true, next: true}},
+		{"ahead", "ahead", func(l *lockclient.Lease) {
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "later"})
+			must(t, url, "advance", "--floor", "100", "--yes")
+		}, truth{mark: true, next: true}},
+		{"conflict", "conflict", func(l *lockclient.Lease) {
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token(), LeaseID: "another"})
+		}, truth{mark: true, next: true}},
+		{"conflict-empty", "conflict", func(l *lockclient.Lease) { raise(guard.Claim{Resource: l.Resource(), Token: l.Token()}) }, truth{mark: true, next: true}},
+		{"mark_ahead", "mark_ahead", func(l *lockclient.Lease) {
+			raise(guard.Claim{Resource: l.Resource(), Token: 1 << 50, LeaseID: "made up"})
+		}, truth{mark: true}},
+	} {
+		must(t, url, "advance", c.name, "4", "--yes")
+		lease := hold(t, pool, "w", c.name, time.Hour)
+		c.make(lease)
+		var v view
+		if err := json.Unmarshal([]byte(must(t, url, "show", c.name, "-o", "json")), &v); err != nil || v.Verdict != c.verdict {
+			t.Errorf("%s: %v: %s in place of %s", c.name, err, v.Verdict, c.verdict)
+		}
+		if out := must(t, url, "show", c.name); !strings.Contains(out, verdicts[c.verdict]) {
+			t.Errorf("%s: %s", c.name, out)
+		}
+		seen[v.Verdict] = true
+		// What is admitted raises the mark, so the oldest comes first.
+		got := truth{older: admits(t, pool, guard.Claim{Resource: c.name, Token: lease.Token() - 1, LeaseID: "old"})}
+		if v.Mark != nil {
+			got.mark = admits(t, pool, guard.Claim{Resource: c.name, Token: v.Mark.Token, LeaseID: v.Mark.LeaseID})
+		}
+		got.lease = admits(t, pool, lease.Claim())
+		exec1(t, pool, "UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1", c.name)
+		got.next = admits(t, pool, hold(t, pool, "next", c.name, time.Hour).Claim())
+		if got != c.truth {
+			t.Errorf("%s says %q, and the fence admits %+v, expected %+v", c.name, verdicts[c.verdict], got, c.truth)
+		}
+	}
+	for verdict := range verdicts {
+		if !seen[verdict] {
+			t.Errorf("%s is not tested", verdict)
+		}
+	}
+	exec1(t, pool, "ALTER TABLE fencepost.marks RENAME TO elsewhere")
+	if out := must(t, url, "show", "current"); !strings.Contains(out, verdicts["unread"]) {
 		t.Error(out)
 	}
-	must(t, url, "force-unlock", "unmarked", "--actor", "a", "--reason", "r", "--yes")
+}
+
+// TestShowRaises: what show prints fences the holder that was cut without --raise,
+// also one that has not written yet; of a holder that nobody cut it says nothing.
+func TestShowRaises(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	leases := map[string]*lockclient.Lease{}
 	for _, resource := range []string{"behind", "unmarked"} {
+		leases[resource] = hold(t, pool, "w", resource, time.Hour)
+	}
+	if err := fenced(t, pool).Raise(t.Context(), leases["behind"].Claim()); err != nil {
+		t.Fatal(err)
+	}
+	for resource, lease := range leases {
+		if out := must(t, url, "show", resource); strings.Contains(out, "to fence it now") {
+			t.Error(out)
+		}
+		must(t, url, "force-unlock", resource, "--actor", "a", "--reason", "r", "--yes")
 		_, command, found := strings.Cut(must(t, url, "show", resource), "to fence it now: fencectl ")
 		command, _, _ = strings.Cut(command, "\n")
 		if !found {
 			t.Fatal("show does not say how to raise the burned claim of " + resource)
 		}
+		if !admits(t, pool, lease.Claim()) {
+			t.Errorf("control: the cut holder of %s is refused before", resource)
+		}
 		must(t, url, append(strings.Fields(command), "--yes")...)
-		if v := value[string](t, pool, "SELECT lease_id FROM fencepost.marks WHERE resource = $1 AND token = 2", resource); v != value[string](t, pool, "SELECT request_id FROM fencepost.audit WHERE resource = $1", resource) {
-			t.Errorf("the mark of %s has lease ID %s", resource, v)
+		if admits(t, pool, lease.Claim()) {
+			t.Errorf("the cut holder of %s still writes", resource)
 		}
 	}
-	if len(verdicts) != 8 { // and unread, and ahead, below
-		t.Errorf("%d verdicts", len(verdicts))
-	}
-	must(t, url, "advance", "--floor", "100", "--yes")
-	says := func(verdict, resource string) {
-		var v view
-		if err := json.Unmarshal([]byte(must(t, url, "show", resource, "-o", "json")), &v); err != nil || v.Verdict != verdict {
-			t.Errorf("%v: %s in place of %s", err, v.Verdict, verdict)
+}
+
+// TestNobodyIsNotNamed: force-unlocking what nobody holds names nobody: not as cut,
+// not in the audit, not as the owner of the burned token, once or twice.
+func TestNobodyIsNotNamed(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "former", "free", time.Hour).Release(t.Context())
+	for range 2 {
+		r := fencectl(t, url, "force-unlock", "free", "--actor", "a", "--reason", "r", "--yes")
+		if r.code != exitOK || strings.Contains(r.out+r.errOut, "former") || strings.Contains(r.errOut, "cut holder") || !strings.Contains(r.out, "held by:          nobody\n") {
+			t.Errorf("%+v", r)
 		}
 	}
-	says("ahead", "mark_ahead")
-	exec1(t, pool, "ALTER TABLE fencepost.marks RENAME TO elsewhere")
-	says("unread", "current")
+	for _, args := range [][]string{{"audit"}, {"show", "free"}, {"list", "--all"}} {
+		if out := must(t, url, args...); strings.Contains(out, "former") {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	hold(t, pool, "crashed", "expired", time.Hour)
+	exec1(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = 'expired'")
+	if out := must(t, url, "force-unlock", "expired", "--actor", "a", "--reason", "r", "--yes"); !strings.Contains(out, "nobody; crashed until it expired") {
+		t.Errorf("%s", out)
+	}
+	hold(t, pool, "holder", "held", time.Hour) // the control
+	if out := must(t, url, "force-unlock", "held", "--actor", "a", "--reason", "r", "--yes"); !strings.Contains(out, "held by:          holder\n") {
+		t.Errorf("%s", out)
+	}
+}
+
+// TestClockSetBack: a lease that was granted later than the server's clock shows is
+// explained, and doctor finds it.
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "w", "r", time.Hour)
+	if out := must(t, url, "show", "r"); strings.Contains(out, "set back") {
+		t.Error(out)
+	}
+	exec1(t, pool, "UPDATE fencepost.leases SET acquired_at = acquired_at + interval '2 hours' WHERE resource = 'r'")
+	if out := must(t, url, "show", "r"); !strings.Contains(out, "the server's clock was set back since it was granted") {
+		t.Error(out)
+	}
+	if out := fencectl(t, url, "doctor").out; !strings.Contains(out, "clock set back") {
+		t.Error(out)
+	}
 }

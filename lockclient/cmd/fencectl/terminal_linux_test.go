@@ -24,7 +24,7 @@ func TestConfirmation(t *testing.T) {
 		term := onTerminal(t, url, unlockBilling...)
 		term.sees("held by worker-1")
 		term.sees(lease.ID())
-		term.sees("Without --raise the holder still writes")
+		term.sees("Without --raise the cut holder may still write")
 		term.sees(`Type "yes" to go on: `)
 		term.keys(c.answer)
 		if code := term.ends(); code != c.code || audited() != 0 {
@@ -37,7 +37,7 @@ func TestConfirmation(t *testing.T) {
 		t.Error("the warning is not about --raise")
 	}
 	term.keys("yes\n")
-	term.sees("every older holder is refused")
+	term.sees("every older claim is refused")
 	if code := term.ends(); code != exitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}

@@ -413,7 +413,7 @@ func late(ctx context.Context, t testing.TB, h Harness) error {
 	r := h.ask(name("late"), name("id"))
 	r.Timeout = time.Second
 	gaveUp := h.stuck(ctx, i, network, r)
-	time.Sleep(r.Timeout + r.Timeout/4) // the issuer's clock, which Pass may not move
+	time.Sleep(r.Timeout + r.Timeout/4 + h.Slack) // the issuer's clock, which Pass may not move
 	network.Deliver()
 	return errors.Join(that(gaveUp != nil, "the held acquire was answered"), h.free(ctx, a, r.Resource))
 }

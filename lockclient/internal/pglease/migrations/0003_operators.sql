@@ -165,7 +165,7 @@ REVOKE ALL ON FUNCTION fencepost.force_unlock, fencepost.force_unlocked, fencepo
 --
 -- The triggers come after the change and have conditions, so that a renewal pays
 -- nothing that can be measured; before it, they would lock the row once more.
-CREATE FUNCTION fencepost.guard_lease()
+CREATE FUNCTION fencepost.check_lease()
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_token bigint := 0;
@@ -199,11 +199,11 @@ DO $$ BEGIN
   CREATE TRIGGER leases_insert AFTER INSERT ON fencepost.leases FOR EACH ROW
     WHEN (NEW.resource = '' OR NEW.token > 1 OR NEW.expires_at > clock_timestamp() + interval '25 hours'
           OR NEW.wake_until > clock_timestamp() + interval '1 minute')
-    EXECUTE FUNCTION fencepost.guard_lease();
+    EXECUTE FUNCTION fencepost.check_lease();
   CREATE TRIGGER leases_update AFTER UPDATE ON fencepost.leases FOR EACH ROW
     WHEN (NEW.resource = '' OR NEW.resource <> OLD.resource OR NEW.token < OLD.token OR NEW.token > OLD.token + 1
           OR NEW.expires_at > clock_timestamp() + interval '25 hours' OR NEW.wake_until > clock_timestamp() + interval '1 minute')
-    EXECUTE FUNCTION fencepost.guard_lease();
+    EXECUTE FUNCTION fencepost.check_lease();
   ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_insert;
   ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_update;
 END $$;

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"fmt"
+
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/sqlfence"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) migrateCommand() *cli.Command {
+	return &cli.Command{
+		Name: "migrate", Category: categorySetup,
+		Usage: "bring the schema to this build's version, or print its SQL",
+		Description: "Upgrades in place beside running holders, and does nothing where nothing is\n" +
+			"missing. --print connects to nothing; run what it prints in one transaction\n" +
+			"(psql --single-transaction).",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
+			componentFlag(),
+		},
+		Action: a.migrate,
+	}
+}
+
+func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	component := cmd.String("component")
+	if cmd.Bool("print") {
+		return a.printSQL(cmd, map[string]string{leasesComponent: schemaSQL(leasesComponent), marksComponent: schemaSQL(marksComponent)})
+	}
+	s, err := connect(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	before, err := s.versions(ctx)
+	if err != nil {
+		return failed("read the schema's version", err)
+	}
+	if component != marksComponent {
+		if err := lockclient.Migrate(ctx, s.pool); err != nil {
+			return err
+		}
+	}
+	if component != leasesComponent {
+		if err := s.marks.Migrate(ctx); err != nil {
+			return err
+		}
+	}
+	after, err := s.versions(ctx)
+	if err != nil {
+		return failed("migrated; read the schema's version", err)
+	}
+	return a.printVersions(cmd, component, before, after)
+}
+
+func (a *app) printVersions(cmd *cli.Command, component string, before, after map[string]int64) error {
+	for _, name := range components {
+		if component != "all" && component != name {
+			continue
+		}
+		var err error
+		switch {
+		case asJSON(cmd):
+			err = a.printJSON(struct {
+				Component string `json:"component"`
+				Before    int64  `json:"before"`
+				Version   int64  `json:"version"`
+			}{name, before[name], after[name]})
+		case before[name] == after[name]:
+			err = a.say("%s: version %d, nothing to do\n", name, after[name])
+		default:
+			err = a.say("%s: version %d, was %d\n", name, after[name], before[name])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func componentFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "component", Value: "all", Usage: "`NAME`: lockclient (leases), sqlfence (marks) or all",
+		Validator: oneOf(leasesComponent, marksComponent, "all"),
+	}
+}
+
+// oneOf checks a flag.
+func oneOf(values ...string) func(string) error {
+	return func(s string) error {
+		for _, v := range values {
+			if s == v {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not one of %v", shown(s), values)
+	}
+}
+
+func (a *app) rolesCommand() *cli.Command {
+	return &cli.Command{
+		Name: "roles", Category: categorySetup,
+		Usage: "print the SQL of the database roles: issuer, enforcer, operator, reader",
+		Description: "The issuer acquires leases, the enforcer writes under a fence, the operator is\n" +
+			"for people who run this program, the reader for dashboards. None can log in:\n" +
+			"grant them to roles that do. Run the SQL as the schema's owner, after migrate\n" +
+			"and after each upgrade; it may be run again. Connects to nothing.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "issuer", Usage: "`NAME` of the role", Value: "fencepost_issuer"},
+			&cli.StringFlag{Name: "enforcer", Usage: "`NAME` of the role", Value: "fencepost_enforcer"},
+			&cli.StringFlag{Name: "operator", Usage: "`NAME` of the role", Value: "fencepost_operator"},
+			&cli.StringFlag{Name: "reader", Usage: "`NAME` of the role", Value: "fencepost_reader"},
+			componentFlag(),
+		},
+		Action: a.roles,
+	}
+}
+
+func (a *app) roles(_ context.Context, cmd *cli.Command) error {
+	if _, err := arguments(cmd); err != nil {
+		return err
+	}
+	issuer, enforcer := cmd.String("issuer"), cmd.String("enforcer")
+	if issuer == enforcer && issuer != "" {
+		return usage("--issuer and --enforcer must differ: grant both to a role that does both")
+	}
+	ofLeases, err := lockadmin.RolesSQL(&lockadmin.RoleNames{Issuer: issuer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
+	if err != nil {
+		return err
+	}
+	ofMarks, err := sqlfence.RolesSQL(&sqlfence.RoleNames{Enforcer: enforcer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
+	if err != nil {
+		return err
+	}
+	return a.printSQL(cmd, map[string]string{leasesComponent: ofLeases, marksComponent: ofMarks})
+}
+
+// printSQL prints a script of each component that --component asks for.
+func (a *app) printSQL(cmd *cli.Command, scripts map[string]string) error {
+	for _, name := range components {
+		if only := cmd.String("component"); only != "all" && only != name {
+			continue
+		}
+		var err error
+		if asJSON(cmd) {
+			err = a.printJSON(struct {
+				Component string `json:"component"`
+				SQL       string `json:"sql"`
+			}{name, scripts[name]})
+		} else {
+			err = a.say("-- %s: run in one transaction.\n%s\n", name, scripts[name])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The library's own script for bash needs the package bash-completion, and
+// hands the words of the command line to eval.
+//
+//go:embed completion
+var completionScripts embed.FS
+
+var shells = []string{"bash", "zsh", "fish"}
+
+// completionCommand takes the place of the library's scripts, and keeps its
+// protocol: with the flag --generate-shell-completion at its end a command line
+// prints what could come next.
+func (a *app) completionCommand(cmd *cli.Command) {
+	cmd.Hidden, cmd.Category = false, categorySetup
+	cmd.Usage = "print the completion script for a shell"
+	cmd.Description = "bash:  source <(fencectl completion bash)\n" +
+		"zsh:   source <(fencectl completion zsh)\n" +
+		"fish:  fencectl completion fish | source"
+	cmd.Commands = nil
+	for _, shell := range shells {
+		cmd.Commands = append(cmd.Commands, &cli.Command{
+			Name: shell, Usage: "for " + shell,
+			Action: func(_ context.Context, cmd *cli.Command) error {
+				if _, err := arguments(cmd); err != nil {
+					return err
+				}
+				script, err := completionScripts.ReadFile("completion/fencectl." + shell)
+				if err != nil {
+					return err
+				}
+				_, err = a.out.Write(script)
+				return err
+			},
+		})
+	}
+	_ = cmd.Walk(func(cmd *cli.Command) error {
+		a.prepare(cmd)
+		return nil
+	})
+}

@@ -1,0 +1,315 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+func readObject(t *testing.T, object *s3fence.Object, err error) (string, error) {
+	t.Helper()
+	if err != nil {
+		return "", err
+	}
+	defer object.Body.Close()
+	body, err := io.ReadAll(object.Body)
+	if err == nil && int64(len(body)) != object.Size {
+		t.Errorf("%d bytes were read, Size says %d", len(body), object.Size)
+	}
+	return string(body), err
+}
+
+// A body is streamed, longer than MaxBody, and verified by its end.
+func TestGetStream(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		for i, n := range []int{0, 1, 5000, 300_000} {
+			body := string(bytesOf(n))
+			mark := guard.Mark{Token: guard.Token(i + 1), LeaseID: "a"}
+			if err := o.Put(t.Context(), claim(mark.Token, "a"), key, strings.NewReader(body), &s3fence.PutOptions{
+				Headers: s3fence.Headers{ContentType: "text/csv", Metadata: map[string]string{"tenant": "123"}},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			server.ResetCounts()
+			object, err := o.GetStream(t.Context(), key)
+			got, err2 := readObject(t, object, err)
+			if err2 != nil || got != body || object.Mark != mark {
+				t.Fatalf("%d bytes: read %d at %+v, %v", n, len(got), object.Mark, err2)
+			}
+			if object.Headers.ContentType != "text/csv" || object.Headers.Metadata["tenant"] != "123" || len(object.Headers.Metadata) != 1 {
+				t.Errorf("the headers are %+v", object.Headers)
+			}
+			if n := server.Count(); n > 3 {
+				t.Errorf("%d requests", n)
+			}
+		}
+		// Damage in the middle, which neither the end of the object nor its
+		// headers show.
+		target := key
+		if mode == s3fence.Pointer {
+			target = dataKeys(server)[len(dataKeys(server))-1]
+		}
+		good := stored(t, server, target)
+		bad := bytes.Clone(good.Body)
+		bad[100_000%len(bad)] ^= 1
+		bypass(t, server, target, bad, good.Metadata)
+		b.Forget()
+		object, err := o.GetStream(t.Context(), key)
+		if _, err = readObject(t, object, err); err == nil {
+			t.Error("damage is not seen")
+		}
+		_, err = o.GetStream(t.Context(), "absent")
+		refused(t, err, guard.ReasonNotFound)
+		_, err = o.GetStream(t.Context(), "")
+		invalid(t, err, "key")
+	})
+}
+
+// An object that is replaced between the mark and the body is read anew.
+func TestGetStreamFollows(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		put(t, o, claim(5, "a"), strings.Repeat("old", 3000))
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{
+			After: func(*s3test.Request, int) { put(t, other, claim(6, "b"), "new") },
+		}})
+		object, err := o.GetStream(t.Context(), key)
+		got, err := readObject(t, object, err)
+		if err != nil || mode != s3fence.Pointer && (got != "new" || object.Mark.Token != 6) {
+			t.Errorf("read %.9q at %+v, %v", got, object.Mark, err)
+		}
+	})
+}
+
+func TestGetRange(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		body := string(bytesOf(20_000))
+		put(t, o, claim(5, "a"), body)
+		if mode == s3fence.SealedGzip {
+			_, err := o.GetRange(t.Context(), key, 0, 1)
+			invalid(t, err, "mode")
+			return
+		}
+		for _, c := range []struct{ offset, length, end int64 }{
+			{0, 10, 10}, {5, 0, 5}, {19_990, 10, 20_000}, {19_990, 5000, 20_000}, {100, -1, 20_000}, {0, -1, 20_000},
+		} {
+			object, err := o.GetRange(t.Context(), key, c.offset, c.length)
+			if got, err := readObject(t, object, err); err != nil || got != body[c.offset:c.end] || object.Mark.Token != 5 {
+				t.Errorf("%+v: read %d bytes, %v", c, len(got), err)
+			}
+		}
+		for _, offset := range []int64{-1, 20_000, 20_001} {
+			_, err := o.GetRange(t.Context(), key, offset, 1)
+			invalid(t, err, "offset")
+		}
+		// A store that answers with another range, or with all of it.
+		for name, fault := range map[string]s3test.Fault{"all": {Ignore: []string{"Range"}}, "no range named": {Omit: []string{"Content-Range"}}} {
+			rule := s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: fault, Match: func(r *s3test.Request) bool {
+				return r.Header.Get("Range") == "bytes=10-19"
+			}}
+			in := server.Inject(rule)
+			_, err := o.GetRange(t.Context(), key, 10, 10)
+			in.Remove()
+			if refused(t, err, guard.ReasonUnavailable); err == nil || !strings.Contains(err.Error(), "range") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		put(t, o, claim(5, "a"), "")
+		object, err := o.GetRange(t.Context(), key, 0, 10)
+		if got, err := readObject(t, object, err); err != nil || got != "" {
+			t.Errorf("of an empty body: %q, %v", got, err)
+		}
+	})
+}
+
+func TestCopyAndRename(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		sent := record(server)
+		h := s3fence.Headers{ContentType: "text/csv", Metadata: map[string]string{"tenant": "123"}}
+		if err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("body"), &s3fence.PutOptions{Headers: h}); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Copy(t.Context(), claim(6, "b"), key, "copy"); err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, "body", guard.Mark{Token: 5, LeaseID: "a"})
+		refused(t, o.Copy(t.Context(), claim(5, "a"), key, "copy"), guard.ReasonStale)
+		refused(t, o.Copy(t.Context(), claim(5, "a"), "absent", "x"), guard.ReasonNotFound)
+		for range 2 {
+			err := o.Rename(t.Context(), claim(7, "c"), key, "moved")
+			if _, e := o.Get(t.Context(), key); !errors.Is(e, guard.ErrNotFound) {
+				t.Errorf("the source reads as %v", e)
+			}
+			if err != nil {
+				refused(t, err, guard.ReasonNotFound)
+			}
+		}
+		refused(t, o.Put(t.Context(), claim(6, "b"), key, nil, nil), guard.ReasonStale) // the tombstone has the mark
+		for _, name := range []string{"copy", "moved"} {
+			if got, _ := content(t, o, name); got != "body" {
+				t.Errorf("%s is %q", name, got)
+			}
+		}
+		object, err := o.Get(t.Context(), "moved")
+		if err != nil {
+			t.Fatal(err)
+		}
+		object.Body.Close()
+		if object.Headers.ContentType != "text/csv" || object.Headers.Metadata["tenant"] != "123" {
+			t.Errorf("the headers are %+v", object.Headers)
+		}
+		refused(t, o.Rename(t.Context(), claim(6, "b"), "moved", "again"), guard.ReasonStale)
+		invalid(t, o.Rename(t.Context(), claim(9, "b"), key, key), "key")
+		for op := range sent.of {
+			if strings.Contains(string(op), "Copy") {
+				t.Errorf("%s was sent", op)
+			}
+		}
+	})
+}
+
+// The holder's own write that comes between the copy and the deletion of a rename
+// is not lost.
+func TestRenameBesideAWrite(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		put(t, o, claim(5, "a"), "old")
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: "moved", Times: 1, Fault: s3test.Fault{
+			After: func(*s3test.Request, int) { put(t, other, claim(6, "b"), "newer") },
+		}})
+		if err := o.Rename(t.Context(), claim(6, "b"), key, "moved"); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := content(t, o, "moved"); got != "newer" {
+			t.Errorf("the renamed object is %q", got)
+		}
+	})
+}
+
+func TestPresignGet(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "body")
+	by := s3.NewPresignClient(newClient(server))
+	signed, err := o.PresignGet(t.Context(), by, key, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, o, claim(6, "b"), "newer") // what was named stays what it is
+	answer, err := http.Get(signed.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if got, err := io.ReadAll(answer.Body); err != nil || string(got) != "body" || signed.Mark.Token != 5 || signed.DataKey != dataKeys(server)[0] ||
+		len(signed.Header) != 0 || !strings.Contains(signed.URL, "X-Amz-Expires=60") {
+		t.Errorf("%+v gives %q, %v", signed, got, err)
+	}
+	for _, valid := range []time.Duration{0, s3fence.DefaultGracePeriod + 1} {
+		_, err = o.PresignGet(t.Context(), by, key, valid)
+		invalid(t, err, "valid")
+	}
+	_, err = o.PresignGet(t.Context(), nil, key, time.Minute)
+	invalid(t, err, "presigner")
+	_, err = o.PresignGet(t.Context(), by, "absent", time.Minute)
+	refused(t, err, guard.ReasonNotFound)
+	_, _, sealed := setup(t, s3fence.Sealed, 0)
+	_, err = sealed.PresignGet(t.Context(), by, key, time.Minute)
+	invalid(t, err, "mode")
+}
+
+func TestListMarks(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		for i, name := range []string{"a", "b", "e"} {
+			if err := o.Put(t.Context(), claim(guard.Token(i+5), "l"), name, strings.NewReader("x"), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := o.Delete(t.Context(), claim(9, "l"), "b"); err != nil {
+			t.Fatal(err)
+		}
+		bypass(t, server, "c", []byte("x"), nil)
+		bypass(t, server, "d", []byte("x"), map[string]string{"fencing-token": "7"})
+		var seen []string
+		for e, err := range o.List(t.Context(), &s3fence.ListOptions{Marks: true}) {
+			text := e.Key + " " + e.Mark.Token.String()
+			if e.Deleted {
+				text += " deleted"
+			}
+			if err != nil {
+				text += " " + string(guard.ReasonOf(err))
+			}
+			seen = append(seen, text)
+		}
+		if want := []string{"a 5", "b 9 deleted", "c 0 unfenced", "d 0 unavailable", "e 7"}; !slices.Equal(seen, want) {
+			t.Errorf("listed %q, want %q", seen, want)
+		}
+		// A read that fails ends the listing with an error, also of tombstones.
+		for _, opts := range []*s3fence.ListOptions{{Marks: true}, nil} {
+			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Answer(403)})
+			var last error
+			for _, err := range o.List(t.Context(), opts) {
+				last = err
+			}
+			in.Remove()
+			refused(t, last, guard.ReasonUnavailable)
+		}
+	})
+}
+
+// A claim for another resource than the key's is refused before anything is sent.
+func TestP9KeyPattern(t *testing.T) {
+	server, b, _ := setup(t, s3fence.Sealed, 0)
+	template := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+	o := objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: "exports/{tenant}/at-{period}.csv"})
+	good := "exports/tenant_123/at-2026-04.csv"
+	if err := o.Put(t.Context(), claim(5, "a"), good, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	sent := server.Count()
+	var m *guard.MisdirectedError
+	for call, f := range map[string]func(key string) error{
+		"put":    func(key string) error { return o.Put(t.Context(), claim(5, "a"), key, nil, nil) },
+		"raise":  func(key string) error { return o.Raise(t.Context(), claim(6, "a"), key) },
+		"delete": func(key string) error { return o.Delete(t.Context(), claim(5, "a"), key) },
+		"adopt":  func(key string) error { return o.Adopt(t.Context(), claim(5, "a"), key) },
+		"copy":   func(key string) error { return o.Copy(t.Context(), claim(5, "a"), good, key) },
+		"rename": func(key string) error { return o.Rename(t.Context(), claim(5, "a"), good, key) },
+	} {
+		if err := f("exports/tenant_124/at-2026-04.csv"); !errors.As(err, &m) || m.Guarded != "tenant_124:billing-close:2026-04" || m.Claimed != resource {
+			t.Errorf("%s: %v, want it misdirected", call, err)
+		}
+		for _, key := range []string{"exports/tenant_123/at-2026-04", "exports/tenant_123/2026-04.csv", "exports/tenant_123/at-.csv", "tenant_123/at-2026-04.csv", "export/tenant_123/at-2026-04.csv", "exports/x/tenant_123/at-2026-04.csv"} {
+			invalid(t, f(key), "key")
+		}
+	}
+	if n := server.Count() - sent; n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+	for _, bad := range []s3fence.ObjectsOptions{
+		{Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"},
+		{Resource: template, KeyPattern: "{tenant}/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/{period}/{other}"},
+		{Resource: template, KeyPattern: "{tenant}-{period}"}, {Resource: template, KeyPattern: "{tenant}/{period"},
+		{Resource: template, KeyPattern: "{tenant}/{period}/{}"}, {Resource: template, KeyPattern: "/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/period}/{period}"},
+	} {
+		if _, err := b.Objects(s3fence.Sealed, &bad); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%q is taken: %v", bad.KeyPattern, err)
+		}
+	}
+}
