@@ -38,9 +38,10 @@
 // itself; other code calls [DB.Present], or fencepost.present in SQL, and
 // [ErrorFrom] makes guard's errors of its driver's. The marks are those of fenced transactions.
 //
-//	err := db.InstallTrigger(ctx, sqlfence.GuardedTable{
-//		Name:     []string{"invoices"},
-//		Resource: []sqlfence.ResourcePart{{Column: "tenant_id"}, {Text: "invoices"}},
+//	err := db.Admin().InstallTrigger(ctx, sqlfence.Trigger{
+//		Table:    []string{"invoices"},
+//		Resource: guard.Must(guard.NewTemplate("{tenant}:invoices")),
+//		Columns:  map[string]string{"tenant": "tenant_id"},
 //	})
 //
 // A [guard.Store], which a [DB] is, for what writes elsewhere: replicas of an

@@ -86,10 +86,10 @@ func TestTriggerSQL(t *testing.T) {
 			t.Errorf("%v, %v", found, err)
 		}
 		const write = `INSERT INTO "O'Brien"."a.""b\" VALUES (1, 'x:y', 'z')`
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), `x%3Ay:it's \\ 10025:z`) {
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), `x%3Ay:it's \\ 100:z`) {
 			t.Errorf("got %v", err)
 		}
-		c := claimOf(`x%3Ay:it's \ 10025:z`, 5)
+		c := claimOf(`x%3Ay:it's \ 100:z`, 5)
 		if err := e.db.Raise(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func TestInstallRefuses(t *testing.T) {
 			{[]string{long}, column("a"), "64 bytes"},
 			{[]string{"a\x00b"}, column("a"), "NUL"},
 			{[]string{"types"}, Trigger{}, "must be a template"},
-			{[]string{"types"}, Trigger{Resource: column("a").Resource}, `"v": is not bound`},
+			{[]string{"types"}, Trigger{Resource: column("a").Resource}, `"v": of template {v} is not bound`},
 			{[]string{"types"}, Trigger{Resource: column("a").Resource, Columns: map[string]string{"v": "a", "w": "b"}}, `"w"`},
 			{[]string{"types"}, triggerOn(nil, "{v:int}", "a"), "of type text, but the variable v of the template is of type int"},
 			{[]string{"types"}, triggerOn(nil, "{v:int}", "d"), "of type uuid, but the variable v of the template is of type int"},

@@ -191,13 +191,13 @@ func TestTriggers(t *testing.T) {
 		for _, s := range tables {
 			got = append(got, fmt.Sprintf("%v %v %v", s.Trigger.Table, s.Trigger.Resource, s.Findings))
 		}
-		want := `[public family] [{tenant }] []
-[public items] [{tenant }] [public.items: the trigger fencepost_insert is missing]
-[public lines] [{tenant }] [public.lines: the table does not exist, or not under this name]
-[public lines2] [] [public.lines2: the table has triggers and is not listed in fencepost.guarded]
-[public moved] [{tenant }] []
-[public parts] [{tenant }] []
-[public whole] [{ all} { of:it}] [public.whole: the table does not exist, or not under this name]`
+		want := `[public family] {tenant} []
+[public items] {tenant} [public.items: the trigger fencepost_insert is missing]
+[public lines] {tenant} [public.lines: the table does not exist, or not under this name]
+[public lines2] <nil> [public.lines2: the table has triggers and is not listed in fencepost.guarded]
+[public moved] {tenant} []
+[public parts] {tenant} []
+[public whole] all:of:it [public.whole: the table does not exist, or not under this name]`
 		if strings.Join(got, "\n") != want {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 		}
