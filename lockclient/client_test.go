@@ -1,8 +1,12 @@
 package lockclient_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -166,6 +170,34 @@ func TestHolders(t *testing.T) {
 			if !errors.Is(err, guard.ErrInvalid) {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// TestFailuresAreToldOnceAMinute: a thousand leases whose renewals fail for
+// three minutes are a few lines, with how many were left out.
+func TestFailuresAreToldOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		for n := range 1000 {
+			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
+			if err == nil {
+				err = lease.KeepAlive(time.Second)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		server.FailRenewals(1 << 20)
+		time.Sleep(3 * time.Minute)
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
+			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
+		}
+		if failed := client.Stats().Other.RenewalsFailed; failed < 10_000 {
+			t.Errorf("%d failed renewals", failed)
 		}
 	})
 }
