@@ -186,6 +186,37 @@ func TestIdleHolderIsEnded(t *testing.T) {
 	})
 }
 
+// TestRaiseNamesStrangers (P6): a raise that waits for a session which merely
+// took the advisory lock says so, and does not end it.
+func TestRaiseNamesStrangers(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		stranger, err := e.admin.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stranger.Release()
+		lock := func(call string) {
+			t.Helper()
+			if _, err := stranger.Exec(context.Background(), "SELECT "+call+"(fencepost.lock_key('r'))"); err != nil {
+				t.Error(err)
+			}
+		}
+		lock("pg_advisory_lock_shared")
+		db := e.open(&Options{RaiseTimeout: 2500 * time.Millisecond, TerminateAfter: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		err = db.Raise(t.Context(), claimOf("r", 6))
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "without entering") {
+			t.Errorf("got %v", err)
+		}
+		lock("pg_advisory_unlock_shared") // it was not ended
+		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestTerminateCountsFromEntering: a transaction that was open for long when it
 // entered has TerminateAfter from then on, also if the raises that find it in
 // their way are short; then it is ended, although it works.
