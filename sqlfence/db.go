@@ -53,7 +53,7 @@ type Options struct {
 	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
 	// present their claims to the triggers of guarded tables
-	// ([DB.InstallTrigger]), as [DB.Present] does. Without it a write of such a
+	// ([Admin.InstallTrigger]), as [DB.Present] does. Without it a write of such a
 	// table is refused with [guard.ErrMissing]. It costs some microseconds of
 	// the server in each transaction, which is why false is the zero value: who
 	// guards no table does not pay. Set it before the first table is guarded.
@@ -200,7 +200,7 @@ type backend[Tx any] interface {
 	// batch runs a whole READ COMMITTED transaction, in one round trip where
 	// the driver can, and returns how many rows each write changed. committing
 	// says that a COMMIT may have been sent.
-	batch(ctx context.Context, first statement, writes []Write, commits *commitBound) (rows []int64, committing bool, err error)
+	batch(ctx context.Context, first statement, writes []Statement, commits *commitBound) (rows []int64, committing bool, err error)
 	in(tx Tx) querier
 	// same reports that two handles are of one transaction, if both are open.
 	same(a, b Tx) bool

@@ -271,7 +271,7 @@ func TestIdleConnections(t *testing.T) {
 		if err := db.Raise(ctx, claimOf("r", 6)); err != nil {
 			t.Errorf("Raise: %v", err)
 		}
-		if _, err := db.Batch(ctx, claimOf("r", 7), Write{SQL: "SELECT 1"}); err != nil {
+		if _, err := db.Batch(ctx, claimOf("r", 7), Statement{SQL: "SELECT 1"}); err != nil {
 			t.Errorf("Batch: %v", err)
 		}
 		if mark, err := db.Admit(ctx, claimOf("r", 8)); err != nil || mark.Token != 8 {
@@ -279,7 +279,7 @@ func TestIdleConnections(t *testing.T) {
 		}
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
 		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		many := []RowWrite{{claimOf("n", 2), Key{1}, Set{"v": 2}}}
+		many := []RowUpdate{{claimOf("n", 2), Key{1}, Set{"v": 2}}}
 		if err := table.Takeover(ctx, db, claimOf("n", 1), Key{1}, nil); err != nil {
 			t.Errorf("Takeover: %v", err)
 		}

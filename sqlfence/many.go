@@ -13,9 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// RowWrite is one row of [Table.UpdateMany], with the meaning that Claim, Key and
+// RowUpdate is one row of [Table.UpdateMany], with the meaning that Claim, Key and
 // Set have for [Table.Update].
-type RowWrite struct {
+type RowUpdate struct {
 	Claim guard.Claim
 	Key   Key
 	Set   Set
@@ -46,7 +46,7 @@ type RowWrite struct {
 // not deadlock with each other. A row that was replaced while the statement ran takes
 // another one; so does finding out that a row is not there. If that one fails,
 // the rows that it is about have its error as their verdict.
-func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (verdicts []error, err error) {
+func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowUpdate) (verdicts []error, err error) {
 	if len(writes) == 0 {
 		return nil, nil
 	}
@@ -73,7 +73,7 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (v
 type batch struct {
 	t        *Table
 	q        Querier
-	writes   []RowWrite
+	writes   []RowUpdate
 	columns  []string // of every set
 	verdicts []error
 	marks    []guard.Mark // what each was compared with

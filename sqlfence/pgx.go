@@ -144,7 +144,7 @@ const batchBuildText = "error preprocessing batch (build)"
 // batch has COMMIT in the same round trip. The server skips it after an error,
 // since both come before one Sync, and the transaction is left to be rolled
 // back here; so an error with an open transaction committed nothing.
-func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _ *commitBound) ([]int64, bool, error) {
+func (d pgxDriver) batch(ctx context.Context, first statement, writes []Statement, _ *commitBound) ([]int64, bool, error) {
 	c, release, err := d.idle(ctx)
 	if err != nil {
 		return nil, false, err

@@ -183,7 +183,7 @@ func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*std
 }
 
 // batch takes a round trip for each statement: database/sql has no pipeline.
-func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, commits *commitBound) ([]int64, bool, error) {
+func (d stdDriver) batch(ctx context.Context, first statement, writes []Statement, commits *commitBound) ([]int64, bool, error) {
 	tx, err := d.begin(ctx, ReadCommitted, "", first)
 	if err != nil {
 		return nil, false, err
