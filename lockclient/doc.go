@@ -90,7 +90,7 @@
 //     leases know of plus one.
 //
 // Nothing can be seen on the server after these, so the operator calls
-// [Client.RaiseEpoch], before the applications are started again:
+// lockadmin's RaiseEpoch, before the applications are started again:
 //
 //   - a snapshot or file copy of the server's disk was started instead of it:
 //     the timeline is the same;
@@ -101,13 +101,13 @@
 //   - a dump was restored that is older than a failover, an earlier restore or a
 //     call of RaiseEpoch: it knows nothing of the epochs since. Call it until
 //     the epoch is above that of the highest token at the resources, or use
-//     [Client.AdvanceFloor] with that token;
+//     lockadmin's AdvanceFloor with that token;
 //   - a failover or restore of a server that hides its timeline or its
 //     identifier. Ordinary roles see both on PostgreSQL as it comes. Where that
-//     was changed, the stored base counts alone: [Epoch].Hidden says why, and
+//     was changed, the stored base counts alone: Epoch.Hidden says why, and
 //     each client logs lock_epoch_hidden once.
 //
-// An [Client.Advance] that was acknowledged by a lost server is lost with it:
+// An Advance of lockadmin that was acknowledged by a lost server is lost with it:
 // repeat it. The server that was left must not be used any longer by anybody
 // who holds leases of the new one; its tokens are the lower ones, so the fences
 // refuse its holders once a new one has written.
@@ -115,9 +115,9 @@
 // # Rows
 //
 // The table keeps a row per resource name that was ever leased, until
-// [Client.Purge] deletes those long free, by call or in a [Client.PurgeLoop].
+// lockadmin's Purge deletes those long free, by call or in its PurgeLoop.
 // A purge lifts the floor, the token that every later grant is above.
-// [Client.AdvanceFloor] does so by itself, and has to come before
+// lockadmin's AdvanceFloor does so by itself, and has to come before
 // guard.Store.Retire.
 //
 // # Clocks
@@ -144,18 +144,14 @@
 //
 // # Operators
 //
-// [NewOperator], or [Client.Operator], gives somebody on call what there is to
-// see and to do: [Operator.List] and [Operator.Get] (who holds what, who waits),
-// [Operator.LongHeld], [Operator.Audit], [Operator.Inspect] (settings that
-// matter, with findings), [Operator.Probe] (acquire, renew and release for real,
-// with latencies), and [Operator.ForceUnlock]. That cuts a lease, burns a token
-// above the holder's and records who did it and why, in one statement. The cut
-// holder learns it at its next renewal, and can write until the resource has seen
-// a higher token: raise ForceUnlocked.Burned there.
+// Package lockadmin is for somebody on call: who holds what, force-unlock with a
+// record, the audit, the epoch, purges, the server's settings and the roles. The
+// holder of a lease that was cut learns it at its next renewal, as [ErrForceUnlocked],
+// and may write until the resource has seen a higher token.
 //
 // # Tenants
 //
-// Options.Namespace confines a client, and its operator, to one tenant's
+// Options.Namespace confines a client (and lockadmin's an operator) to one tenant's
 // resources: every name is one within the namespace, joined injectively as by
 // guard.JoinResource, so no name acquires, lists, cuts or audits anything outside.
 // Calls that concern all resources are refused to it. It is a boundary inside a

@@ -73,8 +73,10 @@
 // fencepost.enter takes the lock in shared mode as the first statement of the
 // work's transaction and compares the claim with the mark as it is under the
 // lock. So transactions of one holder run side by side, a raise waits for all
-// that entered before it, and whatever enters after it sees the new mark. Two
-// resources whose 64-bit hashes are equal wait for each other, no more.
+// that entered before it, and whatever enters after it sees the new mark. The
+// lock's key is a 64-bit hash of the resource and of a secret of the database:
+// any login role may take a lock whose key it knows. One that watches pg_locks
+// can delay raises, and never admits a write.
 //
 // enter also sets a marker that lives as long as the transaction, and COMMIT's
 // round trip looks for it (on database/sql, which has no pipeline, the one
@@ -123,6 +125,8 @@
 //     Takeover notices; [Admin.Verify] shows what it can recognise. Views, foreign
 //     tables and tables with rules are refused at their first use, but not if a
 //     table becomes one later.
+//   - A writer that only presents its claim locks its rows before the resource;
+//     beside InTx it may get a deadlock (40P01). Enter locks the resource first.
 //   - What a callback of InTx does outside its transaction is not fenced.
 //   - The apply process of a logical subscription, and pg_restore of data with
 //     --disable-triggers, fire no triggers.
