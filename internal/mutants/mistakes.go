@@ -66,7 +66,7 @@ var mistakes = []mistake{
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
 		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp())\n  AND excluded.not_after", "OR l.expires_at <= now())\n  AND excluded.not_after"}},
-		by:    suite("lockclient", "^TestConformance$"),
+		by:    unitTest("lockclient/internal/pglease", "^TestGrantAfterAWait$"),
 	},
 	{
 		name: "release without lease ID", wrong: "a late release frees the successor's lease",
@@ -83,7 +83,7 @@ var mistakes = []mistake{
 			{statementsGo, "SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "SELECT u.resource, nextval('public.token_seq'),"},
 			{statementsGo, "THEN l.token ELSE greatest(l.token + 1, excluded.token) END,", "THEN l.token ELSE excluded.token END,"},
 		},
-		by: suite("lockclient", "^TestConformance$"),
+		by: unitTest("lockclient", "^TestTokensGrow$"),
 	},
 	{
 		name: "row deleted on release", wrong: "the next holder starts again at 1",
