@@ -135,7 +135,7 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 		}
 	}
 	p.saw("racing writers", "one of %d was accepted, in each of %d rounds over %v", probeWriters, bursts*2*burstRounds, (bursts-1)*burstPause)
-	p.saw("reads beside writes", "ETag, metadata and body of one version, never older than the last acknowledged, in each of %d reads", p.reads)
+	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
 	found.Checks = p.seen
 	return found, nil
 }

@@ -1,6 +1,7 @@
 package s3fence_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -253,6 +254,56 @@ func TestProbeRefusesWhatReadersSee(t *testing.T) {
 		if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.HasPrefix(err.Error(), "reads beside writes: ") || !strings.Contains(err.Error(), says) {
 			t.Errorf("Open = %v, want it to say %q", err, says)
 		}
+	}
+}
+
+// versitygw reads the ETag first, and the rest of an overwritten object then: a
+// write that is decided on such an answer fails, so it is no harm. Nor is what
+// HEAD mixes, by which nothing is decided. The other way around a stale write is
+// accepted: its condition is the ETag of a version newer than the mark it saw.
+func TestProbeOfTornReads(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		op     s3test.Op
+		fault  s3test.Fault
+		refuse bool
+	}{
+		{"GET, ETag first", s3test.GetObject, s3test.Fault{ETagFirst: true}, false},
+		{"HEAD, metadata first", s3test.HeadObject, s3test.Fault{MetadataFirst: true}, false},
+		{"GET, metadata first", s3test.GetObject, s3test.Fault{MetadataFirst: true}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server := newServer(t, nil)
+			var written atomic.Int64 // of the versions that reads race with
+			var torn atomic.Int64
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Match: func(r *s3test.Request) bool {
+				if len(r.Body) > 16 && bytes.Equal(r.Body[:8], r.Body[8:16]) { // the version's number, over and over
+					written.Add(1)
+				}
+				return false
+			}})
+			c.fault.Between = func(r *s3test.Request) {
+				first, _ := server.Object(r.Bucket, r.Key)
+				for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
+					if now, _ := server.Object(r.Bucket, r.Key); now.ETag != first.ETag {
+						torn.Add(1)
+						return
+					}
+				}
+			}
+			server.Inject(s3test.Rule{
+				Ops: []s3test.Op{c.op}, Times: 3, Fault: c.fault,
+				// In the first half of a burst of 24 writes, so that more will follow.
+				Match: func(*s3test.Request) bool { n := written.Load() % 24; return n > 2 && n < 12 },
+			})
+			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+			if torn.Load() != 3 {
+				t.Errorf("%d reads were torn", torn.Load())
+			}
+			if refused := errors.Is(err, s3fence.ErrUnsuitableStore); refused != c.refuse || err != nil && !refused {
+				t.Errorf("Open = %v", err)
+			}
+		})
 	}
 }
 

@@ -139,7 +139,7 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 	const name = "guarded tables"
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	tables, err := s.marks.GuardedTables(ctx)
+	tables, err := s.marks.Admin().Triggers(ctx)
 	switch {
 	case schemaReason(err) != "": // is said by the schema's row
 		return
@@ -155,8 +155,8 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 		for _, found := range t.Findings {
 			f.add(name, checkFail, "%s", found)
 		}
-		if t.Table.InsecureReportOnly {
-			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Table.Name, "."))
+		if t.Trigger.InsecureReportOnly {
+			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Trigger.Table, "."))
 		} else if len(t.Findings) == 0 {
 			whole++
 		}

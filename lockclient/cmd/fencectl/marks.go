@@ -381,7 +381,7 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
 	defer cancel()
-	if err := s.marks.Reset(ctx, resource, from, to, last, actor, reason); err != nil {
+	if err := s.marks.Admin().Reset(ctx, resource, from, to, last, actor, reason); err != nil {
 		var refused *guard.RejectedError
 		if errors.As(err, &refused) && refused.Mark != from && refused.Mark.Token != guard.NoToken {
 			return fmt.Errorf("nothing was changed, the mark is not what --from and --from-lease-id say: %w", err)
@@ -435,7 +435,7 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 	defer s.close()
 	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
 	for after := int64(0); ; {
-		page, err := s.resetsAfter(ctx, after, sqlfence.MaxPage)
+		page, err := s.resetsAfter(ctx, after, resetsPage)
 		if err != nil {
 			return err
 		}
@@ -449,16 +449,27 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 				return out.end("")
 			}
 		}
-		if len(page) < sqlfence.MaxPage {
+		if len(page) < resetsPage {
 			return out.end("no reset")
 		}
 	}
 }
 
-func (s *session) resetsAfter(ctx context.Context, after int64, page int) ([]sqlfence.Reset, error) {
+// resetsPage is how many resets are read within one --timeout.
+const resetsPage = 500
+
+func (s *session) resetsAfter(ctx context.Context, after int64, page int) (resets []sqlfence.Reset, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	return s.marks.Resets(ctx, after, page)
+	for r, err := range s.marks.Admin().Resets(ctx, after) {
+		if err != nil {
+			return nil, err
+		}
+		if resets = append(resets, r); len(resets) == page {
+			break
+		}
+	}
+	return resets, nil
 }
 
 func (a *app) marksRetireCommand() *cli.Command {
