@@ -179,7 +179,8 @@ func (n *names) declares(t *testing.T, p listedPackage) map[string]bool {
 	return out
 }
 
-var testName = regexp.MustCompile(`\bTest[A-Z]\w*\b`)
+// testName leaves out the tests of example code.
+var testName = regexp.MustCompile(`(?:^|[^\w ]|[^c] )(Test[A-Z]\w*)`)
 
 // Tests that comments and documents name exist.
 func TestCitedTestsExist(t *testing.T) {
@@ -195,8 +196,8 @@ func TestCitedTestsExist(t *testing.T) {
 			return filepath.SkipDir
 		case strings.HasSuffix(file, ".md"):
 			text, err := os.ReadFile(file)
-			for _, name := range testName.FindAllString(string(text), -1) {
-				citations = append(citations, citation{file, name})
+			for _, name := range testName.FindAllStringSubmatch(string(text), -1) {
+				citations = append(citations, citation{file, name[1]})
 			}
 			return err
 		case !strings.HasSuffix(file, ".go"):
@@ -212,8 +213,8 @@ func TestCitedTestsExist(t *testing.T) {
 			}
 		}
 		for _, group := range f.Comments {
-			for _, name := range testName.FindAllString(group.Text(), -1) {
-				citations = append(citations, citation{fset.Position(group.Pos()).String(), name})
+			for _, name := range testName.FindAllStringSubmatch(group.Text(), -1) {
+				citations = append(citations, citation{fset.Position(group.Pos()).String(), name[1]})
 			}
 		}
 		return nil
