@@ -75,7 +75,7 @@
 // # Failover and restore
 //
 // A server that lost the last grants must not issue their tokens again. So a
-// token's bits from 40 up are an epoch ([lockadmin.Epoch]): a stored base plus the WAL
+// token's bits from 40 up are an epoch ([Epoch]): a stored base plus the WAL
 // timeline less one. Tokens are small numbers (1, 2, 3) on a server that never
 // failed over, and 1,099,511,627,777 and up after the first promotion. Before a
 // client is granted anything on a server it has the server enter its epoch,
@@ -90,7 +90,7 @@
 //     leases know of plus one.
 //
 // Nothing can be seen on the server after these, so the operator calls
-// [lockadmin.Operator.RaiseEpoch], before the applications are started again:
+// lockadmin's RaiseEpoch, before the applications are started again:
 //
 //   - a snapshot or file copy of the server's disk was started instead of it:
 //     the timeline is the same;
@@ -101,13 +101,13 @@
 //   - a dump was restored that is older than a failover, an earlier restore or a
 //     call of RaiseEpoch: it knows nothing of the epochs since. Call it until
 //     the epoch is above that of the highest token at the resources, or use
-//     [lockadmin.Operator.AdvanceFloor] with that token;
+//     lockadmin's AdvanceFloor with that token;
 //   - a failover or restore of a server that hides its timeline or its
 //     identifier. Ordinary roles see both on PostgreSQL as it comes. Where that
-//     was changed, the stored base counts alone: [lockadmin.Epoch.Hidden] says why, and
+//     was changed, the stored base counts alone: Epoch.Hidden says why, and
 //     each client logs lock_epoch_hidden once.
 //
-// An [lockadmin.Operator.Advance] that was acknowledged by a lost server is lost with it:
+// An Advance of lockadmin that was acknowledged by a lost server is lost with it:
 // repeat it. The server that was left must not be used any longer by anybody
 // who holds leases of the new one; its tokens are the lower ones, so the fences
 // refuse its holders once a new one has written.
@@ -115,9 +115,9 @@
 // # Rows
 //
 // The table keeps a row per resource name that was ever leased, until
-// [lockadmin.Operator.Purge] deletes those long free, by call or in a [lockadmin.Operator.PurgeLoop].
+// lockadmin's Purge deletes those long free, by call or in its PurgeLoop.
 // A purge lifts the floor, the token that every later grant is above.
-// [lockadmin.Operator.AdvanceFloor] does so by itself, and has to come before
+// lockadmin's AdvanceFloor does so by itself, and has to come before
 // guard.Store.Retire.
 //
 // # Clocks
@@ -144,18 +144,14 @@
 //
 // # Operators
 //
-// [lockadmin.New] gives somebody on call what there is to
-// see and to do: [lockadmin.Operator.List] and [lockadmin.Operator.Get] (who holds what, who waits),
-// [lockadmin.Operator.LongHeld], [lockadmin.Operator.Audit], [lockadmin.Operator.Inspect] (settings that
-// matter, with findings), [lockadmin.Operator.Probe] (acquire, renew and release for real,
-// with latencies), and [lockadmin.Operator.ForceUnlock]. That cuts a lease, burns a token
-// above the holder's and records who did it and why, in one statement. The cut
-// holder learns it at its next renewal, and can write until the resource has seen
-// a higher token: raise ForceUnlocked.Burned there.
+// Package lockadmin is for somebody on call: who holds what, force-unlock with a
+// record, the audit, the epoch, purges, the server's settings and the roles. The
+// holder of a lease that was cut learns it at its next renewal, as [ErrForceUnlocked],
+// and may write until the resource has seen a higher token.
 //
 // # Tenants
 //
-// Options.Namespace confines a client, and its operator, to one tenant's
+// Options.Namespace confines a client (and lockadmin's an operator) to one tenant's
 // resources: every name is one within the namespace, joined injectively as by
 // guard.JoinResource, so no name acquires, lists, cuts or audits anything outside.
 // Calls that concern all resources are refused to it. It is a boundary inside a
@@ -164,7 +160,7 @@
 //
 // # Roles
 //
-// [lockadmin.RolesSQL] and [lockadmin.MigrateWith] make three database roles without a login. The
+// [RolesSQL] and [MigrateWith] make three database roles without a login. The
 // issuer, for applications, reads leases and writes them by column; the operator
 // reads everything and writes only through functions that keep the rules, so
 // there is no cut without a record; the reader reads. None can change or delete
