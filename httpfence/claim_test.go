@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -153,10 +154,16 @@ func FuzzResourceField(f *testing.F) {
 		f.Add(seed, EncodeResource(seed))
 	}
 	f.Fuzz(func(t *testing.T, name, value string) {
+		if plain(name) && guard.ValidateResource(name) != nil {
+			t.Errorf("%q is no resource", name)
+		}
 		if guard.ValidateResource(name) == nil {
 			encoded := EncodeResource(name)
 			if back, ok := decodeResource(encoded); !ok || back != name || !encodes(encoded, name) {
 				t.Errorf("%q: %q, %v", name, back, ok)
+			}
+			if plain(name) && !encodes(name, name) {
+				t.Errorf("%q needs an encoding", name)
 			}
 			decoded, ok := decodeResource(value)
 			if encodes(value, name) != (ok && decoded == name) {
@@ -507,15 +514,16 @@ func TestCORS(t *testing.T) {
 func TestTransportIsNotReplayed(t *testing.T) {
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		for _, ours := range []bool{true, false} {
-			arrived := 0
+			var arrived atomic.Int64
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/warm" {
 					return
 				}
-				if arrived++; r.Header.Get(name) != "k" {
+				n := arrived.Add(1)
+				if r.Header.Get(name) != "k" {
 					t.Errorf("%s is %q", name, r.Header[name])
 				}
-				if arrived == 1 { // the answer is lost with the connection
+				if n == 1 { // the answer is lost with the connection
 					conn, _, _ := http.NewResponseController(w).Hijack()
 					_ = conn.Close()
 				}
@@ -543,8 +551,8 @@ func TestTransportIsNotReplayed(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := send("/write")
-			if ours && (arrived != 1 || err == nil) || !ours && arrived != 2 {
-				t.Errorf("%s, Transport %v: arrived %d times, %v", name, ours, arrived, err)
+			if ours && (arrived.Load() != 1 || err == nil) || !ours && arrived.Load() != 2 {
+				t.Errorf("%s, Transport %v: arrived %d times, %v", name, ours, arrived.Load(), err)
 			}
 			base.CloseIdleConnections()
 			server.Close()
