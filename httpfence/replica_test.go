@@ -56,7 +56,7 @@ func newReplica(t testing.TB, url string) *replica {
 	if err := db.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	accounts, err := sqlfence.NewTable([]string{"accounts"}, []string{"id"}, &sqlfence.TableOptions{Rule: guard.SameOrNewer})
+	accounts, err := sqlfence.NewTable([]string{"accounts"}, []string{"id"}, nil, &sqlfence.TableOptions{InsecureAnyResource: true, Rule: guard.SameOrNewer})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,39 +3,48 @@ package lockclient
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Client issues leases to one owner. It is made by [New], is safe for
-// concurrent use and is meant to live as long as the process: one client holds
-// any number of leases.
+// Client holds leases for one owner. It is made by [New] or [NewWith], is safe
+// for concurrent use and is meant to live as long as the process: one client
+// holds any number of leases.
 type Client struct {
-	issuer issuer
-	owner  string
-	set    settings
-	clock  clock
-	events events
-
+	issuer    driver.Issuer
+	limits    driver.Limits
+	owner     string
+	set       settings
+	clock     func() time.Duration
+	events    *events
 	namespace pglease.Namespace
 
 	waiters waiters
+	keeper  keeper
 	renewal latencies // of all leases
-	jumps   *jumps    // nil but in tests
+	offStep func()    // ends what the issuer's clock tells
 
 	mu         sync.Mutex
+	stepped    chan struct{} // closed when the issuer's clock was moved
 	closed     chan struct{}
 	isClosed   bool
+	done       bool                               // the issuer is closed
+	holds      map[*Lease]context.CancelCauseFunc // of every Hold
+	holding    sync.WaitGroup
 	background sync.WaitGroup // releases that nobody waits for
+	patience   context.Context
+	giveUp     context.CancelFunc // ends what is in the background
 }
 
-// New returns a client whose leases are owned by owner: 1 to 128 bytes of
-// UTF-8 without control characters, by which people recognise the holder, such
-// as a host name with a process ID. It tells nobody apart: lease IDs do that.
-// opts may be nil.
+// New returns a client whose leases are issued by PostgreSQL and owned by owner:
+// 1 to 128 bytes of UTF-8 without control characters, by which people recognise
+// the holder, such as a host name with a process ID. It tells nobody apart:
+// lease IDs do that. opts may be nil.
 //
 // Leases are acquired on pool. Renewals and releases use connections of their
 // own with pool's configuration, at most Options.RenewConns, opened when first
@@ -44,8 +53,48 @@ type Client struct {
 // The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
 // field.
 func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
+	if err := guard.ValidateOwner(owner); err != nil {
+		return nil, err
+	}
+	issuer, err := newIssuer(pool, owner, opts)
+	if err != nil {
+		return nil, err
+	}
+	c, err := NewWith(issuer, owner, opts)
+	if err != nil {
+		issuer.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// NewIssuer returns the issuer that [New] makes its client of, for a server that
+// issues leases to others. Of opts it reads OpTimeout, LockTimeout, RenewConns,
+// Wake and Logger.
+func NewIssuer(pool *pgxpool.Pool, opts *Options) (driver.Issuer, error) {
+	return newIssuer(pool, "", opts)
+}
+
+func newIssuer(pool *pgxpool.Pool, owner string, opts *Options) (driver.Issuer, error) {
 	if pool == nil {
 		return nil, guard.Invalid("pool", "nil", "must not be nil")
+	}
+	set, err := opts.settings()
+	if err != nil {
+		return nil, err
+	}
+	return pglease.NewIssuer(pglease.Config{
+		Pool: pool, Owner: owner, OpTimeout: set.opTimeout, LockTimeout: set.lockTimeout,
+		Conns: set.renewConns, Wake: pglease.Wake(set.wake), Logger: set.logger,
+	})
+}
+
+// NewWith returns a client of any issuer: etcd, ZooKeeper, Redis, memory, a lock
+// server. The client closes it. Options that are PostgreSQL's (LockTimeout,
+// RenewConns, Wake) are not read. Everything else is as in [New].
+func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
+	if issuer == nil {
+		return nil, guard.Invalid("issuer", "nil", "must not be nil")
 	}
 	if err := guard.ValidateOwner(owner); err != nil {
 		return nil, err
@@ -54,48 +103,109 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	clock := systemClock()
-	pg, err := newPostgres(pool, set, clock, opts.logger())
-	if err != nil {
-		return nil, err
+	c := &Client{
+		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, clock: driver.Now, namespace: set.namespace,
+		stepped: make(chan struct{}), closed: make(chan struct{}), holds: map[*Lease]context.CancelCauseFunc{},
 	}
-	if opts == nil {
-		opts = &Options{}
+	c.events = newEvents(c, opts)
+	c.keeper.c = c
+	c.patience, c.giveUp = context.WithCancel(context.Background())
+	if own, ok := issuer.(driver.Clock); ok {
+		c.clock = own.Now
+		c.offStep = own.OnStep(c.step)
 	}
-	ev := events{logger: opts.Logger, observer: opts.Observer}
-	pg.listenWith(pool, owner, opts.Logger)
-	return newClient(pg, owner, set, clock, ev), nil
+	if l, ok := issuer.(driver.Losses); ok {
+		l.OnLoss(c.keeper.lost)
+	}
+	return c, nil
 }
 
-func newClient(i issuer, owner string, set settings, clock clock, ev events) *Client {
-	ev.stats = newStats(set.statPrefixes)
-	return &Client{
-		issuer: i, owner: owner, set: set, clock: clock, events: ev, closed: make(chan struct{}),
-		namespace: set.namespace,
-	}
+// step follows a clock that was moved: leases whose deadline was passed over are
+// lost when it returns.
+func (c *Client) step() {
+	c.mu.Lock()
+	close(c.stepped)
+	c.stepped = make(chan struct{})
+	c.mu.Unlock()
+	c.keeper.step()
 }
 
-// Close waits for releases under way and closes the client's own connections;
-// the pool stays the caller's. It releases no lease: a lease that is still held
-// can no longer be renewed or released and runs out by its TTL, so let every
-// [Client.Hold] return first. A waiting [Client.Acquire] returns
-// guard.ErrUnavailable, and so does every later call. Closing twice is allowed.
-func (c *Client) Close() {
+func (c *Client) steps() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stepped
+}
+
+// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
+// cause, waits until their functions have returned and their leases are
+// released, and closes the client's own connections; the pool stays the
+// caller's. A lease that is not in a Hold is not released and runs out by its
+// TTL. A waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
+// later call. If ctx ends first, Close goes on without waiting for what is left,
+// which can then neither renew nor release, and returns an error that wraps the
+// cause of ctx. Closing twice is allowed.
+func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.isClosed {
 		c.isClosed = true
 		close(c.closed)
 	}
+	for _, cancel := range c.holds {
+		cancel(ErrClosed)
+	}
 	c.mu.Unlock()
-	c.background.Wait()
-	c.issuer.close()
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		c.holding.Wait()
+		c.background.Wait()
+	}()
+	var err error
+	select {
+	case <-waited:
+	case <-ctx.Done():
+		err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+	}
+	c.giveUp()
+	c.mu.Lock()
+	done := c.done
+	c.done = true
+	c.mu.Unlock()
+	if done {
+		return err
+	}
+	if c.offStep != nil {
+		c.offStep()
+	}
+	c.keeper.close()
+	if cerr := c.issuer.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// hold registers a Hold; false if the client is closed. end unregisters it.
+func (c *Client) hold(l *Lease, cancel context.CancelCauseFunc) (end func(), ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return nil, false
+	}
+	c.holds[l] = cancel
+	c.holding.Add(1)
+	return func() {
+		c.mu.Lock()
+		delete(c.holds, l)
+		c.mu.Unlock()
+		c.holding.Done()
+	}, true
 }
 
 // spawn runs f beside the caller; false if the client is closed.
 func (c *Client) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosed {
+	if c.done {
 		return false
 	}
 	c.background.Go(f)
@@ -106,7 +216,7 @@ func (c *Client) spawn(f func()) bool {
 func (c *Client) usable(ctx context.Context) error {
 	select {
 	case <-c.closed:
-		return errClientClosed
+		return ErrClosed
 	default:
 	}
 	if ctx.Err() != nil {

@@ -1,15 +1,33 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
+// driftShare is the part of a TTL that the holder gives away for the drift of
+// two clocks against each other: a thousandth. NTP slews at half of that.
+const driftShare = 1000
+
+// deadline is the moment up to which a holder may rely on a grant of ttl: it
+// counts from before the request was sent, since the server counts from later,
+// and ends early by the drift.
+func deadline(from, ttl time.Duration) time.Duration {
+	// Rounded up, so that a short TTL has a margin, too.
+	return from + ttl - (ttl+driftShare-1)/driftShare
+}
+
 // Lease is a lease that was granted. It is held until its holder releases it,
-// its deadline passes without a renewal, or the server no longer has it;
+// its deadline passes without a renewal, or the issuer no longer has it;
 // whichever comes first is final. It is safe for concurrent use.
 //
 // Valid, Remaining, Done and Err go by the holder's own clock and are a
@@ -22,19 +40,24 @@ type Lease struct {
 	ttl        time.Duration
 	granted    time.Duration // by the client's clock
 	reclaimed  bool          // the lease before had run out
+	spend      bool          // its release spends the lease ID
 	done       chan struct{}
 
 	mu       sync.Mutex
 	deadline time.Duration // by the client's clock
 	err      error         // why it ended; nil while held
 	failed   error         // the last renewal's failure since one succeeded
-	watchdog *time.Timer
 	onEnd    func(error)
 
-	kept     bool          // renewed by Hold
+	every    time.Duration // between renewals; 0 if it is not kept
+	renewAt  time.Duration // the next one
+	renewing bool          // one is under way
+	failures int           // in a row
 	trying   time.Duration // since when a renewal is tried, by the client's clock; 0 if none is
 	low      bool          // the margin was told to be gone
-	renewals latencies
+
+	next  time.Duration // when the keeper looks, guarded by its mutex
+	place int           // in its heap; -1 if in none
 
 	releasing sync.Mutex // one release at a time: each tells what it found
 	freed     bool       // one was answered
@@ -42,15 +65,12 @@ type Lease struct {
 
 var _ guard.Lease = (*Lease)(nil)
 
-func newLease(c *Client, claim guard.Claim, a answer, ttl, until time.Duration) *Lease {
+func newLease(c *Client, claim guard.Claim, g driver.Grant, ttl, until time.Duration) *Lease {
 	l := &Lease{
-		client: c, claim: claim, acquiredAt: a.acquiredAt, reclaimed: a.reclaimed, ttl: ttl,
-		granted: c.clock(), deadline: until, done: make(chan struct{}),
+		client: c, claim: claim, acquiredAt: g.AcquiredAt, reclaimed: g.Reclaimed, ttl: ttl,
+		granted: c.clock(), deadline: until, done: make(chan struct{}), place: -1,
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.watchdog = time.AfterFunc(min(until-l.granted, maxNap), l.watch)
-	c.jumps.track(l)
+	c.keeper.watch(l, until)
 	return l
 }
 
@@ -69,10 +89,10 @@ func (l *Lease) ID() string { return l.claim.LeaseID }
 // Owner returns the owner's name as given to [New].
 func (l *Lease) Owner() string { return l.client.owner }
 
-// TTL returns how long a grant or renewal lasts on the server.
+// TTL returns how long a grant or renewal lasts at the issuer.
 func (l *Lease) TTL() time.Duration { return l.ttl }
 
-// AcquiredAt returns when the lease was granted, by the server's clock.
+// AcquiredAt returns when the lease was granted, by the issuer's clock.
 func (l *Lease) AcquiredAt() time.Time { return l.acquiredAt }
 
 // Valid reports whether the lease is held. It reads the clock at each call.
@@ -84,9 +104,7 @@ func (l *Lease) Remaining() time.Duration {
 	if l.Err() != nil {
 		return 0
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return max(0, l.deadline-l.client.clock())
+	return max(0, l.currentDeadline()-l.client.clock())
 }
 
 // Deadline returns the moment at which Remaining is zero, in Go's time, for
@@ -103,27 +121,21 @@ func (l *Lease) Done() <-chan struct{} { return l.done }
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	err, over := l.err, l.deadline <= l.client.clock()
+	lost := &LostError{Claim: l.claim, Cause: errDeadline, LastRenewal: l.failed}
 	l.mu.Unlock()
 	if err != nil || !over {
 		return err
 	}
-	l.expire()
+	l.end(lost)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// watch is the watchdog's: it ends the lease at its deadline.
-func (l *Lease) watch() {
+func (l *Lease) currentDeadline() time.Duration {
 	l.mu.Lock()
-	left := l.deadline - l.client.clock()
-	if l.err == nil && left > 0 {
-		l.watchdog.Reset(min(left, maxNap))
-		l.mu.Unlock()
-		return
-	}
-	l.mu.Unlock()
-	l.expire()
+	defer l.mu.Unlock()
+	return l.deadline
 }
 
 // extend moves the deadline after a renewal, unless it has passed before the
@@ -137,17 +149,6 @@ func (l *Lease) extend(until time.Duration) {
 	}
 }
 
-// expire ends a lease whose deadline has passed.
-func (l *Lease) expire() {
-	l.mu.Lock()
-	lost := &LostError{Claim: l.claim, Cause: errDeadline, LastRenewal: l.failed}
-	over := l.deadline <= l.client.clock()
-	l.mu.Unlock()
-	if over {
-		l.end(lost)
-	}
-}
-
 // end makes err final and tells those who wait; false if the lease had ended.
 func (l *Lease) end(err error) bool {
 	l.mu.Lock()
@@ -157,10 +158,9 @@ func (l *Lease) end(err error) bool {
 	}
 	l.err = err
 	onEnd := l.onEnd
-	l.watchdog.Stop()
-	l.client.jumps.untrack(l)
 	close(l.done)
 	l.mu.Unlock()
+	l.client.keeper.forget(l)
 	if onEnd != nil {
 		onEnd(err)
 	}
@@ -183,3 +183,238 @@ func (l *Lease) whenEnded(f func(error)) {
 
 // age is how long the lease has been held.
 func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
+
+// KeepAlive has the client renew the lease every so often until it ends; 0 means
+// a third of the TTL, more is refused. Failed renewals are repeated until the
+// deadline; Done and Err tell of the end. It starts no goroutine and is not
+// undone: release the lease. The error is an InvalidError.
+func (l *Lease) KeepAlive(every time.Duration) error {
+	every = cmp.Or(every, l.ttl/3)
+	if err := pglease.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.every, l.renewAt = every, l.client.clock()+pause.Jitter(every, 5)
+	next, over := l.nextLook(), l.err != nil
+	l.mu.Unlock()
+	if !over {
+		l.client.keeper.watch(l, next)
+	}
+	if l.Err() != nil {
+		l.client.keeper.forget(l) // it ended meanwhile
+	}
+	return nil
+}
+
+// nextLook is when the keeper has something to do; l.mu is held.
+func (l *Lease) nextLook() time.Duration {
+	if l.every > 0 && !l.renewing {
+		return min(l.renewAt, l.deadline)
+	}
+	return l.deadline
+}
+
+// dueBy reports whether a renewal is to be sent, if it is due by until, and
+// counts it as sent then; the deadline; and when to look again.
+func (l *Lease) dueBy(until time.Duration) (renew bool, deadline, look time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	renew = l.every > 0 && !l.renewing && l.renewAt <= until && l.err == nil
+	l.renewing = l.renewing || renew
+	return renew, l.deadline, l.nextLook()
+}
+
+func (l *Lease) interval() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.every
+}
+
+// urgency sorts renewals into those that failed before, 0, and the others.
+func (l *Lease) urgency() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failures > 0 {
+		return 0
+	}
+	return 1
+}
+
+// renewTimeout is at most half of what is left, so that another attempt fits in
+// before the deadline.
+func (l *Lease) renewTimeout() time.Duration {
+	left := l.Remaining()
+	return min(l.client.set.opTimeout, max(left/2, min(left, MinTTL/4)))
+}
+
+// Renew extends the lease to its TTL from now. [Client.Hold] and
+// [Lease.KeepAlive] do this by themselves. The new deadline counts from before
+// the request was sent. An attempt whose answer is lost is repeated, which is
+// harmless, until ctx ends, the lease's deadline passes or Options.OpTimeout has
+// passed.
+//
+// Errors: [ErrLeaseLost] (final: the deadline has passed, or the issuer no
+// longer has the lease; a renewal never brings one back), [ErrReleased],
+// guard.ErrUnavailable (not renewed) and guard.ErrOutcomeUnknown (perhaps
+// renewed); after the last two the lease is held up to the deadline that it
+// had, and Renew may be called again.
+func (l *Lease) Renew(ctx context.Context) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	if err := l.client.usable(ctx); err != nil {
+		return guard.Unavailable("renew", l.claim, err)
+	}
+	began := l.client.clock()
+	var lost error // the first attempt whose answer was lost
+	for attempt := 0; ; attempt++ {
+		err := l.renewOnce(ctx)
+		if l.Err() != nil {
+			return l.Err() // final, whatever the attempt said
+		}
+		if errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil {
+			lost = err
+		}
+		if err == nil || lost == nil {
+			return pause.WithCause(ctx, err)
+		}
+		if l.client.clock()-began >= l.client.set.opTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt), l.Remaining())) {
+			return pause.WithCause(ctx, lost)
+		}
+	}
+}
+
+func (l *Lease) renewOnce(ctx context.Context) error {
+	began := l.client.clock()
+	timeout := l.renewTimeout()
+	if timeout <= 0 {
+		return guard.Unavailable("renew", l.claim, errDeadline)
+	}
+	l.trySince(began)
+	// The wait for a connection counts as well: to the lease it is all the same.
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	results := make([]driver.Renewed, 1)
+	l.client.issuer.Renew(bounded, []driver.Renewal{{Claim: l.claim, TTL: l.ttl}}, results)
+	if err := results[0].Err; err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		results[0].Err = fmt.Errorf("no answer within %v: %w", timeout.Round(time.Millisecond), err)
+	}
+	l.renewed(results[0], began)
+	if results[0].State == driver.Unknown {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.failed
+	}
+	return l.Err()
+}
+
+// Release gives the lease back. From its first call the lease has ended for its
+// holder, whatever becomes of the request: Valid is false, Done is closed, Err
+// is [ErrReleased] unless the lease was lost before.
+//
+// It compares the lease ID and the token, so however late or often it arrives
+// it never frees a successor's lease; nothing is granted under the lease ID
+// afterwards, also not to an attempt that the network kept. It does not end with
+// ctx, of which it takes only the values, so it may be deferred with the caller's
+// context; Options.ReleaseTimeout bounds it, and within that it repeats what was
+// lost.
+//
+// Errors: guard.ErrUnavailable and guard.ErrOutcomeUnknown (the lease may
+// still be there, at most until its TTL has passed; Release may be called
+// again), and [ErrLeaseLost] if the holder believed that it held the lease and
+// the issuer did not have it any more. Released before, or lost before, is nil.
+func (l *Lease) Release(ctx context.Context) error {
+	return l.release(ctx, l.endReleased())
+}
+
+// endReleased ends the lease on its holder's side; false if it had ended.
+func (l *Lease) endReleased() bool {
+	if l.Err() != nil { // reads the clock: what has run out was lost, not released
+		return false
+	}
+	return l.end(ErrReleased)
+}
+
+// release sends the release. wasHeld says that the lease was good until now, so
+// that the issuer not having it means a loss.
+func (l *Lease) release(ctx context.Context, wasHeld bool) error {
+	l.releasing.Lock()
+	defer l.releasing.Unlock()
+	if l.freed {
+		return nil
+	}
+	claim := l.claim
+	if l.spend {
+		claim.Token = guard.NoToken
+	}
+	ctx = context.WithoutCancel(ctx)
+	bounded, cancel := context.WithTimeout(ctx, l.client.set.releaseTimeout)
+	defer cancel()
+	found, err := l.client.free(bounded, claim, false)
+	if err == nil {
+		l.freed = true
+		switch {
+		case found == gone && wasHeld:
+			err = &LostError{Claim: l.claim, Cause: l.client.why(ctx, l.claim, whyTimeout)}
+			l.client.events.lost(ctx, l, err)
+			return err
+		case found == gone && errors.Is(l.Err(), ErrLeaseLost):
+			return nil // told as lost already
+		}
+	}
+	l.client.events.released(ctx, l, err)
+	return err
+}
+
+// found is what a release found at the issuer.
+type found uint8
+
+const (
+	freedNow    found = iota // the lease, and freed it
+	freedBefore              // nothing, perhaps since an attempt before did it
+	gone                     // nothing, at the first attempt
+)
+
+// free sends releases until one is answered or ctx ends. An issuer that cannot
+// be reached ends it, so that nobody waits in vain, unless nobody waits: the
+// patient go on.
+func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
+	var lost error // the first attempt whose answer was lost
+	for attempt := 0; ; attempt++ {
+		bounded, cancel := context.WithTimeout(ctx, min(c.set.opTimeout, c.set.releaseTimeout))
+		freed, err := c.issuer.Release(bounded, claim)
+		cancel()
+		switch {
+		case err == nil && freed:
+			return freedNow, nil
+		case err == nil && lost != nil:
+			return freedBefore, nil
+		case err == nil:
+			return gone, nil
+		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
+			lost = err
+		}
+		if lost == nil && !errors.Is(err, driver.ErrBusy) && !patient || !pause.For(ctx, pause.Backoff(attempt), nil) {
+			if lost != nil {
+				err = lost
+			}
+			return 0, pause.WithCause(ctx, err)
+		}
+	}
+}
+
+// whyTimeout bounds the question why a lease is gone: to end the lease soon is
+// worth more than the answer.
+const whyTimeout = time.Second
+
+// why says why the issuer does not have the lease, if that is told in time.
+func (c *Client) why(ctx context.Context, claim guard.Claim, within time.Duration) error {
+	if e, ok := c.issuer.(driver.Explainer); ok {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(within, whyTimeout))
+		defer cancel()
+		if err := e.Why(ctx, claim); err != nil {
+			return err
+		}
+	}
+	return errGone
+}

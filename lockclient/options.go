@@ -1,11 +1,13 @@
 package lockclient
 
 import (
+	"cmp"
 	"log/slog"
 	"strconv"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -29,7 +31,9 @@ const (
 // Options configures [New]. The zero value is the default.
 type Options struct {
 	// Logger gets the events that the package's documentation names, such as
-	// lock_acquired and lock_lost; nil means none.
+	// lock_acquired and lock_lost; nil means slog.Default() for warnings and
+	// none for the rest. A failure is logged when it begins and once a minute
+	// while it lasts, for the client as a whole, with how many were left out.
 	Logger *slog.Logger
 	// Observer is told of every acquire, renewal, release and loss; nil means
 	// none.
@@ -47,8 +51,12 @@ type Options struct {
 	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
 	ReleaseTimeout time.Duration
 	// PollInterval is the longest pause between two tries of [Client.Acquire]
-	// while the server's notifications do not arrive; 0 means 100 ms. Pauses start at a fifth of it and are jittered.
+	// while the server's notifications do not arrive; 0 means 100 ms. Pauses
+	// start at a fifth of it and are jittered.
 	PollInterval time.Duration
+	// Wake says how waiters learn of releases from PostgreSQL; empty means
+	// [WakeAuto].
+	Wake Wake
 	// RenewConns is the most connections that the client opens for renewals
 	// and releases, beside the caller's pool; 0 means 4, at most 64.
 	RenewConns int
@@ -67,6 +75,20 @@ type Options struct {
 	StatPrefixes []string
 }
 
+// Wake says how waiters learn of releases.
+type Wake string
+
+const (
+	// WakeAuto listens for notifications, unless the connection turns out to
+	// come from a pooler: LISTEN would stay on a server process that other
+	// clients get. Then waiters poll.
+	WakeAuto Wake = Wake(pglease.WakeAuto)
+	// WakeNotify listens in any case, such as behind a pooler in session mode.
+	WakeNotify Wake = Wake(pglease.WakeNotify)
+	// WakePoll never listens.
+	WakePoll Wake = Wake(pglease.WakePoll)
+)
+
 // settings are Options with every default filled in.
 type settings struct {
 	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
@@ -74,6 +96,8 @@ type settings struct {
 	renewConns                                           int
 	namespace                                            pglease.Namespace
 	statPrefixes                                         []string
+	wake                                                 Wake
+	logger                                               *slog.Logger
 }
 
 func (o *Options) settings() (settings, error) {
@@ -120,6 +144,14 @@ func (o *Options) settings() (settings, error) {
 	if s.renewConns < 0 || s.renewConns > maxRenewConns {
 		return settings{}, guard.Invalid("Options.RenewConns", strconv.Itoa(s.renewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
 	}
+	s.wake, s.logger = o.Wake, o.Logger
+	switch s.wake {
+	case "":
+		s.wake = WakeAuto
+	case WakeAuto, WakeNotify, WakePoll:
+	default:
+		return settings{}, guard.Invalid("Options.Wake", string(s.wake), "must be auto, notify or poll")
+	}
 	var err error
 	if s.namespace, err = pglease.NewNamespace("Options.Namespace", o.Namespace); err != nil {
 		return settings{}, err
@@ -140,24 +172,37 @@ type AcquireOptions struct {
 	// nearly everybody wants. Whoever presents the ID of a lease that still
 	// runs is its holder and gets the same token: choose it in order to repeat
 	// an acquire whose outcome is unknown, also from another process. Never use
-	// an ID again after a release, nor for two holders.
+	// an ID again after a release, which is refused for an hour ([ErrSpent]),
+	// nor for two holders.
 	LeaseID string
+	// Metadata is a text for people, such as what is being done and where it
+	// logs: operators, refused clients and [Client.Holders] see it. At most
+	// 1,000 bytes of UTF-8 without control characters; other issuers than
+	// PostgreSQL may take less, or none.
+	Metadata string
 }
 
-func (o *AcquireOptions) validate() (ttl time.Duration, leaseID string, err error) {
+func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leaseID string, err error) {
 	if o == nil {
 		return 0, "", guard.Missing("TTL")
 	}
-	if err := pglease.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
+	low, high := max(MinTTL, issuer.MinTTL), MaxTTL
+	if issuer.MaxTTL > 0 {
+		high = min(high, issuer.MaxTTL)
+	}
+	if err := pglease.Between("TTL", o.TTL, low, high); err != nil {
 		return 0, "", err
+	}
+	if step := issuer.TTLStep; step > time.Microsecond && o.TTL%step != 0 {
+		return 0, "", guard.Invalid("TTL", o.TTL.String(), "must be a multiple of "+step.String())
 	}
 	if err := guard.ValidateLeaseID(o.LeaseID); err != nil {
 		return 0, "", err
 	}
-	if o.LeaseID == "" {
-		return o.TTL.Truncate(time.Microsecond), pglease.NewLeaseID(), nil
+	if err := pglease.Plain("Metadata", o.Metadata, issuer.MetadataBytes); err != nil {
+		return 0, "", err
 	}
-	return o.TTL.Truncate(time.Microsecond), o.LeaseID, nil
+	return o.TTL.Truncate(time.Microsecond), cmp.Or(o.LeaseID, pglease.NewLeaseID()), nil
 }
 
 // HoldOptions configures [Client.Hold]. The TTL is required.
@@ -170,16 +215,16 @@ type HoldOptions struct {
 	// More is refused, so that a renewal can fail and be repeated in time. Up
 	// to a fifth of it is taken off at random.
 	RenewInterval time.Duration
-	// LeaseID is as in [AcquireOptions].
-	LeaseID string
+	// LeaseID and Metadata are as in [AcquireOptions].
+	LeaseID, Metadata string
 }
 
 func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 	if o == nil {
 		return nil, 0, guard.Missing("TTL")
 	}
-	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID}
-	if _, _, err := a.validate(); err != nil {
+	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID, Metadata: o.Metadata}
+	if err := pglease.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
 		return nil, 0, err
 	}
 	every := o.RenewInterval
@@ -187,11 +232,4 @@ func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 		every = o.TTL / 3
 	}
 	return a, every, pglease.Between("RenewInterval", every, time.Millisecond, o.TTL/3)
-}
-
-func (o *Options) logger() *slog.Logger {
-	if o == nil {
-		return nil
-	}
-	return o.Logger
 }

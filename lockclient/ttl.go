@@ -1,6 +1,9 @@
 package lockclient
 
 import (
+	"context"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -52,3 +55,89 @@ func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) err
 // than a third left when a renewal is answered, another renewal interval would
 // have lost the lease.
 const lowMargin = 3
+
+// trySince notes when a renewal was first tried; repeated attempts are part of
+// the same one.
+func (l *Lease) trySince(now time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.trying == 0 {
+		l.trying = max(1, now)
+	}
+}
+
+// checkMargin measures a renewal that was answered, before its new deadline is
+// set, and warns when little was left of the old one. It warns once until the
+// margin is back, and only of leases that Hold renews: who renews by hand may
+// have meant to come late.
+func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed bool) {
+	l.mu.Lock()
+	took, left := answered-l.trying, l.deadline-answered
+	if renewed {
+		l.trying = 0
+	}
+	gone := left < l.ttl/lowMargin
+	warn := gone && !l.low && l.every > 0 && l.err == nil
+	l.low = l.low && !(renewed && !gone) || warn
+	l.mu.Unlock()
+	if renewed {
+		l.client.renewal.add(took)
+	}
+	if warn {
+		l.client.events.marginLow(ctx, l, took, max(0, left))
+	}
+}
+
+// Latency is how long renewals took, from the first attempt to the answer that
+// made the lease last: the time for a connection and failed attempts count. It
+// is what the renewal's part of [RecommendTTL] is to be taken from.
+type Latency struct {
+	// Count is how many renewals were measured in all. The rest is about the
+	// last 256 of them, and zero if there was none.
+	Count int `json:"count"`
+	// Last is the latest, Max the longest.
+	Last time.Duration `json:"lastNanoseconds"`
+	Max  time.Duration `json:"maxNanoseconds"`
+	// P50 and P99 are the longest of the fastest half and of the fastest 99 in
+	// a hundred. Of fewer than a hundred, P99 is Max.
+	P50 time.Duration `json:"p50Nanoseconds"`
+	P99 time.Duration `json:"p99Nanoseconds"`
+}
+
+const keptLatencies = 256
+
+// latencies keeps the last ones.
+type latencies struct {
+	mu    sync.Mutex
+	kept  []time.Duration // grows to keptLatencies, then a ring
+	count int
+}
+
+func (s *latencies) add(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.kept) < keptLatencies {
+		s.kept = append(s.kept, d)
+	} else {
+		s.kept[s.count%keptLatencies] = d
+	}
+	s.count++
+}
+
+func (s *latencies) read() Latency {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.kept)
+	if n == 0 {
+		return Latency{}
+	}
+	l := Latency{Count: s.count, Last: s.kept[(s.count-1)%keptLatencies]}
+	sorted := slices.Sorted(slices.Values(s.kept))
+	l.Max = sorted[n-1]
+	l.P50 = sorted[(n*50+99)/100-1]
+	l.P99 = sorted[(n*99+99)/100-1]
+	return l
+}
+
+// RenewalLatency returns how long the renewals of this client's leases took.
+func (c *Client) RenewalLatency() Latency { return c.renewal.read() }

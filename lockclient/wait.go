@@ -1,23 +1,30 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
+// lookAgain is after how long a waiter looks by itself, unless the issuer says
+// otherwise.
+const lookAgain = 2 * time.Second
+
 // Acquire waits until the lease on resource is granted or ctx ends. It asks
-// under one lease ID, again when the holder releases the lease, which the server
-// tells it (LISTEN and NOTIFY), and when the holder's lease runs out. The
-// waiters of one client stand in line by resource and one of them asks; among
-// clients any may be next. Where the server's notifications do not arrive, as
-// behind a pooler in transaction mode, it asks again and again, with jittered
-// pauses that grow from a fifth of Options.PollInterval to the whole.
+// under one lease ID, again when the holder releases the lease, which the issuer
+// tells it, and when the holder's lease runs out. The waiters of one client stand
+// in line by resource and one of them asks. Among clients the issuer wakes the
+// one that has waited longest, if it can; PostgreSQL does. Where releases are not
+// told, as behind a pooler in transaction mode, it asks again and again, with
+// jittered pauses that grow from a fifth of Options.PollInterval to the whole.
 //
 // The errors are those of [Client.TryAcquire], but a lease that is held is no
 // error until ctx ends: then the error wraps the cause of ctx and the last
@@ -28,21 +35,17 @@ func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOpti
 	if err != nil {
 		return nil, err
 	}
+	r.Waiting = true
 	began := c.clock()
-	lost := false
-	lease, err := c.wait(ctx, r, &lost)
-	c.giveUp(ctx, r, err, lost)
-	c.acquired(ctx, r, lease, err, c.clock()-began)
-	return lease, err
+	lease, err := c.wait(ctx, r)
+	return c.finish(ctx, r, began, lease, err)
 }
 
 // waiter is one Acquire.
 type waiter struct {
 	c     *Client
-	r     request
+	r     *request
 	place *place
-	bell  bell          // nil: poll
-	sub   *subscription // from the first refusal on
 	pause time.Duration // the next one between two polls
 
 	held    *HeldError // the last refusal
@@ -51,19 +54,13 @@ type waiter struct {
 	hurried int // how often it asked again at once
 }
 
-func (c *Client) wait(ctx context.Context, r request, lost *bool) (lease *Lease, err error) {
-	w := &waiter{c: c, r: r, place: c.waiters.join(r.resource), pause: c.set.pollInterval / 5}
-	w.bell, _ = c.issuer.(bell)
-	defer func() {
-		if w.sub != nil {
-			w.bell.unsubscribe(w.sub)
-		}
-		w.place.leave(err != nil && c.usable(ctx) == nil)
-	}()
+func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error) {
+	w := &waiter{c: c, r: r, place: c.waiters.join(r.Resource), pause: c.set.pollInterval / 5}
+	defer func() { w.place.leave(err != nil && c.usable(ctx) == nil) }()
 	if !w.place.first() {
 		// Who presents a lease ID of his own may have the lease already.
 		if r.given {
-			if lease, err = w.ask(ctx, lost); lease != nil || err != nil {
+			if lease, err = w.ask(ctx); lease != nil || err != nil {
 				return lease, err
 			}
 		} else if held := w.place.noted(); held != nil {
@@ -78,7 +75,7 @@ func (c *Client) wait(ctx context.Context, r request, lost *bool) (lease *Lease,
 		}
 	}
 	for {
-		if lease, err = w.ask(ctx, lost); lease != nil || err != nil {
+		if lease, err = w.ask(ctx); lease != nil || err != nil {
 			return lease, err
 		}
 		if err = w.rest(ctx); err != nil {
@@ -88,8 +85,8 @@ func (c *Client) wait(ctx context.Context, r request, lost *bool) (lease *Lease,
 }
 
 // ask tries once. It returns neither lease nor error if it is to go on.
-func (w *waiter) ask(ctx context.Context, lost *bool) (*Lease, error) {
-	lease, err := w.c.try(ctx, w.r, lost)
+func (w *waiter) ask(ctx context.Context) (*Lease, error) {
+	lease, err := w.c.try(ctx, w.r)
 	var refusal *HeldError
 	switch {
 	case err == nil:
@@ -97,7 +94,7 @@ func (w *waiter) ask(ctx context.Context, lost *bool) (*Lease, error) {
 	case errors.As(err, &refusal):
 		w.note(ctx, refusal)
 		w.remains = refusal.Remaining
-	case !pglease.Contention(err) || w.c.usable(ctx) != nil:
+	case !errors.Is(err, driver.ErrBusy) || w.c.usable(ctx) != nil:
 		if w.held != nil {
 			err = fmt.Errorf("%w; before that: %w", err, w.held)
 		}
@@ -119,49 +116,41 @@ func (w *waiter) note(ctx context.Context, held *HeldError) {
 
 // rest returns when it is worth while to ask again; its error ends the wait.
 func (w *waiter) rest(ctx context.Context) error {
-	if w.bell == nil {
-		return w.nap(ctx)
-	}
-	if w.sub == nil {
-		w.sub = w.bell.subscribe(w.r.resource)
-	}
+	rung := make(chan struct{})
+	var once sync.Once
 	for {
-		down := w.bell.listening()
-		if down == nil {
-			return w.nap(ctx)
-		}
-		moved := w.c.jumps.moved()
-		held, marked, err := w.bell.watch(ctx, w.r)
+		stepped := w.c.steps()
+		watching, err := w.c.issuer.Watch(ctx, driver.Watch{Resource: w.r.Resource, LeaseID: w.r.LeaseID}, func() { once.Do(func() { close(rung) }) })
 		if err != nil {
 			return w.nap(ctx) // the next try says what is wrong
 		}
-		if held == nil || !marked {
+		if watching.Held == nil {
+			watching.Stop()
 			if w.hurried++; w.hurried < maxRaces {
 				return nil
 			}
 			return w.nap(ctx)
 		}
 		w.hurried = 0
-		w.note(ctx, held)
-		w.remains = held.Remaining
+		w.note(ctx, watching.Held)
+		w.remains = watching.Held.Remaining
 		// Of several processes not all at once.
-		timer := time.NewTimer(min(pause.Jitter(lookAgain, 5), max(0, held.Remaining)+pause.Jitter(5*time.Millisecond, 1)))
+		timer := time.NewTimer(min(pause.Jitter(cmp.Or(w.c.limits.Poll, lookAgain), 5), max(0, w.remains)+pause.Jitter(5*time.Millisecond, 1)))
+		again := false
 		select {
-		case <-w.sub.rung:
-			timer.Stop()
-			return nil
+		case <-rung:
 		case <-timer.C: // look
-		case <-moved:
-			timer.Stop()
-		case <-down:
-			timer.Stop()
-			return w.nap(ctx)
+			again = true
+		case <-stepped:
 		case <-ctx.Done():
-			timer.Stop()
-			return w.ended(ctx)
+			err = w.ended(ctx)
 		case <-w.c.closed:
-			timer.Stop()
-			return w.ended(ctx)
+			err = w.ended(ctx)
+		}
+		timer.Stop()
+		watching.Stop()
+		if !again {
+			return err
 		}
 	}
 }
@@ -188,11 +177,102 @@ func (w *waiter) ended(ctx context.Context) error {
 	}
 	switch {
 	case ctx.Err() == nil && last == nil:
-		return guard.Unavailable("acquire", w.r.claim(), errClientClosed)
+		return guard.Unavailable("acquire", w.r.Claim(), ErrClosed)
 	case ctx.Err() == nil:
-		return fmt.Errorf("%w; before that: %w", guard.Unavailable("acquire", w.r.claim(), errClientClosed), last)
+		return fmt.Errorf("%w; before that: %w", guard.Unavailable("acquire", w.r.Claim(), ErrClosed), last)
 	case last == nil: // in line behind others that have no answer yet
-		return guard.Unavailable("acquire", w.r.claim(), context.Cause(ctx))
+		return guard.Unavailable("acquire", w.r.Claim(), context.Cause(ctx))
 	}
-	return fmt.Errorf("fencepost: waiting for %q: %w: %w", w.r.resource, context.Cause(ctx), last)
+	return fmt.Errorf("fencepost: waiting for %q: %w: %w", w.r.Resource, context.Cause(ctx), last)
+}
+
+// waiters are the waiting acquires of one client, by resource and in the order
+// of their arrival. Only the first of each resource asks the server; the others
+// wait for their turn. So a release wakes one waiter of a process and not all,
+// and a process makes one connection busy however many wait in it.
+type waiters struct {
+	mu sync.Mutex
+	by map[string]*line
+}
+
+// line is the waiters for one resource.
+type line struct {
+	places []*place
+	held   *HeldError // what the last of them to ask was told
+}
+
+// place is one waiter's place in its line.
+type place struct {
+	all      *waiters
+	resource string
+	line     *line
+	turn     chan struct{} // closed when it may ask
+	hasTurn  bool
+}
+
+// join takes the last place. It has its turn at once if nobody is before it.
+func (w *waiters) join(resource string) *place {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.by[resource]
+	if l == nil {
+		l = &line{}
+		if w.by == nil {
+			w.by = map[string]*line{}
+		}
+		w.by[resource] = l
+	}
+	p := &place{all: w, resource: resource, line: l, turn: make(chan struct{})}
+	l.places = append(l.places, p)
+	l.pass(false)
+	return p
+}
+
+// first reports whether it has its turn.
+func (p *place) first() bool {
+	select {
+	case <-p.turn:
+		return true
+	default:
+		return false
+	}
+}
+
+// pass gives the first its turn, or everybody.
+func (l *line) pass(everybody bool) {
+	for i, p := range l.places {
+		if !p.hasTurn && (i == 0 || everybody) {
+			p.hasTurn = true
+			close(p.turn)
+		}
+	}
+}
+
+// leave gives the place up, and the turn to the next. After a failure everybody
+// gets his turn: in a line, each would first wait for the time-outs of those
+// before him.
+func (p *place) leave(failure bool) {
+	p.all.mu.Lock()
+	defer p.all.mu.Unlock()
+	i := slices.Index(p.line.places, p)
+	p.line.places = slices.Delete(p.line.places, i, i+1)
+	if len(p.line.places) == 0 {
+		delete(p.all.by, p.resource)
+		return
+	}
+	p.line.pass(failure)
+}
+
+// note keeps who has the lease, for those whose wait ends before their turn.
+func (p *place) note(held *HeldError) {
+	p.all.mu.Lock()
+	defer p.all.mu.Unlock()
+	p.line.held = held
+}
+
+// noted returns what was noted last; nil if nothing was.
+func (p *place) noted() *HeldError {
+	p.all.mu.Lock()
+	defer p.all.mu.Unlock()
+	return p.line.held
 }

@@ -95,7 +95,10 @@ func benchmark(b *testing.B, run func(b *testing.B, e *env, db fence, clients in
 // a fence, each client on a row of its own.
 func BenchmarkUpdate(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
-		table := e.table("jobs", []string{"id"}, nil)
+		table, err := NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id:int}")), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
 		resources := make([]string, clients)
 		for i := range resources {
 			resources[i] = fmt.Sprint("job:", i)
@@ -131,7 +134,7 @@ func BenchmarkInTx(b *testing.B) {
 // BenchmarkUpdateSQL: what building the statement costs, beside some tens of
 // microseconds for sending it.
 func BenchmarkUpdateSQL(b *testing.B) {
-	table, err := NewTable([]string{"billing", "closes"}, []string{"tenant", "period"}, &TableOptions{LeaseColumn: "last_lease_id"})
+	table, err := anyTable([]string{"billing", "closes"}, []string{"tenant", "period"}, &TableOptions{LeaseColumn: "last_lease_id"})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -124,7 +125,7 @@ type DB[Tx any] struct {
 	commits *commitBound
 	marker  string
 	holders holderTimes
-	tables  statements // those that were looked at
+	tables  sync.Map // IDs of the tables that were looked at
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
@@ -145,9 +146,11 @@ type Querier interface {
 	observe(ctx context.Context, e guard.Event)
 	// autocommit says that a statement commits by itself.
 	autocommit() bool
+	// atomically runs statements in a transaction of their own.
+	atomically(ctx context.Context, op string, write func(q Querier) error) error
 	// usable refuses the DB itself inside its own InTx, and tables that keep no
 	// mark.
-	usable(ctx context.Context, table string) error
+	usable(ctx context.Context, t *Table) error
 }
 
 // querier runs statements. Errors are the driver's own, or a notSent or an
@@ -229,15 +232,34 @@ type txQuerier[Tx any] struct {
 
 func (d *DB[Tx]) autocommit() bool { return true }
 
-func (d *DB[Tx]) usable(ctx context.Context, table string) error {
+func (d *DB[Tx]) atomically(ctx context.Context, op string, write func(q Querier) error) error {
+	tx, err := d.backend.begin(ctx, ReadCommitted, "")
+	if err != nil {
+		return failure(op, guard.Claim{}, err, false)
+	}
+	defer tx.rollback() // does nothing after a COMMIT
+	if err := write(d.In(tx.handle())); err != nil {
+		return err
+	}
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return err
+	}
+	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+}
+
+func (q *txQuerier[Tx]) atomically(_ context.Context, op string, _ func(q Querier) error) error {
+	return guard.Invalid("writes", op, "take more than "+itoa(maxParameters)+" parameters, which takes several statements in a transaction of their own; pass the DB, or fewer of them")
+}
+
+func (d *DB[Tx]) usable(ctx context.Context, t *Table) error {
 	if d.callback(ctx) != nil {
 		return guard.Invalid("Querier", "DB", "is used inside its own InTx, whose transaction would not have the statement; pass DB.In(tx) instead")
 	}
-	return d.guardable(ctx, d, table)
+	return d.guardable(ctx, d, t)
 }
 
-func (q *txQuerier[Tx]) usable(ctx context.Context, table string) error {
-	return q.db.guardable(ctx, q, table)
+func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error {
+	return q.db.guardable(ctx, q, t)
 }
 
 // kindSQL says what a table is, whether it has rules, and whether one of its
@@ -248,27 +270,38 @@ const kindSQL = `WITH RECURSIVE tree AS (
 )
 SELECT coalesce(string_agg(DISTINCT CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'is or has a view or foreign table' END, ''), '')
 	|| coalesce(string_agg(DISTINCT CASE WHEN c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) THEN 'has rules' END, ''), ''),
-	count(c.oid) > 0
+	count(c.oid) > 0,
+	(SELECT coalesce(string_agg(format('%s is %s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '), '')
+		FROM jsonb_to_recordset(coalesce(nullif($2::text, 'null'), '[]')::jsonb) AS b ("column" text, type text)
+		JOIN pg_catalog.pg_attribute a ON a.attrelid = pg_catalog.to_regclass($1::text) AND a.attname = b."column" AND NOT a.attisdropped
+		JOIN pg_catalog.pg_type t ON t.oid = a.atttypid LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+		WHERE CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END::regtype::text <> ALL (
+			CASE b.type WHEN 'int' THEN ARRAY['smallint', 'integer', 'bigint'] WHEN 'uuid' THEN ARRAY['uuid'] ELSE ARRAY['text', 'character varying'] END)
+			OR NOT coalesce(l.collisdeterministic, true))
 FROM tree JOIN pg_catalog.pg_class c USING (oid)`
 
 // guardable refuses, when a table is first used, what does not keep a mark as a
 // table does: an INSTEAD OF trigger or a rule may write another row, or another
-// mark. A table that is not there is left to the statement.
-func (d *DB[Tx]) guardable(ctx context.Context, q querier, table string) error {
-	if _, known := d.tables.get([]byte(table)); known {
+// mark. And key columns of which several values are equal, or have other texts
+// than the resource's name is built from. A table that is not there is left to
+// the statement.
+func (d *DB[Tx]) guardable(ctx context.Context, q querier, t *Table) error {
+	if _, known := d.tables.Load(t.id); known {
 		return nil
 	}
-	const op = "look at the table"
-	var obstacle string
+	id, obstacle, unfit := t.id.(tableID), "", ""
 	var there bool
-	_, err := q.row(ctx, kindSQL, []any{table}, &obstacle, &there)
+	_, err := q.row(ctx, kindSQL, []any{id.name, id.bound}, &obstacle, &there, &unfit)
 	switch {
 	case err != nil:
-		return tableFailure(op, guard.Claim{}, err, false)
+		return tableFailure("look at "+t.label, guard.Claim{}, err, false)
 	case obstacle != "":
-		return guard.Invalid("table", table, obstacle+": only ordinary and partitioned tables keep marks")
+		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
+	case unfit != "":
+		return guard.Invalid("template "+t.resource.String(), unfit,
+			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")
 	case there:
-		d.tables.put(table, "table")
+		d.tables.Store(t.id, true)
 	}
 	return nil
 }

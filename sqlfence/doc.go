@@ -15,7 +15,8 @@
 //	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
 //
 //	db, err := sqlfence.Pgx(pool, nil)
-//	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, nil)
+//	name := guard.Must(guard.NewTemplate("{tenant_id}:billing-close:{period}"))
+//	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, name, nil)
 //	err = closes.Update(ctx, db, claim, sqlfence.Key{"tenant_123", "2026-04"},
 //		sqlfence.Set{"status": "closed", "closed_at": sqlfence.Raw("now()")})
 //	if errors.Is(err, guard.ErrStale) {
@@ -86,7 +87,7 @@
 // The table names a timestamptz column for it:
 //
 //	sessions, err := sqlfence.NewTable([]string{"sessions"}, []string{"id"},
-//		&sqlfence.TableOptions{DeletedColumn: "deleted_at"})
+//		guard.Must(guard.NewTemplate("session:{id}")), &sqlfence.TableOptions{DeletedColumn: "deleted_at"})
 //	err = sessions.Delete(ctx, db, claim, sqlfence.Key{id}, sqlfence.Set{"node": nil})
 //
 // UpdateMany writes many rows in one statement, each under its own claim, and

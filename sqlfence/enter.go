@@ -2,8 +2,14 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -83,6 +89,73 @@ func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) erro
 		}
 	}
 	return nil
+}
+
+// Execer is a transaction of code that hides the driver's own: ent's Tx with
+// the feature sql/execquery, bun's, sqlx's, [*sql.Tx].
+type Execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// EnterOn is [DB.Enter] for a transaction that can only be told to run a
+// statement. tx must be a transaction: on anything else the fence would end
+// with its own statement, which is refused with ErrInvalid. The statement has
+// no placeholders, since such code has placeholders of its own.
+func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
+	start := time.Now()
+	err := d.enterOn(ctx, tx, claims)
+	d.observeAll(ctx, claims, start, err)
+	return err
+}
+
+func (d *DB[Tx]) enterOn(ctx context.Context, tx Execer, claims []guard.Claim) error {
+	const op = "enter"
+	sorted, err := sortClaims(claims)
+	if err != nil {
+		return err
+	}
+	if err := ended(ctx, op, claims[0]); err != nil {
+		return err
+	}
+	presented := d.presented(sorted)
+	for _, claim := range sorted {
+		s := d.entering(enterRowSQL+markSetSQL, claim, presented)
+		if _, err := tx.ExecContext(ctx, inlined(s)); err != nil {
+			return enterFailure(op, claim, err)
+		}
+	}
+	// A statement that commits by itself has taken its marker with it.
+	_, err = tx.ExecContext(ctx, "SELECT pg_catalog.current_setting(CASE pg_catalog.current_setting('fencepost.transaction', true) WHEN '"+
+		d.marker+"' THEN 'fencepost.transaction' ELSE '"+noMarkerText+"' END)")
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText) || pgerr.State(err) == "42704" {
+		return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves"), err}
+	}
+	return schemaFailure(op, claims[0], err)
+}
+
+// inlined puts the arguments into the text, as literals.
+func inlined(s statement) string {
+	for i := len(s.args); i > 0; i-- {
+		literal := fmt.Sprint(s.args[i-1])
+		if text, ok := s.args[i-1].(string); ok {
+			literal = "'" + strings.ReplaceAll(text, "'", "''") + "'"
+			if strings.Contains(text, `\`) { // whatever standard_conforming_strings is
+				literal = " E" + strings.ReplaceAll(literal, `\`, `\\`)
+			}
+		}
+		s.args[i-1] = literal
+	}
+	var b strings.Builder
+	for text := s.sql; ; {
+		before, after, more := strings.Cut(text, "$")
+		b.WriteString(before)
+		if !more {
+			return b.String()
+		}
+		b.WriteString(s.args[after[0]-'1'].(string)) // fewer than ten
+		text = after[1:]
+	}
 }
 
 // enterFailure is schemaFailure for transactions that the caller began.

@@ -106,11 +106,22 @@ func (e *env) mutate(function, old, new string) {
 
 func (e *env) table(name string, key []string, opts *TableOptions) *Table {
 	e.Helper()
-	t, err := NewTable([]string{name}, key, opts)
+	t, err := anyTable([]string{name}, key, opts)
 	if err != nil {
 		e.Fatal(err)
 	}
 	return t
+}
+
+// anyTable is NewTable without a template, for tests of what does not concern
+// the names of resources.
+func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
+	o := TableOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	o.InsecureAnyResource = true
+	return NewTable(name, key, nil, &o)
 }
 
 func claimOf(resource string, token guard.Token) guard.Claim {

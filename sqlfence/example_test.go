@@ -55,22 +55,26 @@ func ExampleTable_Update() {
 		fmt.Println(err)
 		return
 	}
-	closes, err := sqlfence.NewTable([]string{"closes"}, []string{"tenant"}, nil)
+	name := guard.Must(guard.NewTemplate("{tenant}:close"))
+	closes, err := sqlfence.NewTable([]string{"closes"}, []string{"tenant"}, name, nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	b := guard.Claim{Resource: "tenant_123", Token: 11}
+	b := guard.Claim{Resource: "tenant_123:close", Token: 11}
 	fmt.Println("b:", closes.Update(ctx, db, b, sqlfence.Key{"tenant_123"}, sqlfence.Set{"status": "closed"}))
 
-	a := guard.Claim{Resource: "tenant_123", Token: 10}
+	a := guard.Claim{Resource: "tenant_123:close", Token: 10}
 	err = closes.Update(ctx, db, a, sqlfence.Key{"tenant_123"}, sqlfence.Set{"status": "open"})
 	fmt.Println("a:", err)
 	fmt.Println(errors.Is(err, guard.ErrStale))
+	other := guard.Claim{Resource: "tenant_124:close", Token: 12}
+	fmt.Println(closes.Update(ctx, db, other, sqlfence.Key{"tenant_123"}, sqlfence.Set{"status": "open"}))
 	// Output:
 	// b: <nil>
-	// a: fencepost: stale fencing token: token 10 for "tenant_123", the mark is 11
+	// a: fencepost: stale fencing token: token 10 for "tenant_123:close", the mark is 11
 	// true
+	// fencepost: claim for another resource: the claim is for "tenant_124:close", this resource is "tenant_123:close"; name both by one guard.Template
 }
 
 // A set of rows needs a fenced transaction: a stale holder may insert as well.

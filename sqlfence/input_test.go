@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -52,7 +51,7 @@ func TestInvalidTables(t *testing.T) {
 		"a bad lease column":    {id, id, &TableOptions{LeaseColumn: "\xff"}, "lease column", `\xff`},
 		"a rule that is none":   {id, id, &TableOptions{Rule: 7}, "TableOptions.Rule", "invalid rule"},
 	} {
-		table, err := NewTable(c.name, c.key, c.opts)
+		table, err := anyTable(c.name, c.key, c.opts)
 		wantInvalid(t, what, err, c.field, c.shown)
 		if table != nil {
 			t.Errorf("%s: a table was returned", what)
@@ -202,32 +201,6 @@ func TestInvalidUpdates(t *testing.T) {
 		table := e.table("pairs", []string{"a", "b"}, &TableOptions{LeaseColumn: "last_lease_id"})
 		for what, c := range cases {
 			wantInvalid(t, what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
-		}
-	})
-}
-
-// TestResourceOfRow: a claim for another resource than the row's is refused
-// before anything is sent, and so is a row whose resource cannot be told.
-func TestResourceOfRow(t *testing.T) {
-	unknown := errors.New("no such tenant")
-	eachDriver(t, func(t *testing.T, e *env) {
-		closed := e.open(nil)
-		closed.close()
-		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Resource: func(key ...any) (string, error) {
-			if key[0] == 9 {
-				return "", unknown
-			}
-			return guard.JoinResource("pair", fmt.Sprint(key[0]), fmt.Sprint(key[1]))
-		}})
-		update := func(resource string, key Key) error {
-			return table.Update(t.Context(), closed, claimOf(resource, 1), key, Set{"v": 1})
-		}
-		wantInvalid(t, "another row's", update("pair:1:x", Key{1, "y"}), "claim.Resource", "pair:1:x")
-		if err := update("pair:1:x", Key{9, "x"}); !errors.Is(err, unknown) {
-			t.Errorf("got %v, want the function's error", err)
-		}
-		if err := update("pair:1:x", Key{1, "x"}); guard.ReasonOf(err) != guard.ReasonUnavailable {
-			t.Errorf("the row's own: got %v, want ErrUnavailable of the closed pool", err)
 		}
 	})
 }

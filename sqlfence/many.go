@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -26,16 +27,19 @@ type RowWrite struct {
 // [Expr] must be the same, with the same arguments, in all of them. No two
 // writes may have one key: what looks equal is ErrInvalid before anything is
 // sent, what only the database finds equal (1 and 1.0) is ErrInvalid, too, and
-// nothing is written. A statement has 65535 parameters at most, of which each
-// row takes one for each key column, one or two for its claim, and one for each
-// value. No writes are no error.
+// nothing is written. No writes are no error. A statement has at most 65535
+// parameters, of which each row takes one for each key column, one or two for
+// its claim, and one for each value; more writes than that take several
+// statements in one transaction, so that they too are written together or not at
+// all. That is refused inside a transaction of the caller's, where the package
+// could not see that two writes have one key.
 //
 // If err is not nil there are no verdicts, and nothing was written, unless it
 // is ErrOutcomeUnknown or says that the key is not unique; that is also so for
 // a constraint that one row violates. A transaction must then be rolled back.
 //
-// Rows are locked in the order of their keys, so that batches do not deadlock
-// with each other. A row that was replaced while the statement ran takes
+// Rows are locked in the order of their keys, so that calls of one statement do
+// not deadlock with each other. A row that was replaced while the statement ran takes
 // another one; so does finding out that a row is not there. If that one fails,
 // the rows that it is about have its error as their verdict.
 func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (verdicts []error, err error) {
@@ -45,10 +49,7 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowWrite) (v
 	start := time.Now()
 	b := batch{t: t, q: q, writes: writes, verdicts: make([]error, len(writes)), marks: make([]guard.Mark, len(writes))}
 	if err = b.check(ctx); err == nil {
-		err = q.usable(ctx, t.name)
-	}
-	if err == nil {
-		err = b.run(ctx)
+		err = b.runAll(ctx)
 	}
 	took := time.Since(start)
 	for i, w := range writes {
@@ -72,15 +73,39 @@ type batch struct {
 	columns  []string // of every set
 	verdicts []error
 	marks    []guard.Mark // what each was compared with
+	later    bool         // the transaction has written rows of an earlier statement
 }
 
-// run sends the batch, and again what neither was written nor refused, if it is
-// there: such a row was changed or replaced while the statement waited for it.
-func (b *batch) run(ctx context.Context) error {
+// runAll sends as many statements as it takes.
+func (b *batch) runAll(ctx context.Context) error {
 	all := make([]int, len(b.writes))
 	for i := range all {
 		all[i] = i
 	}
+	most := (maxParameters - len(b.shared())) / b.width()
+	switch {
+	case most < 1:
+		return guard.Invalid("writes[0]", itoa(b.width()+len(b.shared())), "parameters are more than a statement's "+itoa(maxParameters))
+	case len(all) <= most:
+		return b.run(ctx, all)
+	}
+	return b.q.atomically(ctx, b.op(), func(q Querier) error {
+		of := b.q
+		defer func() { b.q = of }()
+		b.q = q
+		for chunk := range slices.Chunk(all, most) {
+			if err := b.run(ctx, chunk); err != nil {
+				return err
+			}
+			b.later = true
+		}
+		return nil
+	})
+}
+
+// run sends a statement, and again what neither was written nor refused, if it
+// is there: such a row was changed or replaced while the statement waited for it.
+func (b *batch) run(ctx context.Context, all []int) error {
 	open, err := b.send(ctx, all)
 	if err != nil {
 		return err
@@ -120,6 +145,9 @@ func (b *batch) run(ctx context.Context) error {
 // refused. The database answers with how many were applied and with the rest.
 func (b *batch) send(ctx context.Context, indices []int) (open []int, err error) {
 	sql, args, err := b.statement(indices)
+	if err == nil {
+		err = b.q.usable(ctx, b.t)
+	}
 	if err != nil {
 		return indices, err
 	}
@@ -136,6 +164,9 @@ func (b *batch) send(ctx context.Context, indices []int) (open []int, err error)
 		switch {
 		case n == 0:
 			applied = other
+			return nil
+		case other < 0:
+			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "is that of a write before it, too")
 			return nil
 		case other > 0:
 			same = b.twice(indices[other-1], indices[n-1])

@@ -68,7 +68,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 		}
 	}
 	args = append(args[:rows*width], shared...)
-	shape := strconv.AppendInt([]byte{'m'}, int64(rows), 10)
+	shape := strconv.AppendInt(strconv.AppendBool([]byte{'m'}, b.later), int64(rows), 10)
 	for _, column := range b.columns {
 		shape = appendShape(shape, column)
 		if expr, computed := b.writes[0].Set[column].(Expr); computed {
@@ -179,11 +179,15 @@ func (b *builder) manyRest(of *batch) error {
 	key, meet := strings.Join(keys, ", "), strings.Join(meets, " AND ")
 	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE ` +
 		keys[0] + " IS NOT NULL GROUP BY " + key + " HAVING pg_catalog.count(*) > 1)")
+	again, other := "false", "0"
+	if of.later { // a row that this very transaction wrote
+		again, other = t.row+`.xmin = pg_catalog.pg_current_xact_id()::xid`, `CASE WHEN "fence again" THEN -1 ELSE 0 END`
+	}
 	b.WriteString(`, "fence row" AS MATERIALIZED (SELECT "fence in".*, ` + t.token + ` AS "fence mark", ` + t.leaseOrNull(t.lease) + ` AS "fence whose", ` +
-		t.isDeleted() + ` AS "fence deleted", ` + satisfied + ` AS "fence satisfied" FROM "fence in" JOIN ` + t.name + " ON " + meet +
+		t.isDeleted() + ` AS "fence deleted", ` + satisfied + ` AS "fence satisfied", ` + again + ` AS "fence again" FROM "fence in" JOIN ` + t.name + " ON " + meet +
 		` WHERE NOT EXISTS (SELECT FROM "fence twice") ORDER BY ` + strings.Join(order, ", ") + " FOR NO KEY UPDATE OF " + t.row + ")")
 	b.WriteString(`, "fence out" AS (UPDATE ` + t.name + " SET " + strings.Join(sets, ", ") + ` FROM "fence row" WHERE ` + meet + " AND " +
-		t.admits("", `"fence token"`, `"fence lease"`))
+		t.admits("", `"fence token"`, `"fence lease"`) + ` AND NOT "fence again"`)
 	if t.deleted != "" {
 		b.WriteString(" AND " + t.deleted + " IS NULL")
 	}
@@ -193,7 +197,7 @@ func (b *builder) manyRest(of *batch) error {
 	b.WriteString(` RETURNING "fence n")`)
 	b.WriteString(` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence found", NULL::bigint AS "fence mark",` +
 		` NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
-		` UNION ALL SELECT i."fence n", 0, r."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
+		` UNION ALL SELECT i."fence n", ` + other + `, r."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
 		` FROM "fence in" AS i LEFT JOIN "fence out" AS o USING ("fence n") LEFT JOIN "fence row" AS r ON r."fence n" = i."fence n"` +
 		` WHERE o."fence n" IS NULL AND i.` + keys[0] + " IS NOT NULL")
 	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, NULL, NULL, false, false FROM "fence twice"`)

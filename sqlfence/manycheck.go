@@ -40,9 +40,6 @@ func (b *batch) check(ctx context.Context) error {
 			return err
 		}
 	}
-	if n := len(b.writes) * b.width(); n+len(b.shared()) > maxParameters {
-		return guard.Invalid("writes", itoa(len(b.writes)), "take "+itoa(n)+" parameters, a statement has at most "+itoa(maxParameters))
-	}
 	return nil
 }
 

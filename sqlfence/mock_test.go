@@ -37,7 +37,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.tables.put(`"jobs"`, "table")
+	db.tables.Store(tableID{`"jobs"`, "null"}, true)
 	return db
 }
 
@@ -80,7 +80,7 @@ func TestFailureOfUpdate(t *testing.T) {
 }
 
 func mockTable(t *testing.T) *Table {
-	table, err := NewTable([]string{"jobs"}, []string{"id"}, nil)
+	table, err := anyTable([]string{"jobs"}, []string{"id"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,14 +26,14 @@ func ExampleTable_Takeover() {
 		fmt.Println(err)
 		return
 	}
-	cursors, err := sqlfence.NewTable([]string{"cursors"}, []string{"feed"}, &sqlfence.TableOptions{Rule: guard.SameOrNewer})
+	cursors, err := sqlfence.NewTable([]string{"cursors"}, []string{"feed"}, guard.Must(guard.NewTemplate("{feed}:cursor")), &sqlfence.TableOptions{Rule: guard.SameOrNewer})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	orders := sqlfence.Key{"orders"}
-	a := guard.Claim{Resource: "orders", Token: 10}
-	b := guard.Claim{Resource: "orders", Token: 11}
+	a := guard.Claim{Resource: "orders:cursor", Token: 10}
+	b := guard.Claim{Resource: "orders:cursor", Token: 11}
 
 	var position int64
 	fmt.Println("b takes over:", cursors.Takeover(ctx, db, b, orders, sqlfence.Dest{"position": &position}), position)
@@ -60,12 +60,12 @@ func ExampleTable_Upsert() {
 		fmt.Println(err)
 		return
 	}
-	sessions, err := sqlfence.NewTable([]string{"sessions"}, []string{"id"}, &sqlfence.TableOptions{DeletedColumn: "deleted_at"})
+	sessions, err := sqlfence.NewTable([]string{"sessions"}, []string{"id"}, guard.Must(guard.NewTemplate("session:{id}")), &sqlfence.TableOptions{DeletedColumn: "deleted_at"})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	at := func(token guard.Token) guard.Claim { return guard.Claim{Resource: "s1", Token: token} }
+	at := func(token guard.Token) guard.Claim { return guard.Claim{Resource: "session:s1", Token: token} }
 	s1 := sqlfence.Key{"s1"}
 	fmt.Println("10:", sessions.Upsert(ctx, db, at(10), s1, sqlfence.Set{"node": "a"}))
 	fmt.Println("12:", sessions.Delete(ctx, db, at(12), s1, sqlfence.Set{"node": nil}))
@@ -73,7 +73,7 @@ func ExampleTable_Upsert() {
 	// Output:
 	// 10: <nil>
 	// 12: <nil>
-	// 11: fencepost: stale fencing token: token 11 for "s1", the mark is 12
+	// 11: fencepost: stale fencing token: token 11 for "session:s1", the mark is 12
 }
 
 // Many rows in one statement, each under its own claim.
@@ -90,7 +90,7 @@ func ExampleTable_UpdateMany() {
 		fmt.Println(err)
 		return
 	}
-	parts, err := sqlfence.NewTable([]string{"parts"}, []string{"id"}, nil)
+	parts, err := sqlfence.NewTable([]string{"parts"}, []string{"id"}, guard.Must(guard.NewTemplate("part:{id:int}")), nil)
 	if err != nil {
 		fmt.Println(err)
 		return

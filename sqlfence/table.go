@@ -4,8 +4,12 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
+	"maps"
+	"math"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,10 +38,14 @@ type TableOptions struct {
 	// [guard.OncePerToken]: token > last_fencing_token. [Table.Takeover] needs
 	// [guard.SameOrNewer].
 	Rule guard.Rule
-	// Resource names the resource that a row is, from its key's values. If it
-	// is set, a claim for another resource is refused with ErrInvalid before
-	// anything is sent; nil leaves that to the caller.
-	Resource func(key ...any) (string, error)
+	// Columns binds each variable of the table's template to a key column, by
+	// the variable's name. nil binds every key column to the variable of its
+	// name.
+	Columns map[string]string
+	// InsecureAnyResource is for a table without a template: a claim for any
+	// resource writes any row, so that a mistaken claim under a high token makes
+	// the row's true holder stale.
+	InsecureAnyResource bool
 }
 
 // Table is a guarded table: each row is a resource, and one of its columns is
@@ -55,7 +63,9 @@ type Table struct {
 	deleted    string   // quoted; empty = none
 	reserved   map[string]string
 	rule       guard.Rule
-	resource   func(key ...any) (string, error)
+	resource   *guard.Template
+	bound      []bound
+	id         any // its tableID, boxed once
 	predicates []Expr
 
 	statements *statements
@@ -66,8 +76,16 @@ type Table struct {
 // unique key. Names are quoted, so they are written as the catalog has them. A
 // key that is not unique would be written in all its rows. opts may be nil.
 //
+// resource names the resource that a row is, from its key: a claim for another
+// one is refused with a [*guard.MisdirectedError], before anything is sent. Each
+// of its variables is a key column, and the type of the variable must be that of
+// the column, so that a value has one text: {x:int} for smallint, integer and
+// bigint, {x:uuid} for uuid, {x} for text and varchar with a deterministic
+// collation. Other columns are refused at the first use. nil is refused unless
+// [TableOptions].InsecureAnyResource is set.
+//
 // It sends nothing; the errors are [*guard.InvalidError] (ErrInvalid).
-func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
+func NewTable(name []string, key []string, resource *guard.Template, opts *TableOptions) (*Table, error) {
 	o := TableOptions{}
 	if opts != nil {
 		o = *opts
@@ -81,7 +99,7 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 	if o.Rule != guard.OncePerToken && o.Rule != guard.SameOrNewer {
 		return nil, guard.Invalid("TableOptions.Rule", o.Rule.String(), "must be guard.OncePerToken or guard.SameOrNewer")
 	}
-	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: o.Resource,
+	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: resource,
 		reserved: map[string]string{}, statements: &statements{}}
 	var err error
 	if t.name, err = quoteName("table name", name); err != nil {
@@ -116,8 +134,128 @@ func NewTable(name []string, key []string, opts *TableOptions) (*Table, error) {
 		where[i] = quoted + " = " + placeholder(i+1)
 	}
 	t.where = "(" + strings.Join(where, " AND ") + ")"
+	if err := t.bind(o); err != nil {
+		return nil, err
+	}
+	t.id = tableID{t.name, jsonText(t.bound)}
 	return t, nil
 }
+
+// tableID is what a DB looks at of a table when it is first used.
+type tableID struct{ name, bound string }
+
+// bind finds the key column of each variable of the table's template.
+func (t *Table) bind(o TableOptions) error {
+	if t.resource == nil {
+		if !o.InsecureAnyResource {
+			return guard.Invalid("resource", "nil", "must be the template that names the rows of "+t.label+"; TableOptions.InsecureAnyResource does without")
+		}
+		return nil
+	}
+	if o.InsecureAnyResource {
+		return guard.Invalid("TableOptions.InsecureAnyResource", "true", "must not be set with a template")
+	}
+	columns := o.Columns
+	if columns == nil {
+		columns = map[string]string{}
+		for _, column := range t.keys {
+			columns[column] = column
+		}
+	}
+	if err := t.resource.CheckVariables(slices.Sorted(maps.Keys(columns))...); err != nil {
+		return err
+	}
+	for _, part := range t.resource.Parts() {
+		if part.Variable == "" {
+			continue
+		}
+		column := columns[part.Variable]
+		b := bound{Column: column, Type: part.Type, key: slices.Index(t.keys, column)}
+		if b.key < 0 {
+			return guard.Invalid("template variable "+part.Variable, column, "is bound to a column that is not in the key")
+		}
+		if slices.Contains(t.bound, b) {
+			return guard.Invalid("template variable "+part.Variable, column, "is bound to a key column that another variable is bound to")
+		}
+		t.bound = append(t.bound, b)
+	}
+	return nil
+}
+
+// bound is the key column that a variable of a template is bound to, in the
+// order of the variables.
+type bound struct {
+	Column string `json:"column"`
+	Type   string `json:"type"` // the variable's
+	key    int    // which of the key's
+}
+
+// resourceOf names the resource of the row with the given key.
+func (t *Table) resourceOf(key []any) (string, error) {
+	var few [4]string
+	values := few[:0]
+	for _, b := range t.bound {
+		text, err := keyValueText(key[b.key], b.Type)
+		if err != nil {
+			return "", guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", key[b.key]), err.Error())
+		}
+		values = append(values, text)
+	}
+	return t.resource.Name(values...)
+}
+
+// keyValueText returns the text that the database gives back for a value of a
+// key column: what it is written with must be the only spelling of it.
+func keyValueText(v any, kind string) (string, error) {
+	switch v := v.(type) {
+	case string:
+		return spelled(v, kind)
+	case int:
+		return number(int64(v), kind)
+	case int64:
+		return number(v, kind)
+	case driver.Valuer:
+		value, err := v.Value()
+		if err != nil {
+			return "", err
+		}
+		switch value.(type) {
+		case string, int64:
+			return keyValueText(value, kind)
+		}
+		return "", errKeyType
+	case [16]byte:
+		if kind == guard.TypeUUID {
+			return fmt.Sprintf("%x-%x-%x-%x-%x", v[:4], v[4:6], v[6:8], v[8:10], v[10:]), nil
+		}
+		return "", errKeyType
+	}
+	switch r := reflect.ValueOf(v); {
+	case r.CanInt():
+		return number(r.Int(), kind)
+	case r.CanUint() && r.Uint() <= math.MaxInt64:
+		return number(int64(r.Uint()), kind)
+	case r.Kind() == reflect.String:
+		return spelled(r.String(), kind)
+	}
+	return "", errKeyType
+}
+
+func number(n int64, kind string) (string, error) {
+	if kind != guard.TypeInt {
+		return "", errKeyType
+	}
+	return strconv.FormatInt(n, 10), nil
+}
+
+func spelled(s, kind string) (string, error) {
+	if kind == guard.TypeText && strings.HasSuffix(s, " ") {
+		return "", errors.New("must not end with a space, which varchar(n) may cut off")
+	}
+	return s, nil // the template knows the one spelling of its types
+}
+
+var errKeyType = errors.New("is not a type whose text the resource's name can be built from: use whole numbers for {x:int}, a string or [16]byte for {x:uuid}, a string for {x}")
 
 // ErrPredicate: the row is there and its mark admits the claim, but it does not
 // satisfy the predicate of [Table.Where]. It comes inside a
@@ -189,12 +327,12 @@ func (t *Table) check(ctx context.Context, claim guard.Claim, key []any) error {
 		}
 	}
 	if t.resource != nil {
-		want, err := t.resource(key...)
+		guarded, err := t.resourceOf(key)
 		if err != nil {
 			return err
 		}
-		if want != claim.Resource {
-			return guard.Invalid("claim.Resource", claim.Resource, "is not the resource of this row")
+		if guarded != claim.Resource {
+			return &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
 		}
 	}
 	if ctx.Err() != nil {

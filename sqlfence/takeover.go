@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Dest is where [Table.Takeover] puts what it read, by column: pointers that
-// the driver's Scan takes. A column that may be NULL needs a pointer to a
+// Dest is where [Table.Takeover] and [Table.UpdateReturning] put what they read,
+// by column: pointers that the driver's Scan takes. A column that may be NULL needs a pointer to a
 // pointer, or a type such as [database/sql.Null].
 type Dest map[string]any
 
@@ -51,39 +52,26 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if err := t.check(ctx, claim, key); err != nil {
 		return guard.Mark{}, err
 	}
-	columns := columnsOf(dest, nil)
+	columns, into, err := dest.pointers()
+	if err != nil {
+		return guard.Mark{}, err
+	}
 	var lifted *string
 	var raised, deleted bool
-	into, discard := []any{&lifted, &raised, &deleted}, []any{&lifted, &raised, &deleted}
-	for _, column := range columns {
-		if v := reflect.ValueOf(dest[column]); v.Kind() != reflect.Pointer || v.IsNil() {
-			return guard.Mark{}, guard.Invalid("dest column "+column, fmt.Sprintf("%T", dest[column]), "must be a pointer that is not nil")
-		}
-		into, discard = append(into, dest[column]), append(discard, new(any))
-	}
+	own := []any{&lifted, &raised, &deleted}
 	sql, args, err := t.takeoverSQL(claim, key, columns)
 	if err != nil {
 		return guard.Mark{}, err
 	}
-	if err := q.usable(ctx, t.name); err != nil {
-		return guard.Mark{}, err
-	}
-	mark, err := t.untilDecided(ctx, q, takes, claim, key, func() (n int64, err error) {
-		err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error {
-			n++
-			if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
-				if err := scan(discard...); err != nil || deleted {
-					return err
-				}
+	mark, err := t.sendReturning(ctx, q, takes, claim, key, sql, args, func(scan func(dest ...any) error) error {
+		if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
+			if err := scan(append(own, discarded(len(into))...)...); err != nil || deleted {
+				return err
 			}
-			return scan(into...)
-		})
-		return n, err
+		}
+		return scan(append(own, into...)...)
 	})
-	var misread unreadable
 	switch {
-	case errors.As(err, &misread) && !q.autocommit():
-		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(takes), misread)
 	case err == nil && !raised:
 		err = &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
 			Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
@@ -92,6 +80,89 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 		err = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
 	}
 	return mark, err
+}
+
+func discarded(n int) []any {
+	discard := make([]any, n)
+	for i := range discard {
+		discard[i] = new(any)
+	}
+	return discard
+}
+
+// pointers returns the columns in order and where they are to be put.
+func (d Dest) pointers() (columns []string, into []any, err error) {
+	columns = columnsOf(d, nil)
+	for _, column := range columns {
+		if v := reflect.ValueOf(d[column]); v.Kind() != reflect.Pointer || v.IsNil() {
+			return nil, nil, guard.Invalid("dest column "+column, fmt.Sprintf("%T", d[column]), "must be a pointer that is not nil")
+		}
+		into = append(into, d[column])
+	}
+	return columns, into, nil
+}
+
+// sendReturning is untilDecided for a statement that returns the row.
+func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, sql string, args []any, each eachRow) (guard.Mark, error) {
+	if err := q.usable(ctx, t); err != nil {
+		return guard.Mark{}, err
+	}
+	mark, err := t.untilDecided(ctx, q, k, claim, key, func() (n int64, err error) {
+		err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error { n++; return each(scan) })
+		return n, err
+	})
+	if misread := (unreadable{}); errors.As(err, &misread) && !q.autocommit() {
+		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(k), misread)
+	}
+	return mark, err
+}
+
+// UpdateReturning is [Table.Update], and reads columns of the row as it wrote
+// it. A dest that cannot take its column's value is an error by which the row
+// may be written: ErrOutcomeUnknown, but in a transaction, where the caller
+// decides. What an error leaves in dest means nothing.
+func (t *Table) UpdateReturning(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest Dest) error {
+	return t.writeReturning(ctx, q, updates, claim, key, set, dest)
+}
+
+// UpsertReturning is [Table.Upsert] with the dest of [Table.UpdateReturning].
+func (t *Table) UpsertReturning(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest Dest) error {
+	return t.writeReturning(ctx, q, upserts, claim, key, set, dest)
+}
+
+func (t *Table) writeReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) error {
+	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
+		if err := t.check(ctx, claim, key); err != nil {
+			return guard.Mark{}, err
+		}
+		columns, into, err := dest.pointers()
+		if err != nil {
+			return guard.Mark{}, err
+		}
+		if len(columns) == 0 {
+			return guard.Mark{}, guard.Invalid("dest", "", "names no column")
+		}
+		sql, args, err := t.statement(k, claim, key, set)
+		if err != nil {
+			return guard.Mark{}, err
+		}
+		quoted, err := quoteColumns("dest column", columns)
+		if err != nil {
+			return guard.Mark{}, err
+		}
+		return t.sendReturning(ctx, q, k, claim, key, sql+" RETURNING "+strings.Join(quoted, ", "), args, func(scan func(dest ...any) error) error { return scan(into...) })
+	})
+}
+
+func quoteColumns(field string, columns []string) ([]string, error) {
+	quoted := make([]string, len(columns))
+	for i, column := range columns {
+		var err error
+		if quoted[i], err = quoteIdentifier(field, column); err != nil {
+			return nil, err
+		}
+	}
+	return quoted, nil
 }
 
 // liftCommit makes the commit of the statement that returns it wait for the
@@ -129,12 +200,12 @@ func (t *Table) takeoverSQL(claim guard.Claim, key Key, columns []string) (strin
 		return "", nil, err
 	}
 	b.WriteString(" RETURNING " + liftCommit + ", " + t.raised() + ", " + t.isDeleted())
-	for _, column := range columns {
-		quoted, err := quoteIdentifier("dest column", column)
-		if err != nil {
-			return "", nil, err
-		}
-		b.WriteString(", " + quoted)
+	quoted, err := quoteColumns("dest column", columns)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, column := range quoted {
+		b.WriteString(", " + column)
 	}
 	t.statements.put(string(shape), b.String())
 	return b.String(), args, nil

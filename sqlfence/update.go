@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -50,25 +51,58 @@ func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Ke
 
 // write is a fenced statement on one row that returns nothing.
 func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) error {
+	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
+		if err := t.check(ctx, claim, key); err != nil {
+			return guard.Mark{}, err
+		}
+		sql, args, err := t.statement(k, claim, key, set)
+		if err == nil {
+			err = q.usable(ctx, t)
+		}
+		if err != nil {
+			return guard.Mark{}, err
+		}
+		return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })
+	})
+}
+
+func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, write func() (guard.Mark, error)) error {
 	start := time.Now()
-	mark, err := t.writeRow(ctx, q, k, claim, key, set)
+	mark, err := write()
 	q.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
 
-func (t *Table) writeRow(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) (guard.Mark, error) {
-	if err := t.check(ctx, claim, key); err != nil {
-		return guard.Mark{}, err
-	}
-	sql, args, err := t.statement(k, claim, key, set)
-	if err != nil {
-		return guard.Mark{}, err
-	}
-	if err := q.usable(ctx, t.name); err != nil {
-		return guard.Mark{}, err
-	}
-	return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })
+// Refused tells why a statement of the application's own changed no row, such
+// as one that sqlc generated from text that has the fence in it:
+//
+//	-- name: CloseBilling :execrows
+//	UPDATE tenant_billing_close SET status = 'closed', last_fencing_token = sqlc.arg(token)::bigint
+//	WHERE tenant_id = $1 AND period = $2 AND sqlc.arg(token)::bigint > last_fencing_token;
+//
+// The SET and the comparison are what [Table.Update] writes under
+// [guard.OncePerToken]; under [guard.SameOrNewer] it is >=, and a table with a
+// LeaseColumn sets that too and compares it where the tokens are equal. The
+// errors are those of Update: a [*guard.RejectedError], and ErrUnavailable if
+// the row as it is now admits the claim: run the statement again.
+func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key Key) error {
+	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
+		err := t.check(ctx, claim, key)
+		if err == nil {
+			err = q.usable(ctx, t)
+		}
+		if err != nil {
+			return guard.Mark{}, err
+		}
+		mark, err := t.refusal(ctx, q, updates, claim, key)
+		if err == nil {
+			err = guard.Unavailable(t.op(updates), claim, errAdmitted)
+		}
+		return mark, err
+	})
 }
+
+var errAdmitted = errors.New("the row as it is now admits the claim: it was changed meanwhile, or the statement has another condition")
 
 // untilDecided sends a statement that writes the row and returns how many it
 // wrote, until it has, or the row's mark says why not.

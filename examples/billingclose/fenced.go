@@ -29,7 +29,8 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, nil)
+	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose,
+		&sqlfence.TableOptions{Columns: map[string]string{"tenant": "tenant_id", "period": "period"}})
 	if err != nil {
 		return nil, err
 	}

@@ -79,7 +79,7 @@ func runWorker(ctx context.Context, encoded string) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 
 	job := w.closeCarefully
 	if w.Name == "a" {

@@ -27,7 +27,7 @@ func happen(ctx context.Context, pool *pgxpool.Pool, observer guard.Observer) er
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 	const resource = "billing-close"
 	minute := &lockclient.AcquireOptions{TTL: time.Minute}
 

@@ -1,12 +1,13 @@
 // Command fits fences code that others wrote: queries that sqlc generated, and
-// models of GORM. Neither is changed; triggers on the table refuse whatever
+// models of GORM, ent and bun. None is changed; triggers on the table refuse whatever
 // writes to it without a current claim, and the application presents its claim
 // at the beginning of a transaction.
 //
 //	cd examples/fits && go run .
 //
-// It is a module of its own, because nothing else here needs GORM. Package
-// ledger is what "sqlc generate" made of schema.sql and queries.sql.
+// It is a module of its own, because nothing else here needs GORM, ent or bun.
+// Package ledger is what "sqlc generate" made of schema.sql and queries.sql,
+// package models what "go generate" made of models/schema.
 package main
 
 import (
@@ -18,18 +19,25 @@ import (
 	"log"
 	"os"
 
+	"entgo.io/ent/dialect"
+	entsql "entgo.io/ent/dialect/sql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect/pgdialect"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
 	"github.com/fencepost-go/fencepost/examples/fits/ledger"
+	"github.com/fencepost-go/fencepost/examples/fits/models"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
+
+//go:generate go run -mod=mod entgo.io/ent/cmd/ent@v0.14.5 generate --feature sql/execquery ./models/schema
 
 //go:embed schema.sql
 var schema string
@@ -53,6 +61,8 @@ type app struct {
 	pgx  *sqlfence.DB[pgx.Tx]
 	std  *sqlfence.DB[*sql.Tx]
 	orm  *gorm.DB
+	ent  *models.Client
+	bun  *bun.DB
 }
 
 func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error) {
@@ -81,7 +91,8 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 	if err != nil {
 		return nil, err
 	}
-	return &app{pool, db, std, orm}, nil
+	ent := models.NewClient(models.Driver(entsql.OpenDB(dialect.Postgres, conns)))
+	return &app{pool, db, std, orm, ent, bun.NewDB(conns, pgdialect.New())}, nil
 }
 
 // insertBySqlc runs a generated query in a fenced transaction, which presents
@@ -117,12 +128,52 @@ func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string
 	return sqlfence.ErrorFrom(err)
 }
 
+// insertByEnt writes through a generated client. EnterOn takes any transaction
+// that can run a statement, fences it, and presents the claim.
+func (a *app) insertByEnt(ctx context.Context, claim guard.Claim, tenant string) error {
+	tx, err := a.ent.Tx(ctx)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := a.std.EnterOn(ctx, tx, claim); err != nil {
+		return err
+	}
+	if err := tx.Invoice.Create().SetTenant(tenant).SetCents(100).Exec(ctx); err != nil {
+		return sqlfence.ErrorFrom(err)
+	}
+	return tx.Commit()
+}
+
+// BunInvoice is bun's model of the table.
+type BunInvoice struct {
+	bun.BaseModel `bun:"table:invoices"`
+	ID            int64 `bun:",pk,autoincrement"`
+	Tenant        string
+	Cents         int64
+}
+
+// insertByBun writes through a model.
+func (a *app) insertByBun(ctx context.Context, claim guard.Claim, tenant string) error {
+	err := a.bun.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+		if err := a.std.EnterOn(ctx, tx, claim); err != nil {
+			return err
+		}
+		_, err := tx.NewInsert().Model(&BunInvoice{Tenant: tenant, Cents: 100}).Exec(ctx)
+		return err
+	})
+	return sqlfence.ErrorFrom(err)
+}
+
 // withoutClaim are the same writes by code that knows nothing of fences.
 func (a *app) withoutClaim(ctx context.Context, tenant string) map[string]error {
 	_, insert := ledger.New(a.pool).InsertInvoice(ctx, ledger.InsertInvoiceParams{Tenant: tenant, Cents: 100})
 	_, update := ledger.New(a.pool).IncreaseInvoices(ctx, ledger.IncreaseInvoicesParams{Tenant: tenant, Cents: 1})
 	orm := a.orm.WithContext(ctx)
+	_, byBun := a.bun.NewInsert().Model(&BunInvoice{Tenant: tenant, Cents: 100}).Exec(ctx)
 	return map[string]error{
+		"ent insert":  sqlfence.ErrorFrom(a.ent.Invoice.Create().SetTenant(tenant).SetCents(100).Exec(ctx)),
+		"bun insert":  sqlfence.ErrorFrom(byBun),
 		"sqlc insert": sqlfence.ErrorFrom(insert),
 		"sqlc update": sqlfence.ErrorFrom(update),
 		"gorm insert": sqlfence.ErrorFrom(orm.Create(&Invoice{Tenant: tenant, Cents: 100}).Error),
@@ -157,7 +208,15 @@ func run(ctx context.Context, out io.Writer) error {
 	fmt.Fprintln(out, "gorm, token 11:", written(a.insertByGorm(ctx, claim(11), "tenant_123")))
 	fmt.Fprintln(out, "gorm, token 10:", written(a.insertByGorm(ctx, claim(10), "tenant_123")))
 	fmt.Fprintln(out, "gorm, another tenant's row:", written(a.insertByGorm(ctx, claim(11), "tenant_456")))
-	for _, write := range []string{"sqlc insert", "sqlc update", "gorm insert", "gorm update", "gorm delete"} {
+	for _, by := range []struct {
+		name   string
+		insert func(ctx context.Context, claim guard.Claim, tenant string) error
+	}{{"ent", a.insertByEnt}, {"bun", a.insertByBun}} {
+		fmt.Fprintf(out, "%s, token 11: %s\n", by.name, written(by.insert(ctx, claim(11), "tenant_123")))
+		fmt.Fprintf(out, "%s, token 10: %s\n", by.name, written(by.insert(ctx, claim(10), "tenant_123")))
+		fmt.Fprintf(out, "%s, another tenant's row: %s\n", by.name, written(by.insert(ctx, claim(11), "tenant_456")))
+	}
+	for _, write := range []string{"sqlc insert", "sqlc update", "gorm insert", "gorm update", "gorm delete", "ent insert", "bun insert"} {
 		fmt.Fprintf(out, "%s without a claim: %s\n", write, written(a.withoutClaim(ctx, "tenant_123")[write]))
 	}
 	total, err := ledger.New(pool).TotalOfTenant(ctx, "tenant_123")

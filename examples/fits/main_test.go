@@ -20,12 +20,20 @@ sqlc in its own transaction, token 11: written
 gorm, token 11: written
 gorm, token 10: refused, stale
 gorm, another tenant's row: refused, missing
+ent, token 11: written
+ent, token 10: refused, stale
+ent, another tenant's row: refused, missing
+bun, token 11: written
+bun, token 10: refused, stale
+bun, another tenant's row: refused, missing
 sqlc insert without a claim: refused, missing
 sqlc update without a claim: refused, missing
 gorm insert without a claim: refused, missing
 gorm update without a claim: refused, missing
 gorm delete without a claim: refused, missing
-total: 201
+ent insert without a claim: refused, missing
+bun insert without a claim: refused, missing
+total: 401
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

@@ -79,7 +79,7 @@ func happen(ctx context.Context, pool *pgxpool.Pool, observer guard.Observer) er
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 	opts := &lockclient.AcquireOptions{TTL: time.Minute}
 	lease, err := client.TryAcquire(ctx, "billing-close", opts)
 	if err != nil {

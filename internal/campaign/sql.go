@@ -71,8 +71,8 @@ func newRow(guards string, pool *pgxpool.Pool) (*row, error) {
 	if err != nil {
 		return nil, err
 	}
-	table, err := sqlfence.NewTable([]string{"campaign", "docs"}, []string{"resource"},
-		&sqlfence.TableOptions{LeaseColumn: "lease_id", Rule: guard.SameOrNewer})
+	table, err := sqlfence.NewTable([]string{"campaign", "docs"}, []string{"resource"}, nil,
+		&sqlfence.TableOptions{InsecureAnyResource: true, LeaseColumn: "lease_id", Rule: guard.SameOrNewer})
 	return &row{guards, pool, db, table}, err
 }
 

@@ -55,7 +55,7 @@ func runWorker(r role, c *control) error {
 	if err != nil {
 		return err
 	}
-	defer w.locks.Close()
+	defer w.locks.Close(ctx)
 	for !w.stopped() {
 		w.session(ctx)
 		time.Sleep(time.Duration(10+w.rng.IntN(80)) * time.Millisecond)

@@ -36,8 +36,8 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Operator], [Floors], [Losses] and [Clock] are found by a type
-// assertion. An issuer that wraps another must pass on what it has.
+// [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An issuer that
+// wraps another must pass on what it has.
 //
 // # Compatibility
 //
@@ -65,9 +65,10 @@ type Issuer interface {
 	// Acquire asks for a lease; it does not wait for one.
 	//
 	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
-	// meanwhile or is kept for one who waits longer); [ErrSpent]; [ErrLate];
-	// guard.ErrUnavailable; guard.ErrOutcomeUnknown, after which the lease may
-	// have been granted.
+	// meanwhile, and short if it is kept for one who waits longer); [ErrSpent];
+	// guard.ErrUnavailable, within which [ErrBusy] passes and [ErrLate] says that
+	// it came after its timeout; guard.ErrOutcomeUnknown, after which the lease
+	// may have been granted.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Renew extends leases in one exchange and fills in results[i] for
@@ -226,91 +227,10 @@ type Clock interface {
 	OnStep(f func()) (stop func())
 }
 
-// Floors is an issuer whose tokens can be lifted.
+// Floors is an issuer whose tokens can be lifted, such as over those of another
+// system that a resource comes from.
 type Floors interface {
-	// Advance raises the resource's last token to at least above. It is refused
-	// with a [*HeldError] while a lower token is held.
+	// Advance raises the resource's last token to at least above; it lowers
+	// none. It is refused with a [*HeldError] while a lower token is held.
 	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
-}
-
-// Operator is an issuer that operators can look into; package lockadmin is made
-// of it.
-type Operator interface {
-	// List returns up to limit resources in the order of their bytes, those in
-	// low <= name < high that come after after; an empty high is no bound.
-	List(ctx context.Context, low, high, after string, limit int) ([]Info, error)
-	// ForceUnlock burns a token, frees the lease and records it. A request that
-	// is repeated under its ID finds its record.
-	ForceUnlock(ctx context.Context, u Unlock) (Unlocked, error)
-	// Audit returns up to limit records with low <= resource < high, the latest
-	// first, those below the record before if that is not 0.
-	Audit(ctx context.Context, low, high string, before int64, limit int) ([]Record, error)
-}
-
-// Info is one resource as operators see it.
-type Info struct {
-	Resource, LeaseID, Owner, Metadata string
-	Token                              guard.Token
-	AcquiredAt, ExpiresAt              time.Time
-	State                              State
-	// HeldFor and Remaining are zero unless it is held.
-	HeldFor, Remaining time.Duration
-	// Awaited says that somebody waits for it.
-	Awaited bool
-}
-
-// State is whether somebody has a lease.
-type State string
-
-const (
-	// Held: somebody has it, by the issuer's clock.
-	Held State = "held"
-	// Expired: it ran out without a release.
-	Expired State = "expired"
-	// Free: it was released or force-unlocked, or never granted.
-	Free State = "free"
-)
-
-// Unlock is one request to force-unlock.
-type Unlock struct {
-	Resource, Actor, Reason string
-	// Expected is the lease ID to cut; empty cuts whatever there is.
-	Expected string
-	// RequestID makes the request repeatable.
-	RequestID string
-}
-
-// Unlocked is what became of an [Unlock].
-type Unlocked struct {
-	// Outcome says whether Record was made now, before, or not at all.
-	Outcome UnlockOutcome
-	// Record is what was recorded; of a refusal its Cut is the resource as it is.
-	Record Record
-}
-
-// UnlockOutcome is what became of a forced unlock.
-type UnlockOutcome string
-
-const (
-	// Cut: it was done.
-	Cut UnlockOutcome = "cut"
-	// Repeated: it had been done under this request ID.
-	Repeated UnlockOutcome = "repeated"
-	// NotFound: there is no such resource.
-	NotFound UnlockOutcome = "not found"
-	// Changed: the lease is not the expected one.
-	Changed UnlockOutcome = "changed"
-	// Foreign: the request ID was used for another resource.
-	Foreign UnlockOutcome = "foreign"
-)
-
-// Record is what a forced unlock leaves.
-type Record struct {
-	ID int64
-	At time.Time
-	// Token is the one that was burned.
-	Token guard.Token
-	Unlock
-	// Cut is the resource as it was before.
-	Cut Info
 }

@@ -17,6 +17,9 @@ var (
 	ErrSpent = errors.New("lease ID is spent")
 	// ErrLate: the request came after its own timeout. Nothing was written.
 	ErrLate = errors.New("the request came after its timeout")
+	// ErrBusy: a lock on the server was in the way, which passes by itself. It
+	// comes within a guard.ErrUnavailable.
+	ErrBusy = errors.New("locked by somebody else for a moment")
 	// ErrNoWatch: the issuer cannot tell of releases, for now.
 	ErrNoWatch = errors.New("releases are not told")
 )
@@ -36,8 +39,9 @@ type HeldError struct {
 	// issuer's clock.
 	ExpiresAt time.Time
 	// Remaining is the time to ExpiresAt, by the issuer's clock when it
-	// answered. 0 means that the lease is free, or kept for one who waits
-	// longer: ask again.
+	// answered. 0 means that the lease was freed meanwhile: ask again. It is
+	// short, and there is no LeaseID, if the lease is free and kept for one who
+	// waits longer.
 	Remaining time.Duration
 }
 

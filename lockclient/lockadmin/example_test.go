@@ -40,7 +40,7 @@ func ExampleOperator_Advance() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 	acquire := func() {
 		lease, err := client.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: 10 * time.Second})
 		if err != nil {
@@ -79,7 +79,7 @@ func ExampleOperator_ForceUnlock() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer worker.Close()
+	defer worker.Close(ctx)
 	lease, err := worker.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: time.Hour})
 	if err != nil {
 		log.Fatal(err)
@@ -121,7 +121,7 @@ func ExampleOperator_List() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 	for _, resource := range []string{"tenant_1:billing-close:2026-04", "tenant_1:payout:2026-04", "tenant_12:billing-close:2026-04"} {
 		if _, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: time.Minute}); err != nil {
 			log.Fatal(err)

@@ -45,7 +45,7 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
+	t.Cleanup(func() { c.Close(context.Background()) })
 	op, err := New(pool, &Options{
 		Logger: o.Logger, Observer: o.Observer, Namespace: o.Namespace, OpTimeout: o.OpTimeout, LockTimeout: o.LockTimeout,
 	})

@@ -63,7 +63,7 @@ func (o *Operator) Probe(ctx context.Context, opts *ProbeOptions) (p Probed, err
 	if err != nil {
 		return Probed{}, err
 	}
-	defer client.Close()
+	defer client.Close(ctx)
 	var acquire, renew, release []time.Duration
 	defer func() { p.Acquire, p.Renew, p.Release = latency(acquire), latency(renew), latency(release) }()
 	for round := range rounds + 1 {

@@ -25,7 +25,7 @@ func closeBooks(ctx context.Context, client *lockclient.Client, step func()) err
 func Example() {
 	var t testing.T // a test has its own
 	client, server := locktest.New(&t, nil)
-	defer client.Close()
+	defer client.Close(context.Background())
 	var thief guard.Claim
 	err := closeBooks(context.Background(), client, func() {
 		thief = server.Steal("close:2026-04", "somebody else", time.Hour)

@@ -41,12 +41,12 @@
 package locktest
 
 import (
+	"context"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/internal/bridge"
-	"github.com/fencepost-go/fencepost/lockclient/internal/memory"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 )
 
 // TB is what [New] needs of a test; *testing.T and *testing.B have it.
@@ -65,20 +65,18 @@ type Server struct {
 // [lockclient.New] and may be nil. The client is closed when the test ends.
 func New(t TB, opts *lockclient.Options) (*lockclient.Client, *Server) {
 	t.Helper()
-	s := &Server{memory.New()}
+	s := &Server{memory.NewServer()}
 	return s.Client(t, "locktest", opts), s
 }
 
 // Client returns another client of the server, as another process would be.
 func (s *Server) Client(t TB, owner string, opts *lockclient.Options) *lockclient.Client {
 	t.Helper()
-	client, moved, err := bridge.New(s.server, owner, opts, s.server.Clock)
+	c, err := lockclient.NewWith(s.server.Issuer(), owner, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.server.OnMove(moved)
-	c := client.(*lockclient.Client)
-	t.Cleanup(c.Close)
+	t.Cleanup(func() { c.Close(context.Background()) })
 	return c
 }
 
@@ -129,7 +127,7 @@ func (s *Server) fail(op memory.Op, fault memory.Fault, n int) {
 // Holder returns the claim and the owner of who has the lease by the server's
 // clock; ok is false if nobody has.
 func (s *Server) Holder(resource string) (claim guard.Claim, owner string, ok bool) {
-	h := s.server.Holder(resource, "")
+	h := s.server.Holder(resource)
 	if h == nil {
 		return guard.Claim{}, "", false
 	}

@@ -134,7 +134,7 @@ func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Dur
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(client.Close)
+	t.Cleanup(func() { client.Close(context.Background()) })
 	lease, err := client.TryAcquire(t.Context(), resource, &lockclient.AcquireOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)

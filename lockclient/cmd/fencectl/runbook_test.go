@@ -153,7 +153,7 @@ func (w *walk) connect(server *pgtest.Server) {
 	w.url = server.URL()
 	w.pool = dial(w.t, w.url)
 	for _, c := range w.clients {
-		c.Close()
+		c.Close(w.t.Context())
 	}
 	w.clients = map[string]*lockclient.Client{}
 }
@@ -182,7 +182,7 @@ func (w *walk) client(owner string) *lockclient.Client {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(c.Close)
+	w.t.Cleanup(func() { c.Close(context.Background()) })
 	w.clients[owner] = c
 	return c
 }
@@ -273,7 +273,7 @@ func (w *walk) restore() {
 	exec1(w.t, w.pool, "TRUNCATE fencepost.leases")
 	exec1(w.t, w.pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('billing', 1)")
 	for _, c := range w.clients {
-		c.Close()
+		c.Close(w.t.Context())
 	}
 	w.clients = map[string]*lockclient.Client{}
 }

@@ -413,7 +413,7 @@ func late(ctx context.Context, t testing.TB, h Harness) error {
 	r := h.ask(name("late"), name("id"))
 	r.Timeout = time.Second
 	gaveUp := h.stuck(ctx, i, network, r)
-	time.Sleep(r.Timeout + r.Timeout/4) // the issuer's clock, which Pass may not move
+	time.Sleep(r.Timeout + r.Timeout/4 + h.Slack) // the issuer's clock, which Pass may not move
 	network.Deliver()
 	return errors.Join(that(gaveUp != nil, "the held acquire was answered"), h.free(ctx, a, r.Resource))
 }
@@ -425,6 +425,10 @@ func dated(ctx context.Context, t testing.TB, h Harness) error {
 	if err != nil {
 		return err
 	}
+	// Connections are there: what is held are the requests.
+	if got := h.renew(ctx, i, claim)[0]; got.State != driver.Extended {
+		return fmt.Errorf("renewed: %+v", got)
+	}
 	// delivered holds what send sends, lets it through, and returns a moment
 	// before the engine can have seen it.
 	delivered := func(send func()) (before time.Duration) {
@@ -432,7 +436,11 @@ func dated(ctx context.Context, t testing.TB, h Harness) error {
 		done := make(chan struct{})
 		go func() { defer close(done); send() }()
 		for !network.Holding() {
-			time.Sleep(time.Millisecond)
+			select {
+			case <-done: // it was not held, and failed or will be told
+				return now(i)
+			case <-time.After(time.Millisecond):
+			}
 		}
 		before = now(i)
 		network.Deliver()

@@ -55,6 +55,9 @@ type Harness struct {
 	// keeps alive; 0 means ten seconds. Where Pass is nil, the suite sleeps for
 	// about four of it.
 	TTL time.Duration
+	// Slack is how long after its timeout a late acquire may still take effect,
+	// as the issuer's documentation says; 0 where it may not.
+	Slack time.Duration
 	// Purge deletes what the engine keeps of free resources; nil if it keeps
 	// nothing or deletes nothing.
 	Purge func(t testing.TB)

@@ -35,7 +35,6 @@ type Server struct {
 	rows    map[string]*row
 	watches map[*watch]struct{}
 	faults  map[Op][]Fault
-	audit   []driver.Record
 	steps   map[*func()]struct{}
 }
 
@@ -79,11 +78,9 @@ type Issuer struct {
 }
 
 var (
-	_ driver.Issuer    = (*Issuer)(nil)
-	_ driver.Clock     = (*Issuer)(nil)
-	_ driver.Floors    = (*Issuer)(nil)
-	_ driver.Operator  = (*Issuer)(nil)
-	_ driver.Explainer = (*Issuer)(nil)
+	_ driver.Issuer = (*Issuer)(nil)
+	_ driver.Clock  = (*Issuer)(nil)
+	_ driver.Floors = (*Issuer)(nil)
 )
 
 // Issuer returns another process's way to the server.
@@ -137,7 +134,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	case s.holder(r.Resource, r.LeaseID) != nil:
 		return grant, s.holder(r.Resource, r.LeaseID)
 	case r.Waiting && l.keptFor != nil && l.keptFor != i && now.Before(l.keptUntil) && l.leaseID == "":
-		return grant, &driver.HeldError{Resource: r.Resource, Owner: l.owner, Token: l.token, ExpiresAt: now}
+		return grant, s.kept(r.Resource, l)
 	case (!own || !l.expires.After(now)) && l.token >= guard.MaxToken:
 		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the tokens are used up"))
 	}
@@ -231,7 +228,7 @@ func (i *Issuer) Watch(_ context.Context, r driver.Watch, ring func()) (driver.W
 	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", ring: ring}
 	if l := s.rows[r.Resource]; l != nil && w.waiter {
 		if held == nil && l.keptFor != nil && l.keptFor != i && s.now().Before(l.keptUntil) {
-			held = &driver.HeldError{Resource: r.Resource, Owner: l.owner, Token: l.token, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
+			held = s.kept(r.Resource, l)
 		}
 		if held == nil {
 			return driver.Watching{Stop: func() {}}, nil
@@ -283,6 +280,11 @@ func (s *Server) holder(resource, leaseID string) *driver.HeldError {
 		Resource: resource, Owner: l.owner, Metadata: l.metadata, Token: l.token, LeaseID: l.leaseID,
 		ExpiresAt: l.expires, Remaining: l.expires.Sub(now),
 	}
+}
+
+// kept is for who must wait a moment for another waiter.
+func (s *Server) kept(resource string, l *row) *driver.HeldError {
+	return &driver.HeldError{Resource: resource, Owner: l.owner, Token: l.token, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
 }
 
 // Now is the server's time.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -31,6 +32,9 @@ func Failure(op string, claim guard.Claim, err error) error {
 	if pg := Error(err); pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range" {
 		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
 	}
+	if Contention(err) {
+		err = fmt.Errorf("%w: %w", driver.ErrBusy, err)
+	}
 	return guard.Unavailable(op, claim, err)
 }
 
@@ -48,10 +52,7 @@ func SaidNo(e *pgconn.PgError) bool { return NothingWritten(e) }
 // itself: the row was locked for too long, a deadlock, a serialization failure.
 func Contention(err error) bool {
 	pg := Error(err)
-	if pg == nil || !errors.Is(err, guard.ErrUnavailable) {
-		return false
-	}
-	return Passes(pg)
+	return pg != nil && SaidNo(pg) && Passes(pg)
 }
 
 // Passes is [Contention] of a server's error.

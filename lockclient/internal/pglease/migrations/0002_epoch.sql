@@ -84,6 +84,7 @@ BEGIN
      WHERE l.resource = ANY (p_resources) AND l.resource <> ''
        AND l.expires_at < clock_timestamp() - greatest(p_free_us, 0) * interval '1 microsecond'
        AND (l.wake_until IS NULL OR l.wake_until < clock_timestamp())
+       AND (l.spent_until IS NULL OR l.spent_until < clock_timestamp())
        FOR UPDATE SKIP LOCKED
   ), dead AS (
     DELETE FROM fencepost.leases l USING old WHERE l.resource = old.resource RETURNING l.token

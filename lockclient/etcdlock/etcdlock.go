@@ -1,0 +1,733 @@
+// Package etcdlock issues leases from etcd.
+//
+// The token is a base plus the revision of the transaction that created the
+// lease's key. etcd's revision grows over release, compaction, defragmentation,
+// restart and leader change. The base makes tokens survive more: it is set from
+// the clock at first use, so that a cluster that was wiped stays above its former
+// self, and [Issuer.RaiseEpoch] raises it after a restore. [Issuer.Advance] lifts
+// one resource over the tokens of another lock system.
+//
+// Residual risk: a snapshot that was restored without --bump-revision, or
+// --force-new-cluster, repeats revisions and with them tokens until RaiseEpoch is
+// called. An issuer that runs through it notices that the revision went back and
+// refuses (guard.ErrMarkAhead); a new process cannot know.
+//
+// # Use
+//
+//	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:2379"}})
+//	if err != nil {
+//		return err
+//	}
+//	issuer, err := etcdlock.New(client, nil)
+//	if err != nil {
+//		return err
+//	}
+//	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
+//
+// # Keys
+//
+// Below the prefix, "fencepost/" unless told otherwise: base, floor/RESOURCE,
+// lease/RESOURCE (JSON, attached to an etcd lease), spent/RESOURCE/LEASE for an
+// hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS/N.
+//
+// # What a late request does
+//
+// An acquire is two requests, for an etcd lease and for the key. The second
+// takes effect only while the issuer's attempt key exists, which has an etcd
+// lease that ends before the request's timeout. etcd's leases end late: TTLs are
+// whole seconds, at least one and a half election timeouts (2 s by default), are
+// looked at twice a second, and are extended by a leader change. So an acquire
+// that is delayed in the network may take effect up to two and a half seconds
+// after its timeout, or later where a leader was lost meanwhile. A lease ID that
+// was released without a token is never granted, however late.
+//
+// # Failure by failure
+//
+//   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
+//     ID finds its own grant.
+//   - No rights, or a foreign value under a key: guard.ErrUnavailable, and nothing
+//     was written.
+//
+// AcquiredAt is the wall clock of the process that was granted the lease: etcd
+// tells no time. Reclaimed is never reported.
+package etcdlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+const (
+	spentFor   = 3600                   // seconds for which a spent lease ID is remembered
+	placeFor   = 10                     // seconds for which a place in line is kept without a new watch
+	keptFor    = 300 * time.Millisecond // for the process that was woken before
+	minTTL     = 2                      // seconds; see LeaseGrant's minimum
+	maxRetries = 5                      // of a transaction whose base or floor was raised meanwhile
+)
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Prefix begins every key; empty means "fencepost/".
+	Prefix string
+}
+
+// Issuer issues leases from etcd. It is safe for concurrent use; call [New].
+type Issuer struct {
+	client  *clientv3.Client
+	prefix  string
+	process string
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+
+	mu       sync.Mutex
+	revision int64              // the highest that was seen
+	base     stored             // as last read
+	attempts map[int64]*attempt // by TTL
+	count    int                // of attempt keys
+	places   map[string]clientv3.LeaseID
+}
+
+// stored is a number under a key, and the key's revision; both 0 if there is
+// none.
+type stored struct{ value, modified int64 }
+
+// attempt is a key whose existence says that requests of its time may take
+// effect.
+type attempt struct {
+	key  string
+	from time.Duration // before its lease was asked for
+}
+
+// held is what is kept under a lease key.
+type held struct {
+	Version  int    `json:"v"`
+	ID       string `json:"id"`
+	Owner    string `json:"owner"`
+	Metadata string `json:"metadata,omitempty"`
+	Base     int64  `json:"base,string"` // what the token is above the key's create revision
+	At       int64  `json:"at"`          // ms since 1970, by the holder's clock
+
+	token guard.Token
+	lease clientv3.LeaseID
+}
+
+var (
+	_ driver.Issuer = (*Issuer)(nil)
+	_ driver.Floors = (*Issuer)(nil)
+)
+
+// New returns an issuer on client, which stays the caller's. It sends nothing.
+// opts may be nil. The error is a [*guard.InvalidError].
+func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
+	if client == nil {
+		return nil, guard.Invalid("client", "", "must not be nil")
+	}
+	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]*attempt{}, places: map[string]clientv3.LeaseID{}}
+	if opts != nil && opts.Prefix != "" {
+		i.prefix = opts.Prefix
+	}
+	i.ctx, i.cancel = context.WithCancel(context.Background())
+	return i, nil
+}
+
+// Limits: TTLs of whole seconds, and at least two.
+func (i *Issuer) Limits() driver.Limits {
+	return driver.Limits{MinTTL: minTTL * time.Second, TTLStep: time.Second,
+		Batch: 100, Poll: 5 * time.Second, MetadataBytes: 1000}
+}
+
+// Close ends the watches. The client is the caller's.
+func (i *Issuer) Close() error {
+	i.cancel()
+	return nil
+}
+
+func (i *Issuer) leaseKey(resource string) string { return i.prefix + "lease/" + resource }
+func (i *Issuer) floorKey(resource string) string { return i.prefix + "floor/" + resource }
+func (i *Issuer) baseKey() string                 { return i.prefix + "base" }
+func (i *Issuer) queue(resource string) string    { return i.prefix + "queue/" + resource + "\x00" }
+func (i *Issuer) spentKey(resource, id string) string {
+	return i.prefix + "spent/" + resource + "\x00" + id
+}
+
+// Acquire grants or refuses.
+func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	from := driver.Now()
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	if r.Waiting { // most likely it is held: one exchange instead of three
+		if h, err := i.holder(ctx, r.Resource); err != nil || h != nil && h.ID != r.LeaseID {
+			return driver.Grant{}, i.refusal(ctx, r.Claim(), h, err)
+		}
+	}
+	attemptKey, err := i.attempt(ctx, from, r.Timeout)
+	if err != nil {
+		return driver.Grant{}, unavailable("acquire", r.Claim(), err) // nothing of this request was sent
+	}
+	granted, err := i.client.Grant(ctx, int64(r.TTL/time.Second))
+	if err != nil {
+		// A lease without a key holds nothing.
+		return driver.Grant{}, unavailable("acquire", r.Claim(), err)
+	}
+	grant, err := i.create(ctx, r, granted.ID, attemptKey)
+	if err != nil || grant.Token == guard.NoToken {
+		i.revoke(granted.ID)
+	}
+	if err == nil && grant.Token == guard.NoToken { // it is this lease ID's already
+		return i.extendOwn(ctx, r, from)
+	}
+	grant.From = from
+	return grant, err
+}
+
+// create puts the lease's key if nobody has the lease. The grant has no token if
+// the lease runs already under the request's own ID.
+func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.LeaseID, attemptKey string) (driver.Grant, error) {
+	base, err := i.currentBase(ctx)
+	if err != nil {
+		return driver.Grant{}, unavailable("acquire", r.Claim(), err)
+	}
+	var floor stored // most resources have none; a transaction that fails tells
+	for range maxRetries {
+		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), At: time.Now().UnixMilli()}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
+		}
+		resp, err := i.client.Txn(ctx).If(
+			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(r.Resource)), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(i.spentKey(r.Resource, r.LeaseID)), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(attemptKey), ">", 0),
+			clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", base.modified),
+			clientv3.Compare(clientv3.ModRevision(i.floorKey(r.Resource)), "=", floor.modified),
+		).Then(
+			clientv3.OpPut(i.leaseKey(r.Resource), string(text), clientv3.WithLease(lease)),
+		).Else(
+			clientv3.OpGet(i.leaseKey(r.Resource)),
+			clientv3.OpGet(i.spentKey(r.Resource, r.LeaseID), clientv3.WithCountOnly()),
+			clientv3.OpGet(attemptKey, clientv3.WithCountOnly()),
+			clientv3.OpGet(i.baseKey()),
+			clientv3.OpGet(i.floorKey(r.Resource)),
+		).Commit()
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the request was so late that its lease had run out
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+		}
+		if err != nil {
+			return driver.Grant{}, failed("acquire", r.Claim(), err)
+		}
+		if err := i.forward(resp.Header.Revision); err != nil {
+			return driver.Grant{}, err // and the lease is revoked
+		}
+		if resp.Succeeded {
+			if value.Base > int64(guard.MaxToken)-resp.Header.Revision {
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
+			}
+			return driver.Grant{Token: guard.Token(value.Base + resp.Header.Revision), AcquiredAt: time.UnixMilli(value.At)}, nil
+		}
+		get := func(n int) *clientv3.GetResponse {
+			return (*clientv3.GetResponse)(resp.Responses[n].GetResponseRange())
+		}
+		h, err := holderOf(i.leaseKey(r.Resource), get(0).Kvs)
+		switch {
+		case err != nil:
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+		case get(1).Count > 0:
+			return driver.Grant{}, driver.ErrSpent
+		case h != nil && h.ID == r.LeaseID:
+			return driver.Grant{}, nil
+		case h != nil:
+			return driver.Grant{}, i.refusal(ctx, r.Claim(), h, nil)
+		case get(2).Count == 0:
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+		}
+		if base, err = storedOf(i.baseKey(), get(3).Kvs); err != nil {
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+		}
+		if floor, err = storedOf(i.floorKey(r.Resource), get(4).Kvs); err != nil {
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+		}
+		if base.modified == 0 { // somebody deleted it
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the key "+i.baseKey()+" is gone; call RaiseEpoch"))
+		}
+		i.setBase(base)
+	}
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("base or floor change all the time"))
+}
+
+// extendOwn answers a repeated acquire whose lease runs.
+func (i *Issuer) extendOwn(ctx context.Context, r driver.Request, from time.Duration) (driver.Grant, error) {
+	h, err := i.holder(ctx, r.Resource)
+	switch {
+	case err != nil:
+		return driver.Grant{}, failed("acquire", r.Claim(), err)
+	case h == nil || h.ID != r.LeaseID:
+		return driver.Grant{}, i.refusal(ctx, r.Claim(), h, nil)
+	}
+	if _, err := i.client.KeepAliveOnce(ctx, h.lease); err != nil {
+		return driver.Grant{}, failed("acquire", r.Claim(), err)
+	}
+	return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At), From: from}, nil
+}
+
+// refusal says who has the lease and for how long; nobody is the same as held
+// for no time.
+func (i *Issuer) refusal(ctx context.Context, claim guard.Claim, h *held, err error) error {
+	if err != nil {
+		return unavailable("acquire", claim, err) // only reads were sent
+	}
+	told := i.told(ctx, claim.Resource, h)
+	return told
+}
+
+func (i *Issuer) told(ctx context.Context, resource string, h *held) *driver.HeldError {
+	if h == nil {
+		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
+	}
+	remaining := time.Second // unless the cluster tells
+	if ttl, err := i.client.TimeToLive(ctx, h.lease); err == nil {
+		remaining = max(time.Duration(ttl.TTL)*time.Second, time.Millisecond)
+	}
+	return &driver.HeldError{Resource: resource, Token: h.token, LeaseID: h.ID, Owner: h.Owner, Metadata: h.Metadata,
+		Remaining: remaining, ExpiresAt: time.Now().Add(remaining)}
+}
+
+// Renew looks at the keys in one transaction, so that a lease whose key was
+// deleted is over, and then extends the etcd leases side by side.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	from := driver.Now()
+	gets := make([]clientv3.Op, len(renewals))
+	for n, r := range renewals {
+		gets[n] = clientv3.OpGet(i.leaseKey(r.Claim.Resource))
+	}
+	resp, err := i.client.Txn(ctx).Then(gets...).Commit()
+	if err == nil {
+		err = i.forward(resp.Header.Revision)
+	}
+	if err != nil {
+		for n, r := range renewals {
+			results[n] = driver.Renewed{Err: unavailable("renew", r.Claim, err)} // only reads were sent
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 32)
+	for n, r := range renewals {
+		h, err := holderOf(i.leaseKey(r.Claim.Resource), resp.Responses[n].GetResponseRange().Kvs)
+		switch {
+		case err != nil:
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, err)}
+			continue
+		case h == nil || h.ID != r.Claim.LeaseID || h.token != r.Claim.Token:
+			results[n] = driver.Renewed{State: driver.Over}
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			alive, err := i.client.KeepAliveOnce(ctx, h.lease)
+			switch {
+			case errors.Is(err, rpctypes.ErrLeaseNotFound):
+				results[n] = driver.Renewed{State: driver.Over}
+			case err != nil:
+				results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
+			default:
+				results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: min(r.TTL, time.Duration(alive.TTL)*time.Second)}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Release revokes the claim's etcd lease, never a key by its name. Without a
+// token it spends the lease ID first.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	var h *held
+	if claim.Token == guard.NoToken {
+		hour, err := i.client.Grant(ctx, spentFor)
+		if err != nil {
+			return false, unavailable("release", claim, err)
+		}
+		resp, err := i.client.Txn(ctx).Then(
+			clientv3.OpPut(i.spentKey(claim.Resource, claim.LeaseID), "", clientv3.WithLease(hour.ID)),
+			clientv3.OpGet(i.leaseKey(claim.Resource)),
+		).Commit()
+		if err != nil {
+			return false, failed("release", claim, err)
+		}
+		if h, err = holderOf(i.leaseKey(claim.Resource), resp.Responses[1].GetResponseRange().Kvs); err != nil {
+			return false, guard.Unavailable("release", claim, err)
+		}
+	} else if h, err = i.holder(ctx, claim.Resource); err != nil {
+		return false, unavailable("release", claim, err)
+	}
+	if h == nil || h.ID != claim.LeaseID || claim.Token != guard.NoToken && h.token != claim.Token {
+		return false, nil
+	}
+	switch _, err := i.client.Revoke(ctx, h.lease); {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return false, nil
+	case err != nil:
+		return false, failed("release", claim, err)
+	}
+	return true, nil
+}
+
+// revoke gives an etcd lease back that no key needs; if that fails, it ends by
+// itself.
+func (i *Issuer) revoke(lease clientv3.LeaseID) {
+	ctx, cancel := context.WithTimeout(i.ctx, 5*time.Second)
+	defer cancel()
+	i.client.Revoke(ctx, lease)
+}
+
+// Watch says who has the lease. A waiter stands in line with a key of its own
+// and watches the one before it, so that a release wakes the first alone.
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	if w.LeaseID != "" {
+		if err := i.line(ctx, w.Resource); err != nil {
+			return driver.Watching{}, err
+		}
+	}
+	resp, err := i.client.Get(ctx, i.leaseKey(w.Resource))
+	if err != nil {
+		return driver.Watching{}, err
+	}
+	h, err := holderOf(i.leaseKey(w.Resource), resp.Kvs)
+	if err != nil {
+		return driver.Watching{}, guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, err)
+	}
+	watching, stop := context.WithCancel(clientv3.WithRequireLeader(i.ctx))
+	go func() {
+		defer stop()
+		if w.LeaseID == "" {
+			i.changed(watching, i.leaseKey(w.Resource), resp.Header.Revision+1, false)
+		} else {
+			i.turn(watching, w.Resource, resp.Header.Revision+1)
+		}
+		if watching.Err() == nil {
+			ring()
+		}
+	}()
+	out := driver.Watching{Stop: stop}
+	if h != nil && h.ID != w.LeaseID {
+		out.Held = i.told(ctx, w.Resource, h)
+	}
+	return out, nil
+}
+
+// line takes this process's place in line, or keeps it.
+func (i *Issuer) line(ctx context.Context, resource string) error {
+	i.mu.Lock()
+	place, ok := i.places[resource]
+	i.mu.Unlock()
+	if ok {
+		if _, err := i.client.KeepAliveOnce(ctx, place); err == nil {
+			return nil
+		}
+	}
+	lease, err := i.client.Grant(ctx, placeFor)
+	if err != nil {
+		return err
+	}
+	if _, err := i.client.Put(ctx, i.queue(resource)+i.process, "", clientv3.WithLease(lease.ID)); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.places[resource] = lease.ID
+	i.mu.Unlock()
+	return nil
+}
+
+// leave gives up the place in line, so that the next is the first.
+func (i *Issuer) leave(resource string) {
+	i.mu.Lock()
+	place, ok := i.places[resource]
+	delete(i.places, resource)
+	i.mu.Unlock()
+	if ok {
+		go i.revoke(place)
+	}
+}
+
+// turn returns when it is this process's turn: it is the first in line and the
+// lease's key was deleted since the revision; or when nobody knows.
+func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
+	mine := i.queue(resource) + i.process
+	for ctx.Err() == nil {
+		resp, err := i.client.Get(ctx, i.queue(resource), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+		if err != nil {
+			return
+		}
+		before := ""
+		for _, kv := range resp.Kvs {
+			if string(kv.Key) == mine {
+				break
+			}
+			before = string(kv.Key)
+		}
+		if before == "" {
+			i.changed(ctx, i.leaseKey(resource), revision, true)
+			i.leave(resource)
+			return
+		}
+		if !i.changed(ctx, before, resp.Header.Revision+1, true) {
+			return
+		}
+		// The one before was woken, or is gone. It gets a moment to take the
+		// lease; if nobody has it then, this process may already be the first.
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keptFor):
+		}
+		now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
+		if err != nil {
+			return
+		}
+		if now.Count > 0 {
+			revision = now.Header.Revision + 1
+		}
+	}
+}
+
+// changed waits for a change of key, or for its deletion; false if the watch
+// failed.
+func (i *Issuer) changed(ctx context.Context, key string, revision int64, deletion bool) bool {
+	for resp := range i.client.Watch(ctx, key, clientv3.WithRev(revision)) {
+		if resp.Err() != nil {
+			return false
+		}
+		for _, e := range resp.Events {
+			if !deletion || e.Type == clientv3.EventTypeDelete {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Advance raises the tokens of a resource that nobody holds above the given one.
+// What it wrote is lost with lost data: repeat it after a restore.
+func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
+	claim := guard.Claim{Resource: resource}
+	for range maxRetries {
+		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(i.leaseKey(resource)), clientv3.OpGet(i.floorKey(resource))).Commit()
+		if err != nil {
+			return guard.NoToken, unavailable("advance", claim, err)
+		}
+		h, err := holderOf(i.leaseKey(resource), resp.Responses[0].GetResponseRange().Kvs)
+		if err != nil {
+			return guard.NoToken, guard.Unavailable("advance", claim, err)
+		}
+		if h != nil && h.token < above {
+			return guard.NoToken, i.told(ctx, resource, h)
+		}
+		floor, err := storedOf(i.floorKey(resource), resp.Responses[1].GetResponseRange().Kvs)
+		if err != nil {
+			return guard.NoToken, guard.Unavailable("advance", claim, err)
+		}
+		base, err := i.currentBase(ctx)
+		if err != nil {
+			return guard.NoToken, unavailable("advance", claim, err)
+		}
+		reached := guard.Token(max(base.value, floor.value) + resp.Header.Revision)
+		if reached >= above || h != nil {
+			return max(reached, above), nil
+		}
+		put, err := i.client.Txn(ctx).If(
+			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(resource)), "=", 0),
+			clientv3.Compare(clientv3.ModRevision(i.floorKey(resource)), "=", floor.modified),
+		).Then(clientv3.OpPut(i.floorKey(resource), strconv.FormatInt(int64(above)-resp.Header.Revision, 10))).Commit()
+		if err != nil {
+			return guard.NoToken, failed("advance", claim, err)
+		}
+		if put.Succeeded {
+			return above, nil
+		}
+	}
+	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
+}
+
+// RaiseEpoch lifts all later tokens above those of the cluster's former self: it
+// sets the base from this process's clock, unless it is higher. Call it after
+// every restore of a snapshot.
+func (i *Issuer) RaiseEpoch(ctx context.Context) error {
+	for range maxRetries {
+		resp, err := i.client.Get(ctx, i.baseKey())
+		if err != nil {
+			return unavailable("raise epoch", guard.Claim{}, err)
+		}
+		old, err := storedOf(i.baseKey(), resp.Kvs)
+		if err != nil {
+			return guard.Unavailable("raise epoch", guard.Claim{}, err)
+		}
+		done, err := i.putBase(ctx, old, max(old.value, time.Now().UnixMilli()<<20))
+		if err != nil {
+			return failed("raise epoch", guard.Claim{}, err)
+		}
+		if done {
+			i.mu.Lock()
+			i.revision = 0 // what went back is dealt with
+			i.mu.Unlock()
+			return nil
+		}
+	}
+	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base changes all the time"))
+}
+
+// currentBase returns the base as this issuer read it last. Where a cluster has
+// none it is set from the clock.
+func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
+	for range maxRetries {
+		i.mu.Lock()
+		base := i.base
+		i.mu.Unlock()
+		if base.modified != 0 {
+			return base, nil
+		}
+		resp, err := i.client.Get(ctx, i.baseKey())
+		if err != nil {
+			return stored{}, err
+		}
+		if base, err = storedOf(i.baseKey(), resp.Kvs); err != nil {
+			return stored{}, err
+		}
+		if base.modified != 0 {
+			i.setBase(base)
+			continue
+		}
+		if _, err := i.putBase(ctx, stored{}, time.Now().UnixMilli()<<20); err != nil {
+			return stored{}, err
+		}
+	}
+	return stored{}, errors.New("the base changes all the time")
+}
+
+func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {
+	resp, err := i.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified)).
+		Then(clientv3.OpPut(i.baseKey(), strconv.FormatInt(value, 10))).Commit()
+	if err != nil || !resp.Succeeded {
+		return false, err
+	}
+	i.setBase(stored{value: value, modified: resp.Header.Revision})
+	return true, nil
+}
+
+func (i *Issuer) setBase(base stored) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if base.modified > i.base.modified {
+		i.base = base
+	}
+}
+
+// attempt returns the key that must exist for a request of this time to take
+// effect. Requests of one timeout share it for half of its life.
+func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (string, error) {
+	ttl := max(int64(timeout/time.Second)-1, minTTL)
+	i.mu.Lock()
+	defer i.mu.Unlock() // the others would need it as well
+	if a := i.attempts[ttl]; a != nil && from < a.from+time.Duration(ttl)*time.Second/2 {
+		return a.key, nil
+	}
+	i.count++
+	a := &attempt{key: i.prefix + "attempt/" + i.process + "/" + strconv.Itoa(i.count), from: driver.Now()}
+	lease, err := i.client.Grant(ctx, ttl)
+	if err != nil {
+		return "", err
+	}
+	if _, err := i.client.Put(ctx, a.key, "", clientv3.WithLease(lease.ID)); err != nil {
+		return "", err
+	}
+	i.attempts[ttl] = a
+	return a.key, nil
+}
+
+// forward takes note of a revision and refuses one that went back.
+func (i *Issuer) forward(revision int64) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	// Answers overtake each other by a little; a restore loses more.
+	if revision < i.revision-10_000 || revision < i.revision/2 {
+		return fmt.Errorf("fencepost: %w: etcd's revision was %d and is %d, so the cluster was restored or replaced; call RaiseEpoch, then restart the workers",
+			guard.ErrMarkAhead, i.revision, revision)
+	}
+	i.revision = max(i.revision, revision)
+	return nil
+}
+
+func (i *Issuer) holder(ctx context.Context, resource string) (*held, error) {
+	resp, err := i.client.Get(ctx, i.leaseKey(resource))
+	if err != nil {
+		return nil, err
+	}
+	return holderOf(i.leaseKey(resource), resp.Kvs)
+}
+
+// holderOf reads a lease's key; nil if there is none.
+func holderOf(key string, kvs []*mvccpb.KeyValue) (*held, error) {
+	if len(kvs) == 0 {
+		return nil, nil
+	}
+	h := &held{lease: clientv3.LeaseID(kvs[0].Lease)}
+	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || kvs[0].Lease == 0 {
+		return nil, foreign{key, string(kvs[0].Value)}
+	}
+	h.token = guard.Token(h.Base + kvs[0].CreateRevision)
+	return h, nil
+}
+
+// storedOf reads a number under a key; zero if there is none.
+func storedOf(key string, kvs []*mvccpb.KeyValue) (stored, error) {
+	if len(kvs) == 0 {
+		return stored{}, nil
+	}
+	n, err := strconv.ParseInt(string(kvs[0].Value), 10, 64)
+	if err != nil || n < 0 {
+		return stored{}, foreign{key, string(kvs[0].Value)}
+	}
+	return stored{value: n, modified: kvs[0].ModRevision}, nil
+}
+
+// foreign is a value that this package did not write.
+type foreign struct{ key, value string }
+
+func (e foreign) Error() string {
+	return fmt.Sprintf("the key %q holds something else: %.64q", e.key, e.value)
+}
+
+// unavailable is for an error of a request that wrote nothing that counts.
+func unavailable(op string, claim guard.Claim, err error) error {
+	return guard.Unavailable(op, claim, err)
+}
+
+// failed says what the error of a write means: the cluster's refusals came
+// before anything was written.
+func failed(op string, claim guard.Claim, err error) error {
+	code := status.Code(err)
+	var e rpctypes.EtcdError
+	if errors.As(err, &e) {
+		code = e.Code()
+	}
+	switch code {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
+		return guard.Unavailable(op, claim, err)
+	}
+	return guard.OutcomeUnknown(op, claim, err)
+}

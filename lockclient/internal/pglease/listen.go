@@ -1,0 +1,342 @@
+package pglease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+)
+
+// Wake says how waiters learn of releases.
+type Wake string
+
+const (
+	// WakeAuto listens, unless the connection comes from a pooler.
+	WakeAuto Wake = "auto"
+	// WakeNotify listens in any case.
+	WakeNotify Wake = "notify"
+	// WakePoll never listens.
+	WakePoll Wake = "poll"
+)
+
+// listener is an issuer's one listening connection and the watches that it
+// serves. It is opened when somebody waits, closed when nobody has for a while,
+// and opened again when it breaks.
+//
+// No wake-up is lost, in whatever order a release, the setting of the wake mark
+// and the start of listening come, because a waiter sleeps only after these two
+// steps in this order:
+//
+//  1. It listens: subscribed, and the connection's LISTEN has committed.
+//  2. It has set the wake mark on a lease that was still held then, or has
+//     found one that lasts: [watchSQL].
+//
+// A release and a mark take the same row's lock, so one is before the other. If
+// the mark is first, the release sees it and notifies, and that comes to step
+// 1's connection. If the release is first, the mark finds nothing held, and the
+// waiter asks instead of sleeping. A mark that is found, not set, was there
+// before the row's version that was read; a release after that version saw it.
+// If the connection breaks after step 1, every watch is rung. A mark that ran
+// out unnoticed, a connection that is dead without having said so, or a process
+// that is named and does not come costs the waiter at most the time until it
+// looks again by itself.
+type listener struct {
+	// connect opens a connection, notify sends a notification by another one.
+	connect func(ctx context.Context) (*pgx.Conn, error)
+	notify  func(ctx context.Context, payload string) error
+	// tell is told once that notifications do not arrive, with the error, and
+	// then that they do again.
+	tell    func(error)
+	timeout time.Duration // of connecting
+	process string
+	wake    Wake
+
+	idle  time.Duration // how long to stay when nobody waits
+	quiet time.Duration // how long to trust a connection that says nothing
+	test  time.Duration // how long a notification to oneself may take
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	subs    map[*subscription]struct{}
+	running bool
+	closed  bool
+	up      bool
+	used    time.Time // when somebody waited last
+	told    bool      // of a failure
+}
+
+// subscription is one watch.
+type subscription struct {
+	topic  string
+	waiter bool
+	ring   func()
+}
+
+const (
+	listenIdle  = 30 * time.Second
+	listenQuiet = 10 * time.Second
+	listenTest  = 2 * time.Second
+	// lastListenPause is the longest pause between two tries to listen. A pooler
+	// costs a connection each.
+	lastListenPause = 30 * time.Second
+)
+
+var (
+	// errUndelivered: what a pooler in transaction mode makes of LISTEN, which
+	// it answers as if it had worked.
+	errUndelivered = errors.New("LISTEN was accepted, but a notification to oneself does not arrive; waiters poll (a pooler in transaction mode?)")
+	// errPooler: a pooler may give the connection's server process to another
+	// client with its next transaction, which would then be the one that listens.
+	errPooler = errors.New("the connection comes from a pooler, since its server process is not the one of the handshake; it does not listen, waiters poll")
+)
+
+func (i *Issuer) newListener(c Config) *listener {
+	config := c.Pool.Config()
+	config.ConnConfig.OnNotification = nil // the driver's own queue, which is read here
+	l := &listener{
+		timeout: c.OpTimeout, process: i.process, wake: c.Wake,
+		subs: map[*subscription]struct{}{}, idle: listenIdle, quiet: listenQuiet, test: listenTest,
+	}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.connect = func(ctx context.Context) (*pgx.Conn, error) {
+		settings := config.ConnConfig.Copy()
+		if config.BeforeConnect != nil { // such as a password of the day
+			if err := config.BeforeConnect(ctx, settings); err != nil {
+				return nil, err
+			}
+			settings.OnNotification = nil
+		}
+		conn, err := pgx.ConnectConfig(ctx, settings)
+		if err == nil && config.AfterConnect != nil {
+			if err = config.AfterConnect(ctx, conn); err != nil {
+				conn.Close(ctx)
+			}
+		}
+		return conn, err
+	}
+	l.notify = func(ctx context.Context, payload string) error {
+		_, err := i.own.Exec(ctx, "SELECT pg_notify($1::text, $2::text)", Channel, payload)
+		return err
+	}
+	l.tell = func(err error) {
+		switch {
+		case c.Logger == nil:
+		case err != nil:
+			c.Logger.Warn("lock_listen_failed", slog.String("ownerId", c.Owner), slog.String("error", err.Error()))
+		default:
+			c.Logger.Info("lock_listen_restored", slog.String("ownerId", c.Owner))
+		}
+	}
+	return l
+}
+
+func (l *listener) subscribe(resource string, waiter bool, ring func()) *subscription {
+	s := &subscription{topic: Topic(resource), waiter: waiter, ring: ring}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.subs[s] = struct{}{}
+	if !l.running && !l.closed && l.wake != WakePoll {
+		l.running = true
+		l.wg.Go(l.run)
+	}
+	return s
+}
+
+func (l *listener) unsubscribe(s *subscription) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.subs, s)
+	l.used = time.Now()
+}
+
+func (l *listener) listening() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.up
+}
+
+func (l *listener) close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.cancel()
+	l.wg.Wait()
+}
+
+// run keeps a connection until nobody needs it.
+func (l *listener) run() {
+	for attempt := 0; !l.stop(); attempt++ {
+		worked, err := l.session()
+		if worked {
+			attempt = 0
+		}
+		if err == nil || l.ctx.Err() != nil {
+			continue
+		}
+		l.report(err)
+		pause.For(l.ctx, pause.Jitter(min(lastListenPause, 20*time.Millisecond<<min(attempt, 12)), 2), nil)
+	}
+}
+
+// stop ends run if nobody waits, in one step with saying so: a waiter that
+// comes after starts another run.
+func (l *listener) stop() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx.Err() == nil && (len(l.subs) > 0 || time.Since(l.used) < l.idle) {
+		return false
+	}
+	l.running = false
+	return true
+}
+
+func (l *listener) unused() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.subs) == 0 && time.Since(l.used) >= l.idle
+}
+
+// report tells of a failure, or with no error of its end, when that is news.
+func (l *listener) report(err error) {
+	l.mu.Lock()
+	news := l.told != (err != nil)
+	l.told = err != nil
+	l.mu.Unlock()
+	if news {
+		l.tell(err)
+	}
+}
+
+// session listens on one connection until it breaks, nobody needs it (no error)
+// or the issuer is closed.
+func (l *listener) session() (worked bool, err error) {
+	connecting, cancel := context.WithTimeout(l.ctx, l.timeout)
+	defer cancel()
+	conn, err := l.connect(connecting)
+	if err != nil {
+		return false, fmt.Errorf("connecting in order to listen: %w", err)
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		conn.Close(closing)
+	}()
+	if l.wake != WakeNotify {
+		if pooled, err := isPooled(connecting, conn); pooled || err != nil {
+			return false, errors.Join(err, errPooler)
+		}
+	}
+	if _, err := conn.PgConn().Exec(connecting, `LISTEN "`+Channel+`"`).ReadAll(); err != nil {
+		return false, fmt.Errorf("listening: %w", err)
+	}
+	if err := l.selfTest(conn); err != nil {
+		return false, err
+	}
+	l.mu.Lock()
+	l.up = true
+	l.mu.Unlock()
+	l.report(nil)
+	defer l.lost()
+	for {
+		heard, err := l.receive(conn, l.quiet, "")
+		switch {
+		case err != nil:
+			return true, err
+		case l.unused():
+			return true, nil
+		case heard:
+			continue
+		}
+		// Silence: of a server with nothing to say, or of a connection that is
+		// dead and does not know it.
+		if err := l.selfTest(conn); err != nil {
+			return true, err
+		}
+	}
+}
+
+// isPooled compares the server process with that of the handshake, which a
+// pooler makes up.
+func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	results, err := conn.PgConn().Exec(ctx, "SELECT pg_backend_pid()").ReadAll()
+	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
+		return false, fmt.Errorf("asking for the server process: %w", err)
+	}
+	return string(results[0].Rows[0][0]) != fmt.Sprint(conn.PgConn().PID()), nil
+}
+
+// lost rings everybody: from now on releases may be missed.
+func (l *listener) lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.up = false
+	for s := range l.subs {
+		s.ring()
+	}
+}
+
+// selfTest has another connection notify this one. It must be another one: to
+// the connection that sends it, a notification comes with the answer, which even
+// a pooler in transaction mode passes on.
+func (l *listener) selfTest(conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
+	defer cancel()
+	nonce := "test " + NewLeaseID()
+	if err := l.notify(ctx, nonce); err != nil {
+		return fmt.Errorf("notifying oneself: %w", err)
+	}
+	heard, err := l.receive(conn, l.test, nonce)
+	if err == nil && !heard {
+		err = errUndelivered
+	}
+	return err
+}
+
+// receive passes on one notification, or all up to the payload until; heard is
+// false if the time passed first.
+func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
+	ctx, cancel := context.WithTimeout(l.ctx, atMost)
+	defer cancel()
+	for {
+		n, err := conn.WaitForNotification(ctx)
+		switch {
+		case err == nil:
+		case l.ctx.Err() != nil:
+			return false, l.ctx.Err()
+		case ctx.Err() != nil && !conn.IsClosed():
+			return false, nil
+		default:
+			return false, fmt.Errorf("the listening connection: %w", err)
+		}
+		if n.Payload == until {
+			return true, nil
+		}
+		l.heard(n.Payload)
+		if until == "" {
+			return true, nil
+		}
+	}
+}
+
+// heard rings who watches a topic. Of the waiters only those of the named
+// process may try, or all if none is named; the others hold back.
+func (l *listener) heard(payload string) {
+	topic, process, _ := strings.Cut(payload, " ")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for s := range l.subs {
+		if s.topic == topic && (!s.waiter || process == "" || process == l.process) {
+			s.ring()
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package lockclient
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+)
+
+// maxNap bounds how long a timer is trusted. Timers stand still while a machine
+// is suspended, the clock does not, so the keeper looks at the clock again at
+// least this often.
+const maxNap = time.Second
+
+// togetherShare is the part of the renewal interval by which a renewal may go out
+// early, with others that are due.
+const togetherShare = 25
+
+// keeper watches over the leases of a client with one goroutine: it ends those
+// whose deadline has passed, and renews those that are kept, many at once. The
+// goroutine is there while there are leases.
+type keeper struct {
+	c *Client
+
+	mu      sync.Mutex
+	leases  leaseHeap
+	running bool
+	closed  bool
+	woken   chan struct{} // holds one
+	wg      sync.WaitGroup
+}
+
+// watch has the keeper look at a lease at next, in place of when it was to.
+func (k *keeper) watch(l *Lease, next time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return
+	}
+	if l.next = next; l.place >= 0 {
+		heap.Fix(&k.leases, l.place)
+	} else {
+		heap.Push(&k.leases, l)
+	}
+	if k.woken == nil {
+		k.woken = make(chan struct{}, 1)
+	}
+	if !k.running {
+		k.running = true
+		k.wg.Go(k.run)
+	} else if l.place == 0 {
+		k.wake()
+	}
+}
+
+func (k *keeper) wake() {
+	select {
+	case k.woken <- struct{}{}:
+	default:
+	}
+}
+
+// forget ends the watch over a lease.
+func (k *keeper) forget(l *Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if l.place >= 0 {
+		heap.Remove(&k.leases, l.place)
+	}
+	if len(k.leases) == 0 && k.running {
+		k.wake()
+	}
+}
+
+// step ends what is over by a clock that was moved, and looks at the rest.
+func (k *keeper) step() {
+	k.mu.Lock()
+	all := slices.Clone(k.leases)
+	k.mu.Unlock()
+	for _, l := range all {
+		l.Err() // ends what is over
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.running {
+		k.wake()
+	}
+}
+
+// lost ends a lease that the issuer noticed to be over.
+func (k *keeper) lost(claim guard.Claim, cause error) {
+	k.mu.Lock()
+	all := slices.Clone(k.leases)
+	k.mu.Unlock()
+	for _, l := range all {
+		if l.claim == claim {
+			l.end(&LostError{Claim: claim, Cause: cause})
+		}
+	}
+}
+
+func (k *keeper) close() {
+	k.mu.Lock()
+	k.closed = true
+	if k.running {
+		k.wake()
+	}
+	k.mu.Unlock()
+	k.wg.Wait()
+}
+
+// run looks at the leases as their time comes, until there are none.
+func (k *keeper) run() {
+	timer := time.NewTimer(maxNap)
+	defer timer.Stop()
+	for {
+		due, nap, ok := k.take()
+		if !ok {
+			return
+		}
+		k.renew(due)
+		timer.Reset(nap)
+		select {
+		case <-timer.C:
+		case <-k.woken:
+		}
+	}
+}
+
+// take returns the leases that are to be renewed now, and how long to wait for
+// the next; false if the keeper is to end.
+func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
+	var over []*Lease
+	k.mu.Lock()
+	now := k.c.clock()
+	until := now
+	for len(k.leases) > 0 && k.leases[0].next <= until {
+		l := k.leases[0]
+		renew, deadline, look := l.dueBy(until)
+		switch {
+		case deadline <= now:
+			over = append(over, l)
+			heap.Pop(&k.leases) // it comes no more
+			continue
+		case renew:
+			if until == now { // the first: what is nearly due goes along
+				until = now + l.interval()/togetherShare
+			}
+			due = append(due, l)
+		}
+		l.next = max(look, until+1) // unless a renewal says otherwise
+		heap.Fix(&k.leases, 0)
+	}
+	if k.closed || len(k.leases) == 0 && len(over) == 0 && len(due) == 0 {
+		k.running = false
+		k.mu.Unlock()
+		return nil, 0, false
+	}
+	nap = maxNap
+	if len(k.leases) > 0 {
+		nap = min(nap, max(0, k.leases[0].next-now))
+	}
+	k.mu.Unlock()
+	for _, l := range over {
+		l.Err() // ends it
+	}
+	if len(over) > 0 {
+		nap = 0 // whether it was the last is seen at once
+	}
+	return due, nap, true
+}
+
+// renew sends renewals, earliest deadline first, those that failed before apart
+// from the rest: they may fail again.
+func (k *keeper) renew(due []*Lease) {
+	if len(due) == 0 {
+		return
+	}
+	slices.SortFunc(due, func(a, b *Lease) int {
+		return cmp.Or(cmp.Compare(a.urgency(), b.urgency()), cmp.Compare(a.currentDeadline(), b.currentDeadline()))
+	})
+	size := max(1, k.c.limits.Batch)
+	for len(due) > 0 {
+		n := 1
+		for n < len(due) && n < size && due[n].urgency() == due[0].urgency() {
+			n++
+		}
+		batch := due[:n]
+		due = due[n:]
+		k.wg.Go(func() { k.send(batch) })
+	}
+}
+
+// send renews one batch. It takes at most half of what is left to the first
+// deadline in it, so that another attempt fits in.
+func (k *keeper) send(batch []*Lease) {
+	began := k.c.clock()
+	timeout := batch[0].renewTimeout()
+	slices.SortFunc(batch, func(a, b *Lease) int { return cmp.Compare(a.claim.Resource, b.claim.Resource) })
+	renewals, results := make([]driver.Renewal, len(batch)), make([]driver.Renewed, len(batch))
+	for n, l := range batch {
+		renewals[n] = driver.Renewal{Claim: l.claim, TTL: l.ttl}
+		l.trySince(began)
+	}
+	ctx, cancel := context.WithTimeout(k.c.patience, timeout)
+	k.c.issuer.Renew(ctx, renewals, results)
+	cancel()
+	for n, l := range batch {
+		r := results[n]
+		if r.State == driver.Over {
+			k.wg.Go(func() { l.renewed(r, began) }) // it asks why
+			continue
+		}
+		next := l.renewed(r, began)
+		if l.Err() == nil {
+			k.watch(l, next)
+		}
+	}
+}
+
+// renewed takes a renewal's result, tells of it and returns when to renew next.
+func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Duration) {
+	c := l.client
+	ctx := context.Background()
+	answered := c.clock()
+	var err error
+	switch r.State {
+	case driver.Extended:
+		l.checkMargin(ctx, answered, true)
+		l.extend(deadline(r.From, cmp.Or(r.TTL, l.ttl)))
+		err = l.Err()
+	case driver.Over:
+		l.end(&LostError{Claim: l.claim, Cause: c.why(ctx, l.claim, l.Remaining()/2)})
+		err = l.Err()
+	default:
+		if err = r.Err; err == nil {
+			err = guard.OutcomeUnknown("renew", l.claim, errors.New("the issuer did not answer for this lease"))
+		}
+		l.checkMargin(ctx, answered, false)
+	}
+	l.mu.Lock()
+	l.renewing = false
+	if err == nil {
+		l.failures = 0
+		l.renewAt = answered + pause.Jitter(l.every, 5)
+	} else {
+		// Soon enough for several tries before the deadline, and not in a
+		// storm: everybody's renewals fail together when the server restarts.
+		l.failed = err
+		l.failures++
+		l.renewAt = answered + min(pause.Backoff(l.failures+2), max((l.deadline-answered)/4, time.Millisecond))
+	}
+	next = l.nextLook()
+	l.mu.Unlock()
+	c.events.renewed(ctx, l, err, answered-began)
+	return next
+}
+
+// leaseHeap has the lease that is to be looked at first at its top.
+type leaseHeap []*Lease
+
+func (h leaseHeap) Len() int           { return len(h) }
+func (h leaseHeap) Less(i, j int) bool { return h[i].next < h[j].next }
+func (h leaseHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+// Push is heap.Interface's.
+func (h *leaseHeap) Push(x any) {
+	l := x.(*Lease)
+	l.place = len(*h)
+	*h = append(*h, l)
+}
+
+// Pop is heap.Interface's.
+func (h *leaseHeap) Pop() any {
+	last := len(*h) - 1
+	l := (*h)[last]
+	(*h)[last] = nil
+	*h, l.place = (*h)[:last], -1
+	return l
+}
