@@ -37,8 +37,8 @@ type Bucket struct {
 }
 
 // Open returns the bucket after probing the store: whether it enforces
-// preconditions, also under concurrency, answers reads with one version of an
-// object also beside writes, replaces metadata, and makes opaque ETags; see
+// preconditions, also under concurrency, answers reads beside writes with nothing
+// older than the ETag, replaces metadata, and makes opaque ETags; see
 // [Probe]. The probe sends about 1,500 requests in three bursts, which takes 1.5
 // to 10 seconds, to keys of its own, and deletes them; it needs the right to. In
 // a bucket with versioning their versions stay. The client should be able to have

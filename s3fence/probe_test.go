@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -242,6 +243,56 @@ func (c *mixedBodies) GetObject(ctx context.Context, in *s3.GetObjectInput, opts
 		out.Body = io.NopCloser(strings.NewReader(string(body)))
 	}
 	return out, err
+}
+
+// tornHeads is a store whose HEAD answers have the ETag or the metadata of the
+// answer before.
+type tornHeads struct {
+	*s3.Client
+	oldETag bool
+	before  atomic.Pointer[s3.HeadObjectOutput]
+}
+
+func (c *tornHeads) HeadObject(ctx context.Context, in *s3.HeadObjectInput, opts ...func(*s3.Options)) (*s3.HeadObjectOutput, error) {
+	out, err := c.Client.HeadObject(ctx, in, opts...)
+	if err != nil || out.Metadata["fencepost-probe"] == "" || len(out.Metadata) != 1 {
+		return out, err
+	}
+	before := c.before.Swap(out)
+	if before == nil {
+		return out, nil
+	}
+	older, _ := strconv.Atoi(before.Metadata["fencepost-probe"])
+	newer, _ := strconv.Atoi(out.Metadata["fencepost-probe"])
+	if older >= newer || newer-older > 10 { // of another burst
+		return out, nil
+	}
+	torn := *out
+	if c.oldETag {
+		torn.ETag = before.ETag
+	} else {
+		torn.Metadata = before.Metadata
+	}
+	return &torn, nil
+}
+
+// An ETag older than what comes with it is harmless, because a write on that
+// condition fails; a newer one would let a write through that was decided on an
+// old mark.
+func TestProbeOfTornReads(t *testing.T) {
+	server := newServer(t, nil)
+	b, err := s3fence.Open(t.Context(), &tornHeads{Client: newClient(server), oldETag: true}, bucketName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks := b.Probe().Checks
+	if seen := checks[len(checks)-1].Seen; strings.HasSuffix(seen, " in 0 they were newer than the ETag") {
+		t.Errorf("no torn read was seen: %s", seen)
+	}
+	_, err = s3fence.Open(t.Context(), &tornHeads{Client: newClient(server)}, bucketName, nil)
+	if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.HasPrefix(err.Error(), "reads beside writes: HEAD gave") {
+		t.Errorf("Open = %v", err)
+	}
 }
 
 func TestProbeRefusesWhatReadersSee(t *testing.T) {
