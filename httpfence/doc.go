@@ -2,29 +2,30 @@
 // holder, and lets its clients present their fencing tokens. It works with chi,
 // with [net/http.ServeMux] and with any other router.
 //
-// A client sends the token of its lease as a precondition in the sense of RFC
+// A client sends the claim of its lease as a precondition in the sense of RFC
 // 9110, section 13.1:
 //
 //	POST /tenants/7/billing-close HTTP/1.1
 //	X-Fencing-Token: 11
 //	X-Fencing-Lease: 0197-6a41
+//	X-Fencing-Resource: 7:billing-close
 //
 // # Use
 //
-//	marks := guard.NewMemory(nil) // replicas share a store in a database
-//	fence := httpfence.New(marks, httpfence.ChiParam("id"), nil)
+//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close"))
+//	resource, err := httpfence.Named(closes, httpfence.Bindings{"tenant": tenantOfSession})
+//	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: db.Transactor()}) // a sqlfence.DB
 //	router := chi.NewRouter()
-//	router.With(fence.Admit).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
-//		claim, _ := guard.ClaimFrom(r.Context())
-//		if err := closeAccount(r.Context(), claim); err != nil { // a fenced write
-//			fence.Reject(w, r, err)
-//			return
-//		}
+//	router.Post("/billing-close/raise", fence.Raise)
+//	router.With(mustExist, fence.InTx).Post("/billing-close", func(w http.ResponseWriter, r *http.Request) {
+//		tx, _ := db.TxFrom(r.Context())
+//		...
 //	})
 //
 // and in the client:
 //
-//	client := &http.Client{Transport: httpfence.NewTransport(nil, []string{"https://ledger.internal:8443"}, nil)}
+//	transport, err := httpfence.NewTransport(nil, []string{"https://ledger.internal:8443"}, nil)
+//	client := &http.Client{Transport: transport}
 //	resp, err := client.Do(req.WithContext(guard.WithLease(ctx, lease)))
 //	...
 //	err = httpfence.ErrorFrom(resp) // errors.Is(err, guard.ErrStale): stop
@@ -41,97 +42,76 @@
 //   - [Middleware.Raise] is the endpoint that a new holder calls before it
 //     reads.
 //
-// With sqlfence:
-//
-//	fence := httpfence.New(db, httpfence.ChiParam("id"), nil) // db is a sqlfence.DB
-//	router.Post("/accounts/{id}/raise", fence.Raise)
-//	router.With(fence.InTx(db.Transactor(), nil)).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
-//		tx, _ := db.TxFrom(r.Context())
-//		...
-//	})
+// The order in front of them: authentication, routing (404, 405), what exists
+// (404), the fence. A fence in front of these raises marks for nothing, and the
+// store of marks is filled by whoever makes up names ([LimitNames]).
 //
 // # What it guarantees
 //
 //   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
 //     admits no request under a lower token, on any replica that shares the
 //     store (promise P1 at the door); the same token under another lease ID is
-//     a conflict (P4). Clients that send no lease ID cannot be told apart:
-//     [Options.RequireLease] refuses them.
+//     a conflict (P4), unless [Options.TokenOnly] gives that up.
+//   - A claim for another resource is refused with both names and raises
+//     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
 //   - Behind [Middleware.InTx] no write under a lower token takes effect (P1),
-//     and a client is told of success only after COMMIT. After
-//     [Middleware.Raise] on the same database has answered, no older holder
-//     changes anything any more (P2).
-//   - It fails closed (P5): no token, two tokens, a malformed one, a resource
-//     that cannot be named, a store that cannot be asked: the handler is not
-//     called. A header that a proxy removed is a missing token.
-//   - The reason is exact (P6), in the answer's problem type and, by
-//     [ErrorFrom], in the client's error.
-//   - Two spellings of one path give one resource ([ChiParam], [PathValue]), and
-//     so do those of one number and one UUID ([Integer], [UUID]).
+//     and a client is told of success only after COMMIT. A failure that the
+//     handler reports by a status however late, by [Rollback], by a panic or by
+//     the status of an RPC is rolled back. After [Middleware.Raise] on the same
+//     database has answered, no older holder changes anything any more (P2).
+//   - A request that has not arrived in full holds its socket and nothing else;
+//     waiting for the store ends with 503 ([Options.MaxWait]).
+//   - It fails closed (P5): a field that is missing, doubled or malformed,
+//     a resource that cannot be named, a store that cannot be asked: the
+//     handler is not called. A field that a proxy removed is a missing one.
+//   - The reason is exact (P6), in the answer's problem type, in [ReasonHeader]
+//     and, by [ErrorFrom], in the client's error; the log has the cause.
+//   - All spellings of one path give one name or are refused ([ChiParam],
+//     [PathValue]), and so do those of one number and one UUID by the types of
+//     [guard.Template].
 //   - [Transport] sends tokens to the origins it was given and to no others,
-//     and begins no request once the lease is over by the holder's clock (P7).
+//     begins no request once the lease is over by the holder's clock (P7), and
+//     is not replayed.
 //   - A refused request leaves no state behind.
 //
 // # What it does not
 //
-//   - Admission does not stop a write already in flight. A request admitted
-//     under token 10 may still write after one under 11 was admitted; in
-//     a hostile test more than a fifth of all writes were such. Present the
-//     claim to a write that compares inside itself, or hold a fenced
-//     transaction.
+//   - Admission does not stop a write already in flight: in a hostile test more
+//     than a fifth of all writes came after a newer holder's admission. Present
+//     the claim to a write that compares inside itself, or use InTx.
+//   - It does not make a request that arrives twice happen once: under a live
+//     token a proxy's replay is admitted again. PROXIES.md says which settings
+//     repeat what; examples/idempotency puts a key into the transaction.
 //   - [net/http.TimeoutHandler] answers 503 while the handler goes on, and may
-//     still write. So may a handler whose client has gone. Neither undoes an
-//     admission. Around InTx it rolls back what is not at its COMMIT yet, by
-//     the request's context; if the COMMIT was on its way, the 503 says
-//     nothing about it and has no problem type. Inside InTx it does not belong:
-//     the transaction would end while the handler still uses it.
+//     still write. Neither it nor a client that has gone undoes an admission.
+//     Around InTx it rolls back what is not at its COMMIT yet; if the COMMIT was
+//     on its way, the 503 says nothing about it and has no problem type. Inside
+//     InTx the transaction would end while the handler still uses it.
 //   - A token proves nothing about who sends it. Authenticate first, take the
-//     tenant from the identity (see the example of [Join]), and see that only
-//     clients who may hold the lease can reach the route: whoever can send
-//     a high token can lock the others out.
+//     tenant from the identity, and judge who issued the token
+//     ([Options.Verify]): whoever can send a high token can lock others out.
 //   - GET, HEAD, OPTIONS and TRACE are not guarded unless told otherwise
-//     ([Options.UnguardedMethods]); a GET that writes, or that upgrades the
-//     connection, has to be.
-//   - A claim is compared once per request. A connection that was hijacked and
-//     a stream of server-sent events were admitted when they began, and go on
-//     under a token that may be stale by now: compare in each write. InTx
-//     refuses both, because it would have to answer before it has committed.
+//     ([Options.UnguardedMethods]); a GET that writes has to be.
+//   - A claim is compared once per request. A hijacked connection and a stream
+//     of server-sent events go on under a token that may be stale by now:
+//     compare in each write. InTx refuses the one and holds the other back.
 //   - What a handler does outside its transaction is not rolled back.
-//   - Middleware that changes the method or the path (method override, chi's
-//     StripSlashes and CleanPath) has to stand in front.
 //
 // # Idempotency keys
 //
-// A key makes a request that is sent twice happen once; it does not say who may
-// still send it, so it stands beside the fence and not in its place. The order:
+// A key says that two requests are one, not who may still send it. The order:
+// authentication, not found, the look-up of a finished request (answered as it
+// was, whatever its token is by now), the fence, If-Match and the handler in one
+// transaction with the key. The token is no part of the fingerprint, refusals
+// are not stored, and a key that was left unfinished may be taken over by
+// a higher token. examples/idempotency is all of this.
 //
-//  1. authentication: it also says whose key it is,
-//  2. not found,
-//  3. the look-up of a finished request, which is answered as it was, whatever
-//     its token is by now, because nothing is written,
-//  4. the fence,
-//  5. If-Match, and the handler, in one transaction with the key.
+// # Other transports and frameworks
 //
-// The token is no part of the request's fingerprint, because a successor that
-// repeats its predecessor's request asks for the same. Refusals are not stored,
-// or they would be repeated to a holder that is not stale. A key that was left
-// unfinished may be taken over by a higher token, whose raise has seen to it
-// that the lower one cannot finish. examples/idempotency is all of this on
-// PostgreSQL.
-//
-// # Other transports
-//
-// Connect's handlers are net/http handlers; examples/connect gives refusals
-// the form of its protocols. For messages, [guard.Inject] and [guard.Extract]
-// carry the claim in headers; examples/consumer says what becomes of a message
-// that is refused. openapi.json ([OpenAPI]) describes the fields and the
-// answers.
-//
-// # Report-only
-//
-// [Options.InsecureReportOnly] lets every request through and counts what it
-// would have refused, for finding clients that send no token yet. It protects
-// nothing.
+// Package grpcfence has interceptors for Connect and grpc-go, and
+// internal/httpintegration recipes for echo, gin and fiber. For messages,
+// [guard.Inject] and [guard.Extract] carry the claim. openapi.json describes the
+// fields and the answers for a service's own description.
 //
 // # Answers
 //
@@ -139,7 +119,8 @@
 // the type "tag:fencepost-go.github.io,2026:problem/" followed by the reason:
 //
 //	missing                            428  (RFC 6585, section 3)
-//	invalid                            400
+//	invalid                            400  (a body: 413 too long, 408 too late)
+//	misdirected                        400  with both names
 //	stale, spent, conflict, mark_ahead 412  (RFC 9110, section 15.5.13)
 //	not_found                          404
 //	unfenced                           409
@@ -148,13 +129,10 @@
 //	lease_lost                         500  (only for a handler's own lease)
 //	other                              500
 //
-// The mark is not disclosed unless [Options.DiscloseMark] is set.
-//
-// The token field is one line with the one spelling that [guard.ParseToken]
-// accepts. net/http removes spaces and tabs around a field's value before
-// anybody sees it (RFC 9110, section 5.5), so "  11 " is read as "11"; anything
-// else is refused, a list "11, 11" as much as "+11". A token in a trailer is
-// no token.
+// The mark is not disclosed unless [Options.DiscloseMark] is set. Each field is
+// one line; spaces and tabs around a value are removed by net/http (RFC 9110,
+// section 5.5); anything else is refused, a list "11, 11" as much as "+11".
+// A field in a trailer is none.
 //
 // # Compatibility
 //

@@ -3,6 +3,7 @@ package httpfence
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -12,9 +13,11 @@ import (
 type fakeTx struct {
 	store     guard.Store
 	commitErr error
-	commit    func() // called while the COMMIT is on its way
-	twice     bool   // broken: calls fn again
-	swallow   bool   // broken: hides fn's error and its panic
+	commit    func()        // called while the COMMIT is on its way
+	twice     bool          // broken: calls fn again
+	swallow   bool          // broken: hides fn's error and its panic
+	begun     chan struct{} // told of each BEGIN
+	slow      time.Duration // what a BEGIN takes, whatever becomes of the context
 
 	mu        sync.Mutex
 	committed []string
@@ -43,6 +46,10 @@ func (f *fakeTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Co
 }
 
 func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err error) {
+	if f.begun != nil {
+		f.begun <- struct{}{}
+	}
+	time.Sleep(f.slow)
 	var work []string
 	ended := false
 	defer func() {

@@ -265,6 +265,9 @@ func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark g
 	case guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonOutcomeUnknown:
 		level = slog.LevelError
 	}
+	if !logger.Enabled(r.Context(), level) {
+		return
+	}
 	text := "none"
 	if err != nil {
 		text = err.Error()

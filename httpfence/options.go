@@ -1,12 +1,15 @@
 package httpfence
 
 import (
+	"errors"
+	"hash/maphash"
 	"log/slog"
 	"net/http"
 	"net/textproto"
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -291,3 +294,60 @@ func isToken(s string) bool {
 	}
 	return s != ""
 }
+
+// LimitNames returns a function for [Options.Verify] that lets each caller name
+// at most names different resources, and at most callers different callers do
+// so, from when the process began; what is beyond is refused with
+// [guard.ErrUnavailable]. It is for services whose resources are made up by
+// their clients: every admitted name takes room in the store, for ever in
+// a [guard.Memory] and until [guard.Store]'s Retire in a database, and a store
+// that is full refuses everybody's new names. The memory it takes is bounded by
+// names times callers, 16 bytes each or somewhat more. caller gives the
+// authenticated identity; its errors are answered like those of a
+// [ResourceFunc].
+//
+// A name counts when it is verified, also if the store then refuses it. Each
+// replica counts for itself.
+func LimitNames(names, callers int, caller ResourceFunc) (func(guard.Claim, *http.Request) error, error) {
+	if caller == nil {
+		return nil, guard.Invalid("caller", "", "must not be nil")
+	}
+	if names < 1 || callers < 1 {
+		return nil, guard.Invalid("LimitNames", strconv.Itoa(names)+", "+strconv.Itoa(callers), "must be positive")
+	}
+	var mu sync.RWMutex
+	seed := maphash.MakeSeed()
+	seen := map[string]map[uint64]struct{}{}
+	return func(claim guard.Claim, r *http.Request) error {
+		who, err := caller(r)
+		if err != nil {
+			return &resourceError{err}
+		}
+		name := maphash.String(seed, claim.Resource) // two names that collide count as one
+		mu.RLock()
+		_, known := seen[who][name]
+		mu.RUnlock()
+		if known {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		own := seen[who]
+		switch {
+		case own == nil && len(seen) >= callers:
+			return guard.Unavailable("verify", claim, errManyCallers)
+		case len(own) >= names:
+			return guard.Unavailable("verify", claim, errManyNames)
+		case own == nil:
+			own = map[uint64]struct{}{}
+			seen[who] = own
+		}
+		own[name] = struct{}{}
+		return nil
+	}, nil
+}
+
+var (
+	errManyCallers = errors.New("more callers than LimitNames allows")
+	errManyNames   = errors.New("the caller names more resources than LimitNames allows")
+)

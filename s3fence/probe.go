@@ -136,7 +136,7 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 		}
 	}
 	p.saw("racing writers", "one of %d was accepted, in each of %d rounds over %v", probeWriters, bursts*2*burstRounds, (bursts-1)*burstPause)
-	p.saw("reads beside writes", "in %d reads metadata and body were never older than the ETag or the last acknowledged write; in %d they were newer than the ETag",
+	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads; in %d the ETag was older",
 		p.reads, p.torn)
 	found.Checks = p.seen
 	return found, nil

@@ -60,7 +60,7 @@ func TestPreparedTransaction(t *testing.T) {
 func TestMalformedClaims(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
-		e.guardBy("items", ResourcePart{Column: "tenant"})
+		e.guardBy("items", `{tenant}`)
 		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 9223372036854775806, '')")
 		before := e.text(contents)
 		for claims, want := range map[string]guard.Reason{

@@ -110,7 +110,7 @@ func TestBackendTerminated(t *testing.T) {
 				return err
 			}
 			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-			e.exec("SELECT pg_terminate_backend($1, 60000)", pid)
+			e.terminate(pid)
 			return err
 		})
 		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {

@@ -53,7 +53,7 @@ type Options struct {
 	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
 	// present their claims to the triggers of guarded tables
-	// ([DB.InstallTrigger]), as [DB.Present] does. Without it a write of such a
+	// ([Admin.InstallTrigger]), as [DB.Present] does. Without it a write of such a
 	// table is refused with [guard.ErrMissing]. It costs some microseconds of
 	// the server in each transaction, which is why false is the zero value: who
 	// guards no table does not pay. Set it before the first table is guarded.

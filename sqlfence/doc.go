@@ -33,15 +33,16 @@
 //		return err
 //	})
 //
-// Triggers on a table, [DB.InstallTrigger]: every writer is refused that does
+// Triggers on a table, [Admin.InstallTrigger]: every writer is refused that does
 // not present a current claim in its transaction, an ORM, generated code or a
 // person at psql as well. With [Options].PresentClaims InTx presents its claim by
 // itself; other code calls [DB.Present], or fencepost.present in SQL, and
 // [ErrorFrom] makes guard's errors of its driver's. The marks are those of fenced transactions.
 //
-//	err := db.InstallTrigger(ctx, sqlfence.GuardedTable{
-//		Name:     []string{"invoices"},
-//		Resource: []sqlfence.ResourcePart{{Column: "tenant_id"}, {Text: "invoices"}},
+//	err := db.Admin().InstallTrigger(ctx, sqlfence.Trigger{
+//		Table:    []string{"invoices"},
+//		Resource: guard.Must(guard.NewTemplate("{tenant}:invoices")),
+//		Columns:  map[string]string{"tenant": "tenant_id"},
 //	})
 //
 // A [guard.Store], which a [DB] is, for what writes elsewhere: replicas of an
@@ -176,9 +177,9 @@
 // its caller writes elsewhere only as far as that compares, too.
 //
 // A mark above everything that its issuer issued, after a restore of the issuer
-// or by a made-up token, refuses every holder. [DB.Reset] puts another in its
-// place, compares before it sets, and records who did it and why; [DB.Marks] and
-// [DB.Resets] list both. Marks of resources that are gone are forgotten by
+// or by a made-up token, refuses every holder. [Admin.Reset] puts another in its
+// place, compares before it sets, and records who did it and why; [Admin.Marks] and
+// [Admin.Resets] list both. Marks of resources that are gone are forgotten by
 // [DB.Retire], which lifts the floor instead, so that the table does not grow
 // for ever.
 //
@@ -203,7 +204,7 @@
 // and a check that remembers can be told so by the writer. A partition that is
 // attached later is covered when it is written through its root; direct writes,
 // for which a role needs rights on the partition itself, are covered after the
-// next InstallTrigger, and [DB.Verify] finds it until then.
+// next InstallTrigger, and [Admin.Verify] finds it until then.
 //
 // Who owns a table may disable its triggers: the application's role must not
 // ([RolesSQL], [Verification].Role). A claim is no secret and no proof of a lease;
@@ -219,14 +220,14 @@
 //
 // # Verifying
 //
-// [DB.Verify] compares a database with what is described here and says what is
+// [Admin.Verify] compares a database with what is described here and says what is
 // wrong: columns, keys and indexes of a Table, triggers and partitions, the
 // functions' text, a role that could get around the fence. It is for start-up
-// and for users' own tests. [DB.GuardedTables] lists what is under triggers.
+// and for users' own tests. [Admin.Triggers] lists what is under triggers.
 //
 // # Roles
 //
-// [RolesSQL], or [DB.MigrateRoles], makes three roles to be granted to others: an
+// [RolesSQL], or [Admin.MigrateRoles], makes three roles to be granted to others: an
 // enforcer that may raise, enter and present, an operator who may also retire
 // and reset, and a reader, which Mark and Admit need too. PUBLIC has no right on
 // schema fencepost.
@@ -262,9 +263,9 @@
 //     mark.
 //   - A trigger BEFORE UPDATE or a rule that puts another value into the token
 //     column undoes the mark of a row. Takeover notices, the other statements
-//     do not; [DB.Verify] shows what it can recognise.
+//     do not; [Admin.Verify] shows what it can recognise.
 //   - A key of [NewTable] that is not unique in the table is found out after
-//     the fact, unless [DB.Verify] was asked.
+//     the fact, unless [Admin.Verify] was asked.
 //   - What a callback of InTx does outside its transaction is not fenced, nor
 //     what it writes after it ended the transaction itself and began another.
 //

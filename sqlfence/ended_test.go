@@ -56,7 +56,7 @@ func (e *env) openWrapped() stdFence {
 	if err != nil {
 		e.Fatal(err)
 	}
-	return stdFence{db, pool}
+	return stdFence{db, db.Admin(), pool}
 }
 
 // unmarked takes away what notices that a transaction ended.

@@ -56,6 +56,14 @@ func (e *env) waitFor(what, sql string, args ...any) {
 	}
 }
 
+// terminate ends a session and waits until it is gone; the function's own
+// waiting begins with PostgreSQL 14.
+func (e *env) terminate(pid int64) {
+	e.Helper()
+	e.exec("SELECT pg_terminate_backend($1::bigint::int)", pid)
+	e.waitFor("the end of a session", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1::bigint::int)", pid)
+}
+
 // waitersSQL counts the sessions of this database that wait for an advisory
 // lock.
 const waitersSQL = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted

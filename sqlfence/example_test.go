@@ -109,7 +109,7 @@ func ExampleDB_InTx() {
 }
 
 // Triggers refuse whatever writes a table without a current claim.
-func ExampleDB_InstallTrigger() {
+func ExampleAdmin_InstallTrigger() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	pool, done := open(ctx)
@@ -125,11 +125,12 @@ func ExampleDB_InstallTrigger() {
 		fmt.Println(err)
 		return
 	}
-	accounts := sqlfence.GuardedTable{
-		Name:     []string{"accounts"},
-		Resource: []sqlfence.ResourcePart{{Text: "account"}, {Column: "tenant"}},
+	accounts := sqlfence.Trigger{
+		Table:    []string{"accounts"},
+		Resource: guard.Must(guard.NewTemplate("account:{tenant}")),
+		Columns:  map[string]string{"tenant": "tenant"},
 	}
-	if err := db.InstallTrigger(ctx, accounts); err != nil {
+	if err := db.Admin().InstallTrigger(ctx, accounts); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -146,7 +147,7 @@ func ExampleDB_InstallTrigger() {
 		_, err := tx.Exec(ctx, insert)
 		return err
 	}))
-	found, err := db.Verify(ctx, sqlfence.Verification{Guarded: []sqlfence.GuardedTable{accounts}})
+	found, err := db.Admin().Verify(ctx, sqlfence.Verification{Triggers: []sqlfence.Trigger{accounts}})
 	fmt.Println(found, err)
 	// Output:
 	// missing

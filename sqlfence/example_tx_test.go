@@ -90,7 +90,7 @@ func ExampleDB_Batch() {
 
 // A mark that a made-up token raised refuses every holder until an operator
 // puts it back to what the issuer has issued.
-func ExampleDB_Reset() {
+func ExampleAdmin_Reset() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	db, _, done := migrated(ctx)
@@ -108,14 +108,13 @@ func ExampleDB_Reset() {
 		return
 	}
 	const issuersLast = 12
-	fmt.Println("reset:", db.Reset(ctx, "tenant_123", mark, guard.Mark{Token: 11}, issuersLast, "alice", "load test used made-up tokens"))
+	fmt.Println("reset:", db.Admin().Reset(ctx, "tenant_123", mark, guard.Mark{Token: 11}, issuersLast, "alice", "load test used made-up tokens"))
 	fmt.Println("raise:", db.Raise(ctx, guard.Claim{Resource: "tenant_123", Token: 12}))
-	resets, err := db.Resets(ctx, 0, 10)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, r := range resets {
+	for r, err := range db.Admin().Resets(ctx, 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
 		fmt.Println(r.Resource, r.FromToken, r.ToToken, r.Actor, r.Reason)
 	}
 	// Output:

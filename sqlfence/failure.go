@@ -84,7 +84,7 @@ func tableFailure(op string, claim guard.Claim, err error, wrote bool) error {
 // means two columns.
 func misfit(err error) bool {
 	switch pgerr.State(err) {
-	case "42P10", "428C9", "42804", "42702":
+	case "42P10", "428C9", "42601", "42804", "42702": // 42601: a generated column, before PostgreSQL 14
 		return true
 	}
 	return false

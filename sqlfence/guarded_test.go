@@ -11,17 +11,27 @@ import (
 
 // enforcement is what a DB of either driver has for guarded tables.
 type enforcement interface {
-	InstallTrigger(ctx context.Context, table GuardedTable) error
+	InstallTrigger(ctx context.Context, trigger Trigger) error
 	RemoveTrigger(ctx context.Context, name []string) error
 	MigrateRoles(ctx context.Context, roles *RoleNames) error
 	Verify(ctx context.Context, v Verification) ([]Finding, error)
-	GuardedTables(ctx context.Context) ([]GuardStatus, error)
+	Triggers(ctx context.Context) ([]TriggerStatus, error)
+}
+
+// triggerOn describes a table whose columns have the names of the variables, or
+// those given, in their order.
+func triggerOn(table []string, template string, columns ...string) Trigger {
+	t := Trigger{Table: table, Resource: guard.Must(guard.NewTemplate(template)), Columns: map[string]string{}}
+	for i, v := range t.Resource.Variables() {
+		t.Columns[v] = append(columns, t.Resource.Variables()[len(columns):]...)[i]
+	}
+	return t
 }
 
 // guardBy puts a table under triggers. From then on the DBs of e present.
-func (e *env) guardBy(table string, resource ...ResourcePart) GuardedTable {
+func (e *env) guardBy(table, template string) Trigger {
 	e.Helper()
-	g := GuardedTable{Name: []string{table}, Resource: resource}
+	g := triggerOn([]string{table}, template)
 	if err := e.db.InstallTrigger(context.Background(), g); err != nil {
 		e.Fatal(err)
 	}
@@ -84,9 +94,9 @@ var writers = []struct {
 	{"ON DELETE CASCADE", "lines", "DELETE FROM orders WHERE id = 1", "a"},
 	{"ON UPDATE CASCADE", "lines", "UPDATE orders SET id = 9 WHERE id = 1", "a"},
 	{"ON DELETE CASCADE of two resources", "lines", "DELETE FROM orders", "a b"},
-	{"TRUNCATE of one resource", "whole", "TRUNCATE whole", "all:of%3Ait"},
-	{"INSERT of one resource", "whole", "INSERT INTO whole VALUES (9)", "all:of%3Ait"},
-	{"TRUNCATE CASCADE", "whole", "TRUNCATE whole_parent CASCADE", "all:of%3Ait"},
+	{"TRUNCATE of one resource", "whole", "TRUNCATE whole", "all:of:it"},
+	{"INSERT of one resource", "whole", "INSERT INTO whole VALUES (9)", "all:of:it"},
+	{"TRUNCATE CASCADE", "whole", "TRUNCATE whole_parent CASCADE", "all:of:it"},
 }
 
 const writersSQL = `
@@ -121,10 +131,10 @@ const writersSQL = `
 func (e *env) guardWriters() {
 	e.exec(writersSQL)
 	for _, table := range []string{"items", "moved", "parts", "family", "lines"} {
-		e.guardBy(table, ResourcePart{Column: "tenant"})
+		e.guardBy(table, `{tenant}`)
 	}
-	e.guardBy("whole", ResourcePart{Text: "all"}, ResourcePart{Text: "of:it"})
-	e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) SELECT unnest(ARRAY['a', 'b', 'c', 'z', 'all:of%3Ait']), 5, 'lease-5'")
+	e.guardBy("whole", `all:of:it`)
+	e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) SELECT unnest(ARRAY['a', 'b', 'c', 'z', 'all:of:it']), 5, 'lease-5'")
 }
 
 // contents is all that the writers could change.

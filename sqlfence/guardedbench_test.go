@@ -29,7 +29,7 @@ func BenchmarkTrigger(b *testing.B) {
 					e.exec("INSERT INTO "+table+" SELECT g, 'tenant_123', 0 FROM generate_series(1, $1::int) g", rows)
 				}
 				if shape == "statement" {
-					e.guardBy("guarded", ResourcePart{Column: "tenant"}, ResourcePart{Text: "jobs"})
+					e.guardBy("guarded", `{tenant}:jobs`)
 				} else {
 					e.exec(`CREATE FUNCTION each_row() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN
 							PERFORM fencepost.require(fencepost.join_resource(OLD.tenant, 'jobs'), 'guarded', false);

@@ -18,7 +18,7 @@ import (
 func TestInstallConcurrently(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
-		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Text: "acct"}, {Column: "tenant"}}}
+		g := triggerOn([]string{"parts"}, `acct:{tenant}`)
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
@@ -47,7 +47,7 @@ func TestInstallConcurrently(t *testing.T) {
 			t.Errorf("installing again changed %s to %s", before, after)
 		}
 		// Another description replaces the old one, a removal takes all away.
-		g.Resource = g.Resource[1:]
+		g = triggerOn(g.Table, "{tenant}")
 		for range 2 {
 			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
 				t.Fatal(err)
@@ -57,7 +57,7 @@ func TestInstallConcurrently(t *testing.T) {
 			t.Errorf("under the old description's claim: %v", err)
 		}
 		for range 2 {
-			if err := e.db.RemoveTrigger(t.Context(), g.Name); err != nil {
+			if err := e.db.RemoveTrigger(t.Context(), g.Table); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -75,21 +75,21 @@ func TestInstallConcurrently(t *testing.T) {
 func TestTriggerSQL(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE SCHEMA "O'Brien"; CREATE TABLE "O'Brien"."a.""b\" (id int, "parts" text NOT NULL, "TG_OP" text NOT NULL)`)
-		g := GuardedTable{Name: []string{"O'Brien", `a."b\`}, Resource: []ResourcePart{{Column: "parts"}, {Text: `it's \ 100%`}, {Column: "TG_OP"}}}
+		g := triggerOn([]string{"O'Brien", `a."b\`}, `{parts}:it's \ 100:{TG_OP}`)
 		text, err := TriggerSQL(g)
 		if err != nil {
 			t.Fatal(err)
 		}
 		e.exec(text)
-		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) > 0 {
 			t.Errorf("%v, %v", found, err)
 		}
 		const write = `INSERT INTO "O'Brien"."a.""b\" VALUES (1, 'x:y', 'z')`
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), `x%3Ay:it's \\ 100%25:z`) {
+		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), `x%3Ay:it's \\ 100:z`) {
 			t.Errorf("got %v", err)
 		}
-		c := claimOf(`x%3Ay:it's \ 100%25:z`, 5)
+		c := claimOf(`x%3Ay:it's \ 100:z`, 5)
 		if err := e.db.Raise(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -114,12 +114,12 @@ func TestInstallRefuses(t *testing.T) {
 			CREATE FOREIGN TABLE far (id int, tenant text NOT NULL, v int NOT NULL) SERVER away;
 			CREATE TABLE mixed (id int, tenant text NOT NULL, v int NOT NULL) PARTITION BY RANGE (id);
 			CREATE FOREIGN TABLE mixed_far PARTITION OF mixed FOR VALUES FROM (0) TO (9) SERVER away`)
-		column := func(c string) []ResourcePart { return []ResourcePart{{Column: c}} }
+		column := func(c string) Trigger { return triggerOn(nil, "{v}", c) }
 		long := strings.Repeat("x", 64)
 		for _, c := range []struct {
-			table    []string
-			resource []ResourcePart
-			says     string
+			table   []string
+			trigger Trigger
+			says    string
 		}{
 			{[]string{"nothing"}, column("a"), "nothing"},
 			{[]string{"types"}, column("nothing"), "no column nothing"},
@@ -145,24 +145,26 @@ func TestInstallRefuses(t *testing.T) {
 			{[]string{""}, column("a"), "must not be empty"},
 			{[]string{long}, column("a"), "64 bytes"},
 			{[]string{"a\x00b"}, column("a"), "NUL"},
-			{[]string{"types"}, nil, "at least one part"},
-			{[]string{"types"}, []ResourcePart{{}}, "either Column or Text"},
-			{[]string{"types"}, []ResourcePart{{Column: "a", Text: "b"}}, "either Column or Text"},
+			{[]string{"types"}, Trigger{}, "must be a template"},
+			{[]string{"types"}, Trigger{Resource: column("a").Resource}, `"v": of template {v} is not bound`},
+			{[]string{"types"}, Trigger{Resource: column("a").Resource, Columns: map[string]string{"v": "a", "w": "b"}}, `"w"`},
+			{[]string{"types"}, triggerOn(nil, "{v:int}", "a"), "of type text, but the variable v of the template is of type int"},
+			{[]string{"types"}, triggerOn(nil, "{v:int}", "d"), "of type uuid, but the variable v of the template is of type int"},
+			{[]string{"types"}, triggerOn(nil, "{v:uuid}", "c"), "of type int8, but the variable v of the template is of type uuid"},
 			{[]string{"types"}, column(long), "64 bytes"},
 			{[]string{"types"}, column("a\x00"), "NUL"},
-			{[]string{"types"}, []ResourcePart{{Text: "a\nb"}}, "control characters"},
-			{[]string{"types"}, []ResourcePart{{Text: strings.Repeat("x", 513)}}, "513 bytes"},
 		} {
-			err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: c.table, Resource: c.resource})
+			c.trigger.Table = c.table
+			err := e.db.InstallTrigger(t.Context(), c.trigger)
 			if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%q by %v: got %v, want ErrInvalid that says %q", c.table, c.resource, err, c.says)
+				t.Errorf("%q by %v: got %v, want ErrInvalid that says %q", c.table, c.trigger, err, c.says)
 			}
 		}
 		if n := e.int("SELECT (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid WHERE proname ~ '^guard_')"); n != 0 {
 			t.Error("a refused installation made something")
 		}
 		for _, c := range []string{"a", "b", "c", "d", "e"} { // the control
-			if err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"types"}, Resource: column(c)}); err != nil {
+			if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"types"}, "{v}", c)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -174,7 +176,7 @@ func TestInstallRefuses(t *testing.T) {
 func TestReportOnly(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
-		g := e.guardBy("items", ResourcePart{Column: "tenant"})
+		g := e.guardBy("items", `{tenant}`)
 		g.InsecureReportOnly = true
 		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
 			t.Fatal(err)
@@ -215,7 +217,7 @@ func TestReportOnly(t *testing.T) {
 				t.Errorf("%s under %q: warned %q, want %q", c.sql, c.setting, got, c.want)
 			}
 		}
-		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "report-only") {
 			t.Errorf("Verify: %v, %v", found, err)
 		}

@@ -54,8 +54,8 @@ const ledger = `CREATE TABLE counter (v bigint NOT NULL); INSERT INTO counter VA
 
 func (e *env) guardLedger() {
 	e.freshLedger()
-	e.guardBy("counter", ResourcePart{Text: "ledger"})
-	e.guardBy("entries", ResourcePart{Text: "ledger"})
+	e.guardBy("counter", `ledger`)
+	e.guardBy("entries", `ledger`)
 }
 
 // ledgerTorture lets 12 clients, most of them former holders, read, write and
@@ -244,7 +244,7 @@ func (e *env) aim(level string) (sum int64, err5, err6 error) {
 func TestTriggerStopsAResumedHolder(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE account (v bigint NOT NULL); INSERT INTO account VALUES (0)")
-		g := e.guardBy("account", ResourcePart{Text: "account"})
+		g := e.guardBy("account", `account`)
 		for _, level := range isolationLevels {
 			sum, err5, err6 := e.aim(level)
 			// Under a snapshot, 40001 and a second attempt that is told stale.
@@ -258,7 +258,7 @@ func TestTriggerStopsAResumedHolder(t *testing.T) {
 				}
 			}
 		}
-		if err := e.db.RemoveTrigger(t.Context(), g.Name); err != nil {
+		if err := e.db.RemoveTrigger(t.Context(), g.Table); err != nil {
 			t.Fatal(err)
 		}
 		for _, level := range isolationLevels[:2] {

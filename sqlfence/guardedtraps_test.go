@@ -72,14 +72,14 @@ func TestTrapPartition(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		const write = "UPDATE parts_late SET v = 9"
-		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}
+		g := triggerOn([]string{"parts"}, `{tenant}`)
 		e.exec(`CREATE TABLE parts_late (id int, tenant text NOT NULL, v int NOT NULL); INSERT INTO parts_late VALUES (5000, 'a', 0);
 			ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000)`)
 		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("through the root: %v", err)
 		}
 		e.wantWritten("a trigger on the root", e.presenting(write))
-		found, err := e.db.Verify(t.Context(), Verification{Guarded: []GuardedTable{g}})
+		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) != 4 || !strings.Contains(found[0].String(), "parts_late: the trigger fencepost_delete is missing") {
 			t.Errorf("Verify: %v, %v", found, err)
 		}

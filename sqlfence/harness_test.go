@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -41,8 +42,8 @@ type fence interface {
 	Batch(ctx context.Context, claim guard.Claim, writes ...Write) ([]int64, error)
 	Resolve(ctx context.Context, err error) (bool, error)
 	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
-	Resets(ctx context.Context, after int64, limit int) ([]Reset, error)
-	Marks(ctx context.Context, prefix, after string, limit int) ([]ResourceMark, error)
+	Resets(ctx context.Context, after int64) iter.Seq2[Reset, error]
+	Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error]
 	// fencedAll is InTxAll, fenced is InTx; plain and unfenced are what a user has without sqlfence:
 	// a transaction of the server's default level, and a statement.
 	fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx testTx) error) error
@@ -65,6 +66,7 @@ type testTx interface {
 
 type pgxFence struct {
 	*DB[pgx.Tx]
+	Admin[pgx.Tx]
 	pool *pgxpool.Pool
 }
 
@@ -122,6 +124,7 @@ func (t pgxTx) end(commit bool) error {
 
 type stdFence struct {
 	*DB[*sql.Tx]
+	Admin[*sql.Tx]
 	pool *sql.DB
 }
 
@@ -203,7 +206,7 @@ var openers = []struct {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return pgxFence{db, pool}
+		return pgxFence{db, db.Admin(), pool}
 	}},
 	{"std", func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence {
 		pool := stdlib.OpenDB(*config)
@@ -213,7 +216,7 @@ var openers = []struct {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return stdFence{db, pool}
+		return stdFence{db, db.Admin(), pool}
 	}},
 }
 

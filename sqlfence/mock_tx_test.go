@@ -83,7 +83,7 @@ func TestFailureOfReset(t *testing.T) {
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			err := mocked(t, c.expect).Reset(t.Context(), "r", guard.Mark{Token: 9}, guard.Mark{Token: 7}, 8, "op", "why")
+			err := mocked(t, c.expect).Admin().Reset(t.Context(), "r", guard.Mark{Token: 9}, guard.Mark{Token: 7}, 8, "op", "why")
 			if guard.ReasonOf(err) != c.want {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

@@ -18,11 +18,11 @@ func TestOldStrings(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
 		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
-		guarded := GuardedTable{Name: []string{"unfit"}, Resource: []ResourcePart{{Column: "resource"}, {Text: `a\'b`}}}
+		guarded := triggerOn([]string{"unfit"}, `{resource}:a\'b`)
 		if err := old.InstallTrigger(t.Context(), guarded); err != nil {
 			t.Fatal(err)
 		}
-		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Guarded: []GuardedTable{guarded}}
+		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Triggers: []Trigger{guarded}}
 		for name, db := range map[string]fence{"off": old, "on": e.db} {
 			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
 				t.Errorf("%s: found %v, %v", name, found, err)
@@ -56,7 +56,7 @@ func TestOldStrings(t *testing.T) {
 func TestExecModesOfTheSchema(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")
-		table := GuardedTable{Name: []string{"written"}, Resource: []ResourcePart{{Column: "resource"}}}
+		table := triggerOn([]string{"written"}, `{resource}`)
 		for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
 			pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 			db := e.open(&Options{PresentClaims: true}, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
@@ -107,19 +107,19 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			if err := db.Reset(t.Context(), of(6).Resource, mark, guard.Mark{Token: 2, LeaseID: `b\'`}, 6, `o'\`, `it's \`); err != nil {
 				t.Errorf("%v: Reset: %v", mode, err)
 			}
-			if all, err := db.Marks(t.Context(), `it's \ $1 `+itoa(i), "", 10); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
+			if all, err := collect(db.Marks(t.Context(), `it's \ $1 `+itoa(i))); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
 				t.Errorf("%v: Marks: %+v, %v", mode, all, err)
 			}
 			if _, err := db.Retire(t.Context(), time.Now().Add(-time.Hour)); err != nil {
 				t.Errorf("%v: Retire: %v", mode, err)
 			}
-			if found, err := db.Verify(t.Context(), Verification{Guarded: []GuardedTable{table}, Role: "nobody"}); err != nil || len(found) != 1 {
+			if found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{table}, Role: "nobody"}); err != nil || len(found) != 1 {
 				t.Errorf("%v: Verify: %v, %v", mode, found, err)
 			}
 			if n := e.text("SELECT string_agg(token::text, ' ' ORDER BY token) FROM written"); n != "1 2 3 4 6" {
 				t.Errorf("%v: written are %s", mode, n)
 			}
-			if err := db.RemoveTrigger(t.Context(), table.Name); err != nil {
+			if err := db.RemoveTrigger(t.Context(), table.Table); err != nil {
 				t.Error(err)
 			}
 		}

@@ -23,7 +23,7 @@ const presentSQL = `SELECT count(fencepost.present(c ->> 'resource', (c ->> 'tok
 func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
 
 // Present makes claims known to the triggers of guarded tables
-// ([DB.InstallTrigger]) for the rest of tx, one of the driver's own
+// ([Admin.InstallTrigger]) for the rest of tx, one of the driver's own
 // transactions; with [Options].PresentClaims [DB.InTx] does it by itself. It
 // decides nothing: the triggers compare a claim when something is written under its resource. A claim for a
 // resource that was presented before takes its place.

@@ -60,7 +60,7 @@ func TestRefusal(t *testing.T) {
 func TestPresent(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
-		e.guardBy("items", ResourcePart{Column: "tenant"})
+		e.guardBy("items", `{tenant}`)
 		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 7, 'lease-7')")
 		const both = "UPDATE items SET v = v + 1"
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
@@ -98,7 +98,7 @@ func TestPresent(t *testing.T) {
 func TestEnteringPresents(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
-		e.guardBy("items", ResourcePart{Column: "tenant"})
+		e.guardBy("items", `{tenant}`)
 		claims := []guard.Claim{claimOf("b", 7), claimOf("a", 5)}
 		const both = "UPDATE items SET v = v + 1"
 		write := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, both); return err }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ func TestReset(t *testing.T) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 8)); err != nil {
 			t.Errorf("a token above the new mark: %v", err)
 		}
-		resets, err := e.db.Resets(t.Context(), 0, 10)
+		resets, err := collect(e.db.Resets(t.Context(), 0))
 		if err != nil || len(resets) != 1 {
 			t.Fatalf("%+v, %v", resets, err)
 		}
@@ -181,25 +182,22 @@ func TestPages(t *testing.T) {
 			}
 		}
 		e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
-		for prefix, want := range map[string][]string{"": names, "b": names[1:7], "b/": names[2:6], "b/\U0010ffff": names[4:6], "\ud7ff": names[8:9], "x": nil} {
+		for _, c := range []struct {
+			prefix string
+			want   []string
+		}{{"", names}, {"b", names[1:7]}, {"b/", names[2:6]}, {"b/\U0010ffff", names[4:6]}, {"\ud7ff", names[8:9]}, {"x", nil}} {
 			var got []string
-			for after := ""; ; after = got[len(got)-1] {
-				page, err := e.db.Marks(ctx, prefix, after, 2)
+			for m, err := range e.db.Marks(ctx, c.prefix) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, m := range page {
-					got = append(got, m.Resource)
-					if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
-						t.Errorf("%+v", m)
-					}
-				}
-				if len(page) < 2 {
-					break
+				got = append(got, m.Resource)
+				if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
+					t.Errorf("%+v", m)
 				}
 			}
-			if !slices.Equal(got, want) {
-				t.Errorf("prefix %q: %q, want %q", prefix, got, want)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("prefix %q: %q, want %q", c.prefix, got, c.want)
 			}
 		}
 		for i := range 3 {
@@ -207,25 +205,54 @@ func TestPages(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		first, err := e.db.Resets(ctx, 0, 2)
-		if err != nil || len(first) != 2 {
-			t.Fatalf("%+v, %v", first, err)
+		all, err := collect(e.db.Resets(ctx, 0))
+		if err != nil || len(all) != 3 || all[0].Reason != "reset 0" || all[2].Reason != "reset 2" {
+			t.Fatalf("%+v, %v", all, err)
 		}
-		rest, err := e.db.Resets(ctx, first[1].ID, 2)
-		if err != nil || len(rest) != 1 || rest[0].Reason != "reset 2" || first[0].Reason != "reset 0" {
-			t.Errorf("%+v, %+v, %v", first, rest, err)
+		rest, err := collect(e.db.Resets(ctx, all[0].ID))
+		if err != nil || !slices.Equal(rest, all[1:]) {
+			t.Errorf("after the first: %+v, %v", rest, err)
 		}
-		for _, limit := range []int{0, -1, MaxPage + 1} {
-			_, err := e.db.Marks(ctx, "", "", limit)
-			wantInvalid(t, "Marks", err, "limit", fmt.Sprint(limit))
-			_, err = e.db.Resets(ctx, 0, limit)
-			wantInvalid(t, "Resets", err, "limit", fmt.Sprint(limit))
+		for range e.db.Marks(ctx, "") { // whoever breaks off is asked no more, and no connection is kept
+			break
 		}
-		_, err = e.db.Marks(ctx, "a\x00", "", 1)
+		_, err = collect(e.db.Marks(ctx, "a\x00"))
 		wantInvalid(t, "prefix", err, "prefix", `\x00`)
-		_, err = e.db.Resets(ctx, -1, 1)
-		wantInvalid(t, "after", err, "after", "")
+		_, err = collect(e.db.Resets(ctx, -1))
+		wantInvalid(t, "after", err, "after", "-1")
+		// More than a page, to one behind its end and to its end.
+		for n, extra := range []int{pageSize + 1, pageSize - 1} {
+			prefix := fmt.Sprintf("many%d/", n)
+			e.exec("INSERT INTO fencepost.marks SELECT $1::text || lpad(n::text, 5, '0'), n FROM generate_series(1, $2::int) n", prefix, pageSize+extra)
+			seen := 0
+			for m, err := range e.db.Marks(ctx, prefix) {
+				if seen++; err != nil || m.Resource != fmt.Sprintf("%s%05d", prefix, seen) || m.Token != guard.Token(seen) {
+					t.Fatalf("mark %d: %+v, %v", seen, m, err)
+				}
+			}
+			if seen != pageSize+extra {
+				t.Errorf("%d marks were listed, want %d", seen, pageSize+extra)
+			}
+		}
+		e.exec("ALTER TABLE fencepost.marks RENAME TO away")
+		for m, err := range e.db.Marks(ctx, "") {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || m != (ResourceMark{}) {
+				t.Errorf("without the table: %+v, %v", m, err)
+			}
+		}
+		e.exec("ALTER TABLE fencepost.away RENAME TO marks")
 	})
+}
+
+// collect reads a listing to its end or its error.
+func collect[Entry any](all iter.Seq2[Entry, error]) (entries []Entry, err error) {
+	for entry, err := range all {
+		if err != nil {
+			return entries, err
+		}
+		entries = append(entries, entry)
+	}
+	return entries, nil
 }
 
 // TestMarksReadsARange: listing a prefix reads the index from there to its end.

@@ -37,7 +37,7 @@ var (
 // upgrade. roles may be nil; the error is an [*guard.InvalidError].
 //
 // The application's own role must own neither the guarded tables nor schema
-// fencepost and what is in it. [DB.Verify] checks.
+// fencepost and what is in it. [Admin.Verify] checks.
 func RolesSQL(roles *RoleNames) (string, error) {
 	if roles == nil {
 		roles = &RoleNames{}
@@ -111,10 +111,10 @@ END $roles$;
 
 // MigrateRoles runs [RolesSQL], after [DB.Migrate], as a role that may create
 // roles and owns schema fencepost. The errors are those of Migrate.
-func (d *DB[Tx]) MigrateRoles(ctx context.Context, roles *RoleNames) error {
+func (a Admin[Tx]) MigrateRoles(ctx context.Context, roles *RoleNames) error {
 	sql, err := RolesSQL(roles)
 	if err != nil {
 		return err
 	}
-	return d.administer(ctx, "create roles", sql)
+	return a.db.administer(ctx, "create roles", sql)
 }

@@ -96,7 +96,7 @@ func TestRoles(t *testing.T) {
 				t.Errorf("a superuser, %s: %v", sql, err)
 			}
 		}
-		found, err := e.db.Verify(t.Context(), Verification{Role: role, Guarded: []GuardedTable{{Name: []string{"items"}, Resource: []ResourcePart{{Column: "tenant"}}}}})
+		found, err := e.db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}})
 		if err != nil || len(found) > 0 {
 			t.Errorf("Verify: %v, %v", found, err)
 		}
@@ -122,7 +122,7 @@ func TestOperatorAndReader(t *testing.T) {
 				e.exec("GRANT " + pgx.Identifier{name}.Sanitize() + " TO " + member)
 				for what, err := range map[string]error{
 					"mark":    func() error { _, err := db.Mark(t.Context(), "a"); return err }(),
-					"guarded": func() error { _, err := db.GuardedTables(t.Context()); return err }(),
+					"guarded": func() error { _, err := db.Triggers(t.Context()); return err }(),
 					"verify":  func() error { _, err := db.Verify(t.Context(), Verification{Role: member}); return err }(),
 					"retire":  func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
 					"raise":   db.Raise(t.Context(), claimOf("a", 5)),

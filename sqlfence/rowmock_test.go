@@ -61,7 +61,7 @@ func TestFailureOfRows(t *testing.T) {
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
 		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("42501"), state("SF005")},
 		guard.ReasonStale:          {state("SF001")},
-		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42804"), state("42702")},
+		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42601"), state("42804"), state("42702")},
 		guard.ReasonOther:          {state("23505"), state("22P02")},
 	} {
 		for way, c := range rowCalls {

@@ -206,7 +206,7 @@ func (s *steps) noWrite(id int, err error) bool {
 }
 
 func (s *steps) damage() (d damage) {
-	const before = "lag(token, 1, 0) OVER (PARTITION BY id ORDER BY n)"
+	const before = "lag(token, 1, 0::bigint) OVER (PARTITION BY id ORDER BY n)"
 	d.backwards = s.int("SELECT count(*) FROM (SELECT token < " + before + " AS b FROM log WHERE id > 0) x WHERE b")
 	applied := map[string]bool{}
 	rows, _ := s.admin.Query(context.Background(), "SELECT DISTINCT op FROM log WHERE id > 0 AND op <> ''")

@@ -65,7 +65,7 @@ func torture(t *testing.T, e *env, rule guard.Rule, rows, writes int, write rowW
 		least = "<="
 	}
 	applied = e.int("SELECT count(*) FROM log")
-	backwards = e.int("SELECT count(*) FROM (SELECT token, lag(token, 1, 0) OVER (PARTITION BY id ORDER BY n) AS before FROM log) x WHERE token " + least + " before")
+	backwards = e.int("SELECT count(*) FROM (SELECT token, lag(token, 1, 0::bigint) OVER (PARTITION BY id ORDER BY n) AS before FROM log) x WHERE token " + least + " before")
 	total := int64(0)
 	for _, n := range acked {
 		total += n

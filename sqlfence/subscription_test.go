@@ -29,7 +29,7 @@ func TestSubscription(t *testing.T) {
 		return e
 	}
 	publisher, subscriber := side(), side()
-	subscriber.guardBy("items", ResourcePart{Column: "tenant"})
+	subscriber.guardBy("items", `{tenant}`)
 	publisher.exec("CREATE PUBLICATION items FOR TABLE items")
 	publisher.exec("SELECT pg_create_logical_replication_slot('items', 'pgoutput')") // the same server would wait for itself
 	subscriber.exec("CREATE SUBSCRIPTION items CONNECTION " + quoteText(publisher.url) + " PUBLICATION items WITH (create_slot = false, slot_name = 'items', copy_data = false)")
@@ -43,7 +43,7 @@ func TestSubscription(t *testing.T) {
 	if err := subscriber.presenting("UPDATE items SET v = 78 WHERE id = 1"); guard.ReasonOf(err) != guard.ReasonMissing {
 		t.Errorf("a local writer: %v", err)
 	}
-	subscriber.wantFindings("a subscriber", Verification{Guarded: []GuardedTable{{Name: []string{"items"}, Resource: []ResourcePart{{Column: "tenant"}}}}},
+	subscriber.wantFindings("a subscriber", Verification{Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}},
 		"a logical subscription writes it")
 	// The initial copy is a COPY.
 	err = pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {

@@ -227,7 +227,7 @@ func TestUpdateInTx(t *testing.T) {
 			"ended": func(_ context.Context, tx testTx) error { return tx.end(false) },
 			"terminated": func(ctx context.Context, tx testTx) error {
 				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-				e.exec("SELECT pg_terminate_backend($1, 60000)", pid)
+				e.terminate(pid)
 				return err
 			},
 			"aborted": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "SELECT 1/0"); return nil },

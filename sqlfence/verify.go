@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -20,19 +22,19 @@ type Finding struct {
 // String returns "subject: problem".
 func (f Finding) String() string { return f.Subject + ": " + f.Problem }
 
-// Verification says what [DB.Verify] looks at. The zero value looks at the
+// Verification says what [Admin.Verify] looks at. The zero value looks at the
 // functions of schema fencepost alone.
 type Verification struct {
 	// Tables are those that single statements write ([NewTable]): the columns
 	// that the fence needs, and the key.
 	Tables []*Table
-	// Guarded are those that triggers must guard.
-	Guarded []GuardedTable
+	// Triggers are those that triggers must guard.
+	Triggers []Trigger
 	// Role is the role as which the application writes: it must not be able to
 	// get around the fence. Empty means that no role is looked at.
 	Role string
 	// WithoutSchema leaves schema fencepost alone, for an application that uses
-	// single statements only. Guarded must be empty then.
+	// single statements only. Triggers must be empty then.
 	WithoutSchema bool
 }
 
@@ -43,10 +45,10 @@ type Verification struct {
 //
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
 // database could not be asked, also if schema fencepost is missing.
-func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) {
+func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 	const op = "verify"
-	if v.WithoutSchema && len(v.Guarded) > 0 {
-		return nil, guard.Invalid("Verification.WithoutSchema", "true", "does not go with Guarded")
+	if v.WithoutSchema && len(v.Triggers) > 0 {
+		return nil, guard.Invalid("Verification.WithoutSchema", "true", "does not go with Triggers")
 	}
 	if strings.ContainsRune(v.Role, 0) {
 		return nil, guard.Invalid("Verification.Role", v.Role, "must not contain NUL")
@@ -56,7 +58,7 @@ func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) 
 	}
 	var found []Finding
 	ask := func(sql string, args ...any) error {
-		more, err := d.findings(ctx, op, sql, args...)
+		more, err := a.db.findings(ctx, op, sql, args...)
 		found = append(found, more...)
 		return err
 	}
@@ -70,7 +72,7 @@ func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) 
 			return nil, err
 		}
 	}
-	for _, g := range v.Guarded {
+	for _, g := range v.Triggers {
 		name, parts, err := g.check()
 		if err != nil {
 			return nil, err
@@ -81,7 +83,7 @@ func (d *DB[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) 
 		}
 	}
 	if !v.WithoutSchema {
-		more, err := d.verifyFunctions(ctx, op)
+		more, err := a.db.verifyFunctions(ctx, op)
 		if err != nil {
 			return nil, err
 		}
@@ -105,41 +107,41 @@ func (t *Table) column(what string) string {
 	return ""
 }
 
-// GuardStatus is a table under triggers and what is wrong with it.
-type GuardStatus struct {
-	// Table describes it as it was installed. Resource is nil for a table that
+// TriggerStatus is a table under triggers and what is wrong with it.
+type TriggerStatus struct {
+	// Trigger describes it as it was installed. Resource is nil for a table that
 	// has triggers without being listed.
-	Table GuardedTable
+	Trigger Trigger
 	// Findings is empty if every writer is guarded.
 	Findings []Finding
 }
 
-// GuardedTables lists every table of the database that was put under triggers
-// ([DB.InstallTrigger]), with what is wrong about each: triggers that are gone
+// Triggers lists every table of the database that was put under triggers
+// ([Admin.InstallTrigger]), with what is wrong about each: triggers that are gone
 // or disabled, partitions that came later, a table that was renamed. It needs
 // the rights of RoleNames.Reader, or the owner's, and changes nothing. The errors
-// are those of [DB.Verify].
-func (d *DB[Tx]) GuardedTables(ctx context.Context) ([]GuardStatus, error) {
+// are those of [Admin.Verify].
+func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 	const op = "list guarded tables"
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return nil, err
 	}
 	var rows []struct {
-		Schema     string         `json:"schema_name"`
-		Table      string         `json:"table_name"`
-		Parts      []ResourcePart `json:"parts"`
-		ReportOnly bool           `json:"report_only"`
-		Relation   string         `json:"relation"`
-		Problem    string         `json:"problem"`
+		Schema     string        `json:"schema_name"`
+		Table      string        `json:"table_name"`
+		Parts      []triggerPart `json:"parts"`
+		ReportOnly bool          `json:"report_only"`
+		Relation   string        `json:"relation"`
+		Problem    string        `json:"problem"`
 	}
-	err := d.json(ctx, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
+	err := a.db.json(ctx, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
 	if err != nil {
 		return nil, err
 	}
-	var tables []GuardStatus
+	var tables []TriggerStatus
 	for _, r := range rows {
-		if n := len(tables); n == 0 || tables[n-1].Table.Name[0] != r.Schema || tables[n-1].Table.Name[1] != r.Table {
-			tables = append(tables, GuardStatus{Table: GuardedTable{Name: []string{r.Schema, r.Table}, Resource: r.Parts, InsecureReportOnly: r.ReportOnly}})
+		if n := len(tables); n == 0 || tables[n-1].Trigger.Table[0] != r.Schema || tables[n-1].Trigger.Table[1] != r.Table {
+			tables = append(tables, TriggerStatus{Trigger: triggerOf(r.Schema, r.Table, r.Parts, r.ReportOnly)})
 		}
 		if r.Problem != "" {
 			last := &tables[len(tables)-1]
@@ -174,4 +176,54 @@ func (d *DB[Tx]) json(ctx context.Context, op string, dest any, sql string, args
 		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
 	}
 	return nil
+}
+
+// functionText finds what a migration does to functions: the name of one that
+// it drops, or of one that it creates, what stands between its arguments and
+// its body, and its body.
+var functionText = regexp.MustCompile(`(?ms)^DROP FUNCTION (?:IF EXISTS )?fencepost\.(\w+)|^CREATE (?:OR REPLACE )?FUNCTION fencepost\.(\w+)\((.*?)AS \$\$(.*?)\$\$;?$`)
+
+// expectedFunction is how a function of schema fencepost should be.
+type expectedFunction struct {
+	Name    string `json:"name"`
+	Body    string `json:"body"`
+	Definer bool   `json:"definer"`
+	Pinned  bool   `json:"pinned"` // has a search_path of its own
+}
+
+// expectedFunctions returns the functions as the migrations left them.
+func expectedFunctions() []expectedFunction {
+	var all []expectedFunction
+	for _, m := range schema().Migrations {
+		for _, match := range functionText.FindAllStringSubmatch(m.SQL, -1) {
+			dropped, f := match[1], expectedFunction{match[2], match[4], strings.Contains(match[3], "SECURITY DEFINER"), strings.Contains(match[3], "SET search_path = pg_catalog, pg_temp")}
+			all = slices.DeleteFunc(all, func(old expectedFunction) bool { return old.Name == dropped || old.Name == f.Name })
+			if dropped == "" {
+				all = append(all, f)
+			}
+		}
+	}
+	return all
+}
+
+// verifyFunctionsSQL compares the functions with $1, and the version of the
+// schema with $2.
+const verifyFunctionsSQL = `
+	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json) AS x(name text, body text, definer boolean, pinned boolean)),
+	have AS (SELECT * FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost'))
+	SELECT 'schema fencepost', format('has sqlfence version %s, this build has %s', coalesce(max(version), 0), $2::int)
+		FROM fencepost.migrations WHERE component = 'sqlfence' HAVING max(version) IS DISTINCT FROM $2::int
+	UNION ALL
+	SELECT 'function fencepost.' || name, 'is missing' FROM expected WHERE NOT EXISTS (SELECT FROM have WHERE proname = name)
+	UNION ALL
+	SELECT 'function fencepost.' || name, 'is not the one of this build' FROM expected
+		WHERE EXISTS (SELECT FROM have WHERE proname = name) AND NOT EXISTS (SELECT FROM have WHERE proname = name AND prosrc = body)
+	UNION ALL
+	SELECT 'function fencepost.' || name, 'does not run with the rights that it should' FROM expected JOIN have ON proname = name AND prosrc = body WHERE prosecdef <> definer
+	UNION ALL
+	SELECT 'function fencepost.' || name, 'has no pinned search_path' FROM expected JOIN have ON proname = name AND prosrc = body
+		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))`
+
+func (d *DB[Tx]) verifyFunctions(ctx context.Context, op string) ([]Finding, error) {
+	return d.findings(ctx, op, verifyFunctionsSQL, jsonText(expectedFunctions()), schema().Version())
 }

@@ -76,8 +76,8 @@ func TestVerifyTable(t *testing.T) {
 func TestVerifyGuarded(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		g := GuardedTable{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}
-		v := Verification{Guarded: []GuardedTable{g}}
+		g := triggerOn([]string{"parts"}, `{tenant}`)
+		v := Verification{Triggers: []Trigger{g}}
 		e.wantFindings("guarded", v)
 		name := e.text("SELECT fencepost.guard_name('public', 'parts')")
 		for _, c := range []struct {
@@ -103,8 +103,8 @@ func TestVerifyGuarded(t *testing.T) {
 			}
 			e.wantFindings("repaired: "+c.sql, v)
 		}
-		e.wantFindings("a table that is not there", Verification{Guarded: []GuardedTable{{Name: []string{"gone"}, Resource: g.Resource}}}, "the table does not exist")
-		e.wantFindings("a table never guarded", Verification{Guarded: []GuardedTable{{Name: []string{"orders"}, Resource: []ResourcePart{{Text: "x"}}}}}, "not listed", "is missing")
+		e.wantFindings("a table that is not there", Verification{Triggers: []Trigger{triggerOn([]string{"gone"}, "{tenant}")}}, "the table does not exist")
+		e.wantFindings("a table never guarded", Verification{Triggers: []Trigger{triggerOn([]string{"orders"}, `x`)}}, "not listed", "is missing")
 	})
 }
 
@@ -125,8 +125,8 @@ func TestVerifyFunctions(t *testing.T) {
 		e.exec("DROP SCHEMA fencepost CASCADE")
 		for what, err := range map[string]error{
 			"Verify":         func() error { _, err := e.db.Verify(t.Context(), Verification{}); return err }(),
-			"GuardedTables":  func() error { _, err := e.db.GuardedTables(t.Context()); return err }(),
-			"InstallTrigger": e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"pg_class"}, Resource: []ResourcePart{{Text: "x"}}}),
+			"GuardedTables":  func() error { _, err := e.db.Triggers(t.Context()); return err }(),
+			"InstallTrigger": e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)),
 			"RemoveTrigger":  e.db.RemoveTrigger(t.Context(), []string{"x"}),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
@@ -142,7 +142,7 @@ func TestVerifyRole(t *testing.T) {
 		e.guardWriters()
 		role := "fencepost_verified_" + e.driver
 		e.as(t, role)
-		v := Verification{Role: role, Guarded: []GuardedTable{{Name: []string{"parts"}, Resource: []ResourcePart{{Column: "tenant"}}}}}
+		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`)}}
 		e.wantFindings("a role without rights", v)
 		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
 		for _, c := range []struct{ do, undo, says string }{
@@ -167,8 +167,8 @@ func TestVerifyRole(t *testing.T) {
 func TestVerifyInvalid(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		for _, v := range []Verification{
-			{Tables: []*Table{nil}}, {Role: "a\x00"}, {Guarded: []GuardedTable{{}}},
-			{WithoutSchema: true, Guarded: []GuardedTable{{Name: []string{"a"}, Resource: []ResourcePart{{Text: "x"}}}}},
+			{Tables: []*Table{nil}}, {Role: "a\x00"}, {Triggers: []Trigger{{}}},
+			{WithoutSchema: true, Triggers: []Trigger{triggerOn([]string{"a"}, `x`)}},
 		} {
 			if found, err := e.db.Verify(t.Context(), v); guard.ReasonOf(err) != guard.ReasonInvalid || found != nil {
 				t.Errorf("%+v: %v, %v", v, found, err)
@@ -179,33 +179,33 @@ func TestVerifyInvalid(t *testing.T) {
 
 // TestGuardedTables: the list says what is wrong with which table, one that is
 // gone or was renamed included.
-func TestGuardedTables(t *testing.T) {
+func TestTriggers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		e.exec("DROP TRIGGER fencepost_insert ON items; ALTER TABLE lines RENAME TO lines2; DROP TABLE whole")
-		tables, err := e.db.GuardedTables(t.Context())
+		tables, err := e.db.Triggers(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []string
 		for _, s := range tables {
-			got = append(got, fmt.Sprintf("%v %v %v", s.Table.Name, s.Table.Resource, s.Findings))
+			got = append(got, fmt.Sprintf("%v %v %v", s.Trigger.Table, s.Trigger.Resource, s.Findings))
 		}
-		want := `[public family] [{tenant }] []
-[public items] [{tenant }] [public.items: the trigger fencepost_insert is missing]
-[public lines] [{tenant }] [public.lines: the table does not exist, or not under this name]
-[public lines2] [] [public.lines2: the table has triggers and is not listed in fencepost.guarded]
-[public moved] [{tenant }] []
-[public parts] [{tenant }] []
-[public whole] [{ all} { of:it}] [public.whole: the table does not exist, or not under this name]`
+		want := `[public family] {tenant} []
+[public items] {tenant} [public.items: the trigger fencepost_insert is missing]
+[public lines] {tenant} [public.lines: the table does not exist, or not under this name]
+[public lines2] <nil> [public.lines2: the table has triggers and is not listed in fencepost.guarded]
+[public moved] {tenant} []
+[public parts] {tenant} []
+[public whole] all:of:it [public.whole: the table does not exist, or not under this name]`
 		if strings.Join(got, "\n") != want {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 		}
 		// The next installation forgets what is gone and takes the renamed table in.
-		if err := e.db.InstallTrigger(t.Context(), GuardedTable{Name: []string{"lines2"}, Resource: []ResourcePart{{Column: "tenant"}}}); err != nil {
+		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"lines2"}, `{tenant}`)); err != nil {
 			t.Fatal(err)
 		}
-		if tables, err = e.db.GuardedTables(t.Context()); err != nil || len(tables) != 5 || tables[2].Table.Name[1] != "lines2" || len(tables[2].Findings) > 0 {
+		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[2].Trigger.Table[1] != "lines2" || len(tables[2].Findings) > 0 {
 			t.Errorf("%+v, %v", tables, err)
 		}
 	})

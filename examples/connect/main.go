@@ -77,7 +77,7 @@ func codeOf(reason guard.Reason) connect.Code {
 	switch reason {
 	case guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonUnfenced:
 		return connect.CodeFailedPrecondition
-	case guard.ReasonMissing, guard.ReasonInvalid:
+	case guard.ReasonMissing, guard.ReasonInvalid, guard.ReasonMisdirected:
 		return connect.CodeInvalidArgument
 	case guard.ReasonNotFound:
 		return connect.CodeNotFound

@@ -43,9 +43,10 @@ import (
 var schema string
 
 // invoices says which resource a row of the table belongs to: "tenant_123:invoices".
-var invoices = sqlfence.GuardedTable{
-	Name:     []string{"invoices"},
-	Resource: []sqlfence.ResourcePart{{Column: "tenant"}, {Text: "invoices"}},
+var invoices = sqlfence.Trigger{
+	Table:    []string{"invoices"},
+	Resource: guard.Must(guard.NewTemplate("{tenant}:invoices")),
+	Columns:  map[string]string{"tenant": "tenant"},
 }
 
 // Invoice is GORM's model of the table.
@@ -78,7 +79,7 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 		return nil, err
 	}
 	if guarded {
-		if err := db.InstallTrigger(ctx, invoices); err != nil {
+		if err := db.Admin().InstallTrigger(ctx, invoices); err != nil {
 			return nil, err
 		}
 	}

@@ -40,10 +40,7 @@ type service struct {
 //  5. If-Match and the handler: inside the fenced transaction, with the key.
 func (s *service) handler() http.Handler {
 	router := chi.NewRouter()
-	router.Route("/periods/{period}/invoices", func(r chi.Router) {
-		r.Use(authenticate, s.mustExist, s.replayed, s.fence.Admit)
-		r.Post("/", s.issue)
-	})
+	router.With(authenticate, s.mustExist, s.replayed, s.fence.Admit).Post("/periods/{period}/invoices", s.issue)
 	return router
 }
 

@@ -177,7 +177,7 @@ func (d *database) create(ctx context.Context, guards string) error {
 	if guards != guardsOn {
 		return nil
 	}
-	return db.InstallTrigger(ctx, guardedTable)
+	return db.Admin().InstallTrigger(ctx, guardedTable)
 }
 
 // settle waits until no client's statement runs any more.

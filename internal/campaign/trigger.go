@@ -19,8 +19,8 @@ const (
 
 // guardedTable is what the triggers guard: a row's resource is the surface and
 // the row's ID.
-var guardedTable = sqlfence.GuardedTable{
-	Name: []string{"campaign", "guarded"}, Resource: []sqlfence.ResourcePart{{Text: triggerSurface}, {Column: "id"}},
+var guardedTable = sqlfence.Trigger{
+	Table: []string{"campaign", "guarded"}, Resource: guard.Must(guard.NewTemplate(triggerSurface + ":{id}")), Columns: map[string]string{"id": "id"},
 }
 
 const triggerSurface = "sql-trigger"

@@ -129,3 +129,45 @@ func TestScriptIsApplied(t *testing.T) {
 		}
 	})
 }
+
+// TestSchemaOfAnotherRole: a schema that another role made beforehand is
+// refused, by Up and by the printed script, with both roles' names. That role
+// could drop what is in it, which the control shows.
+func TestSchemaOfAnotherRole(t *testing.T) {
+	onConnections(t, func(t *testing.T, admin *pgxpool.Pool, with func(func(Conn) error) error) {
+		conn, err := admin.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		exec := func(sql string) error {
+			_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+			return err
+		}
+		var role string
+		if err := conn.QueryRow(t.Context(), "SELECT 'squatter_' || md5(current_database())").Scan(&role); err != nil {
+			t.Fatal(err)
+		}
+		if err := exec("CREATE ROLE " + role + "; CREATE SCHEMA fencepost AUTHORIZATION " + role); err != nil {
+			t.Fatal(err)
+		}
+		defer exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role)
+		c := tables("alpha")
+		up := func() error { return with(func(conn Conn) error { return c.Up(t.Context(), conn) }) }
+		for what, err := range map[string]error{"Up": up(), "the script": exec("BEGIN;" + c.Script() + "COMMIT")} {
+			if err == nil || !strings.Contains(err.Error(), "schema fencepost belongs to role "+role) || !strings.Contains(err.Error(), "42501") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		exec("ROLLBACK")
+		if err := exec("BEGIN;" + strings.ReplaceAll(c.Script(), owned, "") + "COMMIT"); err != nil {
+			t.Errorf("the control: %v", err)
+		}
+		if err := exec("SET ROLE " + role + "; DROP SCHEMA fencepost CASCADE; RESET ROLE"); err != nil {
+			t.Errorf("the control: the owner of the schema could not drop it: %v", err)
+		}
+		if err := up(); err != nil {
+			t.Errorf("once the schema is gone: %v", err)
+		}
+	})
+}

@@ -33,6 +33,20 @@ CREATE TABLE IF NOT EXISTS fencepost.migrations (
 );
 `
 
+// owned refuses a schema of another role: who owns it may drop what is in it,
+// marks included, whoever made that. It is asked where something is applied.
+const owned = `DO $owned$
+DECLARE
+  owner name := (SELECT pg_catalog.pg_get_userbyid(nspowner) FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) 'fencepost');
+BEGIN
+  IF owner OPERATOR(pg_catalog.<>) CURRENT_USER THEN
+    RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = pg_catalog.format(
+      'schema fencepost belongs to role %I, which could drop the marks and leases in it, and not to %I: migrate as its owner, or have it dropped or given away (ALTER SCHEMA fencepost OWNER TO %I)',
+      owner, CURRENT_USER, CURRENT_USER);
+  END IF;
+END $owned$;
+`
+
 // Migration is one step of a component's schema.
 type Migration struct {
 	// Version counts from 1 without gaps.
@@ -46,7 +60,7 @@ type Migration struct {
 // Script returns the step with its record, to be run in one transaction by
 // any tool.
 func (m Migration) Script(component string) string {
-	return prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component)
+	return owned + prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component)
 }
 
 func (m Migration) record(component string) string {
@@ -91,6 +105,7 @@ func (c Component) Version() int { return len(c.Migrations) }
 // Script returns every step in order, for printing. It begins no transaction.
 func (c Component) Script() string {
 	var b strings.Builder
+	b.WriteString(owned)
 	b.WriteString(prologue)
 	for _, m := range c.Migrations {
 		fmt.Fprintf(&b, "\n-- %s version %d: %s\n%s\n%s", c.Name, m.Version, m.Name, strings.TrimSpace(m.SQL), m.record(c.Name))
@@ -147,6 +162,11 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	}
 	if have > int64(c.Version()) {
 		return &NewerError{Component: c.Name, Have: have, Know: c.Version()}
+	}
+	if have < int64(version) {
+		if err := conn.Exec(ctx, owned); err != nil {
+			return err
+		}
 	}
 	if have == 0 { // creating is asked only of those who need to: an application role may lack the right
 		if err := conn.Exec(ctx, prologue); err != nil {

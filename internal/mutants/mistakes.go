@@ -34,7 +34,7 @@ func suite(pkg, tests string) catcher {
 var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
 
 const (
-	marksSQL      = "sqlfence/migrations/0001_marks.sql"
+	marksSQL      = "sqlfence/migrations/0001_fence.sql"
 	statementsGo  = "lockclient/statements.go"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
@@ -111,7 +111,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",
-		edits: []edit{{marksSQL, "PERFORM pg_advisory_xact_lock(hashtextextended(p_resource", "PERFORM (hashtextextended(p_resource"}},
+		edits: []edit{{marksSQL, "  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));\n  FOR tries", "  FOR tries"}},
 		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
 	},
 	{
@@ -128,7 +128,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "enter in a savepoint", wrong: "rolling back to it frees the fence while the transaction goes on",
-		edits: []edit{{"sqlfence/migrations/0002_transactions.sql", "IF mine <> pg_current_xact_id()::xid THEN", "IF mine IS NULL THEN"}},
+		edits: []edit{{marksSQL, "IF mine <> pg_current_xact_id()::xid THEN", "IF mine IS NULL THEN"}},
 		by:    unitTest("sqlfence", "^TestEnterInSavepoint$"),
 	},
 	{
@@ -137,13 +137,13 @@ var mistakes = []mistake{
 			{"sqlfence/pgx.go", "IsoLevel: pgxLevels[level], ", ""},
 			{"sqlfence/std.go", "Isolation: stdLevels[level]", "Isolation: sql.LevelDefault"},
 			{marksSQL, "WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'\n      OR ", "WHEN "},
-			{marksSQL, "  IF current_setting('transaction_isolation') <> 'read committed' THEN", "  IF false THEN"},
+			{marksSQL, "  IF current_setting('transaction_isolation') <> ALL (p_levels) THEN", "  IF false THEN"},
 		},
 		by: unitTest("sqlfence", "^TestDefaultIsolation$"),
 	},
 	{
 		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
-		edits: []edit{{"sqlfence/migrations/0003_enforcement.sql", "    PERFORM fencepost.enter(p_resource, (claim ->> 'token')::bigint, coalesce(claim ->> 'leaseId', ''), 0, 0);\n", "    NULL;\n"}},
+		edits: []edit{{marksSQL, "    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);\n", "    NULL;\n"}},
 		by:    unitTest("sqlfence", "^TestTriggerStopsAResumedHolder$"),
 		also:  theCampaign,
 	},
@@ -154,7 +154,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "floor admits its own token", wrong: "after a retirement the highest deleted token is admitted again",
-		edits: []edit{{marksSQL, "IF f >= p_token THEN", "IF f > p_token THEN"}},
+		edits: []edit{{marksSQL, "WHEN p_token < p_mark OR p_floor ", "WHEN p_token < p_mark "}},
 		by:    unitTest("sqlfence", "^TestMarksDecide$"),
 	},
 	{

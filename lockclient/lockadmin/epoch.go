@@ -18,24 +18,24 @@ import (
 // on a server that never failed over and was never restored.
 type Epoch struct {
 	// Number is the epoch, 0 to 8,388,607.
-	Number int64
+	Number int64 `json:"epoch"`
 	// Base is the part of it that is stored, in fencepost.epoch.
-	Base int64
+	Base int64 `json:"base"`
 	// Timeline is the server's WAL timeline, 1 unless it was promoted or
 	// restored to a point in time; 0 if it cannot be seen.
-	Timeline int64
+	Timeline int64 `json:"timeline,omitempty"`
 	// SystemIdentifier names the database cluster; empty if it cannot be seen.
-	SystemIdentifier string
+	SystemIdentifier string `json:"systemIdentifier,omitempty"`
 	// Floor is the token that every later grant is above, on any resource;
 	// [guard.NoToken] if there is none.
-	Floor guard.Token
+	Floor guard.Token `json:"floor"`
 	// Hidden says what the server does not show, in its own words; empty if
 	// everything can be seen. Where the timeline is hidden, a failover is not
 	// noticed; where the identifier is, a copy is told by its object numbers
 	// alone; where the server's start is, another server is noticed on new
 	// connections only, not behind a pooler. Then call [Operator.RaiseEpoch] after
 	// every failover and restore.
-	Hidden string
+	Hidden string `json:"hidden,omitempty"`
 }
 
 // Epoch asks the server for its epoch and, like the first acquire on a server,

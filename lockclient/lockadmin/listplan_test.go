@@ -86,7 +86,7 @@ func TestListOf200000(t *testing.T) {
 		"no upper bound":     {pglease.Pattern{}.Bounded(listSQL, rangeEnd), []string{"''", "''", "'tenant_0900:'", "101", "101", "NULL", "false", "NULL"}, 101},
 		"nothing there":      {listSQL, []string{"'tenant_1'", "'tenant_2'", "''", "101", "101", "NULL", "false", "NULL"}, 0},
 		"by state, few":      {listSQL, []string{"'tenant_'", "'tenant`'", "'tenant_0301:'", "5000", "101", "ARRAY['held']", "true", "NULL"}, 5000},
-		"by state, many":     {listSQL, []string{"'tenant_'", "'tenant`'", "'tenant_0301:'", "5000", "101", "ARRAY['expired', 'free']", "false", "NULL"}, 102}, // the window function looks one row ahead
+		"by state, many":     {listSQL, []string{"'tenant_'", "'tenant`'", "'tenant_0301:'", "5000", "101", "ARRAY['expired', 'free']", "false", "NULL"}, 102}, // the window function looks one row ahead, until PostgreSQL 17
 	} {
 		top := explain(t, pool, test.sql, types, test.args...)
 		scans := 0
@@ -97,7 +97,7 @@ func TestListOf200000(t *testing.T) {
 			case strings.HasPrefix(p.Type, "Index"):
 				scans++
 				bounds := strings.Count(p.Cond, "resource >") + strings.Count(p.Cond, "resource <")
-				if p.Index != "leases_pkey" || bounds < 2 || p.Rows != test.rows || p.Removed != 0 {
+				if p.Index != "leases_pkey" || bounds < 2 || p.Rows > test.rows || p.Rows < min(test.rows, 101) || p.Removed != 0 {
 					t.Errorf("%s: %+v", what, p)
 				}
 			}

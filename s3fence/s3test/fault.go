@@ -43,6 +43,10 @@ type Fault struct {
 	Omit []string
 	// Empty are names of headers that the answer has with an empty value.
 	Empty []string
+	// MetadataFirst and ETagFirst are stores that look twice while they answer a
+	// read: for the metadata, or the ETag, and after the gap that Race and Between
+	// make for all the rest.
+	MetadataFirst, ETagFirst bool
 	// Cut ends the connection in the middle of the answer's body.
 	Cut bool
 
@@ -165,6 +169,28 @@ func (p plan) has(is func(*Fault) bool) bool {
 		}
 	}
 	return false
+}
+
+// tearing reports that a read looks twice.
+func (p plan) tearing() bool {
+	return p.has(func(f *Fault) bool { return f.MetadataFirst || f.ETagFirst })
+}
+
+// tear puts what the first look saw into the headers of a read.
+func (p plan) tear(h http.Header, before *Object) {
+	if p.has(func(f *Fault) bool { return f.MetadataFirst }) {
+		for name := range h {
+			if strings.HasPrefix(name, metaPrefix) {
+				h.Del(name)
+			}
+		}
+		for name, value := range before.Metadata {
+			h.Set(metaPrefix+name, value)
+		}
+	}
+	if p.has(func(f *Fault) bool { return f.ETagFirst }) {
+		h.Set("Etag", before.ETag)
+	}
 }
 
 // spoil takes from a good answer what the faults say.

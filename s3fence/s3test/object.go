@@ -203,6 +203,13 @@ func (s *Server) getObject(c *call) *answer {
 	}
 	o := b.objects[c.Key]
 	s.mu.Unlock()
+	before := o
+	if wait, ok := c.plan.gap(s, c.Request); ok && o != nil && c.plan.tearing() {
+		wait()
+		s.mu.Lock()
+		o = b.objects[c.Key]
+		s.mu.Unlock()
+	}
 	if o == nil {
 		return fail("NoSuchKey")
 	}
@@ -213,6 +220,7 @@ func (s *Server) getObject(c *call) *answer {
 		return a
 	}
 	h := o.described()
+	c.plan.tear(h, before)
 	a := &answer{status: http.StatusOK, header: h, body: o.Body}
 	first, length := int64(0), o.Size
 	if r := c.header.Get("Range"); r != "" {

@@ -192,6 +192,17 @@ func (a *app) printJSON(v any) error {
 	return err
 }
 
+// object is a small result for programs.
+type object map[string]any
+
+// answer prints one result, for programs or for people.
+func (a *app) answer(cmd *cli.Command, v any, format string, args ...any) error {
+	if asJSON(cmd) {
+		return a.printJSON(v)
+	}
+	return a.say(format, args...)
+}
+
 func (a *app) say(format string, args ...any) error {
 	_, err := fmt.Fprintf(a.out, format, args...)
 	return err

@@ -103,9 +103,6 @@ func TestBadDatabase(t *testing.T) {
 	exec1(t, pool, "CREATE ROLE "+role+" LOGIN PASSWORD 'tiger-tiger'")
 	t.Cleanup(func() { exec1(t, pool, "DROP ROLE "+role) })
 
-	_, older := emptyDatabase(t)
-	must(t, older, "migrate")
-	exec1(t, dial(t, older), "DELETE FROM fencepost.migrations WHERE version > 1")
 	_, newer := emptyDatabase(t)
 	must(t, newer, "migrate")
 	exec1(t, dial(t, newer), "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 99, 'later'), ('sqlfence', 99, 'later')")
@@ -125,7 +122,6 @@ func TestBadDatabase(t *testing.T) {
 		refusal
 	}{
 		{without, refusal{"no schema", nil, exitSchema, "schema_missing", "run fencectl migrate"}},
-		{older, refusal{"an older schema", nil, exitSchema, "schema_older", "run fencectl migrate"}},
 		{newer, refusal{"a newer schema", nil, exitSchema, "schema_newer", "use a newer fencectl"}},
 		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, exitNoRights, "no_rights", "permission denied"}},
 		{withUser(role, "lion-lion"), refusal{"a wrong password", nil, exitNoRights, "no_rights", "password authentication failed"}},
@@ -141,6 +137,22 @@ func TestBadDatabase(t *testing.T) {
 	}
 	c := refusal{"migrate", []string{"migrate"}, exitSchema, "schema_newer", "99"}
 	t.Run("migrate of a newer schema", func(t *testing.T) { c.check(t, newer) })
+}
+
+// TestSchemaVersions: a schema that is not this build's is refused by what it is.
+func TestSchemaVersions(t *testing.T) {
+	for _, c := range []struct {
+		have, want   int64
+		reason, says string
+	}{{0, 2, "schema_missing", "run fencectl migrate"}, {1, 2, "schema_older", "has lockclient version 1, this build needs 2"}, {3, 2, "schema_newer", "use a newer fencectl"}} {
+		err := compare(leasesComponent, c.have, c.want)
+		if code, reason := classify(err); code != exitSchema || reason != c.reason || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%d, wanted %d: %d, %s, %v", c.have, c.want, code, reason, err)
+		}
+	}
+	if err := compare(leasesComponent, known(leasesComponent), known(leasesComponent)); err != nil || known(leasesComponent) == 0 || known(marksComponent) == 0 {
+		t.Errorf("this build's own: %v", err)
+	}
 }
 
 // check runs the command twice: its error for people, and for programs.

@@ -144,15 +144,14 @@ func (s *session) checkSchema(ctx context.Context, needed []string) error {
 		return failed("read the schema's version", err)
 	}
 	for _, component := range needed {
-		if err := compare(component, have[component]); err != nil {
+		if err := compare(component, have[component], known(component)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func compare(component string, have int64) error {
-	want := known(component)
+func compare(component string, have, want int64) error {
 	switch {
 	case have == 0:
 		return &coded{exitSchema, "schema_missing", fmt.Errorf("the database has no schema of %s: run fencectl migrate", component)}
@@ -170,26 +169,15 @@ func (s *session) versions(ctx context.Context) (map[string]int64, error) {
 	defer cancel()
 	found := map[string]int64{}
 	rows, err := s.pool.Query(ctx, "SELECT component, max(version)::bigint FROM fencepost.migrations GROUP BY component")
-	if err != nil {
-		return found, unlessMissing(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	if err == nil {
 		var name string
 		var version int64
-		if err := rows.Scan(&name, &version); err != nil {
-			return found, err
-		}
-		found[name] = version
+		_, err = pgx.ForEachRow(rows, []any{&name, &version}, func() error { found[name] = version; return nil })
 	}
-	return found, unlessMissing(rows.Err())
-}
-
-func unlessMissing(err error) error {
 	if missing(err) {
-		return nil
+		err = nil
 	}
-	return err
+	return found, err
 }
 
 // missing reports that a table, function or schema of the statement is not

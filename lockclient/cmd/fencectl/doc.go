@@ -47,30 +47,8 @@
 //
 // # Exit codes
 //
-//	0    done
-//	1    an error of none of the kinds below (other)
-//	2    the command line or a value in it is malformed, or a confirmation is
-//	     needed and there is no terminal to ask at: nothing was sent (usage,
-//	     invalid)
-//	3    there is no such resource (not_found)
-//	4    the state is not what the command expects, such as the lease ID of a
-//	     successor: nothing was changed (held, lease_changed, stale, spent,
-//	     conflict, mark_ahead, unfenced)
-//	5    the server does not let this role do it (no_rights)
-//	6    no connection, a timeout, a standby: nothing was changed, trying again
-//	     is safe (unavailable)
-//	7    the answer was lost and the change may have been made: look before
-//	     trying again (outcome_unknown)
-//	8    the database does not have the schema, or has another version of it
-//	     than this build (schema_missing, schema_older, schema_newer)
-//	9    the operator did not confirm: nothing was sent (cancelled)
-//	10   doctor found something that must be repaired (unhealthy)
-//	11   the first part was done and the second was not: the message says how
-//	     to go on (partial)
-//	130  Ctrl-C or SIGTERM before the command was done; where a change may have
-//	     been made it is outcome_unknown (interrupted)
-//
-// "fencectl help exit-codes" prints the same.
+// Scripts branch on them: "fencectl help exit-codes" prints them all. 0 is done; 6
+// is safe to try again; after 7 look first, the change may have been made.
 //
 // # Runbook
 //

@@ -19,7 +19,8 @@ func squeezed(s string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(s, "//", " ")), " ")
 }
 
-// The package's documentation has the exit codes that the program prints.
+// The program prints its runbook and its exit codes, and the documentation names
+// commands that exist.
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("doc.go")
@@ -36,13 +37,6 @@ func TestDocumentation(t *testing.T) {
 			t.Errorf("exit code %d is there twice", e.code)
 		}
 		codes[e.code] = true
-		line := strconv.Itoa(e.code) + " " + e.meaning
-		if e.reasons != "" {
-			line += " (" + e.reasons + ")"
-		}
-		if !strings.Contains(doc, line) {
-			t.Errorf("doc.go does not have the line %q", line)
-		}
 	}
 	lines := strings.Split(strings.TrimSpace(must(t, "", "help", "exit-codes", "-o", "json")), "\n")
 	if len(lines) != len(exitCodes) {

@@ -116,7 +116,7 @@ func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
 	have, err := s.versions(ctx)
 	for _, component := range components {
 		name := "schema " + component
-		switch wrong := compare(component, have[component]); {
+		switch wrong := compare(component, have[component], known(component)); {
 		case noRights(err):
 			f.add(name, checkWarn, "this role may not read fencepost.migrations")
 		case err != nil:
@@ -139,7 +139,7 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 	const name = "guarded tables"
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	tables, err := s.marks.GuardedTables(ctx)
+	tables, err := s.marks.Admin().Triggers(ctx)
 	switch {
 	case schemaReason(err) != "": // is said by the schema's row
 		return
@@ -155,8 +155,8 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 		for _, found := range t.Findings {
 			f.add(name, checkFail, "%s", found)
 		}
-		if t.Table.InsecureReportOnly {
-			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Table.Name, "."))
+		if t.Trigger.InsecureReportOnly {
+			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Trigger.Table, "."))
 		} else if len(t.Findings) == 0 {
 			whole++
 		}
@@ -202,10 +202,7 @@ func (f *findings) endToEnd(ctx context.Context, op *lockadmin.Operator, resourc
 
 func (a *app) printFindings(cmd *cli.Command, f *findings) error {
 	if asJSON(cmd) {
-		return a.printJSON(struct {
-			Status string  `json:"status"`
-			Checks []check `json:"checks"`
-		}{f.worst(), f.checks})
+		return a.printJSON(object{"status": f.worst(), "checks": f.checks})
 	}
 	t := newTable(a.out, "STATUS", "CHECK", ">TIME", "DETAIL")
 	for _, c := range f.checks {

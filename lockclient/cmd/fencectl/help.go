@@ -51,18 +51,8 @@ func (a *app) printExitCodes(cmd *cli.Command) error {
 		if e.reasons != "" {
 			reasons = strings.Split(e.reasons, ", ")
 		}
-		if asJSON(cmd) {
-			if err := a.printJSON(struct {
-				Code    int      `json:"code"`
-				Reasons []string `json:"reasons"`
-				Meaning string   `json:"meaning"`
-			}{e.code, reasons, e.meaning}); err != nil {
-				return err
-			}
-			continue
-		}
-		text := e.meaning + orNothing(e.reasons != "", " ("+e.reasons+")")
-		if err := a.say("%3d  %s\n", e.code, strings.Join(wrapped(text, 74), "\n     ")); err != nil {
+		text := strings.Join(wrapped(e.meaning+orNothing(e.reasons != "", " ("+e.reasons+")"), 74), "\n     ")
+		if err := a.answer(cmd, object{"code": e.code, "reasons": reasons, "meaning": e.meaning}, "%3d  %s\n", e.code, text); err != nil {
 			return err
 		}
 	}

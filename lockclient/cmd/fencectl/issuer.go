@@ -72,14 +72,7 @@ func (a *app) epochRaise(ctx context.Context, cmd *cli.Command) error {
 
 func (a *app) printEpoch(cmd *cli.Command, e lockadmin.Epoch) error {
 	if asJSON(cmd) {
-		return a.printJSON(struct {
-			Epoch            int64       `json:"epoch"`
-			Base             int64       `json:"base"`
-			Timeline         int64       `json:"timeline,omitempty"`
-			SystemIdentifier string      `json:"systemIdentifier,omitempty"`
-			Floor            guard.Token `json:"floor"`
-			Hidden           string      `json:"hidden,omitempty"`
-		}{e.Number, e.Base, e.Timeline, e.SystemIdentifier, e.Floor, e.Hidden})
+		return a.printJSON(e)
 	}
 	hidden := "nothing: failovers are noticed"
 	if e.Hidden != "" {
@@ -153,13 +146,11 @@ func (a *app) advance(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if asJSON(cmd) {
-		return a.printJSON(struct {
-			Resource string      `json:"resource,omitempty"`
-			Above    guard.Token `json:"above"`
-		}{resource, reached})
+	result := object{"above": reached}
+	if resource != "" {
+		result["resource"] = resource
 	}
-	return a.say("every later token is above %s\n", reached)
+	return a.answer(cmd, result, "every later token is above %s\n", reached)
 }
 
 func (a *app) purgeCommand() *cli.Command {
@@ -204,15 +195,7 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 		}
 		return err
 	}
-	if asJSON(cmd) {
-		return a.printJSON(struct {
-			Purged  int64       `json:"purged"`
-			Floor   guard.Token `json:"floor"`
-			Blocked int         `json:"blocked"`
-		}{purged.Count, purged.Floor, purged.Blocked})
-	}
-	if purged.Floor == guard.NoToken {
-		return a.say("%s deleted\n", count(purged.Count, "row"))
-	}
-	return a.say("%s deleted, every later token is above %s\n", count(purged.Count, "row"), purged.Floor)
+	result := object{"purged": purged.Count, "floor": purged.Floor, "blocked": purged.Blocked}
+	above := orNothing(purged.Floor != guard.NoToken, ", every later token is above "+purged.Floor.String())
+	return a.answer(cmd, result, "%s deleted%s\n", count(purged.Count, "row"), above)
 }

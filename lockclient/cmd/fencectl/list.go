@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -29,7 +30,12 @@ func (a *app) listCommand() *cli.Command {
 }
 
 func limitFlag(value int, text string) cli.Flag {
-	return &cli.IntFlag{Name: "limit", Aliases: []string{"n"}, Value: value, Usage: text, Local: true}
+	return &cli.IntFlag{Name: "limit", Aliases: []string{"n"}, Value: value, Usage: text, Local: true, Validator: func(n int) error {
+		if n < 0 {
+			return errors.New("--limit must not be negative")
+		}
+		return nil
+	}}
 }
 
 const watchedRows = 20
@@ -44,9 +50,6 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	limit := cmd.Int("limit")
-	if limit < 0 {
-		return usage("--limit must not be negative")
-	}
 	if limit == 0 && cmd.Bool("watch") {
 		limit = watchedRows
 	}
@@ -176,16 +179,12 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	limit := cmd.Int("limit")
-	if limit < 0 {
-		return usage("--limit must not be negative")
-	}
 	s, err := connect(ctx, cmd, leasesComponent)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	out := newListing(a.out, cmd, limit, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
+	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
 	for r, err := range s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to}) {
 		if err != nil {
 			return err

@@ -176,11 +176,7 @@ func report(w io.Writer, asJSON bool, err error) int {
 	code, reason := classify(err)
 	message := oneLine(withoutRepetition(strings.TrimPrefix(err.Error(), "fencepost: ")))
 	if asJSON {
-		line, _ := jsonLine(struct {
-			Code    int    `json:"code"`
-			Reason  string `json:"reason"`
-			Message string `json:"message"`
-		}{code, reason, message})
+		line, _ := jsonLine(object{"code": code, "reason": reason, "message": message})
 		w.Write(line)
 		return code
 	}

@@ -85,7 +85,7 @@ func (a *app) markShow(ctx context.Context, cmd *cli.Command) error {
 		return notFound("%s has no mark", shown(given[0]))
 	}
 	if asJSON(cmd) {
-		return a.printJSON(markJSON{Resource: given[0], Token: mark.Token, LeaseID: mark.LeaseID})
+		return a.printJSON(markJSON{given[0], mark.Token, mark.LeaseID})
 	}
 	return fields(a.out, "resource", shown(given[0]), "mark", mark.Token.String(), "lease ID", leaseID(mark.LeaseID))
 }
@@ -144,10 +144,7 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 	if err := s.raise(ctx, cmd, claim); err != nil {
 		return err
 	}
-	if asJSON(cmd) {
-		return a.printJSON(markJSON{Resource: claim.Resource, Token: claim.Token, LeaseID: claim.LeaseID})
-	}
-	return a.say("the mark of %s is %s\n", shown(claim.Resource), token)
+	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), token)
 }
 
 // refuseAboveIssuer keeps a typing error from being a mark that refuses every
@@ -201,10 +198,6 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	limit := cmd.Int("limit")
-	if limit < 0 {
-		return usage("--limit must not be negative")
-	}
 	pattern, err := pglease.Namespace("").NewPattern("pattern", given[0])
 	if err != nil {
 		return err
@@ -222,7 +215,7 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	if cmd.Bool("ahead") {
 		titles = slices.Insert(titles, 1, ">ISSUED")
 	}
-	out := newListing(a.out, cmd, limit, titles...)
+	out := newListing(a.out, cmd, cmd.Int("limit"), titles...)
 	highest := guard.NoToken
 	for m, err := range s.listMarks(ctx, cmd.Bool("ahead"), pattern) {
 		if err != nil {
@@ -302,22 +295,13 @@ func (s *session) marksAfter(ctx context.Context, ahead bool, pattern pglease.Pa
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var m listedMark
-		var token int64
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m listedMark, err error) {
 		var issued *int64
-		if err := rows.Scan(&m.Resource, &token, &m.LeaseID, &m.RaisedAt, &issued); err != nil {
-			return nil, err
+		if err = row.Scan(&m.Resource, (*int64)(&m.Token), &m.LeaseID, &m.RaisedAt, &issued); issued != nil {
+			m.Issued = new(guard.Token(*issued))
 		}
-		m.Token = guard.Token(token)
-		if issued != nil {
-			reached := guard.Token(*issued)
-			m.Issued = &reached
-		}
-		marks = append(marks, m)
-	}
-	return marks, rows.Err()
+		return m, err
+	})
 }
 
 func (a *app) marksResetCommand() *cli.Command {
@@ -397,17 +381,14 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
 	defer cancel()
-	if err := s.marks.Reset(ctx, resource, from, to, last, actor, reason); err != nil {
+	if err := s.marks.Admin().Reset(ctx, resource, from, to, last, actor, reason); err != nil {
 		var refused *guard.RejectedError
 		if errors.As(err, &refused) && refused.Mark != from && refused.Mark.Token != guard.NoToken {
 			return fmt.Errorf("nothing was changed, the mark is not what --from and --from-lease-id say: %w", err)
 		}
 		return err
 	}
-	if asJSON(cmd) {
-		return a.printJSON(markJSON{Resource: resource, Token: to.Token, LeaseID: to.LeaseID})
-	}
-	return a.say("the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
+	return a.answer(cmd, markJSON{resource, to.Token, to.LeaseID}, "the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
 }
 
 // completeReset takes the lease IDs that were not given from the mark and from the
@@ -447,18 +428,14 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
 	}
-	limit := cmd.Int("limit")
-	if limit < 0 {
-		return usage("--limit must not be negative")
-	}
 	s, err := connect(ctx, cmd, marksComponent)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	out := newListing(a.out, cmd, limit, "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
+	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
 	for after := int64(0); ; {
-		page, err := s.resetsAfter(ctx, after, sqlfence.MaxPage)
+		page, err := s.resetsAfter(ctx, after, resetsPage)
 		if err != nil {
 			return err
 		}
@@ -472,16 +449,27 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 				return out.end("")
 			}
 		}
-		if len(page) < sqlfence.MaxPage {
+		if len(page) < resetsPage {
 			return out.end("no reset")
 		}
 	}
 }
 
-func (s *session) resetsAfter(ctx context.Context, after int64, page int) ([]sqlfence.Reset, error) {
+// resetsPage is how many resets are read within one --timeout.
+const resetsPage = 500
+
+func (s *session) resetsAfter(ctx context.Context, after int64, page int) (resets []sqlfence.Reset, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	return s.marks.Resets(ctx, after, page)
+	for r, err := range s.marks.Admin().Resets(ctx, after) {
+		if err != nil {
+			return nil, err
+		}
+		if resets = append(resets, r); len(resets) == page {
+			break
+		}
+	}
+	return resets, nil
 }
 
 func (a *app) marksRetireCommand() *cli.Command {
@@ -595,16 +583,11 @@ func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor g
 }
 
 func (a *app) printRetired(cmd *cli.Command, r guard.Retired) error {
-	if asJSON(cmd) {
-		return a.printJSON(struct {
-			Retired int64       `json:"retired"`
-			Floor   guard.Token `json:"floor"`
-		}{r.Count, r.Floor})
+	said := "no mark is that old"
+	if r.Count > 0 {
+		said = fmt.Sprintf("%s retired, the floor is %s", count(r.Count, "mark"), r.Floor)
 	}
-	if r.Count == 0 {
-		return a.say("no mark is that old\n")
-	}
-	return a.say("%s retired, the floor is %s\n", count(r.Count, "mark"), r.Floor)
+	return a.answer(cmd, object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
 }
 
 const stateLockTimeout = "55P03"

@@ -66,20 +66,12 @@ func (a *app) printVersions(cmd *cli.Command, component string, before, after ma
 		if component != "all" && component != name {
 			continue
 		}
-		var err error
-		switch {
-		case asJSON(cmd):
-			err = a.printJSON(struct {
-				Component string `json:"component"`
-				Before    int64  `json:"before"`
-				Version   int64  `json:"version"`
-			}{name, before[name], after[name]})
-		case before[name] == after[name]:
-			err = a.say("%s: version %d, nothing to do\n", name, after[name])
-		default:
-			err = a.say("%s: version %d, was %d\n", name, after[name], before[name])
+		was := "nothing to do"
+		if before[name] != after[name] {
+			was = fmt.Sprintf("was %d", before[name])
 		}
-		if err != nil {
+		result := object{"component": name, "before": before[name], "version": after[name]}
+		if err := a.answer(cmd, result, "%s: version %d, %s\n", name, after[name], was); err != nil {
 			return err
 		}
 	}
@@ -149,16 +141,7 @@ func (a *app) printSQL(cmd *cli.Command, scripts map[string]string) error {
 		if only := cmd.String("component"); only != "all" && only != name {
 			continue
 		}
-		var err error
-		if asJSON(cmd) {
-			err = a.printJSON(struct {
-				Component string `json:"component"`
-				SQL       string `json:"sql"`
-			}{name, scripts[name]})
-		} else {
-			err = a.say("-- %s: run in one transaction.\n%s\n", name, scripts[name])
-		}
-		if err != nil {
+		if err := a.answer(cmd, object{"component": name, "sql": scripts[name]}, "-- %s: run in one transaction.\n%s\n", name, scripts[name]); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package redislock_test
+package redis_test
 
 import (
 	"bufio"

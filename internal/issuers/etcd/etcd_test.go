@@ -1,4 +1,4 @@
-package etcdlock_test
+package etcd_test
 
 import (
 	"context"

@@ -1,0 +1,553 @@
+package httpfence
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// whole sends a whole claim for a resource to /acct/acme/close.
+func (s *service) whole(t testing.TB, resource, token, lease string, more ...string) answer {
+	t.Helper()
+	return do(t, "POST", s.URL+goodPath, append([]string{TokenHeader, token, LeaseHeader, lease, ResourceHeader, resource}, more...)...)
+}
+
+// TestMisdirected: a claim for another resource is refused with both names and
+// raises nothing. The control, which does not ask for the name, raises the mark
+// of the wrong resource, and its true holder is stale.
+func TestMisdirected(t *testing.T) {
+	for surface, guarded := range guardedBy {
+		for _, asked := range []bool{true, false} {
+			t.Run(fmt.Sprint(surface, asked), func(t *testing.T) {
+				store := newStore()
+				s := &service{store: store}
+				s.fence = guard.Must(New(store, ChiParam("id"), &Options{
+					Transactor: &fakeTx{store: store}, InsecureAnyResource: !asked, Logger: slog.New(slog.DiscardHandler),
+				}))
+				router := chi.NewRouter()
+				router.Handle("/acct/{id}/close", guarded(s, s.handler()))
+				s.Server = httptest.NewServer(router)
+				defer s.Close()
+				if _, err := store.Store.Admit(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "true"}); err != nil {
+					t.Fatal(err)
+				}
+				if !asked { // the claim for "other" is sent to acme's route without its name
+					a := do(t, "POST", s.URL+goodPath, TokenHeader, "2000", LeaseHeader, "stray")
+					if m := store.mark(t, "acme"); a.status >= 300 || surface != "Check" && m.Token != 2000 {
+						t.Errorf("control: %d, mark %+v", a.status, m)
+					}
+				}
+				a := s.whole(t, "other", "3000", "stray")
+				if a.status != 400 || a.reason() != "misdirected" || a.problem["claimed"] != "other" || a.problem["guarded"] != "acme" || a.header.Get(ReasonHeader) != "misdirected" {
+					t.Errorf("%d %s", a.status, a.body)
+				}
+				if m := store.mark(t, "acme"); m.Token == 3000 || asked && m.Token != 10 {
+					t.Errorf("mark %+v", m)
+				}
+				if m := store.mark(t, "other"); m != (guard.Mark{}) {
+					t.Errorf("the other's mark: %+v", m)
+				}
+				if asked {
+					if a := s.whole(t, "acme", "10", "true"); a.status >= 300 {
+						t.Errorf("the true holder: %d %s", a.status, a.body)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestMisdirectedClient: the Transport names the resource, and the client's
+// error has both names; without a body, its own.
+func TestMisdirectedClient(t *testing.T) {
+	s := newStrict(t, &Options{Logger: slog.New(slog.DiscardHandler), UnguardedMethods: []string{}})
+	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
+	for method, guarded := range map[string]string{"POST": "acme", "HEAD": ""} {
+		ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "acme:payout:p,\u00e4 100%", Token: 7, LeaseID: "l"})
+		req, err := http.NewRequestWithContext(ctx, method, s.URL+goodPath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = ErrorFrom(resp)
+		_ = resp.Body.Close()
+		var e *guard.MisdirectedError
+		if !errors.As(err, &e) || e.Claimed != "acme:payout:p,\u00e4 100%" || e.Guarded != guarded || !errors.Is(err, guard.ErrMisdirected) || !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+	if s.store.calls() != 0 {
+		t.Error("the store was asked")
+	}
+}
+
+// TestResourceField: exactly one field, and every percent-encoding of the same
+// bytes is one name.
+func TestResourceField(t *testing.T) {
+	const name = "t:a,b%\u00e4"
+	store := newStore()
+	fence := guard.Must(New(store, func(*http.Request) (string, error) { return name, nil }, nil))
+	for _, c := range []struct {
+		lines []string
+		want  error
+	}{
+		{[]string{EncodeResource(name)}, nil},
+		{[]string{"t:a%2Cb%25%C3%A4"}, nil},
+		{[]string{"t%3Aa%2Cb%25%C3%A4"}, nil},
+		{[]string{"t%3aa%2cb%25%c3%a4"}, nil},
+		{[]string{"%74:%61%2Cb%25%C3%A4"}, nil},
+		{nil, guard.ErrMissing},
+		{[]string{""}, guard.ErrInvalid},
+		{[]string{EncodeResource(name), EncodeResource(name)}, guard.ErrInvalid},
+		{[]string{EncodeResource(name), "other"}, guard.ErrInvalid},
+		{[]string{"t:a,b%25%C3%A4"}, guard.ErrInvalid},              // a comma: two lines in one
+		{[]string{"t:a%2Cb%25%C3%A4, t:a%2Cb"}, guard.ErrInvalid},   //
+		{[]string{"t:a%2Cb%\u00e4"}, guard.ErrInvalid},              // not encoded
+		{[]string{"t:a%2Cb%25\u00e4"}, guard.ErrInvalid},            //
+		{[]string{"t:a%2Cb%2"}, guard.ErrInvalid},                   // cut off
+		{[]string{"t:a%2Cb%"}, guard.ErrInvalid},                    //
+		{[]string{"t:a%2Cb%zz"}, guard.ErrInvalid},                  //
+		{[]string{"t:a%0A"}, guard.ErrInvalid},                      // no valid name
+		{[]string{"t:%ff"}, guard.ErrInvalid},                       //
+		{[]string{strings.Repeat("x", 513)}, guard.ErrInvalid},      //
+		{[]string{strings.Repeat("%", 4000)}, guard.ErrInvalid},     //
+		{[]string{"t:a%252Cb%25%C3%A4"}, guard.ErrMisdirected},      // encoded twice is another name
+		{[]string{"t:a%2Cb%2525%C3%A4"}, guard.ErrMisdirected},      //
+		{[]string{"T:a%2Cb%25%C3%A4"}, guard.ErrMisdirected},        // bytes, not letters
+		{[]string{"t:a%2Cb%25a%CC%88"}, guard.ErrMisdirected},       // the other Unicode form
+		{[]string{"t:a%2Cb%25%C3%A4x"}, guard.ErrMisdirected},       // longer
+		{[]string{"t:a%2Cb"}, guard.ErrMisdirected},                 // shorter
+		{[]string{"t:a+b%25%C3%A4"}, guard.ErrMisdirected},          // a plus is a plus
+		{[]string{"tenant_12:billing-close"}, guard.ErrMisdirected}, //
+	} {
+		r := newRequest("", "5", "l")
+		if c.lines != nil {
+			r.Header[ResourceHeader] = c.lines
+		}
+		if _, err := fence.Check(r); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) || c.want == guard.ErrInvalid && errors.Is(err, guard.ErrMisdirected) {
+			t.Errorf("%.80q: %v, want %v", c.lines, err, c.want)
+		}
+	}
+}
+
+// FuzzResourceField: encoding and decoding are each other's inverse, and the
+// comparison agrees with decoding.
+func FuzzResourceField(f *testing.F) {
+	for _, seed := range []string{"a", "a:b", "100%", "\u00e4,\"", "%3A", "a b"} {
+		f.Add(seed, EncodeResource(seed))
+	}
+	f.Fuzz(func(t *testing.T, name, value string) {
+		if guard.ValidateResource(name) == nil {
+			encoded := EncodeResource(name)
+			if back, ok := decodeResource(encoded); !ok || back != name || !encodes(encoded, name) {
+				t.Errorf("%q: %q, %v", name, back, ok)
+			}
+			decoded, ok := decodeResource(value)
+			if encodes(value, name) != (ok && decoded == name) {
+				t.Errorf("%q and %q: the comparison says %v", value, name, encodes(value, name))
+			}
+		}
+	})
+}
+
+// TestStrippedLease: a proxy that drops the lease ID leaves a claim under which
+// every holder is the same. It is refused; the control, TokenOnly, admits two
+// leases under one token, and then the true holder is the conflict.
+func TestStrippedLease(t *testing.T) {
+	for _, tokenOnly := range []bool{false, true} {
+		s := newStrict(t, &Options{TokenOnly: tokenOnly, Logger: slog.New(slog.DiscardHandler)})
+		target, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
+		defer proxy.Close()
+		through := func(lease string) answer {
+			return do(t, "POST", proxy.URL+goodPath, TokenHeader, "11", LeaseHeader, lease, ResourceHeader, "acme", "Connection", LeaseHeader)
+		}
+		one, two, holder := through("a"), through("b"), s.whole(t, "acme", "11", "b")
+		if !tokenOnly && (one.status != 428 || two.status != 428 || holder.status != 200) {
+			t.Errorf("%d, %d, holder %d", one.status, two.status, holder.status)
+		}
+		if tokenOnly && (one.status != 200 || two.status != 200 || holder.reason() != "conflict") {
+			t.Errorf("control: %d, %d, holder %d %s", one.status, two.status, holder.status, holder.body)
+		}
+	}
+}
+
+// TestTwoStores: New refuses a Transactor whose marks are not the store's. The
+// control makes two fences of it, and the raise does not stop the transaction.
+func TestTwoStores(t *testing.T) {
+	memory, f := newStore(), &fakeTx{store: newStore()}
+	if _, err := New(memory, byPath, &Options{Transactor: f}); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "Options.Transactor") {
+		t.Errorf("%v", err)
+	}
+	if _, err := New(uncomparable{newStore(), nil}, byPath, &Options{Transactor: &fakeTx{store: uncomparable{newStore(), nil}}}); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("uncomparable stores: %v", err)
+	}
+	if _, err := New(f.store, byPath, &Options{Transactor: f}); err != nil {
+		t.Errorf("one store: %v", err)
+	}
+	w := httptest.NewRecorder()
+	newFence(memory, byPath, nil).Raise(w, newRequest("r", "11", ""))
+	old := httptest.NewRecorder()
+	newTx(f, byPath).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { write(r.Context(), "work") })).ServeHTTP(old, newRequest("r", "10", ""))
+	if w.Code != 204 || old.Code != 200 || len(f.committed) != 1 {
+		t.Errorf("control: %d, %d, %q", w.Code, old.Code, f.committed)
+	}
+}
+
+type uncomparable struct {
+	guard.Store
+	_ []int
+}
+
+// TestMistakesAreErrors: what is wrong with the program is said when it starts.
+func TestMistakesAreErrors(t *testing.T) {
+	store := newStore()
+	f := &fakeTx{store: store}
+	named := guard.Must(guard.NewTemplate("{tenant}:{id}"))
+	for field, err := range map[string]error{
+		"store":                           second(New(nil, byPath, nil)),
+		"ResourceFunc":                    second(New(store, nil, nil)),
+		"Options.TokenHeader":             second(New(store, byPath, &Options{TokenHeader: "a b"})),
+		"Options.LeaseHeader":             second(New(store, byPath, &Options{LeaseHeader: "x-fencing-token"})),
+		"Options.ResourceHeader":          second(New(store, byPath, &Options{ResourceHeader: "connection"})),
+		"Options.UnguardedMethods":        second(New(store, byPath, &Options{UnguardedMethods: []string{"GET "}})),
+		"Options.Statuses":                second(New(store, byPath, &Options{Statuses: map[guard.Reason]int{"none": 400}})),
+		"Options.Statuses[stale]":         second(New(store, byPath, &Options{Statuses: map[guard.Reason]int{"stale": 200}})),
+		"Options.RetryAfter":              second(New(store, byPath, &Options{RetryAfter: -1})),
+		"Options.MaxWait":                 second(New(store, byPath, &Options{MaxWait: -1})),
+		"Options.RaiseWait":               second(New(store, byPath, &Options{RaiseWait: -1})),
+		"Options.MaxRequest":              second(New(store, byPath, &Options{MaxRequest: -1})),
+		"Options.MaxResponse":             second(New(store, byPath, &Options{MaxResponse: -1})),
+		"Options.Transactor":              second(New(store, byPath, &Options{Transactor: f, InsecureReportOnly: true})),
+		"origins":                         second(NewTransport(nil, nil, nil)),
+		"origin":                          second(NewTransport(nil, []string{"ledger"}, nil)),
+		"TransportOptions.ResourceHeader": second(NewTransport(nil, []string{"http://a"}, &TransportOptions{ResourceHeader: "x-fencing-lease"})),
+		"template":                        second(Named(nil, nil)),
+		`template variable "id"`:          second(Named(named, Bindings{"tenant": byPath})),
+		`template variable "x"`:           second(Named(named, Bindings{"tenant": byPath, "id": byPath, "x": byPath})),
+		`template variable "tenant"`:      second(Named(named, Bindings{"tenant": nil, "id": byPath})),
+		"caller":                          second(LimitNames(1, 1, nil)),
+		"LimitNames":                      second(LimitNames(0, 1, byPath)),
+	} {
+		if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "invalid "+field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	if _, err := New(store, byPath, &Options{Transactor: insecureTx{f}, InsecureReportOnly: true}); err != nil {
+		t.Errorf("control: %v", err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestVerify: a made-up token is refused before anything is raised, whoever
+// guards; the control believes it, and locks all others out.
+func TestVerify(t *testing.T) {
+	const madeUp = "9223372036854775806"
+	for _, verified := range []bool{true, false} {
+		var seen guard.Claim
+		opts := &Options{Logger: slog.New(slog.DiscardHandler)}
+		if verified {
+			opts.Verify = func(claim guard.Claim, r *http.Request) error {
+				if seen = claim; r.Header.Get("X-Proof") != claim.Token.String() {
+					return guard.Invalid("token", "", "was not issued")
+				}
+				return nil
+			}
+		}
+		s := newStrict(t, opts)
+		a := s.whole(t, "acme", madeUp, "x")
+		good := s.whole(t, "acme", "11", "a", "X-Proof", "11")
+		if verified && (a.status != 400 || a.reason() != "invalid" || good.status != 200 || seen != (guard.Claim{Resource: "acme", Token: 11, LeaseID: "a"})) {
+			t.Errorf("%d, %d, asked about %+v", a.status, good.status, seen)
+		}
+		if !verified && (a.status != 200 || good.reason() != "stale") {
+			t.Errorf("control: %d, %d", a.status, good.status)
+		}
+	}
+	for err, want := range map[error]string{
+		guard.ErrUnavailable: "unavailable", io.EOF: "other", guard.ErrMarkAhead: "mark_ahead", guard.ErrNotFound: "not_found",
+	} {
+		s := newStrict(t, &Options{Verify: func(guard.Claim, *http.Request) error { return err }, Logger: slog.New(slog.DiscardHandler)})
+		if a := s.whole(t, "acme", "5", "a"); a.reason() != want || s.store.calls() != 0 {
+			t.Errorf("%v: %d %s", err, a.status, a.body)
+		}
+	}
+}
+
+// TestLimitNames: a caller gets so many names and no more; the others go on.
+func TestLimitNames(t *testing.T) {
+	verify, err := LimitNames(2, 2, func(r *http.Request) (string, error) { return r.Header.Get("X-Caller"), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := newStore()
+	fence := guard.Must(New(store, byPath, &Options{TokenOnly: true, InsecureAnyResource: true, Verify: verify, Logger: slog.New(slog.DiscardHandler)}))
+	for i, c := range []struct {
+		caller, resource string
+		status           int
+	}{
+		{"a", "1", 200}, {"a", "2", 200}, {"a", "3", 503}, {"a", "1", 200}, {"b", "3", 200}, {"b", "4", 200}, {"b", "5", 503}, {"c", "1", 503}, {"a", "2", 200},
+	} {
+		r := newRequest(c.resource, "5", "")
+		r.Header.Set("X-Caller", c.caller)
+		w := httptest.NewRecorder()
+		fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(w, r)
+		if w.Code != c.status {
+			t.Errorf("%d, %+v: %d %s", i, c, w.Code, w.Body)
+		}
+	}
+	if m := store.mark(t, "5"); m != (guard.Mark{}) {
+		t.Errorf("a refused name has the mark %+v", m)
+	}
+}
+
+// TestRefusalsLeaveNoState: a million names of requests that are refused for
+// whatever reason, and none of them in the store.
+func TestRefusalsLeaveNoState(t *testing.T) {
+	store := guard.NewMemory(&guard.MemoryOptions{MaxResources: 2})
+	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "a", Token: 5, LeaseID: "l"}); err != nil {
+		t.Fatal(err)
+	}
+	name := ""
+	fence := guard.Must(New(store, func(*http.Request) (string, error) { return name, nil }, &Options{
+		Verify: func(guard.Claim, *http.Request) error { return guard.ErrInvalid }, Logger: slog.New(slog.DiscardHandler),
+	}))
+	kinds := []*http.Request{newRequest("", "5", "l"), newRequest("", "5", ""), newRequest("", "+5", "l"), newRequest("", "5", "l"), newRequest("", "5", "l")}
+	for i := range 1_000_000 {
+		name = fmt.Sprint("made-up:", i)
+		r := kinds[i%len(kinds)]
+		if i%len(kinds) == 3 {
+			r.Header[ResourceHeader] = []string{name}
+		}
+		if i%len(kinds) == 4 {
+			r.Header[ResourceHeader] = []string{"other"}
+		}
+		if _, err := fence.AdmitRequest(r); err == nil {
+			t.Fatal("admitted")
+		}
+	}
+	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "b", Token: 1, LeaseID: "l"}); err != nil {
+		t.Errorf("the store is full: %v", err)
+	}
+	// The control: one that is admitted fills it.
+	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "c", Token: 1, LeaseID: "l"}); !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("control: %v", err)
+	}
+}
+
+// TestNothingThere: what the router answers with 404 or 405 raises no mark, nor
+// does a resource that the ResourceFunc does not find.
+func TestNothingThere(t *testing.T) {
+	store := newStore()
+	id := ChiParam("id")
+	fence := newFence(store, func(r *http.Request) (string, error) {
+		name, err := id(r)
+		if err == nil && name == "gone" {
+			err = guard.ErrNotFound
+		}
+		return name, err
+	}, nil)
+	router := chi.NewRouter()
+	router.Route("/acct/{id}", func(r chi.Router) {
+		r.With(fence.Admit).Post("/close", func(http.ResponseWriter, *http.Request) {})
+	})
+	router.Route("/use/{id}", func(r chi.Router) {
+		r.Use(fence.Admit)
+		r.Post("/close", func(http.ResponseWriter, *http.Request) {})
+	})
+	ask := func(method, path string) int {
+		r := httptest.NewRequest(method, path, nil)
+		r.Header.Set(TokenHeader, "5")
+		w := httptest.NewRecorder()
+		router.ServeHTTP(w, r)
+		return w.Code
+	}
+	for path, want := range map[string]int{"/acct/x/none": 404, "/acct/gone/close": 404, "/use/x/none": 500, "/use/x/close": 500} {
+		if got := ask("POST", path); got != want || store.calls() != 0 {
+			t.Errorf("POST %s: %d, %d calls of the store", path, got, store.calls())
+		}
+	}
+	if got := ask("PUT", "/acct/x/close"); got != 405 || store.calls() != 0 {
+		t.Errorf("PUT: %d, %d calls of the store", got, store.calls())
+	}
+	if got := ask("POST", "/acct/x/close"); got != 200 || store.mark(t, "x").Token != 5 {
+		t.Errorf("control: %d", got)
+	}
+}
+
+// TestLog: each refusal is one record, with its cause, at slog's default logger
+// if no other was given, and without what was in the fields.
+func TestLog(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	const secret = "eyJhbGciOi"
+	broken := guard.Unavailable("admit", guard.Claim{}, errors.New("dial tcp 10.0.0.7:5432: connection refused"))
+	for surface, guarded := range guardedBy {
+		store := newStore()
+		s := &service{store: store}
+		s.fence = guard.Must(New(store, ChiParam("id"), &Options{Transactor: &fakeTx{store: store}}))
+		router := chi.NewRouter()
+		router.Handle("/acct/{id}/close", guarded(s, s.handler()))
+		s.Server = httptest.NewServer(router)
+		defer s.Close()
+		for _, header := range [][]string{
+			{TokenHeader, "Bearer " + secret}, {TokenHeader, "5", LeaseHeader, secret + strings.Repeat("x", 128)},
+			{TokenHeader, "5", LeaseHeader, "a", ResourceHeader, secret + ","}, {TokenHeader, secret, TokenHeader, "5"},
+		} {
+			log.Reset()
+			a := do(t, "POST", s.URL+goodPath, header...)
+			if text := log.String(); a.status != 400 || strings.Count(text, "fencing_rejected") != 1 || !strings.Contains(text, "reason=invalid") || strings.Contains(text, secret) || strings.Contains(a.body, secret) {
+				t.Errorf("%s, %.40q: %d %s", surface, header, a.status, text)
+			}
+		}
+		log.Reset()
+		store.failWith(broken)
+		a := s.whole(t, "acme", "5", "a")
+		if text := log.String(); a.status != 503 || strings.Count(text, "fencing_rejected") != 1 || !strings.Contains(text, "connection refused") {
+			t.Errorf("%s: %d %s", surface, a.status, text)
+		}
+	}
+	log.Reset()
+	s := newStrict(t, &Options{Logger: slog.New(slog.DiscardHandler)})
+	if a := s.whole(t, "acme", "x", "a"); a.status != 400 || log.Len() != 0 {
+		t.Errorf("no logger: %d %s", a.status, &log)
+	}
+}
+
+// TestReasonWithoutBody: HEAD has no body and a proxy may compress one; the
+// reason is in the header. The control strips that too.
+func TestReasonWithoutBody(t *testing.T) {
+	s := newStrict(t, &Options{Logger: slog.New(slog.DiscardHandler), UnguardedMethods: []string{}})
+	s.whole(t, "acme", "11", "b")
+	req, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}), "HEAD", s.URL+goodPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := newTransport(nil, []string{s.URL}, nil).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if err := ErrorFrom(resp); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("HEAD: %v", err)
+	}
+	resp.Header.Set("Content-Type", problemType)
+	for name, body := range map[string]io.Reader{"gzip": strings.NewReader("\x1f\x8b\x08"), "breaks off": io.MultiReader(strings.NewReader("{"), failing{io.ErrUnexpectedEOF})} {
+		resp.Body = io.NopCloser(body)
+		if err := ErrorFrom(resp); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, lines := range map[string][]string{"none": nil, "empty": {""}, "two": {"stale", "spent"}} {
+		resp.Header[ReasonHeader], resp.Body = lines, http.NoBody
+		if err := ErrorFrom(resp); err != nil {
+			t.Errorf("control, %s: %v", name, err)
+		}
+	}
+	resp.Header[ReasonHeader] = []string{"from the future"}
+	if err := ErrorFrom(resp); guard.ReasonOf(err) != guard.ReasonOther || err == nil {
+		t.Errorf("unknown: %v", err)
+	}
+}
+
+// TestCORS is the recipe of the documentation: the middleware that answers
+// preflights stands in front, allows the three fields, and lets scripts read
+// the reason.
+func TestCORS(t *testing.T) {
+	s := newStrict(t, &Options{Logger: slog.New(slog.DiscardHandler)})
+	h := s.Config.Handler
+	cors := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "https://app.test")
+		w.Header().Set("Access-Control-Expose-Headers", ReasonHeader+", Retry-After")
+		w.Header().Add("Vary", "Origin")
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.Header().Set("Access-Control-Allow-Methods", "POST")
+			w.Header().Set("Access-Control-Allow-Headers", strings.Join([]string{TokenHeader, LeaseHeader, ResourceHeader}, ", "))
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+	server := httptest.NewServer(cors)
+	defer server.Close()
+	a := do(t, "OPTIONS", server.URL+goodPath, "Access-Control-Request-Method", "POST")
+	if a.status != 204 || !strings.Contains(a.header.Get("Access-Control-Allow-Headers"), ResourceHeader) || s.store.calls() != 0 {
+		t.Errorf("preflight: %d %v", a.status, a.header)
+	}
+	if a := do(t, "POST", server.URL+goodPath, "Origin", "https://app.test"); a.status != 428 || a.header.Get("Access-Control-Allow-Origin") == "" || !strings.Contains(a.header.Get("Access-Control-Expose-Headers"), ReasonHeader) {
+		t.Errorf("refusal: %d %v", a.status, a.header)
+	}
+}
+
+// TestTransportIsNotReplayed: http.Transport repeats a POST that carries an
+// idempotency key when a reused connection ends before the answer. Beneath a
+// Transport it does not; the control, without one, arrives twice.
+func TestTransportIsNotReplayed(t *testing.T) {
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		for _, ours := range []bool{true, false} {
+			arrived := 0
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/warm" {
+					return
+				}
+				if arrived++; r.Header.Get(name) != "k" {
+					t.Errorf("%s is %q", name, r.Header[name])
+				}
+				if arrived == 1 { // the answer is lost with the connection
+					conn, _, _ := http.NewResponseController(w).Hijack()
+					_ = conn.Close()
+				}
+			}))
+			base := &http.Transport{}
+			client := &http.Client{Transport: http.RoundTripper(base)}
+			if ours {
+				client.Transport = newTransport(base, []string{server.URL}, nil)
+			}
+			send := func(path string) error {
+				ctx := guard.WithClaim(context.Background(), guard.Claim{Resource: "acme", Token: 7, LeaseID: "l"})
+				req, err := http.NewRequestWithContext(ctx, "POST", server.URL+path, strings.NewReader("x"))
+				if err != nil {
+					return err
+				}
+				req.Header.Set(name, "k")
+				resp, err := client.Do(req)
+				if err != nil {
+					return err
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				return resp.Body.Close()
+			}
+			if err := send("/warm"); err != nil {
+				t.Fatal(err)
+			}
+			err := send("/write")
+			if ours && (arrived != 1 || err == nil) || !ours && arrived != 2 {
+				t.Errorf("%s, Transport %v: arrived %d times, %v", name, ours, arrived, err)
+			}
+			base.CloseIdleConnections()
+			server.Close()
+		}
+	}
+}

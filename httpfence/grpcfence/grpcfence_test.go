@@ -1,0 +1,379 @@
+package grpcfence
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+)
+
+type text = wrapperspb.StringValue
+
+const (
+	unary  = "/ledger.v1.Ledger/Close"
+	stream = "/ledger.v1.Ledger/Post"
+	free   = "/ledger.v1.Ledger/Get"
+)
+
+// fence guards the account that the message names.
+func fence(t *testing.T, store guard.Store) *Fence {
+	t.Helper()
+	named, err := httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{
+		"id": Field(func(m *text) string { return m.GetValue() }),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := httpfence.New(store, named, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := New(m, &Options{Unguarded: []string{free}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// client is one transport of RPCs: it calls, and sends messages one by one.
+type client struct {
+	call func(ctx context.Context, method, account string) (string, error)
+	// open begins a stream; send sends a message and waits for the answer.
+	open func(ctx context.Context) (send func(account string) (string, error))
+}
+
+// told is what the handlers answer: under which claim they were called.
+func told(ctx context.Context) string {
+	claim, ok := ClaimFrom(ctx)
+	if !ok {
+		return "no claim"
+	}
+	return claim.Resource + " " + claim.Token.String() + " " + claim.LeaseID
+}
+
+// clients are all ways to reach a guarded handler. swallow has the stream's
+// handler end without an error when it gets one.
+func clients(t *testing.T, f *Fence, swallow bool) map[string]client {
+	t.Helper()
+	return map[string]client{
+		"grpc-go":  grpcClient(t, f, swallow),
+		"Connect":  connectClient(t, f, swallow),
+		"gRPC":     connectClient(t, f, swallow, connect.WithGRPC()),
+		"gRPC-Web": connectClient(t, f, swallow, connect.WithGRPCWeb()),
+	}
+}
+
+func grpcClient(t *testing.T, f *Fence, swallow bool) client {
+	handler := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor, method string) (any, error) {
+		in := &text{}
+		if err := decode(in); err != nil {
+			return nil, err
+		}
+		return intercept(ctx, in, &grpc.UnaryServerInfo{FullMethod: method}, func(ctx context.Context, _ any) (any, error) {
+			return wrapperspb.String(told(ctx)), nil
+		})
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()), grpc.StreamInterceptor(f.StreamServer()))
+	server.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{
+			{MethodName: "Close", Handler: func(s any, ctx context.Context, d func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+				return handler(s, ctx, d, i, unary)
+			}},
+			{MethodName: "Get", Handler: func(s any, ctx context.Context, d func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+				return handler(s, ctx, d, i, free)
+			}},
+		},
+		Streams: []grpc.StreamDesc{{StreamName: "Post", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			for {
+				in := &text{}
+				err := s.RecvMsg(in)
+				if errors.Is(err, io.EOF) || err != nil && swallow {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				if err := s.SendMsg(wrapperspb.String(told(s.Context()))); err != nil {
+					return err
+				}
+			}
+		}}},
+	}, struct{}{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(UnaryClient()), grpc.WithStreamInterceptor(StreamClient()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return client{
+		func(ctx context.Context, method, account string) (string, error) {
+			out := &text{}
+			err := conn.Invoke(ctx, method, wrapperspb.String(account), out)
+			return out.GetValue(), err
+		},
+		func(ctx context.Context) func(string) (string, error) {
+			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, stream)
+			return func(account string) (string, error) {
+				if err != nil {
+					return "", err
+				}
+				_ = s.SendMsg(wrapperspb.String(account)) // what became of it is said to RecvMsg
+				out := &text{}
+				err := s.RecvMsg(out)
+				return out.GetValue(), err
+			}
+		},
+	}
+}
+
+func connectClient(t *testing.T, f *Fence, swallow bool, opts ...connect.ClientOption) client {
+	mux := http.NewServeMux()
+	guarded := connect.WithInterceptors(f.Connect())
+	answer := func(ctx context.Context, _ *connect.Request[text]) (*connect.Response[text], error) {
+		return connect.NewResponse(wrapperspb.String(told(ctx))), nil
+	}
+	mux.Handle(unary, connect.NewUnaryHandler(unary, answer, guarded))
+	mux.Handle(free, connect.NewUnaryHandler(free, answer, guarded))
+	mux.Handle(stream, connect.NewBidiStreamHandler(stream, func(ctx context.Context, s *connect.BidiStream[text, text]) error {
+		for {
+			_, err := s.Receive()
+			if errors.Is(err, io.EOF) || err != nil && swallow {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if err := s.Send(wrapperspb.String(told(ctx))); err != nil {
+				return err
+			}
+		}
+	}, guarded))
+	server := httptest.NewUnstartedServer(mux)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // streams are left open
+	transport, err := httpfence.NewTransport(server.Client().Transport, []string{server.URL}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &http.Client{Transport: transport}
+	return client{
+		func(ctx context.Context, method, account string) (string, error) {
+			resp, err := connect.NewClient[text, text](h, server.URL+method, opts...).CallUnary(ctx, connect.NewRequest(wrapperspb.String(account)))
+			if err != nil {
+				return "", err
+			}
+			return resp.Msg.GetValue(), nil
+		},
+		func(ctx context.Context) func(string) (string, error) {
+			s := connect.NewClient[text, text](h, server.URL+stream, opts...).CallBidiStream(ctx)
+			return func(account string) (string, error) {
+				_ = s.Send(wrapperspb.String(account))
+				out, err := s.Receive()
+				return out.GetValue(), err
+			}
+		},
+	}
+}
+
+func claim(id string, token guard.Token, lease string) guard.Claim {
+	return guard.Claim{Resource: "account:" + id, Token: token, LeaseID: lease}
+}
+
+// code is the code of an error of either library.
+func code(err error) codes.Code {
+	var c *connect.Error
+	if errors.As(err, &c) {
+		return codes.Code(c.Code())
+	}
+	return status.Code(err)
+}
+
+// TestUnary: every refusal arrives with its code and its reason, in all
+// protocols, and the handler has the claim.
+func TestUnary(t *testing.T) {
+	for name := range clients(t, fence(t, guard.NewMemory(nil)), false) {
+		t.Run(name, func(t *testing.T) {
+			store := &brittle{Store: guard.NewMemory(nil)}
+			c := clients(t, fence(t, store), false)[name]
+			for _, step := range []struct {
+				account string
+				claim   guard.Claim
+				want    error
+				code    codes.Code
+			}{
+				{"a", claim("a", 11, "b"), nil, codes.OK},
+				{"a", claim("a", 10, "a"), guard.ErrStale, codes.FailedPrecondition},
+				{"a", claim("a", 11, "x"), guard.ErrConflict, codes.FailedPrecondition},
+				{"a", guard.Claim{}, guard.ErrMissing, codes.InvalidArgument},
+				{"a", claim("a", 12, ""), guard.ErrMissing, codes.InvalidArgument},
+				{"b", claim("a", 2000, "b"), guard.ErrMisdirected, codes.InvalidArgument},
+				{"", claim("a", 12, "b"), guard.ErrInvalid, codes.InvalidArgument},
+				{"a", claim("a", 11, "b"), nil, codes.OK},
+			} {
+				ctx := t.Context()
+				if step.claim.Token != guard.NoToken {
+					ctx = guard.WithClaim(ctx, step.claim)
+				}
+				got, err := c.call(ctx, unary, step.account)
+				err = ErrorFrom(err, step.claim)
+				if !errors.Is(err, step.want) || code(err) != step.code {
+					t.Errorf("%+v: %v (%v)", step, err, code(err))
+				}
+				if want := step.claim.Resource + " " + step.claim.Token.String() + " " + step.claim.LeaseID; err == nil && got != want {
+					t.Errorf("%+v: the handler had %q", step, got)
+				}
+				var misdirected *guard.MisdirectedError
+				if step.want == guard.ErrMisdirected && (!errors.As(err, &misdirected) || misdirected.Claimed != "account:a" || misdirected.Guarded != "account:b") {
+					t.Errorf("%v", err)
+				}
+			}
+			if m, err := store.Mark(t.Context(), "account:b"); err != nil || m != (guard.Mark{}) {
+				t.Errorf("the other account's mark: %+v, %v", m, err)
+			}
+			if got, err := c.call(t.Context(), free, "a"); err != nil || got != "no claim" {
+				t.Errorf("unguarded: %q, %v", got, err)
+			}
+			store.err = guard.Unavailable("admit", guard.Claim{}, errors.New("10.0.0.7:5432: refused"))
+			_, err := c.call(guard.WithClaim(t.Context(), claim("a", 11, "b")), unary, "a")
+			if err = ErrorFrom(err, claim("a", 11, "b")); !errors.Is(err, guard.ErrUnavailable) || code(err) != codes.Unavailable || strings.Contains(err.Error(), "10.0.0.7") {
+				t.Errorf("store down: %v", err)
+			}
+		})
+	}
+}
+
+// TestStreamPerMessage: a stream that was admitted ends with the first message
+// under a claim that is stale by then, even if its handler hides that. The
+// control goes on, because nobody has taken over.
+func TestStreamPerMessage(t *testing.T) {
+	for _, swallow := range []bool{false, true} {
+		for name := range clients(t, fence(t, guard.NewMemory(nil)), swallow) {
+			for _, taken := range []bool{false, true} {
+				store := guard.NewMemory(nil)
+				send := clients(t, fence(t, store), swallow)[name].open(guard.WithClaim(t.Context(), claim("a", 10, "a")))
+				if got, err := send("a"); err != nil || got != "account:a 10 a" {
+					t.Fatalf("%s: %q, %v", name, got, err)
+				}
+				if taken {
+					if _, err := store.Admit(t.Context(), claim("a", 11, "b")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				_, err := send("a")
+				if err = ErrorFrom(err, claim("a", 10, "a")); errors.Is(err, guard.ErrStale) != taken || (err != nil) != taken {
+					t.Errorf("%s, taken over %v, swallow %v: %v", name, taken, swallow, err)
+				}
+			}
+			store := guard.NewMemory(nil)
+			send := clients(t, fence(t, store), swallow)[name].open(guard.WithClaim(t.Context(), claim("a", 10, "a")))
+			_, _ = send("a")
+			if _, err := send("b"); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMisdirected) {
+				t.Errorf("%s: another account in the second message: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestDoubledMetadata: two tokens are refused, not guessed between.
+func TestDoubledMetadata(t *testing.T) {
+	f := fence(t, guard.NewMemory(nil))
+	for key, want := range map[string]error{"x-other": nil, "x-fencing-token": guard.ErrInvalid, "x-fencing-lease": guard.ErrInvalid, "x-fencing-resource": guard.ErrInvalid} {
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Join(
+			metadata.Pairs("x-fencing-token", "5", "x-fencing-lease", "l", "x-fencing-resource", "account:a"), metadata.Pairs(key, "5")))
+		_, err := f.UnaryServer()(ctx, wrapperspb.String("a"), &grpc.UnaryServerInfo{FullMethod: unary}, func(context.Context, any) (any, error) { return nil, nil })
+		if err = ErrorFrom(err, guard.Claim{}); !errors.Is(err, want) || (err == nil) != (want == nil) {
+			t.Errorf("%s twice: %v", key, err)
+		}
+	}
+	_, err := f.UnaryServer()(t.Context(), wrapperspb.Int64(1), &grpc.UnaryServerInfo{FullMethod: unary}, nil)
+	if code(err) != codes.InvalidArgument {
+		t.Errorf("no metadata: %v", err)
+	}
+}
+
+type lost struct{}
+
+func (lost) Claim() guard.Claim { return claim("a", 5, "l") }
+func (lost) Valid() bool        { return false }
+
+// TestClientFailsLocally: nothing is sent under a lease that is over.
+func TestClientFailsLocally(t *testing.T) {
+	c := grpcClient(t, fence(t, guard.NewMemory(nil)), false)
+	for name, step := range map[string]struct {
+		ctx  context.Context
+		want error
+	}{
+		"lease lost":    {guard.WithLease(t.Context(), lost{}), guard.ErrLeaseLost},
+		"no resource":   {guard.WithClaim(t.Context(), guard.Claim{Token: 5}), guard.ErrInvalid},
+		"not printable": {guard.WithClaim(t.Context(), claim("a", 5, "\u00e4")), guard.ErrInvalid},
+	} {
+		if _, err := c.call(step.ctx, unary, "a"); !errors.Is(err, step.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := c.open(step.ctx)("a"); !errors.Is(err, step.want) {
+			t.Errorf("%s, stream: %v", name, err)
+		}
+	}
+}
+
+// TestCodesAreTotal: no reason is a success or left to chance, and each comes
+// back as itself.
+func TestCodesAreTotal(t *testing.T) {
+	for _, reason := range guard.Reasons() {
+		c := Code(reason)
+		if c == codes.OK || c == codes.Aborted || c == codes.Internal && reason != guard.ReasonLeaseLost {
+			t.Errorf("%s: %v", reason, c)
+		}
+		for _, err := range []error{Status(reason.Err()), ConnectError(reason.Err())} {
+			if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != reason {
+				t.Errorf("%s comes back as %s", reason, got)
+			}
+		}
+	}
+	if code(Status(nil)) == codes.OK || code(ConnectError(nil)) == codes.OK || ErrorFrom(io.EOF, guard.Claim{}) != io.EOF || ErrorFrom(nil, guard.Claim{}) != nil {
+		t.Error("nil is a success, or another error a refusal")
+	}
+	for _, bad := range []error{second(New(nil, nil)), second(New(&httpfence.Middleware{}, &Options{Unguarded: []string{"Get"}})), second(New(&httpfence.Middleware{}, &Options{Unguarded: []string{""}}))} {
+		if !errors.Is(bad, guard.ErrInvalid) {
+			t.Errorf("%v", bad)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+type brittle struct {
+	guard.Store
+	err error
+}
+
+func (b *brittle) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	if b.err != nil {
+		return guard.Mark{}, b.err
+	}
+	return b.Store.Admit(ctx, c)
+}

@@ -1,0 +1,382 @@
+package httpfence
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	chimw "github.com/go-chi/chi/v5/middleware"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// frame is a message of gRPC, gRPC-Web and Connect's streams.
+func frame(flags byte, message string) string {
+	b := make([]byte, 5, 5+len(message))
+	b[0] = flags
+	binary.BigEndian.PutUint32(b[1:], uint32(len(message)))
+	return string(append(b, message...))
+}
+
+func zipped(s string) string {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = io.WriteString(z, s)
+	_ = z.Close()
+	return b.String()
+}
+
+// TestRPCOutcomes: an RPC that says inside an HTTP success that it has failed
+// is rolled back, and its own answer sent; one that does not say is rolled back
+// and answered with 500. Under another media type the same bytes are no status,
+// which is the control.
+func TestRPCOutcomes(t *testing.T) {
+	const grpc, web, text, stream = "application/grpc+proto", "application/grpc-web+proto", "application/grpc-web-text", "application/connect+json"
+	b64 := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+	ok, failed := "grpc-status: 0\r\n", "grpc-status: 9\r\ngrpc-message: no\r\n"
+	trailer := func(announced bool, status ...string) func(http.Header) {
+		return func(h http.Header) {
+			if announced {
+				h["Grpc-Status"] = status
+			} else {
+				h[http.TrailerPrefix+"Grpc-Status"] = status
+			}
+		}
+	}
+	for _, c := range []struct {
+		name      string
+		media     string
+		before    http.Header
+		body      string
+		after     func(http.Header)
+		committed bool
+		status    int
+	}{
+		{"gRPC fine", grpc, nil, frame(0, "m"), trailer(false, "0"), true, 200},
+		{"gRPC failed", grpc, nil, frame(0, "m"), trailer(false, "9"), false, 200},
+		{"gRPC fine, announced", grpc, http.Header{"Trailer": {"Grpc-Message, grpc-status"}}, frame(0, "m"), trailer(true, "0"), true, 200},
+		{"gRPC failed, announced", grpc, http.Header{"Trailer": {"Grpc-Status"}}, frame(0, "m"), trailer(true, "13"), false, 200},
+		{"gRPC failed, no message", "application/grpc", http.Header{"Grpc-Status": {"5"}}, "", nil, false, 200},
+		{"gRPC fine, no message", "Application/gRPC; x=y", http.Header{"Grpc-Status": {"0"}}, "", nil, true, 200},
+		{"gRPC says both", grpc, nil, "", trailer(false, "0", "9"), false, 200},
+		{"gRPC set too late", grpc, nil, frame(0, "m"), trailer(true, "0"), false, 500},
+		{"gRPC says nothing", grpc, nil, frame(0, "m"), nil, false, 500},
+		{"web fine", web, nil, frame(0, "m") + frame(0x80, ok), nil, true, 200},
+		{"web failed", web, nil, frame(0, "m") + frame(0x80, failed), nil, false, 200},
+		{"web failed, upper case", web, nil, frame(0x80, strings.ToUpper(failed)), nil, false, 200},
+		{"web failed in a header", web, http.Header{"Grpc-Status": {"3"}}, "", nil, false, 200},
+		{"web failed, compressed", web, nil, frame(0, "m") + frame(0x81, zipped(failed)), nil, false, 200},
+		{"web fine, compressed", web, nil, frame(0x81, zipped(ok)), nil, true, 200},
+		{"web unreadable", web, nil, frame(0x81, failed), nil, false, 500},
+		{"web without an end", web, nil, frame(0, "m"), nil, false, 500},
+		{"web cut off", web, nil, frame(0, "m") + frame(0x80, ok)[:7], nil, false, 500},
+		{"web says so in a message", web, nil, frame(0, ok) + frame(0x80, failed), nil, false, 200},
+		{"text fine", text, nil, b64(frame(0, "m")) + b64(frame(0x80, ok)), nil, true, 200},
+		{"text failed", text, nil, b64(frame(0, "message") + frame(0x80, failed)), nil, false, 200},
+		{"text broken", text, nil, b64(frame(0x80, ok)) + "A", nil, false, 500},
+		{"stream fine", stream, nil, frame(0, "{}") + frame(2, "{}"), nil, true, 200},
+		{"stream failed", stream, nil, frame(0, "{}") + frame(2, `{"error":{"code":"aborted"}}`), nil, false, 200},
+		{"stream failed, compressed", stream, nil, frame(3, zipped(`{"error":{}}`)), nil, false, 200},
+		{"stream without an end", stream, nil, frame(0, "{}"), nil, false, 500},
+		{"stream broken", stream, nil, frame(2, "{"), nil, false, 500},
+		{"stream empty", stream, nil, "", nil, false, 500},
+		{"control: no RPC", "application/json", nil, frame(0x80, failed), trailer(false, "9"), true, 200},
+		{"control: a like name", "application/grpcx", nil, frame(0x80, failed), nil, true, 200},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
+				write(r.Context(), "row")
+				w.Header().Set("Content-Type", c.media)
+				for name, values := range c.before {
+					w.Header()[name] = values
+				}
+				_, _ = io.WriteString(w, c.body)
+				w.(http.Flusher).Flush() // as the libraries do
+				if c.after != nil {
+					c.after(w.Header())
+				}
+			})
+			a := s.post(t, "acme", "5", "l")
+			if (len(f.committed) == 1) != c.committed || a.status != c.status || c.status == 200 && a.body != c.body {
+				t.Errorf("committed %q, answered %d %q", f.committed, a.status, a.body)
+			}
+		})
+	}
+}
+
+// TestVotes: a handler's word decides, and the client never hears of a success
+// that was rolled back. The control lets the same handler return nil.
+func TestVotes(t *testing.T) {
+	sentinel := errors.New("out of stock")
+	for _, c := range []struct {
+		name      string
+		handler   func(w http.ResponseWriter, r *http.Request) error
+		committed bool
+		status    int
+		reason    string
+		body      string
+	}{
+		{"control", func(w http.ResponseWriter, _ *http.Request) error { _, err := io.WriteString(w, "done"); return err }, true, 200, "", "done"},
+		{"error", func(http.ResponseWriter, *http.Request) error { return sentinel }, false, 500, "other", ""},
+		{"error after the answer", func(w http.ResponseWriter, _ *http.Request) error {
+			_, _ = io.WriteString(w, "done")
+			return guard.ErrNotFound
+		}, false, 404, "not_found", ""},
+		{"stale", func(http.ResponseWriter, *http.Request) error {
+			return &guard.RejectedError{Reason: guard.ReasonStale}
+		}, false, 412, "stale", ""},
+		{"its own 409", func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(409); return sentinel }, false, 409, "", ""},
+		{"votes", func(w http.ResponseWriter, r *http.Request) error {
+			if !Rollback(r.Context(), sentinel) || !Rollback(r.Context(), guard.ErrNotFound) {
+				t.Error("Rollback found no transaction")
+			}
+			w.WriteHeader(201)
+			return nil
+		}, false, 500, "other", ""},
+		{"votes for no reason", func(_ http.ResponseWriter, r *http.Request) error { Rollback(r.Context(), nil); return nil }, false, 500, "other", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &fakeTx{store: newStore()}
+			w := httptest.NewRecorder()
+			fence := newTx(f, byPath)
+			fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
+				write(r.Context(), "row")
+				return c.handler(w, r)
+			}).ServeHTTP(w, newRequest("r", "5", ""))
+			a := read(t, w.Result())
+			if (len(f.committed) == 1) != c.committed || a.status != c.status || a.reason() != c.reason || c.reason == "" && a.body != c.body {
+				t.Errorf("committed %q, answered %d %s", f.committed, a.status, a.body)
+			}
+		})
+	}
+	if Rollback(t.Context(), sentinel) {
+		t.Error("Rollback found a transaction where there is none")
+	}
+	// An unguarded method has no transaction, and its error an answer.
+	w := httptest.NewRecorder()
+	newTx(&fakeTx{store: newStore()}, byPath).InTxFunc(func(http.ResponseWriter, *http.Request) error { return guard.ErrNotFound }).
+		ServeHTTP(w, httptest.NewRequest("GET", "/r", nil))
+	if w.Code != 404 {
+		t.Errorf("GET: %d", w.Code)
+	}
+}
+
+// TestLateFailures: an answer that had begun well and did not end so.
+func TestLateFailures(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		handler   http.HandlerFunc
+		committed bool
+	}{
+		{"control", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "4")
+			_, _ = io.WriteString(w, "done")
+		}, true},
+		{"an error after the first byte", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "half")
+			http.Error(w, "no", 500)
+		}, false},
+		{"an error after a flush", func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			w.WriteHeader(503)
+		}, false},
+		{"a panic after 201, recovered inside", func(w http.ResponseWriter, r *http.Request) {
+			chimw.Recoverer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(201)
+				panic("a bug")
+			})).ServeHTTP(w, r)
+		}, false},
+		{"a panic recovered inside with a vote", func(w http.ResponseWriter, r *http.Request) {
+			defer func() { Rollback(r.Context(), errors.New(recover().(string))) }()
+			w.WriteHeader(201)
+			panic("a bug")
+		}, false},
+		{"more than the length", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "3")
+			_, _ = io.WriteString(w, "0123456789")
+		}, false},
+		{"less than the length", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "10")
+			_, _ = io.WriteString(w, "012")
+		}, false},
+		{"no length", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "x")
+			_, _ = io.WriteString(w, "012")
+		}, false},
+		{"hijacks after its answer", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "done")
+			_, _, _ = w.(http.Hijacker).Hijack()
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
+				write(r.Context(), "row")
+				c.handler(w, r)
+			})
+			a := s.post(t, "acme", "5", "l")
+			if (len(f.committed) == 1) != c.committed || (a.status < 300) != c.committed || !c.committed && a.reason() != "other" {
+				t.Errorf("committed %q, answered %d %q", f.committed, a.status, a.body)
+			}
+		})
+	}
+	// The answer to a HEAD has no body and may say how long it would be.
+	f := &fakeTx{store: newStore()}
+	w := httptest.NewRecorder()
+	r := newRequest("r", "5", "")
+	r.Method = "HEAD"
+	newFence(f.store, byPath, &Options{Transactor: f, UnguardedMethods: []string{}}).InTx(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+	})).ServeHTTP(w, r)
+	if w.Code != 200 || f.rolled != 0 {
+		t.Errorf("HEAD: %d", w.Code)
+	}
+}
+
+// TestBodyBeforeBegin: no transaction begins before the whole body is there, and
+// none at all for one that is too long, breaks off or comes too late. The
+// control streams, and has a transaction open meanwhile.
+func TestBodyBeforeBegin(t *testing.T) {
+	for _, streams := range []bool{false, true} {
+		begun := make(chan struct{}, 1)
+		var got string
+		f := &fakeTx{store: newStore(), begun: begun}
+		h := newFence(f.store, byPath, &Options{Transactor: f, MaxRequest: 8, InsecureStreamRequest: streams}).InTx(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			b, err := io.ReadAll(r.Body)
+			if got = string(b); err != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}))
+		half, rest := io.Pipe()
+		r := newRequest("r", "5", "")
+		r.Body, r.ContentLength = half, -1
+		w, done := httptest.NewRecorder(), make(chan struct{})
+		go func() { defer close(done); h.ServeHTTP(w, r) }()
+		_, _ = io.WriteString(rest, "1234")
+		if streams {
+			<-begun
+		} else {
+			_, _ = io.WriteString(rest, "5678") // it has read the first half, and waits
+			select {
+			case <-begun:
+				t.Error("a transaction began before the body was there")
+			default:
+			}
+		}
+		_ = rest.Close()
+		<-done
+		if want := map[bool]string{false: "12345678", true: "1234"}[streams]; w.Code != 200 || got != want || len(f.committed) != 0 && f.rolled != 0 {
+			t.Errorf("streams %v: %d, the handler read %q", streams, w.Code, got)
+		}
+	}
+	f := &fakeTx{store: newStore()}
+	server := httptest.NewUnstartedServer(newFence(f.store, byPath, &Options{Transactor: f, MaxRequest: 8}).InTx(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		write(r.Context(), r.Trailer.Get("X-Sum"))
+	})))
+	server.Config.ReadTimeout = 300 * time.Millisecond
+	server.Start()
+	defer server.Close()
+	s := &service{Server: server}
+	head := "POST /r HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\nX-Fencing-Token: 5\r\n"
+	for _, c := range []struct {
+		name, rest string
+		status     int
+		committed  int
+	}{
+		{"fits", "Content-Length: 8\r\n\r\n12345678", 200, 1},
+		{"is announced as too long", "Content-Length: 9\r\n\r\n", 413, 1},
+		{"is too long", "Transfer-Encoding: chunked\r\n\r\n9\r\n123456789\r\n0\r\n\r\n", 413, 1},
+		{"has trailers", "Trailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Sum: 7\r\n\r\n", 200, 2},
+		{"is broken", "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, 2},
+		{"never ends", "Content-Length: 8\r\n\r\n1234", 408, 2},
+	} {
+		a := s.raw(t, head+c.rest)
+		if a.status != c.status || c.status != 200 && (a.reason() != "invalid" || a.problem["status"] != float64(c.status)) || len(f.committed) != c.committed || f.rolled != 0 {
+			t.Errorf("%s: %d %s, committed %q, rolled back %d", c.name, a.status, a.body, f.committed, f.rolled)
+		}
+	}
+	if f.committed[1] != "7" {
+		t.Errorf("trailer %q", f.committed[1])
+	}
+}
+
+// TestBoundedWaits: whoever waits for a store or for a transaction to begin is
+// answered with 503 when the time is over; the handler itself is not bounded.
+func TestBoundedWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := &waiting{Store: guard.NewMemory(nil)}
+		fence := newFence(waits, byPath, &Options{Transactor: &fakeTx{store: waits}, MaxWait: 3 * time.Second, RaiseWait: 9 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); write(r.Context(), "x") })
+		for surface, c := range map[string]struct {
+			h    http.Handler
+			wait time.Duration
+		}{
+			"Check": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if _, err := fence.Check(r); err != nil {
+					fence.Reject(w, r, err)
+				}
+			}), 3 * time.Second},
+			"Admit": {fence.Admit(next), 3 * time.Second},
+			"InTx":  {fence.InTx(next), 3 * time.Second},
+			"Raise": {http.HandlerFunc(fence.Raise), 9 * time.Second},
+		} {
+			for _, late := range []bool{true, false} {
+				waits.late = late
+				start, w := time.Now(), httptest.NewRecorder()
+				c.h.ServeHTTP(w, newRequest("r", "5", ""))
+				took := time.Since(start)
+				if late && (w.Code != 503 || w.Header().Get("Retry-After") != "2" || took != c.wait) || !late && w.Code >= 300 {
+					t.Errorf("%s, late %v: %d after %v", surface, late, w.Code, took)
+				}
+			}
+		}
+	})
+}
+
+// waiting is a store without a free connection.
+type waiting struct {
+	guard.Store
+	late bool
+}
+
+func (s *waiting) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	if s.late {
+		<-ctx.Done()
+		return guard.Mark{}, ctx.Err()
+	}
+	return s.Store.Admit(ctx, c)
+}
+
+func (s *waiting) Mark(ctx context.Context, resource string) (guard.Mark, error) {
+	if s.late {
+		<-ctx.Done()
+		return guard.Mark{}, ctx.Err()
+	}
+	return s.Store.Mark(ctx, resource)
+}
+
+// TestWaitEndsAsItBegins: a transaction that begins when the time is just over
+// does not run its handler.
+func TestWaitEndsAsItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTx{store: newStore(), slow: 3 * time.Second}
+		called := false
+		w := httptest.NewRecorder()
+		newFence(f.store, byPath, &Options{Transactor: f, MaxWait: 2 * time.Second}).InTx(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).
+			ServeHTTP(w, newRequest("r", "5", ""))
+		if w.Code != 503 || called || len(f.committed) != 0 || f.rolled != 1 {
+			t.Errorf("%d, called %v, rolled back %d", w.Code, called, f.rolled)
+		}
+	})
+}

@@ -1,0 +1,257 @@
+package sqlfence
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+)
+
+// Admin has the calls of operators and of those who set a database up; get it
+// from [DB.Admin]. Writers need none of them. It is safe for concurrent use.
+type Admin[Tx any] struct{ *adminOf[Tx] }
+
+// adminOf hides the DB from users of an Admin.
+type adminOf[Tx any] struct{ db *DB[Tx] }
+
+// Admin returns the calls of operators on d.
+func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{&adminOf[Tx]{d}} }
+
+const (
+	resetsSQL = `SELECT coalesce(json_agg(r ORDER BY r.id), '[]')::text FROM (
+	SELECT id, reset_at, resource, from_token::text, from_lease, to_token::text, to_lease, issuers_last::text, actor, reason, db_role
+	FROM fencepost.mark_resets WHERE id > $2::bigint ORDER BY id LIMIT $1::int
+) AS r`
+	marksSQL = `SELECT coalesce(json_agg(m ORDER BY m.resource), '[]')::text FROM (
+	SELECT resource, token::text, lease_id, raised_at FROM fencepost.marks
+	WHERE resource >= $2::text AND resource > $3::text AND ($4::text = '' OR resource < $4::text)
+	ORDER BY resource LIMIT $1::int
+) AS m`
+)
+
+// pageSize is how many entries are read at once.
+const pageSize = 500
+
+// Reset is one entry of the record of resets.
+type Reset struct {
+	// ID grows with each reset; gaps are resets that were rolled back.
+	ID int64 `json:"id"`
+	// At is the server's clock.
+	At       time.Time `json:"reset_at"`
+	Resource string    `json:"resource"`
+	// From and To are the marks before and after.
+	FromToken guard.Token `json:"from_token"`
+	FromLease string      `json:"from_lease"`
+	ToToken   guard.Token `json:"to_token"`
+	ToLease   string      `json:"to_lease"`
+	// IssuersLast is the issuer's last token as the operator gave it.
+	IssuersLast guard.Token `json:"issuers_last"`
+	Actor       string      `json:"actor"`
+	Reason      string      `json:"reason"`
+	// Role is the database role that did it.
+	Role string `json:"db_role"`
+}
+
+// Resets returns the record of resets, oldest first, those with an ID above
+// after; 0 is all. It is read in pages, each when it is reached: a reset that is
+// being committed may appear below one that was seen. The role needs SELECT on
+// fencepost.mark_resets. The last element has an error if one occurred:
+// ErrInvalid, ErrUnavailable.
+func (a Admin[Tx]) Resets(ctx context.Context, after int64) iter.Seq2[Reset, error] {
+	if after < 0 {
+		return failing[Reset](guard.Invalid("after", itoa(int(after)), "must be 0 or an ID"))
+	}
+	return pages(ctx, a.db.backend, "read resets", resetsSQL, func(last Reset) []any { return []any{max(after, last.ID)} })
+}
+
+// ResourceMark is a resource with its mark.
+type ResourceMark struct {
+	Resource string      `json:"resource"`
+	Token    guard.Token `json:"token"`
+	LeaseID  string      `json:"lease_id"`
+	// RaisedAt is when the mark was raised, by the server's clock.
+	RaisedAt time.Time `json:"raised_at"`
+}
+
+// Marks returns the marks of the resources that begin with prefix, in the order
+// of their bytes; an empty prefix is every resource. It reads ranges of the
+// index, a page at a time, each when it is reached. The last element has an
+// error if one occurred: ErrInvalid, ErrUnavailable.
+func (a Admin[Tx]) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error] {
+	if prefix != "" && guard.ValidateResource(prefix) != nil {
+		return failing[ResourceMark](guard.Invalid("prefix", prefix, "must be empty or 1 to 512 bytes of UTF-8 without control characters"))
+	}
+	return pages(ctx, a.db.backend, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
+}
+
+// beyond returns the first text that comes after all that begin with prefix,
+// empty if none does. In the order of their bytes texts of UTF-8 are in the
+// order of their code points.
+func beyond(prefix string) string {
+	for prefix != "" {
+		r, size := utf8.DecodeLastRuneInString(prefix)
+		prefix = prefix[:len(prefix)-size]
+		switch {
+		case r == 0xD7FF: // the surrogates are no characters
+			return prefix + "\uE000"
+		case r < utf8.MaxRune:
+			return prefix + string(r+1)
+		}
+	}
+	return ""
+}
+
+func failing[Entry any](err error) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) { yield(*new(Entry), err) }
+}
+
+// pages runs a query for page after page of entries. A page is one JSON text,
+// which every driver can read; next gives the arguments of the page behind an
+// entry, the zero Entry for the first.
+func pages[Entry any](ctx context.Context, q querier, op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		var last Entry
+		for {
+			entries, err := page[Entry](ctx, q, op, sql, next(last))
+			if err != nil {
+				yield(*new(Entry), err)
+				return
+			}
+			for _, last = range entries {
+				if !yield(last, nil) {
+					return
+				}
+			}
+			if len(entries) < pageSize {
+				return
+			}
+		}
+	}
+}
+
+func page[Entry any](ctx context.Context, q querier, op, sql string, args []any) (entries []Entry, err error) {
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return nil, err
+	}
+	var text string
+	if _, err := q.row(ctx, sql, append([]any{int32(pageSize)}, args...), &text); err != nil {
+		return nil, schemaFailure(op, guard.Claim{}, err)
+	}
+	if err := json.Unmarshal([]byte(text), &entries); err != nil {
+		return nil, guard.Unavailable(op, guard.Claim{}, err)
+	}
+	return entries, nil
+}
+
+const resetSQL = "SELECT fencepost.reset($1::text, $2::bigint, $3::text, $4::bigint, $5::text, $6::bigint, $7::text, $8::text, $9::int)"
+
+// maxReason is how long the reason of a reset may be, in bytes.
+const maxReason = 1024
+
+// Reset puts the mark to in the place of the mark from, which may be higher: it
+// repairs a mark that is ahead of everything its issuer issued (ErrMarkAhead),
+// after a restore of the issuer or a token that was made up. It is the only way
+// in which a mark is lowered: claims between to and from, which were stale, are
+// admitted again. Make sure first that no holder of one is still at work.
+//
+// It compares and sets: the mark must be exactly from, lease ID included, as
+// [DB.Mark] returned it. It waits for the transactions that entered under the
+// mark. The reset is recorded with actor and reason, in the same transaction,
+// in fencepost.mark_resets, which is only ever added to ([Admin.Resets]).
+//
+// issuersLast is the highest token that the resource's issuer ever issued; a
+// mark above it would be ahead again.
+//
+// The errors: ErrInvalid for a to above issuersLast, for a from that is a
+// floor, for an actor or a reason that is empty, of white space alone or longer
+// than 128 and 1024 bytes, for a malformed resource, token or lease ID: nothing
+// was sent. [*guard.RejectedError], which has from as its claim, if the mark is
+// another one: ErrStale (higher), ErrConflict (lower, or of another lease),
+// ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
+// read the mark.
+func (a Admin[Tx]) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+	const op = "reset"
+	d := a.db
+	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
+	if err := checkReset(was, from, to, issuersLast, actor, reason); err != nil {
+		return err
+	}
+	if d.callback(ctx) != nil {
+		return guard.Invalid("Reset", resource, "is called inside InTx")
+	}
+	if err := ended(ctx, op, was); err != nil {
+		return err
+	}
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
+		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
+	if err != nil {
+		if pgerr.State(err) == pgerr.NotTheMark {
+			return a.notTheMark(ctx, was, err)
+		}
+		return schemaFailure(op, was, err)
+	}
+	defer tx.rollback()
+	return failure(op, was, tx.commit(ctx, d.commits), true)
+}
+
+func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+	if from.Floor {
+		return guard.Invalid("from", from.Token.String(), "is the floor, not a mark of the resource")
+	}
+	if to.Floor {
+		return guard.Invalid("to", to.Token.String(), "is a floor, not a mark of the resource")
+	}
+	if err := was.Validate(); err != nil {
+		return err
+	}
+	if err := (guard.Claim{Resource: was.Resource, Token: to.Token, LeaseID: to.LeaseID}).Validate(); err != nil {
+		return err
+	}
+	if err := issuersLast.Validate(); err != nil {
+		return err
+	}
+	if to.Token > issuersLast {
+		return guard.Invalid("to", to.Token.String(), "is above "+issuersLast.String()+", the last token of the issuer: the mark would be ahead")
+	}
+	if strings.TrimSpace(actor) == "" {
+		return guard.Invalid("actor", actor, "must not be blank")
+	}
+	if err := guard.ValidateOwner(actor); err != nil {
+		return guard.Invalid("actor", actor, "must be at most 128 bytes of UTF-8 without control characters")
+	}
+	if strings.TrimSpace(reason) == "" {
+		return guard.Invalid("reason", reason, "must not be blank")
+	}
+	if len(reason) > maxReason || !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
+		return guard.Invalid("reason", reason, "must be at most "+itoa(maxReason)+" bytes of UTF-8 without NUL")
+	}
+	return nil
+}
+
+// notTheMark tells the ways apart in which a mark is not the one to be reset.
+// Only pgx passes on the facts of a refusal; else the mark is read once more.
+func (a Admin[Tx]) notTheMark(ctx context.Context, was guard.Claim, err error) error {
+	f := factsOf(err)
+	if f.Resource == "" {
+		mark, markErr := a.db.mark(ctx, "reset", was)
+		if markErr != nil {
+			return markErr
+		}
+		if !mark.Floor {
+			f.Mark = mark
+		}
+	}
+	e := &guard.RejectedError{Reason: guard.ReasonConflict, Claim: was, Mark: f.Mark, Cause: err}
+	switch {
+	case f.Mark.Token == guard.NoToken:
+		e.Reason = guard.ReasonNotFound
+	case f.Mark.Token > was.Token:
+		e.Reason = guard.ReasonStale
+	}
+	return e
+}

@@ -1,0 +1,190 @@
+package sqlfence
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+)
+
+// Trigger describes a table whose triggers refuse every writer without a
+// current claim for the resource of the rows that it writes, whatever program
+// it is.
+type Trigger struct {
+	// Table is its name in parts: {"billing", "closes"} or {"closes"}. With
+	// partitions or inheritance children it is the root, which brings them along.
+	Table []string
+	// Resource names the resource that a row belongs to:
+	// "{tenant}:billing-close:{period}". The triggers build the same bytes as
+	// [guard.Template.Name], and refuse rows for which it has no name. A template
+	// without variables makes the table one resource.
+	Resource *guard.Template
+	// Columns has the column for each variable of Resource, as the catalog has
+	// its name. It must be NOT NULL and of type text, varchar, smallint, integer,
+	// bigint, uuid or an enum of the table's owner: of other types, equal values
+	// may have several texts, or the text depends on a setting that a session may
+	// change. A variable of type int needs an integer column, one of type uuid a
+	// uuid column.
+	Columns map[string]string
+	// InsecureReportOnly makes the triggers refuse nothing and raise a WARNING
+	// with the SQLSTATE of the refusal instead, for rollout: the server's log
+	// counts them with %e in log_line_prefix, pgx shows them to OnNotice. They
+	// read the mark without a lock, so that nobody waits for them.
+	InsecureReportOnly bool
+}
+
+// triggerPart is a component of the resource's name as the database has it.
+type triggerPart struct {
+	Text     string `json:"text,omitempty"`
+	Variable string `json:"variable,omitempty"`
+	Type     string `json:"type,omitempty"`
+	Column   string `json:"column,omitempty"`
+}
+
+// check validates the description and returns the table's quoted name and the
+// parts as the database functions take them.
+func (t Trigger) check() (name, parts string, err error) {
+	if name, err = triggerTable(t.Table); err != nil {
+		return "", "", err
+	}
+	if t.Resource == nil {
+		return "", "", guard.Invalid("Trigger.Resource", "nil", "must be a template")
+	}
+	if err := t.Resource.CheckVariables(slices.Sorted(maps.Keys(t.Columns))...); err != nil {
+		return "", "", fmt.Errorf("Trigger.Columns: %w", err)
+	}
+	var all []triggerPart
+	for _, p := range t.Resource.Parts() {
+		part := triggerPart{Text: p.Literal, Variable: p.Variable, Type: p.Type, Column: t.Columns[p.Variable]}
+		if p.Variable == "" {
+			part.Column = ""
+		} else if _, err := quoteIdentifier("Trigger.Columns["+p.Variable+"]", part.Column); err != nil {
+			return "", "", err
+		}
+		all = append(all, part)
+	}
+	return name, jsonText(all), nil
+}
+
+// triggerOf is the description of what is installed.
+func triggerOf(schema, table string, parts []triggerPart, reportOnly bool) Trigger {
+	t := Trigger{Table: []string{schema, table}, InsecureReportOnly: reportOnly}
+	components := make([]string, len(parts))
+	for i, p := range parts {
+		switch {
+		case p.Variable == "":
+			components[i] = p.Text
+			continue
+		case p.Type == guard.TypeText:
+			components[i] = "{" + p.Variable + "}"
+		default:
+			components[i] = "{" + p.Variable + ":" + p.Type + "}"
+		}
+		if t.Columns == nil {
+			t.Columns = map[string]string{}
+		}
+		t.Columns[p.Variable] = p.Column
+	}
+	t.Resource, _ = guard.NewTemplate(strings.Join(components, ":")) // nil for a table without parts
+	return t
+}
+
+// triggerTable quotes the name of a table of the database at hand.
+func triggerTable(name []string) (string, error) {
+	if len(name) > 2 {
+		return "", guard.Invalid("Trigger.Table", strings.Join(name, "."), "must have 1 or 2 parts, table or schema and table")
+	}
+	return quoteName("Trigger.Table", name)
+}
+
+const (
+	installSQL = "SELECT fencepost.install_guard($1::text::regclass, $2::text::jsonb, $3::boolean, $4::int)"
+	removeSQL  = "SELECT fencepost.remove_guard(to_regclass($1::text), $2::int)"
+)
+
+// InstallTrigger puts the table under triggers, its partitions and inheritance
+// children too. It is idempotent, safe when several replicas start at once, and
+// takes no lock on the table if all is in place; else it waits for writers, at
+// most Options.LockTimeout. A table that cannot be guarded in full is refused.
+//
+// It runs in one transaction, as a role that owns the table and what [DB.Migrate]
+// made. The application's role should be neither: who owns a table may disable
+// its triggers. A partition that is attached later is covered as far as it is
+// written through its root; install again to cover direct writes. [Admin.Verify]
+// and [Admin.Triggers] find it.
+//
+// Writers must present their claims before the triggers are there: set
+// [Options].PresentClaims in the DBs that write the table, and roll that out
+// first.
+//
+// The errors: ErrInvalid for a description or a table that cannot be guarded,
+// with the reason; ErrUnavailable: nothing was changed (also if the role may
+// not); ErrOutcomeUnknown: call it again.
+func (a Admin[Tx]) InstallTrigger(ctx context.Context, trigger Trigger) error {
+	name, parts, err := trigger.check()
+	if err != nil {
+		return err
+	}
+	return a.db.administer(ctx, "install triggers on "+name, installSQL, name, parts, trigger.InsecureReportOnly, a.db.lockTimeoutMS())
+}
+
+// RemoveTrigger takes the triggers away again, which lets every writer through.
+// A table that has none, or does not exist, is left as it is. The errors are
+// those of [Admin.InstallTrigger].
+func (a Admin[Tx]) RemoveTrigger(ctx context.Context, name []string) error {
+	quoted, err := triggerTable(name)
+	if err != nil {
+		return err
+	}
+	return a.db.administer(ctx, "remove triggers of "+quoted, removeSQL, quoted, a.db.lockTimeoutMS())
+}
+
+// TriggerSQL returns the statement that [Admin.InstallTrigger] runs, for users of
+// goose, atlas or golang-migrate. It needs the schema of [MigrationSQL].
+func TriggerSQL(trigger Trigger) (string, error) {
+	name, parts, err := trigger.check()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("SELECT fencepost.install_guard(%s::regclass, %s::jsonb, %t, %d);\n",
+		quoteText(name), quoteText(parts), trigger.InsecureReportOnly, defaultLockTimeout.Milliseconds()), nil
+}
+
+// quoteText quotes a string constant, whatever standard_conforming_strings is.
+func quoteText(s string) string {
+	s = strings.ReplaceAll(s, "'", "''")
+	if strings.Contains(s, `\`) {
+		return "E'" + strings.ReplaceAll(s, `\`, `\\`) + "'"
+	}
+	return "'" + s + "'"
+}
+
+func (d *DB[Tx]) lockTimeoutMS() int32 { return int32(d.opts.LockTimeout / time.Millisecond) }
+
+// administer runs one statement on the schema in a transaction of its own.
+func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) error {
+	if err := ended(ctx, op, guard.Claim{}); err != nil {
+		return err
+	}
+	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: sql, args: args})
+	if err != nil {
+		return administerFailure(op, err)
+	}
+	defer tx.rollback() // gives a connection back that did not commit; else does nothing
+	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+}
+
+// administerFailure is schemaFailure for statements that name a table of the
+// caller's, which may be missing too.
+func administerFailure(op string, err error) error {
+	switch pgerr.State(err) {
+	case "22023", "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
+		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
+	}
+	return schemaFailure(op, guard.Claim{}, err)
+}
