@@ -138,6 +138,7 @@ func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, 
 		claim = l.claim
 		n.granted.Add(1)
 		c.events.passed(acquireFailed)
+		c.events.passed(lockLost)
 		if l.reclaimed {
 			n.reclaimed.Add(1)
 			c.events.observe(ctx, guard.OpReclaim, claim, took, nil)

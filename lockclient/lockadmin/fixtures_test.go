@@ -155,7 +155,7 @@ type row struct {
 func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
 	t.Helper()
 	var r row
-	err := pool.QueryRow(context.Background(), `SELECT resource, owner, token, lease_id, acquired_at, expires_at,
+	err := pool.QueryRow(context.Background(), `SELECT resource, owner, token, lease_id, CASE WHEN isfinite(acquired_at) THEN acquired_at ELSE 'epoch' END, expires_at,
 		lease_id IS NOT NULL AND expires_at > clock_timestamp() FROM fencepost.leases WHERE resource = $1`, resource).
 		Scan(&r.Resource, &r.Owner, &r.Token, &r.LeaseID, &r.AcquiredAt, &r.ExpiresAt, &r.Live)
 	if err != nil {

@@ -238,8 +238,12 @@ func (in *Inspection) findings() []Finding {
 	add(in.Ahead > 0, SeverityWarning, "clock set back",
 		fmt.Sprintf("leases granted later than the server's clock shows: %d; it was set back, and they last for longer by that", in.Ahead),
 		"let them be renewed or released; force-unlock those whose holders are gone; keep the server's clock from stepping")
+	direction := " ahead of"
+	if in.ClockAhead < 0 {
+		direction = " behind"
+	}
 	add(in.ClockAhead.Abs() > skewWorthTelling+in.ClockError, SeverityWarning, "clock",
-		fmt.Sprintf("the server's clock is %v ahead of this machine's", in.ClockAhead.Round(time.Millisecond)),
+		"the server's clock is "+in.ClockAhead.Abs().Round(time.Millisecond).String()+direction+" this machine's",
 		"leases do not depend on it; set the clocks, so that logs can be compared")
 	slices.SortStableFunc(found, func(a, b Finding) int { return severityOrder(a) - severityOrder(b) })
 	return found

@@ -57,6 +57,13 @@ func TestAudit(t *testing.T) {
 			}
 		}
 	}
+	latest := auditOf(t, o, "")
+	for i, r := range latest { // on from any record
+		rest, err := all(o.Audit(t.Context(), "", &AuditOptions{Before: r.ID}))
+		if err != nil || !slices.Equal(rest, latest[i+1:]) {
+			t.Errorf("before %d: %+v, %v", r.ID, rest, err)
+		}
+	}
 	never := time.Time{}
 	for what, test := range map[string]struct{ got, want []string }{
 		"all":           {read("", never, never, 0), []string{"a:1", "b", "a%", "a:2", "a:1"}},

@@ -1,0 +1,49 @@
+package lockclient
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// TestTellingNobodyAllocatesNothing: no success costs an allocation that nobody
+// is told of by a logger, with an observer or without.
+func TestTellingNobodyAllocatesNothing(t *testing.T) {
+	ctx := context.Background()
+	held := &HeldError{Resource: "r", Owner: "o", Token: 1}
+	failure := guard.Unavailable("renew", guard.Claim{Resource: "r"}, context.Canceled)
+	r := &request{Request: driver.Request{Resource: "tenant:r", Owner: "o", LeaseID: "l", TTL: time.Second}}
+	var told guard.Event
+	for name, observer := range map[string]guard.Observer{
+		"nobody":      nil,
+		"an observer": guard.ObserverFunc(func(_ context.Context, e guard.Event) { told = e }),
+	} {
+		c := simulate(t, simulation{func() time.Duration { return 1 }}, &Options{StatPrefixes: []string{"a:", "tenant:"}, Observer: observer, Logger: slog.New(slog.DiscardHandler)})
+		l := &Lease{client: c, claim: guard.Claim{Resource: "tenant:r", Token: 1, LeaseID: "l"}, ttl: time.Second, reclaimed: true, deadline: time.Hour, place: -1}
+		for what, f := range map[string]func(){
+			"acquired":      func() { c.acquired(ctx, r, l, nil, 1) },
+			"contended":     func() { c.events.contended(ctx, r, held) },
+			"failed":        func() { c.acquired(ctx, r, nil, failure, 1) },
+			"renewed":       func() { c.events.renewed(ctx, l, nil, 1) },
+			"renewal fails": func() { c.events.renewed(ctx, l, failure, 1) },
+			"released":      func() { c.events.released(ctx, l, nil) },
+			"release fails": func() { c.events.released(ctx, l, failure) },
+			"lost":          func() { c.events.lost(ctx, l, guard.ErrLeaseLost) },
+		} {
+			if strings.Contains(what, "fail") || what == "lost" { // these may be logged by default
+				continue
+			}
+			if n := testing.AllocsPerRun(100, f); n != 0 {
+				t.Errorf("%s, told to %s: %v allocations", what, name, n)
+			}
+		}
+	}
+	if told.Surface != "lock" {
+		t.Errorf("the observer was not told: %+v", told)
+	}
+}

@@ -1,0 +1,203 @@
+package lockclient_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/locktest"
+)
+
+// TestCloseEndsHolds: Close ends the work, waits for it and releases; its
+// context bounds the wait.
+func TestCloseEndsHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := locktest.New(t, nil)
+		opts := &lockclient.HoldOptions{TTL: time.Minute}
+		inside, over := make(chan struct{}), make(chan error, 1)
+		go func() {
+			over <- client.Hold(t.Context(), "r", opts, func(ctx context.Context) error {
+				close(inside)
+				<-ctx.Done()
+				time.Sleep(5 * time.Minute) // renewed meanwhile
+				lease, _ := guard.LeaseFrom(ctx)
+				return errors.Join(context.Cause(ctx), lease.(*lockclient.Lease).Err())
+			})
+		}()
+		<-inside
+		short, cancel := context.WithTimeout(t.Context(), 0)
+		cancel()
+		began := time.Now()
+		waiting := make(chan error, 1)
+		go func() { waiting <- client.Close(context.Background()) }()
+		if err := <-over; !errors.Is(err, lockclient.ErrClosed) || errors.Is(err, lockclient.ErrLeaseLost) {
+			t.Errorf("Hold says %v", err)
+		}
+		if err := <-waiting; err != nil || time.Since(began) < 5*time.Minute {
+			t.Errorf("Close says %v after %v", err, time.Since(began))
+		}
+		if _, _, held := server.Holder("r"); held {
+			t.Error("the lease was not released")
+		}
+		if err := client.Close(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if err := client.Hold(t.Context(), "r", opts, func(context.Context) error { return nil }); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, lockclient.ErrClosed) {
+			t.Errorf("Hold after Close: %v", err)
+		}
+		// A function that does not return ends the wait of Close, not Close.
+		other := server.Client(t, "other", nil)
+		stay, left := make(chan struct{}), make(chan error, 1)
+		started := make(chan struct{})
+		go func() {
+			left <- other.Hold(t.Context(), "stays", opts, func(context.Context) error { close(started); <-stay; return nil })
+		}()
+		<-started
+		bounded, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := other.Close(bounded); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close with a function that stays: %v", err)
+		}
+		close(stay)
+		<-left
+	})
+}
+
+// TestTryHold: it does not wait.
+func TestTryHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := locktest.New(t, nil)
+		opts := &lockclient.HoldOptions{TTL: time.Minute, Metadata: "closing the books"}
+		err := client.TryHold(t.Context(), "r", opts, func(context.Context) error {
+			err := server.Client(t, "other", nil).TryHold(t.Context(), "r", opts, func(context.Context) error {
+				t.Error("two holders")
+				return nil
+			})
+			var held *lockclient.HeldError
+			if !errors.As(err, &held) || held.Metadata != "closing the books" || held.Owner != "locktest" {
+				t.Errorf("refused with %+v", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestKeepAlive: the lease lasts without a callback until it is released, and
+// Done tells of a loss.
+func TestKeepAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := locktest.New(t, nil)
+		acquire := func() *lockclient.Lease {
+			lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lease
+		}
+		lease := acquire()
+		if err := lease.KeepAlive(30 * time.Second); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("half of the TTL: %v", err)
+		}
+		if err := lease.KeepAlive(0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if err := errors.Join(lease.Err(), lease.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+		lease = acquire()
+		if err := lease.KeepAlive(10 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		server.Steal("r", "thief", time.Hour)
+		began := time.Now()
+		<-lease.Done()
+		if !errors.Is(lease.Err(), lockclient.ErrLeaseLost) || time.Since(began) > 11*time.Second {
+			t.Errorf("%v after %v", lease.Err(), time.Since(began))
+		}
+	})
+}
+
+// TestHolders: a follower sees who has the lease, nobody, and the next one.
+func TestHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		follower, server := locktest.New(t, nil)
+		worker := server.Client(t, "worker", nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		seen := make(chan lockclient.Holder)
+		go func() {
+			defer close(seen)
+			for h, err := range follower.Holders(ctx, "r") {
+				if err != nil {
+					t.Error(err)
+				}
+				seen <- h
+			}
+		}()
+		if h := <-seen; h != (lockclient.Holder{}) {
+			t.Errorf("nobody has it: %+v", h)
+		}
+		for range 2 {
+			lease, err := worker.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute, Metadata: "m"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h := <-seen; h.Claim != lease.Claim() || h.Owner != "worker" || h.Metadata != "m" {
+				t.Errorf("seen %+v", h)
+			}
+			lease.Release(t.Context())
+			if h := <-seen; h != (lockclient.Holder{}) {
+				t.Errorf("released: %+v", h)
+			}
+		}
+		cancel()
+		if _, more := <-seen; more {
+			t.Error("the loop goes on")
+		}
+		for _, err := range follower.Holders(t.Context(), "") {
+			if !errors.Is(err, guard.ErrInvalid) {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestFailuresAreToldOnceAMinute: a thousand leases whose renewals fail for
+// three minutes are a few lines, with how many were left out.
+func TestFailuresAreToldOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		for n := range 1000 {
+			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
+			if err == nil {
+				err = lease.KeepAlive(time.Second)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		server.FailRenewals(1 << 20)
+		time.Sleep(3 * time.Minute)
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
+			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
+		}
+		if failed := client.Stats().Other.RenewalsFailed; failed < 10_000 {
+			t.Errorf("%d failed renewals", failed)
+		}
+	})
+}

@@ -1,0 +1,135 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestRowLocked: a statement that waits for the row gives up by lock_timeout,
+// so that its outcome is known.
+func TestRowLocked(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, &Options{OpTimeout: patience, LockTimeout: 50 * time.Millisecond})
+	lease := mustTry(t, client, "r", time.Minute)
+	mustTry(t, client, "free", time.Minute).Release(t.Context())
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute})
+	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
+		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !lease.Valid() {
+		t.Error("a failed renewal ended the lease")
+	}
+	// Acquire and Release wait it out: each is refused again and again, until the
+	// row is unlocked.
+	refusals := &refusals{Issuer: client.issuer}
+	client.issuer = refusals
+	acquired, released := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := client.Acquire(context.Background(), "free", &AcquireOptions{TTL: time.Minute})
+		acquired <- err
+	}()
+	go func() { released <- lease.Release(context.Background()) }()
+	eventually(t, "both are refused twice", func() bool { return refusals.acquires.Load() > 1 && refusals.releases.Load() > 1 })
+	if len(acquired) > 0 || len(released) > 0 {
+		t.Error("one of them did not wait")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-acquired; err != nil {
+		t.Errorf("acquire: %v", err)
+	}
+	if err := <-released; err != nil {
+		t.Errorf("release: %v", err)
+	}
+}
+
+// refusals counts what lock_timeout ended.
+type refusals struct {
+	driver.Issuer
+	acquires, releases atomic.Int64
+}
+
+func (r *refusals) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
+	g, err := r.Issuer.Acquire(ctx, req)
+	if errors.Is(err, driver.ErrBusy) {
+		r.acquires.Add(1)
+	}
+	return g, err
+}
+
+func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error) {
+	freed, err := r.Issuer.Release(ctx, claim)
+	if errors.Is(err, driver.ErrBusy) {
+		r.releases.Add(1)
+	}
+	return freed, err
+}
+
+// TestRaceForFreeRow: of several acquires that all saw the row free and wait
+// for its lock, one is granted. The control leaves out the statement's second
+// look, under the lock, and grants to all.
+func TestRaceForFreeRow(t *testing.T) {
+	race := func(t *testing.T, statement string) (granted int) {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan bool)
+		for i := range 4 {
+			go func() {
+				tag, err := pool.Exec(context.Background(), statement, grantArgs("r", fmt.Sprint("lease ", i), time.Minute)...)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- tag.RowsAffected() == 1
+			}()
+		}
+		waiting(t, pool, 4)
+		tx.Rollback(t.Context())
+		for range 4 {
+			if <-got {
+				granted++
+			}
+		}
+		return granted
+	}
+	t.Run("as built", func(t *testing.T) {
+		if n := race(t, pglease.AcquireSQL); n != 1 {
+			t.Errorf("%d of 4 were granted", n)
+		}
+	})
+	t.Run("control", func(t *testing.T) {
+		const look = "(l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())"
+		if n := race(t, strings.Replace(pglease.AcquireSQL, look, "true", 1)); n != 4 {
+			t.Errorf("%d of 4 were granted", n)
+		}
+	})
+}

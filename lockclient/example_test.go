@@ -1,0 +1,188 @@
+package lockclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// database stands for the application's own pool.
+func database(ctx context.Context) (*pgxpool.Pool, func()) {
+	example := &example{}
+	pool, err := pgxpool.New(ctx, pgtest.Database(example))
+	if err != nil {
+		log.Fatal(err)
+	}
+	return pool, func() { pool.Close(); example.cleanup() }
+}
+
+// example gets a database on the server that the tests share.
+type example struct{ cleanup func() }
+
+func (*example) Helper()                           {}
+func (*example) Name() string                      { return "example" }
+func (*example) Logf(format string, args ...any)   { log.Printf(format, args...) }
+func (*example) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+func (e *example) Cleanup(f func())                { e.cleanup = f }
+
+// The work runs while the lease is held and finds its claim in the context.
+func ExampleClient_Hold() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	client, err := lockclient.New(pool, "worker-7", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(context.Background())
+
+	opts := &lockclient.HoldOptions{TTL: 30 * time.Second}
+	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", opts, func(ctx context.Context) error {
+		claim, _ := guard.ClaimFrom(ctx) // what the fences present
+		fmt.Println("token", claim.Token)
+		return ctx.Err() // ends if the lease is lost
+	})
+	if errors.Is(err, lockclient.ErrLeaseLost) {
+		log.Print("another worker may have taken over")
+	}
+	fmt.Println(err)
+	// Output:
+	// token 1
+	// <nil>
+}
+
+// A try that is refused says who has the lease.
+func ExampleClient_TryAcquire() {
+	ctx := context.Background()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	for _, owner := range []string{"worker-7", "worker-8"} {
+		client, err := lockclient.New(pool, owner, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer client.Close(context.Background())
+		lease, err := client.TryAcquire(ctx, "nightly", &lockclient.AcquireOptions{TTL: time.Minute})
+		var held *lockclient.HeldError
+		switch {
+		case errors.As(err, &held):
+			fmt.Println(owner, "is refused: held by", held.Owner, "with token", held.Token)
+		case err != nil:
+			log.Fatal(err)
+		default:
+			defer lease.Release(ctx)
+			fmt.Println(owner, "has token", lease.Token(), lease.Valid())
+		}
+	}
+	// Output:
+	// worker-7 has token 1 true
+	// worker-8 is refused: held by worker-7 with token 1
+}
+
+// Leader election is Hold in a loop. A leader that loses its lease stops, and
+// every candidate waits again; when a leader ends or dies, another one leads,
+// within the TTL at the latest. What a leader writes still needs a fence: a
+// paused leader believes that it leads.
+func ExampleClient_Hold_leaderElection() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	pool, cleanup := database(ctx)
+	defer cleanup()
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	campaign := func(ctx context.Context, client *lockclient.Client, lead func(context.Context) error) {
+		for ctx.Err() == nil {
+			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: 10 * time.Second}, lead)
+			if err != nil && ctx.Err() == nil {
+				log.Print(err) // lost, or the server is away
+				time.Sleep(time.Second)
+			}
+		}
+	}
+	terms := make(chan guard.Token)
+	var candidates sync.WaitGroup
+	for _, name := range []string{"node-1", "node-2", "node-3"} {
+		client, err := lockclient.New(pool, name, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer client.Close(context.Background())
+		candidates.Go(func() {
+			campaign(ctx, client, func(ctx context.Context) error {
+				claim, _ := guard.ClaimFrom(ctx)
+				select {
+				case terms <- claim.Token: // the work, and the end of the term
+				case <-ctx.Done():
+				}
+				return nil
+			})
+		})
+	}
+	fmt.Println("terms", <-terms, <-terms, <-terms)
+	cancel()
+	candidates.Wait()
+	// Output:
+	// terms 1 2 3
+}
+
+// The TTL follows from measured pauses and renewals.
+func ExampleRecommendTTL() {
+	ttl := lockclient.RecommendTTL(
+		2*time.Second,        // the p99 of a pause of the process
+		500*time.Millisecond, // the p99 of a renewal, from Client.RenewalLatency
+		10*time.Second,       // what is to be left then
+	)
+	fmt.Println(ttl)
+	fmt.Println(lockclient.CheckTTL(&lockclient.HoldOptions{TTL: time.Second}, 2*time.Second, 0, 0) != nil)
+	// Output:
+	// 12.5s
+	// true
+}
+
+// Acquire waits; the lease is then renewed by hand and released.
+func ExampleClient_Acquire() {
+	work := func(ctx context.Context, client *lockclient.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		lease, err := client.Acquire(ctx, "nightly", &lockclient.AcquireOptions{TTL: time.Minute})
+		if err != nil {
+			return err
+		}
+		defer lease.Release(ctx) // works though ctx may have ended
+		for range 10 {
+			if err := lease.Renew(ctx); errors.Is(err, lockclient.ErrLeaseLost) {
+				return err
+			}
+			// Present lease.Claim() with every write.
+		}
+		return nil
+	}
+	_ = work
+}
+
+// The schema can be printed for another migration tool.
+func ExampleMigrations() {
+	for _, m := range lockclient.Migrations() {
+		name := fmt.Sprintf("%04d_fencepost_%s.sql", m.Version, m.Name)
+		if err := os.WriteFile(name, []byte(m.SQL), 0o644); err != nil {
+			log.Fatal(err)
+		}
+	}
+}

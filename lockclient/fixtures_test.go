@@ -1,0 +1,362 @@
+package lockclient
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// migrated returns a pool on a fresh database that has the schema.
+func migrated(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	if err := Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// dial returns a pool on url, changed by the given functions.
+func dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// patience is what tests wait where a limit is there to end a hang.
+const patience = time.Minute
+
+// newTestClient returns a client whose limits a busy machine keeps as well, where
+// opts do not set them: only the tests of limits are about them.
+func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
+	t.Helper()
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.OpTimeout == 0 {
+		o.OpTimeout, o.LockTimeout = patience, cmp.Or(o.LockTimeout, patience/2)
+	}
+	c, err := New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(context.Background()) })
+	return c
+}
+
+// movable gives c a clock that the test moves, in place of waiting for the
+// system's. Leases whose deadline is passed over are lost when it returns.
+func movable(c *Client) (move func(time.Duration)) {
+	m := &moved{Issuer: c.issuer}
+	c.issuer, c.clock = m, m.Now
+	return func(d time.Duration) {
+		m.ahead.Add(int64(d))
+		c.step()
+	}
+}
+
+// moved is an issuer whose holders' clock is ahead.
+type moved struct {
+	driver.Issuer
+	ahead atomic.Int64
+}
+
+func (m *moved) Now() time.Duration { return driver.Now() + time.Duration(m.ahead.Load()) }
+
+func (m *moved) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	ahead := time.Duration(m.ahead.Load())
+	g, err := m.Issuer.Acquire(ctx, r)
+	g.From += ahead
+	return g, err
+}
+
+func (m *moved) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	ahead := time.Duration(m.ahead.Load())
+	m.Issuer.Renew(ctx, renewals, results)
+	for n := range results {
+		results[n].From += ahead
+	}
+}
+
+// Why is driver.Explainer's.
+func (m *moved) Why(ctx context.Context, claim guard.Claim) error {
+	return m.Issuer.(driver.Explainer).Why(ctx, claim)
+}
+
+// simulate returns a client of a simulated issuer.
+func simulate(t testing.TB, i driver.Issuer, opts *Options) *Client {
+	t.Helper()
+	c, err := NewWith(i, "o", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// simulation is what simulated issuers share.
+type simulation struct{ clock func() time.Duration }
+
+func (s simulation) Now() time.Duration        { return s.clock() }
+func (simulation) OnStep(func()) (stop func()) { return func() {} }
+func (simulation) Limits() driver.Limits       { return driver.Limits{} }
+func (simulation) Close() error                { return nil }
+func (simulation) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+	return driver.Watching{}, driver.ErrNoWatch
+}
+func (simulation) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+	return driver.Grant{}, errSimulated
+}
+func (simulation) Renew(context.Context, []driver.Renewal, []driver.Renewed) {}
+func (simulation) Release(context.Context, guard.Claim) (bool, error)        { return false, errSimulated }
+
+// grantArgs are those of the statement that grants.
+func grantArgs(resource, id string, ttl time.Duration) []any {
+	return []any{[]string{resource}, []string{id}, []string{"o"}, []string{""}, []int64{ttl.Microseconds()},
+		[]time.Time{time.Now().Add(time.Hour)}, []bool{false}, "process", "60000"}
+}
+
+// patient has c wait for every answer that is under way when a context ends.
+func patient(c *Client) {
+	c.set.grace = patience
+	c.issuer.(*pglease.Issuer).Grace = patience
+}
+
+// waits starts an Acquire and returns its outcome.
+func waits(t testing.TB, c *Client, resource string, ttl time.Duration) <-chan *Lease {
+	got := make(chan *Lease, 1)
+	go func() {
+		lease, err := c.Acquire(context.Background(), resource, &AcquireOptions{TTL: ttl})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- lease
+	}()
+	return got
+}
+
+// refused reports that a waiter of c has been told who has the lease.
+func refused(c *Client, resource string) bool {
+	c.waiters.mu.Lock()
+	defer c.waiters.mu.Unlock()
+	l := c.waiters.by[resource]
+	return l != nil && l.held != nil
+}
+
+// rests reports that the wake mark is set, so that the next release notifies.
+func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
+	var marked bool
+	err := pool.QueryRow(context.Background(), `SELECT coalesce(wake_until > clock_timestamp(), false)
+		FROM fencepost.leases WHERE resource = $1`, resource).Scan(&marked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return marked
+}
+
+// runOut ends a lease by the server's clock, as its TTL would.
+func runOut(t testing.TB, pool *pgxpool.Pool, resource string) {
+	t.Helper()
+	mustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", resource)
+}
+
+func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {
+	t.Helper()
+	lease, err := c.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lease
+}
+
+// row is a line of fencepost.leases.
+type row struct {
+	Resource, Owner       string
+	Token                 int64
+	LeaseID               *string
+	AcquiredAt, ExpiresAt time.Time
+	Live                  bool // by the server's clock
+}
+
+func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
+	t.Helper()
+	var r row
+	err := pool.QueryRow(context.Background(), `SELECT resource, owner, token, lease_id, acquired_at, expires_at,
+		lease_id IS NOT NULL AND expires_at > clock_timestamp() FROM fencepost.leases WHERE resource = $1`, resource).
+		Scan(&r.Resource, &r.Owner, &r.Token, &r.LeaseID, &r.AcquiredAt, &r.ExpiresAt, &r.Live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func countRows(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM fencepost.leases`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func mustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// byLength returns how much a test does: the long form is asked for by
+// FENCEPOST_LONG=1, which the children of a test inherit.
+func byLength(short, long int) int {
+	if os.Getenv("FENCEPOST_LONG") != "" {
+		return long
+	}
+	return short
+}
+
+// eventually waits for as long as it takes on a busy machine.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", 2*patience, what)
+		}
+	}
+}
+
+// expectNoGoroutines fails the test if this package still runs something once
+// the test and the cleanups registered after this call are over.
+func expectNoGoroutines(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() {
+		eventually(t, "goroutines of lockclient end", func() bool { return len(ownGoroutines()) == 0 })
+		for _, stack := range ownGoroutines() {
+			t.Log(stack)
+		}
+	})
+}
+
+// ownGoroutines returns the stacks of goroutines that run this package's code
+// outside of a test function.
+func ownGoroutines() (own []string) {
+	buf := make([]byte, 4<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	for _, stack := range strings.Split(string(buf), "\n\n") {
+		if strings.Contains(stack, "fencepost/lockclient.") && !strings.Contains(stack, "testing.tRunner") {
+			own = append(own, stack)
+		}
+	}
+	return own
+}
+
+// child is a copy of the test binary that runs one of [children].
+type child struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func startChild(t testing.TB, name string, env ...string) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &child{Cmd: exec.Command(exe)}
+	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
+	c.Stderr = os.Stderr
+	if c.in, err = c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.in.Close()
+		if c.ProcessState == nil {
+			c.Process.Kill()
+			c.Wait()
+		}
+	})
+	return c
+}
+
+// line returns the child's next line.
+func (c *child) line(t testing.TB) string {
+	t.Helper()
+	if !c.out.Scan() {
+		t.Fatalf("the child ended: %v", c.out.Err())
+	}
+	return c.out.Text()
+}
+
+func (c *child) say(t testing.TB, line string) {
+	t.Helper()
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waiting waits until so many connections of the database wait for a lock.
+func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	eventually(t, "they wait for a lock", func() bool {
+		var now int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`).Scan(&now)
+		return err == nil && now == n
+	})
+}
+
+func containsAny(s string, parts ...string) bool {
+	for _, part := range parts {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// leaseFrom returns the lease that Hold put into ctx.
+func leaseFrom(ctx context.Context) *Lease {
+	lease, _ := guard.LeaseFrom(ctx)
+	return lease.(*Lease)
+}
+
+// scan reads a line of a child.
+func scan(line, format string, args ...any) error {
+	_, err := fmt.Sscanf(line, format, args...)
+	return err
+}

@@ -1,0 +1,224 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func TestLease(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	move := movable(client)
+	const ttl = time.Minute
+	lease := mustTry(t, client, "r", ttl)
+	r := rowOf(t, pool, "r")
+	want := guard.Claim{Resource: "r", Token: guard.Token(r.Token), LeaseID: *r.LeaseID}
+	if lease.Claim() != want || lease.Resource() != "r" || lease.Token() != want.Token || lease.ID() != want.LeaseID ||
+		lease.Owner() != r.Owner || lease.TTL() != ttl || !lease.AcquiredAt().Equal(r.AcquiredAt) {
+		t.Errorf("%+v is not the lease of %+v", lease.Claim(), r)
+	}
+	if !lease.Valid() || lease.Err() != nil || lease.Remaining() <= 0 || lease.Remaining() > ttl*999/1000 ||
+		time.Until(lease.Deadline()) > ttl*999/1000 {
+		t.Errorf("valid %t, %v, remaining %v", lease.Valid(), lease.Err(), lease.Remaining())
+	}
+	before := lease.deadline
+	move(20 * time.Second)
+	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Second {
+		t.Errorf("renew: %v, the deadline moved by %v", err, lease.deadline-before)
+	}
+	move(ttl)
+	<-lease.Done()
+	var lost *LostError
+	if deadline := lease.Deadline(); lease.Valid() || lease.Remaining() != 0 || !errors.As(lease.Err(), &lost) || lost.Claim != want ||
+		!errors.Is(lease.Err(), ErrLeaseLost) || deadline.After(time.Now()) {
+		t.Errorf("after its end: %v", lease.Err())
+	}
+	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("renew after the end: %v", err)
+	}
+}
+
+// TestRenewNeverResurrects: neither a released, an expired, a succeeded nor a
+// cut lease comes back by a renewal that is sent late, and the statement's own
+// tests are what keeps it.
+func TestRenewNeverResurrects(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	for name, finish := range map[string]func(*Lease){
+		"released": func(l *Lease) { l.Release(context.Background()) },
+		"expired":  func(l *Lease) { runOut(t, pool, l.Resource()) },
+		"succeeded": func(l *Lease) {
+			runOut(t, pool, l.Resource())
+			mustTry(t, client, l.Resource(), time.Minute)
+		},
+		"cut": func(l *Lease) { mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustExec(t, pool, "TRUNCATE fencepost.leases")
+			lease := mustTry(t, client, "r", time.Minute)
+			finish(lease)
+			before := rowOf(t, pool, "r")
+			// On the wire, as a request that was held up in the network.
+			if held, err := renewAs(client, lease.Claim()); held || err != nil {
+				t.Errorf("renewed: %t, %v", held, err)
+			}
+			if after := rowOf(t, pool, "r"); !after.ExpiresAt.Equal(before.ExpiresAt) || after.Live != before.Live {
+				t.Errorf("%+v became %+v", before, after)
+			}
+			want := ErrLeaseLost
+			if name == "released" {
+				want = ErrReleased
+			}
+			if err := lease.Renew(t.Context()); !errors.Is(err, want) {
+				t.Errorf("got %v, want %v", err, want)
+			}
+			if err := lease.Err(); !errors.Is(err, want) {
+				t.Errorf("Err is %v", err)
+			}
+		})
+	}
+}
+
+// TestLostOnServer: a lease that the server no longer has is lost at the first
+// renewal that says so, with time left on the clock.
+func TestLostOnServer(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	lease := mustTry(t, client, "r", time.Minute)
+	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL, token = token + 1")
+	if !lease.Valid() {
+		t.Error("not valid before anybody told")
+	}
+	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) || lease.Valid() {
+		t.Errorf("got %v, valid %t", err, lease.Valid())
+	}
+	select {
+	case <-lease.Done():
+	default:
+		t.Error("Done is open")
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("release of a lost lease: %v", err)
+	}
+}
+
+// TestRelease: it ends the lease at once, frees the row, may be repeated, works
+// under an ended context, and never frees a successor's lease.
+func TestRelease(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	lease := mustTry(t, client, "r", time.Minute)
+	for range 2 {
+		if err := lease.Release(ended); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := lease.Err(); err != ErrReleased || lease.Valid() || rowOf(t, pool, "r").LeaseID != nil {
+		t.Errorf("Err %v, row %+v", err, rowOf(t, pool, "r"))
+	}
+	<-lease.Done()
+
+	successor := mustTry(t, client, "r", time.Minute)
+	lease.freed = false // as if its answer had been lost
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("repeated: %v", err)
+	}
+	if freed, err := client.issuer.Release(t.Context(), lease.Claim()); freed || err != nil {
+		t.Errorf("on the wire: %t, %v", freed, err)
+	}
+	// The same lease ID under an older token is no match either.
+	old := successor.Claim()
+	old.Token--
+	if freed, err := client.issuer.Release(t.Context(), old); freed || err != nil {
+		t.Errorf("older token: %t, %v", freed, err)
+	}
+	if held, err := renewAs(client, old); held || err != nil {
+		t.Errorf("renewal under an older token: %t, %v", held, err)
+	}
+	if r := rowOf(t, pool, "r"); !r.Live || *r.LeaseID != successor.ID() {
+		t.Errorf("the successor's row is %+v", r)
+	}
+
+	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
+	if err := successor.Release(t.Context()); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("release of a lease that the holder believed in: %v", err)
+	}
+}
+
+// TestLeaseConcurrently: every method from many goroutines; for -race.
+func TestLeaseConcurrently(t *testing.T) {
+	expectNoGoroutines(t)
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	for range 5 {
+		lease := mustTry(t, client, "r", time.Minute)
+		var wg sync.WaitGroup
+		for i := range 16 {
+			wg.Go(func() {
+				for range 10 {
+					lease.Valid()
+					lease.Remaining()
+					if err := lease.Renew(t.Context()); err != nil && !errors.Is(err, ErrReleased) {
+						t.Error(err)
+					}
+					if i == 7 {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				if i%5 == 0 {
+					if err := lease.Release(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if err := lease.Err(); err != ErrReleased {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPoolOfOne: a caller who keeps his only connection does not starve the
+// renewals. The control renews on the caller's pool: no renewal gets through,
+// and when the TTL has passed the lease is lost.
+func TestPoolOfOne(t *testing.T) {
+	hold := func(t *testing.T, inside func(ctx context.Context, client *Client)) error {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
+		client := newTestClient(t, pool, nil)
+		return client.Hold(t.Context(), "r", renewing20ms, func(ctx context.Context) error {
+			conn, err := pool.Acquire(ctx)
+			if err != nil {
+				return err
+			}
+			defer conn.Release()
+			inside(ctx, client)
+			return context.Cause(ctx)
+		})
+	}
+	t.Run("own connections", func(t *testing.T) {
+		err := hold(t, func(_ context.Context, client *Client) {
+			eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// renewAs sends a late renewal past the client's own checks.
+func renewAs(c *Client, claim guard.Claim) (held bool, err error) {
+	results := make([]driver.Renewed, 1)
+	c.issuer.Renew(context.Background(), []driver.Renewal{{Claim: claim, TTL: time.Minute}}, results)
+	return results[0].State == driver.Extended, results[0].Err
+}

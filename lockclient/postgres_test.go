@@ -1,0 +1,91 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestExecModes: poolers in transaction mode need a mode without named
+// statements, so every mode of pgx must do.
+func TestExecModes(t *testing.T) {
+	url := migrated(t).Config().ConnString()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			client := newTestClient(t, pool, nil)
+			for range 2 {
+				lease := mustTry(t, client, "it's $1", 24*time.Hour)
+				r := rowOf(t, pool, "it's $1")
+				if d := r.ExpiresAt.Sub(r.AcquiredAt); int64(lease.Token()) != r.Token || d < lease.TTL() || d > lease.TTL()+time.Minute {
+					t.Errorf("the lease %+v is the row %+v", lease.Claim(), r)
+				}
+				var held *HeldError
+				if _, err := client.TryAcquire(t.Context(), "it's $1", &AcquireOptions{TTL: time.Minute}); !errors.As(err, &held) || held.Token != lease.Token() {
+					t.Errorf("got %v", err)
+				}
+				if err := lease.Renew(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := lease.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestPoolExhausted: a pool without a free connection is told apart from a
+// server without an answer: nothing was sent.
+func TestPoolExhausted(t *testing.T) {
+	base := migrated(t)
+	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	client := newTestClient(t, pool, &Options{OpTimeout: 50 * time.Millisecond})
+	_, err = client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	if !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if n := countRows(t, base); n != 0 {
+		t.Errorf("%d rows were made", n)
+	}
+}
+
+// TestIdleConnectionsBroken: connections that broke while idle cost no error:
+// an acquire, a renewal and a release each try another one.
+func TestIdleConnectionsBroken(t *testing.T) {
+	base := migrated(t)
+	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "breaks"
+	})
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	breakAll := func() {
+		t.Helper()
+		mustExec(t, base, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'breaks' AND datname = current_database()")
+	}
+	breakAll()
+	lease := mustTry(t, client, "r", time.Minute)
+	breakAll()
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Errorf("renew: %v", err)
+	}
+	breakAll()
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if n := rowOf(t, base, "r"); n.Live || n.Token != 1 {
+		t.Errorf("the row is %+v", n)
+	}
+}

@@ -1,0 +1,120 @@
+package lockclient
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// proxy is a TCP proxy before the database that loses or delays answers.
+type proxy struct {
+	net.Listener
+	network, backend string
+	cut              atomic.Int64 // how many answers to swallow, with their connection
+	drop             atomic.Int64 // how many requests to swallow, with their connection
+	delay            atomic.Int64 // of every answer, in nanoseconds
+	// gate keeps new connections from getting through until it is closed.
+	gate atomic.Pointer[chan struct{}]
+	// answered, if it is there, is called with every answer before that goes on.
+	answered atomic.Pointer[func()]
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// behindProxy returns a pool whose connections go through a proxy, also those
+// of the client made on it.
+func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l}
+	go p.serve()
+	t.Cleanup(p.stop)
+	pool := dial(t, url, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			p.mu.Lock()
+			if addr != l.Addr().String() { // as a request to cancel has it
+				p.network, p.backend = network, addr
+			}
+			p.mu.Unlock()
+			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+		}
+	})
+	return pool, p
+}
+
+func (p *proxy) serve() {
+	for {
+		client, err := p.Accept()
+		if err != nil {
+			return
+		}
+		if gate := p.gate.Load(); gate != nil {
+			<-*gate
+		}
+		p.mu.Lock()
+		server, err := net.Dial(p.network, p.backend)
+		if err != nil {
+			client.Close()
+			p.mu.Unlock()
+			continue
+		}
+		p.conns = append(p.conns, client, server)
+		p.mu.Unlock()
+		closeBoth := func() { client.Close(); server.Close() }
+		go func() { // requests
+			defer closeBoth()
+			p.copy(server, client, func() bool { return !takeOne(&p.drop) })
+		}()
+		go func() { // answers
+			defer closeBoth()
+			p.copy(client, server, func() bool {
+				if f := p.answered.Load(); f != nil {
+					(*f)()
+				}
+				time.Sleep(time.Duration(p.delay.Load()))
+				return !takeOne(&p.cut)
+			})
+		}()
+	}
+}
+
+func (p *proxy) copy(dst, src net.Conn, pass func() bool) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := src.Read(buf)
+		if err != nil || !pass() {
+			return
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) stop() {
+	p.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+}
+
+// takeOne takes one off a count that is not zero.
+func takeOne(count *atomic.Int64) bool {
+	for n := count.Load(); n > 0; n = count.Load() {
+		if count.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
+	return false
+}

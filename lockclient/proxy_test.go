@@ -1,0 +1,228 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// warm prepares every statement on the connections in use, so that the next
+// chunk from the server is the answer to a statement.
+func warm(t *testing.T, c *Client) {
+	t.Helper()
+	for range 3 {
+		lease := mustTry(t, c, "warm", time.Minute)
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLostAnswers: the server does it and the answer is lost, once or three
+// times in a row; the repeated request finds that it was done.
+func TestLostAnswers(t *testing.T) {
+	direct := migrated(t)
+	for _, lost := range []int64{1, 3} {
+		pool, proxy := behindProxy(t, direct.Config().ConnString())
+		client := newTestClient(t, pool, nil)
+		warm(t, client)
+
+		mustExec(t, direct, "DELETE FROM fencepost.leases")
+		mustExec(t, direct, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 41)")
+		proxy.cut.Store(lost)
+		lease := mustTry(t, client, "r", time.Minute)
+		if r := rowOf(t, direct, "r"); lease.Token() != 42 || r.Token != 42 || *r.LeaseID != lease.ID() {
+			t.Errorf("%d lost: lease %+v, row %+v", lost, lease.Claim(), r)
+		}
+
+		before := rowOf(t, direct, "r").ExpiresAt
+		proxy.cut.Store(lost)
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Errorf("%d lost: renew: %v", lost, err)
+		}
+		if !rowOf(t, direct, "r").ExpiresAt.After(before) {
+			t.Error("not renewed")
+		}
+
+		proxy.cut.Store(lost)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("%d lost: release: %v", lost, err)
+		}
+		if rowOf(t, direct, "r").Live {
+			t.Error("not released")
+		}
+		if n := proxy.cut.Load(); n != 0 {
+			t.Fatalf("%d answers were not lost", n)
+		}
+	}
+}
+
+// TestLostAnswerThenSuccessor: a release whose answer is lost is repeated after
+// the successor was granted, and leaves its lease alone.
+func TestLostAnswerThenSuccessor(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	lease := mustTry(t, client, "r", time.Minute)
+	successor := waits(t, newTestClient(t, direct, nil), "r", time.Minute)
+	eventually(t, "the successor rests", func() bool { return rests(t, direct, "r") })
+	gate := make(chan struct{})
+	proxy.gate.Store(&gate) // the release is not repeated before the grant
+	proxy.cut.Store(1)
+	released := make(chan error, 1)
+	go func() { released <- lease.Release(context.Background()) }()
+	l := <-successor
+	close(gate)
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	if r := rowOf(t, direct, "r"); proxy.cut.Load() != 0 || !r.Live || *r.LeaseID != l.ID() {
+		t.Errorf("the successor's row is %+v", r)
+	}
+}
+
+// TestOutcomeUnknown: where every answer is lost, nothing is called success or
+// refusal, the error names the lease, and what was granted is released once
+// the network lets it through.
+func TestOutcomeUnknown(t *testing.T) {
+	expectNoGoroutines(t)
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	lease := mustTry(t, client, "mine", time.Minute)
+	client.set.opTimeout = 600 * time.Millisecond // after the warming up, which takes what it takes
+	proxy.cut.Store(1 << 40)
+	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
+		t.Errorf("renew: %v, valid %t", err, lease.Valid())
+	}
+	_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	var failed *guard.FailedError
+	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
+		t.Fatalf("acquire: %v", err)
+	}
+	eventually(t, "the server grants (the control)", func() bool {
+		var n int
+		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r' AND lease_id = $1", failed.Claim.LeaseID).Scan(&n)
+		return err == nil && n == 1
+	})
+	proxy.cut.Store(0)
+	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
+	client.background.Wait()
+	client.set.opTimeout = patience
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Errorf("renew after the fault: %v", err)
+	}
+
+	proxy.cut.Store(1 << 40)
+	client.set.releaseTimeout = 300 * time.Millisecond
+	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
+		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
+	}
+	proxy.cut.Store(0)
+	client.set.releaseTimeout = patience
+	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
+		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
+	}
+}
+
+// TestLateAnswer is P7 on the wire: the deadline counts from before the request
+// left, and a grant that is over for its holder when it arrives is released,
+// not handed out.
+func TestLateAnswer(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	const ttl, delay = time.Minute, 200 * time.Millisecond
+	proxy.delay.Store(int64(delay))
+	lease := mustTry(t, client, "r", ttl)
+	if left := lease.Remaining(); left > ttl-delay {
+		t.Errorf("%v left of %v after an answer that took %v", left, ttl, delay)
+	}
+	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() > ttl-delay {
+		t.Errorf("renew: %v, %v left", err, lease.Remaining())
+	}
+	proxy.delay.Store(0)
+
+	// The statement gets no longer than the TTL, so a late answer needs a clock
+	// that runs on between the answer and its reading.
+	lease.Release(t.Context())
+	client = newTestClient(t, pool, nil)
+	patient(client) // with the release of the grant, too
+	warm(t, client)
+	real := client.clock
+	var jump atomic.Int64
+	client.clock = func() time.Duration { return real() + time.Duration(jump.Load()) }
+	client.issuer = &jumping{client.issuer, &jump}
+	late, err := client.TryAcquire(t.Context(), "late", &AcquireOptions{TTL: time.Minute})
+	if late != nil || !errors.Is(err, errLate) || !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("got %v, %v", late, err)
+	}
+	if r := rowOf(t, direct, "late"); r.Live || r.Token != 1 {
+		t.Errorf("the row is %+v", r)
+	}
+}
+
+// TestCancelledInFlight: an attempt under way when its context ends is waited
+// for a moment, so that its outcome is known: what it was granted is released,
+// a refusal names the holder, and the connection lives on.
+func TestCancelledInFlight(t *testing.T) {
+	direct := migrated(t)
+	pool, proxy := behindProxy(t, direct.Config().ConnString())
+	client := newTestClient(t, pool, nil)
+	warm(t, client)
+	holder := mustTry(t, client, "held", time.Minute)
+	conns := pool.Stat().NewConnsCount()
+	patient(client) // a busy machine takes longer than a moment
+	// The context ends when the answer has come as far as the proxy.
+	try := func(resource string) (*Lease, error) {
+		mine := errors.New("mine")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		end := func() { cancel(mine) }
+		proxy.answered.Store(&end)
+		defer proxy.answered.Store(nil)
+		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
+		if ctx.Err() == nil || resource == "r" && !errors.Is(err, mine) {
+			t.Errorf("the context did not end: %v", err)
+		}
+		return lease, err
+	}
+	for range 3 {
+		lease, err := try("r")
+		if lease != nil || !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Errorf("got %v, %v", lease, err)
+		}
+		if r := rowOf(t, direct, "r"); r.Live || r.Token == 0 {
+			t.Errorf("the row is %+v", r)
+		}
+		_, err = try("held")
+		var held *HeldError
+		if !errors.As(err, &held) || held.Token != holder.Token() {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := pool.Stat().NewConnsCount() - conns; n != 0 {
+		t.Errorf("%d connections were lost", n)
+	}
+}
+
+// jumping is an issuer after whose grants a minute passes.
+type jumping struct {
+	driver.Issuer
+	jump *atomic.Int64
+}
+
+func (j *jumping) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	defer j.jump.Store(int64(time.Minute))
+	return j.Issuer.Acquire(ctx, r)
+}

@@ -1,0 +1,150 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// scripted answers acquires from a list, the last one for ever, and counts
+// releases.
+type scripted struct {
+	simulation
+	answers  []string
+	mu       sync.Mutex
+	acquires int
+	released []guard.Claim
+}
+
+// Acquire is driver.Issuer's.
+func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := min(s.acquires, len(s.answers)-1)
+	s.acquires++
+	switch s.answers[n] {
+	case "granted":
+		return driver.Grant{Token: guard.Token(n + 1), From: s.clock()}, nil
+	case "late":
+		return driver.Grant{Token: guard.Token(n + 1), From: s.clock() - r.TTL}, nil
+	case "held":
+		return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Hour}
+	case "free":
+		return driver.Grant{}, &HeldError{Resource: r.Resource}
+	case "spent":
+		return driver.Grant{}, driver.ErrSpent
+	case "lost":
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
+	}
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errSimulated)
+}
+
+// Release is driver.Issuer's.
+func (s *scripted) Release(_ context.Context, claim guard.Claim) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.released = append(s.released, claim)
+	return true, nil
+}
+
+// TestAcquireAnswers is the table of what a sequence of answers comes to. What
+// may have been granted to nobody is released, but never while the same lease
+// ID may yet be granted: that release could free the later grant.
+func TestAcquireAnswers(t *testing.T) {
+	for _, test := range []struct {
+		answers  []string
+		wait     bool
+		given    string
+		token    guard.Token
+		want     error
+		released int
+	}{
+		{answers: []string{"granted"}, token: 1},
+		{answers: []string{"free", "free", "granted"}, token: 3},
+		{answers: []string{"free"}, want: guard.ErrUnavailable},
+		{answers: []string{"held"}, want: ErrHeld},
+		{answers: []string{"spent"}, want: ErrSpent, given: "mine"},
+		{answers: []string{"down"}, want: guard.ErrUnavailable},
+		{answers: []string{"lost", "granted"}, token: 2},
+		{answers: []string{"lost", "down", "down", "granted"}, token: 4},
+		{answers: []string{"lost", "held"}, want: ErrHeld, released: 1},
+		{answers: []string{"lost", "held"}, want: ErrHeld, given: "mine"},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost", "down"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost", "free"}, want: guard.ErrOutcomeUnknown, released: 1},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, given: "mine"},
+		{answers: []string{"late"}, want: guard.ErrUnavailable, released: 1},
+		{answers: []string{"late"}, want: guard.ErrOutcomeUnknown, given: "mine"},
+		{wait: true, answers: []string{"held", "held", "granted"}, token: 3},
+		{wait: true, answers: []string{"lost", "held", "granted"}, token: 3},
+		{wait: true, answers: []string{"held", "lost", "held", "lost", "granted"}, token: 5},
+		{wait: true, answers: []string{"held"}, want: ErrHeld},
+		{wait: true, answers: []string{"lost", "held"}, want: ErrHeld, released: 1},
+		{wait: true, answers: []string{"held", "down"}, want: guard.ErrUnavailable},
+		{wait: true, answers: []string{"held", "lost"}, want: guard.ErrOutcomeUnknown, released: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			server := &scripted{simulation: simulation{drifting(0)}, answers: test.answers}
+			client := simulate(t, server, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			acquire := client.TryAcquire
+			if test.wait {
+				acquire = client.Acquire
+			}
+			lease, err := acquire(ctx, "r", &AcquireOptions{TTL: time.Hour, LeaseID: test.given})
+			switch {
+			case test.want != nil && (lease != nil || !errors.Is(err, test.want)):
+				t.Errorf("%+v: got %v, %v", test, lease, err)
+			case test.want == nil && (err != nil || lease.Token() != test.token):
+				t.Errorf("%+v: got %v, %v", test, lease, err)
+			}
+			if unknown := errors.Is(err, guard.ErrOutcomeUnknown); err != nil && unknown != (test.want == guard.ErrOutcomeUnknown) {
+				t.Errorf("%+v: unknown %t: %v", test, unknown, err)
+			}
+			if test.wait && test.want == ErrHeld && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%+v: why the wait ended is not in %v", test, err)
+			}
+			client.Close(context.Background())
+			for _, claim := range server.released {
+				if claim.Token != guard.NoToken { // it spends the lease ID
+					t.Errorf("%+v: released %+v", test, claim)
+				}
+			}
+			if len(server.released) != test.released {
+				t.Errorf("%+v: released %v", test, server.released)
+			}
+			if lease != nil {
+				lease.end(ErrReleased)
+			}
+		})
+	}
+}
+
+// TestLateRenewal: an answer that comes after the deadline extends nothing,
+// though no timer has noticed the deadline.
+func TestLateRenewal(t *testing.T) {
+	var now time.Duration
+	client := simulate(t, simulation{func() time.Duration { return now }}, nil)
+	defer client.Close(t.Context())
+	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, MaxTTL)
+	lease.extend(2 * MaxTTL)
+	if now = MaxTTL; !lease.Valid() {
+		t.Error("a renewal in time does not count")
+	}
+	lease.extend(MaxTTL) // an older answer
+	if now = 2*MaxTTL - 1; !lease.Valid() {
+		t.Error("an older answer took time away")
+	}
+	now = 2 * MaxTTL
+	lease.extend(3 * MaxTTL)
+	if lease.Valid() || !errors.Is(lease.Err(), ErrLeaseLost) {
+		t.Error("a renewal brought the lease back")
+	}
+}

@@ -1,0 +1,199 @@
+//go:build unix
+
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func init() { children["hold"] = holdUntilLost }
+
+// TestStoppedProcess: holders that were stopped past their TTL learn it from the
+// first Valid after they go on, a hundred of a hundred, and their successors were
+// granted meanwhile.
+func TestStoppedProcess(t *testing.T) {
+	t.Parallel() // it waits for a TTL that a busy machine keeps
+	const processes, each = 4, 25
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	var crew []*child
+	before := map[string]guard.Token{}
+	for p := range processes {
+		holder := startChild(t, "hold", databaseForKey+"="+pool.Config().ConnString(), holdsVariable+"="+fmt.Sprint(p*each)+" "+fmt.Sprint(each)+" 6s")
+		crew = append(crew, holder)
+	}
+	for _, holder := range crew {
+		for range each {
+			var resource string
+			var token int64
+			if line := holder.line(t); scan(line, "held %s %d true", &resource, &token) != nil {
+				t.Fatalf("the holder says %q", line)
+			}
+			before[resource] = guard.Token(token)
+		}
+		if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	successors := make(chan *Lease, processes*each)
+	for resource, token := range before {
+		wg.Go(func() {
+			successor, err := client.Acquire(context.Background(), resource, &AcquireOptions{TTL: time.Minute})
+			if err != nil || successor.Token() <= token {
+				t.Errorf("%s: %v", resource, err)
+				return
+			}
+			successors <- successor
+		})
+	}
+	wg.Wait()
+	for _, holder := range crew {
+		if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	no := 0
+	for _, holder := range crew {
+		for range each {
+			if line := holder.line(t); strings.HasPrefix(line, "stopped ") && strings.HasSuffix(line, " false lease lost") {
+				no++
+			} else {
+				t.Errorf("a holder says %q", line)
+			}
+		}
+	}
+	if no != processes*each {
+		t.Errorf("%d of %d said no", no, processes*each)
+	}
+	for range before {
+		if err := (<-successors).Release(t.Context()); err != nil {
+			t.Errorf("a stopped holder took its successor's lease: %v", err)
+		}
+	}
+}
+
+// holdsVariable says which resources a child holds: the first number, how many,
+// and the TTL.
+const holdsVariable = "FENCEPOST_LOCKCLIENT_HOLDS"
+
+// holdUntilLost is the child. Each holder is told by SIGCONT that it was stopped,
+// and asks Valid before anything else.
+func holdUntilLost() error {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv(databaseForKey))
+	if err != nil {
+		return err
+	}
+	client, err := New(pool, "holder", nil)
+	if err != nil {
+		return err
+	}
+	var first, many int
+	var lasts string
+	if _, err := fmt.Sscan(os.Getenv(holdsVariable), &first, &many, &lasts); err != nil {
+		return err
+	}
+	ttl, err := time.ParseDuration(lasts)
+	if err != nil {
+		return err
+	}
+	goesOn, continued := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(goesOn, syscall.SIGCONT)
+	go func() {
+		<-goesOn
+		close(continued)
+	}()
+	var wg, held sync.WaitGroup
+	held.Add(many)
+	for i := range many {
+		wg.Go(func() {
+			resource := fmt.Sprintf("r%d", first+i)
+			first := ""
+			err := client.Hold(ctx, resource, &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+				lease := leaseFrom(ctx)
+				held.Done()
+				held.Wait() // each has its own before the parent may stop them
+				fmt.Println("held", resource, lease.Token(), lease.Valid())
+				select {
+				case <-continued:
+				case <-ctx.Done():
+				}
+				first = fmt.Sprint(lease.Valid())
+				return nil
+			})
+			says := ""
+			if errors.Is(err, ErrLeaseLost) {
+				says = ErrLeaseLost.Error()
+			}
+			fmt.Println("stopped", resource, first, says)
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// TestKilledHolder: a worker killed with kill -9 is succeeded within TTL + 200 ms
+// by the server's clock, and leadership, which is Hold in a loop, moves with it.
+// A busy machine may be late: in the short form one round must be in time, which
+// shows that the candidate goes by what is left of the lease, in the long form
+// three.
+func TestKilledHolder(t *testing.T) {
+	t.Parallel()
+	const ttl, rounds = 3 * time.Second, 8
+	pool := migrated(t)
+	url := pool.Config().ConnString()
+	client := newTestClient(t, pool, nil)
+	inTime := 0
+	for round := 0; round < rounds && inTime < byLength(1, 3); round++ {
+		resource := fmt.Sprint("r", round)
+		leader := startChild(t, "hold", databaseForKey+"="+url, holdsVariable+"="+fmt.Sprint(round)+" 1 "+ttl.String())
+		var token int64
+		if line := leader.line(t); scan(line, "held "+resource+" %d true", &token) != nil {
+			t.Fatalf("the leader says %q", line)
+		}
+		elected := make(chan *Lease, 1)
+		go func() {
+			err := client.Hold(context.Background(), resource, &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error {
+				elected <- leaseFrom(ctx)
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		eventually(t, "the candidate rests", func() bool { return rests(t, pool, resource) || len(elected) > 0 })
+		var killed time.Time
+		if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&killed); err != nil {
+			t.Fatal(err)
+		}
+		if err := leader.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		next := <-elected
+		took := next.AcquiredAt().Sub(killed)
+		t.Logf("round %d: succeeded %v after the kill, TTL %v", round, took, ttl)
+		if int64(next.Token()) != token+1 {
+			t.Errorf("token %v after %d", next.Token(), token)
+		}
+		if took > 0 && took <= ttl+200*time.Millisecond { // before it, the leader was too busy to renew
+			inTime++
+		}
+	}
+	if inTime < byLength(1, 3) {
+		t.Errorf("in time in %d of %d rounds", inTime, rounds)
+	}
+}

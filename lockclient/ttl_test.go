@@ -1,0 +1,136 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+func TestTTLRule(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for _, test := range []struct{ pause, renewal, margin, want time.Duration }{
+		{0, 0, 0, MinTTL},
+		{2 * s, 500 * ms, 10 * s, 12500 * ms},
+		{2 * s, 500 * ms, 0, 3750 * ms}, // the margin is less than the renewal interval
+		{-s, 500 * ms, s, 1500 * ms},
+		{time.Microsecond, s, 2 * s, 3001 * ms},
+	} {
+		got := RecommendTTL(test.pause, test.renewal, test.margin)
+		if got != test.want {
+			t.Errorf("%+v: got %v", test, got)
+		}
+		if err := CheckTTL(&HoldOptions{TTL: got}, test.pause, test.renewal, test.margin); err != nil {
+			t.Errorf("%+v: the recommended TTL: %v", test, err)
+		}
+	}
+	for range 1000 {
+		p, r, m := rand.N(MaxTTL/4), rand.N(MaxTTL/4), rand.N(MaxTTL/4)
+		ttl := RecommendTTL(p, r, m)
+		if err := CheckTTL(&HoldOptions{TTL: ttl}, p, r, m); err != nil || ttl < p+r+m {
+			t.Fatalf("%v, %v, %v: %v, %v", p, r, m, ttl, err)
+		}
+		if CheckTTL(&HoldOptions{TTL: ttl - 5*ms}, p, r, m) == nil {
+			t.Fatalf("%v, %v, %v: less than %v will do", p, r, m, ttl)
+		}
+	}
+	const forever = 1<<63 - 1
+	if RecommendTTL(forever, forever, forever) < MaxTTL {
+		t.Error("a sum overflowed")
+	}
+	for _, test := range []struct {
+		opts  *HoldOptions
+		p, m  time.Duration
+		field string
+	}{
+		{nil, 0, 0, "TTL"},
+		{&HoldOptions{TTL: MinTTL - 1}, 0, 0, "TTL"},
+		{&HoldOptions{TTL: 10 * s}, 8 * s, 3 * s, "TTL"},
+		{&HoldOptions{TTL: 10 * s, RenewInterval: 4 * s}, 0, 0, "RenewInterval"},
+		{&HoldOptions{TTL: 10 * s}, 8 * s, s, "RenewInterval"},
+		{&HoldOptions{TTL: 10 * s, RenewInterval: s}, 8 * s, s, ""},
+	} {
+		err := CheckTTL(test.opts, test.p, 0, test.m)
+		var invalid *guard.InvalidError
+		if got := errors.As(err, &invalid); got != (test.field != "") || got && invalid.Field != test.field {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
+
+func TestLatency(t *testing.T) {
+	var s latencies
+	if s.read() != (Latency{}) {
+		t.Error("of nothing")
+	}
+	s.add(7)
+	if got := s.read(); got != (Latency{Count: 1, Last: 7, Max: 7, P50: 7, P99: 7}) {
+		t.Errorf("of one: %+v", got)
+	}
+	for i := range 1000 { // the last 256 are 745 to 1000
+		s.add(time.Duration(i + 1))
+	}
+	if got := s.read(); got != (Latency{Count: 1001, Last: 1000, Max: 1000, P50: 872, P99: 998}) {
+		t.Errorf("of many: %+v", got)
+	}
+}
+
+// TestMarginLow: renewals that take long are measured, failed attempts included,
+// and the warning comes once, when the margin is gone and before the lease is.
+func TestMarginLow(t *testing.T) {
+	for name, test := range map[string]struct {
+		fates   []fate // of the first renewals; the rest is prompt
+		warns   int
+		slowest time.Duration
+	}{
+		"healthy":     {nil, 0, 0},
+		"one failure": {[]fate{refusedNow}, 0, 0},
+		"slow":        {[]fate{hungBefore, resetAfter, prompt, prompt, hungBefore, hungBefore, hungBefore}, 1, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const ttl = 30 * time.Second
+				server := &simulated{rng: rand.New(rand.NewPCG(1, 1)), ttl: ttl, simulation: simulation{drifting(0)}}
+				server.sentAt = func(sent, _ time.Duration) time.Duration { return sent }
+				server.fate = func(n int) fate {
+					if n < len(test.fates) {
+						return test.fates[n]
+					}
+					return prompt
+				}
+				rec := &recorder{}
+				client := simulate(t, server, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+				defer client.Close(context.Background())
+				err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+					time.Sleep(10 * ttl)
+					l := client.RenewalLatency()
+					if l.Count < 20 || l.Max < test.slowest || test.slowest == 0 && l.Max > ttl/3 {
+						t.Errorf("measured %+v", l)
+					}
+					return context.Cause(ctx)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				_, lines := rec.take(t)
+				warned := 0
+				for _, line := range lines {
+					if line["msg"] == "lock_margin_low" {
+						warned++
+						if left := line["remainingSeconds"].(float64); left <= 0 || left >= ttl.Seconds()/3 {
+							t.Errorf("told %v", line)
+						}
+					}
+				}
+				if warned != test.warns {
+					t.Errorf("warned %d times, want %d", warned, test.warns)
+				}
+			})
+		})
+	}
+}

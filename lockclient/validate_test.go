@@ -1,0 +1,178 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// TestInvalidInput: each is refused by field and value, and no row is made.
+func TestInvalidInput(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	mustTry(t, client, "checks the schema", MinTTL).Release(t.Context())
+	mustExec(t, pool, "TRUNCATE fencepost.leases")
+	good := &AcquireOptions{TTL: time.Second}
+	for _, test := range []struct {
+		name, resource string
+		opts           *AcquireOptions
+		field, value   string
+	}{
+		{"no options", "r", nil, "TTL", ""},
+		{"TTL 0", "r", &AcquireOptions{}, "TTL", "0s"},
+		{"TTL negative", "r", &AcquireOptions{TTL: -time.Second}, "TTL", "-1s"},
+		{"TTL 1 ns", "r", &AcquireOptions{TTL: 1}, "TTL", "1ns"},
+		{"TTL below the least", "r", &AcquireOptions{TTL: MinTTL - 1}, "TTL", "99.999999ms"},
+		{"TTL 10 years", "r", &AcquireOptions{TTL: 87600 * time.Hour}, "TTL", "87600h0m0s"},
+		{"resource empty", "", good, "resource", ""},
+		{"resource 513 bytes", strings.Repeat("x", 513), good, "resource", strings.Repeat("x", 64)},
+		{"resource 1 MiB", strings.Repeat("y", 1<<20), good, "resource", strings.Repeat("y", 64)},
+		{"resource control", "a\x00b", good, "resource", "a\x00b"},
+		{"resource C1 control", "a\u0085b", good, "resource", "a\u0085b"},
+		{"resource not UTF-8", "a\xffb", good, "resource", "a\xffb"},
+		{"lease ID control", "r", &AcquireOptions{TTL: time.Second, LeaseID: "a\nb"}, "lease ID", "a\nb"},
+		{"lease ID 129 bytes", "r", &AcquireOptions{TTL: time.Second, LeaseID: strings.Repeat("z", 129)}, "lease ID", strings.Repeat("z", 64)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			check := func(how string, err error) {
+				t.Helper()
+				var invalid *guard.InvalidError
+				if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value {
+					t.Errorf("%s: got %#v, want field %q, value %q", how, err, test.field, test.value)
+				}
+			}
+			_, err := client.TryAcquire(t.Context(), test.resource, test.opts)
+			check("TryAcquire", err)
+			_, err = client.Acquire(t.Context(), test.resource, test.opts)
+			check("Acquire", err)
+			var hold *HoldOptions
+			if test.opts != nil {
+				hold = &HoldOptions{TTL: test.opts.TTL, LeaseID: test.opts.LeaseID}
+			}
+			check("Hold", client.Hold(t.Context(), test.resource, hold, func(context.Context) error {
+				t.Error("fn was called")
+				return nil
+			}))
+		})
+	}
+	for name, err := range map[string]error{
+		"RenewInterval": client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Second, RenewInterval: 334 * time.Millisecond}, func(context.Context) error { return nil }),
+		"fn":            client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Second}, nil),
+	} {
+		if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("Hold with a bad %s: %v", name, err)
+		}
+	}
+	if n := countRows(t, pool); n != 0 {
+		t.Errorf("%d rows were made", n)
+	}
+}
+
+// TestUnusable: nothing is sent under a context that has ended, on a pool or by
+// a client that is closed, and the cause can be reached.
+func TestUnusable(t *testing.T) {
+	pool := migrated(t)
+	mine := errors.New("mine")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(mine)
+	closedPool := pgtest.Pool(t)
+	ofClosedPool := newTestClient(t, closedPool, nil)
+	closedPool.Close()
+	closedClient := newTestClient(t, pool, nil)
+	closedClient.Close(t.Context())
+	closedClient.Close(t.Context())
+	for _, test := range []struct {
+		name   string
+		client *Client
+		ctx    context.Context
+		says   string
+	}{
+		{"context", newTestClient(t, pool, nil), ended, "mine"},
+		{"pool", ofClosedPool, t.Context(), "closed pool"},
+		{"client", closedClient, t.Context(), "the client is closed"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			opts := &AcquireOptions{TTL: time.Second}
+			_, tried := test.client.TryAcquire(test.ctx, "r", opts)
+			_, waited := test.client.Acquire(test.ctx, "r", opts)
+			held := test.client.Hold(test.ctx, "r", &HoldOptions{TTL: time.Second}, func(context.Context) error { return nil })
+			for how, err := range map[string]error{"TryAcquire": tried, "Acquire": waited, "Hold": held} {
+				if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
+					t.Errorf("%s: %v", how, err)
+				}
+				if test.ctx == ended && !errors.Is(err, mine) {
+					t.Errorf("%s: the cause is not in %v", how, err)
+				}
+			}
+		})
+	}
+	if n := countRows(t, pool); n != 0 {
+		t.Errorf("%d rows were made", n)
+	}
+}
+
+func TestNewInvalid(t *testing.T) {
+	pool := pgtest.Pool(t)
+	for _, test := range []struct {
+		field, owner string
+		opts         *Options
+	}{
+		{"owner", "", nil},
+		{"owner", strings.Repeat("o", 129), nil},
+		{"owner", "a\tb", nil},
+		{"owner", "a\xff", nil},
+		{"Options.OpTimeout", "o", &Options{OpTimeout: -1}},
+		{"Options.OpTimeout", "o", &Options{OpTimeout: 2 * time.Hour}},
+		{"Options.LockTimeout", "o", &Options{LockTimeout: -1}},
+		{"Options.LockTimeout", "o", &Options{LockTimeout: 5 * time.Second}},
+		{"Options.LockTimeout", "o", &Options{OpTimeout: time.Second, LockTimeout: time.Second}},
+		{"Options.ReleaseTimeout", "o", &Options{ReleaseTimeout: -1}},
+		{"Options.PollInterval", "o", &Options{PollInterval: time.Nanosecond}},
+		{"Options.RenewConns", "o", &Options{RenewConns: -1}},
+		{"Options.RenewConns", "o", &Options{RenewConns: 65}},
+	} {
+		var invalid *guard.InvalidError
+		if _, err := New(pool, test.owner, test.opts); !errors.As(err, &invalid) || invalid.Field != test.field {
+			t.Errorf("%q, %+v: got %v", test.owner, test.opts, err)
+		}
+	}
+	if _, err := New(nil, "o", nil); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("nil pool: %v", err)
+	}
+	for _, opts := range []*Options{nil, {}, {OpTimeout: time.Millisecond}, {OpTimeout: time.Second}} {
+		set, err := opts.settings()
+		if err != nil || set.lockTimeout > set.opTimeout || set.releaseTimeout != set.opTimeout {
+			t.Errorf("%+v: %+v, %v", opts, set, err)
+		}
+	}
+}
+
+// FuzzResource: what the door lets in is stored and found again byte by byte,
+// and what it keeps out is guard's to say.
+func FuzzResource(f *testing.F) {
+	pool := migrated(f)
+	client := newTestClient(f, pool, nil)
+	for _, s := range []string{"r", "", " r", "R", "r ", "a%b", "ä", "a\u0308", "\x7f", "\xff", "' OR 1=1 --", "🔒", "\u202e"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, resource string) {
+		lease, err := client.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: time.Minute})
+		if valid := guard.ValidateResource(resource) == nil; valid != (err == nil) {
+			t.Fatalf("valid %t, error %v", valid, err)
+		}
+		if err != nil {
+			return
+		}
+		if r := rowOf(t, pool, resource); r.Resource != resource || r.Token != int64(lease.Token()) {
+			t.Errorf("%q is stored as %+v", resource, r)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestAcquireWaits: for a release and for an expiry.
+func TestAcquireWaits(t *testing.T) {
+	pool := migrated(t)
+	holder, waiter := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
+	opts := &AcquireOptions{TTL: time.Minute}
+
+	lease := mustTry(t, holder, "released", time.Minute)
+	got := waits(t, waiter, "released", time.Minute)
+	eventually(t, "the waiter rests", func() bool { return rests(t, pool, "released") })
+	if len(got) != 0 {
+		t.Error("granted while it was held")
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if next := <-got; next.Token() <= lease.Token() {
+		t.Errorf("token %v after %v", next.Token(), lease.Token())
+	}
+
+	mustTry(t, holder, "expired", time.Hour)
+	expires := expiresIn(t, pool, "expired", 200*time.Millisecond)
+	next, err := waiter.Acquire(t.Context(), "expired", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.AcquiredAt().Before(expires) { // TestTakeover is about how long after
+		t.Errorf("granted %v before the expiry", expires.Sub(next.AcquiredAt()))
+	}
+}
+
+// expiresIn has a lease run out soon, and returns when. It is not granted for so
+// long only because a slow machine would not get it at all.
+func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duration) (expires time.Time) {
+	t.Helper()
+	err := pool.QueryRow(t.Context(), `UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
+		WHERE resource = $1 RETURNING expires_at`, resource, d.Microseconds()).Scan(&expires)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return expires
+}
+
+// TestAcquireEnds: a wait that ctx ends says why, and who has the lease.
+func TestAcquireEnds(t *testing.T) {
+	pool := migrated(t)
+	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
+	client := newTestClient(t, pool, nil)
+	check := func(err, cause error) {
+		t.Helper()
+		var held *HeldError
+		if !errors.Is(err, cause) || !errors.Is(err, ErrHeld) || !errors.As(err, &held) || held.Token != holder.Token() {
+			t.Errorf("got %v", err)
+		}
+	}
+	// Each wait is ended once it has been told who has the lease. (A deadline of
+	// its own comes in TestAcquireAnswers.)
+	ended := func(ctx context.Context, end func(), cause error) {
+		t.Helper()
+		over := make(chan error, 1)
+		go func() {
+			_, err := client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
+			over <- err
+		}()
+		eventually(t, "it is told who has the lease", func() bool { return refused(client, "r") })
+		end()
+		check(<-over, cause)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended(ctx, cancel, context.Canceled)
+	mine := errors.New("mine")
+	caused, cancelCause := context.WithCancelCause(t.Context())
+	ended(caused, func() { cancelCause(mine) }, mine)
+	ended(t.Context(), func() { client.Close(context.Background()) }, guard.ErrUnavailable)
+	if r := rowOf(t, pool, "r"); *r.LeaseID != holder.ID() {
+		t.Errorf("the row is %+v", r)
+	}
+}
+
+// TestAcquireCancelledAnytime: whenever ctx ends, there is a lease, or none is
+// left behind, or the outcome is called unknown.
+func TestAcquireCancelledAnytime(t *testing.T) {
+	expectNoGoroutines(t)
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	mustTry(t, client, "warm", time.Minute)
+	granted, refused, unknown, inARow := 0, 0, 0, 0
+	// Each try gets a little longer than the one before, until the machine, as
+	// busy as it is, makes it again and again.
+	for d := time.Duration(0); inARow < 10 && d < patience; d += 5*time.Microsecond + d/50 {
+		// One of its own: what is unknown may be there up to its TTL, since the
+		// release may have overtaken it.
+		resource := fmt.Sprint("r", d)
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
+		cancel()
+		if inARow++; err != nil {
+			inARow = 0
+		}
+		switch {
+		case err == nil:
+			granted++
+			if err := lease.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case errors.Is(err, guard.ErrOutcomeUnknown):
+			unknown++
+			var failed *guard.FailedError
+			if !errors.As(err, &failed) || failed.Claim.LeaseID == "" || failed.Claim.Resource != resource {
+				t.Fatalf("no lease ID in %v", err)
+			}
+			continue
+		case errors.Is(err, guard.ErrUnavailable) && errors.Is(err, context.DeadlineExceeded):
+			refused++
+		default:
+			t.Fatal(err)
+		}
+		var live int
+		if pool.QueryRow(t.Context(), `SELECT count(*) FROM fencepost.leases WHERE resource = $1 AND lease_id IS NOT NULL`, resource).Scan(&live) != nil || live != 0 {
+			t.Fatalf("said %v and holds %+v", err, rowOf(t, pool, resource))
+		}
+	}
+	t.Logf("granted %d, nothing written %d, unknown %d", granted, refused, unknown)
+	if granted == 0 || refused == 0 {
+		t.Error("the cases were not all met")
+	}
+}
