@@ -62,18 +62,21 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	if err != nil {
 		return &resourceError{err}
 	}
-	// A name that is empty or malformed came out of the request, so it is the
-	// client's mistake. It stops here and never becomes a mark.
-	if err := guard.ValidateResource(resource); err != nil {
-		return err
-	}
 	claim.Resource = resource
-	if len(named) == 1 && !encodes(named[0], resource) {
-		claimed, ok := decodeResource(named[0])
-		if !ok {
-			return malformed(m.names.resource, named[0], "must be the percent-encoded name of a resource")
+	if len(named) != 1 || named[0] != resource || !plain(resource) { // nearly never
+		// A name that is empty or malformed came out of the request, so it is
+		// the client's mistake. It stops here and never becomes a mark.
+		if err := guard.ValidateResource(resource); err != nil {
+			claim.Resource = ""
+			return err
 		}
-		return &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
+		if len(named) == 1 && !encodes(named[0], resource) {
+			claimed, ok := decodeResource(named[0])
+			if !ok {
+				return malformed(m.names.resource, named[0], "must be the percent-encoded name of a resource")
+			}
+			return &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
+		}
 	}
 	if m.opts.Verify != nil {
 		return m.opts.Verify(*claim, r)
@@ -132,6 +135,17 @@ var classes = func() (t [256]byte) {
 	}
 	return t
 }()
+
+// plain reports whether name is a valid resource that needs no encoding, and so
+// is its own.
+func plain(name string) bool {
+	for i := range len(name) {
+		if classes[name[i]] == 0 {
+			return false
+		}
+	}
+	return name != "" && len(name) <= guard.MaxResourceLen
+}
 
 // encodes reports whether value is an encoding of resource. It allocates
 // nothing.

@@ -153,10 +153,16 @@ func FuzzResourceField(f *testing.F) {
 		f.Add(seed, EncodeResource(seed))
 	}
 	f.Fuzz(func(t *testing.T, name, value string) {
+		if plain(name) && guard.ValidateResource(name) != nil {
+			t.Errorf("%q is no resource", name)
+		}
 		if guard.ValidateResource(name) == nil {
 			encoded := EncodeResource(name)
 			if back, ok := decodeResource(encoded); !ok || back != name || !encodes(encoded, name) {
 				t.Errorf("%q: %q, %v", name, back, ok)
+			}
+			if plain(name) && !encodes(name, name) {
+				t.Errorf("%q needs an encoding", name)
 			}
 			decoded, ok := decodeResource(value)
 			if encodes(value, name) != (ok && decoded == name) {

@@ -478,3 +478,35 @@ type cutLists struct{ s3fence.S3 }
 func (cutLists) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
 	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true)}, nil
 }
+
+// emptyRanges answers to a range of an empty object as MinIO does.
+type emptyRanges struct{ *s3.Client }
+
+func (c emptyRanges) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	out, err := c.Client.GetObject(ctx, in, opts...)
+	var answer interface{ HTTPStatusCode() int }
+	if in.Range == nil || !errors.As(err, &answer) || answer.HTTPStatusCode() != http.StatusRequestedRangeNotSatisfiable {
+		return out, err
+	}
+	whole := *in
+	whole.Range = nil
+	if out, err = c.Client.GetObject(ctx, &whole, opts...); err == nil {
+		contentRange := "bytes 0--1/0"
+		out.ContentRange = &contentRange
+	}
+	return out, err
+}
+
+// A store that answers to a range of an empty object with an empty range is
+// suitable, and an empty foreign object is seen there.
+func TestEmptyRangeOfAnEmptyObject(t *testing.T) {
+	server := newServer(t, nil)
+	b, err := s3fence.Open(t.Context(), emptyRanges{newClient(server)}, bucketName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bypass(t, server, key, nil, nil)
+	o := objects(t, b, s3fence.Sealed, nil)
+	_, err = o.Mark(t.Context(), key)
+	refused(t, err, guard.ReasonUnfenced)
+}

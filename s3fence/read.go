@@ -116,8 +116,9 @@ func absent(err error) (state, error) {
 // rangedTail reads the last bytes of an object and completes its size.
 func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	var from, to, size int64
+	// MinIO answers for an empty object with the range "bytes 0--1/0".
 	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
-		size < 1 || to != size-1 || from != max(0, size-tailSize) {
+		size < 0 || to != size-1 || from != max(0, size-tailSize) {
 		return nil, fmt.Errorf("the store answered to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
 	}
 	h.size = size

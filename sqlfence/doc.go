@@ -125,8 +125,11 @@
 // all that entered before it, and whatever enters after it sees the new mark.
 // Advisory locks queue fairly: under a stream of transactions of the old
 // holder a raise waits for those that are open, not for a gap. The lock's key
-// is a 64-bit hash of the resource; two resources that share one wait for each
-// other and are otherwise unaffected.
+// is a 64-bit hash of the resource and of a secret of the database; two
+// resources that share one wait for each other and are otherwise unaffected.
+// PostgreSQL lets every login role take any advisory lock whose key it knows.
+// The secret keeps keys from being computed; pg_locks still shows those that are
+// held, so a role that watches it can delay raises, and never admits a write.
 //
 // On pgx, BEGIN and enter travel in one round trip, so that a fenced
 // transaction takes as many as a plain one.
@@ -194,6 +197,11 @@
 // be remembered: rolling back to a savepoint frees the lock with the write. Under
 // REPEATABLE READ and SERIALIZABLE the mark's row is locked too, and what was
 // raised since the transaction's snapshot is a serialization failure (40001).
+//
+// A writer that only presents its claim locks its rows first and the resource at
+// the end of its statement; InTx and Enter lock the resource first. Where both
+// write the same rows they may wait for each other until one gets a deadlock
+// (40P01) and tries again. Writers that can should enter.
 //
 // Covered are INSERT, UPDATE, DELETE, COPY, MERGE, ON CONFLICT, changes of the
 // key, writes straight into a partition or child, actions of foreign keys, and

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -145,3 +146,93 @@ func TestRolesSQLRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestRolesGrantExactly: each role gets the rights that it is listed with and no
+// other, on a schema in which another component and others have tables and
+// functions too, those of the same names in other schemas included.
+func TestRolesGrantExactly(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE fencepost.leases (id int); CREATE TABLE fencepost.audit (id int);
+			CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.marks (id int); REVOKE ALL ON ALL TABLES IN SCHEMA elsewhere FROM PUBLIC;
+			CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
+		roles := e.testRoles(t)
+		if err := e.db.MigrateRoles(t.Context(), roles); err != nil {
+			t.Fatal(err)
+		}
+		const enforces = "enter enter_row enter_snapshot holders join_resource present raise"
+		const reads = "guard_problems guard_status"
+		for _, c := range []struct{ role, functions, tables string }{
+			{roles.Enforcer, enforces, ""},
+			{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource present raise reset retire", "guarded mark_resets marks migrations"},
+			{roles.Reader, reads, "guarded mark_resets marks migrations"},
+		} {
+			if got := e.text(`SELECT coalesce(string_agg(proname, ' ' ORDER BY proname), '') FROM pg_proc
+				WHERE pronamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_function_privilege($1, oid, 'EXECUTE')`, c.role); got != c.functions {
+				t.Errorf("%s may call %s, want %s", c.role, got, c.functions)
+			}
+			if got := e.text(`SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') FROM pg_class WHERE relkind = 'r'
+				AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_table_privilege($1, oid, 'SELECT')`, c.role); got != c.tables {
+				t.Errorf("%s may read %s, want %s", c.role, got, c.tables)
+			}
+			if n := e.int(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace)
+				AND has_table_privilege($1, oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')`, c.role); n != 0 {
+				t.Errorf("%s may write %d tables", c.role, n)
+			}
+		}
+	})
+}
+
+// TestLockKeyIsSecret: a role that may only log in cannot hold up a raise with a
+// lock on the hash of the resource's name, nor learn the key or its salt. Who
+// takes the key from pg_locks all the same is told apart from those that entered.
+// The control is a key without the salt.
+func TestLockKeyIsSecret(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		role := "fencepost_stranger_" + e.driver
+		stranger := e.as(t, role)
+		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
+		for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
+			if err := stranger.unfenced(t.Context(), sql); pgerr.State(err) != pgerr.Privilege {
+				t.Errorf("%s: %v", sql, err)
+			}
+		}
+		if e.int("SELECT fencepost.lock_key('r')") != e.int("SELECT fencepost.lock_key('r')") || e.int("SELECT fencepost.lock_key('r')") == e.int("SELECT fencepost.lock_key('s')") {
+			t.Error("the key of a resource is not its own")
+		}
+		impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
+		raiseUnder := func(lock string, token guard.Token) error {
+			var err error
+			held := stranger.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SELECT pg_advisory_xact_lock_shared("+lock+")"); err != nil {
+					return err
+				}
+				if got := e.text("SELECT coalesce(string_agg(entered::text, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "false" {
+					t.Errorf("the session that did not enter is listed as %q", got)
+				}
+				err = impatient.Raise(ctx, claimOf("r", token))
+				return nil
+			})
+			if held != nil {
+				t.Fatal(held)
+			}
+			return err
+		}
+		if err := raiseUnder(byName, 5); err != nil {
+			t.Errorf("under a lock on the name's hash: %v", err)
+		}
+		if err := raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6); pgerr.State(err) != pgerr.LockTimeout {
+			t.Errorf("under a lock on the key, the control: %v", err)
+		}
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			if got := e.text("SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')"); got != "true" {
+				t.Errorf("the session that entered is listed as %q", got)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+const byName = "hashtextextended('r', 7378697629483820646)"

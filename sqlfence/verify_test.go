@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,6 +106,22 @@ func TestVerifyGuarded(t *testing.T) {
 		}
 		e.wantFindings("a table that is not there", Verification{Triggers: []Trigger{triggerOn([]string{"gone"}, "{tenant}")}}, "the table does not exist")
 		e.wantFindings("a table never guarded", Verification{Triggers: []Trigger{triggerOn([]string{"orders"}, `x`)}}, "not listed", "is missing")
+	})
+}
+
+// TestVerifyUnderQuoteAllIdentifiers: a setting that changes how names are
+// written is no finding.
+func TestVerifyUnderQuoteAllIdentifiers(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		v := Verification{Triggers: []Trigger{triggerOn([]string{"items"}, "{tenant}")}}
+		e.wantFindings("as installed", v)
+		e.db = e.serverDefault("quote_all_identifiers", "on")
+		e.wantFindings("under quote_all_identifiers", v)
+		e.exec("ALTER FUNCTION fencepost.guard_body RESET quote_all_identifiers")
+		if found, err := e.db.Verify(t.Context(), v); err != nil || !slices.ContainsFunc(found, func(f Finding) bool { return strings.Contains(f.Problem, "not of this version") }) {
+			t.Errorf("without the setting, the control: %v, %v", found, err)
+		}
 	})
 }
 

@@ -37,7 +37,7 @@ const (
 	marksSQL      = "sqlfence/migrations/0001_fence.sql"
 	statementsGo  = "lockclient/statements.go"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/internal/pglease/migrations/0002_epoch.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 
