@@ -194,7 +194,7 @@ func TestVerifyInvalid(t *testing.T) {
 	})
 }
 
-// TestGuardedTables: the list says what is wrong with which table, one that is
+// TestTriggers: the list says what is wrong with which table, one that is
 // gone or was renamed included.
 func TestTriggers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {

@@ -35,7 +35,7 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 
 const (
 	marksSQL      = "sqlfence/migrations/0001_fence.sql"
-	statementsGo  = "lockclient/statements.go"
+	statementsGo  = "lockclient/internal/pglease/statements.go"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	tableUpdateGo = "sqlfence/statement.go"
@@ -65,44 +65,45 @@ var mistakes = []mistake{
 	},
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
-		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp()\nRETURNING", "OR l.expires_at <= now()\nRETURNING"}},
-		by:    unitTest("lockclient", "^TestGrantAfterAWait$"),
+		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp())\n  AND excluded.not_after", "OR l.expires_at <= now())\n  AND excluded.not_after"}},
+		by:    unitTest("lockclient/internal/pglease", "^TestGrantAfterAWait$"),
 	},
 	{
 		name: "release without lease ID", wrong: "a late release frees the successor's lease",
-		edits: []edit{{statementsGo, "WHERE l.resource = $1::text AND l.lease_id = $2::text AND ($3::bigint = 0 OR l.token = $3::bigint)\n  AND set_config('lock_timeout', $4",
-			"WHERE l.resource = $1::text AND $2::text IS NOT NULL AND $3::bigint >= 0\n  AND set_config('lock_timeout', $4"}},
-		by: unitTest("lockclient", "^TestRelease$"),
+		edits: []edit{
+			{statementsGo, "const releaseOneSQL = releaseSet + `\nWHERE l.resource = $1::text AND l.lease_id = $2::text AND l.token = $3::bigint\n",
+				"const releaseOneSQL = releaseSet + `\nWHERE l.resource = $1::text AND $2::text IS NOT NULL AND $3::bigint >= 0\n"},
+		},
+		by: suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "token from a sequence", wrong: "it is drawn before the wait for the row: the waiter wins with the smaller number",
 		edits: []edit{
 			{leasesSQL, "CREATE TABLE fencepost.leases", "CREATE SEQUENCE public.token_seq;\nCREATE TABLE fencepost.leases"},
-			{statementsGo, "coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "nextval('public.token_seq'),"},
+			{statementsGo, "SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "SELECT u.resource, nextval('public.token_seq'),"},
 			{statementsGo, "THEN l.token ELSE greatest(l.token + 1, excluded.token) END,", "THEN l.token ELSE excluded.token END,"},
 		},
 		by: unitTest("lockclient", "^TestTokensGrow$"),
 	},
 	{
 		name: "row deleted on release", wrong: "the next holder starts again at 1",
-		edits: []edit{{statementsGo, "const releaseSet = `UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp())\n", "const releaseSet = `DELETE FROM fencepost.leases l\n"}},
-		by:    unitTest("lockclient", "^TestTokensGrow$"),
+		edits: []edit{{statementsGo, "const releaseOneSQL = releaseSet + `\n", "const releaseOneSQL = `DELETE FROM fencepost.leases l\n"}},
+		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "renewal resurrects", wrong: "a late renewal brings back a lease that is over",
-		edits: []edit{{statementsGo, "AND l.token = $3::bigint AND l.expires_at > clock_timestamp()\n", "AND l.token = $3::bigint\n"}},
-		by:    unitTest("lockclient", "^TestRenewNeverResurrects$"),
+		edits: []edit{{statementsGo, "AND l.token = $3::bigint AND l.expires_at > clock_timestamp()\n  AND set_config", "AND l.token = $3::bigint\n  AND set_config"}},
+		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "grant not durable", wrong: "a crash issues an acknowledged token again where synchronous_commit is off",
-		edits: []edit{{statementsGo, "RETURNING l.token, l.acquired_at, l.expires_at,\n  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')", "RETURNING l.token, l.acquired_at, l.expires_at,\n  CASE WHEN current_setting('synchronous_commit') = 'never'"}},
+		edits: []edit{{statementsGo, "RETURNING l.resource, l.token, l.acquired_at, clock_timestamp(),\n  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')", "RETURNING l.resource, l.token, l.acquired_at, clock_timestamp(),\n  CASE WHEN current_setting('synchronous_commit') = 'never'"}},
 		by:    unitTest("lockclient", "^TestGrantIsDurable$"),
 	},
 	{
 		name: "deadline counted from the response", wrong: "the server gives the lease away before its holder knows",
-		edits: []edit{{"lockclient/postgres.go", "a.sent = p.clock()\n\t\terr = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)",
-			"err = conn.QueryRow(ctx, statement, args...).Scan(&token, &a.acquiredAt, &expiresAt, &synced, &reclaimed)\n\t\ta.sent = p.clock()"}},
-		by: unitTest("lockclient", "^TestLateAnswer$"),
+		edits: []edit{{"lockclient/internal/pglease/issuer.go", "g.From = guard.Token(token), Of(reclaimed), from", "g.From = guard.Token(token), Of(reclaimed), driver.Now()"}},
+		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",

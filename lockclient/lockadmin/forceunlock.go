@@ -74,7 +74,7 @@ type ForceUnlocked struct {
 // issuer's token by one, at least, and frees the lease, so that the next in line
 // is granted at once. The record of it, with actor and reason, is written in the
 // same statement; there is no force unlock without one. The holder's next
-// renewal finds its lease lost, with [ErrForceUnlocked] as the cause; waiters
+// renewal finds its lease lost, with [lockclient.ErrForceUnlocked] as the cause; waiters
 // are woken. opts may be nil.
 //
 // It does not stop the cut holder from writing: the resource knows nothing of it

@@ -76,12 +76,16 @@ func (o *operation[Q, A]) attach(onLeave func()) {
 }
 
 // take says that the operation is about to be sent; false if its caller has
-// gone, so that it must not be.
+// gone or has his answer, so that it must not be: what was granted may have been
+// released since.
 func (o *operation[Q, A]) take() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.sent = o.sent || !o.left
-	return !o.left
+	if o.left || o.given {
+		return false
+	}
+	o.sent = true
+	return true
 }
 
 // leave says that nobody waits any more, if it was sent or was not.
