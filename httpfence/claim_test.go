@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -513,15 +514,16 @@ func TestCORS(t *testing.T) {
 func TestTransportIsNotReplayed(t *testing.T) {
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		for _, ours := range []bool{true, false} {
-			arrived := 0
+			var arrived atomic.Int64
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/warm" {
 					return
 				}
-				if arrived++; r.Header.Get(name) != "k" {
+				n := arrived.Add(1)
+				if r.Header.Get(name) != "k" {
 					t.Errorf("%s is %q", name, r.Header[name])
 				}
-				if arrived == 1 { // the answer is lost with the connection
+				if n == 1 { // the answer is lost with the connection
 					conn, _, _ := http.NewResponseController(w).Hijack()
 					_ = conn.Close()
 				}
@@ -549,8 +551,8 @@ func TestTransportIsNotReplayed(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := send("/write")
-			if ours && (arrived != 1 || err == nil) || !ours && arrived != 2 {
-				t.Errorf("%s, Transport %v: arrived %d times, %v", name, ours, arrived, err)
+			if ours && (arrived.Load() != 1 || err == nil) || !ours && arrived.Load() != 2 {
+				t.Errorf("%s, Transport %v: arrived %d times, %v", name, ours, arrived.Load(), err)
 			}
 			base.CloseIdleConnections()
 			server.Close()

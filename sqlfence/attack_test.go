@@ -77,7 +77,7 @@ func TestBatchOfSeveralStatements(t *testing.T) {
 			"SELECT 'open",
 			"; COMMIT",
 		} {
-			_, err := db.Batch(t.Context(), claimOf("r", 5), Write{SQL: sql}, Write{SQL: "UPDATE n SET v = 'last'"})
+			_, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: sql}, Statement{SQL: "UPDATE n SET v = 'last'"})
 			if guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("%q: %v, want it to be invalid", sql, err)
 			}
@@ -89,7 +89,7 @@ func TestBatchOfSeveralStatements(t *testing.T) {
 			"SELECT ';' ; ", "SELECT $$;$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
 			"DO $do$ BEGIN PERFORM 1; END $do$;",
 		} {
-			if _, err := db.Batch(t.Context(), claimOf("r", 5), Write{SQL: sql}); err != nil {
+			if _, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: sql}); err != nil {
 				t.Errorf("%q: %v", sql, err)
 			}
 		}
@@ -114,7 +114,7 @@ func TestLeaseCollation(t *testing.T) {
 				t.Errorf("%s under another spelling of the lease ID: %v, want a conflict", what, err)
 			}
 		}
-		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claim, Key{1}, Set{"v": 1}}})
+		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claim, Key{1}, Set{"v": 1}}})
 		if err != nil || !errors.Is(verdicts[0], guard.ErrConflict) {
 			t.Errorf("UpdateMany: %v, %v", verdicts, err)
 		}

@@ -13,12 +13,12 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// Write is one statement of a [DB.Batch]: SQL with placeholders from $1, and
+// Statement is one statement of a [DB.Batch]: SQL with placeholders from $1, and
 // their values. It must be one, and begin with one of the words SELECT, INSERT,
 // UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL
 // or DO: none of these can end the transaction or copy from or to the client.
 // Comments may stand before it. Its rows, if it returns any, are dropped.
-type Write struct {
+type Statement struct {
 	SQL  string
 	Args []any
 }
@@ -39,14 +39,14 @@ const maxWrites = 1000
 // InTx; an error of a write is passed on with the driver's inside, and nothing
 // was committed. Nothing is retried but the raise of the mark before the first
 // write, which refused the batch as a whole.
-func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Write) ([]int64, error) {
+func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Statement) ([]int64, error) {
 	start := time.Now()
 	rows, err := d.batch(ctx, claim, writes)
 	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return rows, err
 }
 
-func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) ([]int64, error) {
+func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Statement) ([]int64, error) {
 	const op = "fenced batch"
 	if err := claim.Validate(); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Write) (
 // the writes behind it were not fenced. By its first word the grammar knows
 // which statement it is, so the list is of those that are known to be harmless;
 // a COMMIT in what CALL and DO run is an error inside a transaction.
-func (w Write) check(field string) error {
+func (w Statement) check(field string) error {
 	switch strings.ToUpper(firstWord(w.SQL)) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "TRUNCATE", "LOCK", "SET", "NOTIFY", "CALL", "DO":
 	default:

@@ -166,6 +166,25 @@ type querier interface {
 // eachRow is given a row's Scan.
 type eachRow func(scan func(dest ...any) error) error
 
+// unreadable marks an error of reading a row that the server has sent.
+type unreadable struct{ error }
+
+func (e unreadable) Unwrap() error { return e.error }
+
+// readRows reads the rows of either driver.
+func readRows(rows interface {
+	Next() bool
+	Scan(dest ...any) error
+	Err() error
+}, each eachRow) error {
+	for rows.Next() {
+		if err := each(rows.Scan); err != nil {
+			return unreadable{err}
+		}
+	}
+	return rows.Err()
+}
+
 // backend is what differs between pgx and database/sql.
 type backend[Tx any] interface {
 	querier
@@ -181,7 +200,7 @@ type backend[Tx any] interface {
 	// batch runs a whole READ COMMITTED transaction, in one round trip where
 	// the driver can, and returns how many rows each write changed. committing
 	// says that a COMMIT may have been sent.
-	batch(ctx context.Context, first statement, writes []Write, commits *commitBound) (rows []int64, committing bool, err error)
+	batch(ctx context.Context, first statement, writes []Statement, commits *commitBound) (rows []int64, committing bool, err error)
 	in(tx Tx) querier
 	// same reports that two handles are of one transaction, if both are open.
 	same(a, b Tx) bool
@@ -210,6 +229,10 @@ func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error
 
 func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (bool, error) {
 	return d.backend.row(ctx, sql, args, dest...)
+}
+
+func (d *DB[Tx]) query(ctx context.Context, sql string, args []any, each eachRow) error {
+	return d.backend.query(ctx, sql, args, each)
 }
 
 func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {

@@ -186,6 +186,37 @@ func TestIdleHolderIsEnded(t *testing.T) {
 	})
 }
 
+// TestRaiseNamesStrangers (P6): a raise that waits for a session which merely
+// took the advisory lock says so, and does not end it.
+func TestRaiseNamesStrangers(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		stranger, err := e.admin.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stranger.Release()
+		lock := func(call string) {
+			t.Helper()
+			if _, err := stranger.Exec(context.Background(), "SELECT "+call+"(fencepost.lock_key('r'))"); err != nil {
+				t.Error(err)
+			}
+		}
+		lock("pg_advisory_lock_shared")
+		db := e.open(&Options{RaiseTimeout: 2500 * time.Millisecond, TerminateAfter: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		err = db.Raise(t.Context(), claimOf("r", 6))
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "without entering") {
+			t.Errorf("got %v", err)
+		}
+		lock("pg_advisory_unlock_shared") // it was not ended
+		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestTerminateCountsFromEntering: a transaction that was open for long when it
 // entered has TerminateAfter from then on, also if the raises that find it in
 // their way are short; then it is ended, although it works.
@@ -240,7 +271,7 @@ func TestIdleConnections(t *testing.T) {
 		if err := db.Raise(ctx, claimOf("r", 6)); err != nil {
 			t.Errorf("Raise: %v", err)
 		}
-		if _, err := db.Batch(ctx, claimOf("r", 7), Write{SQL: "SELECT 1"}); err != nil {
+		if _, err := db.Batch(ctx, claimOf("r", 7), Statement{SQL: "SELECT 1"}); err != nil {
 			t.Errorf("Batch: %v", err)
 		}
 		if mark, err := db.Admit(ctx, claimOf("r", 8)); err != nil || mark.Token != 8 {
@@ -248,7 +279,7 @@ func TestIdleConnections(t *testing.T) {
 		}
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
 		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		many := []RowWrite{{claimOf("n", 2), Key{1}, Set{"v": 2}}}
+		many := []RowUpdate{{claimOf("n", 2), Key{1}, Set{"v": 2}}}
 		if err := table.Takeover(ctx, db, claimOf("n", 1), Key{1}, nil); err != nil {
 			t.Errorf("Takeover: %v", err)
 		}

@@ -82,8 +82,8 @@ func ExampleDB_Batch() {
 	defer done()
 	claim := guard.Claim{Resource: "tenant_123:invoices", Token: 11}
 	rows, err := db.Batch(ctx, claim,
-		sqlfence.Write{SQL: "INSERT INTO invoices VALUES ($1, 100), ($2, 50)", Args: []any{"ardent", "boreal"}},
-		sqlfence.Write{SQL: "UPDATE invoices SET cents = cents * 2 WHERE customer = $1", Args: []any{"boreal"}})
+		sqlfence.Statement{SQL: "INSERT INTO invoices VALUES ($1, 100), ($2, 50)", Args: []any{"ardent", "boreal"}},
+		sqlfence.Statement{SQL: "UPDATE invoices SET cents = cents * 2 WHERE customer = $1", Args: []any{"boreal"}})
 	fmt.Println(rows, err)
 	// Output: [2 1] <nil>
 }

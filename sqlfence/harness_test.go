@@ -39,7 +39,7 @@ type fence interface {
 	Raise(ctx context.Context, claim guard.Claim) error
 	Migrate(ctx context.Context) error
 	enforcement
-	Batch(ctx context.Context, claim guard.Claim, writes ...Write) ([]int64, error)
+	Batch(ctx context.Context, claim guard.Claim, writes ...Statement) ([]int64, error)
 	Resolve(ctx context.Context, err error) (bool, error)
 	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
 	Resets(ctx context.Context, after int64) iter.Seq2[Reset, error]

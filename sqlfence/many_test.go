@@ -37,9 +37,9 @@ func (e *env) manyTable(opts *TableOptions) *Table {
 	return e.table("items", []string{"a", "b"}, opts)
 }
 
-func writesOf(token guard.Token, ids ...int) (writes []RowWrite) {
+func writesOf(token guard.Token, ids ...int) (writes []RowUpdate) {
 	for _, id := range ids {
-		writes = append(writes, RowWrite{claimOf(fmt.Sprint("item:", id), token), Key{id, 1}, Set{"v": fmt.Sprint("new", id), "n": Raw("n + $1", 2)}})
+		writes = append(writes, RowUpdate{claimOf(fmt.Sprint("item:", id), token), Key{id, 1}, Set{"v": fmt.Sprint("new", id), "n": Raw("n + $1", 2)}})
 	}
 	return writes
 }
@@ -277,15 +277,15 @@ func TestUpdateManyEqualInTheColumn(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE reals (id real PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO reals VALUES (16777216, 0), (1, 0)")
 		table := e.table("reals", []string{"id"}, nil)
-		write := func(id int64, token guard.Token) RowWrite {
-			return RowWrite{claimOf("r", token), Key{id}, Set{"v": id}}
+		write := func(id int64, token guard.Token) RowUpdate {
+			return RowUpdate{claimOf("r", token), Key{id}, Set{"v": id}}
 		}
-		_, err := table.UpdateMany(t.Context(), e.db, []RowWrite{write(16777216, 5), write(16777217, 6)})
+		_, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{write(16777216, 5), write(16777217, 6)})
 		wantInvalid(t, "one key twice", err, "writes[1]: key", "is that of writes[0], too")
 		if n := e.int("SELECT count(*) FROM reals WHERE v <> 0"); n != 0 {
 			t.Errorf("%d rows were written", n)
 		}
-		if verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{write(16777216, 5), write(1, 6)}); err != nil || errors.Join(verdicts...) != nil {
+		if verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{write(16777216, 5), write(1, 6)}); err != nil || errors.Join(verdicts...) != nil {
 			t.Errorf("the control, two keys: %v, %v", verdicts, err)
 		}
 	})

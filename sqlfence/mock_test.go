@@ -61,8 +61,8 @@ func TestFailureOfUpdate(t *testing.T) {
 			state("25P02"), state("26000"), state("42501"), state("28P01"), state("SF005")},
 		guard.ReasonStale:    {state("SF001")},
 		guard.ReasonConflict: {state("SF002")},
-		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000")},
-		guard.ReasonOther:    {state("23505"), state("22P02"), state("42601"), state("P0001")},
+		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601")},
+		guard.ReasonOther:    {state("23505"), state("22P02"), state("42P06"), state("P0001")},
 		guard.ReasonMissing:  {state("SF003")},
 	} {
 		for _, cause := range causes {

@@ -51,7 +51,7 @@ func TestFailureOfBatch(t *testing.T) {
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			rows, err := mocked(t, c.expect).Batch(t.Context(), claimOf("r", 5), Write{SQL: write})
+			rows, err := mocked(t, c.expect).Batch(t.Context(), claimOf("r", 5), Statement{SQL: write})
 			if guard.ReasonOf(err) != c.want || (rows != nil) != (err == nil) {
 				t.Errorf("got %v, %v, want %q", rows, err, c.want)
 			}

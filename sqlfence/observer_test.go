@@ -47,11 +47,11 @@ func TestObserver(t *testing.T) {
 			"delete":              {guard.OpWrite, mark, func() error { return rows.Delete(t.Context(), db, ok, Key{2, "x"}, nil) }, 1},
 			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Takeover(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
 			"update many": {guard.OpWrite, mark, func() error {
-				verdicts, err := rows.UpdateMany(t.Context(), db, []RowWrite{{ok, Key{3, "x"}, Set{"v": "1"}}, {ok, Key{1, "x"}, Set{"v": "1"}}})
+				verdicts, err := rows.UpdateMany(t.Context(), db, []RowUpdate{{ok, Key{3, "x"}, Set{"v": "1"}}, {ok, Key{1, "x"}, Set{"v": "1"}}})
 				return errors.Join(verdicts[1], err)
 			}, 2},
 			"many, malformed": {guard.OpWrite, guard.Mark{}, func() error {
-				_, err := rows.UpdateMany(t.Context(), db, []RowWrite{{bad, Key{3, "x"}, Set{"v": "1"}}})
+				_, err := rows.UpdateMany(t.Context(), db, []RowUpdate{{bad, Key{3, "x"}, Set{"v": "1"}}})
 				return err
 			}, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {

@@ -144,7 +144,7 @@ const batchBuildText = "error preprocessing batch (build)"
 // batch has COMMIT in the same round trip. The server skips it after an error,
 // since both come before one Sync, and the transaction is left to be rolled
 // back here; so an error with an open transaction committed nothing.
-func (d pgxDriver) batch(ctx context.Context, first statement, writes []Write, _ *commitBound) ([]int64, bool, error) {
+func (d pgxDriver) batch(ctx context.Context, first statement, writes []Statement, _ *commitBound) ([]int64, bool, error) {
 	c, release, err := d.idle(ctx)
 	if err != nil {
 		return nil, false, err
@@ -279,4 +279,38 @@ func (q pgxQuerier) exec(ctx context.Context, sql string, args []any) (int64, er
 
 func (q pgxQuerier) row(ctx context.Context, sql string, args []any, dest ...any) (bool, error) {
 	return pgxRow(ctx, q.tx, sql, args, dest)
+}
+
+func (d pgxDriver) query(ctx context.Context, sql string, args []any, each eachRow) error {
+	c, release, err := d.idle(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return pgxQuerySent(c, pgxQuery(ctx, c, sql, args, each))
+}
+
+func (q pgxQuerier) query(ctx context.Context, sql string, args []any, each eachRow) error {
+	return pgxQuerySent(q.tx.Conn(), pgxQuery(ctx, q.tx, sql, args, each))
+}
+
+// pgxQuerySent is pgxSent for a query.
+func pgxQuerySent(c *pgx.Conn, err error) error {
+	if c == nil || errors.As(err, new(unreadable)) {
+		return err
+	}
+	return pgxSent(c, err)
+}
+
+type pgxRowser interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+func pgxQuery(ctx context.Context, q pgxRowser, sql string, args []any, each eachRow) error {
+	rows, err := q.Query(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	return readRows(rows, each)
 }

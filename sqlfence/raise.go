@@ -25,14 +25,14 @@ const (
 		coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, -1)::bigint,
 		CASE WHEN a.state LIKE 'idle in transaction%' THEN extract(epoch FROM clock_timestamp() - a.state_change) * 1000
 			WHEN a.wait_event_type = 'Client' THEN 0 ELSE -1 END::bigint,
-		a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
-	FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY a.xact_start`
+		a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user), h.entered
+	FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid, entered) JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY a.xact_start`
 	// terminateSQL ends those of them that are still in the transactions that
 	// were seen, with the caller's own rights.
 	terminateSQL = `SELECT count(*) FROM (
-	SELECT pg_terminate_backend(a.pid) FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid)
+	SELECT pg_terminate_backend(a.pid) FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid, entered)
 	JOIN pg_stat_activity a ON a.pid = h.pid
-	WHERE a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
+	WHERE h.entered AND a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
 		AND a.pid || '@' || extract(epoch FROM a.xact_start) = ANY (string_to_array($4::text, ' '))
 ) AS ended`
 )
@@ -150,10 +150,18 @@ type session struct {
 	key                string // of its transaction; empty if it cannot be seen
 	open, idle         int64  // milliseconds
 	own                bool   // its role is the caller's
+	entered            bool   // else it only took the same advisory lock
 }
 
 func (h session) String() string {
-	return fmt.Sprintf("pid %d, application %q, %s, its transaction open for %v", h.pid, h.application, h.state, time.Duration(h.open)*time.Millisecond)
+	s := fmt.Sprintf("pid %d, application %q, %s", h.pid, h.application, h.state)
+	if h.open >= 0 {
+		s += fmt.Sprintf(", its transaction open for %v", time.Duration(h.open)*time.Millisecond)
+	}
+	if !h.entered {
+		s += ", which took the advisory lock without entering"
+	}
+	return s
 }
 
 // look reports who is in the way, ends those that have been for too long, and
@@ -164,7 +172,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error
 	err = d.readOnce(ctx, "look for the holders of a mark", r.claim, func(q querier) error {
 		return q.query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
 			var h session
-			err := scan(&h.pid, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own)
+			err := scan(&h.pid, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own, &h.entered)
 			r.seen = append(r.seen, h)
 			return err
 		})
@@ -184,7 +192,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error
 	}
 	var late []string
 	for _, h := range r.seen {
-		if h.key == "" || !h.own {
+		if h.key == "" || !h.own || !h.entered {
 			continue
 		}
 		left := d.opts.TerminateAfter - time.Since(d.holders.since(h.key))

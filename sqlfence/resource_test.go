@@ -69,7 +69,7 @@ func TestMisdirected(t *testing.T) {
 		closed.close()
 		ctx, key, claim := t.Context(), Key{"acme", 4}, claimOf("acme:payouts:4", 1000)
 		calls := func(table *Table, q Querier, claim guard.Claim) map[string]error {
-			_, many := table.UpdateMany(ctx, q, []RowWrite{{claim, key, Set{"status": "x"}}})
+			_, many := table.UpdateMany(ctx, q, []RowUpdate{{claim, key, Set{"status": "x"}}})
 			return map[string]error{
 				"Update":     table.Update(ctx, q, claim, key, Set{"status": "x"}),
 				"Upsert":     table.Upsert(ctx, q, claim, key, Set{"status": "x"}),

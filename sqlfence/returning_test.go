@@ -154,18 +154,18 @@ func TestUpdateManyStatements(t *testing.T) {
 		e.exec("CREATE TABLE wide (id numeric PRIMARY KEY, v int CHECK (v >= 0), last_fencing_token bigint NOT NULL DEFAULT 0)")
 		e.exec("INSERT INTO wide SELECT i, 0, CASE WHEN i % 100 = 0 THEN 9 ELSE 0 END FROM generate_series(1, $1::int) i", rows)
 		table, ctx := e.table("wide", []string{"id"}, nil), t.Context()
-		writes := make([]RowWrite, rows)
+		writes := make([]RowUpdate, rows)
 		for i := range writes {
-			writes[i] = RowWrite{claimOf("r", 5), Key{i + 1}, Set{"v": 1}}
+			writes[i] = RowUpdate{claimOf("r", 5), Key{i + 1}, Set{"v": 1}}
 		}
 		writes[rows-1].Set = Set{"v": -1}
 		if _, err := table.UpdateMany(ctx, e.db, writes); pgerr.State(err) != "23514" {
 			t.Errorf("a violated constraint: %v", err)
 		}
-		writes[rows-1] = RowWrite{claimOf("r", 6), Key{"1.0"}, Set{"v": 1}}
+		writes[rows-1] = RowUpdate{claimOf("r", 6), Key{"1.0"}, Set{"v": 1}}
 		_, err := table.UpdateMany(ctx, e.db, writes)
 		wantInvalid(t, "one key twice", err, "writes[23000]: key", "a write before it")
-		writes[rows-1] = RowWrite{claimOf("r", 5), Key{rows + 1}, Set{"v": 1}}
+		writes[rows-1] = RowUpdate{claimOf("r", 5), Key{rows + 1}, Set{"v": 1}}
 		err = e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
 			_, err := table.UpdateMany(ctx, tx.in(), writes)
 			return err

@@ -118,9 +118,9 @@ func BenchmarkUpdateMany(b *testing.B) {
 				e.exec("INSERT INTO jobs SELECT generate_series($1::int, $2::int - 1)", clients, clients*size)
 				table, claim := e.table("jobs", []string{"id"}, nil), claimsOf(clients)
 				paired(b, clients, func(client, i int) error {
-					writes := make([]RowWrite, size)
+					writes := make([]RowUpdate, size)
 					for k := range writes {
-						writes[k] = RowWrite{claim(client, i), Key{client*size + k}, Set{"v": i}}
+						writes[k] = RowUpdate{claim(client, i), Key{client*size + k}, Set{"v": i}}
 					}
 					_, err := table.UpdateMany(b.Context(), db, writes)
 					return err

@@ -96,7 +96,7 @@ func ExampleTable_UpdateMany() {
 		return
 	}
 	// Where narrows a table; only parts that are not done yet are written.
-	verdicts, err := parts.Where(sqlfence.Raw("state = 'new' OR state = $1", "failed")).UpdateMany(ctx, db, []sqlfence.RowWrite{
+	verdicts, err := parts.Where(sqlfence.Raw("state = 'new' OR state = $1", "failed")).UpdateMany(ctx, db, []sqlfence.RowUpdate{
 		{Claim: guard.Claim{Resource: "part:1", Token: 7}, Key: sqlfence.Key{1}, Set: sqlfence.Set{"state": "done"}},
 		{Claim: guard.Claim{Resource: "part:2", Token: 8}, Key: sqlfence.Key{2}, Set: sqlfence.Set{"state": "done"}},
 		{Claim: guard.Claim{Resource: "part:3", Token: 9}, Key: sqlfence.Key{3}, Set: sqlfence.Set{"state": "done"}},

@@ -27,7 +27,7 @@ func TestLostRows(t *testing.T) {
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
 			"Takeover": func(q Querier) error { var v string; return table.Takeover(t.Context(), q, claim, key, Dest{"v": &v}) },
 			"UpdateMany": func(q Querier) error {
-				verdicts, err := table.UpdateMany(t.Context(), q, []RowWrite{{claim, key, Set{"v": "new"}}})
+				verdicts, err := table.UpdateMany(t.Context(), q, []RowUpdate{{claim, key, Set{"v": "new"}}})
 				return errors.Join(append(verdicts, err)...)
 			},
 		}
@@ -83,7 +83,7 @@ func TestCancelledRows(t *testing.T) {
 			"Upsert":   func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) },
 			"Takeover": func(ctx context.Context) error { return table.Takeover(ctx, e.db, claim, key, nil) },
 			"UpdateMany": func(ctx context.Context) error {
-				_, err := table.UpdateMany(ctx, e.db, []RowWrite{{claim, key, Set{"v": "new"}}})
+				_, err := table.UpdateMany(ctx, e.db, []RowUpdate{{claim, key, Set{"v": "new"}}})
 				return err
 			},
 		} {

@@ -41,7 +41,7 @@ var rowCalls = map[string]struct {
 		return table.Upsert(context.Background(), q, claimOf("r", 5), Key{7}, Set{"v": 1})
 	}},
 	"UpdateMany": {mockMany, func(table *Table, q Querier) error {
-		verdicts, err := table.UpdateMany(context.Background(), q, []RowWrite{{claimOf("r", 5), Key{7}, Set{"v": 1}}})
+		verdicts, err := table.UpdateMany(context.Background(), q, []RowUpdate{{claimOf("r", 5), Key{7}, Set{"v": 1}}})
 		return errors.Join(append(verdicts, err)...)
 	}},
 }

@@ -34,7 +34,7 @@ func TestExecModes(t *testing.T) {
 				if err := narrow.Takeover(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
 					t.Errorf("%v: Takeover: %q, %v", mode, v, err)
 				}
-				verdicts, err := narrow.UpdateMany(t.Context(), db, []RowWrite{
+				verdicts, err := narrow.UpdateMany(t.Context(), db, []RowUpdate{
 					{claim, Key{0}, Set{"v": "a", "w": Raw("v || $1::text", "!")}}, {older, Key{1}, Set{"v": "b", "w": Raw("v || $1::text", "!")}},
 					{claim, Key{9}, Set{"v": "c", "w": Raw("v || $1::text", "!")}}})
 				if err != nil || verdicts[0] != nil || !errors.Is(verdicts[1], guard.ErrStale) || !errors.Is(verdicts[2], guard.ErrNotFound) {

@@ -31,7 +31,7 @@ func TestRowSecurity(t *testing.T) {
 				INSERT (id, v, last_fencing_token, lease) ON docs TO ` + role)
 		db := e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "x" })
 		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease", DeletedColumn: "deleted_at"})
-		one := func(id int, column string) RowWrite { return RowWrite{claimOf("r", 5), Key{id}, Set{column: 1}} }
+		one := func(id int, column string) RowUpdate { return RowUpdate{claimOf("r", 5), Key{id}, Set{column: 1}} }
 		var v *int
 		ways := []struct {
 			name string
@@ -42,7 +42,7 @@ func TestRowSecurity(t *testing.T) {
 				return table.Takeover(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
 			}},
 			{"UpdateMany", func(id int) error {
-				verdicts, err := table.UpdateMany(t.Context(), db, []RowWrite{one(id, "v"), one(4, "v")})
+				verdicts, err := table.UpdateMany(t.Context(), db, []RowUpdate{one(id, "v"), one(4, "v")})
 				if err == nil && verdicts[1] != nil {
 					t.Errorf("another row beside %d: %v", id, verdicts[1])
 				}
@@ -91,14 +91,14 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 		if err := table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"year": 25}); !errors.Is(err, guard.ErrStale) {
 			t.Errorf("an older holder moves it back: %v", err)
 		}
-		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 7), Key{1}, Set{"year": 25}}})
+		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 7), Key{1}, Set{"year": 25}}})
 		if err != nil || verdicts[0] != nil {
 			t.Errorf("%v, %v", verdicts, err)
 		}
 		for _, way := range []func() error{
 			func() error { return table.Update(t.Context(), e.db, claimOf("r", 8), Key{1}, Set{"v": 8}) },
 			func() error {
-				verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 8), Key{1}, Set{"v": 8}}})
+				verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 8), Key{1}, Set{"v": 8}}})
 				return errors.Join(append(verdicts, err)...)
 			},
 		} {

@@ -135,7 +135,7 @@ func TestEndedTx(t *testing.T) {
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, set) },
 			"Takeover": func(q Querier) error { return table.Takeover(t.Context(), q, claim, key, nil) },
 			"UpdateMany": func(q Querier) error {
-				_, err := table.UpdateMany(t.Context(), q, []RowWrite{{claim, key, set}})
+				_, err := table.UpdateMany(t.Context(), q, []RowUpdate{{claim, key, set}})
 				return err
 			},
 		} {

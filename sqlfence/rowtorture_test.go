@@ -36,7 +36,7 @@ var fencedWays = map[string]rowWay{
 	}},
 	// Row 0 is in every batch besides, in either order.
 	"update many": {take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-		writes := []RowWrite{{claim, Key{id}, set}, {claim, Key{0}, Set{"v": 0, "op": set["op"]}}}
+		writes := []RowUpdate{{claim, Key{id}, set}, {claim, Key{0}, Set{"v": 0, "op": set["op"]}}}
 		mine := rand.IntN(2)
 		if mine == 1 {
 			writes[0], writes[1] = writes[1], writes[0]

@@ -38,7 +38,7 @@ func TestKeyTypes(t *testing.T) {
 		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
 			t.Error(err)
 		}
-		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowWrite{
+		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{
 			{claimOf("r", 3), key, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": "2026-06"}},
 			{claimOf("r", 3), other, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": nil}},
 		})
@@ -68,7 +68,7 @@ func TestKeyTypes(t *testing.T) {
 					t.Errorf("%s, %s: got %v, want ErrInvalid", way, what, err)
 				}
 			}
-			_, err := table.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 9), key, set}})
+			_, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 9), key, set}})
 			if guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("UpdateMany, %s: got %v, want ErrInvalid", what, err)
 			}
@@ -94,7 +94,7 @@ func TestUnfitTables(t *testing.T) {
 		}
 		good := opts(TableOptions{DeletedColumn: "deleted_at"})
 		many := func(key any) error {
-			verdicts, err := good.UpdateMany(t.Context(), e.db, []RowWrite{{claimOf("r", 5), Key{key}, Set{"v": 1}}})
+			verdicts, err := good.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 5), Key{key}, Set{"v": 1}}})
 			return errors.Join(append(verdicts, err)...)
 		}
 		for way, err := range map[string]error{
@@ -128,7 +128,7 @@ func TestUnfitTables(t *testing.T) {
 		// A key that is not unique is found out after the fact; a caller's
 		// transaction can still be rolled back.
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			verdicts, err := good.UpdateMany(ctx, tx.in(), []RowWrite{{claimOf("r", 5), Key{2}, Set{"v": 1}}})
+			verdicts, err := good.UpdateMany(ctx, tx.in(), []RowUpdate{{claimOf("r", 5), Key{2}, Set{"v": 1}}})
 			if verdicts != nil || guard.ReasonOf(err) != guard.ReasonOther {
 				t.Errorf("UpdateMany of two rows with one key: %v, %v", verdicts, err)
 			}

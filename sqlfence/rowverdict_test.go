@@ -27,9 +27,9 @@ var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error
 	"Delete":   eachCase((*Table).Delete),
 	"Takeover": takeCases,
 	"UpdateMany": func(q Querier, table *Table, cases []rowCase) ([]error, error) {
-		writes := make([]RowWrite, len(cases))
+		writes := make([]RowUpdate, len(cases))
 		for i, c := range cases {
-			writes[i] = RowWrite{c.claim, Key{i}, Set{"v": "new"}}
+			writes[i] = RowUpdate{c.claim, Key{i}, Set{"v": "new"}}
 		}
 		return table.UpdateMany(context.Background(), q, writes)
 	},

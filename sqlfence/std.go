@@ -183,7 +183,7 @@ func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*std
 }
 
 // batch takes a round trip for each statement: database/sql has no pipeline.
-func (d stdDriver) batch(ctx context.Context, first statement, writes []Write, commits *commitBound) ([]int64, bool, error) {
+func (d stdDriver) batch(ctx context.Context, first statement, writes []Statement, commits *commitBound) ([]int64, bool, error) {
 	tx, err := d.begin(ctx, ReadCommitted, "", first)
 	if err != nil {
 		return nil, false, err
@@ -321,4 +321,34 @@ func (q stdQuerier) exec(ctx context.Context, query string, args []any) (int64, 
 
 func (q stdQuerier) row(ctx context.Context, query string, args []any, dest ...any) (bool, error) {
 	return stdRow(ctx, q.tx, query, args, dest)
+}
+
+// query is never repeated, as exec.
+func (d stdDriver) query(ctx context.Context, query string, args []any, each eachRow) error {
+	c, release, err := d.idle(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err = stdQuery(ctx, c, query, args, each); err == nil {
+		return nil
+	}
+	return pgxQuerySent(stdPgx(c), err)
+}
+
+func (q stdQuerier) query(ctx context.Context, query string, args []any, each eachRow) error {
+	return stdQuery(ctx, q.tx, query, args, each)
+}
+
+type stdRowser interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func stdQuery(ctx context.Context, q stdRowser, query string, args []any, each eachRow) error {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	return readRows(rows, each)
 }
