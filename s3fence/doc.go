@@ -19,21 +19,24 @@
 // Because most stores make an ETag of the body alone. Let the object be at
 // token 9 with content X. Writer 10 reads that and pauses. Writer 11 writes X
 // once more: token 11, the same ETag. Writer 10's If-Match still matches, and
-// a stale write has been accepted. Amazon's documentation says as much: "The
-// ETag reflects changes only to the contents of an object, not its metadata"
-// (API reference, Object). Versioning does not help, nor does an empty
-// tombstone, since all empty bodies have one ETag.
+// a stale write has been accepted. "The ETag reflects changes only to the
+// contents of an object, not its metadata" (Amazon, API reference, Object).
+// Versioning does not help, nor does an empty tombstone: all empty bodies have
+// one ETag.
 //
-// # Three modes
+// # Four modes
 //
-// [Sealed] appends a trailer with token, lease ID, a random write ID and
-// checksums, so that no two writes ever have the same bytes, nor the same ETag.
-// [Plain] leaves the body alone and is refused where that is not safe.
-// [Pointer] puts bodies of any length, from any reader, under keys of their own
-// and a sealed pointer under the key. All three, and [Store], run over one
-// compare-and-swap loop. Metadata (fencing-token, fencing-lease, fencing-write,
-// fencing-mode) repeats for people and tools what the trailer says; a reader
-// refuses an object where the two disagree.
+// What a foreign reader sees of an object is the first line of each mode's
+// documentation. [Sealed] appends a trailer with token, lease ID, a random write
+// ID and checksums, so that no two writes ever have the same bytes, nor the same
+// ETag. [SealedGzip] stores a gzip file and puts the trailer into the header of
+// a last, empty member, so that whatever reads gzip reads the content alone.
+// [Plain] leaves the body as it is and is refused where that is not safe.
+// [Pointer] puts bodies of any length under keys of their own and a sealed
+// pointer under the key. All, and [Store], run over one compare-and-swap loop.
+// Metadata (fencing-token, -lease, -write, -mode) repeats for people and tools
+// what the trailer says; a reader refuses an object where the two disagree.
+// FORMAT.md has every byte.
 //
 // # What it guarantees
 //
@@ -42,26 +45,32 @@
 //   - P2: after [Objects.Raise] no write of an older holder takes effect, so
 //     what is read then is not overtaken.
 //   - P4: the same token under another lease ID is a conflict.
-//   - P5: what could not be learned is ErrOutcomeUnknown, never success and
-//     never stale; an object that cannot be verified is not touched; a store
-//     that does not enforce preconditions is refused by [Open].
-//   - P6: stale, spent, conflict, not found, unfenced, invalid and unavailable
-//     are told apart, with the token and the mark.
+//   - P5: an object exists or not by the store's explicit word; what cannot be
+//     read to a mark is an error that says what was seen. An answer without a
+//     strong ETag is no base for a write, and no condition is ever empty. What
+//     could not be learned is ErrOutcomeUnknown, never success, never stale.
+//   - P6: every reason is told apart, with the token and the mark.
+//   - P9: with [ObjectsOptions].Resource a claim for another resource than the
+//     key's is refused before anything is sent.
 //   - A pointer's data is there as long as the pointer names it, and for a grace
 //     period longer.
 //
 // # What it does not
 //
-//   - Writers, lifecycle rules and replication that do not go through it are
-//     not stopped; what they leave is found to be unfenced or damaged, unless it
-//     is an older state of the same object brought back whole.
+//   - Writers, lifecycle rules and replication that do not go through it are not
+//     stopped. What they write is found to be unfenced or damaged, unless it is
+//     an older state of the same object brought back whole. What they delete has
+//     forgotten its mark and admits anybody: exempt fenced keys, and everything
+//     below ".fencepost/", from rules that expire objects.
 //   - In a bucket with versioning every write leaves a version, and what
 //     Collect, Retire and InsecureDelete delete stays as one. Whoever deletes
 //     the latest version brings the one before back, with its older mark.
 //   - Nothing holds across a failover to a replica bucket that lags behind.
 //   - [Objects.InsecureDelete] forgets the mark.
 //   - A raise or an adoption rewrites the object: its tags, access list and lock
-//     are those that the bucket gives to a new one.
+//     are those of a new one.
+//   - The checksums find damage, not forgery: who may write to the bucket
+//     directly can make a seal.
 //
 // # How a write works
 //
@@ -88,18 +97,17 @@
 //   - 4xx: refused, with the store's reason.
 //
 // The SDK's own retries are off for these writes, since they would turn a lost
-// answer into a 412, and our own success into a defeat.
+// answer into a 412, and our own success into a defeat. An HTTP client below
+// the SDK may still repeat by itself. So only a request that never reached it
+// counts as unsent; a refused connection, for one, is "not known".
 //
-// The writer may stop at any point. Before the PUT nothing has happened. After
-// it the object is whole, with either mark. A PUT that is still on its way when
-// its writer has died lands on E or nowhere: if a raise or a newer write has
-// come in between, nowhere.
+// The writer may stop at any point: a PUT that is still on its way when its
+// writer has died lands on E or, if another write came in between, nowhere.
 //
-// Two writers with one E: one PUT matches, the other reads and decides. A
-// writer and a raise: if the raise is first, the writer's PUT fails, it reads
-// the new mark and is stale; if the writer is first, the raise's PUT fails, it
-// reads the new body and carries that over, so what the raising holder reads
-// next includes it. Either way no acknowledged write is lost.
+// A writer and a raise with one E: if the raise is first, the writer's PUT fails,
+// it reads the new mark and is stale; if the writer is first, the raise's PUT
+// fails, it reads the new body and carries that over, so what the raising holder
+// reads next includes it. No acknowledged write is lost.
 //
 // # How a pointer works
 //
@@ -111,31 +119,32 @@
 // takes effect twice. Hence no order of writing, pausing and collecting leaves
 // a pointer to nothing. The grace period is for readers alone.
 //
-// Set a lifecycle rule that aborts incomplete multipart uploads: a process that
-// is killed cannot abort its own.
+// A process that is killed cannot abort its upload: set a lifecycle rule for that.
 //
-// # Requests
+// # Which stores
+//
+// [Open] asks the store with a [Probe], whose result can be kept, and refuses it
+// with [ErrUnsuitableStore] and the property that it lacks. What the probe has
+// seen it shows; that nothing else is wrong it cannot.
+//
+// # Requests and permissions
 //
 // A write takes one request if this [Bucket] knows the object's state, two if
-// not, and Pointer one more for the data. Raising a Sealed or Plain object takes
-// two, as it is read and written whole.
+// not, and Pointer one more for the data. Raising takes two where the body is
+// written along. An empty Plain or foreign object takes one more to be read.
 //
-// # Permissions
-//
-// s3:GetObject, s3:PutObject, s3:DeleteObject (for the probe, Collect, Retire
-// and InsecureDelete), s3:AbortMultipartUpload (Pointer), and s3:ListBucket,
-// without which Amazon answers 403 for an object that is not there.
+// s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, Retire and
+// InsecureDelete), s3:AbortMultipartUpload (Pointer), and s3:ListBucket, without
+// which Amazon answers 403 for an object that is not there.
 //
 // # Sources
 //
 // Amazon S3 User Guide: "How to prevent object overwrites with conditional
-// writes" (412, 409 and 404), "How to perform conditional deletes", "Data
-// consistency model"; API reference: PutObject, Object (ETag). AWS SDK for Go
-// v2, aws/retry (what the SDK repeats).
+// writes", "How to perform conditional deletes", "Data consistency model"; API
+// reference: PutObject, Object (ETag). AWS SDK for Go v2, aws/retry. RFC 1952.
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. What is
-// stored will not change its meaning: the trailer has a version, and a build
-// refuses one that it does not know.
+// Until version 1 exported names may change between minor versions. What is stored
+// keeps its meaning: a build refuses a version of the trailer that it does not know.
 package s3fence

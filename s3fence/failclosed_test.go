@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -267,6 +268,215 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A floor that another program wrote stops Retire before any mark goes: without
+// the floor a claim below the forgotten mark would be admitted.
+func TestRetireOverAForeignFloor(t *testing.T) {
+	for _, deletes := range []bool{true, false} {
+		for name, metadata := range map[string]map[string]string{"unfenced": nil, "damaged": {"fencing-token": "7"}} {
+			t.Run(fmt.Sprint(name, deletes), func(t *testing.T) {
+				server := newServer(t, nil)
+				store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: deletes}).Store()
+				if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
+					t.Fatal(err)
+				}
+				bypass(t, server, ".fencepost/floor", []byte("mine"), metadata)
+				r, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
+				refused(t, err, guard.ReasonUnavailable)
+				if r != (guard.Retired{}) {
+					t.Errorf("Retire = %+v", r)
+				}
+				if _, err := store.Admit(t.Context(), claim(4, "z")); !errors.Is(err, guard.ErrStale) {
+					t.Errorf("token 4 after 5: %v", err)
+				}
+				_, err = store.Admit(t.Context(), guard.Claim{Resource: "another", Token: 4})
+				refused(t, err, guard.ReasonUnavailable)
+			})
+		}
+	}
+}
+
+// Deletions that are denied inside of Retire: an error that says so, no mark
+// counted, and all marks still as they were.
+func TestRetireWithoutTheRightToDelete(t *testing.T) {
+	server := newServer(t, nil)
+	store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
+	if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
+		t.Fatal(err)
+	}
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)})
+	r, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
+	refused(t, err, guard.ReasonOutcomeUnknown)
+	if err == nil || !strings.Contains(err.Error(), "denied") || r != (guard.Retired{}) {
+		t.Errorf("Retire = %+v, %v", r, err)
+	}
+	if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 5, LeaseID: "a"}) {
+		t.Errorf("the mark is %+v, %v", m, err)
+	}
+}
+
+// A deletion whose answer is lost is counted once, and one of a mark that was
+// raised meanwhile not at all.
+func TestRetireWithLostAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault s3test.Fault
+		count int64
+	}{
+		"lost": {s3test.LoseResponse(), 1}, "request lost": {s3test.LoseRequest(), 1}, "busy": {s3test.Answer(503), 1}, "refused": {s3test.Answer(412), 0},
+	} {
+		server := newServer(t, nil)
+		store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
+		if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
+			t.Fatal(err)
+		}
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Times: 1, Fault: c.fault})
+		if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || int64(r.Count) != c.count || r.Floor != 5 {
+			t.Errorf("%s: Retire = %+v, %v, want %d", name, r, err, c.count)
+		}
+	}
+}
+
+// A part that fails fails the write, whichever it is and however late: nothing is
+// completed without it.
+func TestFailedPartFailsThePut(t *testing.T) {
+	for part := range 4 {
+		server := newServer(t, nil)
+		o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB, Concurrency: 2}), s3fence.Pointer, nil)
+		put(t, o, claim(5, "a"), "before")
+		in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.UploadPart}, Match: func(r *s3test.Request) bool {
+			return r.Query.Get("partNumber") == fmt.Sprint(part+1)
+		}, Fault: s3test.Fault{Status: 403}})
+		err := o.Put(t.Context(), claim(6, "b"), key, bytes.NewReader(bytesOf(18*miB)), nil)
+		refused(t, err, guard.ReasonUnavailable)
+		if err == nil || !strings.Contains(err.Error(), "denied") || in.Fired() == 0 {
+			t.Errorf("part %d: %v", part+1, err)
+		}
+		if n := server.Count(s3test.CompleteMultipartUpload); n != 0 {
+			t.Errorf("part %d: the upload was completed", part+1)
+		}
+		want(t, o, "before", guard.Mark{Token: 5, LeaseID: "a"})
+	}
+}
+
+// A body that ends too early ends the read with an error in time.
+func TestCutBodiesEnd(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		put(t, o, claim(5, "a"), string(bytesOf(50_000)))
+		b.Forget()
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Fault{Cut: true}})
+		done := make(chan error, 3)
+		go func() {
+			done <- o.Raise(t.Context(), claim(6, "b"), key)
+			_, err := o.Mark(t.Context(), key)
+			done <- err
+			done <- got(t, o, key)
+		}()
+		for range 3 {
+			select {
+			case err := <-done:
+				refused(t, err, guard.ReasonUnavailable)
+			case <-time.After(time.Minute):
+				t.Fatal("it hangs")
+			}
+		}
+	})
+}
+
+// A read that hangs ends with its context, and with Options.RequestTimeout.
+func TestHangingReadsEnd(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		put(t, o, claim(5, "a"), "body")
+		b.Forget()
+		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}}, s3test.BeforeApply)
+		defer pause.Release()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		refused(t, o.Raise(ctx, claim(6, "b"), key), guard.ReasonUnavailable)
+	})
+}
+
+// Expires is kept through reading and raising.
+func TestExpiresIsKept(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		_, _, o := setup(t, mode, 0)
+		at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+		if err := o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.PutOptions{Headers: s3fence.Headers{Expires: at}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Raise(t.Context(), claim(6, "a"), key); err != nil {
+			t.Fatal(err)
+		}
+		object, err := o.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object.Body.Close()
+		if !object.Headers.Expires.Equal(at) {
+			t.Errorf("it expires at %v, want %v", object.Headers.Expires, at)
+		}
+	})
+}
+
+// No conditional request leaves with an empty condition, whoever asks for it, and
+// nothing with a mark without one.
+func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
+	server, b, _ := setup(t, s3fence.Sealed, 0)
+	client := b.Client()
+	body := func() *strings.Reader { return strings.NewReader("x") }
+	mode := map[string]string{"fencing-mode": "sealed"}
+	name := aws.String(bucketName)
+	for _, etag := range []string{"", `""`, "*", `"*"`, `W/"a"`, `"a", "b"`, "a\nb"} {
+		for call, f := range map[string]func() error{
+			"put": func() error {
+				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: name, Key: aws.String(key), Body: body(), IfMatch: &etag})
+				return err
+			},
+			"get": func() error {
+				_, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: name, Key: aws.String(key), IfMatch: &etag})
+				return err
+			},
+			"delete": func() error {
+				_, err := client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: name, Key: aws.String(key), IfMatch: &etag})
+				return err
+			},
+		} {
+			if err := f(); err == nil || !strings.Contains(err.Error(), "was not sent") {
+				t.Errorf("%s with If-Match %q: %v", call, etag, err)
+			}
+		}
+	}
+	for what, in := range map[string]*s3.PutObjectInput{
+		"a user's key": {Key: aws.String(key)}, "a mark": {Key: aws.String(".fencepost/marks/x"), Metadata: mode},
+		"both": {Key: aws.String(key), IfMatch: aws.String(`"a"`), IfNoneMatch: aws.String("*")}, "another": {Key: aws.String(key), IfNoneMatch: aws.String(`"a"`)},
+	} {
+		in.Bucket, in.Body = name, body()
+		if _, err := client.PutObject(t.Context(), in); err == nil || !strings.Contains(err.Error(), "was not sent") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := server.Count(); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+}
+
+// A listing that is cut off without saying how to go on is not the whole.
+func TestCutListing(t *testing.T) {
+	_, b, _ := setup(t, s3fence.Sealed, 0)
+	o := objects(t, b.Handle(cutLists{b.Client()}, bucketName), s3fence.Sealed, nil)
+	var last error
+	for _, err := range o.List(t.Context(), nil) {
+		last = err
+	}
+	refused(t, last, guard.ReasonUnavailable)
+}
+
+type cutLists struct{ s3fence.S3 }
+
+func (cutLists) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true)}, nil
 }
 
 // emptyRanges answers to a range of an empty object as MinIO does.

@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 	"strconv"
 	"time"
@@ -220,4 +221,275 @@ func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
 		return guard.Mark{}, err
 	}
 	return s.mark, nil
+}
+
+// Raise puts claim in the place of the object's lower mark and leaves the
+// object as it is otherwise. A new holder that reads before it writes calls it
+// before it reads: from then on no older holder's write takes effect, so what
+// is read is not overtaken (promise P2). An object that does not exist gets
+// a mark all the same, and still reads as not found. Raising to the mark that
+// there is already writes nothing.
+//
+// A [Sealed] or [Plain] object is read and written back whole, with its
+// headers and metadata; tags, access lists and locks are not carried over. Of
+// a [Pointer] only the pointer is.
+//
+// It is refused under OncePerToken, where it would spend the token, and in
+// Plain where the ETag would not change with it.
+// Errors: as [Objects.Put].
+func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) error {
+	c, err := o.begin("raise", claim, key)
+	if err != nil {
+		return err
+	}
+	if o.rule == guard.OncePerToken {
+		return guard.Invalid("rule", o.rule.String(), "has no takeover: a raise would spend the token")
+	}
+	if err := o.mayRepeat("a raise"); err != nil {
+		return err
+	}
+	c.whole = o.mode != Pointer
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if err := o.admit(claim, key, base); err != nil {
+			return nil, err
+		}
+		if base.mark.Token == claim.Token {
+			return nil, nil
+		}
+		return o.rewrite(key, base, claim, c.id), nil
+	}
+	_, err = o.swap(ctx, guard.OpRaise, c)
+	return err
+}
+
+// mayRepeat refuses what writes the body of an object once more.
+func (o *Objects) mayRepeat(what string) error {
+	if o.repeatable {
+		return nil
+	}
+	return guard.Invalid("mode", o.mode.String(), "has no safe way for "+what+" here: the body stays the same, and so would the ETag")
+}
+
+// rewrite builds the write that changes nothing but the mark.
+func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
+	switch base.kind {
+	case kindAbsent, kindTombstone:
+		return o.tombstone(key, base, claim, id)
+	case kindPointer:
+		p := base.pointer()
+		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), p)
+	}
+	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
+}
+
+// Adopt puts an object that this package did not write under claim: the body
+// stays, its mark becomes the claim, and from then on it is fenced. Until then
+// it is ErrUnfenced for every other call. An object that has a mark already is
+// left alone, if the mark would not refuse the claim. [SealedGzip] compresses a
+// body that is no gzip file yet.
+//
+// Whoever wrote the object so far must have stopped, or use this package from
+// now on: writers that bypass the fence are not stopped by it. Under
+// OncePerToken adopting spends the token.
+// Errors: as [Objects.Put], and ErrNotFound.
+func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
+	c, err := o.begin("adopt", claim, key)
+	if err != nil {
+		return err
+	}
+	if err := o.mayRepeat("adopting"); err != nil {
+		return err
+	}
+	if o.mode == Pointer {
+		return o.adoptData(ctx, c)
+	}
+	c.whole = true
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if done, err := o.adopted(c, base); done || err != nil {
+			return nil, err
+		}
+		if err := o.safeBase(base); err != nil {
+			return nil, err
+		}
+		h, err := base.headers.validate() // foreign metadata may be what we cannot write back
+		if err != nil {
+			return nil, err
+		}
+		body, length := base.body, int64(len(base.body))
+		if o.mode == SealedGzip {
+			if h.ContentEncoding != "" && h.ContentEncoding != "gzip" {
+				return nil, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `of the object must be "gzip" or empty in this mode`)
+			}
+			content, err := unpackUpTo(bytes.NewReader(body), 0, o.b.opts.MaxBody)
+			switch {
+			case err != nil:
+				body = pack(body)
+			case int64(len(content)) > o.b.opts.MaxBody:
+				return nil, tooLong(int64(len(content)), o.b.opts.MaxBody)
+			default:
+				length = int64(len(content)) // it is a gzip file already
+			}
+		}
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, body, length), nil
+	}
+	_, err = o.swap(ctx, guard.OpWrite, c)
+	return err
+}
+
+// adopted reports that there is nothing to adopt.
+func (o *Objects) adopted(c *change, s *state) (bool, error) {
+	switch s.kind {
+	case kindUnfenced:
+		return false, nil
+	case kindAbsent, kindTombstone:
+		if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
+			return false, err
+		}
+		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+	}
+	if err := o.writable(c.claim, c.key, s); err != nil {
+		return false, err
+	}
+	return true, guard.Decide(guard.SameOrNewer, s.mark, c.claim)
+}
+
+// tombstoneSize is the length of every tombstone as stored, so that a listing
+// tells by the length alone which few objects may be one.
+const tombstoneSize = 1277
+
+// Delete deletes an object under claim. What stays is a tombstone, an object of
+// about 1 KiB with the mark and nothing else, because a resource that forgets
+// its mark admits a stale writer; reading it gives ErrNotFound, and listing
+// hides it. An object that does not exist gets one all the same. A tombstone
+// that has the claim already is left alone under SameOrNewer.
+//
+// Tombstones stay until [Objects.InsecureDelete].
+// Errors: as [Objects.Put].
+func (o *Objects) Delete(ctx context.Context, claim guard.Claim, key string) error {
+	c, err := o.begin("delete", claim, key)
+	if err != nil {
+		return err
+	}
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if err := o.admit(claim, key, base); err != nil {
+			return nil, err
+		}
+		if base.kind == kindTombstone && base.mark.Token == claim.Token {
+			return nil, nil
+		}
+		return o.tombstone(key, base, claim, c.id), nil
+	}
+	_, err = o.swap(ctx, guard.OpWrite, c)
+	return err
+}
+
+// tombstone builds the write of a tombstone. It is sealed in every mode: empty
+// bodies would all have one ETag.
+func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id writeID) *write {
+	next := base.follow(kindTombstone, claim, id)
+	p := base.pointer().after(base, o.b.opts.GracePeriod)
+	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
+	p.Note = "deleted under a fencing token; this object holds the mark"
+	body := p.encode()
+	s := seal{lease: claim.LeaseID, recent: next.recent}
+	if pad := tombstoneSize - s.size() - len(body); pad > 0 {
+		body = append(body, bytes.Repeat([]byte{' '}, pad)...)
+	}
+	return o.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)
+}
+
+// InsecureDelete deletes an object, or its tombstone, with its mark and whatever
+// it is. It is the unfenced way out: for an object that is damaged, or one that
+// no lease will ever be taken on again. A holder of an old token may write
+// again afterwards. The data of a [Pointer] stays below the key's data prefix.
+//
+// Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting what is not
+// there is none.
+func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
+	if err := validateKey("key", key, maxKey); err != nil {
+		return err
+	}
+	op, claim := opName("delete", key), guard.Claim{}
+	if err := ended(ctx, op, claim); err != nil {
+		return err
+	}
+	o.b.forget(key)
+	way := &tracker{}
+	err := o.b.remove(ctx, key, way.option)
+	switch outcome := classify(err); {
+	case outcome == outcomeApplied, outcome == outcomeNotMatched:
+		return nil
+	case outcome == outcomeUnknown && way.handed(err), way.repeated():
+		return guard.OutcomeUnknown(op, claim, o.b.explain(err))
+	}
+	return guard.Unavailable(op, claim, o.b.explain(err))
+}
+
+// Copy writes the body and headers of the object from to the key to, under claim,
+// as [Objects.Put] does: read here and written on condition, never by S3's
+// CopyObject, whose destination has no condition on most stores and which would
+// carry the mark along. from is not changed, and may be changed by others
+// meanwhile: to holds a version that was there during the call.
+// Errors: as [Objects.Get] and [Objects.Put].
+func (o *Objects) Copy(ctx context.Context, claim guard.Claim, from, to string) error {
+	if _, err := o.begin("copy", claim, to); err != nil {
+		return err
+	}
+	_, err := o.copyTo(ctx, claim, from, to)
+	return err
+}
+
+// copyTo returns the ETag of what was copied.
+func (o *Objects) copyTo(ctx context.Context, claim guard.Claim, from, to string) (string, error) {
+	object, err := o.Get(ctx, from)
+	if err != nil {
+		return "", err
+	}
+	defer object.Body.Close()
+	return object.ETag, o.Put(ctx, claim, to, object.Body, &PutOptions{Headers: object.Headers})
+}
+
+// Rename moves the object from to the key to, under claim, which both keys' marks
+// must admit. It raises from's mark first, so that no older holder writes there
+// any more; then it copies, and deletes from if that still is what was copied, or
+// copies again. What stays at from is a tombstone.
+//
+// It is not atomic: in between, and after an error, the object may be under both
+// keys, never under none. Calling it again completes it; when it had been
+// complete, that is ErrNotFound. It is refused where [Objects.Raise] is.
+// Errors: as Raise, Get and Put.
+func (o *Objects) Rename(ctx context.Context, claim guard.Claim, from, to string) error {
+	if from == to {
+		return guard.Invalid("key", to, "is the one to rename from")
+	}
+	if _, err := o.begin("rename", claim, to); err != nil {
+		return err
+	}
+	if err := o.Raise(ctx, claim, from); err != nil {
+		return err
+	}
+	for range maxFollows {
+		etag, err := o.copyTo(ctx, claim, from, to)
+		if err != nil {
+			return err
+		}
+		c, err := o.begin("delete", claim, from)
+		if err != nil {
+			return err
+		}
+		changed := false
+		c.next = func(_ context.Context, base *state) (*write, error) {
+			if err := o.admit(claim, from, base); err != nil {
+				return nil, err
+			}
+			if changed = base.etag != etag; changed {
+				return nil, nil
+			}
+			return o.tombstone(from, base, claim, c.id), nil
+		}
+		if _, err := o.swap(ctx, guard.OpWrite, c); err != nil || !changed {
+			return err
+		}
+	}
+	return guard.OutcomeUnknown(opName("rename", from), claim, errChanged)
 }

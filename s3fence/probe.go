@@ -79,12 +79,13 @@ func endpointOf(client S3) string {
 
 // prober runs the checks on keys of its own, so that several may run at once.
 type prober struct {
-	b     *Bucket
-	key   string
-	keys  []string // to be deleted
-	seq   int
-	seen  []Check
-	reads int // that were beside writes
+	b    *Bucket
+	key  string
+	keys []string // to be deleted
+	seq  int
+	seen []Check
+	// reads are those beside writes, torn those whose ETag was older than the rest.
+	reads, torn int
 	// ungated says that racing writers cannot wait for each other here.
 	ungated atomic.Bool
 }
@@ -135,7 +136,8 @@ func (b *Bucket) runProbe(ctx context.Context) (Probe, error) {
 		}
 	}
 	p.saw("racing writers", "one of %d was accepted, in each of %d rounds over %v", probeWriters, bursts*2*burstRounds, (bursts-1)*burstPause)
-	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
+	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads; in %d the ETag was older",
+		p.reads, p.torn)
 	found.Checks = p.seen
 	return found, nil
 }

@@ -2,9 +2,13 @@ package s3fence_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -311,5 +315,154 @@ func TestP9KeyPattern(t *testing.T) {
 		if _, err := b.Objects(s3fence.Sealed, &bad); !errors.Is(err, guard.ErrInvalid) {
 			t.Errorf("%q is taken: %v", bad.KeyPattern, err)
 		}
+	}
+}
+
+func gunzip(t *testing.T, file []byte) string {
+	t.Helper()
+	r, err := gzip.NewReader(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// A foreign reader of a gzip object sees the content and nothing else, whatever
+// was written, raised or adopted; and Get sees the same.
+func TestGzipIsReadByAnybody(t *testing.T) {
+	random := make([]byte, 100_000)
+	for i := range random {
+		random[i] = byte(rand.Uint32())
+	}
+	server, _, o := setup(t, s3fence.SealedGzip, 0)
+	token := guard.Token(0)
+	for _, body := range []string{"", "x", "id;amount\n1;10\n", strings.Repeat("a line\n", 50_000), string(random)} {
+		token++
+		if err := o.Put(t.Context(), claim(token, "a"), key, strings.NewReader(body), &s3fence.PutOptions{
+			Headers: s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip"},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		token++
+		if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		if got := gunzip(t, stored(t, server, key).Body); got != body {
+			t.Errorf("compress/gzip reads %d bytes, want %d", len(got), len(body))
+		}
+		zcat := exec.Command("gzip", "-dc")
+		zcat.Stdin = bytes.NewReader(stored(t, server, key).Body)
+		if got, err := zcat.Output(); err != nil || string(got) != body {
+			t.Errorf("gzip -dc reads %d bytes, want %d: %v", len(got), len(body), err)
+		}
+		answer, err := http.Get(server.URL() + "/" + bucketName + "/" + key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil || string(got) != body || !answer.Uncompressed {
+			t.Errorf("an HTTP client reads %d bytes, want %d: %v", len(got), len(body), err)
+		}
+		want(t, o, body, guard.Mark{Token: token, LeaseID: "b"})
+	}
+	err := o.Put(t.Context(), claim(token, "b"), key, nil, &s3fence.PutOptions{Headers: s3fence.Headers{ContentEncoding: "br"}})
+	invalid(t, err, "Headers.ContentEncoding")
+}
+
+// What is a gzip file already is adopted as it is.
+func TestGzipAdopts(t *testing.T) {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	w.Write([]byte("content"))
+	w.Close()
+	for name, body := range map[string]string{"text": "content", "gzip": packed.String(), "cut gzip": packed.String()[:packed.Len()-1]} {
+		server, _, o := setup(t, s3fence.SealedGzip, 0)
+		bypass(t, server, key, []byte(body), nil)
+		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
+			t.Fatal(err)
+		}
+		content := "content"
+		if name == "cut gzip" {
+			content = body
+		}
+		if got := gunzip(t, stored(t, server, key).Body); got != content {
+			t.Errorf("%s: a foreign reader sees %q", name, got)
+		}
+		want(t, o, content, guard.Mark{Token: 5, LeaseID: "a"})
+	}
+}
+
+func list(t *testing.T, o *s3fence.Objects, opts *s3fence.ListOptions) (keys []string) {
+	t.Helper()
+	for e, err := range o.List(t.Context(), opts) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, e.Key)
+	}
+	return keys
+}
+
+// Neither tombstones nor internals are listed; an object that happens to be as
+// long as a tombstone is.
+func TestListHides(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		b := open(t, server, &s3fence.Options{Prefix: "state"})
+		o := objects(t, b, mode, nil)
+		if _, err := b.Store().Admit(t.Context(), claim(5, "a")); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 6 {
+			k := fmt.Sprintf("a/%d", i)
+			if err := o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("x"), nil); err != nil {
+				t.Fatal(err)
+			}
+			if i%2 == 0 {
+				if err := o.Delete(t.Context(), claim(5, "a"), k); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := o.Raise(t.Context(), claim(5, "a"), "a/raised"); err != nil {
+			t.Fatal(err)
+		}
+		bypass(t, server, "b/unfenced", bytes.Repeat([]byte("x"), 1277), nil)
+		if got := list(t, o, nil); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
+			t.Errorf("listed: %q", got)
+		}
+		if got := list(t, o, &s3fence.ListOptions{Prefix: "a/", After: "a/1"}); !slices.Equal(got, []string{"a/3", "a/5"}) {
+			t.Errorf("listed: %q", got)
+		}
+		for e, err := range o.List(t.Context(), nil) { // and stops when told
+			if err != nil || e.Key != "a/1" || e.ETag == "" || e.StoredSize == 0 || e.LastModified.IsZero() {
+				t.Errorf("%+v, %v", e, err)
+			}
+			break
+		}
+		for _, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: "\xff"}) {
+			invalid(t, err, "ListOptions.Prefix")
+		}
+		server.Close()
+		for _, err := range o.List(t.Context(), nil) {
+			refused(t, err, guard.ReasonUnavailable)
+		}
+	})
+}
+
+func TestListPages(t *testing.T) {
+	_, _, o := setup(t, s3fence.Sealed, 0)
+	for i := range 1100 {
+		if err := o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := list(t, o, nil); len(got) != 1100 || !slices.IsSorted(got) {
+		t.Errorf("%d listed", len(got))
 	}
 }

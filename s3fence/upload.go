@@ -9,9 +9,13 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
+	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -144,4 +148,162 @@ func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
 func tooManyParts(partSize int64) error {
 	return guard.Invalid("body", "", "is longer than "+strconv.Itoa(maxParts)+" parts of "+strconv.FormatInt(partSize, 10)+
 		" bytes; set Options.PartSize higher")
+}
+
+// maxParts is how many parts S3 takes; a variable for tests alone.
+var maxParts = 10_000
+
+// parts is a multipart upload under way.
+type parts struct {
+	b   *Bucket
+	key string
+	id  *string
+
+	mu   sync.Mutex
+	done []types.CompletedPart
+	err  error
+}
+
+// putParts stores data in parts, of which Concurrency are in memory and on
+// their way at once. Reading waits for a free buffer, so a fast reader costs no
+// more memory. A failed upload is aborted.
+func (b *Bucket) putParts(ctx context.Context, key string, p PutOptions, src *source, first []byte) (err error) {
+	created, err := b.client.CreateMultipartUpload(ctx, b.createUpload(key, p.Headers))
+	if err != nil {
+		return err
+	}
+	u := &parts{b: b, key: key, id: created.UploadId}
+	defer func() {
+		if err != nil {
+			u.abort(ctx)
+		}
+	}()
+	if err := u.send(ctx, src, first); err != nil {
+		return err
+	}
+	if err := src.check(p); err != nil {
+		return err
+	}
+	slices.SortFunc(u.done, func(x, y types.CompletedPart) int { return int(*x.PartNumber - *y.PartNumber) })
+	in := &s3.CompleteMultipartUploadInput{
+		Bucket: &b.name, Key: &key, UploadId: u.id, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
+		MultipartUpload: &types.CompletedMultipartUpload{Parts: u.done},
+	}
+	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
+	if _, err := b.client.CompleteMultipartUpload(ctx, in); err != nil && !b.stored(ctx, key, src.length) {
+		return err
+	}
+	return nil
+}
+
+// send reads and sends all parts and waits for them. The error is of the first
+// part that failed, or of the reader.
+func (u *parts) send(ctx context.Context, src *source, first []byte) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel() // first, so that nobody waits for parts of an upload that failed
+	free := make(chan []byte, u.b.opts.Concurrency)
+	for range u.b.opts.Concurrency - 1 {
+		free <- nil // made when it is first needed
+	}
+	part, last := first, false
+	for number := int32(1); ; number++ {
+		if int(number) > maxParts {
+			return tooManyParts(u.b.opts.PartSize)
+		}
+		sending := part
+		wg.Go(func() {
+			if err := u.put(ctx, number, sending); err != nil {
+				u.fail(err)
+				cancel()
+			}
+			free <- sending[:cap(sending)] // has room for all
+		})
+		if last {
+			break
+		}
+		var buf []byte
+		select {
+		case buf = <-free:
+		case <-ctx.Done():
+			wg.Wait()
+			return u.firstError(ctx)
+		}
+		if buf == nil {
+			buf = make([]byte, u.b.opts.PartSize)
+		}
+		var err error
+		if part, last, err = src.fill(buf); err != nil {
+			return err
+		}
+		if last && len(part) == 0 {
+			break
+		}
+	}
+	wg.Wait()
+	return u.firstError(ctx)
+}
+
+func (u *parts) put(ctx context.Context, number int32, part []byte) error {
+	in := &s3.UploadPartInput{
+		Bucket: &u.b.name, Key: &u.key, UploadId: u.id, PartNumber: &number,
+		Body: bytes.NewReader(part), ContentLength: aws.Int64(int64(len(part))),
+		ChecksumAlgorithm: u.b.opts.ChecksumAlgorithm, ExpectedBucketOwner: str(u.b.opts.ExpectedBucketOwner),
+	}
+	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = u.b.customer()
+	out, err := u.b.client.UploadPart(ctx, in)
+	if err != nil {
+		return err
+	}
+	done := types.CompletedPart{PartNumber: &number, ETag: out.ETag}
+	// The SDK may send checksums of parts on its own, and not announce them when
+	// the upload is created. A store then has none to compare these with.
+	if u.b.opts.ChecksumAlgorithm != "" {
+		done.ChecksumCRC32, done.ChecksumCRC32C, done.ChecksumCRC64NVME = out.ChecksumCRC32, out.ChecksumCRC32C, out.ChecksumCRC64NVME
+		done.ChecksumSHA1, done.ChecksumSHA256 = out.ChecksumSHA1, out.ChecksumSHA256
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.done = append(u.done, done)
+	return nil
+}
+
+func (u *parts) fail(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.err == nil { // the others' only follow from the cancel
+		u.err = err
+	}
+}
+
+func (u *parts) firstError(ctx context.Context) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.err == nil {
+		return context.Cause(ctx)
+	}
+	return u.err
+}
+
+// abort frees the parts, whatever ended the upload. What it misses, a lifecycle
+// rule of the bucket has to find.
+func (u *parts) abort(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.b.opts.RequestTimeout)
+	defer cancel()
+	_, _ = u.b.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{
+		Bucket: &u.b.name, Key: &u.key, UploadId: u.id, ExpectedBucketOwner: str(u.b.opts.ExpectedBucketOwner),
+	})
+}
+
+func (b *Bucket) createUpload(key string, h Headers) *s3.CreateMultipartUploadInput {
+	p := b.put(key, h, h.Metadata, nil) // the same headers as of a single PUT
+	return &s3.CreateMultipartUploadInput{
+		Bucket: p.Bucket, Key: p.Key, ExpectedBucketOwner: p.ExpectedBucketOwner, ChecksumAlgorithm: p.ChecksumAlgorithm,
+		Metadata: p.Metadata, ContentType: p.ContentType, CacheControl: p.CacheControl, Expires: p.Expires,
+		ContentDisposition: p.ContentDisposition, ContentEncoding: p.ContentEncoding, ContentLanguage: p.ContentLanguage,
+		StorageClass: p.StorageClass, ServerSideEncryption: p.ServerSideEncryption, SSEKMSKeyId: p.SSEKMSKeyId,
+		SSEKMSEncryptionContext: p.SSEKMSEncryptionContext, BucketKeyEnabled: p.BucketKeyEnabled,
+		SSECustomerAlgorithm: p.SSECustomerAlgorithm, SSECustomerKey: p.SSECustomerKey, SSECustomerKeyMD5: p.SSECustomerKeyMD5,
+	}
 }

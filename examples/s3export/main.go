@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	endpoint := flags.String("endpoint", "", "URL of the store; empty for Amazon's, or what AWS_ENDPOINT_URL says")
 	bucket := flags.String("bucket", "", "the bucket, which must exist")
 	key := flags.String("key", "fencepost-example/2026-04.csv", "the object's key")
-	modeName := flags.String("mode", "sealed", "how the object carries its mark: sealed, plain or pointer")
+	modeName := flags.String("mode", "sealed", "how the object carries its mark: sealed, gzip, plain or pointer")
 	timeout := flags.Duration("timeout", time.Minute, "how long all of it may take")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	mode, known := map[string]s3fence.Mode{
-		"sealed": s3fence.Sealed, "plain": s3fence.Plain, "pointer": s3fence.Pointer,
+		"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer,
 	}[*modeName]
 	switch {
 	case flags.NArg() > 0:
@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "s3export: -bucket is required")
 		return 2
 	case !known:
-		fmt.Fprintf(stderr, "s3export: -mode %q must be sealed, plain or pointer\n", *modeName)
+		fmt.Fprintf(stderr, "s3export: -mode %q must be sealed, gzip, plain or pointer\n", *modeName)
 		return 2
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after %s", *timeout))

@@ -80,7 +80,7 @@ func TestStaleWriterIsRefused(t *testing.T) {
 	for name, s := range map[string]store{
 		"versitygw": startGateway(t, gateway.Versitygw), "s3test": startS3Test(t, s3test.ETagMD5), "opaque": startS3Test(t, s3test.ETagOpaque),
 	} {
-		for _, mode := range []string{"sealed", "pointer", "plain"} {
+		for _, mode := range []string{"sealed", "gzip", "pointer", "plain"} {
 			if mode == "plain" && name != "opaque" {
 				continue // refused, below
 			}
