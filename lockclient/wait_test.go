@@ -37,7 +37,7 @@ func TestAcquireWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if next.AcquiredAt().Before(expires) { // TestTakeover is about how long after
+	if next.AcquiredAt().Before(expires) { // how soon after it is another matter
 		t.Errorf("granted %v before the expiry", expires.Sub(next.AcquiredAt()))
 	}
 }
