@@ -199,7 +199,9 @@ func (p *prober) readRace(ctx context.Context) error {
 				}
 				select {
 				case <-stop:
-					return
+					if try >= raceWrites/raceReaders {
+						return
+					}
 				default:
 				}
 			}
@@ -219,7 +221,7 @@ func (p *prober) readRace(ctx context.Context) error {
 		}
 	}
 	sightings := slices.Concat(seen[:]...)
-	if len(sightings) < raceWrites {
+	if len(sightings) < raceWrites/2 {
 		return errUndecided
 	}
 	for _, s := range sightings {
