@@ -36,3 +36,20 @@ func TestValidateTextByWords(t *testing.T) {
 		t.Error("nothing was refused: the slow way is no judge")
 	}
 }
+
+// TestPrintableTextIsNotExamined: printable text of any place in a word is told
+// by the word alone, so that the slow way is left to what may be wrong.
+func TestPrintableTextIsNotExamined(t *testing.T) {
+	for c := byte(' '); c <= '~'; c++ {
+		if notPrintable1(c) != 0 {
+			t.Errorf("%q is examined", c)
+		}
+		for at := range 8 {
+			b := []byte("abcdefgh")
+			b[at] = c
+			if notPrintable(string(b)) != 0 {
+				t.Errorf("%q is examined", b)
+			}
+		}
+	}
+}

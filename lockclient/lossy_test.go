@@ -1,0 +1,249 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestLossyNetwork: a proxy loses 1,008 requests or answers each of acquire,
+// renew and release, with their connection; 80 in the short form. No lease is
+// lost while it can be renewed, none comes back after its release, no lease ID
+// gets a second lease, and no repeated release frees a successor's lease. A client
+// without one of the protections must not survive the same losses.
+func TestLossyNetwork(t *testing.T) {
+	expectNoGoroutines(t)
+	t.Run("as built", func(t *testing.T) {
+		rounds := byLength(5*16, 63*16)
+		bad, overtaken := lossy(t, rounds, func(i *pglease.Issuer) driver.Issuer { return i })
+		for _, b := range bad[:min(10, len(bad))] {
+			t.Error(b)
+		}
+		if overtaken != rounds/2 {
+			t.Errorf("%d of %d releases were repeated after their successor's grant", overtaken, rounds)
+		}
+	})
+	for name, mutant := range map[string]func(*pglease.Issuer) driver.Issuer{
+		"control: release without the lease ID": func(i *pglease.Issuer) driver.Issuer { return anyRelease{i} },
+		"control: a new lease ID each time":     func(i *pglease.Issuer) driver.Issuer { return &newIDs{Issuer: i} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad, _ := lossy(t, 2*16, mutant)
+			if len(bad) < 2*16/2 { // at least one of each lost answer
+				t.Errorf("the losses do not tell the mutant: %d violations in 32 rounds", len(bad))
+			}
+		})
+	}
+}
+
+// anyRelease frees whatever lease it finds.
+type anyRelease struct{ *pglease.Issuer }
+
+func (a anyRelease) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	err = a.On(ctx, a.Pool, a.OpTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		tag, err := conn.Exec(ctx, `WITH freed AS (UPDATE fencepost.leases SET lease_id = NULL, kept_for = NULL
+			WHERE resource = $1 AND lease_id IS NOT NULL RETURNING resource)
+			SELECT pg_notify($2, $3) FROM freed`, claim.Resource, pglease.Channel, pglease.Topic(claim.Resource)+" ")
+		freed = tag.RowsAffected() > 0
+		return err
+	})
+	return freed, pglease.Failure("release", claim, err)
+}
+
+// newIDs repeats an acquire under another lease ID.
+type newIDs struct {
+	*pglease.Issuer
+	asked sync.Map
+}
+
+func (n *newIDs) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if _, again := n.asked.LoadOrStore(r.LeaseID, true); again {
+		r.LeaseID = pglease.NewLeaseID()
+	}
+	return n.Issuer.Acquire(ctx, r)
+}
+
+// lossy runs rounds of acquire, renew and release, each of which loses its
+// request or its answer. Half of the losses are requests.
+func lossy(t *testing.T, rounds int, wrap func(*pglease.Issuer) driver.Issuer) (bad []string, overtaken int) {
+	const workers = 16
+	direct := migrated(t)
+	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), nil)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for w := range workers {
+		pool, proxy := behindProxy(t, direct.Config().ConnString())
+		config := pool.Config()
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // one request, one answer
+		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		// What a busy machine takes for a new connection is no loss.
+		client := newTestClient(t, pool, nil)
+		client.issuer = wrap(client.issuer.(*pglease.Issuer))
+		wg.Go(func() {
+			l := &losing{t: t, db: direct, proxy: proxy, client: client, successors: successors, resource: fmt.Sprint("r", w)}
+			defer func() { // what was found is told also if a set-up statement ends the worker
+				mu.Lock()
+				defer mu.Unlock()
+				bad, overtaken = append(bad, l.bad...), overtaken+l.overtaken
+			}()
+			for i := range rounds / workers {
+				l.round(w + i)
+			}
+		})
+	}
+	wg.Wait()
+	return bad, overtaken
+}
+
+type losing struct {
+	t                  *testing.T
+	db                 *pgxpool.Pool
+	proxy              *proxy
+	client, successors *Client
+	resource           string
+	token              guard.Token // the last one
+	bad                []string
+	overtaken          int
+	warm               bool // both connections are there
+}
+
+func (l *losing) check(ok bool, format string, args ...any) bool {
+	if !ok {
+		l.bad = append(l.bad, l.resource+": "+fmt.Sprintf(format, args...))
+	}
+	return ok
+}
+
+// lose runs f under one loss.
+func (l *losing) lose(n int, f func()) {
+	count := &l.proxy.drop
+	if n%2 == 1 {
+		count = &l.proxy.cut
+	}
+	count.Store(1)
+	f()
+	if count.Swap(0) != 0 {
+		l.t.Error("nothing was lost")
+	}
+}
+
+func (l *losing) acquire() (lease *Lease, err error) {
+	lease, err = l.client.TryAcquire(context.Background(), l.resource, &AcquireOptions{TTL: time.Hour})
+	if err != nil {
+		l.client.background.Wait() // what spends the lease ID meets no later loss
+	}
+	return lease, err
+}
+
+// free is what an operator does.
+func (l *losing) free() {
+	// An acquire that failed need not have made the row.
+	err := l.db.QueryRow(context.Background(), `WITH freed AS (UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1 RETURNING token)
+		SELECT coalesce(max(token), 0) FROM freed`, l.resource).Scan((*int64)(&l.token))
+	l.check(err == nil, "set-up: %v", err)
+}
+
+func (l *losing) round(n int) {
+	ctx := context.Background()
+	if !l.warm { // the first request of a connection is its start-up
+		warm, err := l.client.TryAcquire(ctx, "warm "+l.resource, &AcquireOptions{TTL: time.Hour})
+		if err == nil {
+			err = errors.Join(warm.Renew(ctx), warm.Release(ctx))
+		}
+		if l.warm = l.check(err == nil, "nothing was lost: %v", err); !l.warm {
+			return
+		}
+	}
+	var lease *Lease
+	var err error
+	l.lose(n, func() { lease, err = l.acquire() })
+	if !l.check(err == nil, "acquire: %v", err) {
+		l.free()
+		return
+	}
+	r := rowOf(l.t, l.db, l.resource)
+	if !l.check(lease.Token() == l.token+1 && r.Token == int64(lease.Token()) && r.LeaseID != nil && *r.LeaseID == lease.ID(),
+		"acquire: %+v after token %v, the row is %+v", lease.Claim(), l.token, r) {
+		lease.end(ErrReleased)
+		l.free()
+		return
+	}
+	// A lease that was granted to a repeated attempt is released by spending its
+	// lease ID, one that was granted at once by its token: both are to be lost.
+	if n/2%2 == 1 {
+		err = lease.Release(ctx)
+		l.token = lease.Token()
+		if err == nil {
+			lease, err = l.acquire()
+		}
+		if !l.check(err == nil && lease.Token() == l.token+1, "acquired anew after token %v: %v", l.token, err) {
+			l.free()
+			return
+		}
+		r = rowOf(l.t, l.db, l.resource)
+	}
+
+	l.lose(n, func() { err = lease.Renew(ctx) })
+	now := rowOf(l.t, l.db, l.resource)
+	l.check(err == nil && lease.Valid() && now.Live && now.ExpiresAt.After(r.ExpiresAt), "renew: %v, the row is %+v", err, now)
+
+	next := waits(l.t, l.successors, l.resource, time.Hour)
+	eventually(l.t, "the successor rests", func() bool { return rests(l.t, l.db, l.resource) })
+	// Where the answer is lost the successor has been granted before the release
+	// is sent again: nothing gets through until then.
+	var successor *Lease
+	if answer := n%2 == 1; answer {
+		gate := make(chan struct{})
+		l.proxy.gate.Store(&gate)
+		go func() {
+			successor = <-next
+			close(gate)
+		}()
+		l.lose(n, func() { err = lease.Release(ctx) })
+		if over(gate) {
+			l.overtaken++
+		}
+		<-gate
+		l.proxy.gate.Store(nil)
+	} else {
+		l.lose(n, func() { err = lease.Release(ctx) })
+		successor = <-next
+	}
+	l.check(err == nil, "release: %v", err)
+	held, err := renewAs(l.client, lease.Claim())
+	l.check(!held && err == nil, "renewed after its release: %t, %v", held, err)
+	if successor == nil {
+		return
+	}
+	l.token = successor.Token()
+	err = successor.Renew(ctx)
+	l.check(err == nil && l.token == lease.Token()+1, "the successor %+v of %+v: %v", successor.Claim(), lease.Claim(), err)
+	if err := successor.Release(ctx); err != nil && !errors.Is(err, ErrLeaseLost) {
+		l.t.Error(err)
+	}
+}
+
+// over reports whether a channel is closed.
+func over(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
