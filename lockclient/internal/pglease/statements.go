@@ -12,6 +12,11 @@ package pglease
 // Statements that wait for rows take them in the order of the resources; those
 // that may not wait skip what is locked. So two of them never wait for each
 // other.
+//
+// The arrays of what is combined come through a SELECT of their own, which hides
+// their lengths from the planner: a plan for any length looks as good as one for
+// this one, so the server keeps it. Else it would plan every acquire anew, which
+// takes longer than to carry it out.
 
 // A wake mark lasts for five seconds. It outlives its waiter by that, and costs
 // the releases meanwhile a notification. A released lease is kept for a tenth of
@@ -47,7 +52,8 @@ const acquireThereSQL = acquireInsert +
 const acquireInsert = `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
 SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
        u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::timestamptz[], $7::boolean[])
+FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::text[]), (SELECT $4::text[]), (SELECT $5::bigint[]),
+  (SELECT $6::timestamptz[]), (SELECT $7::boolean[]))
   AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
 WHERE NOT EXISTS (SELECT FROM fencepost.leases l WHERE l.resource = u.resource
                   AND (l.lease_id <> u.lease_id AND l.expires_at > clock_timestamp() OR u.waiting AND ` + keptFor + `))
@@ -150,7 +156,7 @@ const (
 // releaseSQL frees those that are not locked by anybody. $1 resources, $2 lease
 // IDs, $3 tokens, $4 topics.
 const releaseSQL = `WITH asked AS MATERIALIZED (
-  SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) AS u(resource, lease_id, token, topic)
+  SELECT * FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bigint[]), (SELECT $4::text[])) AS u(resource, lease_id, token, topic)
 ), mine AS MATERIALIZED (
   SELECT l.resource, u.lease_id, u.token, u.topic FROM asked u JOIN fencepost.leases l ON l.resource = u.resource
    WHERE l.lease_id = u.lease_id AND l.token = u.token FOR NO KEY UPDATE OF l SKIP LOCKED
