@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"encoding/json"
 	"iter"
 	"strings"
 	"time"
@@ -29,7 +28,7 @@ const (
 ) AS r`
 	marksSQL = `SELECT coalesce(json_agg(m ORDER BY m.resource), '[]')::text FROM (
 	SELECT resource, token::text, lease_id, raised_at FROM fencepost.marks
-	WHERE resource >= $2::text AND resource > $3::text AND ($4::text = '' OR resource < $4::text)
+	WHERE resource >= $2::pg_catalog.text AND resource > $3::pg_catalog.text AND ($4::pg_catalog.text = '' OR resource < $4::pg_catalog.text)
 	ORDER BY resource LIMIT $1::int
 ) AS m`
 )
@@ -66,7 +65,7 @@ func (a Admin[Tx]) Resets(ctx context.Context, after int64) iter.Seq2[Reset, err
 	if after < 0 {
 		return failing[Reset](guard.Invalid("after", itoa(int(after)), "must be 0 or an ID"))
 	}
-	return pages(ctx, a.db.backend, "read resets", resetsSQL, func(last Reset) []any { return []any{max(after, last.ID)} })
+	return pages(ctx, a.db, "read resets", resetsSQL, func(last Reset) []any { return []any{max(after, last.ID)} })
 }
 
 // ResourceMark is a resource with its mark.
@@ -86,7 +85,7 @@ func (a Admin[Tx]) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceM
 	if prefix != "" && guard.ValidateResource(prefix) != nil {
 		return failing[ResourceMark](guard.Invalid("prefix", prefix, "must be empty or 1 to 512 bytes of UTF-8 without control characters"))
 	}
-	return pages(ctx, a.db.backend, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
+	return pages(ctx, a.db, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
 }
 
 // beyond returns the first text that comes after all that begin with prefix,
@@ -113,11 +112,11 @@ func failing[Entry any](err error) iter.Seq2[Entry, error] {
 // pages runs a query for page after page of entries. A page is one JSON text,
 // which every driver can read; next gives the arguments of the page behind an
 // entry, the zero Entry for the first.
-func pages[Entry any](ctx context.Context, q querier, op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
+func pages[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var last Entry
 		for {
-			entries, err := page[Entry](ctx, q, op, sql, next(last))
+			entries, err := page[Entry](ctx, d, op, sql, next(last))
 			if err != nil {
 				yield(*new(Entry), err)
 				return
@@ -134,21 +133,17 @@ func pages[Entry any](ctx context.Context, q querier, op, sql string, next func(
 	}
 }
 
-func page[Entry any](ctx context.Context, q querier, op, sql string, args []any) (entries []Entry, err error) {
+func page[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, args []any) (entries []Entry, err error) {
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return nil, err
 	}
-	var text string
-	if _, err := q.row(ctx, sql, append([]any{int32(pageSize)}, args...), &text); err != nil {
-		return nil, schemaFailure(op, guard.Claim{}, err)
-	}
-	if err := json.Unmarshal([]byte(text), &entries); err != nil {
-		return nil, guard.Unavailable(op, guard.Claim{}, err)
-	}
-	return entries, nil
+	err = d.inspect(ctx, op, func(q querier) error {
+		return readJSON(ctx, q, op, &entries, sql, append([]any{int32(pageSize)}, args...)...)
+	})
+	return entries, err
 }
 
-const resetSQL = "SELECT fencepost.reset($1::text, $2::bigint, $3::text, $4::bigint, $5::text, $6::bigint, $7::text, $8::text, $9::int)"
+const resetSQL = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
 
 // maxReason is how long the reason of a reset may be, in bytes.
 const maxReason = 1024

@@ -185,6 +185,25 @@ func readRows(rows interface {
 	return rows.Err()
 }
 
+// inspecting is the level of transactions that only read, also on a standby.
+const inspecting = Serializable + 1
+
+// systemNames makes the rest of a transaction resolve names in pg_catalog alone:
+// a schema on the search_path may have functions, operators or types of another
+// role, which would run with the caller's rights.
+var systemNames = statement{sql: "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"}
+
+// inspect runs queries of an operator's, which see the names of the system alone.
+// What comes first sees the caller's.
+func (d *DB[Tx]) inspect(ctx context.Context, op string, read func(q querier) error, first ...statement) error {
+	tx, err := d.backend.begin(ctx, inspecting, "", append(first, systemNames)...)
+	if err != nil {
+		return schemaFailure(op, guard.Claim{}, err)
+	}
+	defer tx.rollback()
+	return read(d.backend.in(tx.handle()))
+}
+
 // backend is what differs between pgx and database/sql.
 type backend[Tx any] interface {
 	querier
@@ -286,22 +305,31 @@ func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error {
 }
 
 // kindSQL says what a table is, whether it has rules, and whether one of its
-// partitions or children is a foreign table.
+// partitions or children is a foreign table. It names the schema of everything:
+// it runs in transactions of the caller's, whose search_path stays as it is, and
+// which may have functions and operators of another role.
 const kindSQL = `WITH RECURSIVE tree AS (
-	SELECT pg_catalog.to_regclass($1::text)::oid AS oid
-	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+	SELECT pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid AS oid
+	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
+), kinds AS (
+	SELECT c.relkind OPERATOR(pg_catalog.=) ANY (ARRAY['r', 'p']::"char"[]) AS keeps,
+		EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid) AS ruled
+	FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid
 )
-SELECT coalesce(string_agg(DISTINCT CASE WHEN c.relkind NOT IN ('r', 'p') THEN 'is or has a view or foreign table' END, ''), '')
-	|| coalesce(string_agg(DISTINCT CASE WHEN c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) THEN 'has rules' END, ''), ''),
-	count(c.oid) > 0,
-	(SELECT coalesce(string_agg(format('%s is %s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '), '')
-		FROM jsonb_to_recordset(coalesce(nullif($2::text, 'null'), '[]')::jsonb) AS b ("column" text, type text)
-		JOIN pg_catalog.pg_attribute a ON a.attrelid = pg_catalog.to_regclass($1::text) AND a.attname = b."column" AND NOT a.attisdropped
-		JOIN pg_catalog.pg_type t ON t.oid = a.atttypid LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
-		WHERE CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END::regtype::text <> ALL (
-			CASE b.type WHEN 'int' THEN ARRAY['smallint', 'integer', 'bigint'] WHEN 'uuid' THEN ARRAY['uuid'] ELSE ARRAY['text', 'character varying'] END)
+SELECT CASE WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
+		WHEN pg_catalog.bool_or(ruled) THEN 'has rules' ELSE '' END,
+	pg_catalog.count(*) OPERATOR(pg_catalog.>) 0,
+	(SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat(a.attname, ' is ', pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '), '')
+		FROM pg_catalog.jsonb_to_recordset(CASE WHEN $2::pg_catalog.text OPERATOR(pg_catalog.=) 'null' THEN '[]' ELSE $2::pg_catalog.text END::pg_catalog.jsonb) AS b ("column" pg_catalog.text, type pg_catalog.text)
+		JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)
+			AND a.attname OPERATOR(pg_catalog.=) b."column" AND NOT a.attisdropped
+		JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
+		LEFT JOIN pg_catalog.pg_collation l ON l.oid OPERATOR(pg_catalog.=) a.attcollation
+		WHERE CASE WHEN t.typtype OPERATOR(pg_catalog.=) 'd' THEN t.typbasetype ELSE t.oid END OPERATOR(pg_catalog.<>) ALL (
+			CASE WHEN b.type OPERATOR(pg_catalog.=) 'int' THEN ARRAY['pg_catalog.int2', 'pg_catalog.int4', 'pg_catalog.int8']
+				WHEN b.type OPERATOR(pg_catalog.=) 'uuid' THEN ARRAY['pg_catalog.uuid'] ELSE ARRAY['pg_catalog.text', 'pg_catalog.varchar'] END::pg_catalog.regtype[]::pg_catalog.oid[])
 			OR NOT coalesce(l.collisdeterministic, true))
-FROM tree JOIN pg_catalog.pg_class c USING (oid)`
+FROM kinds`
 
 // guardable refuses, when a table is first used, what does not keep a mark as a
 // table does: an INSTEAD OF trigger or a rule may write another row, or another

@@ -15,7 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-const enterRowSQL = "SELECT fencepost.enter_row($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 
 // Enter fences a transaction that was begun elsewhere, by sqlc, gorm or the
 // driver itself: from here to its end no claim above these can be raised on
@@ -125,8 +125,7 @@ func (d *DB[Tx]) enterOn(ctx context.Context, tx Execer, claims []guard.Claim) e
 		}
 	}
 	// A statement that commits by itself has taken its marker with it.
-	_, err = tx.ExecContext(ctx, "SELECT pg_catalog.current_setting(CASE pg_catalog.current_setting('fencepost.transaction', true) WHEN '"+
-		d.marker+"' THEN 'fencepost.transaction' ELSE '"+noMarkerText+"' END)")
+	_, err = tx.ExecContext(ctx, checkMarkerSQL(d.marker))
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText) || pgerr.State(err) == "42704" {
 		return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves"), err}

@@ -92,7 +92,7 @@ func (d pgxDriver) migrate(ctx context.Context, c migrate.Component) error {
 }
 
 var pgxLevels = map[Isolation]pgx.TxIsoLevel{
-	ReadCommitted: pgx.ReadCommitted, RepeatableRead: pgx.RepeatableRead, Serializable: pgx.Serializable,
+	ReadCommitted: pgx.ReadCommitted, RepeatableRead: pgx.RepeatableRead, Serializable: pgx.Serializable, inspecting: pgx.ReadCommitted,
 }
 
 // pgxBegin returns a batch that begins a transaction with some statements. Its
@@ -101,9 +101,11 @@ var pgxLevels = map[Isolation]pgx.TxIsoLevel{
 func pgxBegin(level Isolation, marker string, first ...statement) *pgx.Batch {
 	b := &pgx.Batch{}
 	opts := pgx.TxOptions{IsoLevel: pgxLevels[level], AccessMode: pgx.ReadWrite}
+	if level == inspecting {
+		opts.AccessMode = pgx.ReadOnly
+	}
 	if marker != "" {
-		opts.CommitQuery = "SELECT pg_catalog.current_setting(CASE pg_catalog.current_setting('fencepost.transaction', true) WHEN '" +
-			marker + "' THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END); COMMIT"
+		opts.CommitQuery = checkMarkerSQL(marker) + "; COMMIT"
 	}
 	b.BeginTx(opts)
 	for _, s := range first {
@@ -113,6 +115,12 @@ func pgxBegin(level Isolation, marker string, first ...statement) *pgx.Batch {
 		}
 	}
 	return b
+}
+
+// checkMarkerSQL fails where the marker is not.
+func checkMarkerSQL(marker string) string {
+	return "SELECT pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) '" +
+		marker + "' THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END)"
 }
 
 // noMarkerText is shown in the error of a setting that nobody has, whatever

@@ -15,8 +15,9 @@ import (
 )
 
 // presentSQL adds claims to those that the transaction presented before.
-const presentSQL = `SELECT count(fencepost.present(c ->> 'resource', (c ->> 'token')::bigint, coalesce(c ->> 'leaseId', '')))
-	FROM jsonb_array_elements($1::text::jsonb) c`
+const presentSQL = `SELECT pg_catalog.count(fencepost.present(c OPERATOR(pg_catalog.->>) 'resource',
+		(c OPERATOR(pg_catalog.->>) 'token')::bigint, coalesce(c OPERATOR(pg_catalog.->>) 'leaseId', '')))
+	FROM pg_catalog.jsonb_array_elements($1::pg_catalog.text::pg_catalog.jsonb) c`
 
 // claimsSetting is the value of the setting fencepost.claims, in which the
 // triggers find what the transaction presents.

@@ -14,27 +14,32 @@ import (
 )
 
 const (
-	raiseSQL = "SELECT fencepost.raise($1::text, $2::bigint, $3::text, $4::int)"
+	raiseSQL = "SELECT fencepost.raise($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int)"
 	// A statement of its own: a timer that runs is not stopped by it.
 	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true)"
 	// holdersSQL lists who keeps a claim from being raised: a session and its
 	// transaction, whose it is, and how long it has been waiting for its client;
 	// -1 if it works. Of other roles' sessions the server shows little.
 	holdersSQL = `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
-		coalesce(a.pid || '@' || extract(epoch FROM a.xact_start), ''),
-		coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, -1)::bigint,
-		CASE WHEN a.state LIKE 'idle in transaction%' THEN extract(epoch FROM clock_timestamp() - a.state_change) * 1000
-			WHEN a.wait_event_type = 'Client' THEN 0 ELSE -1 END::bigint,
-		a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user), h.entered
-	FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid, entered) JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY a.xact_start`
+		coalesce(` + heldBy + `, ''),
+		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.xact_start) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
+		CASE WHEN pg_catalog.starts_with(a.state, 'idle in transaction')
+				THEN extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.state_change) OPERATOR(pg_catalog.*) 1000
+			WHEN a.wait_event_type OPERATOR(pg_catalog.=) 'Client' THEN 0 ELSE -1 END::bigint,
+		` + sameRole + `, h.entered
+	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
+	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid ORDER BY a.xact_start`
 	// terminateSQL ends those of them that are still in the transactions that
 	// were seen, with the caller's own rights.
-	terminateSQL = `SELECT count(*) FROM (
-	SELECT pg_terminate_backend(a.pid) FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid, entered)
-	JOIN pg_stat_activity a ON a.pid = h.pid
-	WHERE h.entered AND a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = session_user)
-		AND a.pid || '@' || extract(epoch FROM a.xact_start) = ANY (string_to_array($4::text, ' '))
+	terminateSQL = `SELECT pg_catalog.count(*) FROM (
+	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
+	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
+	WHERE h.entered AND ` + sameRole + `
+		AND ` + heldBy + ` OPERATOR(pg_catalog.=) ANY (pg_catalog.string_to_array($4::pg_catalog.text, ' '))
 ) AS ended`
+	// heldBy is a session and its transaction.
+	heldBy   = `CASE WHEN a.xact_start IS NOT NULL THEN pg_catalog.concat(a.pid, '@', extract(epoch FROM a.xact_start)) END`
+	sameRole = `a.usesysid OPERATOR(pg_catalog.=) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) session_user)`
 )
 
 // When a raise that waits looks for whom it waits: it says so at the first

@@ -14,10 +14,11 @@ const (
 	// transactionIDSQL assigns the transaction's ID. The first eight digits of
 	// a WAL file's name are the timeline (PostgreSQL documentation, 30.5): after
 	// a failover the same ID may be another transaction.
-	transactionIDSQL = "SELECT pg_current_xact_id()::text, left(pg_walfile_name(pg_current_wal_lsn()), 8)"
-	resolveSQL       = `SELECT pg_is_in_recovery(),
-	CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END,
-	CASE WHEN pg_is_in_recovery() THEN '' ELSE coalesce(pg_xact_status($1::text::xid8), 'forgotten') END`
+	transactionIDSQL = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text, " + timelineSQL
+	resolveSQL       = `SELECT pg_catalog.pg_is_in_recovery(),
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE ` + timelineSQL + ` END,
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE coalesce(pg_catalog.pg_xact_status($1::pg_catalog.text::pg_catalog.xid8), 'forgotten') END`
+	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
 )
 
 // resolveEvery is how often a transaction in progress is asked after.

@@ -82,10 +82,14 @@ func RolesSQL(roles *RoleNames) (string, error) {
 // once; hence the exceptions.
 const rolesSQL = `DO $roles$
 DECLARE
-  role text;
-  may  record;
-  f    regprocedure;
+  path pg_catalog.text := pg_catalog.current_setting('search_path');
+  role pg_catalog.text;
+  may  pg_catalog.record;
+  f    pg_catalog.regprocedure;
 BEGIN
+  -- What follows resolves names in pg_catalog alone: a schema on the path may
+  -- have functions and operators of another role.
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('fencepost.roles', 0));
   FOREACH role IN ARRAY ARRAY[$enforcer, $operator, $reader] LOOP
     BEGIN
@@ -106,6 +110,7 @@ BEGIN
     EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('GRANT SELECT ON fencepost.%I TO %I', relname, role), '; ') FROM pg_catalog.pg_class
       WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname = ANY ($tables));
   END LOOP;
+  PERFORM pg_catalog.set_config('search_path', path, true);
 END $roles$;
 `
 

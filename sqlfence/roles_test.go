@@ -196,8 +196,9 @@ func TestLockKeyIsSecret(t *testing.T) {
 				t.Errorf("%s: %v", sql, err)
 			}
 		}
-		if e.int("SELECT fencepost.lock_key('r')") != e.int("SELECT fencepost.lock_key('r')") || e.int("SELECT fencepost.lock_key('r')") == e.int("SELECT fencepost.lock_key('s')") {
-			t.Error("the key of a resource is not its own")
+		first, again, other := e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('s')")
+		if first != again || first == other {
+			t.Errorf("the keys of r, r and s are %d, %d and %d", first, again, other)
 		}
 		impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
 		raiseUnder := func(lock string, token guard.Token) error {

@@ -160,7 +160,7 @@ func (d stdDriver) begin(ctx context.Context, level Isolation, marker string, fi
 }
 
 var stdLevels = map[Isolation]sql.IsolationLevel{
-	ReadCommitted: sql.LevelReadCommitted, RepeatableRead: sql.LevelRepeatableRead, Serializable: sql.LevelSerializable,
+	ReadCommitted: sql.LevelReadCommitted, RepeatableRead: sql.LevelRepeatableRead, Serializable: sql.LevelSerializable, inspecting: sql.LevelReadCommitted,
 }
 
 // beginOn begins a transaction on a connection of its own that lives as long
@@ -171,7 +171,7 @@ func (d stdDriver) beginOn(ctx, detached context.Context, level Isolation) (*std
 		if err != nil {
 			return nil, err
 		}
-		tx, err := conn.BeginTx(detached, &sql.TxOptions{Isolation: stdLevels[level]})
+		tx, err := conn.BeginTx(detached, &sql.TxOptions{Isolation: stdLevels[level], ReadOnly: level == inspecting})
 		if err == nil {
 			return &stdTransaction{conn: conn, giveBack: release, tx: tx}, nil
 		}

@@ -17,11 +17,11 @@ var (
 )
 
 const (
-	markSQL = `SELECT pg_is_in_recovery(), m.token, m.lease_id, f.token
+	markSQL = `SELECT pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token
 FROM (SELECT) AS one
-LEFT JOIN fencepost.marks m ON m.resource = $1::text
-LEFT JOIN fencepost.marks f ON f.resource = ''`
-	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::timestamptz, $2::int)"
+LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
+LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
+	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
 )
 
 var errStandby = errors.New("this server is a standby: its marks lag behind the primary's")

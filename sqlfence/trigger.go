@@ -103,8 +103,8 @@ func triggerTable(name []string) (string, error) {
 }
 
 const (
-	installSQL = "SELECT fencepost.install_guard($1::text::regclass, $2::text::jsonb, $3::boolean, $4::int)"
-	removeSQL  = "SELECT fencepost.remove_guard(to_regclass($1::text), $2::int)"
+	installSQL = "SELECT fencepost.install_guard($1::pg_catalog.text::pg_catalog.regclass, $2::pg_catalog.text::pg_catalog.jsonb, $3::boolean, $4::int)"
+	removeSQL  = "SELECT fencepost.remove_guard(pg_catalog.to_regclass($1::pg_catalog.text), $2::int)"
 )
 
 // InstallTrigger puts the table under triggers, its partitions and inheritance
@@ -151,7 +151,7 @@ func TriggerSQL(trigger Trigger) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("SELECT fencepost.install_guard(%s::regclass, %s::jsonb, %t, %d);\n",
+	return fmt.Sprintf("SELECT fencepost.install_guard(%s::pg_catalog.regclass, %s::pg_catalog.jsonb, %t, %d);\n",
 		quoteText(name), quoteText(parts), trigger.InsecureReportOnly, defaultLockTimeout.Milliseconds()), nil
 }
 

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	enterSQL         = "SELECT fencepost.enter($1::text, $2::bigint, $3::text, $4::int, $5::int)"
-	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::text, $2::bigint, $3::text, $4::int, $5::int)"
+	enterSQL         = "SELECT fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
+	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	// The marker is local to the transaction: however the transaction ends, by
 	// COMMIT AND CHAIN too, it ends with it.
-	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', $6::text, true)"
-	markedSQL  = "SELECT pg_catalog.current_setting('fencepost.transaction', true) IS NOT DISTINCT FROM $1::text"
+	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', $6::pg_catalog.text, true)"
+	markedSQL  = "SELECT coalesce(pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) $1::pg_catalog.text, false)"
 	// With Options.PresentClaims, what is entered is presented to the triggers
 	// of guarded tables as well.
-	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::text, true)"
+	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::pg_catalog.text, true)"
 )
 
 // maxEnter bounds how often a transaction raises and enters again: once is the

@@ -56,43 +56,52 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return nil, err
 	}
-	var found []Finding
-	ask := func(sql string, args ...any) error {
-		more, err := a.db.findings(ctx, op, sql, args...)
-		found = append(found, more...)
-		return err
-	}
-	names := []string{} // of every table looked at
-	for _, t := range v.Tables {
+	names := make([]string, len(v.Tables)+len(v.Triggers)) // with their schemas, as the caller's search_path has them
+	parts := make([]string, len(v.Triggers))
+	var first []statement
+	for i, t := range v.Tables {
 		if t == nil {
 			return nil, guard.Invalid("Verification.Tables", "nil", "must not have a nil element")
 		}
-		names = append(names, t.name)
-		if err := ask(verifyTableSQL, t.name, t.column("token column"), t.column("lease column"), jsonText(t.keys), t.column("deleted column")); err != nil {
-			return nil, err
-		}
+		first = append(first, statement{qualifiedSQL, []any{t.name}, []any{&names[i]}})
 	}
-	for _, g := range v.Triggers {
-		name, parts, err := g.check()
+	for i, g := range v.Triggers {
+		name, text, err := g.check()
 		if err != nil {
 			return nil, err
 		}
-		names = append(names, name)
-		if err := ask(verifyGuardSQL, name, parts, g.InsecureReportOnly); err != nil {
-			return nil, err
-		}
+		parts[i] = text
+		first = append(first, statement{qualifiedSQL, []any{name}, []any{&names[len(v.Tables)+i]}})
 	}
-	if !v.WithoutSchema {
-		more, err := a.db.verifyFunctions(ctx, op)
-		if err != nil {
-			return nil, err
+	var found []Finding
+	err := a.db.inspect(ctx, op, func(q querier) error {
+		ask := func(sql string, args ...any) error {
+			more, err := findings(ctx, q, op, sql, args...)
+			found = append(found, more...)
+			return err
 		}
-		found = append(found, more...)
-	}
-	if v.Role != "" {
-		if err := ask(verifyRoleSQL, v.Role, jsonText(names)); err != nil {
-			return nil, err
+		for i, t := range v.Tables {
+			if err := ask(verifyTableSQL, names[i], t.column("token column"), t.column("lease column"), jsonText(t.keys), t.column("deleted column")); err != nil {
+				return err
+			}
 		}
+		for i, g := range v.Triggers {
+			if err := ask(verifyGuardSQL, names[len(v.Tables)+i], parts[i], g.InsecureReportOnly); err != nil {
+				return err
+			}
+		}
+		if !v.WithoutSchema {
+			if err := ask(verifyFunctionsSQL, jsonText(expectedFunctions()), schema().Version()); err != nil {
+				return err
+			}
+		}
+		if v.Role != "" {
+			return ask(verifyRoleSQL, v.Role, jsonText(names))
+		}
+		return nil
+	}, first...)
+	if err != nil {
+		return nil, err
 	}
 	return found, nil
 }
@@ -134,7 +143,9 @@ func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 		Relation   string        `json:"relation"`
 		Problem    string        `json:"problem"`
 	}
-	err := a.db.json(ctx, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
+	err := a.db.inspect(ctx, op, func(q querier) error {
+		return readJSON(ctx, q, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +163,8 @@ func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 }
 
 // findings runs a query of subjects and problems.
-func (d *DB[Tx]) findings(ctx context.Context, op, sql string, args ...any) (f []Finding, err error) {
-	err = d.json(ctx, op, &f, `SELECT coalesce(json_agg(json_build_object('subject', subject, 'problem', problem)), '[]')::text FROM (`+sql+`) AS found(subject, problem)`, args...)
+func findings(ctx context.Context, q querier, op, sql string, args ...any) (f []Finding, err error) {
+	err = readJSON(ctx, q, op, &f, `SELECT coalesce(json_agg(json_build_object('subject', subject, 'problem', problem)), '[]')::text FROM (`+sql+`) AS found(subject, problem)`, args...)
 	return f, err
 }
 
@@ -166,10 +177,10 @@ func jsonText(v any) string {
 	return string(text)
 }
 
-// json reads one value of JSON.
-func (d *DB[Tx]) json(ctx context.Context, op string, dest any, sql string, args ...any) error {
+// readJSON reads one value of JSON.
+func readJSON(ctx context.Context, q querier, op string, dest any, sql string, args ...any) error {
 	var text string
-	if _, err := d.backend.row(ctx, sql, args, &text); err != nil {
+	if _, err := q.row(ctx, sql, args, &text); err != nil {
 		return schemaFailure(op, guard.Claim{}, err) // tables of the caller's are only ever looked up
 	}
 	if err := json.Unmarshal([]byte(text), dest); err != nil {
@@ -223,7 +234,3 @@ const verifyFunctionsSQL = `
 	UNION ALL
 	SELECT 'function fencepost.' || name, 'has no pinned search_path' FROM expected JOIN have ON proname = name AND prosrc = body
 		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))`
-
-func (d *DB[Tx]) verifyFunctions(ctx context.Context, op string) ([]Finding, error) {
-	return d.findings(ctx, op, verifyFunctionsSQL, jsonText(expectedFunctions()), schema().Version())
-}

@@ -43,10 +43,10 @@ func TestVerifyTable(t *testing.T) {
 		for _, c := range []struct{ sql, says string }{
 			{"ALTER TABLE jobs ALTER last_fencing_token DROP NOT NULL", "may be NULL"},
 			{"ALTER TABLE jobs ALTER last_fencing_token TYPE int", "of type integer and must be bigint"},
-			{"CREATE INDEX tok ON jobs (b, last_fencing_token)", "in index tok, which turns every update"},
-			{"CREATE INDEX tok ON jobs ((last_fencing_token + 1))", "in index tok"},
-			{"CREATE INDEX tok ON jobs (b) WHERE last_fencing_token > 0", "in index tok"},
-			{"CREATE INDEX tok ON jobs (b) INCLUDE (last_fencing_token)", "in index tok"},
+			{"CREATE INDEX tok ON jobs (b, last_fencing_token)", "in index public.tok, which turns every update"},
+			{"CREATE INDEX tok ON jobs ((last_fencing_token + 1))", "in index public.tok"},
+			{"CREATE INDEX tok ON jobs (b) WHERE last_fencing_token > 0", "in index public.tok"},
+			{"CREATE INDEX tok ON jobs (b) INCLUDE (last_fencing_token)", "in index public.tok"},
 			{"ALTER TABLE jobs RENAME last_fencing_token TO other", "token column last_fencing_token is missing"},
 			{"ALTER TABLE jobs ALTER lease DROP NOT NULL", "lease column lease may be NULL"},
 			{"ALTER TABLE jobs ALTER lease TYPE varchar(3)", "lease column lease is of type character varying(3)"},
@@ -163,7 +163,7 @@ func TestVerifyRole(t *testing.T) {
 		e.wantFindings("a role without rights", v)
 		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
 		for _, c := range []struct{ do, undo, says string }{
-			{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns parts_low"},
+			{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns public.parts_low"},
 			{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
 			{"GRANT UPDATE ON fencepost.marks TO " + role, "REVOKE UPDATE ON fencepost.marks FROM " + role, "may write fencepost.marks"},
 			{"GRANT UPDATE (token) ON fencepost.marks TO " + role, "REVOKE UPDATE (token) ON fencepost.marks FROM " + role, "may write fencepost.marks"},

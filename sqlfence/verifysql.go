@@ -1,5 +1,14 @@
 package sqlfence
 
+// qualifiedSQL puts the schema before a table's name, $1, if it is there. It runs
+// under the caller's search_path, and so names the schema of everything.
+const qualifiedSQL = `SELECT coalesce((SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
+	FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+	WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)), $1::pg_catalog.text)`
+
+// The queries below run where names are resolved in pg_catalog alone
+// ([DB.inspect]).
+
 // verifyTableSQL looks at a table that single statements write: $1 its quoted
 // name, $2 the token column, $3 the lease column or "", $4 the key, a JSON
 // array, $5 the deleted column or "". That a trigger changes the mark can only

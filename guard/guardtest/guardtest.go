@@ -53,7 +53,8 @@ type Harness struct {
 	// tick in use.
 	Margin time.Duration
 
-	// Timeout ends a case that hangs; 0 means 30 s.
+	// Timeout ends a case that hangs; 0 means 3 minutes, which no case needs
+	// on a slow machine either.
 	Timeout time.Duration
 
 	// Seed makes the random choices repeatable; 0 means another one each time.
@@ -148,7 +149,7 @@ func (h Harness) withDefaults() (Harness, error) {
 	h.Steps = orDefault(h.Steps, 300)
 	h.Volume = orDefault(h.Volume, 2500)
 	h.Margin = orDefault(h.Margin, 20*time.Millisecond)
-	h.Timeout = orDefault(h.Timeout, 30*time.Second)
+	h.Timeout = orDefault(h.Timeout, 3*time.Minute)
 	h.Seed = orDefault(h.Seed, rand.Uint64())
 	return h, nil
 }

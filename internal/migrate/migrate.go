@@ -22,6 +22,22 @@ const lockKey = 0x66656e6365707374
 // rollbackTimeout bounds how long a failed migration waits to be rolled back.
 const rollbackTimeout = 5 * time.Second
 
+// Pin makes the rest of a transaction resolve names in pg_catalog alone, and
+// unpin gives it its search_path back: a schema on the path of who migrates may
+// have functions, operators or types of another role, which would run with the
+// rights of who migrates.
+const (
+	Pin = `DO $pin$ BEGIN
+  PERFORM pg_catalog.set_config('fencepost.search_path', pg_catalog.current_setting('search_path'), true);
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+END $pin$;
+`
+	unpin = `DO $pin$ BEGIN
+  PERFORM pg_catalog.set_config('search_path', pg_catalog.current_setting('fencepost.search_path'), true);
+END $pin$;
+`
+)
+
 // prologue makes the schema and the record of what was applied.
 const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
 CREATE TABLE IF NOT EXISTS fencepost.migrations (
@@ -60,7 +76,7 @@ type Migration struct {
 // Script returns the step with its record, to be run in one transaction by
 // any tool.
 func (m Migration) Script(component string) string {
-	return owned + prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component)
+	return Pin + owned + prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component) + unpin
 }
 
 func (m Migration) record(component string) string {
@@ -105,11 +121,11 @@ func (c Component) Version() int { return len(c.Migrations) }
 // Script returns every step in order, for printing. It begins no transaction.
 func (c Component) Script() string {
 	var b strings.Builder
-	b.WriteString(owned)
-	b.WriteString(prologue)
+	b.WriteString(Pin + owned + prologue)
 	for _, m := range c.Migrations {
 		fmt.Fprintf(&b, "\n-- %s version %d: %s\n%s\n%s", c.Name, m.Version, m.Name, strings.TrimSpace(m.SQL), m.record(c.Name))
 	}
+	b.WriteString(unpin)
 	return b.String()
 }
 
@@ -153,7 +169,8 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 		}
 	}()
 	// The lock is a statement of its own: what is read after it is newer than it.
-	if err := conn.Exec(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(lockKey))); err != nil {
+	// For the search_path see Pin.
+	if err := conn.Exec(ctx, fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SELECT pg_advisory_xact_lock(%d)", int64(lockKey))); err != nil {
 		return err
 	}
 	have, err := c.version(ctx, conn)
@@ -193,5 +210,5 @@ func (c Component) version(ctx context.Context, conn Conn) (int64, error) {
 // VersionSQL is the query for the applied version of the component. It fails
 // with SQLSTATE 42P01 or 3F000 where there is no schema.
 func (c Component) VersionSQL() string {
-	return "SELECT coalesce(max(version), 0)::bigint FROM fencepost.migrations WHERE component = '" + c.Name + "'"
+	return "SELECT coalesce(pg_catalog.max(version), 0)::bigint FROM fencepost.migrations WHERE component OPERATOR(pg_catalog.=) '" + c.Name + "'"
 }

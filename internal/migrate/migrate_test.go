@@ -155,11 +155,11 @@ func TestScript(t *testing.T) {
 			t.Errorf("step %d is not in its place in\n%s", m.Version, script)
 		}
 		at = next
-		if one := m.Script("demo"); one != owned+prologue+strings.TrimSpace(m.SQL)+"\n"+m.record("demo") {
+		if one := m.Script("demo"); one != Pin+owned+prologue+strings.TrimSpace(m.SQL)+"\n"+m.record("demo")+unpin {
 			t.Errorf("the script of step %d is\n%s", m.Version, one)
 		}
 	}
-	script = strings.Replace(script, owned, "", 1)
+	script = strings.NewReplacer(Pin, "", owned, "", unpin, "").Replace(script)
 	if strings.Contains(script, "BEGIN") || strings.Contains(script, "COMMIT") {
 		t.Errorf("the script has a transaction of its own:\n%s", script)
 	}

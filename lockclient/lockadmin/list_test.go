@@ -17,6 +17,9 @@ import (
 func pages(t *testing.T, o *Operator, pattern string, opts *ListOptions, limit int) (names []string) {
 	t.Helper()
 	q, err := o.listQuery(pattern, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
 	q.limit = limit
 	for more := true; more; {
 		var page []LeaseInfo

@@ -421,8 +421,6 @@ func TestMultipartHistory(t *testing.T) {
 	}
 }
 
-func be(n uint32) []byte { return []byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)} }
-
 func TestDiscardedParts(t *testing.T) {
 	c := newClient(t, s3test.Options{DiscardAbove: 1 << 20, MinPartSize: -1})
 	id := c.start("a")

@@ -1,0 +1,72 @@
+package pglease
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Statements, for tests that carry them out step by step.
+const (
+	ReleaseOneSQL = releaseOneSQL
+	WatchSQL      = watchSQL
+	OnlookSQL     = onlookSQL
+	KeepFor       = keepFor
+)
+
+// Process names the issuer in the line of the waiting.
+func (i *Issuer) Process() string { return i.process }
+
+// Listening reports whether the issuer is told of releases.
+func (i *Issuer) Listening() bool { return i.listener.listening() }
+
+// Subscribe is the first step of Watch.
+func (i *Issuer) Subscribe(resource string, ring func()) (stop func()) {
+	sub := i.listener.subscribe(resource, true, ring)
+	return func() { i.listener.unsubscribe(sub) }
+}
+
+// Mark is the last step of Watch.
+func (i *Issuer) Mark(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
+	var h holder
+	marked := false
+	err = i.Pool.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, "60000").Scan(append(h.columns(), &marked)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err == nil && marked {
+		held = h.held(w.Resource)
+	}
+	return held, err
+}
+
+// Look says who has the lease, and marks nothing.
+func (i *Issuer) Look(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
+	var h holder
+	err = i.Pool.QueryRow(ctx, onlookSQL, w.Resource).Scan(h.columns()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return h.held(w.Resource), err
+}
+
+// Listener sets how long the listening connection stays when nobody waits, is
+// trusted when it says nothing, and may take for a notification to itself. It is
+// called before the first watch.
+func (i *Issuer) Listener(idle, quiet, test time.Duration) {
+	i.listener.idle, i.listener.quiet, i.listener.test = idle, quiet, test
+}
+
+// BeforeListen has f called before every listening connection is opened. It is
+// called before the first watch.
+func (i *Issuer) BeforeListen(f func()) {
+	connect := i.listener.connect
+	i.listener.connect = func(ctx context.Context) (*pgx.Conn, error) {
+		f()
+		return connect(ctx)
+	}
+}

@@ -1,0 +1,704 @@
+package pglease_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// patience ends a hang.
+const patience = time.Minute
+
+// migrated returns a pool on a fresh database that has the schema.
+func migrated(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// dial returns a pool like base, changed by change.
+func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := base.Config()
+	change(config)
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.Issuer {
+	t.Helper()
+	i, err := pglease.NewIssuer(pglease.Config{
+		Pool: pool, Owner: "o", OpTimeout: patience, LockTimeout: patience / 2, Conns: 2, Wake: pglease.WakeAuto, Logger: logger,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+// eventually waits for as long as it takes on a busy machine.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", 2*patience, what)
+		}
+	}
+}
+
+func mustExec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// value reads one value.
+func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// locked waits until so many statements wait for a row.
+func locked(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	eventually(t, "they wait for a row", func() bool {
+		return n == value[int](t, pool, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`)
+	})
+}
+
+func listenerPIDs(t *testing.T, pool *pgxpool.Pool) []int32 {
+	t.Helper()
+	return value[[]int32](t, pool, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
+		WHERE datname = current_database() AND query LIKE 'LISTEN %'`)
+}
+
+func ask(resource, id string) driver.Request {
+	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Hour, Timeout: patience}
+}
+
+func acquire(t *testing.T, i *pglease.Issuer, resource, id string) guard.Claim {
+	t.Helper()
+	g, err := i.Acquire(t.Context(), ask(resource, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
+}
+
+func release(t *testing.T, i *pglease.Issuer, claim guard.Claim) {
+	t.Helper()
+	if freed, err := i.Release(t.Context(), claim); !freed || err != nil {
+		t.Fatalf("freed %t, %v", freed, err)
+	}
+}
+
+// rings counts how often a watch is rung.
+type rings struct{ n atomic.Int64 }
+
+func (r *rings) ring()      { r.n.Add(1) }
+func (r *rings) rung() bool { return r.n.Load() > 0 }
+
+// settle returns when i has been told of every release up to now:
+// notifications arrive in the order of their commits.
+func settle(t *testing.T, pool *pgxpool.Pool, i *pglease.Issuer) {
+	t.Helper()
+	eventually(t, "it listens", i.Listening)
+	var last rings
+	defer i.Subscribe("the last one", last.ring)()
+	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, pglease.Topic("the last one"))
+	eventually(t, "the last notification arrives", last.rung)
+}
+
+// schedule is one waiter, one holder and the moment of the release.
+type schedule struct {
+	t             *testing.T
+	pool          *pgxpool.Pool
+	holder        *pglease.Issuer
+	waiter        *pglease.Issuer
+	lease         guard.Claim
+	gate          atomic.Pointer[chan struct{}] // keeps the waiter from listening
+	rings, breaks rings
+	marked        func() // called by watches that have marked and do not listen yet
+}
+
+// watches are Watch as it is built and what leaves one of its steps out.
+var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, error){
+	"as built": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		return s.waiter.Watch(s.t.Context(), w, s.rings.ring)
+	},
+	"no mark": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		held, err := s.waiter.Look(s.t.Context(), w)
+		return driver.Watching{Held: held, Stop: stop}, err
+	},
+	"the mark does not look": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		_, err := s.waiter.Mark(s.t.Context(), w)
+		return driver.Watching{Held: &driver.HeldError{Resource: w.Resource}, Stop: stop}, err // as the refusal said
+	},
+	"looks before it marks": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		held, err := s.waiter.Look(s.t.Context(), w)
+		_, marks := s.waiter.Mark(s.t.Context(), w)
+		return driver.Watching{Held: held, Stop: stop}, errors.Join(err, marks)
+	},
+	"marks before it listens": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		held, err := s.waiter.Mark(s.t.Context(), w)
+		s.marked()
+		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		return driver.Watching{Held: held, Stop: stop}, err
+	},
+	"subscribes after it has marked": func(s *schedule, w driver.Watch) (driver.Watching, error) {
+		held, err := s.waiter.Mark(s.t.Context(), w)
+		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		return driver.Watching{Held: held, Stop: stop}, err
+	},
+}
+
+// TestWatchAgainstRelease: whenever a release comes, the waiter is rung, or its
+// Watch says that nobody has the lease or that it cannot watch. Each order is the
+// worst one for the step that its control leaves out, who sleeps through it.
+func TestWatchAgainstRelease(t *testing.T) {
+	for _, order := range []struct {
+		name, flaw string
+		run        func(s *schedule, watch func() error)
+	}{
+		{"released before the watch", "the mark does not look", func(s *schedule, watch func() error) {
+			eventually(s.t, "it listens", s.waiter.Listening)
+			release(s.t, s.holder, s.lease)
+			s.must(watch())
+		}},
+		{"released while it is marked", "looks before it marks", func(s *schedule, watch func() error) {
+			eventually(s.t, "it listens", s.waiter.Listening)
+			s.behind(watch, pglease.ReleaseOneSQL, "r", s.lease.LeaseID, int64(s.lease.Token), "60000", pglease.Topic("r"))
+		}},
+		{"marked while it is released", "no mark", func(s *schedule, watch func() error) {
+			eventually(s.t, "it listens", s.waiter.Listening)
+			s.behind(func() error { s.must(watch()); release(s.t, s.holder, s.lease); return nil }, "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE")
+		}},
+		{"released before LISTEN", "marks before it listens", func(s *schedule, watch func() error) {
+			gate := make(chan struct{})
+			s.gate.Store(&gate)
+			s.marked = sync.OnceFunc(func() { release(s.t, s.holder, s.lease) })
+			s.must(watch())
+			s.marked()
+			close(gate)
+		}},
+		{"released after the connection broke", "subscribes after it has marked", func(s *schedule, watch func() error) {
+			eventually(s.t, "it listens", s.waiter.Listening)
+			defer s.waiter.Subscribe("other", s.breaks.ring)()
+			gate := make(chan struct{})
+			s.gate.Store(&gate)
+			tx, err := s.pool.Begin(s.t.Context())
+			s.must(err)
+			defer tx.Rollback(context.Background())
+			_, err = tx.Exec(s.t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE")
+			s.must(err)
+			watched := make(chan error, 1)
+			go func() { watched <- watch() }()
+			locked(s.t, s.pool, 1) // the mark
+			for _, pid := range listenerPIDs(s.t, s.pool) {
+				mustExec(s.t, s.pool, "SELECT pg_terminate_backend($1)", pid)
+			}
+			eventually(s.t, "the break is noticed", s.breaks.rung)
+			s.must(tx.Rollback(s.t.Context()))
+			s.must(<-watched)
+			release(s.t, s.holder, s.lease)
+			close(gate)
+		}},
+	} {
+		for _, flaw := range []string{"as built", order.flaw} {
+			t.Run(order.name+"/"+flaw, func(t *testing.T) {
+				pool := migrated(t)
+				s := &schedule{t: t, pool: pool, holder: newIssuer(t, pool, nil), waiter: newIssuer(t, pool, nil)}
+				s.waiter.BeforeListen(func() {
+					if gate := s.gate.Load(); gate != nil {
+						<-*gate
+					}
+				})
+				s.lease = acquire(t, s.holder, "r", "holder's")
+				acquire(t, s.waiter, "warm", "waiter's")     // knows the schema
+				if order.flaw != "marks before it listens" { // it listens before
+					defer s.waiter.Subscribe("somebody waits", func() {})()
+				}
+				var got driver.Watching
+				var err error
+				order.run(s, func() error {
+					got, err = watches[flaw](s, driver.Watch{Resource: "r", LeaseID: "waiter's"})
+					if errors.Is(err, driver.ErrNoWatch) { // it polls
+						return nil
+					}
+					return err
+				})
+				settle(t, pool, s.waiter)
+				slept := err == nil && got.Held != nil && !s.rings.rung()
+				if slept != (flaw != "as built") {
+					t.Errorf("slept through the release: %t (%+v, %v)", slept, got.Held, err)
+				}
+				if got.Stop != nil {
+					got.Stop()
+				}
+			})
+		}
+	}
+}
+
+func (s *schedule) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Error(err)
+	}
+}
+
+// behind runs watch while a statement has been carried out and not committed.
+func (s *schedule) behind(watch func() error, sql string, args ...any) {
+	tx, err := s.pool.Begin(s.t.Context())
+	s.must(err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(s.t.Context(), sql, args...)
+	s.must(err)
+	watched := make(chan error, 1)
+	go func() { watched <- watch() }()
+	locked(s.t, s.pool, 1)
+	s.must(tx.Commit(s.t.Context()))
+	s.must(<-watched)
+}
+
+// TestReleaseBehindMark: a release that waits for the row of a mark that has not
+// committed sees the mark, and notifies.
+func TestReleaseBehindMark(t *testing.T) {
+	pool := migrated(t)
+	holder := newIssuer(t, pool, nil)
+	for mark, quiet := range map[string]bool{pglease.WatchSQL: false, "SELECT $1::text, $2::text, $3::text, $4::text FROM fencepost.leases WHERE resource = $1 FOR UPDATE": true} {
+		lease := acquire(t, holder, "r", pglease.NewLeaseID())
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), mark, "r", "waiter's", "process", "60000"); err != nil {
+			t.Fatal(err)
+		}
+		told := make(chan bool)
+		go func() {
+			var resource, synced string
+			var quiet bool
+			err := pool.QueryRow(context.Background(), pglease.ReleaseOneSQL, "r", lease.LeaseID, int64(lease.Token), "60000", pglease.Topic("r")).
+				Scan(&resource, &synced, &quiet)
+			if err != nil {
+				t.Error(err)
+			}
+			told <- quiet
+		}()
+		locked(t, pool, 1) // the release, for the mark
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-told; got != quiet {
+			t.Errorf("the release after the mark is quiet: %t; with no mark: %t", got, quiet)
+		}
+		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = NULL, kept_for = NULL, waiters = NULL")
+	}
+}
+
+// TestListenerIdle: however many wait need one listening connection. It is
+// opened when somebody waits, closed when nobody has for a while, and opened again.
+func TestListenerIdle(t *testing.T) {
+	pool := migrated(t)
+	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
+	waiter.Listener(100*time.Millisecond, 50*time.Millisecond, patience)
+	acquire(t, holder, "r0", "holder's")
+	for range 2 {
+		if pids := listenerPIDs(t, pool); len(pids) != 0 {
+			t.Errorf("%d connections listen and nobody waits", len(pids))
+		}
+		var stops []func()
+		var wg sync.WaitGroup
+		for n := range 16 {
+			stops = append(stops, waiter.Subscribe(fmt.Sprint("r", n), func() {}))
+		}
+		eventually(t, "it listens", waiter.Listening)
+		before := listenerPIDs(t, pool)
+		time.Sleep(300 * time.Millisecond) // longer than it would stay
+		if after := listenerPIDs(t, pool); len(after) != 1 || !slices.Equal(before, after) {
+			t.Errorf("connections %v listen for 16 waiters, then %v", before, after)
+		}
+		for _, stop := range stops {
+			wg.Go(stop)
+		}
+		wg.Wait()
+		eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, pool)) == 0 && !waiter.Listening() })
+	}
+}
+
+// mute is a connection that can lose the server's notifications and nothing
+// else, which is what a pooler in transaction mode does.
+type mute struct {
+	net.Conn
+	silent *atomic.Bool
+	lost   *atomic.Int64
+	rest   []byte // of the frame before
+}
+
+func (m *mute) Read(p []byte) (int, error) {
+	for len(m.rest) == 0 {
+		var head [5]byte
+		if _, err := io.ReadFull(m.Conn, head[:]); err != nil {
+			return 0, err
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
+		if _, err := io.ReadFull(m.Conn, body); err != nil {
+			return 0, err
+		}
+		if head[0] == 'A' && m.silent.Load() {
+			m.lost.Add(1)
+			continue
+		}
+		m.rest = append(head[:], body...)
+	}
+	n := copy(p, m.rest)
+	m.rest = m.rest[n:]
+	return n, nil
+}
+
+// lines is a log that is read while it is written.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lines) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.buf.String(), what)
+}
+
+// TestListenerSilent: where LISTEN is accepted and nothing is delivered, from
+// the beginning as behind a pooler or from some time on, the issuer notices, rings
+// everybody, says so once, and says when it listens again.
+func TestListenerSilent(t *testing.T) {
+	direct := migrated(t)
+	var silent atomic.Bool
+	var lost atomic.Int64
+	pool := dial(t, direct, func(c *pgxpool.Config) {
+		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil // frames can be told apart
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return &mute{Conn: conn, silent: &silent, lost: &lost}, err
+		}
+	})
+	var log lines
+	holder, waiter := newIssuer(t, direct, nil), newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
+	waiter.Listener(patience, 50*time.Millisecond, 500*time.Millisecond)
+	acquire(t, holder, "r", "holder's")
+	watch := driver.Watch{Resource: "r", LeaseID: "waiter's"}
+
+	silent.Store(true)
+	var rings rings
+	stop := waiter.Subscribe("r", rings.ring)
+	eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && log.count("lock_listen_failed") > 0 })
+	if _, err := waiter.Watch(t.Context(), watch, rings.ring); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
+		t.Errorf("the issuer believes that it listens: %v", err)
+	}
+	if failed, restored := log.count("lock_listen_failed"), log.count("lock_listen_restored"); failed != 1 || restored != 0 || log.count("does not arrive") != 1 {
+		t.Errorf("%d failures and %d recoveries are told", failed, restored)
+	}
+	silent.Store(false)
+	eventually(t, "it listens", waiter.Listening)
+	eventually(t, "it says so", func() bool { return log.count("lock_listen_restored") == 1 })
+	stop()
+
+	rings.n.Store(0)
+	watching, err := waiter.Watch(t.Context(), watch, rings.ring)
+	if err != nil || watching.Held == nil {
+		t.Fatal(watching, err)
+	}
+	time.Sleep(300 * time.Millisecond) // it tests itself some times
+	if rings.rung() {
+		t.Error("a connection that only has nothing to say is given up")
+	}
+	silent.Store(true)
+	eventually(t, "the waiter is rung", rings.rung)
+	eventually(t, "it says so", func() bool { return log.count("lock_listen_failed") == 2 })
+	silent.Store(false)
+	eventually(t, "it listens again", waiter.Listening)
+	watching.Stop()
+}
+
+// TestNotifiesOnlyWaiters: a release notifies when somebody waits and only then,
+// and what it sends is not the resource's name.
+func TestNotifiesOnlyWaiters(t *testing.T) {
+	pool := migrated(t)
+	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `LISTEN "`+pglease.Channel+`"`); err != nil {
+		t.Fatal(err)
+	}
+	heard := func() (payloads []string) {
+		const last = "test, and the last one"
+		mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, last)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for {
+			n, err := conn.Conn().WaitForNotification(ctx)
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case n.Payload == last:
+				return payloads
+			case !strings.HasPrefix(n.Payload, "test "):
+				payloads = append(payloads, n.Payload)
+			}
+		}
+	}
+	resource := "tenant_123:" + strings.Repeat("x", 500)
+	release(t, holder, acquire(t, holder, resource, "first"))
+	if got := heard(); len(got) != 0 {
+		t.Errorf("nobody waits, and heard %q", got)
+	}
+	// One by one, several at once, and by the lease ID alone.
+	names := []string{resource, resource + "a", resource + "b", resource + "c"}
+	for n, name := range names {
+		lease := acquire(t, holder, name, "second")
+		defer waiter.Subscribe(name, func() {})()
+		eventually(t, "it listens", waiter.Listening)
+		if _, err := waiter.Watch(t.Context(), driver.Watch{Resource: name, LeaseID: "waiter's"}, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		if n == 3 {
+			lease.Token = guard.NoToken
+		}
+		release(t, holder, lease)
+	}
+	got := heard()
+	for n, payload := range got {
+		if payload != pglease.Topic(names[n])+" "+waiter.Process() || strings.Contains(payload, "tenant") {
+			t.Errorf("heard %q", payload)
+		}
+	}
+	if len(got) != len(names) {
+		t.Errorf("heard %q", got)
+	}
+}
+
+// TestNotifyRefused: a role that may not notify, as on a server whose queue of
+// notifications is full, still releases, one lease and several at once; only the
+// wake-up is lost.
+func TestNotifyRefused(t *testing.T) {
+	admin := migrated(t)
+	role := fmt.Sprintf("mute_%d", time.Now().UnixNano())
+	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
+	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
+	mustExec(t, admin, "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_notify(text, text) FROM PUBLIC")
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO "+role)
+	pool := dial(t, admin, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" })
+	issuer := newIssuer(t, pool, nil)
+	for _, n := range []int{1, 20} {
+		var leases []guard.Claim
+		for k := range n {
+			leases = append(leases, acquire(t, issuer, fmt.Sprint("r", k), pglease.NewLeaseID()))
+		}
+		mustExec(t, admin, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 minute' WHERE resource <> ''")
+		var wg sync.WaitGroup
+		for _, lease := range leases {
+			wg.Go(func() {
+				if freed, err := issuer.Release(t.Context(), lease); !freed || err != nil {
+					t.Errorf("freed %t, %v", freed, err)
+				}
+			})
+		}
+		wg.Wait()
+		if held := value[int](t, admin, "SELECT count(*) FROM fencepost.leases WHERE lease_id IS NOT NULL"); held != 0 {
+			t.Errorf("%d of %d leases are held", held, n)
+		}
+	}
+	// The control: the statement with the notification fails.
+	lease := acquire(t, issuer, "r0", "the last")
+	mustExec(t, admin, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 minute' WHERE resource = 'r0'")
+	_, err := pool.Exec(t.Context(), pglease.ReleaseOneSQL, "r0", lease.LeaseID, int64(lease.Token), "1000", pglease.Topic("r0"))
+	if pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestLongestWaitingFirst: among processes the lease goes around in the order in
+// which they came. A process that has died in its place costs the time for which
+// the lease is kept and no more: the next one is rung, which is not left to the
+// time at which it looks by itself.
+func TestLongestWaitingFirst(t *testing.T) {
+	pool := migrated(t)
+	const processes = 6
+	type outcome struct {
+		lease *lockclient.Lease
+		err   error
+	}
+	crew, got := make([]*lockclient.Client, processes), make([]chan outcome, processes)
+	issuers := make([]*pglease.Issuer, processes)
+	dead := func(n int) bool { return n == 0 || n == 2 || n == 3 }
+	holder := newIssuer(t, pool, nil)
+	lease := acquire(t, holder, "r", "holder's")
+	for n := range crew {
+		issuers[n] = newIssuer(t, pool, nil)
+		defer issuers[n].Subscribe("it listens before", func() {})()
+		eventually(t, "it listens", issuers[n].Listening)
+		if dead(n) {
+			if _, err := issuers[n].Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "dead"}, func() {}); err != nil {
+				t.Fatal(err)
+			}
+			issuers[n].Close()
+		} else {
+			client, err := lockclient.NewWith(patientIssuer{issuers[n]}, fmt.Sprint("process ", n), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close(context.Background())
+			crew[n], got[n] = client, make(chan outcome, 1)
+			go func() {
+				lease, err := client.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
+				got[n] <- outcome{lease, err}
+			}()
+		}
+		eventually(t, "it stands in line", func() bool {
+			return n+1 == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
+		})
+	}
+	// On a busy machine the mark would run out, since nobody looks again.
+	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
+	release(t, holder, lease)
+	for n := range crew {
+		if dead(n) {
+			continue
+		}
+		o := <-got[n]
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		for later := n + 1; later < processes; later++ {
+			if len(got[later]) > 0 {
+				t.Errorf("process %d came before process %d", later, n)
+			}
+		}
+		// Who is granted has left the line with the dead before it, so that
+		// nobody waits for one of them again.
+		var line []string
+		for _, i := range issuers[n+1:] {
+			line = append(line, i.Process())
+		}
+		if now := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(now, line) {
+			t.Errorf("process %d was granted, and the line is %q, want %q", n, now, line)
+		}
+		if err := o.lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTurnInLine: who is not named first looks when the lease has been kept for
+// those before it, and is rung if it is still free then and nobody has come. The
+// controls are not rung.
+func TestTurnInLine(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	defer i.Subscribe("it listens before", func() {})()
+	eventually(t, "it listens", i.Listening)
+	me, r := i.Process(), pglease.Topic("r")
+	notify := func(payload string) { mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, payload) }
+	for _, test := range []struct {
+		name     string
+		payloads []string
+		held     bool
+		turn     int // 0 is at once, -1 never
+	}{
+		{"nobody is named", []string{r + " "}, false, 0},
+		{"named first", []string{r + " " + me + " other"}, false, 0},
+		{"second", []string{r + " dead " + me}, false, 1},
+		{"third", []string{r + " dead gone " + me}, false, 2},
+		{"control: not in line", []string{r + " dead gone"}, false, -1},
+		{"control: the lease was taken", []string{r + " dead " + me}, true, -1},
+		{"control: released again, which shows that somebody came", []string{r + " dead " + me, r + " other"}, false, -1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.held {
+				defer release(t, i, acquire(t, i, "r", pglease.NewLeaseID()))
+			}
+			if test.turn < 0 {
+				var rings rings
+				defer i.Subscribe("r", rings.ring)()
+				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel, test.payloads)
+				settle(t, pool, i)
+				time.Sleep(3 * pglease.KeepFor)
+				if rings.rung() {
+					t.Error("rung")
+				}
+				return
+			}
+			// A busy machine may be late; one round in time shows when it looks.
+			least, best := time.Duration(test.turn)*pglease.KeepFor, time.Hour
+			for round := 0; round < 20 && best > least+pglease.KeepFor/2; round++ {
+				rung := make(chan struct{})
+				stop := i.Subscribe("r", sync.OnceFunc(func() { close(rung) }))
+				began := time.Now()
+				notify(test.payloads[0])
+				<-rung
+				stop()
+				best = min(best, time.Since(began))
+			}
+			if best < least || best > least+pglease.KeepFor/2 {
+				t.Errorf("rung after %v at best, want %v", best, least)
+			}
+		})
+	}
+}
+
+// patientIssuer is one whose waiters do not look by themselves.
+type patientIssuer struct{ *pglease.Issuer }
+
+func (p patientIssuer) Limits() driver.Limits {
+	limits := p.Issuer.Limits()
+	limits.Poll = time.Hour
+	return limits
+}
