@@ -39,8 +39,10 @@ type Bucket struct {
 // Open returns the bucket after probing the store: whether it enforces
 // preconditions, also under concurrency, answers reads beside writes with nothing
 // older than the ETag, replaces metadata, and makes opaque ETags; see
-// [Probe]. The probe sends about 1,500 requests in three bursts, which takes 1.5
-// to 10 seconds, to keys of its own, and deletes them; it needs the right to. In
+// [Probe]. The probe sends about 1,300 requests in three bursts to keys of its own,
+// and deletes them; it needs the right to. Measured on s3test over loopback, on two
+// busy cores: 1,252 to 1,400 requests and 1.5 to 5.3 seconds, in eight runs, of
+// which 0.8 are pauses; a store that is far away takes longer. In
 // a bucket with versioning their versions stay. The client should be able to have
 // 16 connections, or the racing writers do not meet. opts may be nil.
 //
