@@ -65,13 +65,14 @@
 // [Client.Acquire] sets a wake mark on the lease that it waits for and stands in
 // line there; the holder's release notifies if there is a mark, names the process
 // that has waited longest, and keeps the lease for it for a tenth of a second.
-// The others hold back. Each client has one listening connection of its own,
-// beside the pool, from the first wait until half a minute after the last. What
-// is sent on the channel "fencepost.leases" is a hash of the resource's name.
+// If that one has died and does not come, the next in line looks then; the others
+// hold back. Each client has one listening connection of its own, beside the
+// pool, from the first wait until half a minute after the last. What is sent on
+// the channel "fencepost.leases" is a hash of the resource's name.
 // [Client.TryAcquire] may overtake the line.
 //
-// A notification can be lost with its connection; then, or if the named process
-// does not come, a waiter looks by itself after two seconds. Behind a pooler the
+// A notification can be lost with its connection; then a waiter looks by itself
+// after two seconds. Behind a pooler the
 // client does not listen, since LISTEN would stay on a server process that other
 // applications get: it recognises one by the server process's number, logs
 // lock_listen_failed, and polls ([Options.Wake]). A server whose queue of

@@ -9,7 +9,9 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -193,9 +195,10 @@ func TestLeaseConcurrently(t *testing.T) {
 // renewals. The control renews on the caller's pool: no renewal gets through,
 // and when the TTL has passed the lease is lost.
 func TestPoolOfOne(t *testing.T) {
-	hold := func(t *testing.T, inside func(ctx context.Context, client *Client)) error {
+	hold := func(t *testing.T, change func(*Client), inside func(ctx context.Context, client *Client)) error {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 		client := newTestClient(t, pool, nil)
+		change(client)
 		return client.Hold(t.Context(), "r", renewing20ms, func(ctx context.Context) error {
 			conn, err := pool.Acquire(ctx)
 			if err != nil {
@@ -207,13 +210,52 @@ func TestPoolOfOne(t *testing.T) {
 		})
 	}
 	t.Run("own connections", func(t *testing.T) {
-		err := hold(t, func(_ context.Context, client *Client) {
+		err := hold(t, func(*Client) {}, func(_ context.Context, client *Client) {
 			eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
 		})
 		if err != nil {
 			t.Error(err)
 		}
 	})
+	t.Run("control", func(t *testing.T) {
+		var move func(time.Duration)
+		err := hold(t, func(c *Client) {
+			c.issuer = callersPool{c.issuer.(*pglease.Issuer)}
+			move = movable(c)
+		}, func(ctx context.Context, client *Client) {
+			lease := leaseFrom(ctx)
+			eventually(t, "a renewal is tried", func() bool {
+				lease.mu.Lock()
+				defer lease.mu.Unlock()
+				return lease.trying != 0
+			})
+			move(lease.TTL())
+			if n := client.RenewalLatency().Count; n != 0 {
+				t.Errorf("%d renewals got through", n)
+			}
+		})
+		if !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("the lease outlived renewals on the caller's pool: %v", err)
+		}
+	})
+}
+
+// callersPool renews on the caller's pool.
+type callersPool struct{ *pglease.Issuer }
+
+func (c callersPool) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	for n, r := range renewals {
+		from := driver.Now()
+		err := c.On(ctx, c.Pool, c.OpTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+			_, err := conn.Exec(ctx, "UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond' WHERE resource = $1",
+				r.Claim.Resource, r.TTL.Microseconds())
+			return err
+		})
+		results[n] = driver.Renewed{State: driver.Extended, From: from}
+		if err != nil {
+			results[n] = driver.Renewed{Err: pglease.Failure("renew", r.Claim, err)}
+		}
+	}
 }
 
 // renewAs sends a late renewal past the client's own checks.

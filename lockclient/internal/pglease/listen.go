@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,13 +45,19 @@ const (
 // waiter asks instead of sleeping. A mark that is found, not set, was there
 // before the row's version that was read; a release after that version saw it.
 // If the connection breaks after step 1, every watch is rung. A mark that ran
-// out unnoticed, a connection that is dead without having said so, or a process
-// that is named and does not come costs the waiter at most the time until it
-// looks again by itself.
+// out unnoticed, or a connection that is dead without having said so, costs the
+// waiter at most the time until it looks again by itself.
+//
+// A process that is named and does not come, because it has died or no longer
+// wants the lease, costs the tenth of a second for which the lease is kept: the
+// next in line looks then, and the one after it another tenth later. The first
+// seven in line are told their places.
 type listener struct {
 	// connect opens a connection, notify sends a notification by another one.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 	notify  func(ctx context.Context, payload string) error
+	// free says whether nobody has a lease, or that is not known.
+	free func(ctx context.Context, resource string) bool
 	// tell is told once that notifications do not arrive, with the error, and
 	// then that they do again.
 	tell    func(error)
@@ -77,9 +84,10 @@ type listener struct {
 
 // subscription is one watch.
 type subscription struct {
-	topic  string
-	waiter bool
-	ring   func()
+	resource, topic string
+	waiter          bool
+	ring            func()
+	turn            *time.Timer // until those before it in line have had their time
 }
 
 const (
@@ -128,6 +136,12 @@ func (i *Issuer) newListener(c Config) *listener {
 		_, err := i.own.Exec(ctx, "SELECT pg_notify($1::text, $2::text)", Channel, payload)
 		return err
 	}
+	l.free = func(ctx context.Context, resource string) bool {
+		var h holder
+		ctx, cancel := context.WithTimeout(ctx, c.OpTimeout)
+		defer cancel()
+		return i.own.QueryRow(ctx, onlookSQL, resource).Scan(h.columns()...) != nil
+	}
 	l.tell = func(err error) {
 		switch {
 		case c.Logger == nil:
@@ -141,7 +155,7 @@ func (i *Issuer) newListener(c Config) *listener {
 }
 
 func (l *listener) subscribe(resource string, waiter bool, ring func()) *subscription {
-	s := &subscription{topic: Topic(resource), waiter: waiter, ring: ring}
+	s := &subscription{resource: resource, topic: Topic(resource), waiter: waiter, ring: ring}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
@@ -156,6 +170,7 @@ func (l *listener) unsubscribe(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.subs, s)
+	s.wait(0, nil)
 	l.used = time.Now()
 }
 
@@ -328,15 +343,51 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 	}
 }
 
-// heard rings who watches a topic. Of the waiters only those of the named
-// process may try, or all if none is named; the others hold back.
+// heard rings who watches a topic. Of the waiters those of the process that is
+// named first may try, or all if none is named; those of the next look when the
+// lease has been kept for those before them. Another release of the same
+// resource says that one of them came.
 func (l *listener) heard(payload string) {
-	topic, process, _ := strings.Cut(payload, " ")
+	topic, processes, _ := strings.Cut(payload, " ")
+	line := strings.Fields(processes)
+	turn := slices.Index(line, l.process)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := range l.subs {
-		if s.topic == topic && (!s.waiter || process == "" || process == l.process) {
+		if s.topic != topic {
+			continue
+		}
+		s.wait(0, nil)
+		switch {
+		case !s.waiter || len(line) == 0 || turn == 0:
+			s.ring()
+		case turn > 0:
+			s.wait(time.Duration(turn)*keepFor, func() { l.look(s) })
+		}
+	}
+}
+
+// look rings a waiter if the lease is still free.
+func (l *listener) look(s *subscription) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, waits := l.subs[s]; !waits || l.closed {
+		return
+	}
+	l.wg.Go(func() {
+		if l.free(l.ctx, s.resource) {
 			s.ring()
 		}
+	})
+}
+
+// wait has f called after d, or with no f nothing more; the listener's mutex is
+// held.
+func (s *subscription) wait(d time.Duration, f func()) {
+	if s.turn != nil {
+		s.turn.Stop()
+	}
+	if s.turn = nil; f != nil {
+		s.turn = time.AfterFunc(d, f)
 	}
 }

@@ -12,6 +12,11 @@ package pglease
 // Statements that wait for rows take them in the order of the resources; those
 // that may not wait skip what is locked. So two of them never wait for each
 // other.
+//
+// The arrays of what is combined come through a SELECT of their own, which hides
+// their lengths from the planner: a plan for any length looks as good as one for
+// this one, so the server keeps it. Else it would plan every acquire anew, which
+// takes longer than to carry it out.
 
 // A wake mark lasts for five seconds. It outlives its waiter by that, and costs
 // the releases meanwhile a notification. A released lease is kept for a tenth of
@@ -31,7 +36,9 @@ const keptFor = `l.lease_id IS NULL AND l.kept_for IS NOT NULL AND l.kept_for <>
 // locked. Whether the lease is the caller's own and still running is judged by
 // one moment (excluded.acquired_at) for all columns. That the attempt is in time
 // and its lease ID not spent is asked again behind the row's lock. A grant is on
-// disk before it is answered, else a crash would issue its token again. The last
+// disk before it is answered, else a crash would issue its token again. Who waited
+// and is granted leaves the line, and with it those before it, if the lease was
+// kept for one of them that did not come. The last
 // column reads the row as it was before: whether the grant replaced a lease that
 // ran out.
 const AcquireSQL = acquireInsert + acquireConflict
@@ -45,7 +52,8 @@ const acquireThereSQL = acquireInsert +
 const acquireInsert = `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
 SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
        u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::timestamptz[], $7::boolean[])
+FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::text[]), (SELECT $4::text[]), (SELECT $5::bigint[]),
+  (SELECT $6::timestamptz[]), (SELECT $7::boolean[]))
   AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
 WHERE NOT EXISTS (SELECT FROM fencepost.leases l WHERE l.resource = u.resource
                   AND (l.lease_id <> u.lease_id AND l.expires_at > clock_timestamp() OR u.waiting AND ` + keptFor + `))
@@ -63,7 +71,11 @@ ON CONFLICT (resource) DO UPDATE SET
   expires_at = CASE WHEN l.lease_id = excluded.lease_id
                     THEN greatest(l.expires_at, clock_timestamp() + (excluded.expires_at - excluded.acquired_at))
                     ELSE clock_timestamp() + (excluded.expires_at - excluded.acquired_at) END,
-  lease_id = excluded.lease_id, owner = excluded.owner, metadata = excluded.metadata, not_after = excluded.not_after, kept_for = NULL
+  lease_id = excluded.lease_id, owner = excluded.owner, metadata = excluded.metadata, not_after = excluded.not_after, kept_for = NULL,
+  waiters = CASE WHEN NOT ($8::text = ANY (l.waiters) AND (SELECT u.waiting FROM unnest($1::text[], $7::boolean[]) AS u(resource, waiting) WHERE u.resource = l.resource))
+                   THEN l.waiters
+                 WHEN l.lease_id IS NULL AND l.kept_for <> $8::text THEN l.waiters[array_position(l.waiters, $8::text) + 1:]
+                 ELSE array_remove(l.waiters, $8::text) END
 WHERE (l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())
   AND excluded.not_after > clock_timestamp()
   AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, excluded.lease_id))
@@ -122,7 +134,7 @@ JOIN fencepost.leases l ON l.resource = u.resource AND l.lease_id = u.lease_id A
 const releaseOneSQL = releaseSet + `
 WHERE l.resource = $1::text AND l.lease_id = $2::text AND l.token = $3::bigint
   AND set_config('lock_timeout', $4::text, true) IS NOT NULL
-RETURNING l.resource, set_config('synchronous_commit', 'off', true), ` + notify + `'` + Channel + `', $5::text || ' ' || coalesce(l.kept_for, '')) END IS NULL`
+RETURNING l.resource, set_config('synchronous_commit', 'off', true), ` + notify + `'` + Channel + `', $5::text || ' ' || ` + line + `) END IS NULL`
 
 // quietReleaseSQL is releaseOneSQL for where a notification fails the statement:
 // waiters look by themselves, a lease that is not released keeps them waiting.
@@ -136,19 +148,22 @@ const (
   kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,
   waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END`
 	notify = `CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify(`
+	// line is for whom the lease is kept, and whose turn it is if that one does
+	// not come.
+	line = `coalesce(l.kept_for, '') || coalesce(' ' || nullif(array_to_string(l.waiters[1:7], ' '), ''), '')`
 )
 
 // releaseSQL frees those that are not locked by anybody. $1 resources, $2 lease
 // IDs, $3 tokens, $4 topics.
 const releaseSQL = `WITH asked AS MATERIALIZED (
-  SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) AS u(resource, lease_id, token, topic)
+  SELECT * FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bigint[]), (SELECT $4::text[])) AS u(resource, lease_id, token, topic)
 ), mine AS MATERIALIZED (
   SELECT l.resource, u.lease_id, u.token, u.topic FROM asked u JOIN fencepost.leases l ON l.resource = u.resource
    WHERE l.lease_id = u.lease_id AND l.token = u.token FOR NO KEY UPDATE OF l SKIP LOCKED
 )
 ` + releaseSet + `
 FROM mine m WHERE l.resource = m.resource AND l.lease_id = m.lease_id AND l.token = m.token
-RETURNING l.resource, set_config('synchronous_commit', 'off', true), ` + notify + `'` + Channel + `', m.topic || ' ' || coalesce(l.kept_for, '')) END IS NULL`
+RETURNING l.resource, set_config('synchronous_commit', 'off', true), ` + notify + `'` + Channel + `', m.topic || ' ' || ` + line + `) END IS NULL`
 
 // spendSQL frees the lease of a lease ID, whatever its token, and sees to it that
 // nothing is granted under the ID any more. A resource that has no row gets one,
@@ -172,7 +187,7 @@ ON CONFLICT (resource) DO UPDATE SET spent_until = clock_timestamp() + interval 
   waiters = CASE WHEN l.lease_id = $2::text AND l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
 RETURNING ` + durable + `,
   l.lease_id IS NULL AND coalesce((SELECT o.lease_id = $2::text FROM fencepost.leases o WHERE o.resource = $1::text), false),
-  CASE WHEN l.lease_id IS NULL AND l.wake_until > clock_timestamp() THEN pg_notify('` + Channel + `', $4::text || ' ' || coalesce(l.kept_for, '')) END IS NULL`
+  CASE WHEN l.lease_id IS NULL AND l.wake_until > clock_timestamp() THEN pg_notify('` + Channel + `', $4::text || ' ' || ` + line + `) END IS NULL`
 
 // watchSQL sets the wake mark on a lease that is held by another, or kept for
 // another, and puts the process at the end of the line unless it is in it; it

@@ -1,0 +1,430 @@
+package lockclient
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// sleepers finds waiters that slept through a release. Who looks by itself, as
+// every waiter does after a while, and finds the lease free, must have been rung,
+// since it had marked; on a busy machine the notification is read later than it
+// looks. The time that a wait takes says nothing there. Of several processes those
+// hold back that are not named: there the notification must have come.
+type sleepers struct {
+	driver.Issuer
+	several  bool
+	patience time.Duration
+	mu       sync.Mutex
+	asleep   map[string]*sleep // by lease ID
+
+	looked, missed atomic.Int64
+}
+
+// sleep is a watch that is kept until its waiter asks or looks.
+type sleep struct {
+	rung atomic.Bool
+	stop func()
+}
+
+func watchSleepers(c *Client) *sleepers {
+	s := &sleepers{Issuer: c.issuer, patience: patience, asleep: map[string]*sleep{}}
+	c.issuer = s
+	return s
+}
+
+func (s *sleepers) over(leaseID string) *sleep {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.asleep[leaseID]
+	delete(s.asleep, leaseID)
+	return before
+}
+
+func (s *sleepers) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if before := s.over(r.LeaseID); before != nil { // it woke
+		before.stop()
+	}
+	return s.Issuer.Acquire(ctx, r)
+}
+
+func (s *sleepers) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	before := s.over(w.LeaseID)
+	now := &sleep{}
+	onlooker := func() {}
+	if s.several {
+		o, err := s.Issuer.Watch(ctx, driver.Watch{Resource: w.Resource}, func() { now.rung.Store(true) })
+		if err != nil {
+			return o, err
+		}
+		onlooker = o.Stop
+	}
+	watching, err := s.Issuer.Watch(ctx, w, func() { now.rung.Store(true); ring() })
+	if before != nil {
+		s.looked.Add(1)
+		if err == nil && watching.Held == nil {
+			for end := time.Now().Add(s.patience); !before.rung.Load(); time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					s.missed.Add(1)
+					break
+				}
+			}
+		}
+		before.stop()
+	}
+	if err == nil && watching.Held != nil {
+		stop := watching.Stop
+		now.stop = func() { stop(); onlooker() }
+		s.mu.Lock()
+		s.asleep[w.LeaseID] = now
+		s.mu.Unlock()
+		watching.Stop = func() {}
+	} else {
+		onlooker()
+	}
+	return watching, err
+}
+
+// close ends the watches of waiters that have gone.
+func (s *sleepers) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, now := range s.asleep {
+		now.stop()
+	}
+}
+
+// silent hides that an issuer can tell of releases.
+type silent struct{ driver.Issuer }
+
+func (silent) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+	return driver.Watching{}, driver.ErrNoWatch
+}
+
+// listens returns when a client is told of releases.
+func listens(t *testing.T, c *Client) {
+	t.Helper()
+	resource := fmt.Sprintf("listens %s %p", t.Name(), c)
+	lease := mustTry(t, c, resource, time.Hour)
+	defer lease.Release(context.Background())
+	eventually(t, "it listens", func() bool {
+		watching, err := c.issuer.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: "somebody else's"}, func() {})
+		if err == nil {
+			watching.Stop()
+		}
+		return err == nil
+	})
+}
+
+// TestHandOver: 2 and 16 waiters, in one client and in one client each, hand a
+// lease around. Every waiter is told: none looks by itself and finds the lease
+// free. The time is the machine's; half of the waiters must at least not wait for
+// as long as the others look. Polls come after more than five seconds here, so
+// that no hand-over is owed to one; the control has nothing else.
+func TestHandOver(t *testing.T) {
+	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 16 })
+	for _, crowd := range []int{2, 16} {
+		for _, clients := range []int{1, crowd} {
+			t.Run(fmt.Sprintf("waiters=%d/clients=%d", crowd, clients), func(t *testing.T) {
+				took, missed := handOver(t, pool, crowd, clients, byLength(30, 60))
+				p50, p99 := took[len(took)/2], took[len(took)*99/100]
+				t.Logf("%d hand-overs: p50 %v, p99 %v", len(took), p50, p99)
+				if p50 > lookAgain || missed > 0 {
+					t.Errorf("the median is %v, %d waiters slept through a release", p50, missed)
+				}
+			})
+		}
+	}
+	t.Run("control: polling", func(t *testing.T) {
+		holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, &Options{PollInterval: time.Minute})
+		client.issuer = silent{client.issuer}
+		const nap = 5 * time.Second // less than the first one
+		for {
+			began := time.Now()
+			lease := mustTry(t, holder, t.Name(), time.Minute)
+			ctx, cancel := context.WithCancel(t.Context())
+			granted := make(chan bool, 1)
+			go func() {
+				_, err := client.Acquire(ctx, t.Name(), &AcquireOptions{TTL: time.Minute})
+				granted <- err == nil
+			}()
+			eventually(t, "it is told who has the lease", func() bool { return refused(client, t.Name()) })
+			if err := lease.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(200 * time.Millisecond)
+			cancel()
+			switch got := <-granted; {
+			case time.Since(began) > nap: // the machine stood still: nothing is shown
+				runOut(t, pool, t.Name())
+				continue
+			case got:
+				t.Error("granted without a poll")
+			}
+			return
+		}
+	})
+}
+
+func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (took []time.Duration, missed int64) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	crew, sleeping := make([]*Client, clients), make([]*sleepers, clients)
+	for i := range crew {
+		crew[i] = newTestClient(t, pool, &Options{PollInterval: time.Minute, RenewConns: 1})
+		listens(t, crew[i]) // before anybody waits
+		sleeping[i] = watchSleepers(crew[i])
+		sleeping[i].several = clients > 1
+	}
+	var mu sync.Mutex
+	var released time.Time
+	var by, last int
+	var wg sync.WaitGroup
+	for i := range crowd {
+		wg.Go(func() {
+			for {
+				lease, err := crew[i%clients].Acquire(ctx, t.Name(), &AcquireOptions{TTL: time.Hour})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if !released.IsZero() && by != i {
+					took = append(took, time.Since(released))
+				}
+				last = i
+				enough := len(took) >= handOvers
+				mu.Unlock()
+				time.Sleep(8 * time.Millisecond) // the others mark meanwhile
+				mu.Lock()
+				released, by = time.Now(), i
+				mu.Unlock()
+				if err := lease.Release(ctx); err != nil {
+					t.Error(err)
+				}
+				if enough || ctx.Err() != nil {
+					return
+				}
+				for others := false; !others && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+					mu.Lock()
+					others = last != i
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if len(took) < handOvers {
+		t.Fatalf("%d hand-overs", len(took))
+	}
+	for _, s := range sleeping {
+		s.close()
+		missed += s.missed.Load()
+	}
+	slices.Sort(took)
+	return took, missed
+}
+
+// TestTakeover: an expiring lease is taken over within TTL + 200 ms, by the
+// server's clock, by a waiter that is told of releases and by one that polls. A
+// busy machine may be late; one round in time shows that the waiter goes by what
+// is left of the lease, since it would look, or poll, much later otherwise.
+func TestTakeover(t *testing.T) {
+	pool := migrated(t)
+	for name, change := range map[string]func(*Client){
+		"notified": func(*Client) {},
+		"polling":  func(c *Client) { c.issuer = silent{c.issuer} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, &Options{PollInterval: time.Minute})
+			change(client)
+			best := time.Duration(math.MaxInt64)
+			for round := 0; round < 20 && best > 200*time.Millisecond; round++ {
+				mustTry(t, holder, name, time.Hour)
+				expires := expiresIn(t, pool, name, 300*time.Millisecond)
+				next := <-waits(t, client, name, time.Minute)
+				best = min(best, next.AcquiredAt().Sub(expires))
+				if next.AcquiredAt().Before(expires) {
+					t.Errorf("granted %v too early", expires.Sub(next.AcquiredAt()))
+				}
+				next.Release(t.Context())
+			}
+			t.Logf("%v after the expiry", best)
+			if best > 200*time.Millisecond {
+				t.Errorf("granted %v after the expiry at best", best)
+			}
+		})
+	}
+}
+
+func inLine(c *Client, resource string) int {
+	c.waiters.mu.Lock()
+	defer c.waiters.mu.Unlock()
+	if l := c.waiters.by[resource]; l != nil {
+		return len(l.places)
+	}
+	return 0
+}
+
+// TestLineOfWaiters: sixteen waiters of one client are granted in the order of
+// their arrival, and a release makes one of them ask.
+func TestLineOfWaiters(t *testing.T) {
+	expectNoGoroutines(t)
+	pool := migrated(t)
+	holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
+	count := &counting{Issuer: client.issuer}
+	client.issuer = count
+	lease := mustTry(t, holder, "r", time.Minute)
+	const crowd = 16
+	var mu sync.Mutex
+	var order []int
+	var wg sync.WaitGroup
+	for i := range crowd {
+		wg.Go(func() {
+			l, err := client.Acquire(context.Background(), "r", &AcquireOptions{TTL: time.Minute})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			if err := l.Release(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		eventually(t, "it stands in line", func() bool { return inLine(client, "r") == i+1 })
+	}
+	eventually(t, "the first rests", func() bool { return rests(t, pool, "r") })
+	before := count.attempts.Load()
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if !slices.IsSorted(order) || len(order) != crowd {
+		t.Errorf("granted in the order %v", order)
+	}
+	// A waiter asks when its turn comes and when it is woken.
+	if n := count.attempts.Load() - before; n > 3*crowd {
+		t.Errorf("%d tries for %d grants", n, crowd)
+	}
+}
+
+// TestOrderAfterFailure: a failure gives everybody his turn, so that nobody
+// waits for the time-outs of the others.
+func TestOrderAfterFailure(t *testing.T) {
+	var w waiters
+	places := []*place{w.join("r"), w.join("r"), w.join("r")}
+	turns := func() (s string) {
+		for _, p := range places {
+			s += fmt.Sprint(p.first(), " ")
+		}
+		return s
+	}
+	if got := turns(); got != "true false false " {
+		t.Error(got)
+	}
+	places[1].leave(false)
+	places[0].leave(false)
+	if got := turns(); got != "true false true " {
+		t.Error(got)
+	}
+	places[0], places[1] = w.join("r"), w.join("r")
+	places[2].leave(true)
+	if got := turns(); got != "true true true " {
+		t.Error(got)
+	}
+	places[0].leave(false)
+	places[1].leave(false)
+	if len(w.by) != 0 {
+		t.Error("a line without waiters is left")
+	}
+}
+
+// TestListenerBroken: the listening connection is cut again and again while
+// waiters hand a lease around. None sleeps through a release, and what was lost is
+// restored. What a client is not told of must be found by the same means.
+func TestListenerBroken(t *testing.T) {
+	expectNoGoroutines(t)
+	pool := migrated(t)
+	rec := &recorder{}
+	client := newTestClient(t, pool, &Options{PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+	asleep := watchSleepers(client)
+	defer asleep.close()
+	stop := make(chan struct{})
+	var grants atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for !over(stop) {
+				lease, err := client.Acquire(context.Background(), "r", &AcquireOptions{TTL: time.Hour})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				grants.Add(1)
+				time.Sleep(2 * time.Millisecond)
+				if err := lease.Release(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	told := func(msg string) (n int) {
+		rec.mu.Lock()
+		defer rec.mu.Unlock()
+		return bytes.Count(rec.log.Bytes(), []byte(msg))
+	}
+	for cut := range 8 {
+		listens(t, client)
+		before := grants.Load()
+		eventually(t, "the lease goes around", func() bool { return grants.Load() > before+2 })
+		mustExec(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %'`)
+		eventually(t, "the cut is noticed", func() bool { return told("lock_listen_failed") > cut })
+	}
+	eventually(t, "it listens again", func() bool { return told("lock_listen_restored") >= 8 })
+	close(stop)
+	wg.Wait()
+	t.Logf("%d grants, %d waiters looked by themselves", grants.Load(), asleep.looked.Load())
+	if n := asleep.missed.Load(); n != 0 {
+		t.Errorf("%d wake-ups were lost", n)
+	}
+}
+
+// TestSleepersControl: what finds sleepers finds a waiter whose ring is lost.
+func TestSleepersControl(t *testing.T) {
+	pool := migrated(t)
+	holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
+	listens(t, client)
+	lease := mustTry(t, holder, "r", time.Hour)
+	asleep := watchSleepers(client)
+	asleep.Issuer = unrung{asleep.Issuer}
+	asleep.patience = 10 * time.Millisecond
+	next := waits(t, client, "r", time.Hour)
+	eventually(t, "the waiter rests", func() bool { return rests(t, pool, "r") })
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-next
+	if asleep.missed.Load() != 1 {
+		t.Errorf("%d waiters looked by themselves, %d were found asleep", asleep.looked.Load(), asleep.missed.Load())
+	}
+}
+
+// unrung is an issuer that rings nobody.
+type unrung struct{ driver.Issuer }
+
+func (u unrung) Watch(ctx context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
+	return u.Issuer.Watch(ctx, w, func() {})
+}
