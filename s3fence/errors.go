@@ -8,8 +8,8 @@ import (
 
 // DamagedError says that an object is not as this package wrote it: its
 // trailer is missing, cut, altered or another object's, its body does not
-// match, its metadata says something else, or its data is gone. It is the
-// cause of a [*guard.FailedError] of the reason unavailable: nothing was
+// match, its metadata says something else, or its data is gone, in two reads
+// one after the other. It is the cause of a [*guard.FailedError] of the reason unavailable: nothing was
 // written, and nothing will be until somebody has looked.
 //
 // The ways out are to put the right bytes back, or [Objects.InsecureDelete].

@@ -390,7 +390,7 @@ func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id write
 	p := base.pointer().after(base, o.b.opts.GracePeriod)
 	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
 	p.Note = "deleted under a fencing token; this object holds the mark"
-	body := p.encode()
+	body := encodeJSON(p)
 	s := seal{lease: claim.LeaseID, recent: next.recent}
 	if pad := tombstoneSize - s.size() - len(body); pad > 0 {
 		body = append(body, bytes.Repeat([]byte{' '}, pad)...)

@@ -54,14 +54,14 @@ func (s *state) pointer() (p pointer) {
 	return p
 }
 
-// encode returns the pointer's body. Markup stays unescaped, so that no key
-// makes it longer than the tail that is read of an object.
-func (p pointer) encode() []byte {
+// encodeJSON encodes what this package stores. Markup stays unescaped, so that no
+// key makes a pointer longer than the tail that is read of an object.
+func encodeJSON(v any) []byte {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(p); err != nil {
-		panic("s3fence: encode pointer: " + err.Error()) // it is text and numbers
+	if err := enc.Encode(v); err != nil {
+		panic("s3fence: encode: " + err.Error()) // it is text, numbers and times
 	}
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }
@@ -86,7 +86,7 @@ func (p pointer) after(base *state, grace time.Duration) pointer {
 func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *write {
 	old := base.pointer().after(base, b.opts.GracePeriod)
 	p.Note, p.Settled, p.Later = "fenced pointer; the object's bytes are under the key in data", old.Settled, old.Later
-	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, p.encode())
+	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, encodeJSON(p))
 }
 
 // putData stores the data, then points to it.

@@ -2,6 +2,7 @@ package s3fence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -26,6 +27,20 @@ const maxLooks = 4
 func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
+	return settled(func() (state, error) { return b.peekOnce(ctx, key) })
+}
+
+// settled reads once more what seems damaged. Some stores answer a read beside a
+// write with parts of two versions; what is damaged stays so.
+func settled(read func() (state, error)) (state, error) {
+	s, err := read()
+	if errors.As(err, new(*DamagedError)) {
+		return read()
+	}
+	return s, err
+}
+
+func (b *Bucket) peekOnce(ctx context.Context, key string) (state, error) {
 	for range maxLooks {
 		s, err := b.look(ctx, key, tailSize)
 		if status, _ := httpStatus(err); err == nil || status != http.StatusRequestedRangeNotSatisfiable {
@@ -70,6 +85,10 @@ func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
 func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
+	return settled(func() (state, error) { return b.fetchOnce(ctx, key) })
+}
+
+func (b *Bucket) fetchOnce(ctx context.Context, key string) (state, error) {
 	out, err := b.client.GetObject(ctx, b.get(key, 0))
 	if err != nil {
 		return absent(err)

@@ -1,7 +1,6 @@
 package s3fence
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,13 +52,8 @@ type record struct {
 
 // recordWrite builds the write of a record over base.
 func (s *Store) recordWrite(key string, next state, resource string) *write {
-	var body bytes.Buffer
-	enc := json.NewEncoder(&body)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(record{Resource: resource, RaisedAt: s.b.clock().UTC()}); err != nil {
-		panic("s3fence: encode mark: " + err.Error()) // it is text and a time
-	}
-	return s.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, bytes.TrimSuffix(body.Bytes(), []byte("\n")))
+	body := encodeJSON(record{Resource: resource, RaisedAt: s.b.clock().UTC()})
+	return s.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)
 }
 
 // Admit implements [guard.Store].

@@ -115,7 +115,7 @@ func TestKeyTexts(t *testing.T) {
 	types := map[string]string{"i2": "smallint", "i4": "integer", "i8": "bigint", "u": "uuid", "t": "text", "v": "varchar", "n": "varchar(40)", "dom": "short"}
 	kinds := map[string]string{"i2": ":int", "i4": ":int", "i8": ":int", "u": ":uuid"}
 	good := map[string][]any{
-		"i2": {7, -7, int8(7), uint16(7)}, "i4": {int32(-1), int64(0), uint(9)}, "i8": {int64(-1 << 63), 1<<63 - 1},
+		"i2": {7, -7, int8(7), uint16(7)}, "i4": {int32(-1), int64(0), uint(9)}, "i8": {int64(-1 << 63), int64(1<<63 - 1), int(7)},
 		"u": {id, raw, pgtype.UUID{Bytes: raw, Valid: true}}, "t": {"a:b%c", "07", textual("x"), sql.NullString{String: "y", Valid: true}}, "v": {"é"}, "n": {"a b"}, "dom": {"s"},
 	}
 	bad := map[string][]any{

@@ -1,0 +1,356 @@
+package s3fence_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+// A store that answers a read beside a write with metadata of one version and
+// bytes of the next: the object is read once more, and nothing is called damaged.
+// What is damaged stays so, after two reads.
+func TestReadsOfTwoVersions(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		token := guard.Token(5)
+		put(t, o, claim(token, "a"), "old")
+		calls := map[string]func() error{
+			"get":  func() error { return got(t, o, key) },
+			"mark": func() error { _, err := o.Mark(t.Context(), key); return err },
+			"stream": func() error {
+				object, err := o.GetStream(t.Context(), key)
+				_, err = readObject(t, object, err)
+				return err
+			},
+			"raise": func() error { return o.Raise(t.Context(), claim(token+1, "a"), key) },
+			"put":   func() error { return o.Put(t.Context(), claim(token+1, "a"), key, strings.NewReader("mine"), nil) },
+		}
+		for name, call := range calls {
+			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{
+				MetadataFirst: true, ETagFirst: true, Between: func(*s3test.Request) {
+					token++
+					put(t, other, claim(token, "a"), "version "+token.String())
+				},
+			}})
+			b.Forget()
+			if err := call(); err != nil || in.Fired() != 1 {
+				t.Errorf("%s: %v, %d reads were torn", name, err, in.Fired())
+			}
+			in.Remove()
+		}
+		bypass(t, server, key, []byte("x"), map[string]string{"fencing-token": "7"})
+		server.ResetCounts()
+		_, err := o.Mark(t.Context(), key)
+		damage(t, err)
+		if n := server.Count(); n != 2 {
+			t.Errorf("a damaged object was read %d times", n)
+		}
+	})
+}
+
+// A store that answers nothing: each call names itself, the key and the claim.
+func TestFailuresNameTheCall(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		server.Inject(s3test.Rule{Fault: s3test.Answer(403)})
+		mine, reading := claim(5, "a"), guard.Claim{Resource: key}
+		ctx := t.Context()
+		type call struct {
+			op    string
+			claim guard.Claim
+			do    func(context.Context) error
+		}
+		calls := []call{
+			{`put "` + key + `"`, mine, func(ctx context.Context) error { return o.Put(ctx, mine, key, strings.NewReader("x"), nil) }},
+			{`raise "` + key + `"`, mine, func(ctx context.Context) error { return o.Raise(ctx, mine, key) }},
+			{`delete "` + key + `"`, mine, func(ctx context.Context) error { return o.Delete(ctx, mine, key) }},
+			{`adopt "` + key + `"`, mine, func(ctx context.Context) error { return o.Adopt(ctx, mine, key) }},
+			{`delete "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { return o.InsecureDelete(ctx, key) }},
+			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Get(ctx, key); return err }},
+			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetStream(ctx, key); return err }},
+			{`get "` + key + `"`, reading, func(ctx context.Context) error { return o.Copy(ctx, mine, key, "copy") }},
+			{`raise "` + key + `"`, mine, func(ctx context.Context) error { return o.Rename(ctx, mine, key, "copy") }},
+			{`read mark of "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
+			{"admit", mine, func(ctx context.Context) error { _, err := b.Store().Admit(ctx, mine); return err }},
+			{"read mark", guard.Claim{Resource: resource}, func(ctx context.Context) error { _, err := b.Store().Mark(ctx, resource); return err }},
+			{"retire", guard.Claim{}, func(ctx context.Context) error { _, err := b.Store().Retire(ctx, time.Now()); return err }},
+		}
+		if mode == s3fence.Pointer {
+			calls = append(calls,
+				call{`collect "p"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Collect(ctx, "p"); return err }},
+				call{`presign "` + key + `"`, reading, func(ctx context.Context) error {
+					_, err := o.PresignGet(ctx, s3.NewPresignClient(newClient(server)), key, time.Minute)
+					return err
+				}})
+		}
+		if mode == s3fence.Sealed {
+			calls = append(calls, call{`get range of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetRange(ctx, key, 0, 1); return err }})
+		}
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		for _, c := range calls {
+			var f *guard.FailedError
+			if err := c.do(ctx); !errors.As(err, &f) || f.Reason != guard.ReasonUnavailable || f.Op != c.op || f.Claim != c.claim || !strings.Contains(err.Error(), "denied") {
+				t.Errorf("%s: %+v, %v", c.op, f, err)
+			}
+			before := server.Count()
+			f = nil
+			if err := c.do(cancelled); !errors.As(err, &f) || f.Reason != guard.ReasonUnavailable || !errors.Is(err, context.Canceled) || server.Count() != before {
+				t.Errorf("%s, cancelled: %v after %d requests", c.op, err, server.Count()-before)
+			}
+		}
+		for _, err := range o.List(ctx, &s3fence.ListOptions{Prefix: "p"}) {
+			var f *guard.FailedError
+			if !errors.As(err, &f) || f.Op != `list "p"` || !strings.Contains(err.Error(), "denied") {
+				t.Errorf("list: %v", err)
+			}
+		}
+	})
+}
+
+// Every call checks its keys, and refusals name what was asked for.
+func TestRefusalsNameTheKey(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		ctx := t.Context()
+		by := s3.NewPresignClient(newClient(server))
+		for name, err := range map[string]error{
+			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
+			"stream": func() error { _, err := o.GetStream(ctx, "/"); return err }(), "copy": o.Copy(ctx, claim(5, "a"), "/", "b"),
+			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"), "rename": o.Rename(ctx, claim(5, "a"), "/", "b"), "rename to": o.Rename(ctx, claim(5, "a"), "b", "/"),
+			"presign": func() error { _, err := o.PresignGet(ctx, by, "/", time.Minute); return err }(),
+		} {
+			invalid(t, err, "key")
+			if n := server.Count(); n != 0 {
+				t.Fatalf("%s: %d requests", name, n)
+			}
+		}
+		reading := guard.Claim{Resource: key}
+		rejected := func(err error, reason guard.Reason, claim guard.Claim, mark guard.Mark) {
+			t.Helper()
+			var r *guard.RejectedError
+			if !errors.As(err, &r) || r.Reason != reason || r.Claim != claim || r.Mark != mark {
+				t.Errorf("%v: %+v, want %s", err, r, reason)
+			}
+		}
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, guard.Mark{})
+		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonNotFound, claim(5, "a"), guard.Mark{})
+		bypass(t, server, key, []byte("foreign"), nil)
+		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
+		rejected(o.Put(ctx, claim(5, "a"), key, nil, nil), guard.ReasonUnfenced, claim(5, "a"), guard.Mark{})
+		_, err := o.Mark(ctx, key)
+		rejected(err, guard.ReasonUnfenced, reading, guard.Mark{})
+		for e, err := range o.List(ctx, &s3fence.ListOptions{Marks: true}) {
+			rejected(err, guard.ReasonUnfenced, guard.Claim{Resource: e.Key}, guard.Mark{})
+		}
+		if err := o.Adopt(ctx, claim(5, "a"), key); err != nil {
+			t.Fatal(err)
+		}
+		at := guard.Mark{Token: 6, LeaseID: "b"}
+		if err := o.Delete(ctx, claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
+		rejected(o.Adopt(ctx, claim(7, "b"), key), guard.ReasonNotFound, claim(7, "b"), at)
+		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
+		if m, err := o.Mark(ctx, key); m != at || err != nil {
+			t.Errorf("the mark is %+v, %v", m, err)
+		}
+		// Without a remembered mark, too, the store names it.
+		store := b.Store()
+		if m, err := store.Admit(ctx, claim(7, "c")); err != nil || m != (guard.Mark{Token: 7, LeaseID: "c"}) {
+			t.Errorf("Admit = %+v, %v", m, err)
+		}
+		m, err := store.Admit(ctx, claim(6, "c"))
+		if rejected(err, guard.ReasonStale, claim(6, "c"), guard.Mark{Token: 7, LeaseID: "c"}); m.Token != 7 {
+			t.Errorf("the mark is %+v", m)
+		}
+		_, err = store.Mark(ctx, "")
+		invalid(t, err, "resource")
+	})
+}
+
+// A write whose first sending was lost and whose second is refused is not known to
+// be without effect, if nothing can be read.
+func TestDoubtIsKept(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		for _, second := range []int{403, 412, 503} {
+			server, _, o := setup(t, mode, 0)
+			put(t, o, claim(4, "z"), "before")
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Script: append([]s3test.Fault{s3test.LoseResponse()}, faults(9, s3test.Answer(second))...)})
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: s3test.Answer(403)})
+			err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil)
+			refused(t, err, guard.ReasonOutcomeUnknown)
+			var f *guard.FailedError
+			if !errors.As(err, &f) || f.Claim != claim(5, "a") || f.Op != `put "`+key+`"` {
+				t.Errorf("%+v", f)
+			}
+			server.ClearFaults()
+			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // the data of a pointer, too
+			// Refused without a doubt, it is without effect.
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Answer(403)})
+			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonUnavailable)
+			server.ClearFaults()
+			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+		}
+	})
+}
+
+func faults(n int, f s3test.Fault) (out []s3test.Fault) {
+	for range n {
+		out = append(out, f)
+	}
+	return out
+}
+
+// A write that is overtaken reads the object once, and decides by that.
+func TestRequestsOfAnOvertakenWrite(t *testing.T) {
+	server, b, o := setup(t, s3fence.Sealed, 0)
+	other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Sealed, nil)
+	put(t, o, claim(4, "z"), "before")
+	put(t, other, claim(6, "b"), "after")
+	server.ResetCounts()
+	refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
+	if n := server.Count(); n != 2 { // by what is remembered it is in order, so it is sent
+		t.Errorf("a stale write took %d requests, want 2", n)
+	}
+	put(t, other, claim(7, "b"), "more")
+	server.ResetCounts()
+	put(t, o, claim(8, "c"), "mine")
+	if n := server.Count(); n != 3 {
+		t.Errorf("an overtaken write took %d requests, want 3", n)
+	}
+}
+
+// bodies counts the bodies of answers that are opened and closed.
+type bodies struct {
+	s3fence.S3
+	opened, closed atomic.Int64
+}
+
+func (c *bodies) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	out, err := c.S3.GetObject(ctx, in, opts...)
+	if err == nil {
+		c.opened.Add(1)
+		out.Body = &countedBody{out.Body, c}
+	}
+	return out, err
+}
+
+type countedBody struct {
+	io.ReadCloser
+	c *bodies
+}
+
+func (b *countedBody) Close() error { b.c.closed.Add(1); return b.ReadCloser.Close() }
+
+// Whatever comes of a call, the bodies of all answers are closed: a connection
+// whose body is not is lost.
+func TestEveryBodyIsClosed(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		for name, fault := range map[string]s3test.Fault{
+			"none": {}, "ETag missing": {Omit: []string{"Etag"}}, "cut": {Cut: true}, "range ignored": {Ignore: []string{"Range"}},
+			"range not named": {Omit: []string{"Content-Range"}}, "another ETag": {ETagFirst: true}, "no metadata": {Omit: []string{"X-Amz-Meta-Fencing-Mode"}},
+		} {
+			server, b, _ := setup(t, mode, 0)
+			c := &bodies{S3: newClient(server)}
+			handle := b.Handle(c, bucketName)
+			o := objects(t, handle, mode, nil)
+			ctx := t.Context()
+			for _, size := range []int{0, 10_000} {
+				put(t, o, claim(5, "a"), string(bytesOf(size)))
+				bypass(t, server, "foreign", bytesOf(size), nil)
+				in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: fault})
+				for range 2 {
+					handle.Forget()
+					for _, open := range []func() (*s3fence.Object, error){
+						func() (*s3fence.Object, error) { return o.Get(ctx, key) }, func() (*s3fence.Object, error) { return o.GetStream(ctx, key) },
+						func() (*s3fence.Object, error) { return o.GetRange(ctx, key, 0, 5) }, func() (*s3fence.Object, error) { return o.GetRange(ctx, key, 0, 0) },
+					} {
+						if object, err := open(); err == nil {
+							_, _ = io.Copy(io.Discard, object.Body)
+							object.Body.Close()
+						}
+					}
+					_, _ = o.Mark(ctx, key)
+					_ = o.Raise(ctx, claim(6, "b"), key)
+					_ = o.Adopt(ctx, claim(6, "b"), "foreign")
+					_ = o.Copy(ctx, claim(6, "b"), key, "copy")
+				}
+				in.Remove()
+				if err := o.InsecureDelete(ctx, key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if opened, closed := c.opened.Load(), c.closed.Load(); opened == 0 || closed < opened {
+				t.Errorf("%s: %d bodies were opened, %d closed", name, opened, closed)
+			}
+		}
+	})
+}
+
+// A body is as long as Options.MaxBody and no longer, packed or not.
+func TestLongestBody(t *testing.T) {
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		small := objects(t, open(t, server, &s3fence.Options{MaxBody: 10_000}), mode, nil)
+		large := objects(t, open(t, server, nil), mode, nil)
+		longest := strings.Repeat("x", 10_000)
+		put(t, small, claim(5, "a"), longest)
+		want(t, small, longest, guard.Mark{Token: 5, LeaseID: "a"})
+		invalid(t, small.Put(t.Context(), claim(5, "a"), key, strings.NewReader(longest+"x"), nil), "body")
+		for _, more := range []int{1, 10_000} {
+			put(t, large, claim(5, "a"), longest+strings.Repeat("x", more))
+			_, err := small.Get(t.Context(), key)
+			if mode == s3fence.SealedGzip || more > 5000 {
+				invalid(t, err, "body")
+				if err != nil && !strings.Contains(err.Error(), "Options.MaxBody, 10000") {
+					t.Errorf("%s: %v", mode, err)
+				}
+			}
+			object, err := small.GetStream(t.Context(), key)
+			if got, err := readObject(t, object, err); err != nil || len(got) != 10_000+more {
+				t.Errorf("%s: streamed %d bytes, %v", mode, len(got), err)
+			}
+		}
+	}
+}
+
+// How long what a signature names is valid.
+func TestPresignLimits(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "body")
+	by := s3.NewPresignClient(newClient(server))
+	for valid, ok := range map[time.Duration]bool{time.Second - 1: false, time.Second: true, time.Hour: true, time.Hour + 1: false} {
+		if _, err := o.PresignGet(t.Context(), by, key, valid); (err == nil) != ok {
+			t.Errorf("valid for %v: %v", valid, err)
+		}
+	}
+	_, err := o.PresignGet(t.Context(), nil, key, time.Minute)
+	invalid(t, err, "presigner")
+	_, err = o.PresignGet(t.Context(), by, "absent", time.Minute)
+	refused(t, err, guard.ReasonNotFound)
+	_, err = o.PresignGet(t.Context(), presignError{}, key, time.Minute)
+	refused(t, err, guard.ReasonUnavailable)
+	_, _, sealed := setup(t, s3fence.Sealed, 0)
+	_, err = sealed.PresignGet(t.Context(), by, key, time.Minute)
+	invalid(t, err, "mode")
+}
+
+type presignError struct{}
+
+func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error) {
+	return nil, errors.New("no credentials")
+}

@@ -1,0 +1,818 @@
+package s3fence
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"crypto/sha1"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// answered is an error of the SDK's kind.
+type answered struct {
+	status int
+	code   string
+}
+
+func (a answered) Error() string       { return fmt.Sprint(a.status, " ", a.code) }
+func (a answered) HTTPStatusCode() int { return a.status }
+func (a answered) ErrorCode() string   { return a.code }
+
+// unanswered is an error about a connection.
+type unanswered struct{ failed bool }
+
+func (unanswered) Error() string           { return "no answer" }
+func (u unanswered) ConnectionError() bool { return u.failed }
+
+// Each status and code that is told apart, and its neighbours.
+func TestClassify(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want outcome
+	}{
+		{nil, outcomeApplied},
+		{errors.New("?"), outcomeUnknown}, {context.Canceled, outcomeUnknown}, {unanswered{true}, outcomeUnknown},
+		{unanswered{false}, outcomeUnknown}, {answered{0, ""}, outcomeUnknown},
+		{answered{412, ""}, outcomeNotMatched}, {answered{412, "PreconditionFailed"}, outcomeNotMatched},
+		{answered{404, "NoSuchKey"}, outcomeNotMatched}, {answered{404, "NotFound"}, outcomeNotMatched},
+		{answered{404, ""}, outcomeRefused}, {answered{404, "NoSuchBucket"}, outcomeRefused}, {answered{403, "NoSuchKey"}, outcomeRefused},
+		{answered{501, "NotImplemented"}, outcomeRefused}, {answered{400, "NotImplemented"}, outcomeRefused},
+		{answered{403, "RequestTimeTooSkewed"}, outcomeLater}, {answered{403, "AccessDenied"}, outcomeRefused},
+		{answered{500, ""}, outcomeUnknown}, {answered{501, ""}, outcomeUnknown}, {answered{503, "SlowDown"}, outcomeUnknown}, {answered{599, ""}, outcomeUnknown},
+		{answered{200, ""}, outcomeUnknown}, {answered{299, ""}, outcomeUnknown}, {answered{100, ""}, outcomeUnknown},
+		{answered{300, ""}, outcomeRefused}, {answered{499, ""}, outcomeRefused}, {answered{400, ""}, outcomeRefused},
+		{answered{400, "RequestTimeout"}, outcomeUnknown},
+		{answered{407, ""}, outcomeRefused}, {answered{408, ""}, outcomeUnknown}, {answered{409, ""}, outcomeUnknown}, {answered{410, ""}, outcomeRefused},
+		{answered{411, ""}, outcomeRefused}, {answered{413, ""}, outcomeRefused}, {answered{416, "InvalidRange"}, outcomeRefused},
+		{answered{428, ""}, outcomeRefused}, {answered{429, ""}, outcomeUnknown}, {answered{430, ""}, outcomeRefused},
+	} {
+		for _, err := range []error{c.err, fmt.Errorf("wrapped: %w", c.err)} {
+			if c.err == nil {
+				err = nil
+			}
+			if got := classify(err); got != c.want {
+				t.Errorf("classify(%v) = %d, want %d", err, got, c.want)
+			}
+			if got := classifyPut(err, false); got != c.want {
+				t.Errorf("classifyPut(%v, false) = %d, want %d", err, got, c.want)
+			}
+			want := c.want
+			if status, _ := httpStatus(err); status == 404 {
+				want = outcomeRefused // what creates asks for no object
+			}
+			if got := classifyPut(err, true); got != want {
+				t.Errorf("classifyPut(%v, true) = %d, want %d", err, got, want)
+			}
+			status, _ := httpStatus(err)
+			if got := missing(err); got != (status == 404 && c.want == outcomeNotMatched) {
+				t.Errorf("missing(%v) = %v", err, got)
+			}
+		}
+	}
+	for _, c := range []struct {
+		err    error
+		status int
+		ok     bool
+	}{{nil, 0, false}, {errors.New("?"), 0, false}, {unanswered{true}, 0, true}, {answered{409, ""}, 409, true}} {
+		if status, ok := httpStatus(c.err); status != c.status || ok != c.ok {
+			t.Errorf("httpStatus(%v) = %d, %v", c.err, status, ok)
+		}
+	}
+}
+
+// What an error of the store means is said first, and the error kept.
+func TestExplain(t *testing.T) {
+	b := &Bucket{name: "inv\noices"}
+	if err := b.explain(nil); err != nil {
+		t.Errorf("nil is explained: %v", err)
+	}
+	const bucket = `bucket "inv\noices"`
+	for begins, all := range map[string][]answered{
+		bucket + " does not exist: ":                                             {{404, "NoSuchBucket"}},
+		bucket + " is in another region than the client is configured for: ":     {{301, ""}, {400, "AuthorizationHeaderMalformed"}, {307, "PermanentRedirect"}, {400, "IllegalLocationConstraintException"}},
+		"the credentials have expired: ":                                         {{400, "ExpiredToken"}, {403, "ExpiredTokenException"}, {403, "RequestExpired"}},
+		"the credentials were refused: ":                                         {{403, "InvalidAccessKeyId"}, {403, "SignatureDoesNotMatch"}, {400, "InvalidToken"}, {404, "XAdminUserNotFound"}},
+		"this machine's clock and the store's differ too much: ":                 {{403, "RequestTimeTooSkewed"}},
+		"the store answered 403, for the credentials or the rights to " + bucket: {{403, ""}},
+		"access to " + bucket + " is denied":                                     {{403, "AccessDenied"}},
+		"the store does not implement the request: ":                             {{501, "NotImplemented"}},
+		"300 ":             {{300, ""}},
+		"302 ":             {{302, ""}},
+		"402 AccessDenied": {{402, "AccessDenied"}},
+		"404 NoSuchKey":    {{404, "NoSuchKey"}},
+	} {
+		for _, a := range all {
+			if err := b.explain(a); !strings.HasPrefix(err.Error(), begins) || !errors.Is(err, a) {
+				t.Errorf("explain(%v) = %q, want %q", a, err, begins)
+			}
+		}
+	}
+	for _, c := range []struct{ in, want string }{
+		{"", `""`}, {"a\n", `"a\n"`}, {strings.Repeat("x", 64), `"` + strings.Repeat("x", 64) + `"`},
+		{strings.Repeat("x", 65), `"` + strings.Repeat("x", 64) + `"...`},
+	} {
+		if got := quoteShort(c.in); got != c.want {
+			t.Errorf("quoteShort(%q) = %s, want %s", c.in, got, c.want)
+		}
+	}
+	if got := (&unsentError{"x"}).Error(); got != "the request was not sent: x" {
+		t.Errorf("an unsent request reads %q", got)
+	}
+	e := &UnsuitableError{Bucket: "b", Check: "c", Problem: "p"}
+	if got := e.Error(); got != `c: p: the store of bucket "b" is unsuitable for fencing` {
+		t.Errorf("an unsuitable store reads %q", got)
+	}
+	if got := damaged("k\n", "p").Error(); got != `object "k\n" is damaged: p` {
+		t.Errorf("damage reads %q", got)
+	}
+}
+
+func TestStrongETag(t *testing.T) {
+	for etag, want := range map[string]bool{
+		"": false, `""`: false, "*": false, `"*"`: false, `W/"a"`: false, `"W/a"`: false, `"`: false, `"a`: false, `a"`: false,
+		`"a", "b"`: false, "a\nb": false, `" a"`: false, `"a"`: true, "a": true, "ab": true, `"ab"`: true, `"-"`: true,
+	} {
+		if got := strongETag(etag); got != want {
+			t.Errorf("strongETag(%q) = %v", etag, got)
+		}
+		if err := checkCondition(&etag); (err == nil) != want {
+			t.Errorf("checkCondition(%q) = %v", etag, err)
+		}
+	}
+	if err := checkCondition(nil); err != nil {
+		t.Errorf("no condition: %v", err)
+	}
+	if str("") != nil || *str("x") != "x" {
+		t.Error("str")
+	}
+}
+
+// When a request may have left, and when its answer is not about all that did.
+func TestTracker(t *testing.T) {
+	calls := func(opened bool, calls, wrote int32) *tracker {
+		w := &tracker{}
+		w.opened.Store(opened)
+		w.calls.Store(calls)
+		w.wrote.Store(wrote)
+		return w
+	}
+	for _, c := range []struct {
+		w                *tracker
+		err              error
+		handed, repeated bool
+	}{
+		{calls(false, 0, 0), nil, true, false}, // of a client that does not take options
+		{calls(false, 0, 0), errors.New("?"), true, false}, {calls(true, 0, 0), errors.New("?"), false, false},
+		{calls(true, 1, 0), nil, true, false}, {calls(true, 1, 1), nil, true, false}, {calls(true, 2, 1), nil, true, true},
+		{calls(true, 1, 2), nil, true, true}, {calls(false, 0, 0), &unsentError{}, false, false},
+		{calls(true, 1, 1), fmt.Errorf("wrapped: %w", &unsentError{}), false, false},
+	} {
+		if c.w.handed(c.err) != c.handed || c.w.repeated() != c.repeated {
+			t.Errorf("%+v with %v: handed %v, repeated %v", c, c.err, c.w.handed(c.err), c.w.repeated())
+		}
+	}
+	o := &s3.Options{RetryMaxAttempts: 5}
+	once(o)
+	if _, ok := o.Retryer.(aws.NopRetryer); !ok || o.RetryMaxAttempts != 0 {
+		t.Errorf("once leaves %+v", o.Retryer)
+	}
+}
+
+// When a kept probe stands for a new one, and when it is an error.
+func TestProbeIsUsable(t *testing.T) {
+	now := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
+	bucket := func(endpoint string) *Bucket {
+		return &Bucket{endpoint: endpoint, name: "b", opts: Options{ProbeMaxAge: time.Hour}}
+	}
+	good := Probe{Version: probeVersion, Endpoint: "e", Bucket: "b", At: now, OpaqueETags: true}
+	for name, c := range map[string]struct {
+		b      *Bucket
+		change func(*Probe)
+		usable bool
+		says   string // of the error
+	}{
+		"fresh":              {bucket("e"), func(*Probe) {}, true, ""},
+		"as old as may be":   {bucket("e"), func(p *Probe) { p.At = now.Add(-time.Hour) }, true, ""},
+		"older":              {bucket("e"), func(p *Probe) { p.At = now.Add(-time.Hour - 1) }, false, ""},
+		"another's clock":    {bucket("e"), func(p *Probe) { p.At = now.Add(time.Hour - 1) }, true, ""},
+		"an hour ahead":      {bucket("e"), func(p *Probe) { p.At = now.Add(time.Hour) }, false, ""},
+		"older version":      {bucket("e"), func(p *Probe) { p.Version-- }, false, ""},
+		"newer version":      {bucket("e"), func(p *Probe) { p.Version++ }, false, ""},
+		"of more":            {bucket("e"), func(p *Probe) { p.AtomicDelete = true }, true, ""},
+		"encrypted":          {bucket("e"), func(p *Probe) { p.Encryption = "aws:kms" }, false, ""},
+		"no endpoint":        {bucket(""), func(*Probe) {}, false, "does not tell its endpoint"},
+		"no endpoint at all": {bucket(""), func(p *Probe) { p.Endpoint = "" }, false, "does not tell its endpoint"},
+		"another endpoint":   {bucket("f"), func(*Probe) {}, false, `another endpoint than the client's, "f"`},
+		"another bucket":     {bucket("e"), func(p *Probe) { p.Bucket = "c" }, false, `another bucket than "b"`},
+	} {
+		p := good
+		c.change(&p)
+		usable, err := p.usable(c.b, now)
+		if usable != c.usable || (err != nil) != (c.says != "") || err != nil && (!errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %v, %v", name, usable, err)
+		}
+	}
+	for _, asked := range []bool{false, true} {
+		b := bucket("e")
+		b.opts.AtomicDelete = true
+		p := good
+		p.AtomicDelete = asked
+		if usable, _ := p.usable(b, now); usable != asked {
+			t.Errorf("a probe of deletions %v: usable %v", asked, usable)
+		}
+	}
+	for want, client := range map[string]S3{
+		"": checked{}, "https://e": s3.New(s3.Options{BaseEndpoint: aws.String("https://e"), Region: "r"}), "aws r": s3.New(s3.Options{Region: "r"}),
+	} {
+		if got := endpointOf(client); got != want {
+			t.Errorf("the endpoint is %q, want %q", got, want)
+		}
+	}
+	for want, e := range map[string]Encryption{"": {}, "aws:kms": {Algorithm: "aws:kms"}, "customer key": {CustomerKey: []byte{1}}} {
+		if got := e.name(); got != want {
+			t.Errorf("the encryption is called %q, want %q", got, want)
+		}
+	}
+}
+
+// Which ETags are hashes of the content.
+func TestContentHash(t *testing.T) {
+	body := []byte("body")
+	m, s1, s256 := md5.Sum(body), sha1.Sum(body), sha256.Sum256(body)
+	for _, c := range []struct{ etag, want string }{
+		{hex.EncodeToString(m[:]), "MD5"}, {hex.EncodeToString(s1[:]), "SHA-1"}, {hex.EncodeToString(s256[:]), "SHA-256"},
+		{strings.Repeat("0", 32), ""}, {strings.Repeat("0", 40), ""}, {strings.Repeat("0", 64), ""}, {"", ""}, {"x", ""},
+	} {
+		for _, etag := range []string{c.etag, `"` + c.etag + `"`, strings.ToUpper(c.etag)} {
+			if got := contentHash(etag, body, m); got != c.want {
+				t.Errorf("contentHash(%s) = %q, want %q", etag, got, c.want)
+			}
+		}
+	}
+}
+
+// Each character at the ends of what a name of metadata may have, and beside them.
+func TestHeaderCharacters(t *testing.T) {
+	const more = "!#$%&'*+-.^_`|~"
+	for r := rune(0); r < 256; r++ {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if got := !notToken(r); got != (letter || strings.ContainsRune(more, r)) {
+			t.Errorf("%q in a name: %v", r, got)
+		}
+		if got := printable("a" + string(byte(r)) + "b"); got != (r >= 32 && r <= 126) && r < 128 {
+			t.Errorf("%q in a value: %v", r, got)
+		}
+	}
+	for value, want := range map[string]bool{"": true, " a": false, "a ": false, "a b": true, "~": true, "!": true, "\x7f": false, "\x1f": false} {
+		if got := printable(value); got != want {
+			t.Errorf("printable(%q) = %v", value, got)
+		}
+	}
+	// Every header is looked at, and the metadata to the last byte.
+	for field, h := range map[string]Headers{
+		"Headers.ContentType": {ContentType: "\n"}, "Headers.CacheControl": {CacheControl: "\n"}, "Headers.ContentDisposition": {ContentDisposition: "\n"},
+		"Headers.ContentEncoding": {ContentEncoding: "\n"}, "Headers.ContentLanguage": {ContentLanguage: "\n"}, "Headers.StorageClass": {StorageClass: "\n"},
+		"Headers.Metadata": {Metadata: map[string]string{"a": strings.Repeat("x", maxMetadata-maxReserved)}},
+	} {
+		_, err := h.validate()
+		var invalid *guard.InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	h := Headers{Metadata: map[string]string{"A": strings.Repeat("x", maxMetadata-maxReserved-1)}}
+	if got, err := h.validate(); err != nil || len(got.Metadata) != 1 || got.Metadata["a"] != h.Metadata["A"] {
+		t.Errorf("as much as may be: %v", err)
+	}
+	// With all that this package adds, it is at most what S3 takes.
+	s := state{kind: kindPlain, mark: guard.Mark{Token: guard.MaxToken, LeaseID: strings.Repeat("é", guard.MaxLeaseIDLen/2)}, cut: true}
+	s.recent = make([]writeID, maxRecentPlain)
+	total := 0
+	for name, value := range s.metadata(nil) {
+		total += len(name) + len(value)
+	}
+	if total > maxReserved || total < maxReserved-12 {
+		t.Errorf("the reserved metadata can have %d bytes, maxReserved is %d", total, maxReserved)
+	}
+}
+
+// The versions of a raced object differ in their lengths, too, and a mixture is
+// not taken for one.
+func TestVersionBody(t *testing.T) {
+	lengths := map[int]bool{}
+	for n := range raceWrites {
+		body := versionBody(n + 100)
+		lengths[len(body)] = true
+		want := fmt.Sprint(n + 100)
+		for _, end := range [][]byte{body, body[len(body)-8:], body[len(body)-80:]} {
+			if got := bodyVersion(end, int64(len(body))); got != want {
+				t.Errorf("version %s is taken for %s", want, got)
+			}
+		}
+		for _, size := range []int{len(body) - 1, len(body) + 8} {
+			if got := bodyVersion(body, int64(size)); got != "a mixture" {
+				t.Errorf("of %d bytes, not %d: %s", size, len(body), got)
+			}
+		}
+		mixed := bytes.Clone(body)
+		mixed[0]++
+		if got := bodyVersion(mixed, int64(len(body))); got != "a mixture" {
+			t.Errorf("mixed: %s", got)
+		}
+	}
+	if len(lengths) != raceWrites {
+		t.Errorf("%d versions have %d lengths", raceWrites, len(lengths))
+	}
+	for body, want := range map[string]string{"": "none", "0000001": "none", "notanumb": "a mixture"} {
+		if got := bodyVersion([]byte(body), int64(len(body))); got != want {
+			t.Errorf("%q: %s, want %s", body, got, want)
+		}
+	}
+}
+
+// A body and its trailer are read as one, by whatever way and from wherever.
+func TestJoinedBody(t *testing.T) {
+	for _, c := range []struct{ body, trailer string }{{"", ""}, {"body", ""}, {"", "trailer"}, {"body", "trailer"}} {
+		all := c.body + c.trailer
+		made := func() *joined { return &joined{body: []byte(c.body), trailer: []byte(c.trailer)} }
+		if err := iotest.TestReader(made(), []byte(all)); err != nil {
+			t.Error(err)
+		}
+		for from := range int64(len(all) + 2) {
+			rest := all[min(from, int64(len(all))):]
+			j := made()
+			if at, err := j.Seek(from, io.SeekStart); at != from || err != nil {
+				t.Fatalf("Seek = %d, %v", at, err)
+			}
+			var out strings.Builder
+			if n, err := j.WriteTo(&out); err != nil || n != int64(len(rest)) || out.String() != rest {
+				t.Errorf("from %d on %d bytes are written: %q, %v", from, n, out.String(), err)
+			}
+			_, _ = j.Seek(from-int64(len(all)), io.SeekEnd)
+			for _, size := range []int{1, 3, 100} {
+				_, _ = j.Seek(from, io.SeekStart)
+				var got []byte
+				for buf := make([]byte, size); ; {
+					n, err := j.Read(buf)
+					got = append(got, buf[:n]...)
+					if err == io.EOF {
+						break
+					}
+					if err != nil || n == 0 {
+						t.Fatalf("Read = %d, %v", n, err)
+					}
+				}
+				if string(got) != rest {
+					t.Errorf("from %d on by %d bytes: %q", from, size, got)
+				}
+			}
+		}
+		j := made()
+		if at, err := j.Seek(-1, io.SeekStart); at != 0 || err == nil {
+			t.Errorf("before the start: %d, %v", at, err)
+		}
+		if at, err := j.Seek(0, io.SeekEnd); at != int64(len(all)) || err != nil {
+			t.Errorf("to the end: %d, %v", at, err)
+		}
+		if at, err := j.Seek(-int64(len(all)), io.SeekCurrent); at != 0 || err != nil {
+			t.Errorf("back: %d, %v", at, err)
+		}
+	}
+	// What is written before a writer fails is counted.
+	broken := errors.New("broken pipe")
+	j := &joined{body: []byte("body"), trailer: []byte("trailer")}
+	if n, err := j.WriteTo(&failingWriter{err: broken}); n != 2 || !errors.Is(err, broken) {
+		t.Errorf("WriteTo = %d, %v", n, err)
+	}
+	if rest, _ := io.ReadAll(j); string(rest) != "dytrailer" {
+		t.Errorf("left is %q", rest)
+	}
+}
+
+type failingWriter struct{ err error }
+
+func (w *failingWriter) Write([]byte) (int, error) { return 2, w.err }
+
+func TestSections(t *testing.T) {
+	for _, c := range []struct {
+		part         *section
+		size         int64
+		first, count int64
+		ok           bool
+	}{
+		{nil, 10, 0, 10, true}, {nil, 0, 0, 0, true},
+		{&section{0, 10}, 10, 0, 10, true}, {&section{0, 11}, 10, 0, 10, true}, {&section{0, 9}, 10, 0, 9, true}, {&section{3, 0}, 10, 3, 0, true},
+		{&section{3, -1}, 10, 3, 7, true}, {&section{3, 7}, 10, 3, 7, true}, {&section{3, 8}, 10, 3, 7, true}, {&section{9, 1}, 10, 9, 1, true},
+		{&section{10, 0}, 10, 0, 0, false}, {&section{11, 0}, 10, 0, 0, false}, {&section{-1, 1}, 10, 0, 0, false},
+		{&section{0, 0}, 0, 0, 0, true}, {&section{0, 5}, 0, 0, 0, true}, {&section{0, -1}, 0, 0, 0, true}, {&section{1, 0}, 0, 0, 0, false},
+	} {
+		first, count, err := c.part.of(c.size)
+		if first != c.first || count != c.count || (err == nil) != c.ok {
+			t.Errorf("%+v of %d: %d, %d, %v", c.part, c.size, first, count, err)
+		}
+	}
+	if byteRange(5, 0) != nil || *byteRange(0, 1) != "bytes=0-0" || *byteRange(5, 10) != "bytes=5-14" {
+		t.Error("byteRange")
+	}
+	for answer, ok := range map[string]bool{"bytes 5-14/20": true, "bytes 5-14/21": false, "bytes 5-15/20": false, "bytes 4-14/20": false, "": false} {
+		if err := checkRange(&s3.GetObjectOutput{ContentRange: &answer}, 5, 10, 20); (err == nil) != ok {
+			t.Errorf("%q: %v", answer, err)
+		}
+	}
+}
+
+// Answers to a request for the end of an object, and for all of it, that are not
+// what was asked for.
+func TestAnswersToReads(t *testing.T) {
+	long := strings.Repeat("x", tailSize)
+	for _, c := range []struct {
+		given, body string
+		size        int64 // -1 for an error
+	}{
+		{"bytes 0-3/4", "body", 4}, {"bytes 0--1/0", "", 0}, {fmt.Sprintf("bytes 0-%d/%d", tailSize-1, tailSize), long, tailSize},
+		{fmt.Sprintf("bytes 4-%d/%d", tailSize+3, tailSize+4), long, tailSize + 4},
+		{"bytes 0-3/5", "body", -1}, {"bytes 1-3/4", "ody", -1}, {"bytes 0-3/4", "bod", -1}, {"bytes 0-3/4", "body+", -1}, {"bytes */4", "body", -1},
+		{"bytes 0-3/*", "body", -1}, {"bytes 0--2/-1", "", -1}, {"bytes 0-4/4", "body", -1}, {"", "body", -1},
+		{fmt.Sprintf("bytes 0-%d/%d", tailSize+3, tailSize+4), long + "more", -1},
+	} {
+		h := head{size: -7}
+		tail, err := rangedTail(strings.NewReader(c.body), &h, c.given)
+		if (err == nil) != (c.size >= 0) || err == nil && (string(tail) != c.body || h.size != c.size) {
+			t.Errorf("%q with %d bytes: %d of %d, %v", c.given, len(c.body), len(tail), h.size, err)
+		}
+	}
+	broken := errors.New("broken")
+	if _, err := rangedTail(iotest.ErrReader(broken), &head{}, "bytes 0-3/4"); !errors.Is(err, broken) {
+		t.Errorf("a body that breaks: %v", err)
+	}
+	for _, n := range []int{0, 1, tailSize - 1, tailSize, tailSize + 1, 3*tailSize + 5} {
+		body := bytes.Repeat([]byte("0123456789"), n/10+1)[:n]
+		for name, r := range map[string]io.Reader{"at once": bytes.NewReader(body), "by halves": iotest.HalfReader(bytes.NewReader(body)),
+			"with its end": iotest.DataErrReader(bytes.NewReader(body))} {
+			h := head{}
+			out := &s3.GetObjectOutput{Body: io.NopCloser(r), ContentLength: aws.Int64(int64(n))}
+			if tail, err := lastBytes(out, &h); err != nil || !bytes.Equal(tail, body[max(0, n-tailSize):]) || h.size != int64(n) {
+				t.Errorf("the end of %d bytes %s: %d of %d, %v", n, name, len(tail), h.size, err)
+			}
+		}
+		for _, c := range []struct{ size, limit int64 }{{0, 1 << 20}, {int64(n), 1 << 20}, {int64(n) + 7, 1 << 20}, {-1, 1 << 20}} {
+			if got, err := readAll(iotest.OneByteReader(bytes.NewReader(body)), c.size, c.limit); err != nil || !bytes.Equal(got, body) {
+				t.Errorf("all of %d bytes: %d, %v", n, len(got), err)
+			}
+		}
+	}
+	if got, err := readAll(strings.NewReader("0123456789"), 0, 4); err != nil || len(got) < 5 {
+		t.Errorf("more than the limit: %q, %v", got, err)
+	}
+	if got, err := readAll(iotest.ErrReader(broken), 0, 4); got != nil || !errors.Is(err, broken) {
+		t.Errorf("a reader that breaks: %q, %v", got, err)
+	}
+	if _, err := lastBytes(&s3.GetObjectOutput{Body: io.NopCloser(iotest.ErrReader(broken))}, &head{}); !errors.Is(err, broken) {
+		t.Errorf("a body that breaks: %v", err)
+	}
+	for name, c := range map[string]struct {
+		out *s3.GetObjectOutput
+		ok  bool
+	}{
+		"as announced": {&s3.GetObjectOutput{ContentLength: aws.Int64(4)}, true}, "not announced": {&s3.GetObjectOutput{}, true},
+		"longer": {&s3.GetObjectOutput{ContentLength: aws.Int64(5)}, false}, "a range": {&s3.GetObjectOutput{ContentRange: aws.String("bytes 0-3/4")}, false},
+	} {
+		h := head{}
+		if err := h.complete(c.out, 4); (err == nil) != c.ok || c.ok && h.size != 4 {
+			t.Errorf("%s: %d, %v", name, h.size, err)
+		}
+	}
+}
+
+// Each header of an answer is kept, the SDK's own framing is not.
+func TestHeadOf(t *testing.T) {
+	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	out := &s3.GetObjectOutput{
+		ETag: aws.String(`"e"`), ContentLength: aws.Int64(4), LastModified: &at, Metadata: map[string]string{"a": "b"}, ContentType: aws.String("t"),
+		CacheControl: aws.String("c"), ContentDisposition: aws.String("d"), ContentLanguage: aws.String("l"), StorageClass: "s",
+		ContentEncoding: aws.String("aws-chunked, gzip,,br"), ExpiresString: aws.String(at.Format(http.TimeFormat)),
+	}
+	h, err := headOf(out)
+	want := Headers{ContentType: "t", CacheControl: "c", ContentDisposition: "d", ContentLanguage: "l", StorageClass: "s", ContentEncoding: "gzip,br"}
+	got := h.headers
+	got.Expires = time.Time{}
+	if err != nil || h.etag != `"e"` || h.size != 4 || !h.modified.Equal(at) || h.metadata["a"] != "b" || !h.headers.Expires.Equal(at) || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("headOf = %+v, %v", h, err)
+	}
+	out.ETag = aws.String(`W/"e"`)
+	if h, err := headOf(out); err == nil || h.etag != "" {
+		t.Errorf("a weak ETag: %+v, %v", h, err)
+	}
+}
+
+// Each option at its limits.
+func TestOptionLimits(t *testing.T) {
+	for field, c := range map[string]struct {
+		set       func(*Options, int64)
+		low, high int64
+	}{
+		"Options.MaxBody":        {func(o *Options, n int64) { o.MaxBody = n }, 1, 5<<30 - 4096},
+		"Options.PartSize":       {func(o *Options, n int64) { o.PartSize = n }, 5 << 20, 5 << 30},
+		"Options.Concurrency":    {func(o *Options, n int64) { o.Concurrency = int(n) }, 1, 1000},
+		"Options.GracePeriod":    {func(o *Options, n int64) { o.GracePeriod = time.Duration(n) }, 1, 1<<63 - 1},
+		"Options.ProbeMaxAge":    {func(o *Options, n int64) { o.ProbeMaxAge = time.Duration(n) }, 1, 1<<63 - 1},
+		"Options.RequestTimeout": {func(o *Options, n int64) { o.RequestTimeout = time.Duration(n) }, 1, 1<<63 - 1},
+	} {
+		for _, n := range []int64{-1, c.low - 1, c.low, c.high, c.high + 1} {
+			if n == 0 || n == -1<<63 { // the default; more than there is
+				continue
+			}
+			var o Options
+			c.set(&o, n)
+			_, err := o.resolve()
+			var invalid *guard.InvalidError
+			switch {
+			case n >= c.low && n <= c.high:
+				if err != nil {
+					t.Errorf("%s %d: %v", field, n, err)
+				}
+			case !errors.As(err, &invalid) || invalid.Field != field || invalid.Value != fmt.Sprint(n) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("must be %d to %d", c.low, c.high)):
+				t.Errorf("%s %d: %v", field, n, err)
+			}
+		}
+	}
+	got, err := Options{}.resolve()
+	if err != nil || got.Logger == nil || got.MaxBody != 64<<20 || got.PartSize != 8<<20 || got.Concurrency != 4 || got.GracePeriod != time.Hour ||
+		got.CacheSize != 1024 || got.ProbeMaxAge != 24*time.Hour || got.RequestTimeout != time.Minute || got.ResolveTimeout != time.Second || got.Prefix != ".fencepost/" {
+		t.Errorf("the defaults are %+v, %v", got, err)
+	}
+	for prefix, want := range map[string]string{"a": "a/.fencepost/", "a/": "a/.fencepost/", strings.Repeat("p", 512): strings.Repeat("p", 512) + "/.fencepost/"} {
+		if got, err := (Options{Prefix: prefix}).resolve(); err != nil || got.Prefix != want {
+			t.Errorf("the prefix is %q, %v", got.Prefix, err)
+		}
+	}
+	key := make([]byte, 32)
+	for i, e := range []Encryption{{CustomerKey: key, Algorithm: "AES256"}, {CustomerKey: key, KMSKeyID: "k"}, {CustomerKey: key, KMSContext: "c"}, {CustomerKey: key, BucketKey: true}} {
+		if _, err := (Options{Encryption: e}).resolve(); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%d: a customer's key beside another: %v", i, err)
+		}
+	}
+	for _, n := range []int{1, 31, 33} {
+		if _, err := (Options{Encryption: Encryption{CustomerKey: make([]byte, n)}}).resolve(); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(n, " bytes")) {
+			t.Errorf("a key of %d bytes: %v", n, err)
+		}
+	}
+}
+
+// The names of internal objects, and what is none.
+func TestInternalKeys(t *testing.T) {
+	b := &Bucket{opts: Options{Prefix: "p/.fencepost/"}}
+	id := newWriteID()
+	for _, token := range []guard.Token{1, 10, 1234567890, guard.MaxToken} {
+		name := strings.TrimPrefix(b.dataKey("k", token, id), b.dataPrefix("k"))
+		if got, gotID, ok := parseDataKey(name); !ok || got != token || gotID != id || len(name) != 19+1+32 {
+			t.Errorf("%q is %d, %v, %v", name, got, gotID, ok)
+		}
+	}
+	if !slices.IsSorted([]string{b.dataKey("k", 9, id), b.dataKey("k", 10, id), b.dataKey("k", guard.MaxToken, id)}) {
+		t.Error("the keys of data are not in the order of tokens")
+	}
+	digits := strings.Repeat("0", 18)
+	for _, name := range []string{
+		"", "-", digits + "1", digits + "1-", digits + "-" + id.String(), digits + "11-" + id.String(), digits + "x-" + id.String(),
+		digits + "0-" + id.String(), digits + "1-" + id.String()[1:], digits + "1-" + strings.ToUpper(strings.Repeat("a", 32)), digits + "1-" + strings.Repeat("g", 32),
+	} {
+		if token, _, ok := parseDataKey(name); ok {
+			t.Errorf("%q is taken for token %d", name, token)
+		}
+	}
+	for key, want := range map[string]bool{
+		b.markKey("r"): true, b.markKey("r") + "0": false, b.markKey("r")[1:]: false, b.markKey("r") + ".tmp": false, b.marksPrefix(): false,
+		b.marksPrefix() + strings.Repeat("g", 64): false, b.marksPrefix() + strings.Repeat("a", 62): false, strings.Repeat("a", 64): false,
+	} {
+		if got := b.isMarkKey(key); got != want {
+			t.Errorf("%q is a mark: %v", key, got)
+		}
+	}
+	for key, want := range map[string]bool{".fencepost/x": true, "a/.fencepost/x": true, ".fencepost": false, "a.fencepost/x": false, "a/.fencepostx": false, "x": false} {
+		if got := internal(key); got != want {
+			t.Errorf("%q is internal: %v", key, got)
+		}
+	}
+}
+
+// What a write makes of a state: whose writes it lists, and whether these are all.
+func TestFollow(t *testing.T) {
+	ids := make([]writeID, maxRecent+2)
+	for i := range ids {
+		ids[i] = newWriteID()
+	}
+	mine := newWriteID()
+	claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "a"}
+	for _, c := range []struct {
+		base   state
+		to     kind
+		recent []writeID
+		cut    bool
+	}{
+		{state{}, kindSealed, nil, false},
+		{state{kind: kindUnfenced, id: ids[0]}, kindSealed, nil, true},
+		{state{kind: kindSealed, id: ids[0]}, kindSealed, ids[:1], false},
+		{state{kind: kindPlain, id: ids[0]}, kindPlain, ids[:1], false},
+		{state{kind: kindSealed, id: ids[0], cut: true}, kindSealed, ids[:1], true},
+		{state{kind: kindSealed, id: ids[0], recent: ids[1:maxRecent]}, kindSealed, ids[:maxRecent], false},
+		{state{kind: kindSealed, id: ids[0], recent: ids[1 : maxRecent+1]}, kindSealed, ids[:maxRecent], true},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindPlain, ids[:maxRecentPlain], false},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1 : maxRecentPlain+1]}, kindPlain, ids[:maxRecentPlain], true},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindTombstone, ids[:maxRecentPlain], false},
+	} {
+		next := c.base.follow(c.to, claim, mine)
+		if next.kind != c.to || next.id != mine || next.mark != (guard.Mark{Token: 5, LeaseID: "a"}) || !slices.Equal(next.recent, c.recent) || next.cut != c.cut {
+			t.Errorf("%+v\nmakes %+v", c.base, next)
+		}
+		for _, id := range append(slices.Clone(c.recent), mine) {
+			if !next.made(id) {
+				t.Error("a write that is listed did not make it")
+			}
+		}
+		if next.made(newWriteID()) || (&state{kind: kindUnfenced, id: mine}).made(mine) || (&state{}).made(writeID{}) {
+			t.Error("a write that is not listed made it")
+		}
+	}
+}
+
+// What is remembered of an object, and what of others goes for it.
+func TestRemember(t *testing.T) {
+	b := &Bucket{opts: Options{CacheSize: 2}, cache: map[string]state{}}
+	good := state{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
+	b.remember("k", good)
+	if s, ok := b.cached("k"); !ok || s.etag != `"e"` || s.body != nil || s.headers != nil {
+		t.Errorf("remembered is %+v, %v", s, ok)
+	}
+	for name, change := range map[string]func(*state){
+		"no ETag": func(s *state) { s.etag = "" }, "a weak ETag": func(s *state) { s.etag = `W/"e"` },
+		"absent": func(s *state) { s.kind = kindAbsent }, "unfenced": func(s *state) { s.kind = kindUnfenced },
+	} {
+		s := good
+		change(&s)
+		b.remember("k", good)
+		b.remember("k", s)
+		if _, ok := b.cached("k"); ok {
+			t.Errorf("%s is remembered", name)
+		}
+	}
+	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindMark, kindPointer, kindTombstone} {
+		s := good
+		s.kind = k
+		b.remember("k", s)
+		if s, ok := b.cached("k"); !ok || (s.body != nil) != (k == kindPointer || k == kindTombstone) {
+			t.Errorf("kind %s: %v, %q", kindNames[k], ok, s.body)
+		}
+	}
+	b.forget("k")
+	if _, ok := b.cached("k"); ok {
+		t.Error("what is forgotten is remembered")
+	}
+	for i := range 5 {
+		b.remember(fmt.Sprint(i), good)
+		b.remember(fmt.Sprint(i), good) // what is there takes no room
+		if _, ok := b.cached(fmt.Sprint(i)); !ok || len(b.cache) != min(i+1, 2) {
+			t.Errorf("%d are remembered after %d", len(b.cache), i+1)
+		}
+	}
+	none := &Bucket{opts: Options{CacheSize: -1}, cache: map[string]state{}}
+	none.remember("k", good)
+	if len(none.cache) != 0 {
+		t.Error("a cache that is turned off remembers")
+	}
+}
+
+// Since when a pointer has been at its data, and when data may go.
+func TestPointerAges(t *testing.T) {
+	const grace = time.Hour
+	at := func(d time.Duration) time.Time { return time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC).Add(d) }
+	base := func(d time.Duration) *state { return &state{modified: at(d)} }
+	settled, later := since{3, at(0)}, since{5, at(grace)}
+	for name, c := range map[string]struct {
+		p              pointer
+		base           *state
+		settled, later *since
+	}{
+		"no data":          {pointer{}, base(0), nil, nil},
+		"not known since":  {pointer{Token: 7}, &state{}, nil, nil},
+		"the first":        {pointer{Token: 7}, base(time.Microsecond), nil, &since{7, at(0)}},
+		"soon":             {pointer{Token: 7, Settled: &settled, Later: &later}, base(2*grace - 1e6), &settled, &later},
+		"a grace later":    {pointer{Token: 7, Settled: &settled, Later: &later}, base(2 * grace), &later, &since{7, at(2 * grace)}},
+		"of one token":     {pointer{Token: 5, Settled: &settled, Later: &later}, base(9 * grace), &settled, &later},
+		"of a lower token": {pointer{Token: 4, Settled: &settled, Later: &later}, base(9 * grace), &settled, &later},
+	} {
+		got := c.p.after(c.base, grace)
+		if string(encodeJSON(got)) != string(encodeJSON(pointer{Token: c.p.Token, Settled: c.settled, Later: c.later})) {
+			t.Errorf("%s: %s", name, encodeJSON(got))
+		}
+	}
+	b := &Bucket{opts: Options{GracePeriod: grace}}
+	mine, old := newWriteID(), newWriteID()
+	now := at(10 * grace)
+	for name, c := range map[string]struct {
+		modified time.Duration // the pointer's age
+		settled  *since
+		later    *since
+		token    guard.Token
+		id       writeID
+		want     bool
+	}{
+		"a lower token, old":               {grace, nil, nil, 6, old, true},
+		"a lower token, young":             {grace - 1, nil, nil, 6, old, false},
+		"a higher token":                   {9 * grace, nil, nil, 8, old, false},
+		"the same token, replaced":         {grace, nil, nil, 7, old, true},
+		"the same token, just replaced":    {grace - 1, nil, nil, 7, old, false},
+		"the same token, not listed":       {9 * grace, nil, nil, 7, newWriteID(), false},
+		"the write itself":                 {9 * grace, nil, nil, 7, mine, false},
+		"left long ago":                    {0, &since{6, at(9 * grace)}, nil, 5, old, true},
+		"left a moment ago":                {0, &since{6, at(9*grace + 1)}, nil, 5, old, false},
+		"left by another's record":         {0, nil, &since{6, at(9 * grace)}, 5, old, true},
+		"of the token that it was left by": {0, &since{6, at(9 * grace)}, nil, 6, old, false},
+	} {
+		s := &state{kind: kindPointer, mark: guard.Mark{Token: 7}, id: mine, recent: []writeID{old}, modified: now.Add(-c.modified)}
+		if got := b.left(s, pointer{Settled: c.settled, Later: c.later}, c.token, c.id, now); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a time that cannot be written is stored as nothing")
+		}
+	}()
+	encodeJSON(since{At: at(0).AddDate(9000, 0, 0)})
+}
+
+// Each field of a Plain object's metadata, malformed by itself.
+func TestParsePlainFields(t *testing.T) {
+	body := []byte("body")
+	id, other := newWriteID(), newWriteID()
+	s := state{kind: kindPlain, mark: guard.Mark{Token: 7, LeaseID: "a b%é"}, id: id, recent: []writeID{other, id}, cut: true, md5: md5.Sum(body)}
+	h := head{etag: `"e"`, size: 4, modified: time.Unix(1, 0)}
+	parsed := func(change func(map[string]string), tail []byte, size int64) (state, error) {
+		h.metadata = s.metadata(map[string]string{"User": "x"})
+		if change != nil {
+			change(h.metadata)
+		}
+		h.size = size
+		return parse("k", h, tail)
+	}
+	for _, cut := range []bool{true, false} {
+		for _, recent := range [][]writeID{nil, {other}, {other, id}} {
+			s.cut, s.recent = cut, recent
+			got, err := parsed(nil, body, 4)
+			if err != nil || got.mark != s.mark || got.id != id || !slices.Equal(got.recent, recent) || got.cut != cut || got.md5 != s.md5 || got.kind != kindPlain ||
+				got.etag != `"e"` || got.size != 4 || got.length != 4 || !got.modified.Equal(h.modified) {
+				t.Errorf("parse = %+v, %v", got, err)
+			}
+		}
+	}
+	if _, err := parsed(nil, []byte("tail of another"), 100); err != nil { // it is not all of it
+		t.Error(err)
+	}
+	for says, change := range map[string]func(map[string]string){
+		"the token": func(m map[string]string) { m[metaToken] = "07" }, "the lease ID": func(m map[string]string) { m[metaLease] = "%" },
+		`lease ID "\n"`: func(m map[string]string) { m[metaLease] = "\n" }, "the write ID": func(m map[string]string) { m[metaWrite] += "0" },
+		"malformed list": func(m map[string]string) { m[metaRecent] = other.String() + ",+" }, `the MD5 "zz`: func(m map[string]string) { m[metaMD5] = strings.Repeat("z", 32) },
+		`the MD5 ""`: func(m map[string]string) { delete(m, metaMD5) }, `the MD5 "AB`: func(m map[string]string) { m[metaMD5] = strings.Repeat("AB", 16) },
+		"does not match":  func(m map[string]string) { m[metaMD5] = strings.Repeat("0", 32) },
+		"no fencing-mode": func(m map[string]string) { delete(m, metaMode) }, "trailer is missing": func(m map[string]string) { m[metaMode] = "sealed" },
+	} {
+		if _, err := parsed(change, body, 4); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v", says, err)
+		}
+	}
+	if got := userMetadata(s.metadata(map[string]string{"User": "x"})); len(got) != 1 || got["user"] != "x" {
+		t.Errorf("the user's metadata is %v", got)
+	}
+}
+
+// Waits double, with jitter, up to a bound.
+func TestBackoff(t *testing.T) {
+	b := &Bucket{delay: 20 * time.Millisecond}
+	for try, want := range map[int]time.Duration{1: 20 * time.Millisecond, 2: 40 * time.Millisecond, 3: 80 * time.Millisecond, 7: 1280 * time.Millisecond, 8: maxDelay, 20: maxDelay} {
+		low, high := maxDelay, time.Duration(0)
+		for range 300 {
+			d := b.backoff(try)
+			low, high = min(low, d), max(high, d)
+		}
+		if low < want/2 || high > want || low > want*2/3 || high < want*5/6 {
+			t.Errorf("the wait before repetition %d is %v to %v, want %v to %v", try, low, high, want/2, want)
+		}
+	}
+}
