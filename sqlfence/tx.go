@@ -344,7 +344,8 @@ type TxOptions struct {
 	// Resolve asks for the transaction's ID when it begins, and after a COMMIT
 	// whose answer was lost asks the server what became of it, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
-	// ErrUnavailable if it is not. What could not be learned stays
+	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
+	// session before the COMMIT, which pgx alone cannot know. What could not be learned stays
 	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no
 	// round trip on pgx and one on database/sql, and makes the server assign
 	// an ID to a transaction that only reads.
