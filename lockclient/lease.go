@@ -120,13 +120,12 @@ func (l *Lease) Done() <-chan struct{} { return l.done }
 // ([ErrLeaseLost]) or [ErrReleased]. It reads the clock at each call.
 func (l *Lease) Err() error {
 	l.mu.Lock()
-	err, over := l.err, l.deadline <= l.client.clock()
-	lost := &LostError{Claim: l.claim, Cause: errDeadline, LastRenewal: l.failed}
+	err, over, failed := l.err, l.deadline <= l.client.clock(), l.failed
 	l.mu.Unlock()
 	if err != nil || !over {
 		return err
 	}
-	l.end(lost)
+	l.end(&LostError{Claim: l.claim, Cause: errDeadline, LastRenewal: failed})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err

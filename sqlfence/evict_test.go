@@ -186,6 +186,46 @@ func TestIdleHolderIsEnded(t *testing.T) {
 	})
 }
 
+// TestEndedHolderCommits (P1, P6): a holder that was ended and whose next use is
+// the COMMIT learns that it is stale, by which mark, if the server can say that
+// nothing was committed: always on database/sql, which asks the server before
+// the COMMIT, and with TxOptions.Resolve on pgx. The control is pgx without it,
+// which does not know. A COMMIT that was lost under the same mark stays what the
+// server says: unavailable.
+func TestEndedHolderCommits(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for _, c := range []struct {
+			resolve, raised bool
+			want            guard.Reason
+		}{{true, true, guard.ReasonStale}, {true, false, guard.ReasonUnavailable}, {false, true, guard.ReasonOutcomeUnknown}} {
+			e.exec("DELETE FROM fencepost.marks")
+			err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: c.resolve}, func(ctx context.Context, tx testTx) error {
+				if err := write5(ctx, tx); err != nil {
+					return err
+				}
+				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+				if err != nil {
+					return err
+				}
+				e.terminate(pid)
+				if c.raised {
+					return e.db.Raise(context.Background(), claimOf("r", 6))
+				}
+				return nil
+			})
+			want := c.want
+			if e.driver == "std" && want == guard.ReasonOutcomeUnknown {
+				want = guard.ReasonStale
+			}
+			var rejected *guard.RejectedError
+			if guard.ReasonOf(err) != want || errors.As(err, &rejected) && rejected.Mark.Token != 6 || e.written() != 0 {
+				t.Errorf("resolve %t, raised %t: got %v, want %s", c.resolve, c.raised, err, want)
+			}
+		}
+	})
+}
+
 // TestRaiseNamesStrangers (P6): a raise that waits for a session which merely
 // took the advisory lock says so, and does not end it.
 func TestRaiseNamesStrangers(t *testing.T) {

@@ -88,7 +88,9 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 // resolved makes of a lost COMMIT what the server says became of it, and
 // leaves it as it is if the server does not say. A COMMIT that was sent is
 // asked after even if the caller's context ends meanwhile, like it is waited for.
-func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, unknown error) error {
+// Where a raise ended the session, which it does to those that it waits for, a
+// transaction that is not committed is the refusal by the raised mark.
+func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, claims []guard.Claim, unknown error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()
 	committed, err := d.Resolve(ctx, unknown)
@@ -98,5 +100,9 @@ func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, unknown error)
 	case committed:
 		return nil
 	}
-	return guard.Unavailable("commit of a fenced transaction", claim, fmt.Errorf("nothing was committed: %v", unknown))
+	aborted := guard.Unavailable("commit of a fenced transaction", claim, fmt.Errorf("nothing was committed: %v", unknown))
+	if sessionLost(unknown) {
+		return d.refusedBy(ctx, claims, aborted)
+	}
+	return aborted
 }

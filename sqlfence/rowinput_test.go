@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -157,6 +158,25 @@ func TestUnreadable(t *testing.T) {
 		err := table.Takeover(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
 		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
 			t.Errorf("a channel as a key: %v", err)
+		}
+	})
+}
+
+// TestRowsClosedAfterUnreadable: a row that the reader refuses ends the reading,
+// and the connection takes the next statement although rows were left.
+func TestRowsClosedAfterUnreadable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		refused, read := errors.New("refused"), 0
+		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			err := tx.in().query(ctx, "SELECT generate_series(1, 3)", nil, func(func(dest ...any) error) error { read++; return refused })
+			if misread := (unreadable{}); !errors.As(err, &misread) || !errors.Is(err, refused) || read != 1 {
+				t.Errorf("got %v after %d rows, want the reader's error after one", err, read)
+			}
+			_, err = tx.exec(ctx, "SELECT 1")
+			return err
+		})
+		if err != nil {
+			t.Errorf("the transaction is of no use any more: %v", err)
 		}
 	})
 }

@@ -171,19 +171,19 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	}
 	err = tx.commit(ctx, d.commits)
 	committed = err == nil
-	if err == nil || !opts.Resolve || err == errEnded {
-		if err = failure("commit of a "+op, first, err, true); guard.ReasonOf(err) != guard.ReasonUnavailable {
-			return err
-		}
-		tx.rollback()
+	if err != nil && opts.Resolve && err != errEnded {
+		err = &lostCommit{id: id, error: err}
+	}
+	err = failure("commit of a "+op, first, err, true)
+	switch reason := guard.ReasonOf(err); {
+	case reason == guard.ReasonUnavailable:
+		tx.rollback() // gives the connection back, as below: the question may need it
 		return d.succeeded(ctx, sorted, err)
+	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
+		tx.rollback()
+		return d.resolved(ctx, first, sorted, err)
 	}
-	err = failure("commit of a "+op, first, &lostCommit{id: id, error: err}, true)
-	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-		return err
-	}
-	tx.rollback() // gives the connection back, which the answer may need
-	return d.resolved(ctx, first, err)
+	return err
 }
 
 // succeeded makes of the error of a transaction that committed nothing, because
@@ -193,6 +193,12 @@ func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error)
 	if !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
 		return err
 	}
+	return d.refusedBy(ctx, claims, err)
+}
+
+// refusedBy makes of err the refusal by a mark above one of the claims, if there
+// is one.
+func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	for _, claim := range claims {
@@ -338,7 +344,8 @@ type TxOptions struct {
 	// Resolve asks for the transaction's ID when it begins, and after a COMMIT
 	// whose answer was lost asks the server what became of it, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
-	// ErrUnavailable if it is not. What could not be learned stays
+	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
+	// session before the COMMIT, which pgx alone cannot know. What could not be learned stays
 	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no
 	// round trip on pgx and one on database/sql, and makes the server assign
 	// an ID to a transaction that only reads.

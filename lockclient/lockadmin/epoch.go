@@ -177,10 +177,10 @@ func validateAdvance(above guard.Token) error {
 // advanceSQL raises the token of a resource that nobody holds; no row means that
 // it is high enough or that somebody has the resource. $1 resource, $2 token, $3
 // lock_timeout in milliseconds.
-const advanceSQL = `SELECT r FROM fencepost.advance_lease($1::text, $2::bigint, $3::text::integer) AS r WHERE r IS NOT NULL`
+const advanceSQL = `SELECT r FROM fencepost.advance_lease($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text::integer) AS r WHERE r IS NOT NULL`
 
 // reachedSQL says what every later grant on the resource is above. $1 resource.
-const reachedSQL = `SELECT coalesce(max(token), 0) FROM fencepost.leases WHERE resource IN ($1::text, '')`
+const reachedSQL = `SELECT coalesce(pg_catalog.max(token), 0) FROM fencepost.leases WHERE resource OPERATOR(pg_catalog.=) ANY (ARRAY[$1::pg_catalog.text, ''])`
 
 func (o *Operator) advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, held *lockclient.HeldError, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {

@@ -236,8 +236,8 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 // forceUnlockSQL is one statement and one transaction. $6 is the topic to
 // notify, NULL for none.
 const forceUnlockSQL = `SELECT o_status, o_id, o_at, o_token, o_state, o_cut_token, o_lease_id, o_owner,
-  CASE WHEN isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN isfinite(o_expires_at) THEN o_expires_at END
-FROM fencepost.force_unlock($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::text::integer, $8::timestamptz, $9::bigint::oid)`
+  CASE WHEN pg_catalog.isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN pg_catalog.isfinite(o_expires_at) THEN o_expires_at END
+FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::pg_catalog.text::integer, $8::pg_catalog.timestamptz, $9::bigint::pg_catalog.oid)`
 
 func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {

@@ -137,9 +137,11 @@ ORDER BY s.xact_start LIMIT 1`
 func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	in = Inspection{SchemaWanted: pglease.Schema().Version()}
 	var pid uint32
-	err = conn.QueryRow(ctx, settingsSQL).Scan(&in.Server, &in.VersionNum, &in.Database, &in.User, &in.Standby, &pid,
-		&in.SynchronousCommit, &in.SynchronousStandbys, &in.DefaultIsolation, &in.DefaultReadOnly, &in.Fsync, &in.FullPageWrites,
-		&in.TransactionTimeoutIdle)
+	err = look(ctx, conn, func() error {
+		return conn.QueryRow(ctx, settingsSQL).Scan(&in.Server, &in.VersionNum, &in.Database, &in.User, &in.Standby, &pid,
+			&in.SynchronousCommit, &in.SynchronousStandbys, &in.DefaultIsolation, &in.DefaultReadOnly, &in.Fsync, &in.FullPageWrites,
+			&in.TransactionTimeoutIdle)
+	})
 	if err != nil {
 		return in, err
 	}
@@ -152,7 +154,7 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 	var hidden []string
 	see := func(secret bool, sql string, into ...any) error {
-		err := conn.QueryRow(ctx, sql).Scan(into...)
+		err := look(ctx, conn, func() error { return conn.QueryRow(ctx, sql).Scan(into...) })
 		if pg := pglease.Error(err); pg != nil && pglease.SaidNo(pg) {
 			if secret {
 				hidden = append(hidden, pg.Message)
@@ -188,7 +190,7 @@ func inspectClock(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 	for range 5 {
 		var at time.Time
 		sent := time.Now()
-		if err := conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err != nil {
+		if err := conn.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&at); err != nil {
 			return err
 		}
 		if took := time.Since(sent); took < in.RoundTrip {

@@ -57,6 +57,11 @@ type LeaseInfo struct {
 	// Awaited says that somebody waits for it, or did so within the last five
 	// seconds. Waiters that poll, behind a pooler, are not seen.
 	Awaited bool `json:"awaited"`
+	// Waiters is how many processes stand in line for it; 0 unless it is awaited.
+	Waiters int `json:"waiters,omitempty"`
+	// Metadata is what the holder says of itself, or the last one if the lease
+	// expired; empty if it said nothing or the state is free.
+	Metadata string `json:"metadata,omitempty"`
 }
 
 // ListOptions configures [Operator.List]. The zero value is the default.
@@ -255,7 +260,8 @@ const infoColumns = `l.resource, l.token, l.lease_id, l.owner, l.state,
   CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END,
   CASE WHEN l.state = 'held' AND isfinite(l.acquired_at) THEN (extract(epoch FROM now() - l.acquired_at) * 1000000)::bigint END,
   CASE WHEN l.state = 'held' THEN (extract(epoch FROM l.expires_at - now()) * 1000000)::bigint END,
-  coalesce(l.wake_until > now(), false)`
+  coalesce(l.wake_until > now(), false), CASE WHEN l.wake_until > now() THEN coalesce(cardinality(l.waiters), 0) ELSE 0 END,
+  CASE WHEN l.state <> 'free' THEN l.metadata END`
 
 const rangeEnd = "f.resource < $2::text"
 
@@ -287,7 +293,9 @@ func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
 	var token, held, remaining *int64
 	var acquired, expires *time.Time
 	var awaited *bool
-	err := row.Scan(append([]any{&resource, &token, &leaseID, &owner, &state, &acquired, &expires, &held, &remaining, &awaited}, more...)...)
+	var waiters *int
+	var metadata *string
+	err := row.Scan(append([]any{&resource, &token, &leaseID, &owner, &state, &acquired, &expires, &held, &remaining, &awaited, &waiters, &metadata}, more...)...)
 	if err != nil {
 		return err
 	}
@@ -295,6 +303,7 @@ func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
 		Resource: pglease.Of(resource), Token: guard.Token(pglease.Of(token)), LeaseID: pglease.Of(leaseID),
 		Owner: pglease.Of(owner), State: LeaseState(pglease.Of(state)),
 		AcquiredAt: pglease.Of(acquired), ExpiresAt: pglease.Of(expires), Awaited: pglease.Of(awaited),
+		Waiters: pglease.Of(waiters), Metadata: pglease.Of(metadata),
 		HeldFor:   time.Duration(pglease.Of(held)) * time.Microsecond,
 		Remaining: time.Duration(pglease.Of(remaining)) * time.Microsecond,
 	}

@@ -219,3 +219,28 @@ func TestInfoJSON(t *testing.T) {
 		t.Errorf("%s, %v", out, err)
 	}
 }
+
+// TestInfoOfWaitersAndMetadata: a lease tells what its holder says of itself and
+// how many processes wait; once it is free, neither.
+func TestInfoOfWaitersAndMetadata(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour, Metadata: "pod 7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = now() + interval '1 hour', waiters = '{a,b}' WHERE resource = 'r'")
+	if info, err := o.Get(t.Context(), "r"); err != nil || info.Metadata != "pod 7" || info.Waiters != 2 || !info.Awaited {
+		t.Errorf("held: %+v, %v", info, err)
+	}
+	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = now() - interval '1 second'")
+	if info, err := o.Get(t.Context(), "r"); err != nil || info.Waiters != 0 || info.Awaited {
+		t.Errorf("the line is over: %+v, %v", info, err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := o.Get(t.Context(), "r"); err != nil || info.Metadata != "" {
+		t.Errorf("free: %+v, %v", info, err)
+	}
+}

@@ -113,9 +113,21 @@ func (o *Operator) read(ctx context.Context, op string, query func(ctx context.C
 		if err := o.server.CheckSchema(ctx, conn); err != nil {
 			return pglease.Harmless(err)
 		}
-		return pglease.Harmless(query(ctx, conn))
+		return pglease.Harmless(look(ctx, conn, func() error { return query(ctx, conn) }))
 	})
 	return pause.WithCause(ctx, pglease.Failure(op, guard.Claim{}, err))
+}
+
+// look runs a query that writes nothing where names are resolved in pg_catalog
+// alone: a schema on the search_path may have functions or operators of another
+// role, which would run with the operator's rights.
+func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
+	if _, err := conn.PgConn().Exec(ctx, "BEGIN READ ONLY; SET LOCAL search_path = pg_catalog, pg_temp").ReadAll(); err != nil {
+		return err
+	}
+	err := query()
+	conn.PgConn().Exec(ctx, "ROLLBACK").ReadAll() // the pool closes a connection that did not
+	return err
 }
 
 // retry repeats an attempt while locks are in its way, for as long as one

@@ -194,7 +194,9 @@ FROM (SELECT l.resource, l.expires_at FROM fencepost.leases l WHERE l.resource >
 func (o *Operator) idle(ctx context.Context, after string, free time.Duration) (resources []string, last string, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		var looked int64
-		err := conn.QueryRow(ctx, idleSQL, after, free.Microseconds(), int64(window)).Scan(&resources, &last, &looked)
+		err := look(ctx, conn, func() error {
+			return conn.QueryRow(ctx, idleSQL, after, free.Microseconds(), int64(window)).Scan(&resources, &last, &looked)
+		})
 		if looked < window {
 			last = ""
 		}
@@ -203,7 +205,7 @@ func (o *Operator) idle(ctx context.Context, after string, free time.Duration) (
 	return resources, last, pglease.Failure("purge", guard.Claim{}, err)
 }
 
-const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.purge_leases($1::text[], $2::bigint, $3::text::integer)`
+const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.purge_leases($1::pg_catalog.text[], $2::bigint, $3::pg_catalog.text::integer)`
 
 func (o *Operator) delete(ctx context.Context, resources []string, free, wait time.Duration) (done Purged, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {

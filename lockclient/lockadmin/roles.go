@@ -63,7 +63,7 @@ func RolesSQL(names *RoleNames) (string, error) {
 }
 
 // roleSQL makes a role, perhaps beside somebody else who does.
-const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = %[1]s) THEN
+const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) %[1]s) THEN
     BEGIN
       CREATE ROLE %[2]s NOLOGIN;
     EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
@@ -167,7 +167,7 @@ func MigrateWith(ctx context.Context, pool *pgxpool.Pool, opts *MigrateOptions) 
 // server's catalogue.
 func grantRoles(ctx context.Context, conn *pgx.Conn, script string) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(rolesLock)); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", int64(rolesLock)); err != nil {
 			return err
 		}
 		_, err := tx.Conn().PgConn().Exec(ctx, script).ReadAll()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -184,6 +185,8 @@ func (v *view) print(w io.Writer) error {
 		state += ": it ran out and was not released"
 	}
 	state += orNothing(l.Awaited, "; somebody waits for it")
+	state += orNothing(l.Waiters > 0, ", "+strconv.Itoa(l.Waiters)+" in line")
+	state += orNothing(l.Metadata != "", "; its holder says "+shown(l.Metadata))
 	mark := "-"
 	switch {
 	case v.unread != nil:
