@@ -159,11 +159,12 @@ func TestLateAnswer(t *testing.T) {
 	lease.Release(t.Context())
 	client = newTestClient(t, pool, nil)
 	patient(client) // with the release of the grant, too
-	warm(t, client)
 	real := client.clock
-	var jump atomic.Int64
-	client.clock = func() time.Duration { return real() + time.Duration(jump.Load()) }
-	client.issuer = &jumping{client.issuer, &jump}
+	slow := &jumping{Issuer: client.issuer}
+	client.clock = func() time.Duration { return real() + time.Duration(slow.jump.Load()) }
+	client.issuer = slow // before the first lease, whose renewals read the clock
+	warm(t, client)
+	slow.armed.Store(true)
 	late, err := client.TryAcquire(t.Context(), "late", &AcquireOptions{TTL: time.Minute})
 	if late != nil || !errors.Is(err, errLate) || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", late, err)
@@ -219,10 +220,13 @@ func TestCancelledInFlight(t *testing.T) {
 // jumping is an issuer after whose grants a minute passes.
 type jumping struct {
 	driver.Issuer
-	jump *atomic.Int64
+	armed atomic.Bool
+	jump  atomic.Int64
 }
 
 func (j *jumping) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	defer j.jump.Store(int64(time.Minute))
+	if j.armed.Load() {
+		defer j.jump.Store(int64(time.Minute))
+	}
 	return j.Issuer.Acquire(ctx, r)
 }

@@ -148,7 +148,7 @@ func TestClearErrors(t *testing.T) {
 		"wrong region, versitygw": {with(real, func(s *store) { s.region = "us-west-2" }), nil,
 			[]string{"another region", "AWS_REGION"}, 1},
 		"nobody there":     {with(real, nobody), nil, []string{"connection refused"}, 1},
-		"racing store":     {startGateway(t, gateway.RacingVersitygw), nil, []string{"does not enforce preconditions", "choose another store"}, 1},
+		"racing store":     {startGateway(t, gateway.RacingVersitygw), nil, []string{"unsuitable for fencing", "choose another store"}, 1},
 		"plain":            {real, []string{"-mode", "plain"}, []string{"not safe here"}, 2},
 		"bad key":          {real, []string{"-key", "a/../b"}, []string{`key "a/../b"`}, 2},
 		"bad bucket":       {real, []string{"-bucket", "x"}, []string{`bucket "x"`}, 2},
