@@ -1,0 +1,127 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Advance raises the tokens of a resource that nobody holds above the given one.
+// What it wrote is lost with lost data: repeat it after a restore.
+func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
+	claim := guard.Claim{Resource: resource}
+	for range maxRetries {
+		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(i.leaseKey(resource)), clientv3.OpGet(i.floorKey(resource))).Commit()
+		if err != nil {
+			return guard.NoToken, unavailable("advance", claim, err)
+		}
+		h, err := holderOf(i.leaseKey(resource), resp.Responses[0].GetResponseRange().Kvs)
+		if err != nil {
+			return guard.NoToken, guard.Unavailable("advance", claim, err)
+		}
+		if h != nil && h.token < above {
+			return guard.NoToken, i.told(ctx, resource, h)
+		}
+		floor, err := storedOf(i.floorKey(resource), resp.Responses[1].GetResponseRange().Kvs)
+		if err != nil {
+			return guard.NoToken, guard.Unavailable("advance", claim, err)
+		}
+		base, err := i.currentBase(ctx)
+		if err != nil {
+			return guard.NoToken, unavailable("advance", claim, err)
+		}
+		reached := guard.Token(max(base.value, floor.value) + resp.Header.Revision)
+		if reached >= above || h != nil {
+			return max(reached, above), nil
+		}
+		put, err := i.client.Txn(ctx).If(
+			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(resource)), "=", 0),
+			clientv3.Compare(clientv3.ModRevision(i.floorKey(resource)), "=", floor.modified),
+		).Then(clientv3.OpPut(i.floorKey(resource), strconv.FormatInt(int64(above)-resp.Header.Revision, 10))).Commit()
+		if err != nil {
+			return guard.NoToken, failed("advance", claim, err)
+		}
+		if put.Succeeded {
+			return above, nil
+		}
+	}
+	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
+}
+
+// RaiseEpoch lifts all later tokens above those of the cluster's former self: it
+// sets the base from this process's clock, unless it is higher. Call it after
+// every restore of a snapshot.
+func (i *Issuer) RaiseEpoch(ctx context.Context) error {
+	for range maxRetries {
+		resp, err := i.client.Get(ctx, i.baseKey())
+		if err != nil {
+			return unavailable("raise epoch", guard.Claim{}, err)
+		}
+		old, err := storedOf(i.baseKey(), resp.Kvs)
+		if err != nil {
+			return guard.Unavailable("raise epoch", guard.Claim{}, err)
+		}
+		done, err := i.putBase(ctx, old, max(old.value, time.Now().UnixMilli()<<20))
+		if err != nil {
+			return failed("raise epoch", guard.Claim{}, err)
+		}
+		if done {
+			i.mu.Lock()
+			i.revision = 0 // what went back is dealt with
+			i.mu.Unlock()
+			return nil
+		}
+	}
+	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base changes all the time"))
+}
+
+// currentBase returns the base as this issuer read it last. Where a cluster has
+// none it is set from the clock.
+func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
+	for range maxRetries {
+		i.mu.Lock()
+		base := i.base
+		i.mu.Unlock()
+		if base.modified != 0 {
+			return base, nil
+		}
+		resp, err := i.client.Get(ctx, i.baseKey())
+		if err != nil {
+			return stored{}, err
+		}
+		if base, err = storedOf(i.baseKey(), resp.Kvs); err != nil {
+			return stored{}, err
+		}
+		if base.modified != 0 {
+			i.setBase(base)
+			continue
+		}
+		if _, err := i.putBase(ctx, stored{}, time.Now().UnixMilli()<<20); err != nil {
+			return stored{}, err
+		}
+	}
+	return stored{}, errors.New("the base changes all the time")
+}
+
+func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {
+	resp, err := i.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified)).
+		Then(clientv3.OpPut(i.baseKey(), strconv.FormatInt(value, 10))).Commit()
+	if err != nil || !resp.Succeeded {
+		return false, err
+	}
+	i.setBase(stored{value: value, modified: resp.Header.Revision})
+	return true, nil
+}
+
+func (i *Issuer) setBase(base stored) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if base.modified > i.base.modified {
+		i.base = base
+	}
+}

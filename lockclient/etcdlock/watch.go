@@ -1,0 +1,138 @@
+package etcdlock
+
+import (
+	"context"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// Watch says who has the lease. A waiter stands in line with a key of its own
+// and watches the one before it, so that a release wakes the first alone.
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	if w.LeaseID != "" {
+		if err := i.line(ctx, w.Resource); err != nil {
+			return driver.Watching{}, err
+		}
+	}
+	resp, err := i.client.Get(ctx, i.leaseKey(w.Resource))
+	if err != nil {
+		return driver.Watching{}, err
+	}
+	h, err := holderOf(i.leaseKey(w.Resource), resp.Kvs)
+	if err != nil {
+		return driver.Watching{}, guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, err)
+	}
+	watching, stop := context.WithCancel(clientv3.WithRequireLeader(i.ctx))
+	go func() {
+		defer stop()
+		if w.LeaseID == "" {
+			i.changed(watching, i.leaseKey(w.Resource), resp.Header.Revision+1, false)
+		} else {
+			i.turn(watching, w.Resource, resp.Header.Revision+1)
+		}
+		if watching.Err() == nil {
+			ring()
+		}
+	}()
+	out := driver.Watching{Stop: stop}
+	if h != nil && h.ID != w.LeaseID {
+		out.Held = i.told(ctx, w.Resource, h)
+	}
+	return out, nil
+}
+
+// line takes this process's place in line, or keeps it.
+func (i *Issuer) line(ctx context.Context, resource string) error {
+	i.mu.Lock()
+	place, ok := i.places[resource]
+	i.mu.Unlock()
+	if ok {
+		if _, err := i.client.KeepAliveOnce(ctx, place); err == nil {
+			return nil
+		}
+	}
+	lease, err := i.client.Grant(ctx, placeFor)
+	if err != nil {
+		return err
+	}
+	if _, err := i.client.Put(ctx, i.queue(resource)+i.process, "", clientv3.WithLease(lease.ID)); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.places[resource] = lease.ID
+	i.mu.Unlock()
+	return nil
+}
+
+// leave gives up the place in line, so that the next is the first.
+func (i *Issuer) leave(resource string) {
+	i.mu.Lock()
+	place, ok := i.places[resource]
+	delete(i.places, resource)
+	i.mu.Unlock()
+	if ok {
+		go i.revoke(place)
+	}
+}
+
+// turn returns when it is this process's turn: it is the first in line and the
+// lease's key was deleted since the revision; or when nobody knows.
+func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
+	mine := i.queue(resource) + i.process
+	for ctx.Err() == nil {
+		resp, err := i.client.Get(ctx, i.queue(resource), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+		if err != nil {
+			return
+		}
+		before := ""
+		for _, kv := range resp.Kvs {
+			if string(kv.Key) == mine {
+				break
+			}
+			before = string(kv.Key)
+		}
+		if before == "" {
+			i.changed(ctx, i.leaseKey(resource), revision, true)
+			i.leave(resource)
+			return
+		}
+		if !i.changed(ctx, before, resp.Header.Revision+1, true) {
+			return
+		}
+		// The one before was woken, or is gone. It gets a moment to take the
+		// lease; if nobody has it then, this process may already be the first.
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(keptFor):
+		}
+		now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
+		if err != nil {
+			return
+		}
+		if now.Count > 0 {
+			revision = now.Header.Revision + 1
+		}
+	}
+}
+
+// changed waits for a change of key, or for its deletion; false if the watch
+// failed.
+func (i *Issuer) changed(ctx context.Context, key string, revision int64, deletion bool) bool {
+	for resp := range i.client.Watch(ctx, key, clientv3.WithRev(revision)) {
+		if resp.Err() != nil {
+			return false
+		}
+		for _, e := range resp.Events {
+			if !deletion || e.Type == clientv3.EventTypeDelete {
+				return true
+			}
+		}
+	}
+	return false
+}
