@@ -48,6 +48,7 @@ var allowed = map[string][]string{
 	"examples/expvar":              {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/quickstart":          {"guard", "httpfence", "lockclient", "sqlfence", "github.com/jackc/pgx/v5"},
 	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 }
 
