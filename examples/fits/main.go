@@ -17,8 +17,6 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
-	"log"
-	"os"
 
 	"entgo.io/ent/dialect"
 	entsql "entgo.io/ent/dialect/sql"
@@ -32,8 +30,8 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/fencepost-go/fencepost/examples/fits/ledger"
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -188,16 +186,11 @@ func (a *app) withoutClaim(ctx context.Context, tenant string) map[string]error 
 }
 
 func run(ctx context.Context, out io.Writer) error {
-	url, stop, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
+	defer cleanup()
 	a, err := newApp(ctx, pool, true)
 	if err != nil {
 		return err
@@ -229,12 +222,7 @@ func run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-func main() {
-	log.SetFlags(0)
-	if err := run(context.Background(), os.Stdout); err != nil {
-		log.Fatal(err)
-	}
-}
+func main() { demo.Main(0, run) }
 
 // written says in words what became of a write.
 func written(err error) string {
