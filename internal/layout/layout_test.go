@@ -50,6 +50,7 @@ var allowed = map[string][]string{
 	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/quickstart":          {"guard", "httpfence", "lockclient", "sqlfence", "github.com/jackc/pgx/v5"},
 }
 
 // direct is what the root module may require itself. aws-sdk-go-v2 is the S3
