@@ -228,7 +228,7 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 	}
 	if o.observer != nil {
 		o.observer.Observe(ctx, guard.Event{
-			Op: guard.OpForceUnlock, Surface: "lock", Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
+			Op: guard.OpForceUnlock, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
 		})
 	}
 }
