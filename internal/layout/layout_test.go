@@ -46,6 +46,7 @@ var allowed = map[string][]string{
 	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "s3fence", "lockclient", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/internal/demo":       {"internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/consumer":            {"guard", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
+	"examples/leader":              {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/expvar":              {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
