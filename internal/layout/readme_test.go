@@ -24,6 +24,7 @@ var snippetImports = map[string]string{
 	"lockclient": module + "/lockclient",
 	"lockadmin":  module + "/lockclient/lockadmin",
 	"log":        "log",
+	"rand":       "math/rand/v2",
 	"pgx":        "github.com/jackc/pgx/v5",
 	"pgxpool":    "github.com/jackc/pgx/v5/pgxpool",
 	"s3":         "github.com/aws/aws-sdk-go-v2/service/s3",
@@ -34,14 +35,16 @@ var snippetImports = map[string]string{
 
 // Each snippet is the body of a function with these around it.
 const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
-	s3Client *s3.Client, csv []byte, closePeriod func(context.Context, guard.Claim) error, tenantOfSession func(*http.Request) (string, error)) any {
+	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, opts *lockclient.AcquireOptions,
+	pause time.Duration, parts []string, work func(context.Context) error) any {
 `
 
-// The README's Go compiles as it stands there, so that it can be copied.
-func TestReadmeSnippetsCompile(t *testing.T) {
-	snippets := slices.DeleteFunc(blocks(t, "go"), isProgram) // TestReadmeProgram has that one
-	if len(snippets) < 4 {
-		t.Fatalf("%d snippets found in README.md: one per surface is promised", len(snippets))
+// The Go of these pages compiles as it stands there, so that it can be copied.
+func TestSnippetsCompile(t *testing.T) {
+	snippets := slices.DeleteFunc(blocks(t, "README.md", "go"), isProgram) // TestReadmeProgram has that one
+	snippets = append(snippets, blocks(t, "guard/FAILURES.md", "go")...)
+	if len(snippets) < 7 {
+		t.Fatalf("%d snippets found: one per surface in README.md and three in guard/FAILURES.md are promised", len(snippets))
 	}
 	if err := compile(t, snippets); err != nil {
 		t.Error(err)
@@ -103,7 +106,7 @@ func TestReadmeCommandsAreRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	commands := 0
-	for _, block := range blocks(t, "sh") {
+	for _, block := range blocks(t, "README.md", "sh") {
 		for line := range strings.Lines(block) {
 			command := strings.TrimSpace(line)
 			commands++
@@ -139,7 +142,7 @@ func TestReadmeIsShort(t *testing.T) {
 	if n := len(strings.Fields(readReadme(t))); n > 1600 {
 		t.Errorf("README.md has %d words; what is above 1600 belongs into a package's documentation", n)
 	}
-	for _, snippet := range blocks(t, "go") {
+	for _, snippet := range blocks(t, "README.md", "go") {
 		if lines := strings.Count(snippet, "\n"); lines > 10 && !isProgram(snippet) {
 			t.Errorf("a snippet has %d lines:\n%s", lines, snippet)
 		}
@@ -148,19 +151,21 @@ func TestReadmeIsShort(t *testing.T) {
 
 func isProgram(snippet string) bool { return strings.Contains(snippet, "package main\n") }
 
-// blocks returns the README's fenced blocks of a language.
-func blocks(t *testing.T, language string) []string {
+// blocks returns a page's fenced blocks of a language.
+func blocks(t *testing.T, page, language string) []string {
 	t.Helper()
 	var out []string
-	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(readReadme(t), -1) {
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(readPage(t, page), -1) {
 		out = append(out, m[1])
 	}
 	return slices.Clip(out)
 }
 
-func readReadme(t *testing.T) string {
+func readReadme(t *testing.T) string { return readPage(t, "README.md") }
+
+func readPage(t *testing.T, page string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	b, err := os.ReadFile(filepath.Join(root(t), page))
 	if err != nil {
 		t.Fatal(err)
 	}
