@@ -74,14 +74,11 @@ type setting struct {
 }
 
 func (c setting) String() string {
-	commit, s := "not durable", ""
-	if c.durable {
-		commit = "durable"
+	commit := commits(c.durable)
+	if c.roundTrip > 0 {
+		commit += fmt.Sprintf(", network of %d ms", c.roundTrip.Milliseconds())
 	}
-	if c.clients > 1 {
-		s = "s"
-	}
-	return fmt.Sprintf("%s, %d ms, %d client%s", commit, c.roundTrip.Milliseconds(), c.clients, s)
+	return commit + ", " + count(c.clients, "client")
 }
 
 // each runs a comparison in every setting, with a database for each of the
@@ -89,14 +86,20 @@ func (c setting) String() string {
 func (e *env) each(ctx context.Context, clients []int, rule guard.Rule, f func(x *scene, c setting) error) error {
 	for _, durable := range []bool{true, false} {
 		for _, roundTrip := range []time.Duration{0, time.Millisecond} {
-			x, err := e.scene(ctx, durable, roundTrip, rule)
-			if err != nil {
-				return err
-			}
-			for _, n := range clients {
-				if err := f(x, setting{durable, roundTrip, n}); err != nil {
+			err := e.part(func() error {
+				x, err := e.scene(ctx, durable, roundTrip, rule)
+				if err != nil {
 					return err
 				}
+				for _, n := range clients {
+					if err := f(x, setting{durable, roundTrip, n}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
 			}
 		}
 	}
@@ -240,7 +243,7 @@ func costTrigger(ctx context.Context, e *env, s *Section) error {
 					return err
 				}
 			}
-			err := db.Admin().InstallTrigger(ctx, sqlfence.Trigger{Table: []string{guarded}, Resource: guard.Must(guard.NewTemplate("{tenant}:jobs"))})
+			err := db.Admin().InstallTrigger(ctx, sqlfence.Trigger{Table: []string{guarded}, Resource: guard.Must(guard.NewTemplate("{tenant}:jobs")), Columns: map[string]string{"tenant": "tenant"}})
 			if err != nil {
 				return err
 			}

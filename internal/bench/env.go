@@ -23,7 +23,7 @@ type env struct {
 
 	servers map[bool]*pgtest.Server // by durable
 	cleanup []func()                // of the run
-	undo    []func()                // of the experiment under way
+	undo    []func()                // of what is under way; see part
 }
 
 // rounds scales how often each way has its turn.
@@ -40,16 +40,28 @@ func (e *env) try(ctx context.Context, x experiment, s *Section) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer func() {
 		stop()
-		for len(e.undo) > 0 {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			err = f.error
+		default:
+			panic(f)
+		}
+	}()
+	return e.part(func() error { return x.run(ctx, e, s) })
+}
+
+// part runs a part of an experiment; what it started ends with it.
+func (e *env) part(f func() error) error {
+	before := len(e.undo)
+	defer func() {
+		for len(e.undo) > before {
 			last := e.undo[len(e.undo)-1]
 			e.undo = e.undo[:len(e.undo)-1]
 			last()
 		}
-		if f, ok := recover().(failure); ok {
-			err = f.error
-		}
 	}()
-	return x.run(ctx, e, s)
+	return f()
 }
 
 func (e *env) close() {
@@ -58,7 +70,7 @@ func (e *env) close() {
 	}
 }
 
-// later runs f when the experiment has ended.
+// later runs f when the part under way has ended.
 func (e *env) later(f func()) { e.undo = append(e.undo, f) }
 
 // settings are of every server: more connections than the default, and no

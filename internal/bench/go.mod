@@ -10,6 +10,7 @@ require (
 	github.com/fencepost-go/fencepost/internal/s3integration v0.0.0
 	github.com/fencepost-go/fencepost/lockclient/etcdlock v0.0.0
 	github.com/fencepost-go/fencepost/lockclient/redislock v0.0.0
+	github.com/fencepost-go/fencepost/lockclient/zklock v0.0.0
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-zookeeper/zk v1.0.4
@@ -105,4 +106,5 @@ replace (
 	github.com/fencepost-go/fencepost/internal/s3integration => ../s3integration
 	github.com/fencepost-go/fencepost/lockclient/etcdlock => ../../lockclient/etcdlock
 	github.com/fencepost-go/fencepost/lockclient/redislock => ../../lockclient/redislock
+	github.com/fencepost-go/fencepost/lockclient/zklock => ../../lockclient/zklock
 )

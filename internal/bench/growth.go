@@ -67,50 +67,56 @@ func relationSizes(ctx context.Context, pool *pgxpool.Pool, table string) (mib, 
 func growMarks(ctx context.Context, e *env, s *Section) error {
 	name := func(i int) string { return fmt.Sprintf("tenant_%08d:jobs", i) }
 	for _, n := range e.sizes() {
-		x, err := e.scene(ctx, false, 0, guard.SameOrNewer)
-		if err != nil {
+		if err := e.part(func() error { return marksOf(ctx, e, s, n, name) }); err != nil {
 			return err
 		}
-		err = execute(ctx, x.pool, fmt.Sprintf("INSERT INTO fencepost.marks (resource, token) SELECT 'tenant_' || lpad(g::text, 8, '0') || ':jobs', 5 FROM generate_series(0, %d) g", n-1),
-			"VACUUM ANALYZE fencepost.marks")
-		if err != nil {
-			return err
-		}
-		values := map[string]float64{}
-		if values["table MiB"], values["index MiB"], err = relationSizes(ctx, x.pool, "fencepost.marks"); err != nil {
-			return err
-		}
-		length := e.length(700 * time.Millisecond)
-		for column, call := range map[string]func(i int) error{
-			"Mark p50 µs": func(int) error { _, err := x.db.Mark(ctx, name(rand.IntN(n))); return err },
-			"InTx p50 µs": func(i int) error {
-				return x.db.InTx(ctx, guard.Claim{Resource: name(rand.IntN(n / 2)), Token: 5}, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, update, 0, i)
-					return err
-				})
-			},
-			"Raise p50 µs": func(i int) error {
-				return x.db.Raise(ctx, guard.Claim{Resource: name(n/2 + rand.IntN(n/2)), Token: guard.Token(6 + i)})
-			},
-		} {
-			half, _, err := p50(ctx, length, call)
-			if err != nil {
-				return err
-			}
-			values[column] = micros(half)
-		}
-		began := time.Now()
-		if _, err := x.db.Retire(ctx, time.Now().Add(time.Hour)); err != nil {
-			return err
-		}
-		values["Retire s"] = time.Since(began).Seconds()
-		s.value(number(float64(n)), "PostgreSQL", values, "")
 		if err := memoryMarks(ctx, e, s, n, name); err != nil {
 			return err
 		}
-		// The next size needs a database of its own, and this one's is large.
-		x.pool.Close()
 	}
+	return nil
+}
+
+// marksOf measures a database with n marks.
+func marksOf(ctx context.Context, e *env, s *Section, n int, name func(int) string) error {
+	x, err := e.scene(ctx, false, 0, guard.SameOrNewer)
+	if err != nil {
+		return err
+	}
+	err = execute(ctx, x.pool, fmt.Sprintf("INSERT INTO fencepost.marks (resource, token) SELECT 'tenant_' || lpad(g::text, 8, '0') || ':jobs', 5 FROM generate_series(0, %d) g", n-1),
+		"VACUUM ANALYZE fencepost.marks")
+	if err != nil {
+		return err
+	}
+	values := map[string]float64{}
+	if values["table MiB"], values["index MiB"], err = relationSizes(ctx, x.pool, "fencepost.marks"); err != nil {
+		return err
+	}
+	length := e.length(700 * time.Millisecond)
+	for column, call := range map[string]func(i int) error{
+		"Mark p50 µs": func(int) error { _, err := x.db.Mark(ctx, name(rand.IntN(n))); return err },
+		"InTx p50 µs": func(i int) error {
+			return x.db.InTx(ctx, guard.Claim{Resource: name(rand.IntN(n / 2)), Token: 5}, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, update, 0, i)
+				return err
+			})
+		},
+		"Raise p50 µs": func(i int) error {
+			return x.db.Raise(ctx, guard.Claim{Resource: name(n/2 + rand.IntN(n/2)), Token: guard.Token(6 + i)})
+		},
+	} {
+		half, _, err := p50(ctx, length, call)
+		if err != nil {
+			return err
+		}
+		values[column] = micros(half)
+	}
+	began := time.Now()
+	if _, err := x.db.Retire(ctx, time.Now().Add(time.Hour)); err != nil {
+		return err
+	}
+	values["Retire s"] = time.Since(began).Seconds()
+	s.value(number(float64(n)), "PostgreSQL", values, "")
 	return nil
 }
 
@@ -178,103 +184,120 @@ func pair(ctx context.Context, c *lockclient.Client, key string) error {
 
 func growLeaseTable(ctx context.Context, e *env, s *Section) error {
 	for _, n := range e.sizes() {
-		_, pool, err := e.issuing(ctx, false)
-		if err != nil {
+		if err := e.part(func() error { return leaseTableOf(ctx, e, s, n) }); err != nil {
 			return err
 		}
-		c, err := e.client(pool, "bench", 4)
-		if err != nil {
-			return err
-		}
-		if err := pair(ctx, c, "first"); err != nil { // the epoch is looked at
-			return err
-		}
-		err = execute(ctx, pool, fmt.Sprintf("INSERT INTO fencepost.leases (resource, token) SELECT 'tenant_' || lpad(g::text, 8, '0') || ':jobs', 1 FROM generate_series(0, %d) g", n-1),
-			"VACUUM ANALYZE fencepost.leases")
-		if err != nil {
-			return err
-		}
-		mib, index, err := relationSizes(ctx, pool, "fencepost.leases")
-		if err != nil {
-			return err
-		}
-		half, worst, err := p50(ctx, e.length(1500*time.Millisecond), func(int) error {
-			return pair(ctx, c, fmt.Sprintf("tenant_%08d:jobs", rand.IntN(n)))
-		})
-		if err != nil {
-			return err
-		}
-		s.value(number(float64(n)), "PostgreSQL", map[string]float64{"table MiB": mib, "index MiB": index, "pair p50 µs": micros(half), "pair p99 µs": micros(worst)}, "")
 	}
 	return nil
 }
 
+func leaseTableOf(ctx context.Context, e *env, s *Section, n int) error {
+	_, pool, err := e.issuing(ctx, false)
+	if err != nil {
+		return err
+	}
+	c, err := e.client(pool, "bench", 4)
+	if err != nil {
+		return err
+	}
+	if err := pair(ctx, c, "first"); err != nil { // the epoch is looked at
+		return err
+	}
+	err = execute(ctx, pool, fmt.Sprintf("INSERT INTO fencepost.leases (resource, token) SELECT 'tenant_' || lpad(g::text, 8, '0') || ':jobs', 1 FROM generate_series(0, %d) g", n-1),
+		"VACUUM ANALYZE fencepost.leases")
+	if err != nil {
+		return err
+	}
+	mib, index, err := relationSizes(ctx, pool, "fencepost.leases")
+	if err != nil {
+		return err
+	}
+	half, worst, err := p50(ctx, e.length(1500*time.Millisecond), func(int) error {
+		return pair(ctx, c, fmt.Sprintf("tenant_%08d:jobs", rand.IntN(n)))
+	})
+	if err != nil {
+		return err
+	}
+	s.value(number(float64(n)), "PostgreSQL", map[string]float64{"table MiB": mib, "index MiB": index, "pair p50 µs": micros(half), "pair p99 µs": micros(worst)}, "")
+	return nil
+}
+
 func growWaiters(ctx context.Context, e *env, s *Section) error {
+	for _, n := range []int{1, 10, 100, 1000} {
+		if err := e.part(func() error { return waitersOf(ctx, e, s, n) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func waitersOf(ctx context.Context, e *env, s *Section, n int) error {
 	svc, pool, err := e.issuing(ctx, true)
 	if err != nil {
 		return err
 	}
-	for _, n := range []int{1, 10, 100, 1000} {
-		clients := make([]*lockclient.Client, min(n+1, 50))
-		for i := range clients {
-			if clients[i], err = e.client(pool, fmt.Sprint("waiter-", i), 1); err != nil {
-				return err
-			}
+	clients := make([]*lockclient.Client, min(n+1, 50))
+	for i := range clients {
+		if clients[i], err = e.client(pool, fmt.Sprint("waiter-", i), 1); err != nil {
+			return err
 		}
-		run, stop := context.WithCancel(ctx)
-		var mu sync.Mutex
-		var took []time.Duration
-		var freed time.Time
-		holder := -1
-		var failed atomic.Pointer[error]
-		var wg sync.WaitGroup
-		measuring := false
-		for i := range n + 1 {
-			wg.Go(func() {
-				for run.Err() == nil {
-					lease, err := clients[i%len(clients)].Acquire(run, fmt.Sprint("waiters ", n), &lockclient.AcquireOptions{TTL: time.Minute})
-					if err != nil {
-						if run.Err() == nil {
-							failed.Store(&err)
-						}
-						return
-					}
-					now := time.Now()
-					mu.Lock()
-					if measuring && holder != i {
-						took = append(took, now.Sub(freed))
-					}
-					holder, freed = i, time.Now()
-					mu.Unlock()
-					if err := lease.Release(context.WithoutCancel(run)); err != nil {
+	}
+	run, stop := context.WithCancel(ctx)
+	r := &relay{}
+	var mu sync.Mutex
+	var took []time.Duration
+	measuring := false
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	for i := range n + 1 {
+		wg.Go(func() {
+			for {
+				key, err := r.allow(run, i)
+				if err != nil {
+					return
+				}
+				lease, err := clients[i%len(clients)].Acquire(run, key, &lockclient.AcquireOptions{TTL: time.Minute})
+				if err != nil {
+					if run.Err() == nil {
 						failed.Store(&err)
 					}
+					return
 				}
-			})
-		}
-		time.Sleep(time.Second + time.Duration(n)*time.Millisecond)
-		client, server := ownCPU(), cpuOf(svc.processes())
-		mu.Lock()
-		measuring = true
-		mu.Unlock()
-		began := time.Now()
-		time.Sleep(e.length(4 * time.Second))
-		mu.Lock()
-		measuring = false
-		elapsed := time.Since(began)
-		mu.Unlock()
-		client, server = ownCPU()-client, cpuOf(svc.processes())-server
-		stop()
-		wg.Wait()
-		if err := failed.Load(); err != nil {
-			return *err
-		}
-		each := float64(max(1, len(took)))
-		s.value(number(float64(n)), fmt.Sprint(len(clients), " clients"), map[string]float64{
-			"hand-overs a second": each / elapsed.Seconds(), "p50 ms": millis(quantile(took, 0.5)), "p99 ms": millis(quantile(took, 0.99)),
-			"client CPU µs": float64(client.Microseconds()) / each, "server CPU µs": float64(server.Microseconds()) / each,
-		}, "")
+				d := r.granted(i)
+				mu.Lock()
+				if measuring && d > 0 {
+					took = append(took, d)
+				}
+				mu.Unlock()
+				r.free()
+				if err := lease.Release(context.WithoutCancel(run)); err != nil {
+					failed.Store(&err)
+				}
+			}
+		})
 	}
+	time.Sleep(time.Second + time.Duration(n)*time.Millisecond)
+	client, server := ownCPU(), cpuOf(svc.processes())
+	mu.Lock()
+	measuring = true
+	mu.Unlock()
+	began := time.Now()
+	time.Sleep(e.length(4 * time.Second))
+	mu.Lock()
+	measuring = false
+	elapsed := time.Since(began)
+	mu.Unlock()
+	client, server = ownCPU()-client, cpuOf(svc.processes())-server
+	stop()
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	each := float64(max(1, len(took)))
+	s.value(number(float64(n)), fmt.Sprint(len(clients), " clients"), map[string]float64{
+		"hand-overs a second": each / elapsed.Seconds(), "p50 ms": millis(quantile(took, 0.5)), "p99 ms": millis(quantile(took, 0.99)),
+		"client CPU µs": float64(client.Microseconds()) / each, "server CPU µs": float64(server.Microseconds()) / each,
+	}, "")
 	return nil
 }
 
@@ -284,62 +307,69 @@ func growLeases(ctx context.Context, e *env, s *Section) error {
 		sizes = append(sizes, 50_000)
 	}
 	for _, n := range sizes {
-		svc, pool, err := e.issuing(ctx, true)
-		if err != nil {
+		if err := e.part(func() error { return leasesOf(ctx, e, s, n) }); err != nil {
 			return err
 		}
-		c, err := e.client(pool, "bench", 4)
-		if err != nil {
-			return err
-		}
-		leases := make([]*lockclient.Lease, n)
-		var failed atomic.Pointer[error]
-		each := func(f func(i int) error) {
-			var wg sync.WaitGroup
-			var next atomic.Int64
-			for range 64 {
-				wg.Go(func() {
-					for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
-						if err := f(int(i)); err != nil {
-							failed.Store(&err)
-							return
-						}
-					}
-				})
-			}
-			wg.Wait()
-		}
-		began := time.Now()
-		each(func(i int) (err error) {
-			leases[i], err = c.TryAcquire(ctx, fmt.Sprint("lease ", i), &lockclient.AcquireOptions{TTL: 30 * time.Second})
-			if err != nil {
-				return err
-			}
-			return leases[i].KeepAlive(0)
-		})
-		acquired := time.Since(began)
-		if err := failed.Load(); err != nil {
-			return *err
-		}
-		time.Sleep(time.Second)
-		client, server := ownCPU(), cpuOf(svc.processes())
-		began = time.Now()
-		time.Sleep(10 * time.Second) // every lease is renewed once
-		elapsed := time.Since(began)
-		client, server = ownCPU()-client, cpuOf(svc.processes())-server
-		lost := 0
-		for _, l := range leases {
-			if !l.Valid() {
-				lost++
-			}
-		}
-		latency := c.RenewalLatency()
-		each(func(i int) error { return leases[i].Release(ctx) })
-		s.value(number(float64(n)), "one client", map[string]float64{
-			"acquired in s": acquired.Seconds(), "client % of a core": 100 * float64(client) / float64(elapsed), "server % of a core": 100 * float64(server) / float64(elapsed),
-			"renewal p50 ms": millis(latency.P50), "renewal p99 ms": millis(latency.P99), "lost": float64(lost),
-		}, "")
 	}
+	return nil
+}
+
+func leasesOf(ctx context.Context, e *env, s *Section, n int) error {
+	svc, pool, err := e.issuing(ctx, true)
+	if err != nil {
+		return err
+	}
+	c, err := e.client(pool, "bench", 4)
+	if err != nil {
+		return err
+	}
+	leases := make([]*lockclient.Lease, n)
+	var failed atomic.Pointer[error]
+	each := func(f func(i int) error) {
+		var wg sync.WaitGroup
+		var next atomic.Int64
+		for range 64 {
+			wg.Go(func() {
+				for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+					if err := f(int(i)); err != nil {
+						failed.Store(&err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	began := time.Now()
+	each(func(i int) (err error) {
+		leases[i], err = c.TryAcquire(ctx, fmt.Sprint("lease ", i), &lockclient.AcquireOptions{TTL: 30 * time.Second})
+		if err != nil {
+			return err
+		}
+		return leases[i].KeepAlive(0)
+	})
+	acquired := time.Since(began)
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	time.Sleep(time.Second)
+	client, server := ownCPU(), cpuOf(svc.processes())
+	began = time.Now()
+	time.Sleep(10 * time.Second) // every lease is renewed once
+	elapsed := time.Since(began)
+	client, server = ownCPU()-client, cpuOf(svc.processes())-server
+	lost := 0
+	for _, l := range leases {
+		if !l.Valid() {
+			lost++
+		}
+	}
+	latency := c.RenewalLatency()
+	each(func(i int) error { return leases[i].Release(ctx) })
+	s.value(number(float64(n)), "one client", map[string]float64{
+		"acquired in s": acquired.Seconds(), "client % of a core": 100 * float64(client) / float64(elapsed), "server % of a core": 100 * float64(server) / float64(elapsed),
+		"renewal p50 ms": millis(latency.P50), "renewal p99 ms": millis(latency.P99), "lost": float64(lost),
+	}, "")
 	return nil
 }
 

@@ -72,6 +72,7 @@ var all = []peer{
 	{name: "go-redsync", on: "redis", waits: "asks every 50 to 250 ms", dial: dialRedsync},
 	{name: "Fencepost on Redis", on: "redis", waits: "told, the longest waiting first", dial: dialRedis},
 	{name: "ZooKeeper's recipe", on: "zookeeper", waits: "told, in order", dial: dialZooKeeperLock, another: anotherConnection},
+	{name: "Fencepost on ZooKeeper", on: "zookeeper", waits: "told, in order", dial: dialZooKeeper},
 }
 
 const durability = "Durable means that every commit waits for the disk: PostgreSQL and etcd with fsync, Redis with appendfsync always, ZooKeeper with forceSync. Not durable: PostgreSQL with fsync off, etcd with --unsafe-no-fsync, Redis with appendfsync everysec, ZooKeeper with forceSync=no. An advisory lock is in memory in both. Each server is one process on the same machine; etcd and ZooKeeper are one node. "
@@ -126,6 +127,16 @@ func (p started) reach(ctx context.Context, e *env, owner string, ttl time.Durat
 	return l, nil
 }
 
+// missing notes a peer that cannot be reached, and goes on without it; not
+// without the floor.
+func (p started) missing(s *Section, err error) bool {
+	if err == nil || p.floor {
+		return false
+	}
+	s.value("", p.name, nil, "not measured: "+err.Error())
+	return true
+}
+
 func commits(durable bool) string {
 	if durable {
 		return "durable"
@@ -135,31 +146,40 @@ func commits(durable bool) string {
 
 func peerPairs(ctx context.Context, e *env, s *Section) error {
 	for _, durable := range []bool{true, false} {
-		running, err := startAll(ctx, e, s, durable)
+		if err := e.part(func() error { return pairsOf(ctx, e, s, durable) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pairsOf(ctx context.Context, e *env, s *Section, durable bool) error {
+	running, err := startAll(ctx, e, s, durable)
+	if err != nil {
+		return err
+	}
+	var ways []Way
+	for _, p := range running {
+		l, err := p.reach(ctx, e, "bench", time.Minute, 16)
+		if p.missing(s, err) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		ways = append(ways, Way{Name: p.name, Do: timed(func(ctx context.Context, client, _ int) error {
+			h, err := l.lock(ctx, fmt.Sprint("key ", client))
+			if err != nil {
+				return err
+			}
+			return h.unlock(ctx)
+		})})
+	}
+	for _, clients := range []int{1, 16, 64} {
+		figures, err := Compare(ctx, Plan{Clients: clients, Block: 110 * time.Millisecond, Rounds: e.rounds(8)}, ways...)
 		if err != nil {
 			return err
 		}
-		var ways []Way
-		for _, p := range running {
-			l, err := p.reach(ctx, e, "bench", time.Minute, 16)
-			if err != nil {
-				return err
-			}
-			ways = append(ways, Way{Name: p.name, Do: timed(func(ctx context.Context, client, _ int) error {
-				h, err := l.lock(ctx, fmt.Sprint("key ", client))
-				if err != nil {
-					return err
-				}
-				return h.unlock(ctx)
-			})})
-		}
-		for _, clients := range []int{1, 16, 64} {
-			figures, err := Compare(ctx, Plan{Clients: clients, Block: 110 * time.Millisecond, Rounds: e.rounds(8)}, ways...)
-			if err != nil {
-				return err
-			}
-			s.add(cases(durable, clients), figures, nil)
-		}
+		s.add(cases(durable, clients), figures, nil)
 	}
 	return nil
 }
@@ -169,27 +189,29 @@ func peerPairs(ctx context.Context, e *env, s *Section) error {
 type relay struct {
 	mu      sync.Mutex
 	block   context.Context // of the block under way
+	key     string          // of the block, so that what was cut in an earlier one is in nobody's way
 	last    int
 	freed   time.Time
 	changed chan struct{}
 }
 
-// allow waits until another client has had the lock.
-func (r *relay) allow(ctx context.Context, client int) error {
+// allow waits until another client has had the lock, and returns its name.
+func (r *relay) allow(ctx context.Context, client int) (key string, err error) {
 	for {
 		r.mu.Lock()
 		if r.block != ctx {
 			r.block, r.last, r.changed = ctx, -1, make(chan struct{})
+			r.key = fmt.Sprint("one ", rand.Int64())
 		}
-		last, changed := r.last, r.changed
+		key, last, changed := r.key, r.last, r.changed
 		r.mu.Unlock()
 		if last != client {
-			return nil
+			return key, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return ctx.Err()
+			return "", ctx.Err()
 		}
 	}
 }
@@ -221,52 +243,60 @@ func peerContended(ctx context.Context, e *env, s *Section) error {
 		durable bool
 		clients int
 	}{{true, 16}, {true, 64}, {false, 16}} {
-		running, err := startAll(ctx, e, s, c.durable)
-		if err != nil {
+		if err := e.part(func() error { return contendedBy(ctx, e, s, c.durable, c.clients) }); err != nil {
 			return err
 		}
-		var ways []Way
-		notes := map[string]string{}
-		for _, p := range running {
-			if p.floor {
-				continue
-			}
-			notes[p.name] = p.waits
-			lockers := make([]locker, c.clients)
-			for i := range lockers {
-				if lockers[i], err = p.reach(ctx, e, fmt.Sprint("bench-", i), 5*time.Second, 1); err != nil {
-					return err
-				}
-			}
-			r := &relay{}
-			ways = append(ways, Way{Name: p.name, Do: func(ctx context.Context, client, _ int) (time.Duration, error) {
-				if err := r.allow(ctx, client); err != nil {
-					return 0, err
-				}
-				h, err := lockers[client].lock(ctx, "one")
-				if err != nil {
-					return 0, err
-				}
-				took := r.granted(client)
-				r.free()
-				return took, h.unlock(context.WithoutCancel(ctx))
-			}})
+	}
+	return nil
+}
+
+func contendedBy(ctx context.Context, e *env, s *Section, durable bool, clients int) error {
+	running, err := startAll(ctx, e, s, durable)
+	if err != nil {
+		return err
+	}
+	var ways []Way
+	notes := map[string]string{}
+	for _, p := range running {
+		if p.floor {
+			continue
 		}
-		figures, err := Compare(ctx, Plan{Clients: c.clients, Block: 700 * time.Millisecond, Rounds: e.rounds(4), Cut: true}, ways...)
-		if err != nil {
-			return err
-		}
-		for _, f := range figures[:len(figures)-1] {
-			if f.Err != nil {
-				s.value(cases(c.durable, c.clients), f.Way, nil, "failed: "+f.Err.Error())
-				continue
+		notes[p.name] = p.waits
+		lockers := make([]locker, clients)
+		for i := range lockers {
+			if lockers[i], err = p.reach(ctx, e, fmt.Sprint("bench-", i), 5*time.Second, 1); err != nil {
+				return err
 			}
-			values := map[string]float64{"hand-overs a second": f.Rate}
-			if f.P50 > 0 {
-				values["p50 ms"], values["p99 ms"] = millis(f.P50), millis(f.P99)
-			}
-			s.value(cases(c.durable, c.clients), f.Way, values, notes[f.Way])
 		}
+		r := &relay{}
+		ways = append(ways, Way{Name: p.name, Do: func(ctx context.Context, client, _ int) (time.Duration, error) {
+			key, err := r.allow(ctx, client)
+			if err != nil {
+				return 0, err
+			}
+			h, err := lockers[client].lock(ctx, key)
+			if err != nil {
+				return 0, err
+			}
+			took := r.granted(client)
+			r.free()
+			return took, h.unlock(context.WithoutCancel(ctx))
+		}})
+	}
+	figures, err := Compare(ctx, Plan{Clients: clients, Block: time.Second, Rounds: e.rounds(4), Cut: true}, ways...)
+	if err != nil {
+		return err
+	}
+	for _, f := range figures[:len(figures)-1] {
+		if f.Err != nil {
+			s.value(cases(durable, clients), f.Way, nil, "failed: "+f.Err.Error())
+			continue
+		}
+		values := map[string]float64{"hand-overs a second": f.Rate}
+		if f.P50 > 0 {
+			values["p50 ms"], values["p99 ms"] = millis(f.P50), millis(f.P99)
+		}
+		s.value(cases(durable, clients), f.Way, values, notes[f.Way])
 	}
 	return nil
 }

@@ -114,7 +114,7 @@ func dialEtcd(_ context.Context, addr, owner string, ttl time.Duration, _ int) (
 		return nil, err
 	}
 	locks, err := lockclient.NewWith(issuer, owner, nil)
-	return &fencepost{locks, ttl, []func(){func() { client.Close() }}}, err
+	return &fencepost{client: locks, ttl: ttl, cleanup: []func(){func() { client.Close() }}}, err
 }
 
 var errNotThere = errors.New("not installed here; see .ci/setup servers")

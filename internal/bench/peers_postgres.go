@@ -93,6 +93,7 @@ func (l *advisory) close() { l.pool.Close() }
 type fencepost struct {
 	client  *lockclient.Client
 	ttl     time.Duration
+	keep    bool     // the issuer grants no longer TTL, so the client renews
 	cleanup []func() // of what the issuer needs, last first
 }
 
@@ -106,13 +107,18 @@ func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, con
 		pool.Close()
 		return nil, err
 	}
-	return &fencepost{client, ttl, []func(){pool.Close}}, nil
+	return &fencepost{client: client, ttl: ttl, cleanup: []func(){pool.Close}}, nil
 }
 
 func (l *fencepost) lock(ctx context.Context, key string) (held, error) {
 	lease, err := l.client.Acquire(ctx, key, &lockclient.AcquireOptions{TTL: l.ttl})
 	if err != nil {
 		return held{}, err
+	}
+	if l.keep {
+		if err := lease.KeepAlive(0); err != nil {
+			return held{}, err
+		}
 	}
 	return held{unlock: lease.Release, renew: lease.Renew}, nil
 }

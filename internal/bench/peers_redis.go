@@ -39,7 +39,7 @@ func startRedis(ctx context.Context, e *env, durable bool) (*service, error) {
 }
 
 func redisClient(addr string, conns int) *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: addr, PoolSize: conns, MaxRetries: -1, ContextTimeoutEnabled: true})
+	return redis.NewClient(&redis.Options{Addr: addr, PoolSize: conns, MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
 }
 
 // bsmLock is bsm/redislock as its README shows it.
@@ -109,5 +109,5 @@ func dialRedis(_ context.Context, addr, owner string, ttl time.Duration, conns i
 		return nil, err
 	}
 	locks, err := lockclient.NewWith(issuer, owner, nil)
-	return &fencepost{locks, ttl, []func(){func() { r.Close() }}}, err
+	return &fencepost{client: locks, ttl: ttl, cleanup: []func(){func() { r.Close() }}}, err
 }

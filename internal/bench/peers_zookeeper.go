@@ -3,14 +3,19 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/zklock"
 )
 
 // startZooKeeper runs one server with Debian's libzookeeper-java.
@@ -32,7 +37,7 @@ func startZooKeeper(ctx context.Context, e *env, durable bool) (*service, error)
 	_, port, _ := net.SplitHostPort(addr)
 	dir := tb{e: e, ctx: ctx}.TempDir()
 	config := filepath.Join(dir, "zoo.cfg")
-	text := fmt.Sprintf("tickTime=500\ndataDir=%s/data\nclientPort=%s\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nmaxSessionTimeout=3600000\n", dir, port)
+	text := fmt.Sprintf("tickTime=%d\ndataDir=%s/data\nclientPort=%s\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n4lw.commands.whitelist=srvr\n", zooKeeperTick.Milliseconds(), dir, port)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -41,21 +46,38 @@ func startZooKeeper(ctx context.Context, e *env, durable bool) (*service, error)
 		force = "yes"
 	}
 	p, err := startProcess("", java, "-Xmx512m", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false", "-Dzookeeper.forceSync="+force,
-		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", jars, "org.apache.zookeeper.server.ZooKeeperServerMain", config)
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "-cp", jars, "org.apache.zookeeper.server.ZooKeeperServerMain", config)
 	if err != nil {
 		return nil, err
 	}
 	e.later(p.kill)
 	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
-		conn, err := net.Dial("tcp", addr)
+		err := serves(addr)
 		if err == nil {
-			conn.Close()
 			return &service{address: addr, processes: p.pids}, nil
 		}
 		if time.Since(began) > time.Minute {
 			return nil, fmt.Errorf("ZooKeeper is not ready after a minute: %w", err)
 		}
 	}
+}
+
+// serves asks a server for its state.
+func serves(addr string) error {
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := fmt.Fprint(conn, "srvr"); err != nil {
+		return err
+	}
+	text, _ := io.ReadAll(conn)
+	if !strings.Contains(string(text), "Mode: ") {
+		return fmt.Errorf("srvr says %q", text)
+	}
+	return nil
 }
 
 type quiet struct{}
@@ -88,7 +110,7 @@ type zooKeeperLock struct {
 }
 
 func dialZooKeeperLock(_ context.Context, addr, _ string, ttl time.Duration, _ int) (locker, error) {
-	conn, err := zkConn(addr, ttl)
+	conn, err := zkConn(addr, min(ttl, 20*zooKeeperTick))
 	return &zooKeeperLock{conn, addr}, err
 }
 
@@ -116,3 +138,16 @@ func (l *zooKeeperLock) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l *zooKeeperLock) close() { l.conn.Close() }
+
+// zooKeeperTick is the servers' tickTime. A session lasts for two to twenty of
+// them.
+const zooKeeperTick = 500 * time.Millisecond
+
+func dialZooKeeper(_ context.Context, addr, owner string, ttl time.Duration, _ int) (locker, error) {
+	issuer, err := zklock.New([]string{addr}, &zklock.Options{TickTime: zooKeeperTick})
+	if err != nil {
+		return nil, err
+	}
+	locks, err := lockclient.NewWith(issuer, owner, nil)
+	return &fencepost{client: locks, ttl: min(ttl, 20*zooKeeperTick), keep: ttl > 20*zooKeeperTick}, err
+}

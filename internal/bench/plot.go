@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -41,6 +42,7 @@ func canvas(file string, width, height vg.Length, plots ...*plot.Plot) error {
 }
 
 func newPlot(title, x, y string) *plot.Plot {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.TextStyle.Font.Size, p.Legend.TextStyle.Font.Size = vg.Points(12), vg.Points(9)
@@ -134,7 +136,12 @@ func plotRatios(s Section, file string) error {
 		at.XErrors = append(at.XErrors, struct{ Low, High float64 }{r.Ratio[1] - r.Ratio[0], r.Ratio[2] - r.Ratio[1]})
 		low, high = min(low, r.Ratio[0]-0.03), max(high, r.Ratio[2]+0.03)
 	}
-	p.X.Min, p.X.Max = max(0, low), high
+	one, err := plotter.NewLine(plotter.XYs{{X: 1, Y: -0.5}, {X: 1, Y: float64(len(cases)) - 0.5}})
+	if err != nil {
+		return err
+	}
+	one.Color, one.Width = color.Gray{130}, vg.Points(0.7)
+	p.Add(one)
 	for i, way := range names(s.Rows, wayOf) {
 		if at := byWay[way]; at != nil {
 			if err := spots(p, way, palette[i%len(palette)], *at); err != nil {

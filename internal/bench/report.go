@@ -205,6 +205,9 @@ func (s Section) markdown() string {
 	}
 	line(head)
 	for _, row := range s.Rows {
+		if row.Way == again {
+			continue // it is the error bar of the others
+		}
 		cells := []string{row.Case, row.Way}
 		if ratios {
 			ratio, bar := "", ""
