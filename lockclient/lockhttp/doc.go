@@ -1,0 +1,2 @@
+// Package lockhttp is the lock server.
+package lockhttp
