@@ -30,6 +30,7 @@ var allowed = map[string][]string{
 	"lockclient/driver/drivertest": {"guard", "lockclient/driver"},
 	"lockclient/driver/memory":     {"guard", "lockclient/driver"},
 	"lockclient/lockadmin":         {"guard", "lockclient", "lockclient/internal/pause", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
+	"lockclient/lockhttp":          {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/pause", "lockclient/internal/pglease", "github.com/go-chi/chi/v5"},
 	"lockclient/internal/pause":    {},
 	"lockclient/internal/pglease":  {"guard", "lockclient/driver", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/locktest":          {"guard", "lockclient", "lockclient/driver/memory"},

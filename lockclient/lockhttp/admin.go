@@ -249,14 +249,14 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 // unlock is a force unlock that ends in raising the burned claim, if the server
 // can do that.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
-	switch {
-	case !id.Operator:
+	if !id.Operator {
 		return body, &httpError{kind: &kindForbidden}
-	case s.opts.Admin == nil:
-		return body, &httpError{kind: &kindUnsupported}
 	}
 	if err := allowed(id, resource); err != nil {
 		return body, err
+	}
+	if s.opts.Admin == nil {
+		return body, &httpError{kind: &kindUnsupported}
 	}
 	if actor == "" {
 		return body, guard.Missing("actorId")

@@ -139,7 +139,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case &kindUnavailable, &kindTooMany, &kindTooManyLeases:
 		h.Set("Retry-After", "1")
 	}
-	if k.status >= http.StatusInternalServerError && r.Context().Err() == nil {
+	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
 		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
 			slog.String("path", r.URL.EscapedPath()), slog.String("subject", identityOf(r.Context()).Subject),
 			slog.String("problem", k.name), slog.Any("error", err))
