@@ -102,15 +102,21 @@ const answerMost = 1 << 20
 // do sends one request and reads its answer into out. Whatever is not an answer
 // of the server is an error for which the outcome is unknown.
 func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
-	body, err := json.Marshal(in)
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return guard.Unavailable(op, claim, err)
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, i.base+path, body)
 	if err != nil {
 		return guard.Unavailable(op, claim, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, i.base+path, bytes.NewReader(body))
-	if err != nil {
-		return guard.Unavailable(op, claim, err)
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
 	}
-	req.Header.Set("Content-Type", "application/json")
 	sent := driver.Now()
 	resp, err := i.client.Do(req)
 	if err != nil {

@@ -418,7 +418,7 @@ type none struct{}
 func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, began time.Duration, err error) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Observe(ctx, guard.Event{
-			Op: op, Surface: "lockhttp", Claim: claim, Reason: guard.ReasonOf(err), Duration: driver.Now() - began, Err: err,
+			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: driver.Now() - began, Err: err,
 		})
 	}
 }
