@@ -10,11 +10,9 @@
 // come after. It serves until it is interrupted.
 //
 // The code to copy is in server.go and identity.go. The demo's tokens are random
-// ones that are looked up by their hash, so that it needs no other module;
-// authentication by JWTs and a limiter of requests, which do, are in
-// examples/lockserver/jwt. Another issuer, such as lockclient/etcdlock, takes the
-// place of lockclient.NewIssuer in server.go. workers has one in Python and one
-// in Node.
+// ones that are looked up by their hash, so that it needs no other module.
+// Another issuer, such as lockclient/etcdlock, takes the place of
+// lockclient.NewIssuer in server.go.
 package main
 
 import (
