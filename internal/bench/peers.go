@@ -28,6 +28,9 @@ type peer struct {
 	another func(ctx context.Context, l locker, ttl time.Duration) (locker, error)
 	// floor says that it is no lock.
 	floor bool
+	// ours is what is compared with it on the same service, and why is why it is
+	// faster where it is.
+	ours, why string
 }
 
 // locker is one process that takes locks.
@@ -51,6 +54,7 @@ var services = map[string]func(ctx context.Context, e *env, durable bool) (*serv
 	"etcd":      startEtcd,
 	"redis":     startRedis,
 	"zookeeper": startZooKeeper,
+	"http":      startLockServer,
 }
 
 // service is a running server. Its processes are for the count of CPU time.
@@ -62,17 +66,18 @@ type service struct {
 // all are the libraries; the first is the floor.
 var all = []peer{
 	{name: "two UPDATEs (no lock)", on: "postgres", dial: dialUpdates, floor: true},
-	{name: "PostgreSQL advisory lock", on: "postgres", waits: "a queue in the server", dial: dialAdvisory, crowd: 200},
+	{name: "PostgreSQL advisory lock", ours: "Fencepost on PostgreSQL", why: "nothing is written, in neither setting. It is in the server's memory and lasts as long as its connection, has no token and no TTL, and a connection is bound by each holder and each waiter", on: "postgres", waits: "a queue in the server", dial: dialAdvisory, crowd: 200},
 	{name: "Fencepost on PostgreSQL", on: "postgres", waits: "told, the longest waiting first", dial: dialPostgres},
-	{name: "pglock's statements", on: "postgres", waits: "asks once a lease", dial: dialPglock},
-	{name: "ShedLock's statements", on: "postgres", waits: "it does not; here asks every 100 ms", dial: dialShedLock},
-	{name: "etcd's Mutex", on: "etcd", waits: "told, in order", dial: dialEtcdMutex, another: anotherSession},
+	{name: "pglock's statements", ours: "Fencepost on PostgreSQL", why: "it keeps no line of waiters and tells nobody, has no token that a fence could compare, no lease ID that is spent, and deletes the row at the release", on: "postgres", waits: "asks once a lease", dial: dialPglock},
+	{name: "ShedLock's statements", ours: "Fencepost on PostgreSQL", why: "it updates one row twice and keeps neither token nor line nor lease ID; a release that comes late can free a successor's lock of the same host", on: "postgres", waits: "it does not; here asks every 100 ms", dial: dialShedLock},
+	{name: "etcd's Mutex", ours: "Fencepost on etcd", why: "all its locks share the session's etcd lease, so that a lock is one request and gone with the process; ours has an etcd lease for each lock, which is a request more each way, and checks the spent lease IDs, the floor and the base of the tokens", on: "etcd", waits: "told, in order", dial: dialEtcdMutex, another: anotherSession},
 	{name: "Fencepost on etcd", on: "etcd", waits: "told, in order", dial: dialEtcd},
-	{name: "bsm/redislock", on: "redis", waits: "asks every 100 ms", dial: dialRedislock},
-	{name: "go-redsync", on: "redis", waits: "asks every 50 to 250 ms", dial: dialRedsync},
+	{name: "bsm/redislock", ours: "Fencepost on Redis", why: "a value at random is written and deleted; ours counts a token, keeps the last one, a line of waiters and the spent lease IDs", on: "redis", waits: "asks every 100 ms", dial: dialRedislock},
+	{name: "go-redsync", ours: "Fencepost on Redis", why: "a value at random is written and deleted; ours counts a token, keeps the last one, a line of waiters and the spent lease IDs", on: "redis", waits: "asks every 50 to 250 ms", dial: dialRedsync},
 	{name: "Fencepost on Redis", on: "redis", waits: "told, the longest waiting first", dial: dialRedis},
-	{name: "ZooKeeper's recipe", on: "zookeeper", waits: "told, in order", dial: dialZooKeeperLock, another: anotherConnection},
+	{name: "ZooKeeper's recipe", ours: "Fencepost on ZooKeeper", why: "the session is there before and is all that a lock lasts by; ours makes nodes for the lease ID and the floor, too, in one transaction", on: "zookeeper", waits: "told, in order", dial: dialZooKeeperLock, another: anotherConnection},
 	{name: "Fencepost on ZooKeeper", on: "zookeeper", waits: "told, in order", dial: dialZooKeeper},
+	{name: "Fencepost over HTTP, on PostgreSQL", on: "http", waits: "told", dial: dialHTTP},
 }
 
 const durability = "Durable means that every commit waits for the disk: PostgreSQL and etcd with fsync, Redis with appendfsync always, ZooKeeper with forceSync. Not durable: PostgreSQL with fsync off, etcd with --unsafe-no-fsync, Redis with appendfsync everysec, ZooKeeper with forceSync=no. An advisory lock is in memory in both. Each server is one process on the same machine; etcd and ZooKeeper are one node. "
@@ -150,6 +155,7 @@ func peerPairs(ctx context.Context, e *env, s *Section) error {
 			return err
 		}
 	}
+	s.Reading = faster(s.Rows, "a second", false)
 	return nil
 }
 
@@ -182,6 +188,39 @@ func pairsOf(ctx context.Context, e *env, s *Section, durable bool) error {
 		s.add(cases(durable, clients), figures, nil)
 	}
 	return nil
+}
+
+// faster says where a peer is faster than ours on the same service, and why: by
+// a value that is better if it is high, or low.
+func faster(rows []Row, value string, low bool) (out []string) {
+	for _, p := range all {
+		var by []float64
+		in := 0
+		for _, r := range rows {
+			if r.Way != p.name || r.Values[value] == 0 {
+				continue
+			}
+			for _, mine := range rows {
+				if mine.Case != r.Case || mine.Way != p.ours || mine.Values[value] == 0 {
+					continue
+				}
+				in++
+				factor := r.Values[value] / mine.Values[value]
+				if low {
+					factor = 1 / factor
+				}
+				if factor > 1 {
+					by = append(by, factor)
+				}
+			}
+		}
+		if len(by) > 0 {
+			s := spreadOf(by)
+			out = append(out, fmt.Sprintf("%s is faster than %s in %d of %d cases, by a factor of up to %s (median of those %s): %s.",
+				p.name, p.ours, len(by), in, number(round(maxOf(by), 2)), number(round(s.Median, 2)), p.why))
+		}
+	}
+	return out
 }
 
 // relay sees to it that no client has the lock twice in a row, so that what is
@@ -247,6 +286,7 @@ func peerContended(ctx context.Context, e *env, s *Section) error {
 			return err
 		}
 	}
+	s.Reading = faster(s.Rows, "p50 ms", true)
 	return nil
 }
 

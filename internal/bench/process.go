@@ -111,6 +111,8 @@ func child(args []string) bool {
 	switch args = args[2:]; args[0] {
 	case "etcd":
 		err = serveEtcd(args[1], args[2], args[3] == "true")
+	case "locks":
+		err = serveLocks(args[1], args[2])
 	case "hold":
 		var ttl time.Duration
 		if ttl, err = time.ParseDuration(args[4]); err == nil {
