@@ -146,7 +146,7 @@ func TestWorse(t *testing.T) {
 // TestCut: calls that are under way when a block ends are ended, and are no error.
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		figures, err := Compare(t.Context(), Plan{Clients: 3, Block: 100 * time.Millisecond, Rounds: 2, Cut: true},
+		figures, err := Compare(t.Context(), Plan{Clients: 3, Lead: 50 * time.Millisecond, Block: 100 * time.Millisecond, Rounds: 2, Cut: true},
 			Way{Name: "waits", Do: timed(func(ctx context.Context, client, _ int) error {
 				if client == 0 {
 					time.Sleep(10 * time.Millisecond)

@@ -28,6 +28,8 @@ type Plan struct {
 	// each has its turn. Of an even number half are in one order.
 	Block  time.Duration
 	Rounds int
+	// Lead is how long a way runs in each block before it is measured.
+	Lead time.Duration
 	// Cut ends the calls that are under way when a block ends, and does not count
 	// them: for those that may wait for long.
 	Cut bool
@@ -104,7 +106,7 @@ const keep = 4096
 
 func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 	times := max(r.way.Times, 1)
-	began := time.Now()
+	began := time.Now().Add(plan.Lead)
 	end := began.Add(length)
 	cut, stop := ctx, context.CancelFunc(func() {})
 	if plan.Cut {
@@ -125,15 +127,17 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 					break
 				}
 				r.calls[client]++
-				n++
 				after := time.Now()
 				if d == 0 {
 					d = after.Sub(now)
 				}
+				if now = after; now.Before(began) {
+					continue
+				}
+				n++
 				if d > 0 && len(took) < keep {
 					took = append(took, d/time.Duration(times))
 				}
-				now = after
 			}
 			mu.Lock()
 			defer mu.Unlock()

@@ -87,7 +87,7 @@ var peers = []experiment{
 	{name: "pairs", title: "Acquire and release, a key for each client", columns: perCall, run: peerPairs, plot: plotRates,
 		about: durability + "All clients are goroutines of one process that share its connections, 16 at most. The ratio is to two prepared UPDATEs of one row, each its own commit. pglock and ShedLock are their statements by hand through pgx, prepared, without heartbeat; etcd's Mutex has a session that is there before and is not counted."},
 	{name: "contended", title: "Acquire and release, one key for all", columns: []string{"hand-overs a second", "p50 ms", "p99 ms"}, run: peerContended, plot: plotHandOver,
-		about: durability + "Each client is a process of its own as far as the service can see. A hand-over is from the call that gives the lock back until another client has it; nobody takes it twice in a row. TTL 5 s."},
+		about: durability + "Each client is a process of its own as far as the service can see. A hand-over is from the call that gives the lock back until another client has it; nobody takes it twice in a row, and the first second, in which the line forms, does not count. TTL 5 s."},
 	{name: "recovery", title: "Recovery from kill -9 of the holder", columns: []string{"median s", "worst s"}, run: peerRecovery,
 		about: "A process holds the lock with a TTL of 3 s, renews it as its library does, and is killed at a random moment while another waits; the time is from the kill to the grant. Servers are not durable."},
 	{name: "waiters", title: "CPU of 1,000 waiters", columns: []string{"waiters", "client % of a core", "server % of a core"}, run: peerWaiters,
@@ -323,7 +323,7 @@ func contendedBy(ctx context.Context, e *env, s *Section, durable bool, clients 
 			return took, h.unlock(context.WithoutCancel(ctx))
 		}})
 	}
-	figures, err := Compare(ctx, Plan{Clients: clients, Block: time.Second, Rounds: e.rounds(4), Cut: true}, ways...)
+	figures, err := Compare(ctx, Plan{Clients: clients, Lead: time.Second, Block: time.Second, Rounds: e.rounds(2), Cut: true}, ways...)
 	if err != nil {
 		return err
 	}
