@@ -86,8 +86,10 @@ func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 				if slices.ContainsFunc(results, func(r driver.Renewed) bool { return r.State != driver.Extended }) {
 					t.Errorf("renewed %+v", results)
 				}
-				_, err := client.issuer.Release(t.Context(), driver.Request{Resource: "a", LeaseID: a.ID()}.Claim())
-				return err
+				if _, err := client.issuer.Release(t.Context(), driver.Request{Resource: "a", LeaseID: a.ID()}.Claim()); err != nil {
+					return err
+				}
+				return b.Release(t.Context())
 			}},
 			{"wait", func() error {
 				listens(t, client)

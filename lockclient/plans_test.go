@@ -12,7 +12,7 @@ import (
 // TestPlansUseTheIndex: plans that were made while the table was tiny, and was
 // known to be, do not read all of it when it has grown: in 100,000 rows as in
 // three the functions of an issuer begin no scan of a table. The controls, each
-// with one function that may choose, do.
+// with one function that may choose, do among three.
 func TestPlansUseTheIndex(t *testing.T) {
 	scans := func(t *testing.T, control string) (n int64) {
 		url := pgtest.Database(t)
@@ -60,6 +60,9 @@ func TestPlansUseTheIndex(t *testing.T) {
 			}
 		}
 		all() // makes the plans
+		if control != "" {
+			return n
+		}
 		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'many ' || i, 1 FROM generate_series(1, 100000) i")
 		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'many ' || i, 'x' FROM generate_series(1, 1000) i")
 		all()
