@@ -142,7 +142,7 @@ func TestSettle(t *testing.T) {
 	c.mu.Lock()
 	turn := c.turn
 	c.mu.Unlock()
-	settled := make(chan int)
+	settled := make(chan int, 1)
 	go func() {
 		c.settle()
 		c.mu.Lock()
