@@ -367,8 +367,8 @@ func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, 
 	rows, _ := conn.Query(ctx, releaseSQL, resources, ids, tokens, topics, lockTimeout) // ForEachRow has its error
 	freed := make(map[string]bool, n)
 	var resource string
-	var quiet bool
-	_, err := pgx.ForEachRow(rows, []any{&resource, &quiet}, func() error {
+	var told bool
+	_, err := pgx.ForEachRow(rows, []any{&resource, &told}, func() error {
 		freed[resource] = true
 		return nil
 	})

@@ -319,12 +319,12 @@ func TestReleaseBehindMark(t *testing.T) {
 		told := make(chan bool)
 		go func() {
 			var resource string
-			var quiet bool
-			err := pool.QueryRow(context.Background(), pglease.ReleaseSQL, releaseArgs(lease)...).Scan(&resource, &quiet)
+			var notified bool
+			err := pool.QueryRow(context.Background(), pglease.ReleaseSQL, releaseArgs(lease)...).Scan(&resource, &notified)
 			if err != nil {
 				t.Error(err)
 			}
-			told <- quiet
+			told <- !notified
 		}()
 		locked(t, pool, 1) // the release, for the mark
 		if err := tx.Commit(t.Context()); err != nil {

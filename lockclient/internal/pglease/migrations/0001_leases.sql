@@ -194,7 +194,7 @@ END $$;
 -- not without a topic. Who has waited longest is named and the lease kept for it;
 -- those after it are named as well, in case it does not come.
 CREATE FUNCTION fencepost.release(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_topics text[], p_wait_ms text)
-RETURNS TABLE (o_resource text, o_quiet boolean)
+RETURNS TABLE (o_resource text, o_told boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
   PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
@@ -204,15 +204,15 @@ BEGIN
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END
   FROM unnest(p_resources, p_lease_ids, p_tokens, p_topics) AS u(resource, lease_id, token, topic)
   WHERE l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token
-  RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) END IS NULL;
+  RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
 -- wake says for whom a lease is kept, and whose turn it is if that one does not
 -- come.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
-RETURNS void LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
   SELECT pg_notify('fencepost.leases',
-    p_topic || ' ' || coalesce(p_kept_for, '') || coalesce(' ' || nullif(array_to_string(p_waiters[1:7], ' '), ''), ''))
+    p_topic || ' ' || coalesce(p_kept_for, '') || coalesce(' ' || nullif(array_to_string(p_waiters[1:7], ' '), ''), '')) IS NOT NULL
 $$;
 
 -- spend frees the lease of a lease ID, whatever its token, and sees to it that
