@@ -81,8 +81,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Get(ctx, key); return err }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetStream(ctx, key); return err }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { return o.Copy(ctx, mine, key, "copy") }},
-			{`raise "` + key + `"`, mine, func(ctx context.Context) error { return o.Rename(ctx, mine, key, "copy") }},
-			{`read mark of "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
+			{`read mark of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
 			{"admit", mine, func(ctx context.Context) error { _, err := b.Store().Admit(ctx, mine); return err }},
 			{"read mark", guard.Claim{Resource: resource}, func(ctx context.Context) error { _, err := b.Store().Mark(ctx, resource); return err }},
 			{"retire", guard.Claim{}, func(ctx context.Context) error { _, err := b.Store().Retire(ctx, time.Now()); return err }},
@@ -129,7 +128,7 @@ func TestRefusalsNameTheKey(t *testing.T) {
 		for name, err := range map[string]error{
 			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
 			"stream": func() error { _, err := o.GetStream(ctx, "/"); return err }(), "copy": o.Copy(ctx, claim(5, "a"), "/", "b"),
-			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"), "rename": o.Rename(ctx, claim(5, "a"), "/", "b"), "rename to": o.Rename(ctx, claim(5, "a"), "b", "/"),
+			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"),
 			"presign": func() error { _, err := o.PresignGet(ctx, by, "/", time.Minute); return err }(),
 		} {
 			invalid(t, err, "key")

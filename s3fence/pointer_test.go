@@ -3,7 +3,6 @@ package s3fence_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
@@ -75,7 +74,6 @@ func TestPointerLengths(t *testing.T) {
 	token := guard.Token(0)
 	for _, n := range []int{0, 1, 5*miB - 1, 5 * miB, 5*miB + 1, 10 * miB, 23 * miB} {
 		body := bytesOf(n)
-		sum := sha256.Sum256(body)
 		for name, r := range map[string]io.Reader{
 			"stream": streamed{bytes.NewReader(body)}, "sized": bytes.NewReader(body), "slow": iotest.OneByteReader(bytes.NewReader(body)),
 		} {
@@ -83,7 +81,7 @@ func TestPointerLengths(t *testing.T) {
 				continue
 			}
 			token++
-			if err := o.Put(t.Context(), claim(token, ""), key, r, &s3fence.PutOptions{SHA256: sum[:]}); err != nil {
+			if err := o.Put(t.Context(), claim(token, ""), key, r, nil); err != nil {
 				t.Fatalf("%d bytes, %s: %v", n, name, err)
 			}
 			if got, mark := content(t, o, key); got != string(body) || mark.Token != token {
@@ -102,24 +100,20 @@ func TestPointerBodyFails(t *testing.T) {
 	broken := errors.New("the disk is gone")
 	for name, c := range map[string]struct {
 		body func() io.Reader
-		opts *s3fence.PutOptions
 		is   error
 	}{
-		"at once":         {func() io.Reader { return iotest.ErrReader(broken) }, nil, broken},
-		"in a first part": {func() io.Reader { return io.MultiReader(bytes.NewReader(bytesOf(100)), iotest.ErrReader(broken)) }, nil, broken},
-		"in a later part": {func() io.Reader { return io.MultiReader(bytes.NewReader(bytesOf(12*miB)), iotest.ErrReader(broken)) }, nil, broken},
+		"at once":         {func() io.Reader { return iotest.ErrReader(broken) }, broken},
+		"in a first part": {func() io.Reader { return io.MultiReader(bytes.NewReader(bytesOf(100)), iotest.ErrReader(broken)) }, broken},
+		"in a later part": {func() io.Reader { return io.MultiReader(bytes.NewReader(bytesOf(12*miB)), iotest.ErrReader(broken)) }, broken},
 		"cut short": {func() io.Reader {
 			return io.MultiReader(bytes.NewReader(bytesOf(100)), iotest.ErrReader(io.ErrUnexpectedEOF))
-		}, nil, io.ErrUnexpectedEOF},
-		"not what was announced": {func() io.Reader { return bytes.NewReader(bytesOf(100)) }, &s3fence.PutOptions{SHA256: make([]byte, 32)}, guard.ErrInvalid},
-		"long, not what was announced": {func() io.Reader { return bytes.NewReader(bytesOf(11 * miB)) },
-			&s3fence.PutOptions{SHA256: make([]byte, 32)}, guard.ErrInvalid},
+		}, io.ErrUnexpectedEOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, nil)
 			o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB}), s3fence.Pointer, nil)
 			put(t, o, claim(5, "a"), "before")
-			if err := o.Put(t.Context(), claim(6, "b"), key, streamed{c.body()}, c.opts); !errors.Is(err, c.is) {
+			if err := o.Put(t.Context(), claim(6, "b"), key, streamed{c.body()}, nil); !errors.Is(err, c.is) {
 				t.Errorf("got %v, want %v", err, c.is)
 			}
 			want(t, o, "before", guard.Mark{Token: 5, LeaseID: "a"})
