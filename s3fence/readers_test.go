@@ -422,8 +422,15 @@ func TestListHides(t *testing.T) {
 			}
 			break
 		}
-		for _, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: "\xff"}) {
-			invalid(t, err, "ListOptions.Prefix")
+		for _, bad := range []string{"\xff", strings.Repeat("x", 1025)} {
+			for field, opts := range map[string]s3fence.ListOptions{"ListOptions.Prefix": {Prefix: bad}, "ListOptions.After": {After: bad}} {
+				for _, err := range o.List(t.Context(), &opts) {
+					invalid(t, err, field)
+				}
+			}
+		}
+		for _, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: strings.Repeat("x", 1024), After: strings.Repeat("x", 1024)}) {
+			t.Errorf("a prefix that is as long as a key: %v", err)
 		}
 		server.Close()
 		for _, err := range o.List(t.Context(), nil) {
