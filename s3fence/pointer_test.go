@@ -117,8 +117,12 @@ func TestPointerBodyFails(t *testing.T) {
 			server := newServer(t, nil)
 			o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB}), s3fence.Pointer, nil)
 			put(t, o, claim(5, "a"), "before")
-			if err := o.Put(t.Context(), claim(6, "b"), key, streamed{c.body()}, nil); !errors.Is(err, c.is) {
+			err := o.Put(t.Context(), claim(6, "b"), key, streamed{c.body()}, nil)
+			if !errors.Is(err, c.is) {
 				t.Errorf("got %v, want %v", err, c.is)
+			}
+			if errors.Is(err, guard.ErrUnavailable) || server.Count(s3test.DeleteObject) != 0 {
+				t.Errorf("the caller's own error is %v, after %d deletions", err, server.Count(s3test.DeleteObject))
 			}
 			want(t, o, "before", guard.Mark{Token: 5, LeaseID: "a"})
 			if uploads, data := server.Uploads(bucketName), dataKeys(server); len(uploads) != 0 || len(data) != 1 {
