@@ -29,7 +29,7 @@ var allowed = map[string][]string{
 	"lockclient/driver":            {"guard"},
 	"lockclient/driver/drivertest": {"guard", "lockclient/driver"},
 	"lockclient/driver/memory":     {"guard", "lockclient/driver"},
-	"lockclient/lockadmin":         {"guard", "lockclient", "lockclient/internal/pause", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
+	"lockclient/lockadmin":         {"guard", "lockclient", "lockclient/internal/pause", "lockclient/internal/pglease", "sqlfence", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/pause":    {},
 	"lockclient/internal/pglease":  {"guard", "lockclient/driver", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/locktest":          {"guard", "lockclient", "lockclient/driver/memory"},
@@ -44,11 +44,14 @@ var allowed = map[string][]string{
 	"s3fence/s3test":               {"github.com/aws/aws-sdk-go-v2"},
 	"s3fence":                      {"guard", "github.com/aws/aws-sdk-go-v2"},
 	"examples/billingclose":        {"guard", "httpfence", "sqlfence", "s3fence", "lockclient", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
-	"examples/consumer":            {"guard", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
+	"examples/internal/demo":       {"internal/pgtest", "github.com/jackc/pgx/v5"},
+	"examples/consumer":            {"guard", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
+	"examples/leader":              {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/expvar":              {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "internal/pgtest", "github.com/jackc/pgx/v5"},
-	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/httpadmit":           {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":            {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
-	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/idempotency":         {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/quickstart":          {"guard", "httpfence", "lockclient", "sqlfence", "github.com/jackc/pgx/v5"},
 }
 
 // direct is what the root module may require itself. aws-sdk-go-v2 is the S3
