@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 )
 
@@ -33,6 +34,9 @@ func costHTTP(ctx context.Context, e *env, s *Section) error {
 		if err := costCheck(ctx, e, s, resources); err != nil {
 			return err
 		}
+	}
+	if err := costProof(ctx, e, s); err != nil {
+		return err
 	}
 	if err := costLoopback(ctx, e, s); err != nil {
 		return err
@@ -74,10 +78,11 @@ func byHand(resources int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// guarded makes the fence with its marks, and a header that it admits.
-func guarded(ctx context.Context, resources int) (*httpfence.Middleware, http.Header, error) {
+// guarded makes the fence with its marks, and a header that it admits. verify
+// may be nil.
+func guarded(ctx context.Context, resources int, verify func(guard.Claim, *http.Request) error) (*httpfence.Middleware, http.Header, error) {
 	store := guard.NewMemory(nil)
-	fence, err := httpfence.New(store, httpfence.ChiParam("id"), &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	fence, err := httpfence.New(store, httpfence.ChiParam("id"), &httpfence.Options{Logger: slog.New(slog.DiscardHandler), Verify: verify})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -106,59 +111,117 @@ func costCheck(ctx context.Context, e *env, s *Section, resources int) error {
 // checks are the ways to guard a route, called without a connection, each for so
 // many resources in turn.
 func checks(ctx context.Context, resources int) (map[string]Way, error) {
-	fence, header, err := guarded(ctx, resources)
+	fence, header, err := guarded(ctx, resources, nil)
 	if err != nil {
 		return nil, err
 	}
-	handled := 0
-	done := func(http.ResponseWriter, *http.Request) { handled++ }
+	return map[string]Way{
+		"bare route": requests("bare route", header, resources, nil, func(next http.HandlerFunc) http.Handler { return next }),
+		"Check": requests("Check", header, resources, nil, func(next http.HandlerFunc) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if _, err := fence.Check(r); err != nil {
+					fence.Reject(w, r, err)
+					return
+				}
+				next(w, r)
+			})
+		}),
+		"Admit":   requests("Admit", header, resources, nil, func(next http.HandlerFunc) http.Handler { return fence.Admit(next) }),
+		"by hand": requests("by hand", header, resources, nil, func(next http.HandlerFunc) http.Handler { return byHand(resources, next) }),
+	}, nil
+}
+
+// requests calls a route with a guard, for each of the resources in turn, which
+// have a proof each, or none.
+func requests(name string, header http.Header, resources int, proofs []string, guarded func(next http.HandlerFunc) http.Handler) Way {
+	const times = 500
+	handled, next := 0, 0
 	paths, names := make([]string, resources), make([]string, resources)
 	for i := range paths {
 		paths[i], names[i] = fmt.Sprintf(path, i), fmt.Sprintf("acct-%06d", i)
 	}
-	const times = 500
-	ways := map[string]Way{}
-	add := func(name string, h http.Handler) {
-		router := chi.NewRouter()
-		router.Method("POST", "/acct/{id}/close", h)
-		r := httptest.NewRequest("POST", fmt.Sprintf(path, 0), nil)
-		r.Header = header.Clone()
-		named := r.Header[httpfence.ResourceHeader]
-		w := &discard{h: http.Header{}}
-		next := 0
-		ways[name] = Way{Name: name, Times: times, Do: timed(func(context.Context, int, int) error {
-			was := handled
-			for range times {
-				r.URL.Path, named[0] = paths[next], names[next]
-				if next++; next == len(paths) {
-					next = 0
-				}
-				router.ServeHTTP(w, r)
-			}
-			if handled-was != times {
-				return fmt.Errorf("%d of %d were handled", handled-was, times)
-			}
-			return nil
-		})}
+	router := chi.NewRouter()
+	router.Method("POST", "/acct/{id}/close", guarded(func(http.ResponseWriter, *http.Request) { handled++ }))
+	r := httptest.NewRequest("POST", paths[0], nil)
+	r.Header = header.Clone()
+	named, proved := r.Header[httpfence.ResourceHeader], []string{""}
+	if proofs != nil {
+		r.Header[proof.Header] = proved
 	}
-	add("bare route", http.HandlerFunc(done))
-	add("Check", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := fence.Check(r); err != nil {
-			fence.Reject(w, r, err)
-			return
+	w := &discard{h: http.Header{}}
+	return Way{Name: name, Times: times, Do: timed(func(context.Context, int, int) error {
+		was := handled
+		for range times {
+			r.URL.Path, named[0] = paths[next], names[next]
+			if proofs != nil {
+				proved[0] = proofs[next]
+			}
+			if next++; next == len(paths) {
+				next = 0
+			}
+			router.ServeHTTP(w, r)
 		}
-		done(w, r)
-	}))
-	add("Admit", fence.Admit(http.HandlerFunc(done)))
-	add("by hand", byHand(resources, done))
-	return ways, nil
+		if handled-was != times {
+			return fmt.Errorf("%d of %d were handled", handled-was, times)
+		}
+		return nil
+	})}
+}
+
+// costProof verifies a signed claim before Admit: one that was verified before,
+// and one that was not, since there are more than the verifier remembers.
+func costProof(ctx context.Context, e *env, s *Section) error {
+	const resources = 100
+	key := proof.NewPrivateKey()
+	signer, err := proof.NewSigner(key, nil)
+	if err != nil {
+		return err
+	}
+	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()), nil)
+	if err != nil {
+		return err
+	}
+	proofs := make([]string, resources)
+	for i := range proofs {
+		claim := guard.Claim{Resource: fmt.Sprintf("acct-%06d", i), Token: 5, LeaseID: "b"}
+		if proofs[i], err = signer.Sign(claim, "bench", time.Now().Add(time.Hour)); err != nil {
+			return err
+		}
+	}
+	var ways []Way
+	for _, w := range []struct {
+		name  string
+		cache int // 0: nothing is verified
+	}{{"Admit", 0}, {"Admit with a proof, cached", 1 << 14}, {"Admit with a proof, cold", 1}} {
+		var verify func(guard.Claim, *http.Request) error
+		if w.cache > 0 {
+			verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Audience: "bench", Cache: w.cache})
+			if err != nil {
+				return err
+			}
+			if verify, err = verifier.Hook(nil); err != nil {
+				return err
+			}
+		}
+		fence, header, err := guarded(ctx, resources, verify)
+		if err != nil {
+			return err
+		}
+		ways = append(ways, requests(w.name, header, resources, proofs, func(next http.HandlerFunc) http.Handler { return fence.Admit(next) }))
+	}
+	figures, err := Compare(ctx, Plan{Clients: 1, Block: 20 * time.Millisecond, Rounds: e.rounds(40)}, ways...)
+	if err != nil {
+		return err
+	}
+	s.add(fmt.Sprintf("in process, %s", count(resources, "resource")), figures, perRequest)
+	return nil
 }
 
 func perRequest(f Figure) map[string]float64 { return map[string]float64{"ns a request": 1e9 / f.Rate} }
 
 // costLoopback sends whole requests, one after the other, over one connection.
 func costLoopback(ctx context.Context, e *env, s *Section) error {
-	fence, header, err := guarded(ctx, 1)
+	fence, header, err := guarded(ctx, 1, nil)
 	if err != nil {
 		return err
 	}
