@@ -146,7 +146,7 @@ func TestPage(t *testing.T) {
 			break
 		}
 	}
-	if left[0] == left[1] || left[1] == "expired" {
+	if left[0] == left[1] || left[1] == "expired" || len(left[1]) > len("14:59") {
 		t.Errorf("the countdown stands at %q", left)
 	}
 
@@ -172,8 +172,9 @@ func TestPage(t *testing.T) {
 	shows(t, ops, "main", "worker-2@host-1", true)
 	picture(t, ops, "force-unlock")
 	fill := func(confirm string) {
-		do(t, ops, chromedp.SetValue("#actor", "ada", chromedp.ByQuery), chromedp.SetValue("#reason", "worker-2 hangs since 02:10", chromedp.ByQuery),
-			chromedp.SetValue("#confirm", "", chromedp.ByQuery), chromedp.SendKeys("#confirm", confirm+"\r", chromedp.ByQuery))
+		do(t, ops, chromedp.Evaluate(`for (const id of ["actor", "reason", "confirm"]) document.getElementById(id).value = ""`, nil),
+			chromedp.SendKeys("#actor", "ada", chromedp.ByQuery), chromedp.SendKeys("#reason", "worker-2 hangs since 02:10", chromedp.ByQuery),
+			chromedp.SendKeys("#confirm", confirm+"\r", chromedp.ByQuery))
 	}
 	fill("demo:billing-close:2026-01")
 	shows(t, ops, "main", "Nothing was done", true)
