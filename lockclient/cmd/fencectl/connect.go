@@ -63,6 +63,23 @@ func connect(ctx context.Context, cmd *cli.Command, components ...string) (*sess
 
 func (s *session) close() { s.pool.Close() }
 
+// open reads the arguments, as [arguments] does, and connects. A RESOURCE is
+// checked before anything is sent.
+func open(ctx context.Context, cmd *cli.Command, components []string, names ...string) (given []string, s *session, err error) {
+	if given, err = arguments(cmd, names...); err != nil {
+		return nil, nil, err
+	}
+	for i, name := range names {
+		if name == "RESOURCE" {
+			if err := guard.ValidateResource(given[i]); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	s, err = connect(ctx, cmd, components...)
+	return given, s, err
+}
+
 // bounded ends with the timeout: a server that was reached may stop answering.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)
@@ -117,7 +134,12 @@ const (
 	marksComponent  = "sqlfence"
 )
 
-var components = []string{leasesComponent, marksComponent}
+// What a command needs.
+var (
+	components = []string{leasesComponent, marksComponent}
+	leasesOnly = components[:1:1]
+	marksOnly  = components[1:]
+)
 
 // schemaSQL is the whole schema of a component as a script.
 func schemaSQL(component string) string {

@@ -49,22 +49,7 @@
 //
 // Scripts branch on them: "fencectl help exit-codes" prints them all. 0 is done; 6
 // is safe to try again; after 7 look first, the change may have been made.
-//
-// # Runbook
-//
-// "fencectl help runbook" prints it: what is seen, which command to run, what to
-// do. It is in runbook.txt and nowhere else.
-//
-// # Force-unlock and the cut holder
-//
-// Force-unlock takes the lease away at the issuer. The cut holder learns of it at
-// its next renewal, and even then nothing stops a write that is under way: until a
-// higher token arrives at the resource, the resource admits the old one. With
-// --raise the burned claim is raised at sqlfence's marks before the command ends;
-// it waits for the holder's open fenced transactions, at most --raise-timeout,
-// and after it no write of the cut holder takes effect there. Surfaces with a mark
-// of their own (a table's token column, an S3 object, another guard.Store) need a
-// raise of their own, or the next holder's first write.
+// "fencectl help runbook" says which command to run when, and what to do.
 //
 // # Rights
 //
@@ -76,8 +61,5 @@ package main
 
 import _ "embed"
 
-// runbook is the triage table. It stands in the package's documentation, too; a
-// test compares them.
-//
 //go:embed runbook.txt
 var runbook string
