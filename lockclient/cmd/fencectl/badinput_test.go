@@ -49,7 +49,7 @@ func TestBadInput(t *testing.T) {
 		{"a negative limit", []string{"list", "--limit=-1"}, exitUsage, "usage", "--limit"},
 		{"a duration that is none", []string{"purge", "--older-than", "7 days"}, exitUsage, "usage", "7 days"},
 		{"purge of all", []string{"purge", "--older-than=0s", "--yes"}, exitUsage, "usage", "--older-than"},
-		{"a time that is none", []string{"audit", "--from", "yesterday"}, exitUsage, "usage", "yesterday is no time"},
+		{"a time that is none", []string{"audit", "--from", "yesterday"}, exitUsage, "usage", "yesterday is not a time"},
 		{"a time range backwards", []string{"audit", "--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z"}, exitUsage, "invalid", "before"},
 
 		{"unknown resource, show", []string{"show", "nobody"}, exitNotFound, "not_found", "no lease on nobody"},

@@ -91,7 +91,7 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 	switch {
 	case err != nil && url != "":
 		// Malformed, it may hold a password at a place where nobody finds it.
-		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is no PostgreSQL URL or key=value string; it is not shown, it may hold a password")
+		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is not a PostgreSQL URL or key=value string; it is not shown here because it may hold a password")
 	case err != nil:
 		return nil, usage("the PG variables: %v", err)
 	}

@@ -17,8 +17,8 @@
 // FENCECTL_TIMEOUT, FENCECTL_ACTOR and those that --help names. What
 // --database-url leaves out comes from the usual PG variables (PGHOST, PGUSER,
 // PGSERVICE, PGSSLMODE, ...), the service file and ~/.pgpass, as with psql. No
-// password is ever printed; one on the command line is seen by ps, so give it by
-// the environment or ~/.pgpass.
+// password is ever printed; ps shows one on the command line, so use the
+// environment or ~/.pgpass.
 //
 // # Output
 //
@@ -32,7 +32,7 @@
 // is escaped.
 //
 // A list is read and printed page by page. It begins at once and takes the same
-// memory for ten leases and for a million; it is no snapshot of all of them.
+// memory for ten leases and for a million; it is not a snapshot.
 //
 // --watch prints list, show or long-held again and again, in place on a terminal
 // and one below the other elsewhere, until Ctrl-C, which is exit code 0 then. A
@@ -42,7 +42,7 @@
 //
 // What cannot be taken back (force-unlock, marks raise, reset and retire, epoch
 // raise, advance, purge) asks for a "yes" where standard input is a terminal, and
-// wants --yes where it is none: it never waits for an answer in a script.
+// requires --yes elsewhere: it never waits for an answer in a script.
 // force-unlock shows whom it is about to hit, and cuts that lease or none.
 //
 // # Exit codes

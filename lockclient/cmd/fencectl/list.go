@@ -19,7 +19,7 @@ func (a *app) listCommand() *cli.Command {
 		Description: "PATTERN is read by components: tenant_1 is that name and what begins with\n" +
 			"tenant_1: (never tenant_12); * is any component, and at the end any rest. In\n" +
 			"the order of the names. Without --all or --state only leases that were not\n" +
-			"released: held and expired. Printed while it is read; it is no snapshot.",
+			"released: held and expired. Printed while it is read; not a snapshot.",
 		Flags: append([]cli.Flag{
 			&cli.StringSliceFlag{Name: "state", Usage: "only these: held, expired, free"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "also the free ones, which keep the token"},
@@ -197,7 +197,7 @@ func period(cmd *cli.Command) (from, to time.Time, err error) {
 	}{{"from", &from}, {"to", &to}} {
 		if value := cmd.String(bound.flag); value != "" {
 			if *bound.t, err = time.Parse(time.RFC3339, value); err != nil {
-				return from, to, usage("--%s: %s is no time as in 2026-04-30T22:00:00Z", bound.flag, shown(value))
+				return from, to, usage("--%s: %s is not a time such as 2026-04-30T22:00:00Z", bound.flag, shown(value))
 			}
 		}
 	}
