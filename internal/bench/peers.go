@@ -87,7 +87,7 @@ var peers = []experiment{
 	{name: "pairs", title: "Acquire and release, a key for each client", columns: perCall, run: peerPairs, plot: plotRates,
 		about: durability + "All clients are goroutines of one process that share its connections, 16 at most. The ratio is to two prepared UPDATEs of one row, each its own commit. pglock and ShedLock are their statements by hand through pgx, prepared, without heartbeat; etcd's Mutex has a session that is there before and is not counted."},
 	{name: "contended", title: "Acquire and release, one key for all", columns: []string{"hand-overs a second", "p50 ms", "p99 ms"}, run: peerContended, plot: plotHandOver,
-		about: durability + "Each client is a process of its own as far as the service can see. A hand-over is from the call that gives the lock back until another client has it; nobody takes it twice in a row, and the first second, in which the line forms, does not count. TTL 5 s."},
+		about: durability + "Each client is a process of its own as far as the service can see. A hand-over is from the call that gives the lock back until another client has it; nobody takes it twice in a row, and the first 0.6 s of each turn, in which the line forms, do not count. TTL 5 s."},
 	{name: "recovery", title: "Recovery from kill -9 of the holder", columns: []string{"median s", "worst s"}, run: peerRecovery,
 		about: "A process holds the lock with a TTL of 3 s, renews it as its library does, and is killed at a random moment while another waits; the time is from the kill to the grant. Servers are not durable."},
 	{name: "waiters", title: "CPU of 1,000 waiters", columns: []string{"waiters", "client % of a core", "server % of a core"}, run: peerWaiters,
@@ -296,7 +296,7 @@ func contendedBy(ctx context.Context, e *env, s *Section, durable bool, clients 
 		return err
 	}
 	var ways []Way
-	notes := map[string]string{}
+	notes, asked := map[string]string{}, map[string][]locker{}
 	for _, p := range running {
 		if p.floor {
 			continue
@@ -308,6 +308,7 @@ func contendedBy(ctx context.Context, e *env, s *Section, durable bool, clients 
 				return err
 			}
 		}
+		asked[p.name] = lockers
 		r := &relay{}
 		ways = append(ways, Way{Name: p.name, Do: func(ctx context.Context, client, _ int) (time.Duration, error) {
 			key, err := r.allow(ctx, client)
@@ -323,9 +324,20 @@ func contendedBy(ctx context.Context, e *env, s *Section, durable bool, clients 
 			return took, h.unlock(context.WithoutCancel(ctx))
 		}})
 	}
-	figures, err := Compare(ctx, Plan{Clients: clients, Lead: time.Second, Block: time.Second, Rounds: e.rounds(2), Cut: true}, ways...)
+	figures, err := Compare(ctx, Plan{Clients: clients, Lead: 600 * time.Millisecond, Block: 800 * time.Millisecond, Rounds: e.rounds(2), Cut: true}, ways...)
 	if err != nil {
 		return err
+	}
+	for name, lockers := range asked {
+		repeated := int64(0)
+		for _, l := range lockers {
+			if ours, ok := l.(*fencepost); ok {
+				repeated += ours.again.Load()
+			}
+		}
+		if repeated > 0 {
+			notes[name] += fmt.Sprintf("; %d acquires failed as unavailable and were repeated", repeated)
+		}
 	}
 	for _, f := range figures[:len(figures)-1] {
 		if f.Err != nil {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
@@ -112,6 +114,10 @@ func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, con
 
 func (l *fencepost) lock(ctx context.Context, key string) (held, error) {
 	lease, err := l.client.Acquire(ctx, key, &lockclient.AcquireOptions{TTL: l.ttl})
+	for errors.Is(err, guard.ErrUnavailable) && ctx.Err() == nil {
+		l.again.Add(1)
+		lease, err = l.client.Acquire(ctx, key, &lockclient.AcquireOptions{TTL: l.ttl})
+	}
 	if err != nil {
 		return held{}, err
 	}
