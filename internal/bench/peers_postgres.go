@@ -95,8 +95,9 @@ func (l *advisory) close() { l.pool.Close() }
 type fencepost struct {
 	client  *lockclient.Client
 	ttl     time.Duration
-	keep    bool     // the issuer grants no longer TTL, so the client renews
-	cleanup []func() // of what the issuer needs, last first
+	keep    bool         // the issuer grants no longer TTL, so the client renews
+	again   atomic.Int64 // how many acquires failed as unavailable, and were repeated
+	cleanup []func()     // of what the issuer needs, last first
 }
 
 func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, conns int) (locker, error) {
