@@ -48,7 +48,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 		return nil
 	}
 	var n int64
-	_, err := d.backend.in(tx).row(ctx, presentSQL, []any{claimsSetting(claims...)}, &n)
+	_, err := row(ctx, d.backend.in(tx), presentSQL, []any{claimsSetting(claims...)}, &n)
 	return schemaFailure("present", guard.Claim{}, err)
 }
 

@@ -171,12 +171,12 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: sql, args: args})
+	c, err := d.begin(ctx, readCommitted, statement{sql: sql, args: args})
 	if err != nil {
 		return administerFailure(op, err)
 	}
-	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+	defer c.release()
+	return failure(op, guard.Claim{}, c.commit(ctx, d.commits), true)
 }
 
 // administerFailure is schemaFailure for statements that name a table of the
