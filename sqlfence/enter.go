@@ -35,8 +35,7 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 //     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
 //   - It writes the mark's row, so that transactions of one holder that use
 //     Enter on one resource run one after another.
-//   - It sets Options.LockTimeout and IdleTimeout for the transaction; COMMIT,
-//     its lost answer and retries are the caller's.
+//   - COMMIT, its lost answer and retries are the caller's.
 //
 // Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
 // with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint

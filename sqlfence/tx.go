@@ -71,10 +71,9 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
-// or panic passed on as it is. fn must not end the transaction, because what it
-// wrote after that would not be fenced, and must return the error of a statement
-// that failed. A transaction of the same holder may run beside it; a nested InTx
-// of the same DB is refused, because it would be another transaction.
+// or panic passed on as it is. fn must not end the transaction, and must return
+// the error of a statement that failed. A nested InTx of the same DB is refused,
+// because it would be another transaction.
 //
 // The errors, besides fn's: [*guard.RejectedError] with ErrStale or
 // ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
@@ -87,12 +86,11 @@ func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx contex
 	return d.InTxAll(ctx, []guard.Claim{claim}, nil, fn)
 }
 
-// InTxAll is [DB.InTx] on several resources and with options: the transaction
-// is fenced by all of the claims, or does not begin. They are entered in the
-// order of their resources' bytes, whatever order they are given in, so that
-// two transactions never wait for each other in a circle. A mark that is raised
-// stays raised even if another claim is then refused. fn's context carries the
-// first claim given. opts may be nil.
+// InTxAll is [DB.InTx] on several resources and with options, which may be nil:
+// the transaction is fenced by all of the claims, or does not begin. They are
+// entered in the order of their resources' bytes, so that two transactions never
+// wait for each other in a circle. A mark that is raised stays raised even if
+// another claim is then refused. fn's context carries the first claim given.
 //
 // ErrInvalid is also returned for no claim, more than 64, or two for one
 // resource. A [*guard.RejectedError] names the claim that was refused.
@@ -310,20 +308,17 @@ type TxOptions struct {
 	Isolation sql.IsolationLevel
 	// Retries is how many more times the whole callback is run, in a fresh
 	// transaction that enters again, after a serialization failure (SQLSTATE
-	// 40001) or a deadlock (40P01), which rolled back everything. There is a
-	// pause between them, random and up to 5 ms at first and doubling up to
-	// 500 ms, that the end of the context ends. The callback must not mind
-	// being called several times. 0 means none; at most 100. An unknown
-	// outcome is never retried.
+	// 40001) or a deadlock (40P01), with a random pause of up to 5 ms at first
+	// and 500 ms at last. 0 means none; at most 100. An unknown outcome is never
+	// retried.
 	Retries int
 	// Resolve asks for the transaction's ID when it begins, and after a COMMIT
 	// whose answer was lost asks the server what became of it, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
 	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
-	// session before the COMMIT, which pgx alone cannot know. What could not be learned stays
+	// session before the COMMIT. What could not be learned stays
 	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no
-	// round trip on pgx and one on database/sql, and makes the server assign
-	// an ID to a transaction that only reads.
+	// round trip on pgx and one on database/sql.
 	Resolve bool
 }
 

@@ -239,11 +239,9 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // A row that is not there has no mark: whoever inserts it is admitted, under
 // any token. So P1 holds from the row's first insert on, and it ends with a
 // DELETE, after which an older holder's Upsert brings the row back. Delete with
-// [Table.Delete] instead, which keeps the mark. Upsert under a newer claim
-// brings such a row back: DeletedColumn is NULL again, and columns that set
-// does not name have what they had.
-//
-// A predicate of [Table.Where] is compared with a row that is there.
+// [Table.Delete] instead, which keeps the mark; Upsert under a newer claim makes
+// DeletedColumn NULL again. A predicate of [Table.Where] is compared with a row
+// that is there.
 func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
 	return t.write(ctx, q, upserts, claim, key, set, dest)
 }
