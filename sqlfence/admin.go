@@ -13,13 +13,10 @@ import (
 
 // Admin has the calls of operators and of those who set a database up; get it
 // from [DB.Admin]. Writers need none of them. It is safe for concurrent use.
-type Admin[Tx any] struct{ *adminOf[Tx] }
-
-// adminOf hides the DB from users of an Admin.
-type adminOf[Tx any] struct{ db *DB[Tx] }
+type Admin[Tx any] struct{ db *DB[Tx] }
 
 // Admin returns the calls of operators on d.
-func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{&adminOf[Tx]{d}} }
+func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{d} }
 
 const (
 	resetsSQL = `SELECT coalesce(json_agg(r ORDER BY r.id), '[]')::text FROM (
@@ -182,16 +179,12 @@ func (a Admin[Tx]) Reset(ctx context.Context, resource string, from, to guard.Ma
 	if err := ended(ctx, op, was); err != nil {
 		return err
 	}
-	c, err := d.begin(ctx, readCommitted, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
+	err := d.once(ctx, op, was, true, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
 		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
-	if err != nil {
-		if pgerr.State(err) == pgerr.NotTheMark {
-			return a.notTheMark(ctx, was, err)
-		}
-		return schemaFailure(op, was, err)
+	if pgerr.State(err) == pgerr.NotTheMark {
+		return a.notTheMark(ctx, was, err)
 	}
-	defer c.release()
-	return failure(op, was, c.commit(ctx, d.commits), true)
+	return err
 }
 
 func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {

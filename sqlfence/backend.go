@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 )
 
@@ -123,6 +124,17 @@ func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], 
 // begin opens a transaction, to be committed and released.
 func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (conn[Tx], error) {
 	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, how, first...) })
+}
+
+// once runs statements on schema fencepost in a transaction of their own. Only if
+// they are the caller's work is the lost answer of its COMMIT an unknown outcome.
+func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
+	c, err := d.begin(ctx, readCommitted, statements...)
+	if err != nil {
+		return schemaFailure(op, claim, err)
+	}
+	defer c.release()
+	return failure(op, claim, c.commit(ctx, d.commits), work)
 }
 
 // row reads one row outside of any transaction.

@@ -128,18 +128,12 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 // shorter than the wait; unhurried lifts it for this transaction, which has
 // lock_timeout in its place, and which the first try need not pay for.
 func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
-	const op = "raise"
 	statements := make([]statement, 0, 2)
 	if unhurried {
 		statements = append(statements, statement{sql: unhurriedSQL})
 	}
 	statements = append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID, int32(wait.Milliseconds())}})
-	c, err := d.begin(ctx, readCommitted, statements...)
-	if err != nil {
-		return schemaFailure(op, claim, err)
-	}
-	defer c.release()
-	return failure(op, claim, c.commit(ctx, d.commits), work)
+	return d.once(ctx, "raise", claim, work, statements...)
 }
 
 // raiseLooks is what a raise that waits has seen of those it waits for.

@@ -91,20 +91,10 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
-	// The level must be named, so it takes a transaction; what it did is read
-	// inside it and reported only once it is committed.
-	c, err := d.begin(ctx, readCommitted)
-	if err != nil {
-		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
-	}
-	defer c.release()
 	var count, floor int64
-	if _, err := row(ctx, d.backend.in(c.tx()), retireSQL,
-		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &count, &floor); err != nil {
-		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
-	}
-	if err := c.commit(ctx, d.commits); err != nil {
-		return guard.Retired{}, failure(op, guard.Claim{}, err, true)
+	args, dest := []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, []any{&count, &floor}
+	if err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: args, dest: dest}); err != nil {
+		return guard.Retired{}, err
 	}
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
