@@ -32,7 +32,7 @@ type Options struct {
 	// if the server says so. Only sessions of the same login role are ended, and
 	// none that raises a mark itself, as [DB.Enter] may. 0 means 15 s, so that a
 	// stopped holder delays its successor by at most 2 s; negative never ends
-	// one, nor does a value of RaiseTimeout or above.
+	// one.
 	TerminateAfter time.Duration
 	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
 	// if the caller's context ends meanwhile, because giving it up would only

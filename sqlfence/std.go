@@ -139,6 +139,8 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 		return errEnded
 	case err != nil && err.Error() == commitRollbackText:
 		return errAborted
+	case err == nil:
+		c.handle = nil // nothing to roll back
 	}
 	return err
 }
@@ -162,7 +164,7 @@ func (c *stdConn) release() {
 	if c.handle != nil {
 		timer := time.AfterFunc(rollbackTimeout, c.cancel)
 		defer timer.Stop()
-		c.handle.Rollback() // does nothing after a COMMIT; a connection that cannot roll back is closed
+		c.handle.Rollback() // a connection that cannot roll back is closed, and the server does it
 	}
 	c.cancel()
 	c.pooled.Close()
