@@ -71,7 +71,9 @@
 // already. Conflict: two holders have one token; stop both and alarm.
 // Unavailable: nothing was written, a retry is safe. Outcome unknown: the write
 // may have taken effect; read before you write again. Invalid, missing and
-// misdirected: nothing was sent; correct the caller.
+// misdirected: nothing was sent; correct the caller. FAILURES.md says what each
+// part of the module does when an issuer or a store is away, and shows how to
+// fail fast, to wait and to go on without.
 //
 // # Where this departs from the textbook
 //

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/jackc/pgx/v5"
@@ -98,21 +96,6 @@ func answer(w http.ResponseWriter, err error) {
 		return
 	}
 	w.WriteHeader(http.StatusCreated)
-}
-
-// serve runs the ledger on a free loopback port until stop is called.
-func serve(h http.Handler) (url string, stop func(), err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", nil, err
-	}
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		srv.Serve(l) // returns when stop closes the server
-	}()
-	return "http://" + l.Addr().String(), func() { srv.Close(); <-done }, nil
 }
 
 func postToLedger(ctx context.Context, client *http.Client, ledger, by string, total int64) (*http.Response, error) {

@@ -37,9 +37,18 @@ func TestMain(m *testing.M) {
 }
 
 func TestFenced(t *testing.T) {
-	out, status := tellIn(t, "-json")
+	svg := filepath.Join(t.TempDir(), "story.svg")
+	out, status := tellIn(t, "-json", "-svg", svg)
 	if status != 0 {
 		t.Fatalf("exit status %d:\n%s", status, out)
+	}
+	// The README shows this picture.
+	drawn, err := os.ReadFile(svg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := os.ReadFile("story.svg"); err != nil || !bytes.Equal(drawn, kept) {
+		t.Errorf("story.svg is not the story of today (%v); draw it again: go run . -svg story.svg", err)
 	}
 	want := `{"fenced":true,"resource":"tenant_123:billing-close:2026-04",` +
 		`"holders":[{"worker":"a","token":"1"},{"worker":"b","token":"2"}],"closedBy":"b","closes":1,` +

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -97,33 +98,13 @@ func readState(ctx context.Context, pool *pgxpool.Pool) (state, error) {
 	if err != nil {
 		return s, err
 	}
-	rows, err := pool.Query(ctx, `SELECT customer, cents, issued_by FROM invoices WHERE tenant_id = $1 AND period = $2`, tenant, period)
-	if err != nil {
+	rows, _ := pool.Query(ctx, `SELECT customer, cents, issued_by FROM invoices WHERE tenant_id = $1 AND period = $2`, tenant, period)
+	var customer string
+	var i invoice
+	if _, err := pgx.ForEachRow(rows, []any{&customer, &i.Cents, &i.IssuedBy}, func() error { s.Invoices[customer] = i; return nil }); err != nil {
 		return s, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var customer string
-		var i invoice
-		if err := rows.Scan(&customer, &i.Cents, &i.IssuedBy); err != nil {
-			return s, err
-		}
-		s.Invoices[customer] = i
-	}
-	if err := rows.Err(); err != nil {
-		return s, err
-	}
-	rows, err = pool.Query(ctx, `SELECT cents, posted_by FROM postings WHERE tenant_id = $1 AND period = $2 ORDER BY id`, tenant, period)
-	if err != nil {
-		return s, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var p posting
-		if err := rows.Scan(&p.Cents, &p.PostedBy); err != nil {
-			return s, err
-		}
-		s.Postings = append(s.Postings, p)
-	}
-	return s, rows.Err()
+	rows, _ = pool.Query(ctx, `SELECT cents, posted_by FROM postings WHERE tenant_id = $1 AND period = $2 ORDER BY id`, tenant, period)
+	s.Postings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[posting])
+	return s, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"time"
 
@@ -51,12 +52,9 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	if err != nil {
 		return summary{}, err
 	}
-	ledgerURL, stopLedger, err := serve(ledger)
-	if err != nil {
-		return summary{}, err
-	}
-	defer stopLedger()
-	s.role.Ledger = ledgerURL
+	server := httptest.NewServer(ledger)
+	defer server.Close()
+	s.role.Ledger = server.URL
 	s.store = s3test.Start(&s3test.Options{Buckets: []string{exportBucket}})
 	defer s.store.Close()
 	s.role.Store = s.store.URL()
@@ -64,7 +62,7 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	if !fenced {
 		behind = ", behind nothing"
 	}
-	show.line("ledger", 0, ledgerURL+behind, "")
+	show.line("ledger", 0, s.role.Ledger+behind, "")
 	show.line("s3", 0, s.role.Store+", in this process", "")
 	return s.tell(ctx)
 }

@@ -14,11 +14,13 @@ import (
 // timeline prints what happens, when it happens: who, under which token, what,
 // and the answer.
 type timeline struct {
-	out   io.Writer
-	start time.Time
+	out     io.Writer
+	start   time.Time
+	entries []entry
 }
 
 func (t *timeline) line(who string, token guard.Token, what, answer string) {
+	t.entries = append(t.entries, entry{who, token, what, answer})
 	shown := ""
 	if token != guard.NoToken {
 		shown = "token " + token.String()

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -192,32 +193,23 @@ func (w *worker) attempt(claim guard.Claim, what, text string, do func() error, 
 
 // read returns cents by customer from one of the two tables that have them.
 func (w *worker) read(ctx context.Context, table string) (map[string]int64, error) {
-	rows, err := w.pool.Query(ctx, "SELECT customer, cents FROM "+table+" WHERE tenant_id = $1 AND period = $2", tenant, period)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	out := map[string]int64{}
-	for rows.Next() {
-		var customer string
-		var cents int64
-		if err := rows.Scan(&customer, &cents); err != nil {
-			return nil, err
-		}
-		out[customer] = cents
-	}
-	return out, rows.Err()
+	rows, _ := w.pool.Query(ctx, "SELECT customer, cents FROM "+table+" WHERE tenant_id = $1 AND period = $2", tenant, period)
+	amounts := map[string]int64{}
+	var customer string
+	var cents int64
+	_, err := pgx.ForEachRow(rows, []any{&customer, &cents}, func() error { amounts[customer] = cents; return nil })
+	return amounts, err
 }
 
 func (w *worker) report(r report) { w.out.Encode(r) }
 
 func halves(amounts map[string]int64) (first, rest map[string]int64) {
-	first, rest = map[string]int64{}, map[string]int64{}
+	first, rest = maps.Clone(amounts), maps.Clone(amounts)
 	for i, customer := range slices.Sorted(maps.Keys(amounts)) {
 		if i < len(amounts)/2 {
-			first[customer] = amounts[customer]
+			delete(rest, customer)
 		} else {
-			rest[customer] = amounts[customer]
+			delete(first, customer)
 		}
 	}
 	return first, rest

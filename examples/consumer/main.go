@@ -10,46 +10,30 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
-
-var errUnexpected = errors.New("this is not what should have happened")
 
 const schema = `
 CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL);
 CREATE TABLE consumed (id text PRIMARY KEY);
 INSERT INTO accounts VALUES ('acme', 0)`
 
-func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "consumer:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main(2*time.Minute, run) }
 
 func run(ctx context.Context, out io.Writer) error {
-	url, cleanup, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
 	defer cleanup()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
 	c, err := newConsumer(ctx, pool)
 	if err != nil {
 		return err
@@ -82,7 +66,7 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "the account is at %d\n", cents)
 	if cents != 110 || got[acknowledge] != 3 || got[drop] != 1 || got[deadLetter] != 1 {
-		return errUnexpected
+		return demo.ErrUnexpected
 	}
 	return nil
 }

@@ -1,13 +1,14 @@
-// Command fits fences code that others wrote: queries that sqlc generated, and
-// models of GORM, ent and bun. None is changed; triggers on the table refuse whatever
-// writes to it without a current claim, and the application presents its claim
-// at the beginning of a transaction.
+// Command fits fences code that others wrote: queries that sqlc generated, models
+// of GORM and bun, statements of ent. None is changed; triggers on the table refuse
+// every write without a current claim, and the application presents its claim at
+// the beginning of a transaction.
 //
 //	cd examples/fits && go run .
 //
 // It is a module of its own, because nothing else here needs GORM, ent or bun.
-// Package ledger is what "sqlc generate" made of schema.sql and queries.sql,
-// package models what "go generate" made of models/schema.
+// Package ledger is what "sqlc generate" made of schema.sql and queries.sql. ent is
+// shown by its driver and its statement builder, on which the clients that it
+// generates are built.
 package main
 
 import (
@@ -16,8 +17,6 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
-	"log"
-	"os"
 
 	"entgo.io/ent/dialect"
 	entsql "entgo.io/ent/dialect/sql"
@@ -31,13 +30,10 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/fencepost-go/fencepost/examples/fits/ledger"
-	"github.com/fencepost-go/fencepost/examples/fits/models"
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
-
-//go:generate go run -mod=mod entgo.io/ent/cmd/ent@v0.14.5 generate --feature sql/execquery ./models/schema
 
 //go:embed schema.sql
 var schema string
@@ -62,7 +58,7 @@ type app struct {
 	pgx  *sqlfence.DB[pgx.Tx]
 	std  *sqlfence.DB[*sql.Tx]
 	orm  *gorm.DB
-	ent  *models.Client
+	ent  *entsql.Driver
 	bun  *bun.DB
 }
 
@@ -92,8 +88,7 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 	if err != nil {
 		return nil, err
 	}
-	ent := models.NewClient(models.Driver(entsql.OpenDB(dialect.Postgres, conns)))
-	return &app{pool, db, std, orm, ent, bun.NewDB(conns, pgdialect.New())}, nil
+	return &app{pool, db, std, orm, entsql.OpenDB(dialect.Postgres, conns), bun.NewDB(conns, pgdialect.New())}, nil
 }
 
 // insertBySqlc runs a generated query in a fenced transaction, which presents
@@ -129,21 +124,28 @@ func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string
 	return sqlfence.ErrorFrom(err)
 }
 
-// insertByEnt writes through a generated client. EnterOn takes any transaction
-// that can run a statement, fences it, and presents the claim.
+// insertByEnt writes in a transaction of ent's driver. EnterOn takes any
+// transaction that can run a statement, fences it, and presents the claim. The Tx
+// of a generated client is one too, with ent's feature sql/execquery.
 func (a *app) insertByEnt(ctx context.Context, claim guard.Claim, tenant string) error {
 	tx, err := a.ent.Tx(ctx)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	if err := a.std.EnterOn(ctx, tx, claim); err != nil {
+	if err := a.std.EnterOn(ctx, tx.(*entsql.Tx), claim); err != nil {
 		return err
 	}
-	if err := tx.Invoice.Create().SetTenant(tenant).SetCents(100).Exec(ctx); err != nil {
+	if err := insertEnt(ctx, tx, tenant); err != nil {
 		return sqlfence.ErrorFrom(err)
 	}
 	return tx.Commit()
+}
+
+// insertEnt runs the statement that a generated client would build.
+func insertEnt(ctx context.Context, conn dialect.ExecQuerier, tenant string) error {
+	query, args := entsql.Dialect(dialect.Postgres).Insert("invoices").Columns("tenant", "cents").Values(tenant, 100).Query()
+	return conn.Exec(ctx, query, args, nil)
 }
 
 // BunInvoice is bun's model of the table.
@@ -173,7 +175,7 @@ func (a *app) withoutClaim(ctx context.Context, tenant string) map[string]error 
 	orm := a.orm.WithContext(ctx)
 	_, byBun := a.bun.NewInsert().Model(&BunInvoice{Tenant: tenant, Cents: 100}).Exec(ctx)
 	return map[string]error{
-		"ent insert":  sqlfence.ErrorFrom(a.ent.Invoice.Create().SetTenant(tenant).SetCents(100).Exec(ctx)),
+		"ent insert":  sqlfence.ErrorFrom(insertEnt(ctx, a.ent, tenant)),
 		"bun insert":  sqlfence.ErrorFrom(byBun),
 		"sqlc insert": sqlfence.ErrorFrom(insert),
 		"sqlc update": sqlfence.ErrorFrom(update),
@@ -184,16 +186,11 @@ func (a *app) withoutClaim(ctx context.Context, tenant string) map[string]error 
 }
 
 func run(ctx context.Context, out io.Writer) error {
-	url, stop, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
+	defer cleanup()
 	a, err := newApp(ctx, pool, true)
 	if err != nil {
 		return err
@@ -225,12 +222,7 @@ func run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-func main() {
-	log.SetFlags(0)
-	if err := run(context.Background(), os.Stdout); err != nil {
-		log.Fatal(err)
-	}
-}
+func main() { demo.Main(0, run) }
 
 // written says in words what became of a write.
 func written(err error) string {

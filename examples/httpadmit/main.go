@@ -15,40 +15,25 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 func main() {
 	listen := flag.String("listen", "", "serve on this address instead of showing the story")
 	flag.Parse()
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
-	if err := run(ctx, *listen, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "httpadmit:", err)
-		os.Exit(1)
-	}
+	demo.Main(0, func(ctx context.Context, out io.Writer) error { return run(ctx, *listen, out) })
 }
 
 func run(ctx context.Context, listen string, out io.Writer) error {
-	url, cleanup, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
 	defer cleanup()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
 	s, err := newService(ctx, pool)
 	if err != nil {
 		return err

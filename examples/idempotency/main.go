@@ -13,46 +13,32 @@ package main
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
 //go:embed schema.sql
 var schema string
 
-func main() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "idempotency:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main(2*time.Minute, run) }
 
 func run(ctx context.Context, out io.Writer) error {
-	url, cleanup, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
 	defer cleanup()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
 	s, err := newService(ctx, pool)
 	if err != nil {
 		return err
@@ -105,7 +91,7 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "%d invoice\n", invoices)
 	if invoices != 1 || fmt.Sprint(got) != "[0 201 201 201]" {
-		return errors.New("this is not what should have happened")
+		return demo.ErrUnexpected
 	}
 	return nil
 }

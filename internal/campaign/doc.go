@@ -18,13 +18,9 @@
 // A worker acquires a lease, takes over (raises the mark), reads, writes one to
 // three times and releases. It never asks whether it still holds the lease, and
 // no deadline of its own runs while it is paused: a client that checks itself
-// hides most of what a fence must catch, because it is rarely paused between
-// the check and the write, and always somewhere else.
-//
-// What it writes is a document of three fields: the ID of the write, the ID of
-// the write on which it is built, and a counter. The client computes them from
-// what it read; no resource compares them. So a lost update is visible in the
-// log for ever: a write whose base is not its predecessor.
+// hides most of what a fence must catch. It writes a document with the ID of the
+// write, that of the write on which it is built, and a counter, which no
+// resource compares: a lost update is a write whose base is not its predecessor.
 //
 // # Surfaces
 //
@@ -80,13 +76,11 @@
 //
 // # Oracles
 //
-// The resource-side log: triggers on the documents, on the marks and on the
-// leases write a row while the row that they report is locked; the S3 server's
-// journal is the order in which it accepted changes; each replica's handler
-// notes what it was about to write. The client histories: each call and each
-// return is one write to a file, with the time of the clock that all processes
-// share, so that kill -9 leaves calls without a return and nothing torn. Package
-// oracle compares them:
+// Triggers on documents, marks and leases log each change while its row is
+// locked; the S3 server's journal is the order in which it accepted changes;
+// each replica's handler notes what it was about to write. Each call and each
+// return of a client is one write to a file, by the clock that all processes
+// share. Package oracle compares the two sides:
 //
 //   - tokens that took effect, raises included, never decrease;
 //   - each write is built on its true predecessor;
@@ -103,17 +97,11 @@
 //
 // # How long a run takes
 //
-// A run that is asked for a minute owes 200 acknowledged writes and 3 aimed
-// resumes on each surface, 20 pauses, 2 kills of PostgreSQL, and with guards on
-// 2 refusals on each surface and 15 in all; a longer or shorter one its part,
-// and in -short, where three runs share the machine, half. A control owes four
-// violations of each kind that it must show, on each surface. These floors are
-// amounts, not rates. A run that has not reached them when its -duration is over
-// goes on until it has, under the same nemesis, which takes longer pauses the
-// longer that lasts, up to five times as long, and says for what; after its
-// -patience it is invalid, or, as a control, failed. A fence is not worse on a
-// slow machine, but a verdict on little activity would be. The summary says by
-// how much each floor was exceeded, and how long the nemesis really raged.
+// The floors (floors.go) are amounts, not rates: a run that has not reached them
+// when its -duration is over goes on until it has, under the same nemesis at a
+// slower pace; after its -patience it is invalid, or, as a control, failed. A
+// fence is not worse on a slow machine, but a verdict on little activity would
+// be.
 //
 // README.md says how to read a failure, and what this cannot show.
 package main

@@ -144,7 +144,9 @@ func (s *replica) record(line string) error {
 
 // admitted presents the admitted claim to a fenced write.
 func (s *replica) admitted(ctx context.Context, claim guard.Claim, d doc) error {
-	return s.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return failed(claim, writeDoc(ctx, tx, claim, d)) })
+	return s.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+		return failed(claim, writeDoc(ctx, tx, s.Guards, claim, d))
+	})
 }
 
 // inside writes by the transaction that the middleware opened.
@@ -153,7 +155,7 @@ func (s *replica) inside(ctx context.Context, claim guard.Claim, d doc) error {
 	if !ok {
 		return guard.Unavailable("write", claim, context.Canceled)
 	}
-	err := failed(claim, writeDoc(ctx, tx, claim, d))
+	err := failed(claim, writeDoc(ctx, tx, s.Guards, claim, d))
 	if err == nil {
 		s.gate(phaseCommit, claim.Resource, int64(claim.Token))
 	}
@@ -162,5 +164,5 @@ func (s *replica) inside(ctx context.Context, claim guard.Claim, d doc) error {
 
 // bare writes without a fence.
 func (s *replica) bare(ctx context.Context, claim guard.Claim, d doc) error {
-	return writeDoc(ctx, s.pool, claim, d)
+	return writeDoc(ctx, s.pool, guardsOff, claim, d)
 }

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,11 +14,13 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-const (
-	readSQL    = "SELECT write_id, base, n FROM campaign.docs WHERE resource = $1"
-	writeSQL   = "UPDATE campaign.docs SET write_id = $2, base = $3, n = $4, token = $5 WHERE resource = $1"
-	compareSQL = "UPDATE campaign.docs SET write_id = $2, base = $3, n = $4, token = $5, last_fencing_token = $5 WHERE resource = $1 AND last_fencing_token <= $5"
-)
+const triggerSurface = "sql-trigger"
+
+// guardedTable is what the triggers guard: a row's resource is the surface and
+// the row's ID.
+var guardedTable = sqlfence.Trigger{
+	Table: []string{"campaign", "guarded"}, Resource: guard.Must(guard.NewTemplate(triggerSurface + ":{id}")), Columns: map[string]string{"id": "id"},
+}
 
 // fenceOptions keep a stopped holder's transaction from blocking for long.
 func fenceOptions() *sqlfence.Options {
@@ -29,29 +31,37 @@ func newDB(pool *pgxpool.Pool) (*sqlfence.DB[pgx.Tx], error) {
 	return sqlfence.Pgx(pool, fenceOptions())
 }
 
-type rowQuerier interface {
+// querier is a pool or a transaction.
+type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-func readDoc(ctx context.Context, q rowQuerier, resource string) (doc, error) {
-	var d doc
-	err := q.QueryRow(ctx, readSQL, resource).Scan(&d.Write, &d.Base, &d.N)
-	return d, err
-}
-
-type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// writeDoc writes without comparing anything.
-func writeDoc(ctx context.Context, q execer, claim guard.Claim, d doc) error {
-	_, err := q.Exec(ctx, writeSQL, claim.Resource, d.Write, d.Base, d.N, int64(claim.Token))
-	return err
+// rowOf returns the table and the condition that choose a resource's row, and
+// the row's ID: the triggers' table has names of its own.
+func rowOf(resource string) (table, condition, id string) {
+	if id, ok := strings.CutPrefix(resource, triggerSurface+":"); ok {
+		return "campaign.guarded", " WHERE id = $1", id
+	}
+	return "campaign.docs", " WHERE resource = $1", resource
 }
 
-// compareDoc is the naive guard: it compares, but only when it writes.
-func compareDoc(ctx context.Context, q execer, claim guard.Claim, d doc) error {
-	tag, err := q.Exec(ctx, compareSQL, claim.Resource, d.Write, d.Base, d.N, int64(claim.Token))
+func readDoc(ctx context.Context, q querier, resource string) (doc, error) {
+	var d doc
+	table, condition, id := rowOf(resource)
+	err := q.QueryRow(ctx, "SELECT write_id, base, n FROM "+table+condition, id).Scan(&d.Write, &d.Base, &d.N)
+	return d, err
+}
+
+// writeDoc writes. With the naive guard it compares the token, but only then.
+func writeDoc(ctx context.Context, q querier, guards string, claim guard.Claim, d doc) error {
+	table, condition, id := rowOf(claim.Resource)
+	set := " SET write_id = $2, base = $3, n = $4, token = $5"
+	if guards == guardsNaive {
+		set += ", last_fencing_token = $5"
+		condition += " AND last_fencing_token <= $5"
+	}
+	tag, err := q.Exec(ctx, "UPDATE "+table+set+condition, id, d.Write, d.Base, d.N, int64(claim.Token))
 	if err == nil && tag.RowsAffected() == 0 {
 		return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim}
 	}
@@ -99,27 +109,26 @@ func (s *row) read(ctx context.Context, resource string) (doc, error) {
 }
 
 func (s *row) write(ctx context.Context, claim guard.Claim, next doc) error {
-	switch s.guards {
-	case guardsOff:
-		return writeDoc(ctx, s.pool, claim, next)
-	case guardsNaive:
-		return compareDoc(ctx, s.pool, claim, next)
+	if s.guards != guardsOn {
+		return writeDoc(ctx, s.pool, s.guards, claim, next)
 	}
 	return s.table.Update(ctx, s.db, claim, sqlfence.Key{claim.Resource},
 		sqlfence.Set{"write_id": next.Write, "base": next.Base, "n": next.N, "token": int64(claim.Token)})
 }
 
-// transaction is InTx, and Enter in a transaction of the application's own.
+// transaction is InTx, and Enter in a transaction of the application's own; or,
+// enforced by triggers, a plain transaction that presents its claim.
 type transaction struct {
-	guards string
-	rng    *rand.Rand
-	pool   *pgxpool.Pool
-	db     *sqlfence.DB[pgx.Tx]
+	guards   string
+	enforced bool
+	rng      *rand.Rand
+	pool     *pgxpool.Pool
+	db       *sqlfence.DB[pgx.Tx]
 }
 
 func newTransaction(w *worker, pool *pgxpool.Pool) (*transaction, error) {
 	db, err := newDB(pool)
-	return &transaction{w.Guards, w.rng, pool, db}, err
+	return &transaction{w.Guards, w.Surface == triggerSurface, w.rng, pool, db}, err
 }
 
 func (s *transaction) raise(ctx context.Context, claim guard.Claim) error {
@@ -129,53 +138,73 @@ func (s *transaction) raise(ctx context.Context, claim guard.Claim) error {
 	return s.db.Raise(ctx, claim)
 }
 
+// raises: triggers compare, and leave raising to the application.
+func (s *transaction) raises() bool { return !s.enforced }
+
 func (s *transaction) read(ctx context.Context, resource string) (doc, error) {
 	return readDoc(ctx, s.pool, resource)
 }
 
 func (s *transaction) write(ctx context.Context, claim guard.Claim, next doc) error {
-	return s.in(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return s.put(ctx, tx, claim, next) })
+	return s.in(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+		return failed(claim, writeDoc(ctx, tx, s.guards, claim, next))
+	})
 }
 
 func (s *transaction) swap(ctx context.Context, claim guard.Claim, next func(doc) doc, commit func()) error {
 	return s.in(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
 		now, err := readDoc(ctx, tx, claim.Resource)
-		if err != nil {
-			return failed(claim, err)
+		if err == nil {
+			err = writeDoc(ctx, tx, s.guards, claim, next(now))
 		}
-		if err = s.put(ctx, tx, claim, next(now)); err == nil {
+		if err == nil {
 			commit()
 		}
-		return err
+		return failed(claim, err)
 	})
 }
-
-func (s *transaction) raises() bool { return true }
 
 func (s *transaction) in(ctx context.Context, claim guard.Claim, fn func(context.Context, pgx.Tx) error) error {
 	switch {
 	case s.guards != guardsOn:
+		return s.own(ctx, claim, func(context.Context, pgx.Tx, ...guard.Claim) error { return nil }, fn)
+	case s.enforced:
+		return s.own(ctx, claim, s.db.Present, fn)
 	case s.rng.IntN(2) == 0:
-		return s.db.InTx(ctx, claim, fn)
-	default: // a transaction begun elsewhere
-		return ownTx(ctx, s.pool, claim, func(tx pgx.Tx) error { return s.db.Enter(ctx, tx, claim) },
-			func(tx pgx.Tx) error { return fn(ctx, tx) })
+		return s.own(ctx, claim, s.db.Enter, fn)
 	}
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	return s.db.InTx(ctx, claim, fn)
 }
 
-func (s *transaction) put(ctx context.Context, tx pgx.Tx, claim guard.Claim, next doc) error {
-	if s.guards == guardsNaive {
-		return compareDoc(ctx, tx, claim, next)
+// own is an application's own transaction, fenced by what fence does in it.
+// What its COMMIT did when the answer was lost is not known, and said so by an
+// error of no kind; what failed before COMMIT was sent has written nothing.
+func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(context.Context, pgx.Tx, ...guard.Claim) error, fn func(context.Context, pgx.Tx) error) error {
+	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return failed(claim, err)
 	}
-	return failed(claim, writeDoc(ctx, tx, claim, next))
+	if s.guards == guardsOn { // a stopped holder must not keep its successor waiting for ever
+		_, err = tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '600', true), set_config('lock_timeout', '1000', true)")
+	}
+	if err == nil {
+		err = fence(ctx, tx, claim)
+	}
+	if err == nil {
+		err = fn(ctx, tx)
+	}
+	if err == nil {
+		return tx.Commit(ctx)
+	}
+	_ = tx.Rollback(ctx) // a connection that cannot roll back is closed, and the server does it
+	return failed(claim, err)
 }
 
 // failed is what a callback returns for a statement that failed: its
 // transaction is rolled back, so nothing was written, which is what the oracle
 // is then told to expect.
 func failed(claim guard.Claim, err error) error {
-	if err == nil || errors.Is(err, guard.ErrStale) {
+	if err = sqlfence.ErrorFrom(err); err == nil || guard.ReasonOf(err) != guard.ReasonOther {
 		return err
 	}
 	return guard.Unavailable("write", claim, err)

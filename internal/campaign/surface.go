@@ -70,10 +70,8 @@ func newSurface(w *worker, pool *pgxpool.Pool) (surface, error) {
 	switch w.Surface {
 	case "sql-row":
 		return newRow(w.Guards, pool)
-	case "sql-tx":
+	case "sql-tx", triggerSurface:
 		return newTransaction(w, pool)
-	case triggerSurface:
-		return newEnforced(w.Guards, pool)
 	case "http-admit", "http-intx":
 		return newRemote(w), nil
 	case "s3-sealed", "s3-pointer":

@@ -24,6 +24,7 @@ var snippetImports = map[string]string{
 	"lockclient": module + "/lockclient",
 	"lockadmin":  module + "/lockclient/lockadmin",
 	"log":        "log",
+	"rand":       "math/rand/v2",
 	"pgx":        "github.com/jackc/pgx/v5",
 	"pgxpool":    "github.com/jackc/pgx/v5/pgxpool",
 	"s3":         "github.com/aws/aws-sdk-go-v2/service/s3",
@@ -34,14 +35,16 @@ var snippetImports = map[string]string{
 
 // Each snippet is the body of a function with these around it.
 const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
-	s3Client *s3.Client, csv []byte, closePeriod func(context.Context, guard.Claim) error, tenantOfSession func(*http.Request) (string, error)) any {
+	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, opts *lockclient.AcquireOptions,
+	pause time.Duration, parts []string, work func(context.Context) error) any {
 `
 
-// The README's Go compiles as it stands there, so that it can be copied.
-func TestReadmeSnippetsCompile(t *testing.T) {
-	snippets := blocks(t, "go")
-	if len(snippets) < 6 {
-		t.Fatalf("%d snippets found in README.md: one per package is promised", len(snippets))
+// The Go of these pages compiles as it stands there, so that it can be copied.
+func TestSnippetsCompile(t *testing.T) {
+	snippets := slices.DeleteFunc(blocks(t, "README.md", "go"), isProgram) // TestReadmeProgram has that one
+	snippets = append(snippets, blocks(t, "guard/FAILURES.md", "go")...)
+	if len(snippets) < 7 {
+		t.Fatalf("%d snippets found: one per surface in README.md and three in guard/FAILURES.md are promised", len(snippets))
 	}
 	if err := compile(t, snippets); err != nil {
 		t.Error(err)
@@ -94,16 +97,6 @@ var elsewhere = map[string]string{
 	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
 	"go run ./examples/billingclose -unfenced":    "run with -json",
 	".ci/run": "is the gate itself",
-	"go -C internal/campaign run . -seed 1 -duration 60s -guards on": "run by -short, with the controls beside it",
-	"go run ./internal/mutants -named":                               "run without the slowest mutants",
-	"go -C internal/campaign run . -long":                            "takes an hour; its parts are run",
-	"go test -run '^$' -bench 'BenchmarkUpdate$|BenchmarkUpsert$|BenchmarkTakeover$|BenchmarkInTx/' -benchtime 5000x ./sqlfence":                                 "run with fewer rounds",
-	"go test -run '^$' -bench 'BenchmarkUpdateHot|BenchmarkStale|BenchmarkUpdateMany|BenchmarkBatch|BenchmarkRaise|BenchmarkTrigger' -benchtime 300x ./sqlfence": "takes minutes; one of them is run",
-	"go test -run '^$' -bench BenchmarkPut/sealed -benchtime 300x ./s3fence":                                                                                     "run with fewer rounds",
-	"go test -run '^$' -bench 'Overhead|Refusal' ./httpfence":                                                                                                    "run with fewer rounds",
-	"go test -run '^$' -bench BenchmarkInTx -benchtime 1000x ./httpfence":                                                                                        "takes half a minute; DB.InTx, which is most of it, is run",
-	"FENCEPOST_LONG=1 go test -timeout 60m -run 'TestP1ABA|TestPointerMemory' -v ./s3fence":                                                                      "takes minutes; the short forms are run",
-	"go test -run '^$' -bench AcquireRelease -benchtime 2s ./lockclient":                                                                                         "run with fewer rounds",
 }
 
 // Every command in the README is run by the gate.
@@ -113,7 +106,7 @@ func TestReadmeCommandsAreRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	commands := 0
-	for _, block := range blocks(t, "sh") {
+	for _, block := range blocks(t, "README.md", "sh") {
 		for line := range strings.Lines(block) {
 			command := strings.TrimSpace(line)
 			commands++
@@ -127,32 +120,52 @@ func TestReadmeCommandsAreRun(t *testing.T) {
 	}
 }
 
-// The README's table of packages lists what there is.
-func TestReadmeListsThePackages(t *testing.T) {
+// The README shows the first program and what it prints, whole.
+func TestReadmeProgram(t *testing.T) {
 	readme := readReadme(t)
-	for name := range allowed {
-		if strings.Contains("/"+name, "/internal/") {
-			continue
+	for language, file := range map[string]string{"go": "main.go", "text": "output.txt"} {
+		b, err := os.ReadFile(filepath.Join(root(t), "examples", "quickstart", file))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if !strings.Contains(readme, "| `"+name+"` |") {
-			t.Errorf("README.md does not list package %s", name)
+		if !strings.Contains(readme, "```"+language+"\n"+string(b)+"```\n") {
+			t.Errorf("README.md does not show examples/quickstart/%s as it is", file)
+		}
+		if lines := strings.Count(string(b), "\n"); lines > 60 {
+			t.Errorf("examples/quickstart/%s has %d lines, 60 are promised", file, lines)
 		}
 	}
 }
 
-// blocks returns the README's fenced blocks of a language.
-func blocks(t *testing.T, language string) []string {
+// The README is read in five minutes.
+func TestReadmeIsShort(t *testing.T) {
+	if n := len(strings.Fields(readReadme(t))); n > 1600 {
+		t.Errorf("README.md has %d words; what is above 1600 belongs into a package's documentation", n)
+	}
+	for _, snippet := range blocks(t, "README.md", "go") {
+		if lines := strings.Count(snippet, "\n"); lines > 10 && !isProgram(snippet) {
+			t.Errorf("a snippet has %d lines:\n%s", lines, snippet)
+		}
+	}
+}
+
+func isProgram(snippet string) bool { return strings.Contains(snippet, "package main\n") }
+
+// blocks returns a page's fenced blocks of a language.
+func blocks(t *testing.T, page, language string) []string {
 	t.Helper()
 	var out []string
-	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(readReadme(t), -1) {
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(readPage(t, page), -1) {
 		out = append(out, m[1])
 	}
 	return slices.Clip(out)
 }
 
-func readReadme(t *testing.T) string {
+func readReadme(t *testing.T) string { return readPage(t, "README.md") }
+
+func readPage(t *testing.T, page string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	b, err := os.ReadFile(filepath.Join(root(t), page))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,73 @@
+package layout
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// tested is what the README says that the module was tested with: a test of a
+// directory shows each line.
+var tested = []struct{ with, result, directory, test string }{
+	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
+	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
+	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/fits", "TestFits"},
+	{"nginx 1.22, HAProxy 2.6", "replays write nothing or once: `httpfence/PROXIES.md`", "internal/httpintegration", "TestReplays"},
+	{"chi, echo, gin, fiber", "fenced", "internal/httpintegration", "TestFrameworks"},
+	{"Connect, grpc-go", "fenced, by `httpfence/grpcfence`", "httpfence/grpcfence", "TestUnary"},
+	{"versitygw 1.8, MinIO", "accepted", "internal/s3integration", "TestRace"},
+	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/s3integration", "TestProbe"},
+	{"etcd 3.7", "`lockclient/etcdlock`", "internal/issuers/etcd", "TestConformance"},
+	{"Redis 7.0", "`lockclient/redislock`", "internal/issuers/redis", "TestConformance"},
+}
+
+// The README's table is made from the list above:
+//
+//	FENCEPOST_UPDATE=1 go test -run TestReadmeTested ./internal/layout
+func TestReadmeTested(t *testing.T) {
+	table := "| with | result |\n|---|---|\n"
+	for _, row := range tested {
+		table += fmt.Sprintf("| %s | %s |\n", row.with, row.result)
+		if err := checkTested(filepath.Join(root(t), row.directory), row.test); err != nil {
+			t.Error(err)
+		}
+	}
+	readme := readReadme(t)
+	between := regexp.MustCompile(`(?s)(<!-- tested -->\n).*(<!-- end -->)`)
+	want := between.ReplaceAllString(readme, "${1}\n"+table+"\n${2}")
+	if want == readme && strings.Contains(readme, table) {
+		return
+	}
+	if os.Getenv("FENCEPOST_UPDATE") == "" {
+		t.Error("README.md does not have the table of what was tested; FENCEPOST_UPDATE=1 writes it")
+	} else if err := os.WriteFile(filepath.Join(root(t), "README.md"), []byte(want), 0o644); err != nil {
+		t.Error(err)
+	}
+}
+
+// The check must be able to fail.
+func TestReadmeTestedControl(t *testing.T) {
+	if checkTested(filepath.Join(root(t), "sqlfence"), "TestNobodyWroteThis") == nil {
+		t.Error("a test that does not exist was not noticed")
+	}
+}
+
+// checkTested reports whether a directory has a test or a file of that name.
+func checkTested(dir, test string) error {
+	if _, err := os.Stat(filepath.Join(dir, test)); err == nil {
+		return nil
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if b, err := os.ReadFile(file); err == nil && strings.Contains(string(b), "\nfunc "+test+"(") {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no %s", dir, test)
+}
