@@ -67,11 +67,18 @@ func startGateway(t *testing.T, product gateway.Product) store {
 	return s
 }
 
+func signedWith(part string) func(*s3test.Request) bool {
+	return func(r *s3test.Request) bool { return strings.Contains(r.Header.Get("Authorization"), part) }
+}
+
 func startS3Test(t *testing.T, etags s3test.ETagMode) store {
 	t.Helper()
 	server := s3test.New(t, &s3test.Options{
-		Buckets: []string{"exports"}, Region: "eu-central-1", ETags: etags,
-		Credentials: []s3test.Credential{{AccessKeyID: "ID"}, {AccessKeyID: "OLD", Expired: true}},
+		Buckets: []string{"exports"}, ETags: etags, Rules: []s3test.Rule{
+			{Match: signedWith("NOBODY/"), Fault: s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}},
+			{Match: signedWith("OLD/"), Fault: s3test.Fault{Status: 400, Code: "ExpiredToken"}},
+			{Match: signedWith("/us-west-2/"), Fault: s3test.Fault{Status: 400, Code: "AuthorizationHeaderMalformed"}},
+		},
 	})
 	return store{server.URL(), "eu-central-1", "ID", "secret"}
 }
