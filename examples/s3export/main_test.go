@@ -134,7 +134,7 @@ func TestProfile(t *testing.T) {
 }
 
 // What cannot work is said clearly, with what to do about it.
-func TestClearErrors(t *testing.T) {
+func TestErrorHints(t *testing.T) {
 	real, fake := startGateway(t, gateway.Versitygw), startS3Test(t, s3test.ETagMD5)
 	with := func(s store, change func(*store)) store { change(&s); return s }
 	nobody := func(s *store) { s.endpoint = "http://127.0.0.1:1" }
