@@ -3,8 +3,9 @@
 // Residual risk: a holder whose server is cut off from the leader learns late
 // that its session has ended, because servers answer pings and reads by
 // themselves. So a deadline counts from an older write, see "Deadlines" below;
-// that is a measured margin and no proof. Where it does not hold, a second
-// holder has the higher token and a fence refuses the first.
+// that is a measured margin and no proof. It is a matter of ticks: servers that
+// get no processor for longer use it up. Where it does not hold, a second holder
+// has the higher token and a fence refuses the first.
 //
 // The token is a base plus the zxid of the transaction that created the lease's
 // node. Zxids grow over release, restart and election. The base makes tokens
