@@ -63,9 +63,11 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 		case id != nil && id.EphemeralOwner == 0:
 			return false, nil
 		}
-		ops := []any{i.create(path, nil, zk.FlagPersistent)}
+		// The child keeps remove from taking the mark for a lease that runs, and
+		// with it the lock of a successor.
+		ops := []any{i.create(path, nil, zk.FlagPersistent), i.create(path+"/spent", nil, zk.FlagPersistent)}
 		if id != nil {
-			ops = []any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}, ops[0]}
+			ops = append([]any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}}, ops...)
 		}
 		_, which, err := s.multi(ctx, ops...)
 		switch {
@@ -115,7 +117,12 @@ func (s *session) sweep(ctx context.Context, resource string, age time.Duration)
 			continue
 		}
 		if stat, err := s.stat(ctx, path); err == nil && stat != nil && stat.EphemeralOwner == 0 && stat.Ctime <= now-age.Milliseconds() {
-			call(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, stat.Version) })
+			call(ctx, s, func(c *zk.Conn) (struct{}, error) {
+				if err := c.Delete(path+"/spent", -1); err != nil {
+					return struct{}{}, err
+				}
+				return struct{}{}, c.Delete(path, stat.Version)
+			})
 		}
 	}
 }
@@ -130,7 +137,7 @@ func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) 
 	case err == nil:
 		s.forget(claim)
 		return true, nil
-	case which >= 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
+	case which >= 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNotEmpty)):
 		s.forget(claim)
 		return false, nil
 	}
