@@ -23,7 +23,8 @@ const module = "github.com/fencepost-go/fencepost"
 var allowed = map[string][]string{
 	"guard":                        {},
 	"guard/guardtest":              {"guard"},
-	"httpfence":                    {"guard", "github.com/go-chi/chi/v5"},
+	"guard/proof":                  {"guard"},
+	"httpfence":                    {"guard", "guard/proof", "github.com/go-chi/chi/v5"},
 	"sqlfence":                     {"guard", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient":                   {"guard", "lockclient/driver", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "github.com/jackc/pgx/v5"},
 	"lockclient/driver":            {"guard"},
