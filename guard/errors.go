@@ -43,6 +43,9 @@ func (e *RejectedError) Error() string {
 			b.WriteString(" under lease " + strconv.Quote(e.Mark.LeaseID) + ", offered under " + strconv.Quote(e.Claim.LeaseID))
 		}
 	}
+	if e.Reason == ReasonSpent {
+		b.WriteString("; the rule is OncePerToken: use SameOrNewer to write many times")
+	}
 	if e.Cause != nil && (e.Reason == ReasonUnfenced || e.Reason == ReasonNotFound) {
 		b.WriteString(": " + e.Cause.Error()) // the facts above do not say why
 	}

@@ -49,7 +49,7 @@ func ExampleDecide() {
 	// Output:
 	// 10 a fencepost: stale fencing token: token 10 for "r", the mark is 11
 	// 11 a fencepost: fencing token belongs to another lease: token 11 for "r", the mark is 11 under lease "b", offered under "a"
-	// 11 b fencepost: fencing token already spent: token 11 for "r", the mark is 11
+	// 11 b fencepost: fencing token already spent: token 11 for "r", the mark is 11; the rule is OncePerToken: use SameOrNewer to write many times
 	// 12 c <nil>
 }
 

@@ -38,12 +38,23 @@ const (
 	OpForceUnlock Op = "force_unlock"
 )
 
+// Surface names who reports an [Event].
+type Surface string
+
+// The surfaces of this module.
+const (
+	SurfaceHTTP Surface = "http"
+	SurfaceSQL  Surface = "sql"
+	SurfaceS3   Surface = "s3"
+	SurfaceLock Surface = "lock" // the lease client and the operators' calls
+)
+
 // Event is one observation. It is passed by value; observing allocates nothing.
 type Event struct {
 	// Op is what was attempted.
 	Op Op
-	// Surface is the package that reports: "http", "sql", "s3", "lock".
-	Surface string
+	// Surface is the package that reports.
+	Surface Surface
 	// Claim is what was presented; Token is NoToken for an acquire that was
 	// not granted.
 	Claim Claim

@@ -42,7 +42,7 @@ func LogObserver(logger *slog.Logger) Observer {
 		return nil
 	}
 	return ObserverFunc(func(ctx context.Context, e Event) {
-		if e.Reason == ReasonNone || e.Surface == "lock" {
+		if e.Reason == ReasonNone || e.Surface == SurfaceLock {
 			return
 		}
 		level := slog.LevelWarn
@@ -53,7 +53,7 @@ func LogObserver(logger *slog.Logger) Observer {
 			return
 		}
 		logger.LogAttrs(ctx, level, "fencing_rejected",
-			slog.String("op", string(e.Op)), slog.String("surface", e.Surface), slog.String("reason", string(e.Reason)),
+			slog.String("op", string(e.Op)), slog.String("surface", string(e.Surface)), slog.String("reason", string(e.Reason)),
 			slog.String("resource", e.Claim.Resource), slog.String("fencingToken", e.Claim.Token.String()),
 			slog.String("leaseId", e.Claim.LeaseID), slog.String("mark", e.Mark.Token.String()),
 			slog.Any("error", e.Err))

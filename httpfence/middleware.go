@@ -248,7 +248,7 @@ func (m *Middleware) observe(r *http.Request, op guard.Op, start time.Time, clai
 		reason = reasonOf(err)
 	}
 	m.opts.Observer.Observe(r.Context(), guard.Event{
-		Op: op, Surface: "http", Claim: claim, Mark: mark,
+		Op: op, Surface: guard.SurfaceHTTP, Claim: claim, Mark: mark,
 		Reason: reason, Duration: time.Since(start), Err: err,
 	})
 }

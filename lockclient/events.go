@@ -10,9 +10,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// surface is this package's name in observations.
-const surface = "lock"
-
 // events tells the logger and the observer, which may be nil, and counts.
 type events struct {
 	c        *Client
@@ -48,7 +45,7 @@ func newEvents(c *Client, opts *Options) *events {
 func (e *events) observe(ctx context.Context, op guard.Op, claim guard.Claim, took time.Duration, err error) {
 	if e.observer != nil {
 		e.observer.Observe(ctx, guard.Event{
-			Op: op, Surface: surface, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
+			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
 		})
 	}
 }

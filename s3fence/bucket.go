@@ -94,7 +94,7 @@ func (b *Bucket) observe(ctx context.Context, op guard.Op, claim guard.Claim, ma
 		return
 	}
 	b.opts.Observer.Observe(ctx, guard.Event{
-		Op: op, Surface: "s3", Claim: claim, Mark: mark, Reason: guard.ReasonOf(err), Duration: time.Since(start), Err: err,
+		Op: op, Surface: guard.SurfaceS3, Claim: claim, Mark: mark, Reason: guard.ReasonOf(err), Duration: time.Since(start), Err: err,
 	})
 }
 

@@ -258,7 +258,7 @@ func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
 	if d.opts.Observer == nil {
 		return
 	}
-	e.Surface = "sql"
+	e.Surface = guard.SurfaceSQL
 	e.Reason = guard.ReasonOf(e.Err)
 	d.opts.Observer.Observe(ctx, e)
 }

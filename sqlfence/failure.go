@@ -63,7 +63,7 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 func schemaFailure(op string, claim guard.Claim, err error) error {
 	switch {
 	case pgerr.Undefined(err):
-		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate", err))
+		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate, or lockadmin.Migrate for leases and marks", err))
 	case pgerr.Standby(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", errStandby, err))
 	}

@@ -90,11 +90,11 @@ func (m *Metrics) Observe(ctx context.Context, e guard.Event) {
 		}
 	default: // a fence
 		if failed {
-			m.rejections.Add(ctx, 1, metric.WithAttributes(attribute.String("surface", e.Surface),
+			m.rejections.Add(ctx, 1, metric.WithAttributes(attribute.String("surface", string(e.Surface)),
 				attribute.String("operation", string(e.Op)), attribute.String("reason", string(e.Reason))))
 		}
 		if e.Reason == guard.ReasonConflict {
-			m.conflicts.Add(ctx, 1, metric.WithAttributes(attribute.String("surface", e.Surface)))
+			m.conflicts.Add(ctx, 1, metric.WithAttributes(attribute.String("surface", string(e.Surface))))
 		}
 	}
 }

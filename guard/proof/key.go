@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
+	"fmt"
+	"io"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -70,8 +72,8 @@ func (k PrivateKey) JWK() []byte {
 // String shows the ID, and no secret.
 func (k PrivateKey) String() string { return "proof.PrivateKey(" + k.id + ")" }
 
-// GoString is String.
-func (k PrivateKey) GoString() string { return k.String() }
+// Format is String, whatever the verb: %d would show the secret.
+func (k PrivateKey) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, k.String()) }
 
 // ID returns the key ID.
 func (k PublicKey) ID() string { return k.id }

@@ -82,7 +82,7 @@ func TestFormat(t *testing.T) {
 			t.Errorf("part %d is %s, %v", i, got, err)
 		}
 	}
-	const signature = "SIGNATURE"
+	const signature = "wArlvP7iI7YwO0WiG0SqHlp1X1G0GqHEKj6jTGsqJC7mgZSIY77X4vH5nIiRU-0rgiyZJTpBjJ32O2as8fDzBw"
 	if parts[2] != signature {
 		t.Errorf("the signature is %s", parts[2])
 	}

@@ -20,8 +20,10 @@ require (
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/fencepost-go/fencepost/lockclient/zklock v0.0.0
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
@@ -76,3 +78,5 @@ replace (
 	github.com/fencepost-go/fencepost/lockclient/etcdlock => ../../lockclient/etcdlock
 	github.com/fencepost-go/fencepost/lockclient/redislock => ../../lockclient/redislock
 )
+
+replace github.com/fencepost-go/fencepost/lockclient/zklock => ../../lockclient/zklock

@@ -62,25 +62,15 @@ type AuditOptions struct {
 // An error is the last thing it yields: guard.ErrInvalid (pattern, From not
 // before To, Before) or guard.ErrUnavailable.
 func (o *Operator) Audit(ctx context.Context, pattern string, opts *AuditOptions) iter.Seq2[AuditRecord, error] {
-	return func(yield func(AuditRecord, error) bool) {
-		q, err := o.auditQuery(pattern, opts)
-		for more := err == nil; more; q.limit = nextPage {
-			var page []AuditRecord
-			if page, err = o.records(ctx, q); err != nil {
-				break
-			}
-			for _, r := range page {
-				if !yield(r, nil) {
-					return
-				}
-				q.before = &r.ID
-			}
-			more = len(page) == q.limit
+	q, err := o.auditQuery(pattern, opts)
+	return pglease.Paged(q.before, err, func(before *int64, limit int) ([]AuditRecord, *int64, bool, error) {
+		q.before, q.limit = before, limit
+		page, err := o.records(ctx, q)
+		if len(page) > 0 {
+			before = &page[len(page)-1].ID
 		}
-		if err != nil {
-			yield(AuditRecord{}, err)
-		}
-	}
+		return page, before, len(page) == limit, err
+	})
 }
 
 type auditQuery struct {
@@ -112,7 +102,7 @@ func (o *Operator) auditQuery(pattern string, opts *AuditOptions) (q auditQuery,
 	if opts.Before > 0 {
 		q.before = &opts.Before
 	}
-	q.limit = firstPage
+	q.limit = pglease.FirstPage
 	return q, nil
 }
 
@@ -120,9 +110,9 @@ const auditEnd = "a.resource < $2::text"
 
 // auditSQL reads the latest records first. $1 low, $2 high, $3 from, $4 to, $5 the
 // ID to be below, $6 how many, $7 expression.
-const auditSQL = `SELECT a.id, a.at, a.action, a.resource, a.actor, a.reason, a.database_user, a.request_id, a.token,
-  a.cut_state, a.cut_token, a.cut_lease_id, a.cut_owner,
-  CASE WHEN isfinite(a.cut_acquired_at) THEN a.cut_acquired_at END, CASE WHEN isfinite(a.cut_expires_at) THEN a.cut_expires_at END
+const auditSQL = `SELECT a.resource, a.cut_token, coalesce(a.cut_lease_id, ''), a.cut_owner, a.cut_state,
+  CASE WHEN isfinite(a.cut_acquired_at) THEN a.cut_acquired_at END, CASE WHEN isfinite(a.cut_expires_at) THEN a.cut_expires_at END, a.at,
+  a.id, a.at, a.action, a.actor, a.reason, a.database_user, a.request_id, a.token
 FROM fencepost.audit a
 WHERE a.resource >= $1::text AND ` + auditEnd + `
   AND ($7::text IS NULL OR a.resource ~ $7::text)
@@ -130,24 +120,12 @@ WHERE a.resource >= $1::text AND ` + auditEnd + `
   AND ($5::bigint IS NULL OR a.id < $5::bigint)
 ORDER BY a.id DESC LIMIT $6::bigint`
 
-func (o *Operator) records(ctx context.Context, q auditQuery) (page []AuditRecord, err error) {
-	err = o.read(ctx, "audit", func(ctx context.Context, conn *pgx.Conn) error {
-		page, err = collect(ctx, conn, o.scanRecord, q.Bounded(auditSQL, auditEnd), q.Low, q.High, q.from, q.to, q.before, int64(q.limit), q.Expression)
-		return err
-	})
-	return page, err
+func (o *Operator) records(ctx context.Context, q auditQuery) ([]AuditRecord, error) {
+	return query(ctx, o, "audit", o.scanRecord, q.Bounded(auditSQL, auditEnd), q.Low, q.High, q.from, q.to, q.before, int64(q.limit), q.Expression)
 }
 
 func (o *Operator) scanRecord(row pgx.Row, r *AuditRecord) error {
-	var token, cutToken int64
-	var leaseID *string
-	var acquired, expires *time.Time
-	err := row.Scan(&r.ID, &r.At, &r.Action, &r.Resource, &r.Actor, &r.Reason, &r.DatabaseUser, &r.RequestID, &token,
-		(*string)(&r.Cut.State), &cutToken, &leaseID, &r.Cut.Owner, &acquired, &expires)
-	r.Token, r.Cut.Token = guard.Token(token), guard.Token(cutToken)
-	r.Cut.Resource, r.Cut.LeaseID, r.Cut.AcquiredAt, r.Cut.ExpiresAt = r.Resource, pglease.Of(leaseID), pglease.Of(acquired), pglease.Of(expires)
-	r.Name = o.namespace.Name(r.Resource)
-	r.Cut.Name = r.Name
-	r.Cut.lasted(r.At)
+	err := o.scanCut(row, &r.Cut, &r.ID, &r.At, &r.Action, &r.Actor, &r.Reason, &r.DatabaseUser, &r.RequestID, (*int64)(&r.Token))
+	r.Resource, r.Name = r.Cut.Resource, r.Cut.Name
 	return err
 }

@@ -228,15 +228,16 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 	}
 	if o.observer != nil {
 		o.observer.Observe(ctx, guard.Event{
-			Op: guard.OpForceUnlock, Surface: "lock", Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
+			Op: guard.OpForceUnlock, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
 		})
 	}
 }
 
 // forceUnlockSQL is one statement and one transaction. $6 is the topic to
 // notify, NULL for none.
-const forceUnlockSQL = `SELECT o_status, o_id, o_at, o_token, o_state, o_cut_token, o_lease_id, o_owner,
-  CASE WHEN pg_catalog.isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN pg_catalog.isfinite(o_expires_at) THEN o_expires_at END
+const forceUnlockSQL = `SELECT $1::pg_catalog.text, coalesce(o_cut_token, 0), coalesce(o_lease_id, ''), coalesce(o_owner, ''), coalesce(o_state, ''),
+  CASE WHEN pg_catalog.isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN pg_catalog.isfinite(o_expires_at) THEN o_expires_at END, o_at,
+  o_status, coalesce(o_id, 0), coalesce(o_token, 0), o_at
 FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::pg_catalog.text::integer, $8::pg_catalog.timestamptz, $9::bigint::pg_catalog.oid)`
 
 func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
@@ -251,8 +252,13 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 			started = &in.Started
 		}
 		burn := func(topic *string) error {
-			a, err = o.scanUnlock(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
-				topic, lockTimeout, started, int64(in.Leases)), r)
+			a = unlockAnswer{}
+			var token int64
+			var at *time.Time
+			err = o.scanCut(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
+				topic, lockTimeout, started, int64(in.Leases)), &a.done.Cut, (*string)(&a.status), &a.done.AuditID, &token, &at)
+			a.done.Burned = guard.Claim{Resource: r.resource, Token: guard.Token(token), LeaseID: r.requestID}
+			a.done.At = pglease.Of(at)
 			return err
 		}
 		named := pglease.Topic(r.resource)
@@ -271,31 +277,4 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 		return err
 	})
 	return a, pglease.Failure("force unlock", r.claim(), err)
-}
-
-func (o *Operator) scanUnlock(row pgx.Row, r unlockRequest) (a unlockAnswer, err error) {
-	var id, token, cutToken *int64
-	var at, acquired, expires *time.Time
-	var state, leaseID, owner *string
-	err = row.Scan((*string)(&a.status), &id, &at, &token, &state, &cutToken, &leaseID, &owner, &acquired, &expires)
-	a.done = ForceUnlocked{
-		AuditID: pglease.Of(id), At: pglease.Of(at),
-		Cut: LeaseInfo{
-			Resource: r.resource, Name: o.namespace.Name(r.resource), State: LeaseState(pglease.Of(state)), Token: guard.Token(pglease.Of(cutToken)), LeaseID: pglease.Of(leaseID), Owner: pglease.Of(owner),
-			AcquiredAt: pglease.Of(acquired), ExpiresAt: pglease.Of(expires),
-		},
-	}
-	a.done.Cut.lasted(a.done.At)
-	if token != nil {
-		a.done.Burned = guard.Claim{Resource: r.resource, Token: guard.Token(*token), LeaseID: r.requestID}
-	}
-	return a, err
-}
-
-// lasted fills in how long a lease had been held, and would have lasted, at the
-// moment at.
-func (l *LeaseInfo) lasted(at time.Time) {
-	if l.State == StateHeld && !at.IsZero() && !l.AcquiredAt.IsZero() {
-		l.HeldFor, l.Remaining = max(0, at.Sub(l.AcquiredAt)), max(0, l.ExpiresAt.Sub(at))
-	}
 }

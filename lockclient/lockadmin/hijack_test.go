@@ -76,7 +76,7 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 			}
 		}
 		for what, sql := range map[string]string{
-			"estimate": estimateSQL, "get": strings.ReplaceAll(getSQL, "$1", "'r'"), "idle": strings.NewReplacer("$1", "''", "$2", "1", "$3", "10").Replace(idleSQL),
+			"long held": strings.NewReplacer("$1", "''", "$2", "'z'", "$3", "1", "$4", "10", "$5", "NULL").Replace(longHeldSQL), "idle": strings.NewReplacer("$1", "''", "$2", "1", "$3", "10").Replace(idleSQL),
 		} {
 			pool.Exec(t.Context(), sql)
 			if !ran() {

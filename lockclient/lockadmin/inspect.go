@@ -58,13 +58,11 @@ type Inspection struct {
 	// another process number than the server's.
 	Pooled bool `json:"pooled"`
 	// The settings are those of this connection, in the server's words.
-	SynchronousCommit      string `json:"synchronousCommit"`
-	SynchronousStandbys    string `json:"synchronousStandbys"`
-	DefaultIsolation       string `json:"defaultIsolation"`
-	DefaultReadOnly        string `json:"defaultReadOnly"`
-	Fsync                  string `json:"fsync"`
-	FullPageWrites         string `json:"fullPageWrites"`
-	TransactionTimeoutIdle string `json:"idleInTransactionSessionTimeout"`
+	SynchronousCommit string `json:"synchronousCommit"`
+	DefaultIsolation  string `json:"defaultIsolation"`
+	DefaultReadOnly   string `json:"defaultReadOnly"`
+	Fsync             string `json:"fsync"`
+	FullPageWrites    string `json:"fullPageWrites"`
 	// Timeline is the WAL timeline, 0 if it cannot be seen; SystemIdentifier
 	// names the cluster, empty if it cannot be seen; Hidden says why.
 	Timeline         int64  `json:"timeline"`
@@ -74,8 +72,6 @@ type Inspection struct {
 	// later grant is above.
 	EpochBase int64       `json:"epochBase"`
 	Floor     guard.Token `json:"floor"`
-	// Resources is how many rows the server estimates there are.
-	Resources int64 `json:"resources"`
 	// Blocker is the server process of a transaction that has been open for
 	// more than a second with a lock that keeps Purge, RaiseEpoch and
 	// AdvanceFloor out; 0 if there is none, or none that the role may see: a
@@ -114,17 +110,15 @@ func (o *Operator) Inspect(ctx context.Context) (in Inspection, err error) {
 
 const settingsSQL = `SELECT version(), current_setting('server_version_num')::integer, current_database()::text, current_user::text,
   pg_is_in_recovery(), pg_backend_pid(),
-  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_setting('default_transaction_isolation'),
-  current_setting('default_transaction_read_only'), current_setting('fsync'), current_setting('full_page_writes'),
-  current_setting('idle_in_transaction_session_timeout')`
+  current_setting('synchronous_commit'), current_setting('default_transaction_isolation'),
+  current_setting('default_transaction_read_only'), current_setting('fsync'), current_setting('full_page_writes')`
 
 const (
 	systemSQL   = `SELECT s.system_identifier::text FROM pg_control_system() s`
 	timelineSQL = `SELECT CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id::bigint FROM pg_control_checkpoint() c)
   ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END`
-	estimateSQL = `SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = to_regclass('fencepost.leases')`
-	baseSQL     = `SELECT coalesce((SELECT e.base FROM fencepost.epoch e), 0), coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0)`
-	aheadSQL    = `SELECT count(*) FROM fencepost.leases l WHERE l.lease_id IS NOT NULL AND l.acquired_at > clock_timestamp() + interval '1 second'`
+	baseSQL  = `SELECT coalesce((SELECT e.base FROM fencepost.epoch e), 0), coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0)`
+	aheadSQL = `SELECT count(*) FROM fencepost.leases l WHERE l.lease_id IS NOT NULL AND l.acquired_at > clock_timestamp() + interval '1 second'`
 	// blockerSQL finds the oldest of the transactions whose lock on the leases
 	// would keep the exclusive calls out.
 	blockerSQL = `SELECT coalesce(k.pid, 0) FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
@@ -139,8 +133,7 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	var pid uint32
 	err = look(ctx, conn, func() error {
 		return conn.QueryRow(ctx, settingsSQL).Scan(&in.Server, &in.VersionNum, &in.Database, &in.User, &in.Standby, &pid,
-			&in.SynchronousCommit, &in.SynchronousStandbys, &in.DefaultIsolation, &in.DefaultReadOnly, &in.Fsync, &in.FullPageWrites,
-			&in.TransactionTimeoutIdle)
+			&in.SynchronousCommit, &in.DefaultIsolation, &in.DefaultReadOnly, &in.Fsync, &in.FullPageWrites)
 	})
 	if err != nil {
 		return in, err
@@ -171,7 +164,6 @@ func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 		see(true, systemSQL, &in.SystemIdentifier),
 		see(true, timelineSQL, &in.Timeline),
 		see(false, pglease.Schema().VersionSQL(), &version),
-		see(false, estimateSQL, &in.Resources),
 		see(false, baseSQL, &in.EpochBase, &floor),
 		see(false, blockerSQL, &in.Blocker),
 		see(false, aheadSQL, &in.Ahead),
@@ -247,13 +239,6 @@ func (in *Inspection) findings() []Finding {
 	add(in.ClockAhead.Abs() > skewWorthTelling+in.ClockError, SeverityWarning, "clock",
 		"the server's clock is "+in.ClockAhead.Abs().Round(time.Millisecond).String()+direction+" this machine's",
 		"leases do not depend on it; set the clocks, so that logs can be compared")
-	slices.SortStableFunc(found, func(a, b Finding) int { return severityOrder(a) - severityOrder(b) })
+	slices.SortStableFunc(found, func(a, b Finding) int { return strings.Compare(string(a.Severity), string(b.Severity)) }) // "error" first
 	return found
-}
-
-func severityOrder(f Finding) int {
-	if f.Severity == SeverityError {
-		return 0
-	}
-	return 1
 }

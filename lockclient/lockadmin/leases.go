@@ -2,7 +2,6 @@ package lockadmin
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"strconv"
 	"time"
@@ -91,32 +90,15 @@ type ListOptions struct {
 // An error is the last thing it yields: guard.ErrInvalid (pattern, States,
 // After) or guard.ErrUnavailable. opts may be nil.
 func (o *Operator) List(ctx context.Context, pattern string, opts *ListOptions) iter.Seq2[LeaseInfo, error] {
-	return func(yield func(LeaseInfo, error) bool) {
-		q, err := o.listQuery(pattern, opts)
-		for more := err == nil; more; q.limit = nextPage {
-			var page []LeaseInfo
-			if page, q.after, more, err = o.page(ctx, q); err != nil {
-				break
-			}
-			for _, info := range page {
-				if !yield(info, nil) {
-					return
-				}
-			}
-		}
-		if err != nil {
-			yield(LeaseInfo{}, err)
-		}
-	}
+	q, err := o.listQuery(pattern, opts)
+	return pglease.Paged(q.after, err, func(after string, limit int) ([]LeaseInfo, string, bool, error) {
+		q.after, q.limit = after, limit
+		return o.page(ctx, q)
+	})
 }
 
-// The first page is small, so that it is there at once.
-const (
-	firstPage = 100
-	nextPage  = 1000
-	// window is how many rows are looked at in one statement.
-	window = 5000
-)
+// window is how many rows are looked at in one statement.
+const window = 5000
 
 type listQuery struct {
 	pglease.Pattern
@@ -146,7 +128,7 @@ func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, er
 			return q, guard.Invalid("States["+strconv.Itoa(i)+"]", string(state), "must be held, expired or free")
 		}
 	}
-	q.after, q.awaited, q.limit = opts.After, opts.AwaitedOnly, firstPage
+	q.after, q.awaited, q.limit = opts.After, opts.AwaitedOnly, pglease.FirstPage
 	return q, nil
 }
 
@@ -158,28 +140,23 @@ func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, las
 	if q.states != nil || q.awaited || q.Expression != nil {
 		look = window
 	}
+	type line struct {
+		info   LeaseInfo
+		chosen bool
+		looked int64
+	}
+	lines, err := query(ctx, o, "list", func(row pgx.Row, l *line) error { return o.scanInfo(row, &l.info, &l.chosen, &l.looked) },
+		q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression)
 	last = q.after
-	err = o.read(ctx, "list", func(ctx context.Context, conn *pgx.Conn) error {
-		page, last, more = make([]LeaseInfo, 0, q.limit), q.after, false
-		type line struct {
-			info   LeaseInfo
-			chosen bool
-			looked int64
+	for _, l := range lines {
+		if len(page) == q.limit { // one more, chosen or not
+			return page, last, true, err
 		}
-		lines, err := collect(ctx, conn, func(row pgx.Row, l *line) error { return o.scanInfo(row, &l.info, &l.chosen, &l.looked) },
-			q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression)
-		for _, l := range lines {
-			if len(page) == q.limit { // one more, chosen or not
-				more = true
-				break
-			}
-			last, more = l.info.Resource, l.looked == look
-			if l.chosen {
-				page = append(page, l.info)
-			}
+		last, more = l.info.Resource, l.looked == look
+		if l.chosen {
+			page = append(page, l.info)
 		}
-		return err
-	})
+	}
 	return page, last, more, err
 }
 
@@ -192,18 +169,14 @@ func (o *Operator) Get(ctx context.Context, resource string) (info LeaseInfo, er
 	if err != nil {
 		return LeaseInfo{}, err
 	}
-	found := false
-	err = o.read(ctx, "get", func(ctx context.Context, conn *pgx.Conn) error {
-		err := o.scanInfo(conn.QueryRow(ctx, getSQL, full), &info)
-		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		return err
-	})
-	if err == nil && !found {
-		err = notFound(full)
+	rows, err := query(ctx, o, "get", o.scanLease, getSQL, full)
+	switch {
+	case err != nil:
+		return LeaseInfo{}, err
+	case len(rows) == 0:
+		return LeaseInfo{}, notFound(full)
 	}
-	return info, err
+	return rows[0], nil
 }
 
 // LongHeldOptions configures [Operator.LongHeld]. The zero value is the default.
@@ -222,7 +195,7 @@ type LongHeldOptions struct {
 //
 // Errors: guard.ErrInvalid (threshold below zero, Pattern, Limit) and
 // guard.ErrUnavailable.
-func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *LongHeldOptions) (rows []LeaseInfo, err error) {
+func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *LongHeldOptions) ([]LeaseInfo, error) {
 	if opts == nil {
 		opts = &LongHeldOptions{}
 	}
@@ -235,17 +208,12 @@ func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *
 	}
 	limit := opts.Limit
 	if limit == 0 {
-		limit = firstPage
+		limit = pglease.FirstPage
 	}
-	if limit < 0 || limit > nextPage {
-		return nil, guard.Invalid("LongHeldOptions.Limit", strconv.Itoa(limit), "must be 0 to "+strconv.Itoa(nextPage))
+	if limit < 0 || limit > pglease.NextPage {
+		return nil, guard.Invalid("LongHeldOptions.Limit", strconv.Itoa(limit), "must be 0 to "+strconv.Itoa(pglease.NextPage))
 	}
-	err = o.read(ctx, "long held", func(ctx context.Context, conn *pgx.Conn) error {
-		rows, err = collect(ctx, conn, func(row pgx.Row, info *LeaseInfo) error { return o.scanInfo(row, info) },
-			p.Bounded(longHeldSQL, rangeEnd), p.Low, p.High, threshold.Microseconds(), int64(limit), p.Expression)
-		return err
-	})
-	return rows, err
+	return query(ctx, o, "long held", o.scanLease, p.Bounded(longHeldSQL, rangeEnd), p.Low, p.High, threshold.Microseconds(), int64(limit), p.Expression)
 }
 
 // These only read and wait for no row, so now() is the time of reading. Times of
@@ -256,12 +224,10 @@ const stated = `SELECT f.*, CASE WHEN f.lease_id IS NULL THEN 'free' WHEN f.expi
   FROM fencepost.leases f WHERE `
 
 // infoColumns are a [LeaseInfo]'s, of a stated row l.
-const infoColumns = `l.resource, l.token, l.lease_id, l.owner, l.state,
-  CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END,
-  CASE WHEN l.state = 'held' AND isfinite(l.acquired_at) THEN (extract(epoch FROM now() - l.acquired_at) * 1000000)::bigint END,
-  CASE WHEN l.state = 'held' THEN (extract(epoch FROM l.expires_at - now()) * 1000000)::bigint END,
+const infoColumns = `l.resource, l.token, coalesce(l.lease_id, ''), l.owner, l.state,
+  CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END, now(),
   coalesce(l.wake_until > now(), false), CASE WHEN l.wake_until > now() THEN coalesce(cardinality(l.waiters), 0) ELSE 0 END,
-  CASE WHEN l.state <> 'free' THEN l.metadata END`
+  CASE WHEN l.state <> 'free' THEN l.metadata ELSE '' END`
 
 const rangeEnd = "f.resource < $2::text"
 
@@ -287,26 +253,22 @@ const longHeldSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource >
   AND f.acquired_at < now() - $3::bigint * interval '1 microsecond') AS l
 ORDER BY l.acquired_at, l.resource LIMIT $4::bigint`
 
+func (o *Operator) scanLease(row pgx.Row, info *LeaseInfo) error { return o.scanInfo(row, info) }
+
 // scanInfo reads infoColumns and what comes after them.
 func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
-	var resource, leaseID, owner, state *string
-	var token, held, remaining *int64
-	var acquired, expires *time.Time
-	var awaited *bool
-	var waiters *int
-	var metadata *string
-	err := row.Scan(append([]any{&resource, &token, &leaseID, &owner, &state, &acquired, &expires, &held, &remaining, &awaited, &waiters, &metadata}, more...)...)
-	if err != nil {
-		return err
-	}
-	*info = LeaseInfo{
-		Resource: pglease.Of(resource), Token: guard.Token(pglease.Of(token)), LeaseID: pglease.Of(leaseID),
-		Owner: pglease.Of(owner), State: LeaseState(pglease.Of(state)),
-		AcquiredAt: pglease.Of(acquired), ExpiresAt: pglease.Of(expires), Awaited: pglease.Of(awaited),
-		Waiters: pglease.Of(waiters), Metadata: pglease.Of(metadata),
-		HeldFor:   time.Duration(pglease.Of(held)) * time.Microsecond,
-		Remaining: time.Duration(pglease.Of(remaining)) * time.Microsecond,
-	}
+	return o.scanCut(row, info, append([]any{&info.Awaited, &info.Waiters, &info.Metadata}, more...)...)
+}
+
+// scanCut reads a lease as it was at a moment: resource, token, lease ID, owner,
+// state, acquired, expires and the moment, and what comes after them.
+func (o *Operator) scanCut(row pgx.Row, info *LeaseInfo, more ...any) error {
+	var acquired, expires, at *time.Time
+	err := row.Scan(append([]any{&info.Resource, (*int64)(&info.Token), &info.LeaseID, &info.Owner, (*string)(&info.State), &acquired, &expires, &at}, more...)...)
 	info.Name = o.namespace.Name(info.Resource)
-	return nil
+	info.AcquiredAt, info.ExpiresAt = pglease.Of(acquired), pglease.Of(expires)
+	if info.State == StateHeld && acquired != nil && expires != nil && at != nil {
+		info.HeldFor, info.Remaining = at.Sub(*acquired), expires.Sub(*at)
+	}
+	return err
 }

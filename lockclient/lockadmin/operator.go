@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -46,11 +47,7 @@ type Options struct {
 	LockTimeout time.Duration
 }
 
-const (
-	defaultOpTimeout   = 5 * time.Second
-	defaultLockTimeout = 2 * time.Second
-	maxOpTimeout       = time.Hour
-)
+const maxOpTimeout = time.Hour
 
 // New returns an operator's handle on pool. It sends nothing. opts may be nil.
 // The role needs the rights that [RolesSQL] gives to an operator, or owns the
@@ -66,17 +63,13 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	if opts != nil {
 		set = *opts
 	}
-	if set.Logger == nil {
-		set.Logger = slog.Default()
-	}
-	if set.OpTimeout == 0 {
-		set.OpTimeout = defaultOpTimeout
-	}
+	set.Logger = cmp.Or(set.Logger, slog.Default())
+	set.OpTimeout = cmp.Or(set.OpTimeout, 5*time.Second)
 	if err := pglease.Between("Options.OpTimeout", set.OpTimeout, time.Millisecond, maxOpTimeout); err != nil {
 		return nil, err
 	}
 	if set.LockTimeout == 0 {
-		set.LockTimeout = max(time.Millisecond, min(defaultLockTimeout, set.OpTimeout*3/4))
+		set.LockTimeout = max(time.Millisecond, min(2*time.Second, set.OpTimeout*3/4))
 	} else if set.LockTimeout >= set.OpTimeout {
 		return nil, guard.Invalid("Options.LockTimeout", set.LockTimeout.String(), "must be less than Options.OpTimeout, which is "+set.OpTimeout.String())
 	}
@@ -147,20 +140,15 @@ func (o *Operator) log(ctx context.Context, level slog.Level, name string, attrs
 	o.logger.LogAttrs(ctx, level, name, attrs...)
 }
 
-// collect runs a query and reads its rows.
-func collect[T any](ctx context.Context, conn *pgx.Conn, scan func(pgx.Row, *T) error, sql string, args ...any) ([]T, error) {
-	rows, err := conn.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	all := []T{}
-	for rows.Next() {
-		var one T
-		if err := scan(rows, &one); err != nil {
-			return nil, err
-		}
-		all = append(all, one)
-	}
-	return all, rows.Err()
+// query reads rows, each by scan, where nothing is written.
+func query[T any](ctx context.Context, o *Operator, op string, scan func(pgx.Row, *T) error, sql string, args ...any) (all []T, err error) {
+	err = o.read(ctx, op, func(ctx context.Context, conn *pgx.Conn) error {
+		rows, _ := conn.Query(ctx, sql, args...) // rows has the error too
+		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (one T, err error) {
+			err = scan(row, &one)
+			return one, err
+		})
+		return err
+	})
+	return all, err
 }

@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -44,18 +45,9 @@ func (o *Operator) Probe(ctx context.Context, opts *ProbeOptions) (p Probed, err
 	if opts == nil {
 		opts = &ProbeOptions{}
 	}
-	resource, rounds, ttl := opts.Resource, opts.Rounds, opts.TTL
-	if resource == "" {
-		resource = "fencepost-probe"
-	}
-	if rounds == 0 {
-		rounds = 5
-	}
+	resource, rounds, ttl := cmp.Or(opts.Resource, "fencepost-probe"), cmp.Or(opts.Rounds, 5), cmp.Or(opts.TTL, 10*time.Second)
 	if rounds < 0 || rounds > 1000 {
 		return Probed{}, guard.Invalid("Rounds", strconv.Itoa(rounds), "must be 0 to 1000")
-	}
-	if ttl == 0 {
-		ttl = 10 * time.Second
 	}
 	client, err := lockclient.New(o.server.Pool, "operator", &lockclient.Options{
 		Namespace: o.tenant, OpTimeout: o.server.OpTimeout, LockTimeout: o.server.LockTimeout, Observer: o.observer,
@@ -67,30 +59,26 @@ func (o *Operator) Probe(ctx context.Context, opts *ProbeOptions) (p Probed, err
 	var acquire, renew, release []time.Duration
 	defer func() { p.Acquire, p.Renew, p.Release = latency(acquire), latency(renew), latency(release) }()
 	for round := range rounds + 1 {
-		start := time.Now()
+		began := time.Now()
 		lease, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: ttl})
-		took := time.Since(start)
 		if err != nil {
 			return p, err
 		}
+		acquired := time.Now()
 		p.Claim = lease.Claim()
-		start = time.Now()
 		err = lease.Renew(ctx)
-		renewed := time.Since(start)
-		start = time.Now()
+		renewed := time.Now()
 		if freed := lease.Release(ctx); err == nil {
 			err = freed
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return p, err
+		case round == 0:
+			p.First = acquired.Sub(began)
+		default:
+			acquire, renew, release = append(acquire, acquired.Sub(began)), append(renew, renewed.Sub(acquired)), append(release, time.Since(renewed))
 		}
-		if round == 0 {
-			p.First = took
-			continue
-		}
-		acquire = append(acquire, took)
-		renew = append(renew, renewed)
-		release = append(release, time.Since(start))
 	}
 	return p, nil
 }

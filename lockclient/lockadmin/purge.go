@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,12 +17,8 @@ import (
 )
 
 const (
-	defaultOlderThan  = 24 * time.Hour
-	defaultBatch      = 100
-	maxBatch          = 1000
-	defaultTableWait  = 20 * time.Millisecond
-	maxTableWait      = time.Second
-	defaultPurgeEvery = 10 * time.Minute
+	defaultTableWait = 20 * time.Millisecond
+	maxBatch         = 1000
 )
 
 // PurgeOptions configures [Operator.Purge] and [Operator.PurgeLoop]. The zero value
@@ -48,28 +45,25 @@ func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
 	if o != nil {
 		s = *o
 	}
-	if s.OlderThan == 0 {
-		s.OlderThan = defaultOlderThan
-	}
-	if s.Batch == 0 {
-		s.Batch = defaultBatch
-	}
-	if s.LockTimeout == 0 {
-		s.LockTimeout = defaultTableWait
-	}
-	if s.Every == 0 {
-		s.Every = defaultPurgeEvery
-	}
-	if s.Batch < 0 || s.Batch > maxBatch {
+	if s.Batch = cmp.Or(s.Batch, 100); s.Batch < 0 || s.Batch > maxBatch {
 		return s, guard.Invalid("PurgeOptions.Batch", strconv.Itoa(s.Batch), "must be 0 to "+strconv.Itoa(maxBatch))
 	}
-	if err := pglease.Between("PurgeOptions.OlderThan", s.OlderThan, time.Millisecond, 100*365*24*time.Hour); err != nil {
-		return s, err
+	const day = 24 * time.Hour
+	for _, field := range []struct {
+		name           string
+		value          *time.Duration
+		fallback, most time.Duration
+	}{
+		{"OlderThan", &s.OlderThan, day, 100 * 365 * day},
+		{"LockTimeout", &s.LockTimeout, defaultTableWait, time.Second},
+		{"Every", &s.Every, 10 * time.Minute, 365 * day},
+	} {
+		*field.value = cmp.Or(*field.value, field.fallback)
+		if err := pglease.Between("PurgeOptions."+field.name, *field.value, time.Millisecond, field.most); err != nil {
+			return s, err
+		}
 	}
-	if err := pglease.Between("PurgeOptions.LockTimeout", s.LockTimeout, time.Millisecond, maxTableWait); err != nil {
-		return s, err
-	}
-	return s, pglease.Between("PurgeOptions.Every", s.Every, time.Millisecond, 365*24*time.Hour)
+	return s, nil
 }
 
 // Purged is what a purge did.
@@ -127,16 +121,16 @@ func (o *Operator) purge(ctx context.Context, s PurgeOptions) (total Purged, err
 	}
 	total.Floor = epoch.Floor
 	for after := ""; ; {
-		names, last, err := o.idle(ctx, after, s.OlderThan)
+		looked, err := query(ctx, o, "purge", scanIdle, idleSQL, after, s.OlderThan.Microseconds(), int64(window))
 		if err != nil {
 			return total, err
 		}
-		for batch := range slices.Chunk(names, s.Batch) {
+		for batch := range slices.Chunk(looked[0].free, s.Batch) {
 			if err := o.purgeBatch(ctx, s, batch, &total); err != nil {
 				return total, err
 			}
 		}
-		if after = last; after == "" {
+		if after = looked[0].last; looked[0].rows < window {
 			return total, nil
 		}
 	}
@@ -191,19 +185,13 @@ const idleSQL = `SELECT coalesce(array_agg(w.resource) FILTER (WHERE w.expires_a
   coalesce(max(w.resource), ''), count(*)
 FROM (SELECT l.resource, l.expires_at FROM fencepost.leases l WHERE l.resource > $1::text ORDER BY l.resource LIMIT $3::bigint) AS w`
 
-func (o *Operator) idle(ctx context.Context, after string, free time.Duration) (resources []string, last string, err error) {
-	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-		var looked int64
-		err := look(ctx, conn, func() error {
-			return conn.QueryRow(ctx, idleSQL, after, free.Microseconds(), int64(window)).Scan(&resources, &last, &looked)
-		})
-		if looked < window {
-			last = ""
-		}
-		return pglease.Harmless(err)
-	})
-	return resources, last, pglease.Failure("purge", guard.Claim{}, err)
+type idle struct {
+	free []string
+	last string
+	rows int64
 }
+
+func scanIdle(row pgx.Row, i *idle) error { return row.Scan(&i.free, &i.last, &i.rows) }
 
 const purgeSQL = `SELECT o_purged, o_floor FROM fencepost.purge_leases($1::pg_catalog.text[], $2::bigint, $3::pg_catalog.text::integer)`
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -48,6 +48,7 @@ func RolesSQL(names *RoleNames) (string, error) {
 		return "", err
 	}
 	var body strings.Builder
+	body.WriteString(lockSQL)
 	for _, role := range []string{n.Issuer, n.Operator, n.Reader} {
 		fmt.Fprintf(&body, roleSQL, literal(role), identifier(role))
 	}
@@ -61,6 +62,10 @@ func RolesSQL(names *RoleNames) (string, error) {
 	}
 	return "DO " + tag + "\nBEGIN\n" + body.String() + "END " + tag + ";\n", nil
 }
+
+// lockSQL lets one at a time change the rights: two at once fail in the server's
+// catalogue. The number spells "fencrole".
+const lockSQL = "  PERFORM pg_catalog.pg_advisory_xact_lock(7378424937917148261);\n"
 
 // roleSQL makes a role, perhaps beside somebody else who does.
 const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) %[1]s) THEN
@@ -131,49 +136,19 @@ func literal(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// MigrateOptions configures [MigrateWith]. The zero value is
-// lockclient.Migrate.
-type MigrateOptions struct {
-	// Roles, if not nil, are made and given their rights after the migration,
-	// as [RolesSQL] says.
-	Roles *RoleNames
-}
-
-// MigrateWith is [lockclient.Migrate] with options; nil options are none.
+// Migrate makes the whole schema fencepost or brings it to this build's version:
+// the leases of package lockclient and the marks of package sqlfence.
+// [lockclient.Migrate] does the first alone, sqlfence's DB.Migrate the second.
+// It is safe while replicas start at once, and beside running holders.
 //
-// Errors: those of [lockclient.Migrate], guard.ErrInvalid for a name (nothing was sent),
-// and guard.ErrUnavailable if the role may not create or grant; the schema is
-// migrated then.
-func MigrateWith(ctx context.Context, pool *pgxpool.Pool, opts *MigrateOptions) error {
-	if opts == nil || opts.Roles == nil {
-		return lockclient.Migrate(ctx, pool)
-	}
-	script, err := RolesSQL(opts.Roles)
-	if err != nil {
-		return err
-	}
+// Errors: those of [lockclient.Migrate].
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := lockclient.Migrate(ctx, pool); err != nil {
 		return err
 	}
-	conn, err := pool.Acquire(ctx)
+	marks, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
-		return guard.Unavailable("migrate roles", guard.Claim{}, err)
-	}
-	defer conn.Release()
-	return pglease.Failure("migrate roles", guard.Claim{}, grantRoles(ctx, conn.Conn(), script))
-}
-
-// grantRoles lets one at a time change the rights: two at once fail in the
-// server's catalogue.
-func grantRoles(ctx context.Context, conn *pgx.Conn, script string) error {
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", int64(rolesLock)); err != nil {
-			return err
-		}
-		_, err := tx.Conn().PgConn().Exec(ctx, script).ReadAll()
 		return err
-	})
+	}
+	return marks.Migrate(ctx)
 }
-
-// rolesLock spells "fencrole".
-const rolesLock = 0x66656e63726f6c65

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,10 +14,24 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// migrateRoles migrates, then makes roles.
+func migrateRoles(ctx context.Context, pool *pgxpool.Pool, names *RoleNames) error {
+	sql, err := RolesSQL(names)
+	if err != nil {
+		return err
+	}
+	if err := lockclient.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	_, err = pool.Exec(ctx, sql)
+	return err
+}
 
 // testRoles migrates with roles of names that nobody else has, because roles are
 // the whole server's, and returns a pool of connections as each.
@@ -26,7 +41,7 @@ func testRoles(t *testing.T, suffix string) (owner *pgxpool.Pool, names RoleName
 	owner = dial(t, url)
 	unique := strings.ToLower(rand.Text()[:10]) + suffix
 	names = RoleNames{Issuer: "issuer_" + unique, Operator: "operator_" + unique, Reader: "reader_" + unique}
-	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+	if err := migrateRoles(t.Context(), owner, &names); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -364,7 +379,7 @@ func TestRolesByAPoorOwner(t *testing.T) {
 	mustExec(t, super, "GRANT CREATE ON DATABASE "+identifier(name)+" TO "+poor)
 	owner := dialAs(t, url, poor)
 	for range 2 {
-		if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+		if err := migrateRoles(t.Context(), owner, &names); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -374,7 +389,7 @@ func TestRolesByAPoorOwner(t *testing.T) {
 		t.Errorf("the roles do not work: %v", err)
 	}
 	names.Reader = "missing_" + unique
-	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
+	if err := migrateRoles(t.Context(), owner, &names); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 		t.Errorf("control: a role that is missing: %v", err)
 	}
 }
@@ -400,7 +415,7 @@ func TestRolesSQL(t *testing.T) {
 	owner, names, as := testRoles(t, "$fencepost$;'\"\\ $fencepost0$ é")
 	mustExec(t, owner, "GRANT DELETE ON fencepost.leases TO "+identifier(names.Issuer))
 	mustExec(t, owner, "GRANT UPDATE (reason) ON fencepost.audit TO "+identifier(names.Reader))
-	if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: &names}); err != nil {
+	if err := migrateRoles(t.Context(), owner, &names); err != nil {
 		t.Fatal(err)
 	}
 	for role, sql := range map[string]string{names.Issuer: "DELETE FROM fencepost.leases", names.Reader: "UPDATE fencepost.audit SET reason = 'x' WHERE false"} {
@@ -419,16 +434,35 @@ func TestRolesSQL(t *testing.T) {
 			if _, err := RolesSQL(n); !errors.As(err, &invalid) || n == bad && invalid.Field != field {
 				t.Errorf("%q: %v", n, err)
 			}
-			if err := MigrateWith(t.Context(), owner, &MigrateOptions{Roles: n}); !errors.Is(err, guard.ErrInvalid) {
-				t.Errorf("%q: %v", n, err)
-			}
 		}
 	}
 	if sql, err := RolesSQL(nil); err != nil || !strings.Contains(sql, `"fencepost_issuer"`) || !strings.Contains(sql, `"fencepost_operator"`) || !strings.Contains(sql, `"fencepost_reader"`) {
 		t.Errorf("%s, %v", sql, err)
 	}
-	// Who may not make roles is told so, and the schema stays.
-	if err := MigrateWith(t.Context(), as(names.Operator), &MigrateOptions{Roles: &RoleNames{Issuer: "nobody_" + names.Issuer[:20]}}); !errors.Is(err, guard.ErrUnavailable) {
+	// Who may not make roles is told so.
+	if err := migrateRoles(t.Context(), as(names.Operator), &RoleNames{Issuer: "nobody_" + names.Issuer[:20]}); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 		t.Errorf("by the operator: %v", err)
+	}
+}
+
+// TestMigrate: one call makes both schemas, from several processes at once.
+func TestMigrate(t *testing.T) {
+	pool := pgtest.Pool(t)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			if err := Migrate(t.Context(), pool); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	grant(t, newTestClient(t, pool, nil), "r", 1)
+	marks, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := marks.Raise(t.Context(), guard.Claim{Resource: "r", Token: 1}); err != nil {
+		t.Error(err)
 	}
 }

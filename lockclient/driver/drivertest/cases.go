@@ -356,9 +356,12 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 // stuck sends an acquire that is held in the network and whose client gives it
 // up; its error is told.
 func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver.Request) error {
-	// A connection that is there: what is held is the acquire.
-	warm := h.ask(name("warm"), name("id"))
-	if _, err := i.Acquire(ctx, warm); err != nil {
+	// Connection and resource are there: what is held is the acquire alone.
+	warm, err := h.acquire(ctx, i, r.Resource, name("id"))
+	if err == nil {
+		_, err = i.Release(ctx, warm)
+	}
+	if err != nil {
 		return fmt.Errorf("before the network was held: %w", err)
 	}
 	n.Hold()

@@ -58,6 +58,12 @@ type Harness struct {
 	// Slack is how long after its timeout a late acquire may still take effect,
 	// as the issuer's documentation says; 0 where it may not.
 	Slack time.Duration
+	// SessionBound says that a late acquire is refused because its session is
+	// over, whatever Request.Timeout was.
+	SessionBound bool
+	// Parallel runs the cases side by side, which is for an engine that lives in
+	// real time: most of a case is waiting.
+	Parallel bool
 	// Purge deletes what the engine keeps of free resources; nil if it keeps
 	// nothing or deletes nothing.
 	Purge func(t testing.TB)
@@ -92,16 +98,22 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 	}
 	for _, c := range Cases() {
 		t.Run(strings.TrimSpace(c.Promise+" "+c.Name), func(t *testing.T) {
+			if h.Parallel {
+				t.Parallel()
+			}
 			if err := check(t, c, h); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	for _, m := range Mutants() {
-		if m.NeedsPurge && h.Purge == nil {
+		if m.NeedsPurge && h.Purge == nil || m.NeedsTimeout && h.SessionBound {
 			continue
 		}
 		t.Run("broken: "+m.Name, func(t *testing.T) {
+			if h.Parallel {
+				t.Parallel()
+			}
 			for _, c := range Cases() {
 				if c.Name != m.CaughtBy {
 					continue

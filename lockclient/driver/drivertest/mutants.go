@@ -18,6 +18,8 @@ type Mutant struct {
 	Name, CaughtBy string
 	// NeedsPurge says that it can only be told where Harness.Purge is.
 	NeedsPurge bool
+	// NeedsTimeout says that it is right where Harness.SessionBound is set.
+	NeedsTimeout bool
 	// Break changes an issuer.
 	Break func(driver.Issuer) driver.Issuer
 }
@@ -121,7 +123,7 @@ func Mutants() []Mutant {
 				}
 				return i.Release(ctx, claim)
 			})},
-		{Name: "a request has no timeout", CaughtBy: "a late acquire is not granted",
+		{Name: "a request has no timeout", CaughtBy: "a late acquire is not granted", NeedsTimeout: true,
 			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 				r.Timeout = time.Hour
 				return i.Acquire(ctx, r)
@@ -242,9 +244,17 @@ func releasing(f func(context.Context, driver.Issuer, guard.Claim) (bool, error)
 	return func(i driver.Issuer) driver.Issuer { return releaser{i, f} }
 }
 
+// longest is a TTL that the engine grants.
+func longest(i driver.Issuer) time.Duration {
+	if most := i.Limits().MaxTTL; most > 0 {
+		return min(most, time.Minute)
+	}
+	return time.Minute
+}
+
 // byName frees the lease that is there, whosesoever it is.
 func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
-	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: time.Minute, Timeout: time.Minute})
+	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: longest(i), Timeout: time.Minute})
 	if held := (*driver.HeldError)(nil); errors.As(err, &held) {
 		return i.Release(ctx, guard.Claim{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID})
 	}

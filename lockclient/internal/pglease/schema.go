@@ -30,7 +30,7 @@ func checkVersion(have int64) error {
 	case have > want:
 		return &migrate.NewerError{Component: Schema().Name, Have: have, Know: int(want)}
 	case have < want:
-		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or apply lockclient.Migrations", have, want)
+		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or lockadmin.Migrate for leases and marks", have, want)
 	}
 	return nil
 }

@@ -1,0 +1,127 @@
+package servers
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ZooKeeperTick is the tickTime of the servers.
+const ZooKeeperTick = 400 * time.Millisecond
+
+// ZooKeeper is an ensemble, or a standalone server.
+type ZooKeeper struct {
+	Nodes []*Process
+	dirs  []string
+}
+
+// Addrs are the nodes'.
+func (z *ZooKeeper) Addrs() []string {
+	var out []string
+	for _, n := range z.Nodes {
+		out = append(out, n.Addr)
+	}
+	return out
+}
+
+// StartZooKeeper starts an ensemble of n servers; one is standalone. The lines
+// are added to each server's configuration.
+func StartZooKeeper(t testing.TB, n int, lines ...string) *ZooKeeper {
+	t.Helper()
+	java := program(t, "java")
+	var classes []string
+	for _, jar := range []string{"zookeeper.jar", "slf4j-simple.jar"} {
+		found := ""
+		for _, dir := range []string{"/usr/share/java", "/usr/local/share/java"} {
+			if _, err := os.Stat(dir + "/" + jar); err == nil {
+				found = dir + "/" + jar
+			}
+		}
+		if found == "" {
+			t.Fatalf("%s is not installed; run .ci/setup servers to install it", jar)
+		}
+		classes = append(classes, found)
+	}
+	z := &ZooKeeper{}
+	members := ""
+	var addrs []string
+	for id := range n {
+		addrs = append(addrs, FreeAddr(t))
+		if n > 1 {
+			members += fmt.Sprintf("server.%d=127.0.0.1:%s:%s\n", id+1, port(FreeAddr(t)), port(FreeAddr(t)))
+		}
+	}
+	for id, addr := range addrs {
+		dir := t.TempDir()
+		z.dirs = append(z.dirs, filepath.Join(dir, "data"))
+		z.wipe(t, id)
+		config := fmt.Sprintf("tickTime=%d\ninitLimit=50\nsyncLimit=10\ndataDir=%s\nclientPort=%s\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n4lw.commands.whitelist=srvr,mntr\n%s%s\n",
+			ZooKeeperTick.Milliseconds(), z.dirs[id], port(addr), members, strings.Join(lines, "\n"))
+		if err := os.WriteFile(filepath.Join(dir, "zoo.cfg"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := &Process{t: t, Addr: addr, log: filepath.Join(dir, "log"), ready: func() error { return zooKeeperReady(addr) },
+			command: []string{java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false",
+				"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=3600000", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", strings.Join(classes, ":"),
+				"org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(dir, "zoo.cfg")}}
+		z.Nodes = append(z.Nodes, p)
+		p.launch()
+		t.Cleanup(p.Kill)
+	}
+	for _, p := range z.Nodes {
+		p.Await()
+	}
+	return z
+}
+
+func zooKeeperReady(addr string) error {
+	text, err := ask(addr, "srvr")
+	if err == nil && !strings.Contains(text, "Mode: ") {
+		err = fmt.Errorf("srvr says %q", text)
+	}
+	return err
+}
+
+// Mode is "leader", "follower", "standalone", or empty.
+func (z *ZooKeeper) Mode(n int) string {
+	text, _ := ask(z.Nodes[n].Addr, "srvr")
+	_, mode, _ := strings.Cut(text, "Mode: ")
+	mode, _, _ = strings.Cut(mode, "\n")
+	return strings.TrimSpace(mode)
+}
+
+// Leader is the leader's number; it waits for one.
+func (z *ZooKeeper) Leader(t testing.TB) int {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+		for n := range z.Nodes {
+			if z.Mode(n) == "leader" {
+				return n
+			}
+		}
+	}
+	t.Fatal("no leader after a minute")
+	return -1
+}
+
+// Wipe deletes a node's data; the node is not running.
+func (z *ZooKeeper) Wipe(t testing.TB, n int) { z.wipe(t, n) }
+
+func (z *ZooKeeper) wipe(t testing.TB, n int) {
+	t.Helper()
+	if err := os.RemoveAll(z.dirs[n]); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(z.dirs[n], 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(z.dirs[n], "myid"), fmt.Append(nil, n+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Dir is a node's data directory.
+func (z *ZooKeeper) Dir(n int) string { return z.dirs[n] }

@@ -1,0 +1,368 @@
+package zk_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/issuers/servers"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
+	"github.com/fencepost-go/fencepost/lockclient/zklock"
+)
+
+const ttl = 20 * servers.ZooKeeperTick
+
+func issuer(t testing.TB, opts *zklock.Options, addrs ...string) *zklock.Issuer {
+	t.Helper()
+	o := zklock.Options{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.TickTime == 0 {
+		o.TickTime = servers.ZooKeeperTick
+	}
+	i, err := zklock.New(addrs, &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+func conformance(t *testing.T, z *servers.ZooKeeper) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
+		return drivertest.Harness{
+			Issuer: func(t testing.TB) driver.Issuer { return issuer(t, nil, z.Addrs()...) },
+			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
+				proxy := drivertest.NewProxy(t, "tcp", z.Nodes[0].Addr)
+				return issuer(t, nil, proxy.Addr()), proxy
+			},
+			TTL: ttl,
+			// See "What a late request does" in the documentation.
+			Slack:        ttl + 3*servers.ZooKeeperTick,
+			SessionBound: true,
+			Parallel:     true,
+		}
+	})
+}
+
+// TestConformance runs the suite, and the suite on broken issuers.
+func TestConformance(t *testing.T) { conformance(t, servers.StartZooKeeper(t, 1)) }
+
+// TestConformanceEnsemble runs the suite on three servers, through the leader and
+// through followers.
+func TestConformanceEnsemble(t *testing.T) {
+	z := servers.StartZooKeeper(t, 3)
+	conformance(t, z)
+}
+
+func ask(resource, id string) driver.Request {
+	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: ttl, Timeout: time.Minute}
+}
+
+func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
+	t.Helper()
+	g, err := i.Acquire(t.Context(), ask(resource, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
+}
+
+// client is a bare client, with which a test looks at nodes and damages them.
+func client(t testing.TB, addrs ...string) *zk.Conn {
+	t.Helper()
+	c, events, err := zk.Connect(addrs, 20*servers.ZooKeeperTick, zk.WithLogInfo(false), zk.WithLogger(silent{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	for e := range events {
+		if e.State == zk.StateHasSession {
+			return c
+		}
+	}
+	return nil
+}
+
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+// must returns what has no error.
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// TestP3TokensSurviveAWipedDirectory: the data directory is lost. The base keeps
+// the tokens of a new process above those of before; zxids alone repeat. A
+// process that runs through it refuses until somebody has called RaiseEpoch and
+// it was started anew.
+func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
+	z := servers.StartZooKeeper(t, 1)
+	zxid := func() int64 {
+		_, stat, err := client(t, z.Addrs()...).Get("/fencepost/base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stat.Czxid
+	}
+	running := issuer(t, nil, z.Addrs()...)
+	for n := range 5 {
+		if _, err := running.Release(t.Context(), acquire(t, running, "r", fmt.Sprint("a", n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := acquire(t, running, "r", "a")
+	last := int64(before.Token) - baseOf(t, z)
+	z.Nodes[0].Kill()
+	z.Wipe(t, 0)
+	z.Nodes[0].Start()
+	after := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
+	if is := zxid(); is >= last {
+		t.Errorf("control: the zxid was %#x and is %#x though the data was lost", last, is)
+	}
+	if after.Token <= before.Token {
+		t.Errorf("token %v after %v", after.Token, before.Token)
+	}
+	var err error
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) { // until it has noticed
+		if _, err = running.Acquire(t.Context(), ask("other", "c")); err == nil || errors.Is(err, guard.ErrMarkAhead) {
+			break
+		}
+	}
+	if !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "RaiseEpoch") {
+		t.Errorf("an issuer that ran through the loss: %v; want ErrMarkAhead and the way out", err)
+	}
+	if err := running.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if next := acquire(t, running, "other", "d"); next.Token <= after.Token {
+		t.Errorf("token %v after RaiseEpoch, %v before", next.Token, after.Token)
+	}
+}
+
+func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
+	t.Helper()
+	value, _, err := client(t, z.Addrs()...).Get("/fencepost/base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int64
+	fmt.Sscan(string(value), &n)
+	return n
+}
+
+// TestAdvanceAndRaiseEpoch lift tokens and never lower them, and a running lease
+// keeps its token.
+func TestAdvanceAndRaiseEpoch(t *testing.T) {
+	z := servers.StartZooKeeper(t, 1)
+	i := issuer(t, nil, z.Addrs()...)
+	held := acquire(t, i, "r", "a")
+	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
+	}
+	if err := i.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	results := make([]driver.Renewed, 1)
+	i.Renew(t.Context(), []driver.Renewal{{Claim: held, TTL: ttl}}, results)
+	if results[0].State != driver.Extended {
+		t.Errorf("a lease that runs through RaiseEpoch: %+v", results[0])
+	}
+	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	above := held.Token + 1<<40
+	if reached, err := i.Advance(t.Context(), "r", above); err != nil || reached != above {
+		t.Errorf("Advance: %v, %v", reached, err)
+	}
+	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
+		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
+	}
+	// Another process has neither base nor floor in memory.
+	next := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
+	if next.Token <= above {
+		t.Errorf("token %v after Advance to %v", next.Token, above)
+	}
+	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token >= above || other.Token <= held.Token {
+		t.Errorf("another resource has token %v; the base alone counts", other.Token)
+	}
+	for _, above := range []guard.Token{1 << 62, guard.MaxToken} {
+		r := "above " + above.String()
+		if reached, err := i.Advance(t.Context(), r, above); err != nil || reached != above {
+			t.Fatal(reached, err)
+		}
+		g, err := i.Acquire(t.Context(), ask(r, "a"))
+		if above < guard.MaxToken {
+			if err != nil || g.Token <= above {
+				t.Errorf("above %v: %v, %v", above, g.Token, err)
+			}
+			continue
+		}
+		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+			t.Errorf("above the highest token: %v", err)
+		}
+		if _, err := i.Acquire(t.Context(), ask(r, "b")); errors.Is(err, driver.ErrHeld) {
+			t.Errorf("a refused acquire left a lease: %v", err)
+		}
+	}
+}
+
+// TestForeignValues: something else under a node is an error that says where,
+// and nothing is granted or changed.
+func TestForeignValues(t *testing.T) {
+	z := servers.StartZooKeeper(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	if _, err := i.Release(t.Context(), acquire(t, i, "warm", "a")); err != nil {
+		t.Fatal(err)
+	}
+	all := zk.WorldACL(zk.PermAll)
+	for r, value := range map[string]string{
+		"text":       "x",
+		"json":       `{"owner":"x"}`,
+		"version":    `{"v":2,"id":"x","base":"1","ttl":1}`,
+		"persistent": `{"v":1,"id":"x","base":"1","ttl":1}`,
+		"floor":      "",
+		"minus":      "",
+	} {
+		container := "/fencepost/r-" + r
+		floor := map[string]string{"floor": "seven", "minus": "-7"}[r]
+		must[string](t)(c.Create(container, nil, 0, all))
+		path := container
+		if floor != "" {
+			value = floor
+			must[*zk.Stat](t)(c.Set(container, []byte(floor), 0))
+		} else {
+			path += "/lock"
+			flags := int32(zk.FlagEphemeral)
+			if r == "persistent" {
+				flags = 0
+			}
+			must[string](t)(c.Create(path, []byte(value), flags, all))
+		}
+		g, err := i.Acquire(t.Context(), ask(r, "a"))
+		if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %+v, %v; want ErrUnavailable that names %s", r, g, err, path)
+		}
+		if got, _, err := c.Get(path); err != nil || !bytes.Equal(got, []byte(value)) {
+			t.Errorf("%s was changed", path)
+		}
+	}
+	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte("x"), -1))
+	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "/fencepost/base") {
+		t.Errorf("a foreign base: %v", err)
+	}
+}
+
+// TestRefusals: what the servers are not, or do not allow, is an error in plain
+// words, and nothing is granted.
+func TestRefusals(t *testing.T) {
+	z := servers.StartZooKeeper(t, 1)
+	addr := z.Nodes[0].Addr
+	c := client(t, addr)
+	must[string](t)(c.Create("/locked", nil, 0, zk.DigestACL(zk.PermAll, "user", "secret")))
+	plain, err := net.Listen("tcp", "127.0.0.1:0") // takes a connection and says nothing that ZooKeeper says
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	go func() {
+		for {
+			conn, err := plain.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46")) // TLS: protocol version alert
+			conn.Close()
+		}
+	}()
+	for name, test := range map[string]struct {
+		opts zklock.Options
+		addr string
+		want string
+	}{
+		"no rights":                  {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
+		"a wrong password":           {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
+		"standalone, three promised": {zklock.Options{Members: 3}, addr, "Options.Members asks for 3"},
+		"another tick":               {zklock.Options{TickTime: 2 * servers.ZooKeeperTick}, addr, "tickTime"},
+		"no such parent":             {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
+		"a server that wants TLS":    {zklock.Options{}, plain.Addr().String(), "connection"},
+		"nobody there":               {zklock.Options{}, servers.FreeAddr(t), "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := issuer(t, &test.opts, test.addr)
+			r := ask("r", "a")
+			r.Timeout = 3 * time.Second
+			if name == "another tick" {
+				r.TTL = 40 * servers.ZooKeeperTick
+			}
+			g, err := i.Acquire(t.Context(), r)
+			if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%+v, %v; want ErrUnavailable that says %q", g, err, test.want)
+			}
+		})
+	}
+	acquire(t, issuer(t, &zklock.Options{Root: "/locked/below", Scheme: "digest", Auth: "user:secret"}, addr), "r", "a")
+	for field, opts := range map[string]*zklock.Options{
+		"Options.Root": {Root: "x"}, "Options.TickTime": {TickTime: time.Microsecond}, "Options.Members": {Members: -1},
+	} {
+		if _, err := zklock.New([]string{addr}, opts); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%+v: %v; want ErrInvalid that names %s", opts, err, field)
+		}
+	}
+}
+
+// TestWakeOne: a release rings at the longest waiting process alone, and its
+// release at the next.
+func TestWakeOne(t *testing.T) {
+	z := servers.StartZooKeeper(t, 1)
+	a := issuer(t, nil, z.Addrs()...)
+	held := acquire(t, a, "r", "a")
+	rung := make(chan int, 10)
+	var waiting []*zklock.Issuer
+	for n := range 3 {
+		i := issuer(t, nil, z.Addrs()...)
+		waiting = append(waiting, i)
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { rung <- n })
+		if err != nil || w.Held == nil || w.Held.Token != held.Token {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		t.Cleanup(w.Stop)
+	}
+	changed := make(chan bool, 1)
+	onlooker, err := issuer(t, nil, z.Addrs()...).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { changed <- true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(onlooker.Stop)
+	for n := range 3 {
+		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
+			t.Fatal(freed, err)
+		}
+		if got := <-rung; got != n {
+			t.Fatalf("process %d was woken, process %d waits longest", got, n)
+		}
+		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
+	}
+	<-changed
+	select {
+	case n := <-rung:
+		t.Errorf("process %d was woken while the lease was held", n)
+	case <-time.After(time.Second):
+	}
+}

@@ -1,0 +1,662 @@
+// Package zklock issues leases from ZooKeeper, 3.5.3 or newer.
+//
+// Residual risk: a holder whose server is cut off from the leader learns late
+// that its session has ended, because servers answer pings and reads by
+// themselves. So a deadline counts from an older write, see "Deadlines" below;
+// that is a measured margin and no proof. Where it does not hold, a second
+// holder has the higher token and a fence refuses the first.
+//
+// The token is a base plus the zxid of the transaction that created the lease's
+// node. Zxids grow over release, restart and election. The base makes tokens
+// survive more: it is set from the clock at first use, so that a data directory
+// that was wiped stays above its former self, and [Issuer.RaiseEpoch] raises it
+// after a restore. [Issuer.Advance] lifts one resource over the tokens of another
+// lock system. A restored snapshot repeats zxids and with them tokens until
+// RaiseEpoch is called: an issuer that runs through it notices and refuses
+// (guard.ErrMarkAhead), a new process cannot know.
+//
+// # Use
+//
+//	issuer, err := zklock.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}, &zklock.Options{Members: 3})
+//	if err != nil {
+//		return err
+//	}
+//	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
+//
+// # Deadlines
+//
+// ZooKeeper knows sessions, not leases. The issuer has one session for each TTL
+// that is in use, whose timeout is the TTL; a lease that is not renewed while its
+// session lives is deleted by the issuer. TTLs are multiples of a tick, at least
+// four and at most twenty: the servers' own bounds are two and twenty, and a
+// session of less than four would be over before a renewal is known to count.
+//
+// A renewal is a write, and the issuer writes once a tick besides. The leader
+// hears of a follower's clients with its pings, twice a tick. So a write proves
+// that the leader knew of an earlier one that was answered a tick before it was
+// sent, and the deadline counts from that. It is one to two ticks older than the
+// renewal.
+//
+// # Nodes
+//
+// Below the root, "/fencepost" unless told otherwise: base, beat-PROCESS
+// (ephemeral), and for each resource a container r-RESOURCE, whose value is the
+// floor of its tokens, with the children lock and id-LEASE (ephemeral), wait-N
+// (ephemeral, sequential), floor, and id-LEASE again, not ephemeral, for an hour
+// after a lease ID was spent.
+//
+// # What a late request does
+//
+// An acquire takes effect only in the session that it was sent in. One that is
+// delayed in the network may take effect until that session ends, which is its
+// TTL and a tick after the last that the servers heard of it. A lease ID that was
+// released without a token is never granted, however late.
+//
+// # Failure by failure
+//
+//   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
+//     ID finds its own grant, also in another session.
+//   - No rights, a foreign value under a node, fewer members than promised, a
+//     session that the servers grant for another time than asked:
+//     guard.ErrUnavailable, and nothing was written.
+//
+// Reclaimed is never reported.
+package zklock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+const (
+	minTicks, maxTicks = 4, 20
+	controlTicks       = 6 // of the session that waiters stand in line with
+	spentFor           = time.Hour
+	placeFor           = 2 * time.Second        // for which a place in line is kept without a watch
+	keptFor            = 300 * time.Millisecond // for the process that was woken before
+	idleFor            = time.Minute            // after which a session without leases is closed
+	maxRetries         = 5                      // of a transaction whose base or floor was raised meanwhile
+	maxAdoptions       = 50                     // of one lease by other sessions
+)
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Root is the node that all others are below; empty means "/fencepost". It
+	// is created; its parent is not.
+	Root string
+	// TickTime is the servers' tickTime; 0 means two seconds, which is their
+	// default. Another one is noticed where a session gets another timeout than
+	// was asked for.
+	TickTime time.Duration
+	// Members is how many voting servers the ensemble has at least; fewer are
+	// refused, such as a standalone server. 0 asks for none.
+	Members int
+	// Auth and Scheme are presented to the servers, such as "user:password"
+	// under "digest"; empty means none.
+	Scheme, Auth string
+	// ACL is set on every node; nil means that everybody may do everything.
+	ACL []zk.ACL
+	// Dialer connects, such as with TLS; nil means net.DialTimeout.
+	Dialer zk.Dialer
+}
+
+// Issuer issues leases from ZooKeeper. It is safe for concurrent use; call [New].
+type Issuer struct {
+	servers []string
+	opts    Options
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+
+	mu       sync.Mutex
+	sessions map[time.Duration]*session // by timeout
+	base     base                       // as last read
+	seen     int64                      // the highest zxid of any answer
+	places   map[string]*place          // in line, by resource
+	lost     func(guard.Claim, error)
+	closed   bool
+	closing  sync.WaitGroup
+}
+
+// held is what is kept under a lock node.
+type held struct {
+	Version  int         `json:"v"`
+	ID       string      `json:"id"`
+	Owner    string      `json:"owner"`
+	Metadata string      `json:"metadata,omitempty"`
+	Base     int64       `json:"base,string"` // what the token is above the node's zxid
+	TTL      int64       `json:"ttl"`         // ms
+	Token    guard.Token `json:"token"`       // set where another session than the first has the lease
+	At       int64       `json:"at,omitempty"`
+
+	session int64
+}
+
+var (
+	_ driver.Issuer = (*Issuer)(nil)
+	_ driver.Floors = (*Issuer)(nil)
+	_ driver.Losses = (*Issuer)(nil)
+)
+
+// New returns an issuer on an ensemble, each server as host:port. It connects to
+// none before the first request. opts may be nil. The error is a
+// [*guard.InvalidError].
+func New(servers []string, opts *Options) (*Issuer, error) {
+	i := &Issuer{servers: servers, sessions: map[time.Duration]*session{}, places: map[string]*place{}}
+	if opts != nil {
+		i.opts = *opts
+	}
+	if i.opts.Root == "" {
+		i.opts.Root = "/fencepost"
+	}
+	if i.opts.TickTime == 0 {
+		i.opts.TickTime = 2 * time.Second
+	}
+	if i.opts.ACL == nil {
+		i.opts.ACL = zk.WorldACL(zk.PermAll)
+	}
+	switch {
+	case len(servers) == 0:
+		return nil, guard.Missing("servers")
+	case i.opts.TickTime < 10*time.Millisecond || i.opts.TickTime > time.Minute || i.opts.TickTime%time.Millisecond != 0:
+		return nil, guard.Invalid("Options.TickTime", i.opts.TickTime.String(), "must be whole milliseconds, 10 ms to a minute")
+	case !strings.HasPrefix(i.opts.Root, "/") || strings.HasSuffix(i.opts.Root, "/"):
+		return nil, guard.Invalid("Options.Root", i.opts.Root, "must begin with a slash and not end with one")
+	case i.opts.Members < 0:
+		return nil, guard.Invalid("Options.Members", strconv.Itoa(i.opts.Members), "must not be negative")
+	}
+	i.ctx, i.cancel = context.WithCancel(context.Background())
+	return i, nil
+}
+
+// Limits: TTLs of whole ticks, four to twenty.
+func (i *Issuer) Limits() driver.Limits {
+	tick := i.opts.TickTime
+	return driver.Limits{MinTTL: minTicks * tick, MaxTTL: maxTicks * tick, TTLStep: tick,
+		Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
+}
+
+// OnLoss has f called for the leases of a session that the servers ended.
+func (i *Issuer) OnLoss(f func(claim guard.Claim, cause error)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.lost = f
+}
+
+// Close closes the sessions, which ends their leases.
+func (i *Issuer) Close() error {
+	i.mu.Lock()
+	i.closed = true
+	all := make([]*session, 0, len(i.sessions))
+	for _, s := range i.sessions {
+		all = append(all, s)
+	}
+	i.mu.Unlock()
+	i.cancel()
+	for _, s := range all {
+		s.end(nil)
+	}
+	i.closing.Wait()
+	return nil
+}
+
+// name escapes what may stand in a node's name: letters, digits and a few signs
+// stay.
+func name(s string) string {
+	var out strings.Builder
+	for n := range len(s) {
+		c := s[n]
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-_:=@,", c) >= 0 {
+			out.WriteByte(c)
+		} else {
+			fmt.Fprintf(&out, "%%%02X", c)
+		}
+	}
+	return out.String()
+}
+
+func (i *Issuer) basePath() string                 { return i.opts.Root + "/base" }
+func (i *Issuer) container(resource string) string { return i.opts.Root + "/r-" + name(resource) }
+func (i *Issuer) lockPath(resource string) string  { return i.container(resource) + "/lock" }
+func (i *Issuer) idPath(resource, id string) string {
+	return i.container(resource) + "/id-" + name(id)
+}
+
+func (i *Issuer) create(path string, value []byte, flags int32) *zk.CreateRequest {
+	return &zk.CreateRequest{Path: path, Data: value, Acl: i.opts.ACL, Flags: flags}
+}
+
+// Acquire grants or refuses.
+func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	s, err := i.session(ctx, r.TTL)
+	if err != nil {
+		return driver.Grant{}, unsent("acquire", r.Claim(), err)
+	}
+	if r.Waiting { // most likely it is held: a read instead of a write
+		h, err := s.holder(ctx, r.Resource)
+		if err != nil {
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+		}
+		if h != nil && h.ID != r.LeaseID {
+			return driver.Grant{}, told(r.Resource, h)
+		}
+	}
+	var floor stored // most resources have none; a transaction that fails tells
+	for range maxRetries {
+		base := i.knownBase()
+		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), TTL: r.TTL.Milliseconds()}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+		}
+		answers, which, err := s.multi(ctx,
+			s.touch(),
+			i.create(i.idPath(r.Resource, r.LeaseID), nil, zk.FlagEphemeral),
+			i.create(i.lockPath(r.Resource), text, zk.FlagEphemeral),
+			&zk.CheckVersionRequest{Path: i.container(r.Resource), Version: floor.version},
+			&zk.CheckVersionRequest{Path: i.basePath(), Version: base.version})
+		switch {
+		case err == nil:
+			return i.granted(ctx, s, r, value, answers[0].Stat)
+		case which < 0:
+			return driver.Grant{}, failed("acquire", r.Claim(), err)
+		case which == 1 && errors.Is(err, zk.ErrNoNode):
+			err = s.makeContainer(ctx, r.Resource)
+		case which == 1 && errors.Is(err, zk.ErrNodeExists):
+			grant, again, err := i.own(ctx, s, r)
+			if !again {
+				return grant, err
+			}
+			continue
+		case which == 2 && errors.Is(err, zk.ErrNodeExists):
+			h, err := s.holder(ctx, r.Resource)
+			if err != nil {
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			}
+			return driver.Grant{}, told(r.Resource, h)
+		case which == 3 && errors.Is(err, zk.ErrBadVersion):
+			floor, err = s.floor(ctx, r.Resource)
+		case which == 4 && (errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode)):
+			err = i.learnBase(ctx, s)
+		}
+		if err != nil {
+			return driver.Grant{}, unsent("acquire", r.Claim(), err)
+		}
+	}
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("base or floor change all the time"))
+}
+
+// granted makes a grant of a transaction that was carried out.
+func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, value held, stat *zk.Stat) (driver.Grant, error) {
+	claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + stat.Mzxid)}
+	err := s.forward(stat.Mzxid)
+	if err == nil && value.Base > int64(guard.MaxToken)-stat.Mzxid {
+		err = guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
+	}
+	if err != nil {
+		s.remove(ctx, claim, 0)
+		return driver.Grant{}, err
+	}
+	from := s.keep(claim, 0)
+	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
+}
+
+// own answers an acquire whose lease ID is there already: its lease runs, or it
+// is spent. again says that neither is so any more.
+func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
+	h, err := s.holder(ctx, r.Resource)
+	if err != nil {
+		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
+	}
+	if h != nil && h.ID == r.LeaseID {
+		from, ok, err := s.take(ctx, r.Resource, h)
+		if err != nil || !ok {
+			return grant, err == nil, err
+		}
+		return driver.Grant{Token: h.Token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: s.timeout}, false, nil
+	}
+	id, err := s.stat(ctx, i.idPath(r.Resource, r.LeaseID))
+	switch {
+	case err != nil:
+		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
+	case id != nil && id.EphemeralOwner == 0:
+		return grant, false, driver.ErrSpent
+	}
+	return grant, true, nil
+}
+
+// told says who has the lease; nobody is the same as held for no time. How long
+// a session has left nobody can say: it is the whole TTL at most.
+func told(resource string, h *held) *driver.HeldError {
+	if h == nil {
+		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
+	}
+	remaining := time.Duration(h.TTL) * time.Millisecond
+	return &driver.HeldError{Resource: resource, Token: h.Token, LeaseID: h.ID, Owner: h.Owner, Metadata: h.Metadata,
+		Remaining: remaining, ExpiresAt: time.Now().Add(remaining)}
+}
+
+// Renew writes once for all leases of a session, and checks with the same
+// transaction that they are there and its own.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	classes := map[time.Duration][]int{}
+	for n, r := range renewals {
+		classes[r.TTL] = append(classes[r.TTL], n)
+	}
+	var wg sync.WaitGroup
+	for ttl, items := range classes {
+		wg.Go(func() { i.renew(ctx, ttl, items, renewals, results) })
+	}
+	wg.Wait()
+}
+
+func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, renewals []driver.Renewal, results []driver.Renewed) {
+	s, err := i.session(ctx, ttl)
+	if err != nil {
+		for _, n := range items {
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, err)}
+		}
+		return
+	}
+	var mine, others []int // by whether this session has the lease, as far as is known
+	for _, n := range items {
+		switch known, over := s.knows(renewals[n].Claim); {
+		case over:
+			results[n] = driver.Renewed{State: driver.Over}
+		case known:
+			mine = append(mine, n)
+		default:
+			others = append(others, n)
+		}
+	}
+	for len(mine) > 0 {
+		ops := []any{s.touch()}
+		for _, n := range mine {
+			claim := renewals[n].Claim
+			ops = append(ops, &zk.CheckVersionRequest{Path: i.idPath(claim.Resource, claim.LeaseID), Version: s.version(claim)})
+		}
+		_, which, err := s.multi(ctx, ops...)
+		if err != nil && which < 1 {
+			for _, n := range mine {
+				results[n] = driver.Renewed{Err: failed("renew", renewals[n].Claim, err)}
+			}
+			break
+		}
+		if err != nil {
+			n := mine[which-1]
+			mine = append(mine[:which-1:which-1], mine[which:]...)
+			switch {
+			case errors.Is(err, zk.ErrNoNode):
+				s.forget(renewals[n].Claim)
+				results[n] = driver.Renewed{State: driver.Over}
+			case errors.Is(err, zk.ErrBadVersion): // another session has it now
+				s.forget(renewals[n].Claim)
+				others = append(others, n)
+			default:
+				results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, err)}
+			}
+			continue
+		}
+		for _, n := range mine {
+			results[n] = driver.Renewed{State: driver.Extended, From: s.keep(renewals[n].Claim, s.version(renewals[n].Claim)), TTL: s.timeout}
+		}
+		break
+	}
+	for _, n := range others {
+		results[n] = s.renewOther(ctx, renewals[n].Claim)
+	}
+}
+
+// renewOther renews a lease that another session has, by taking it over.
+func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
+	h, err := s.holder(ctx, claim.Resource)
+	if err != nil {
+		return driver.Renewed{Err: guard.Unavailable("renew", claim, err)}
+	}
+	if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
+		return driver.Renewed{State: driver.Over}
+	}
+	from, ok, err := s.take(ctx, claim.Resource, h)
+	switch {
+	case err != nil:
+		return driver.Renewed{Err: err}
+	case !ok:
+		return driver.Renewed{Err: guard.Unavailable("renew", claim, errors.New("another session took it at the same time"))}
+	}
+	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
+}
+
+// Release deletes the lease's two nodes, of which one is named by the lease ID:
+// so a successor's stays. Without a token it leaves one that spends the ID.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	s, err := i.holding(ctx, claim)
+	if err != nil {
+		return false, unsent("release", claim, err)
+	}
+	if claim.Token == guard.NoToken {
+		return s.spend(ctx, claim)
+	}
+	if known, _ := s.knows(claim); !known {
+		h, err := s.holder(ctx, claim.Resource)
+		if err != nil {
+			return false, guard.Unavailable("release", claim, err)
+		}
+		if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
+			return false, nil
+		}
+	}
+	freed, err = s.remove(ctx, claim, -1)
+	if err != nil {
+		return false, failed("release", claim, err)
+	}
+	return freed, nil
+}
+
+// holding returns the session that has the lease, or else the one for waiting:
+// any can delete any node.
+func (i *Issuer) holding(ctx context.Context, claim guard.Claim) (*session, error) {
+	i.mu.Lock()
+	for _, s := range i.sessions {
+		if s.leases[claim] != nil {
+			i.mu.Unlock()
+			return s, nil
+		}
+	}
+	i.mu.Unlock()
+	return i.session(ctx, controlTicks*i.opts.TickTime)
+}
+
+// spend leaves a node under which no acquire of this lease ID succeeds, and frees
+// its lease.
+func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	i, path := s.i, s.i.idPath(claim.Resource, claim.LeaseID)
+	for range maxRetries {
+		id, err := s.stat(ctx, path)
+		switch {
+		case err != nil:
+			return false, guard.Unavailable("release", claim, err)
+		case id != nil && id.EphemeralOwner == 0:
+			return false, nil
+		}
+		ops := []any{i.create(path, nil, zk.FlagPersistent)}
+		if id != nil {
+			ops = []any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}, ops[0]}
+		}
+		_, which, err := s.multi(ctx, ops...)
+		switch {
+		case err == nil:
+			i.sweepLater(claim.Resource)
+			return id != nil, nil
+		case which < 0:
+			return false, failed("release", claim, err)
+		case id == nil && errors.Is(err, zk.ErrNoNode):
+			if err := s.makeContainer(ctx, claim.Resource); err != nil {
+				return false, unsent("release", claim, err)
+			}
+		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrBadVersion): // it changed meanwhile
+		default:
+			return false, guard.Unavailable("release", claim, err)
+		}
+	}
+	return false, guard.Unavailable("release", claim, errors.New("the lease changes all the time"))
+}
+
+// sweepLater deletes the spent lease IDs of a resource that are an hour old, when
+// the one that was just spent is.
+func (i *Issuer) sweepLater(resource string) {
+	timer := time.AfterFunc(spentFor+time.Minute, func() {
+		ctx, cancel := context.WithTimeout(i.ctx, time.Minute)
+		defer cancel()
+		if s, err := i.session(ctx, controlTicks*i.opts.TickTime); err == nil {
+			s.sweep(ctx, resource, spentFor)
+		}
+	})
+	context.AfterFunc(i.ctx, func() { timer.Stop() })
+}
+
+// sweep deletes spent lease IDs of at least that age, by the servers' clock.
+func (s *session) sweep(ctx context.Context, resource string, age time.Duration) {
+	now, err := s.time(ctx)
+	if err != nil {
+		return
+	}
+	children, err := s.children(ctx, resource)
+	if err != nil {
+		return
+	}
+	for _, child := range children {
+		path := s.i.container(resource) + "/" + child
+		if !strings.HasPrefix(child, "id-") {
+			continue
+		}
+		if stat, err := s.stat(ctx, path); err == nil && stat != nil && stat.EphemeralOwner == 0 && stat.Ctime <= now-age.Milliseconds() {
+			call(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, stat.Version) })
+		}
+	}
+}
+
+// holder reads a lock's node; nil if there is none.
+func (s *session) holder(ctx context.Context, resource string) (*held, error) {
+	return s.read(ctx, s.i.lockPath(resource))
+}
+
+func (s *session) read(ctx context.Context, path string) (*held, error) {
+	n, err := s.get(ctx, path)
+	if err != nil || n == nil {
+		return nil, err
+	}
+	h := &held{session: n.stat.EphemeralOwner}
+	if err := json.Unmarshal(n.value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.TTL <= 0 || n.stat.EphemeralOwner == 0 {
+		return nil, foreign{path, string(n.value)}
+	}
+	if h.Token == guard.NoToken {
+		h.Token, h.At = guard.Token(h.Base+n.stat.Czxid), n.stat.Ctime
+	}
+	return h, nil
+}
+
+// take makes a lease that runs this session's: it deletes its two nodes and
+// creates them again. The version of the lease ID's node counts how often that
+// was done, so that the session that had it before notices. ok is false if the
+// lease changed meanwhile.
+func (s *session) take(ctx context.Context, resource string, h *held) (from time.Duration, ok bool, err error) {
+	claim := guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.ID}
+	path := s.i.idPath(resource, h.ID)
+	id, err := s.stat(ctx, path)
+	if err != nil {
+		return 0, false, guard.Unavailable("acquire", claim, err)
+	}
+	if id == nil {
+		return 0, false, nil
+	}
+	if h.session == s.number() {
+		return s.keep(claim, id.Version), true, nil // the transaction that found it was a write
+	}
+	if id.Version >= maxAdoptions {
+		return 0, false, guard.Unavailable("acquire", claim, errors.New("the lease went from session to session too often"))
+	}
+	value := *h
+	value.TTL = s.timeout.Milliseconds()
+	text, err := json.Marshal(value)
+	if err != nil {
+		return 0, false, guard.Unavailable("acquire", claim, err)
+	}
+	ops := []any{s.touch(), &zk.DeleteRequest{Path: path, Version: id.Version}, s.i.create(path, nil, zk.FlagEphemeral)}
+	for range id.Version + 1 {
+		ops = append(ops, &zk.SetDataRequest{Path: path, Version: -1})
+	}
+	ops = append(ops, &zk.DeleteRequest{Path: s.i.lockPath(resource), Version: -1}, s.i.create(s.i.lockPath(resource), text, zk.FlagEphemeral))
+	_, which, err := s.multi(ctx, ops...)
+	switch {
+	case err == nil:
+		return s.keep(claim, id.Version+1), true, nil
+	case which < 0:
+		return 0, false, failed("acquire", claim, err)
+	case which > 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
+		return 0, false, nil
+	}
+	return 0, false, guard.Unavailable("acquire", claim, err)
+}
+
+// remove deletes a lease's nodes; freed is false if they are gone. version -1 is
+// any.
+func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {
+	_, which, err := s.multi(ctx,
+		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: version},
+		&zk.DeleteRequest{Path: s.i.lockPath(claim.Resource), Version: -1})
+	switch {
+	case err == nil:
+		s.forget(claim)
+		return true, nil
+	case which >= 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
+		s.forget(claim)
+		return false, nil
+	}
+	return false, err
+}
+
+// foreign is a value that this package did not write.
+type foreign struct{ path, value string }
+
+func (e foreign) Error() string {
+	return fmt.Sprintf("the node %q holds something else: %.64q", e.path, e.value)
+}
+
+// notSent is an error from before anything was sent.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
+// unsent is for an error of what wrote nothing that counts.
+func unsent(op string, claim guard.Claim, err error) error {
+	if errors.Is(err, guard.ErrMarkAhead) {
+		return err
+	}
+	return guard.Unavailable(op, claim, err)
+}
+
+// failed says what the error of a write means: the servers' refusals came before
+// anything was written.
+func failed(op string, claim guard.Claim, err error) error {
+	if errors.As(err, new(notSent)) {
+		return guard.Unavailable(op, claim, err)
+	}
+	for _, refusal := range []error{zk.ErrNoServer, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError} {
+		if errors.Is(err, refusal) {
+			return guard.Unavailable(op, claim, err)
+		}
+	}
+	return guard.OutcomeUnknown(op, claim, err)
+}
