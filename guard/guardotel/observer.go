@@ -200,7 +200,7 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 		histogram.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(prefixed(prefix)...))
 	}
 	reason := attribute.String("reason", string(e.Reason))
-	surface := attribute.String("surface", e.Surface)
+	surface := attribute.String("surface", string(e.Surface))
 	o.remember(e, prefix, failed)
 	switch e.Op {
 	case guard.OpAcquire:
@@ -253,7 +253,7 @@ func (o *Observer) remember(e guard.Event, prefix string, failed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.highest = max(o.highest, token)
-	if e.Surface != "lock" {
+	if e.Surface != guard.SurfaceLock {
 		return
 	}
 	switch e.Op {
@@ -289,7 +289,7 @@ func (o *Observer) span(ctx context.Context, e guard.Event, failed bool) {
 	end := time.Now()
 	attributes := prefixed(o.prefix(e.Claim.Resource),
 		attribute.String("fencepost.outcome", outcome),
-		attribute.String("fencepost.surface", e.Surface),
+		attribute.String("fencepost.surface", string(e.Surface)),
 		attribute.String("fencepost.token", e.Claim.Token.String()))
 	_, span := o.tracer.Start(ctx, name, trace.WithTimestamp(end.Add(-e.Duration)), trace.WithAttributes(attributes...))
 	if failed {
