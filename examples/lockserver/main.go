@@ -10,9 +10,11 @@
 // come after. It serves until it is interrupted.
 //
 // The code to copy is in server.go and identity.go. The demo's tokens are random
-// ones that are looked up by their hash, so that it needs no other module.
-// Another issuer, such as lockclient/etcdlock, takes the place of
-// lockclient.NewIssuer in server.go.
+// ones that are looked up by their hash, so that it needs no other module;
+// authentication by JWTs and a limiter of requests, which do, are in
+// examples/lockserver/jwt. Another issuer, such as lockclient/etcdlock, takes the
+// place of lockclient.NewIssuer in server.go. workers has one in Python and one
+// in Node.
 package main
 
 import (
@@ -102,7 +104,11 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	}
 	url := scheme + "://" + listener.Addr().String()
 	if f.demo {
-		first, err := json.Marshal(map[string]string{"url": url, "ui": url + "/ui", "token": token})
+		first, err := json.Marshal(struct {
+			URL   string `json:"url"`
+			UI    string `json:"ui"`
+			Token string `json:"token"`
+		}{url, url + "/ui", token})
 		if err != nil {
 			return err
 		}

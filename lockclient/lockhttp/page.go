@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,7 +24,10 @@ import (
 var files embed.FS
 
 // pages are the templates of the operators' page.
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock}).ParseFS(files, "ui/page.html"))
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
+
+// decimal writes a duration as a number of seconds, for the script.
+func decimal(s seconds) string { return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', 3, 64) }
 
 // clock writes a duration as minutes and seconds.
 func clock(s seconds) string {

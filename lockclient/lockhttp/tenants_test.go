@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,12 @@ func TestTenants(t *testing.T) {
 	}
 	if got := ask(t, web.URL, "acme-2", "GET", "/v1/locks?after=eyJwIjowLCJhIjoidW1icmVsbGE6YmlsbGluZy1jbG9zZToxIn0", ""); got.status != 400 || got.str("field") != "after" {
 		t.Errorf("a page that begins at another tenant's: %+v", got)
+	}
+	// The page shows the same, with times in seconds.
+	page := ask(t, web.URL, "acme-1", "GET", "/ui/live", "")
+	down := regexp.MustCompile(`data-down="([0-9]{1,3}\.[0-9]{3})">[0-9]+:[0-9]{2}<`)
+	if page.status != 200 || len(down.FindAllString(page.text, -1)) != 7 || strings.Contains(page.text, "umbrella") || strings.Contains(page.text, "Audit") {
+		t.Errorf("the page: %d %s", page.status, page.text)
 	}
 	// What there is and what there is not are answered alike.
 	there := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:1", "")
