@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -22,6 +26,67 @@ func watchFlags() []cli.Flag {
 			return nil
 		}},
 	}
+}
+
+func (a *app) watchCommand() *cli.Command {
+	flags := watchFlags()
+	flags[0] = &cli.BoolFlag{Name: "watch", Value: true, Hidden: true, Local: true}
+	return &cli.Command{
+		Name: "watch", Category: categoryLook, ArgsUsage: "[PATTERN]",
+		Usage: "follow who holds what, who waits, and which marks are behind",
+		Description: "PATTERN is as for list. MARK is what sqlfence has for the resource: = is the\n" +
+			"lease's token, a lower one means that the holder has not raised or written yet,\n" +
+			"so that its predecessor is still admitted.",
+		Flags:  append(flags, limitFlag(watchedRows, "at most this many; 0 is all")),
+		Action: a.watchLeases,
+	}
+}
+
+func (a *app) watchLeases(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "PATTERN?")
+	if err != nil {
+		return err
+	}
+	s, err := connect(ctx, cmd, leasesComponent, marksComponent)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	opts := &lockadmin.ListOptions{States: []lockadmin.LeaseState{lockadmin.StateHeld, lockadmin.StateExpired}}
+	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
+		out := newListing(w, cmd, cmd.Int("limit"), "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", ">WAITING", "OWNER", "RESOURCE")
+		for l, err := range s.op.List(ctx, given[0], opts) {
+			if err != nil {
+				return err
+			}
+			mark, err := s.mark(ctx, l.Resource)
+			if err != nil {
+				return failed("read the mark", err)
+			}
+			row := struct {
+				lockadmin.LeaseInfo
+				Mark guard.Mark `json:"mark"`
+			}{l, mark}
+			if more, err := out.add(row, string(l.State), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(),
+				compared(mark, l.Token), strconv.Itoa(l.Waiters), shown(l.Owner), shown(l.Resource)); err != nil {
+				return err
+			} else if !more {
+				break
+			}
+		}
+		return out.end("no lease")
+	})
+}
+
+// compared is a mark beside the token of the lease.
+func compared(mark guard.Mark, token guard.Token) string {
+	switch {
+	case mark.Token == guard.NoToken || mark.Floor:
+		return "-"
+	case mark.Token == token:
+		return "="
+	}
+	return mark.Token.String()
 }
 
 // render prints a view once.
