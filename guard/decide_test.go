@@ -138,7 +138,7 @@ func TestDecideHasTheFacts(t *testing.T) {
 	}
 }
 
-func TestDecideRefusesWhatIsNoTokenOrRule(t *testing.T) {
+func TestDecideRefusesInvalidInput(t *testing.T) {
 	for _, rule := range []guard.Rule{0, 3, 255} {
 		if err := guard.Decide(rule, guard.Mark{}, guard.Claim{Resource: "r", Token: 1}); !errors.Is(err, guard.ErrInvalid) {
 			t.Errorf("rule %d: %v; want ErrInvalid", rule, err)

@@ -8,14 +8,12 @@ import (
 	"time"
 )
 
-// DefaultMaxResources is how many marks a [Memory] keeps unless told
-// otherwise: about 300 MB if a name and a lease ID have 70 bytes together.
-const DefaultMaxResources = 1 << 20
+// With names and lease IDs of 70 bytes together these take about 300 MB.
+const defaultMaxResources = 1 << 20
 
 // MemoryOptions configures [NewMemory]. The zero value is the default.
 type MemoryOptions struct {
-	// MaxResources is how many marks are kept; zero or less means
-	// [DefaultMaxResources]. A claim for one more resource is refused with
+	// MaxResources is how many marks are kept; zero or less means 2^20. A claim for one more resource is refused with
 	// ErrUnavailable: a mark is never evicted, because forgetting one admits a
 	// stale writer.
 	MaxResources int
@@ -47,7 +45,7 @@ var _ Store = (*Memory)(nil)
 
 // NewMemory returns an empty [Memory]. opts may be nil.
 func NewMemory(opts *MemoryOptions) *Memory {
-	m := &Memory{marks: map[string]raisedMark{}, max: DefaultMaxResources}
+	m := &Memory{marks: map[string]raisedMark{}, max: defaultMaxResources}
 	if opts != nil && opts.MaxResources > 0 {
 		m.max = opts.MaxResources
 	}

@@ -37,9 +37,9 @@ func TestValidateTextByWords(t *testing.T) {
 	}
 }
 
-// TestPrintableTextIsNotExamined: printable text of any place in a word is told
+// TestPrintableTextIsNotScanned: printable text of any place in a word is told
 // by the word alone, so that the slow way is left to what may be wrong.
-func TestPrintableTextIsNotExamined(t *testing.T) {
+func TestPrintableTextIsNotScanned(t *testing.T) {
 	for c := byte(' '); c <= '~'; c++ {
 		if notPrintable1(c) != 0 {
 			t.Errorf("%q is examined", c)

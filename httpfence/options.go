@@ -53,7 +53,8 @@ type Options struct {
 	// lock all others out. The claim is complete and well formed, and its
 	// resource is the route's. An error is answered by its sentinel of package
 	// guard, such as [guard.ErrInvalid] for a token that was never issued; any
-	// other with 500. It must be safe for concurrent use. See [LimitNames].
+	// other with 500. It must be safe for concurrent use. See [LimitNames], and
+	// package guard/proof for claims that their issuer has signed.
 	Verify func(claim guard.Claim, r *http.Request) error
 
 	// UnguardedMethods are the methods that [Middleware.Admit] and

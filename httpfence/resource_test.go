@@ -2,6 +2,7 @@ package httpfence
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -263,4 +264,210 @@ func TestMalformedEscape(t *testing.T) {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
+}
+
+// TestUnrouted: where the route is not known yet, the server is wrong and not
+// the client; in any case nothing gets through.
+func TestUnrouted(t *testing.T) {
+	for name, c := range map[string]struct {
+		resource ResourceFunc
+		build    func(fence *Middleware, h http.Handler) http.Handler
+		status   int
+	}{
+		"chi root Use": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Use(f.Admit)
+			r.Handle("/acct/{id}/close", h)
+			return r
+		}, 500},
+		"chi root Use, PathValue": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Use(f.Admit)
+			r.Handle("/acct/{id}/close", h)
+			return r
+		}, 500},
+		"chi, wrong name": {ChiParam("ID"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.With(f.Admit).Handle("/acct/{id}/close", h)
+			return r
+		}, 500},
+		"no chi":          {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler { return muxRoute(f.Admit(h)) }, 500},
+		"around ServeMux": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler { return f.Admit(muxRoute(h)) }, 500},
+		"ServeMux, empty rest": {PathValue("rest"), func(f *Middleware, h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/acct/acme/close/{rest...}", f.Admit(h))
+			mux.Handle("/acct/acme/close", f.Admit(h))
+			return mux
+		}, 500},
+		"chi, empty rest": {ChiParam("*"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.With(f.Admit).Handle("/acct/acme/close*", h)
+			return r
+		}, 400},
+		"control: With": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.With(f.Admit).Handle("/acct/{id}/close", h)
+			return r
+		}, 200},
+		"Use in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Route("/acct/{id}", func(r chi.Router) {
+				r.Use(f.Admit)
+				r.Handle("/close", h)
+			})
+			return r
+		}, 500},
+		"Use in a Route, PathValue": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Route("/acct/{id}", func(r chi.Router) {
+				r.Use(f.Admit)
+				r.Handle("/close", h)
+			})
+			return r
+		}, 500},
+		"control: With in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Route("/acct/{id}", func(r chi.Router) { r.With(f.Admit).Handle("/close", h) })
+			return r
+		}, 200},
+		"control: Use in a Group": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
+			r := chi.NewRouter()
+			r.Group(func(r chi.Router) {
+				r.Use(f.Admit)
+				r.Handle("/acct/{id}/close", h)
+			})
+			return r
+		}, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &service{store: newStore()}
+			s.Server = httptest.NewServer(c.build(newFence(s.store, c.resource, nil), s.handler()))
+			defer s.Close()
+			a := s.raw(t, rawPost(goodPath, "X-Fencing-Token: 5"))
+			if a.status != c.status || (s.invoked.Load() == 1) != (c.status == 200) {
+				t.Errorf("%d, %d invocations: %s", a.status, s.invoked.Load(), a.body)
+			}
+			if c.status != 200 && s.store.calls() != 0 {
+				t.Error("the store was asked")
+			}
+		})
+	}
+	// A wildcard that matched nothing is the client's empty name.
+	mux := http.NewServeMux()
+	var err error
+	mux.HandleFunc("/x/{rest...}", func(_ http.ResponseWriter, r *http.Request) { _, err = PathValue("rest")(r) })
+	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/x/", nil))
+	if !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("empty rest: %v", err)
+	}
+}
+
+// TestPrefixesAndWildcards: what takes a part of the path away in front, and
+// what matches several segments at once, leaves one resource to one path,
+// however it is escaped; and a path that differs has another.
+func TestPrefixesAndWildcards(t *testing.T) {
+	id := map[string]string{
+		"a": "a", "%61": "a", "%2561": "%61", "%25%36%31": "%61", "a%2Fb": "a/b", "a%2fb": "a/b", "a%252Fb": "a%2Fb", "%C3%A4": "\u00e4", "%c3%a4": "\u00e4",
+	}
+	rest := map[string]string{
+		"a": "a", "%61": "a", "a/b": "a/b", "a%2Fb": "a/b", "a%2fb/c": "a/b/c", "%61/b": "a/b", "a/": "a/", "a%2F": "a/", "%2561/b": "%61/b", "%25%36%31/b": "%61/b",
+	}
+	for name, c := range map[string]struct {
+		build    func(http.Handler) http.Handler
+		resource ResourceFunc
+		prefix   string
+		suffix   string
+		want     map[string]string
+	}{
+		"StripPrefix around chi": {func(h http.Handler) http.Handler {
+			return http.StripPrefix("/api", chiRoute(h))
+		}, ChiParam("id"), "/api/acct/", "/close", id},
+		"StripPrefix around ServeMux": {func(h http.Handler) http.Handler {
+			return http.StripPrefix("/api", muxRoute(h))
+		}, PathValue("id"), "/api/acct/", "/close", id},
+		"chi mounts what is stripped": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Mount("/api", http.StripPrefix("/api", chiRoute(h)))
+			return root
+		}, ChiParam("id"), "/api/acct/", "/close", id},
+		"chi mounts twice": {func(h http.Handler) http.Handler {
+			root, sub := chi.NewRouter(), chi.NewRouter()
+			sub.Mount("/v1", chiRoute(h))
+			root.Mount("/api", sub)
+			return root
+		}, ChiParam("id"), "/api/v1/acct/", "/close", id},
+		"chi mounts twice, PathValue": {func(h http.Handler) http.Handler {
+			root, sub := chi.NewRouter(), chi.NewRouter()
+			sub.Mount("/v1", chiRoute(h))
+			root.Mount("/api", sub)
+			return root
+		}, PathValue("id"), "/api/v1/acct/", "/close", id},
+		"the rest of ServeMux": {func(h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/files/{rest...}", h)
+			return mux
+		}, PathValue("rest"), "/files/", "", rest},
+		"the rest of chi": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Handle("/files/*", h)
+			return root
+		}, ChiParam("*"), "/files/", "", rest},
+		"the rest of a mounted chi": {func(h http.Handler) http.Handler {
+			root, sub := chi.NewRouter(), chi.NewRouter()
+			sub.Handle("/files/*", h)
+			root.Mount("/api", sub)
+			return root
+		}, ChiParam("*"), "/api/files/", "", rest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRouted(t, c.build, ownMux, c.resource)
+			for escaped, want := range c.want {
+				if status := r.get(t, c.prefix+escaped+c.suffix); status != 200 || r.err != nil || r.resource != want {
+					t.Errorf("%s: %d, %q, %v; want %q", escaped, status, r.resource, r.err, want)
+				}
+			}
+		})
+	}
+}
+
+// An empty rest names nothing, and is not the mark of something else.
+func TestEmptyRest(t *testing.T) {
+	for name, c := range map[string]struct {
+		build    func(http.Handler) http.Handler
+		resource ResourceFunc
+	}{
+		"ServeMux": {func(h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/files/{rest...}", h)
+			return mux
+		}, PathValue("rest")},
+		"chi": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Handle("/files/*", h)
+			return root
+		}, ChiParam("*")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServiceBy(t, c.build, c.resource)
+			if a := s.raw(t, rawPost("/files/", "X-Fencing-Token: 5")); a.status != 400 || a.reason() != "invalid" || s.invoked.Load() != 0 {
+				t.Errorf("%d, %q, %d invocations", a.status, a.reason(), s.invoked.Load())
+			}
+			if a := s.raw(t, rawPost("/files/x", "X-Fencing-Token: 5")); a.status != 200 || s.invoked.Load() != 1 {
+				t.Errorf("control: %d, %d invocations", a.status, s.invoked.Load())
+			}
+		})
+	}
+}
+
+// newServiceBy is newService with a router of the test's own.
+func newServiceBy(t *testing.T, build func(http.Handler) http.Handler, resource ResourceFunc) *service {
+	t.Helper()
+	s := &service{store: newStore()}
+	s.fence = newFence(s.store, resource, nil)
+	s.Server = httptest.NewServer(build(s.fence.Admit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		s.invoked.Add(1)
+		_, _ = io.Copy(io.Discard, r.Body)
+	}))))
+	t.Cleanup(s.Close)
+	return s
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 )
 
 // TransportOptions configures [NewTransport]. The zero value of every field is
@@ -23,6 +24,11 @@ type TransportOptions struct {
 	// is: a server that guards the method answers 428, and one that does not
 	// wants no claim.
 	RequireClaim bool
+	// Proof gives the proof that claim was issued, which is sent in the field
+	// [proof.Header]; nil sends none. It is called for each request that
+	// carries a claim; its error fails the request before anything is sent. It
+	// must be safe for concurrent use.
+	Proof func(ctx context.Context, claim guard.Claim) (string, error)
 }
 
 // Transport is an [http.RoundTripper] that attaches the claim in a request's
@@ -38,6 +44,7 @@ type Transport struct {
 	origins      map[origin]struct{}
 	names        headers
 	requireClaim bool
+	proof        func(context.Context, guard.Claim) (string, error)
 }
 
 var _ http.RoundTripper = (*Transport)(nil)
@@ -60,7 +67,7 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 	if len(origins) == 0 {
 		return nil, guard.Invalid("origins", "", "must name the servers that tokens may be sent to")
 	}
-	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), requireClaim: o.RequireClaim}
+	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), requireClaim: o.RequireClaim, proof: o.Proof}
 	for _, s := range origins {
 		parsed, err := parseOrigin(s)
 		if err != nil {
@@ -99,7 +106,8 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // [guard.ErrLeaseLost] as a *guard.RejectedError once the lease in the context
 // is no longer valid by the holder's clock, whatever the method;
 // [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
-// with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim.
+// with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim;
+// the error of Proof.
 // The request's body is closed in every case.
 //
 // The lease is asked once, at the beginning: a request that then waits for
@@ -122,6 +130,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		closeBody(r)
 		return nil, err
 	}
+	evidence, err := t.prove(r.Context(), claim)
+	if err != nil {
+		closeBody(r)
+		return nil, err
+	}
 	out := t.bare(r)
 	if out == r {
 		out = withHeader(r)
@@ -131,6 +144,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if claim.LeaseID != "" {
 		out.Header[t.names.lease] = []string{claim.LeaseID}
 	}
+	if evidence != "" {
+		out.Header[proof.Header] = []string{evidence}
+	}
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		if values, ok := out.Header[name]; ok {
 			delete(out.Header, name)
@@ -138,6 +154,13 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	return t.base.RoundTrip(out)
+}
+
+func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {
+	if t.proof == nil {
+		return "", nil
+	}
+	return t.proof(ctx, claim)
 }
 
 // configured returns the origin of u, and whether tokens may be sent to it.
@@ -184,12 +207,12 @@ func sendable(ctx context.Context, claim guard.Claim) error {
 	return nil
 }
 
-// bare returns r without the three fields, in any spelling: a copy if r has one,
+// bare returns r without the fields of a claim and its proof, in any spelling: a copy if r has one,
 // else r itself.
 func (t *Transport) bare(r *http.Request) *http.Request {
 	out := r
 	for name := range r.Header {
-		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.names.token || c == t.names.lease || c == t.names.resource {
+		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.names.token || c == t.names.lease || c == t.names.resource || c == proof.Header {
 			if out == r {
 				out = withHeader(r)
 			}

@@ -10,8 +10,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 )
 
 // tape is a RoundTripper that records and answers nothing of interest.
@@ -380,5 +382,63 @@ func TestOriginsAreValidated(t *testing.T) {
 		if o, err := parseOrigin(s); err != nil || o != want {
 			t.Errorf("%q: %+v, %v", s, o, err)
 		}
+	}
+}
+
+// TestTransportSendsTheProof: with the claim, to configured origins only, and
+// verified by the server before anything is raised. A client without a proof,
+// and one whose proof is of another lock server, raise nothing.
+func TestTransportSendsTheProof(t *testing.T) {
+	key, forged := proof.NewPrivateKey(), proof.NewPrivateKey()
+	verifier := guard.Must(proof.NewVerifier(guard.Must(proof.NewKeys(t.Context(), proof.Static(key.Public()), nil)), &proof.VerifierOptions{Audience: "ledger"}))
+	store := guard.NewMemory(nil)
+	fence := newFence(store, func(*http.Request) (string, error) { return "acme", nil }, &Options{Verify: guard.Must(verifier.Hook(nil))})
+	server := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	defer server.Close()
+	var seen http.Header
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.Header }))
+	defer elsewhere.Close()
+	by := func(k proof.PrivateKey) func(context.Context, guard.Claim) (string, error) {
+		signer := guard.Must(proof.NewSigner(k, nil))
+		return func(_ context.Context, claim guard.Claim) (string, error) {
+			return signer.Sign(claim, "ledger", time.Now().Add(time.Minute))
+		}
+	}
+	send := func(url string, give func(context.Context, guard.Claim) (string, error)) error {
+		client := &http.Client{Transport: guard.Must(NewTransport(nil, []string{server.URL}, &TransportOptions{Proof: give}))}
+		defer client.CloseIdleConnections()
+		r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: 7, LeaseID: "a"}), http.MethodPost, url, nil))
+		r.Header.Set(proof.Header, "somebody's")
+		answer, err := client.Do(r)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = answer.Body.Close() }()
+		return ErrorFrom(answer)
+	}
+	failed := errors.New("no signer")
+	for name, step := range map[string]struct {
+		give func(context.Context, guard.Claim) (string, error)
+		want error
+	}{
+		"none":   {nil, guard.ErrMissing},
+		"forged": {by(forged), guard.ErrInvalid},
+		"failed": {func(context.Context, guard.Claim) (string, error) { return "", failed }, failed},
+	} {
+		if err := send(server.URL, step.give); !errors.Is(err, step.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if mark, err := store.Mark(t.Context(), "acme"); err != nil || mark.Token != guard.NoToken {
+			t.Errorf("%s: the mark is %v, %v", name, mark, err)
+		}
+	}
+	if err := send(server.URL, by(key)); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+	if mark, err := store.Mark(t.Context(), "acme"); err != nil || mark.Token != 7 {
+		t.Errorf("the control: the mark is %v, %v", mark, err)
+	}
+	if err := send(elsewhere.URL, by(key)); err != nil || seen == nil || seen.Get(proof.Header) != "" || seen.Get(TokenHeader) != "" {
+		t.Errorf("elsewhere: %v, %v", err, seen)
 	}
 }

@@ -85,21 +85,3 @@ func benchmarkPair(b *testing.B, pool *pgxpool.Pool, client *Client, clients int
 	b.ReportMetric(float64(n)/pairs.Seconds(), "pairs/s")
 	b.ReportMetric(plain.Seconds()/pairs.Seconds(), "updates/pair")
 }
-
-// TestAcquirePlanIsKept: the server plans an acquire a few times for a
-// connection and then no more.
-func TestAcquirePlanIsKept(t *testing.T) {
-	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
-	client := newTestClient(t, pool, nil)
-	for range 20 {
-		if err := mustTry(t, client, "r", time.Minute).Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var kept, anew int64
-	err := pool.QueryRow(t.Context(), "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO fencepost.leases%'").
-		Scan(&kept, &anew)
-	if err != nil || kept < 10 {
-		t.Errorf("%d acquires with the plan that was kept, %d with one of their own, %v", kept, anew, err)
-	}
-}

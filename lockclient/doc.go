@@ -1,7 +1,7 @@
 // Package lockclient is a lease client: it gets a lease on a named resource for
 // one holder at a time, with a fencing token that grows with every grant, and
 // tells the holder when the lease is over. PostgreSQL issues the leases, or with
-// [NewWith] any other driver.Issuer.
+// [NewWith] any other driver.Issuer: see ISSUERS.md for which to choose.
 //
 //	if err := lockclient.Migrate(ctx, pool); err != nil {
 //		return err

@@ -137,7 +137,25 @@ func (simulation) Acquire(context.Context, driver.Request) (driver.Grant, error)
 func (simulation) Renew(context.Context, []driver.Renewal, []driver.Renewed) {}
 func (simulation) Release(context.Context, guard.Claim) (bool, error)        { return false, errSimulated }
 
-// grantArgs are those of the statement that grants.
+// alter changes a function of the schema, for a control.
+func alter(t testing.TB, pool *pgxpool.Pool, function, from, to string) {
+	t.Helper()
+	var body string
+	if err := pool.QueryRow(t.Context(), "SELECT pg_get_functiondef($1::regproc)", "fencepost."+function).Scan(&body); err != nil {
+		t.Fatal(err)
+	}
+	altered := strings.Replace(body, from, to, 1)
+	if altered == body {
+		t.Fatalf("there is no %q to take out", from)
+	}
+	mustExec(t, pool, altered)
+}
+
+// grantSQL asks for one lease and gives its token, 0 if it is refused.
+const grantSQL = `SELECT coalesce(max(o_token) FILTER (WHERE o_granted), 0)
+	FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, NULL, 'fencepost.leases'::regclass::oid::bigint)`
+
+// grantArgs are those of grantSQL.
 func grantArgs(resource, id string, ttl time.Duration) []any {
 	return []any{[]string{resource}, []string{id}, []string{"o"}, []string{""}, []int64{ttl.Microseconds()},
 		[]time.Time{time.Now().Add(time.Hour)}, []bool{false}, "process", "60000"}

@@ -160,11 +160,14 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// TestManyProcessesWait: of many clients that wait for one name, the longest
-// waiting is woken and the others hold back: at most two attempts to a grant.
-func TestManyProcessesWait(t *testing.T) {
-	const processes = 40
-	each := byLength(4, 40)
+// crowd is what many clients saw that hand one lease around.
+type crowd struct {
+	perSecond, attempts float64 // grants a second, attempts to a grant
+	longest, mean       time.Duration
+}
+
+// crowded has so many clients wait for one name, each of them for so many grants.
+func crowded(t *testing.T, processes, each int) crowd {
 	url := migrated(t).Config().ConnString()
 	clients := make([]*Client, processes)
 	counts := make([]*counting, processes)
@@ -177,8 +180,8 @@ func TestManyProcessesWait(t *testing.T) {
 	// Everybody listens before the first release.
 	first := mustTry(t, clients[0], "r", time.Hour)
 	var wg sync.WaitGroup
-	var longest atomic.Int64
-	var before int64
+	var mu sync.Mutex
+	var waited []time.Duration
 	for n, c := range clients {
 		wg.Go(func() {
 			for round := range each {
@@ -189,7 +192,9 @@ func TestManyProcessesWait(t *testing.T) {
 					return
 				}
 				if round > 0 {
-					longest.Store(max(longest.Load(), int64(time.Since(asked))))
+					mu.Lock()
+					waited = append(waited, time.Since(asked))
+					mu.Unlock()
 				}
 				if err := lease.Release(t.Context()); err != nil {
 					t.Error(n, err)
@@ -203,6 +208,7 @@ func TestManyProcessesWait(t *testing.T) {
 		err := pool.QueryRow(t.Context(), "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'").Scan(&line)
 		return err == nil && line == processes
 	})
+	var before, attempts, grants int64
 	for _, c := range counts {
 		before += c.attempts.Load()
 	}
@@ -212,16 +218,38 @@ func TestManyProcessesWait(t *testing.T) {
 	}
 	wg.Wait()
 	took := time.Since(start)
-	var attempts, grants int64
 	for _, c := range counts {
 		attempts += c.attempts.Load()
 		grants += c.grants.Load()
 	}
 	grants-- // the first
-	perGrant := float64(attempts-before) / float64(grants)
-	t.Logf("%d grants to %d processes in %v, %.2f attempts each, the longest wait %v, the mean %v",
-		grants, processes, took, perGrant, time.Duration(longest.Load()), took/time.Duration(each))
-	if perGrant > 2.2 {
-		t.Errorf("%.2f attempts to a grant", perGrant)
+	got := crowd{perSecond: float64(grants) / took.Seconds(), attempts: float64(attempts-before) / float64(grants)}
+	for _, w := range waited {
+		got.longest = max(got.longest, w)
+		got.mean += w / time.Duration(len(waited))
+	}
+	t.Logf("%d processes, %d grants: %.0f a second, %.2f attempts each, the longest wait %v, the mean %v",
+		processes, grants, got.perSecond, got.attempts, got.longest, got.mean)
+	return got
+}
+
+// TestManyProcessesWait: of many clients that wait for one name, the longest
+// waiting is woken and the others hold back: at most two attempts to a grant. The
+// long form, for a calm machine, compares forty with eight: the lease goes around
+// nearly as fast, and nobody waits for long.
+func TestManyProcessesWait(t *testing.T) {
+	many := crowded(t, 40, byLength(4, 40))
+	if many.attempts > 2.2 {
+		t.Errorf("%.2f attempts to a grant", many.attempts)
+	}
+	if byLength(0, 1) == 0 {
+		return
+	}
+	few := crowded(t, 8, 200)
+	if many.perSecond < 0.8*few.perSecond {
+		t.Errorf("%.0f grants a second to forty, %.0f to eight", many.perSecond, few.perSecond)
+	}
+	if many.longest > 3*many.mean {
+		t.Errorf("the longest wait is %v, the mean %v", many.longest, many.mean)
 	}
 }

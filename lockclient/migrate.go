@@ -25,8 +25,8 @@ type Migration struct {
 }
 
 // Migrate brings the database to the schema that this build needs: the tables
-// fencepost.leases, fencepost.epoch and fencepost.audit, the functions that raise
-// the epoch, purge and force-unlock, and the record in fencepost.migrations. It
+// fencepost.leases, fencepost.epoch and fencepost.audit, the functions that issue
+// leases, raise the epoch, purge and force-unlock, and the record in fencepost.migrations. It
 // upgrades any earlier version in place, beside running holders, does nothing if
 // the schema is there, and may be called by any number of replicas at once. It needs the right to create the
 // schema fencepost, or to create in it and to change what it made.

@@ -74,7 +74,7 @@ func abaFaults(server *s3test.Server) {
 			f = s3test.Answer(http.StatusConflict)
 		}
 		if rng.IntN(8) == 0 {
-			f.DelayBefore = time.Duration(rng.IntN(4000)) * time.Microsecond // a writer that is paused on its way
+			f.Before = s3test.Slow(time.Duration(rng.IntN(4000)) * time.Microsecond).Before // a writer that is paused on its way
 		}
 		return f
 	}})

@@ -13,7 +13,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
-	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // answering is an HTTP client that has one answer for everything.
@@ -33,16 +32,9 @@ func (a answering) Do(r *http.Request) (*http.Response, error) {
 // Configurations that cannot work: a clear error at opening and at each call,
 // and the object untouched.
 func TestAccess(t *testing.T) {
-	credentials := func(id string, err error) func(*s3.Options) {
-		return func(o *s3.Options) {
-			o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-				return aws.Credentials{AccessKeyID: id, SecretAccessKey: "secret"}, err
-			})
-		}
-	}
 	gone := errors.New("the role is gone")
-	noUser := func(o *s3.Options) { // as versitygw answers
-		o.HTTPClient = answering{http.StatusNotFound, "<Error><Code>XAdminUserNotFound</Code></Error>"}
+	answer := func(status int, code string) func(*s3.Options) {
+		return func(o *s3.Options) { o.HTTPClient = answering{status, "<Error><Code>" + code + "</Code></Error>"} }
 	}
 	page := func(o *s3.Options) {
 		o.HTTPClient = answering{http.StatusNotFound, "<!DOCTYPE html><title>Not here<br>"}
@@ -52,20 +44,19 @@ func TestAccess(t *testing.T) {
 		bucket string
 		says   string
 	}{
-		"expired credentials":      {credentials("EXPIRED", nil), bucketName, "credentials have expired"},
-		"unknown credentials":      {credentials("UNKNOWN", nil), bucketName, "credentials were refused"},
-		"unknown credentials, 404": {noUser, bucketName, "credentials were refused"},
+		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired"},
+		"unknown credentials":      {answer(http.StatusForbidden, "InvalidAccessKeyId"), bucketName, "credentials were refused"},
+		"unknown credentials, 404": {answer(http.StatusNotFound, "XAdminUserNotFound"), bucketName, "credentials were refused"}, /* versitygw */
 		"no S3 at the endpoint":    {page, bucketName, "404"},
-		"no credentials":           {credentials("", gone), bucketName, gone.Error()},
-		"wrong bucket":             {func(*s3.Options) {}, "receipts", "does not exist"},
-		"wrong region":             {func(o *s3.Options) { o.Region = "us-west-2" }, bucketName, "another region"},
-		"nobody at the endpoint":   {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
+		"no credentials": {func(o *s3.Options) {
+			o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return aws.Credentials{}, gone })
+		}, bucketName, gone.Error()},
+		"wrong bucket":           {func(*s3.Options) {}, "receipts", "does not exist"},
+		"wrong region":           {answer(http.StatusBadRequest, "AuthorizationHeaderMalformed"), bucketName, "another region"},
+		"nobody at the endpoint": {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := newServer(t, &s3test.Options{
-				Region:      "eu-central-1",
-				Credentials: []s3test.Credential{{AccessKeyID: "AKIDEXAMPLE"}, {AccessKeyID: "EXPIRED", Expired: true}},
-			})
+			server := newServer(t, nil)
 			b := open(t, server, nil)
 			eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 				if mode == s3fence.Plain {

@@ -108,10 +108,8 @@ func ended(ctx context.Context, op string, claim guard.Claim) error {
 
 // sleep waits for d or the end of ctx.
 func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

@@ -108,7 +108,7 @@ func benchPut(b *testing.B, mode s3fence.Mode, size int, latency time.Duration) 
 	client := newClient(server)
 	body := bytesOf(size)
 	if latency > 0 {
-		server.Inject(s3test.Rule{Fault: s3test.Slow(latency, 0)})
+		server.Inject(s3test.Rule{Fault: s3test.Slow(latency)})
 	}
 	token := guard.Token(0)
 	fenced := func() error {

@@ -137,13 +137,12 @@
 // InsecureDelete), s3:AbortMultipartUpload (Pointer), and s3:ListBucket, without
 // which Amazon answers 403 for an object that is not there.
 //
-// # Sources
+// # Where to read on
 //
-// Amazon S3 User Guide: "How to prevent object overwrites with conditional
-// writes", "How to perform conditional deletes", "Data consistency model"; API
-// reference: PutObject, Object (ETag). AWS SDK for Go v2, aws/retry. RFC 1952.
-//
-// # Compatibility
+// swap.go is the loop above, state.go what became of a write, seal.go the trailer;
+// objects.go, put.go and pointer.go build the writes of the modes. Sources: Amazon
+// S3 User Guide, "How to prevent object overwrites with conditional writes", "How to
+// perform conditional deletes", "Data consistency model"; AWS SDK, aws/retry.
 //
 // Until version 1 exported names may change between minor versions. What is stored
 // keeps its meaning: a build refuses a version of the trailer that it does not know.

@@ -1,8 +1,11 @@
 package s3fence_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -81,8 +84,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Get(ctx, key); return err }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetStream(ctx, key); return err }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { return o.Copy(ctx, mine, key, "copy") }},
-			{`raise "` + key + `"`, mine, func(ctx context.Context) error { return o.Rename(ctx, mine, key, "copy") }},
-			{`read mark of "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
+			{`read mark of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
 			{"admit", mine, func(ctx context.Context) error { _, err := b.Store().Admit(ctx, mine); return err }},
 			{"read mark", guard.Claim{Resource: resource}, func(ctx context.Context) error { _, err := b.Store().Mark(ctx, resource); return err }},
 			{"retire", guard.Claim{}, func(ctx context.Context) error { _, err := b.Store().Retire(ctx, time.Now()); return err }},
@@ -129,7 +131,7 @@ func TestRefusalsNameTheKey(t *testing.T) {
 		for name, err := range map[string]error{
 			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
 			"stream": func() error { _, err := o.GetStream(ctx, "/"); return err }(), "copy": o.Copy(ctx, claim(5, "a"), "/", "b"),
-			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"), "rename": o.Rename(ctx, claim(5, "a"), "/", "b"), "rename to": o.Rename(ctx, claim(5, "a"), "b", "/"),
+			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"),
 			"presign": func() error { _, err := o.PresignGet(ctx, by, "/", time.Minute); return err }(),
 		} {
 			invalid(t, err, "key")
@@ -353,4 +355,60 @@ type presignError struct{}
 
 func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error) {
 	return nil, errors.New("no credentials")
+}
+
+// Each failure on the way of adopting an object as a pointer, which leaves no data
+// and the object as it was.
+func TestAdoptDataFails(t *testing.T) {
+	gets := []s3test.Op{s3test.GetObject}
+	for name, c := range map[string]struct {
+		rule   s3test.Rule
+		says   string
+		reason guard.Reason
+	}{
+		"denied":       {s3test.Rule{Ops: gets, Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
+		"second read":  {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
+		"without ETag": {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Omit: []string{"Etag"}}}, "ETag", guard.ReasonUnavailable},
+		"data refused": {s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Prefix: ".fencepost/", Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
+		"cut":          {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Cut: true}}, "read body", guard.ReasonNone},
+	} {
+		server, _, o := setup(t, s3fence.Pointer, 0)
+		bypass(t, server, key, bytesOf(10_000), nil)
+		in := server.Inject(c.rule)
+		err := o.Adopt(t.Context(), claim(5, "a"), key)
+		if err == nil || !strings.Contains(err.Error(), c.says) || c.reason != guard.ReasonNone && guard.ReasonOf(err) != c.reason {
+			t.Errorf("%s: %v", name, err)
+		}
+		in.Remove()
+		if data := dataKeys(server); len(data) != 0 {
+			t.Errorf("%s: left %q", name, data)
+		}
+		if o, _ := server.Object(bucketName, key); len(o.Body) != 10_000 {
+			t.Errorf("%s: the object has %d bytes", name, len(o.Body))
+		}
+	}
+	// Headers that this package could not write back.
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	bypass(t, server, key, []byte("x"), map[string]string{"a": strings.Repeat("x", 1900)})
+	invalid(t, o.Adopt(t.Context(), claim(5, "a"), key), "Headers.Metadata")
+}
+
+// A gzip file whose content is as long as may be is adopted, one more byte is not.
+func TestAdoptLongestGzip(t *testing.T) {
+	server := newServer(t, nil)
+	o := objects(t, open(t, server, &s3fence.Options{MaxBody: 1000}), s3fence.SealedGzip, nil)
+	for n, ok := range map[int]bool{1000: true, 1001: false} {
+		name := fmt.Sprint("n", n)
+		var file bytes.Buffer
+		w := gzip.NewWriter(&file)
+		w.Write(bytesOf(n))
+		w.Close()
+		bypass(t, server, name, file.Bytes(), nil)
+		err := o.Adopt(t.Context(), claim(5, "a"), name)
+		if ok && err != nil {
+			t.Errorf("%d bytes: %v", n, err)
+		} else if !ok {
+			invalid(t, err, "body")
+		}
+	}
 }

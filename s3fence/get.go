@@ -58,84 +58,24 @@ const maxFollows = 16
 // has the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for
 // a [*DamagedError]).
 func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
+	if o.mode == Pointer {
+		return o.stream(ctx, "get", key, nil)
+	}
+	out, s, err := o.found(ctx, "get", key, true)
+	if err != nil {
 		return nil, err
 	}
-	c := &change{verb: "get", given: true, claim: guard.Claim{Resource: key}, key: key, whole: true}
-	last := ""
-	for range maxFollows {
-		out, s, err := o.found(ctx, c)
-		if err != nil {
-			return nil, err
+	if s.kind == kindGzip {
+		if s.content > o.b.opts.MaxBody {
+			return nil, tooLong(s.content, o.b.opts.MaxBody)
 		}
-		if s.kind == kindGzip {
-			if s.content > o.b.opts.MaxBody {
-				return nil, tooLong(s.content, o.b.opts.MaxBody)
-			}
-			if s.body, err = unpack(key, bytes.NewReader(s.body), s.content); err != nil {
-				return nil, guard.Unavailable(c.op(), guard.Claim{}, err)
-			}
+		if s.body, err = unpack(key, bytes.NewReader(s.body), s.content); err != nil {
+			return nil, guard.Unavailable(opName("get", key), guard.Claim{}, err)
 		}
-		if s.kind != kindPointer {
-			out.Headers = *s.headers
-			out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
-			return out, nil
-		}
-		found, err := o.b.openData(ctx, out, s.pointer(), nil)
-		switch {
-		case err != nil:
-			return nil, guard.Unavailable(c.op(), guard.Claim{}, o.b.explain(err))
-		case found:
-			return out, nil
-		case s.etag == last: // the pointer has stood still, and the data is not there
-			return nil, guard.Unavailable(c.op(), guard.Claim{}, damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone"))
-		}
-		last = s.etag
 	}
-	return nil, guard.Unavailable(c.op(), guard.Claim{}, errChanged)
-}
-
-// openData opens what a pointer points to, or a section of it; false if it is not
-// there.
-func (b *Bucket) openData(ctx context.Context, out *Object, p pointer, part *section) (bool, error) {
-	sum, err := hex.DecodeString(p.CRC)
-	if err != nil || len(sum) != crc32.Size {
-		return false, damaged(out.Key, "its pointer has the checksum "+quoteShort(p.CRC))
-	}
-	in := b.get(p.Data, 0)
-	v := &verifier{key: out.Key, subject: "data", by: "pointer", left: p.Length, sum: crc32.New(castagnoli), want: sum}
-	first, length, err := part.of(p.Length)
-	if err != nil {
-		return false, err
-	}
-	if part != nil {
-		in.Range, v.left, v.sum = byteRange(first, length), length, nil
-	}
-	data, err := b.client.GetObject(ctx, in)
-	if err != nil {
-		if missing(err) {
-			return false, nil
-		}
-		return false, err
-	}
-	h, err := headOf(data)
-	if err == nil && in.Range != nil {
-		err = checkRange(data, first, length, p.Length)
-	}
-	if err != nil {
-		data.Body.Close()
-		return false, err
-	}
-	out.Headers = h.headers
-	out.Headers.Metadata = userMetadata(h.metadata)
-	out.Size, out.DataKey = v.left, p.Data
-	v.ReadCloser = data.Body
-	if part != nil && length == 0 {
-		data.Body.Close()
-		v.ReadCloser = io.NopCloser(bytes.NewReader(nil))
-	}
-	out.Body = v
-	return true, nil
+	out.Headers = *s.headers
+	out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
+	return out, nil
 }
 
 // section is a part of a body; nil is all of it.
@@ -196,58 +136,84 @@ func (o *Objects) GetRange(ctx context.Context, key string, offset, length int64
 }
 
 func (o *Objects) stream(ctx context.Context, verb, key string, part *section) (*Object, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
-	}
-	c := &change{verb: verb, given: true, claim: guard.Claim{Resource: key}, key: key}
+	last := ""
 	for range maxFollows {
-		out, s, err := o.found(ctx, c)
+		out, s, err := o.found(ctx, verb, key, false)
 		if err != nil {
 			return nil, err
 		}
-		var open bool
-		if s.kind == kindPointer {
-			open, err = o.b.openData(ctx, out, s.pointer(), part)
-		} else {
-			open, err = o.b.openBody(ctx, out, &s, part)
+		open, err := o.b.open(ctx, out, &s, part)
+		if err == nil && !open && s.kind == kindPointer && s.etag == last {
+			err = damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone") // and the pointer has stood still
 		}
 		if err != nil {
-			return nil, o.b.unread(c, err)
+			return nil, o.b.unread(reading(verb, key), err)
 		}
 		if open {
 			return out, nil
 		}
+		last = s.etag
 	}
-	return nil, guard.Unavailable(c.op(), guard.Claim{}, errChanged)
+	return nil, guard.Unavailable(opName(verb, key), guard.Claim{}, errChanged)
 }
 
-// found reads what an object is, and what is known of it before its body.
-func (o *Objects) found(ctx context.Context, c *change) (*Object, state, error) {
-	if err := ended(ctx, c.op(), guard.Claim{}); err != nil {
-		return nil, state{}, err
-	}
-	s, err := o.b.read(ctx, c)
+// found reads what an object is, and what is known of it before its body; whole
+// reads that along.
+func (o *Objects) found(ctx context.Context, verb, key string, whole bool) (*Object, state, error) {
+	s, err := o.look(ctx, verb, key, whole)
 	if err != nil {
-		return nil, s, o.b.unread(c, err)
-	}
-	if err := o.writable(c.claim, c.key, &s); err != nil {
 		return nil, s, err
 	}
 	if s.kind == kindAbsent || s.kind == kindTombstone {
-		return nil, s, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+		return nil, s, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: guard.Claim{Resource: key}, Mark: s.mark}
 	}
-	return &Object{Key: c.key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
+	return &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
 }
 
-// openBody opens the body, or a section of it, of an object that is as s says;
-// false if it is that no more.
-func (b *Bucket) openBody(ctx context.Context, out *Object, s *state, part *section) (bool, error) {
-	first, length, err := part.of(s.length)
+// content is where the bytes of an object are, and what they must be.
+type content struct {
+	key, etag      string // etag is "" if nobody else writes the key
+	length, stored int64  // of the content, and of what is under the key
+	subject, by    string // for errors
+	sum            hash.Hash
+	want           []byte
+}
+
+func (s *state) where(key string) (content, error) {
+	at := content{key: key, etag: s.etag, length: s.length, stored: s.size, subject: "body", by: "trailer", sum: crc32.New(castagnoli)}
+	switch s.kind {
+	case kindPointer:
+		p := s.pointer()
+		at = content{key: p.Data, length: p.Length, stored: p.Length, subject: "data", by: "pointer", sum: at.sum}
+		var err error
+		if at.want, err = hex.DecodeString(p.CRC); err != nil || len(at.want) != crc32.Size {
+			return at, damaged(key, "its pointer has the checksum "+quoteShort(p.CRC))
+		}
+	case kindPlain:
+		at.by, at.sum, at.want = "metadata", md5.New(), s.md5[:]
+	default:
+		at.want = binary.BigEndian.AppendUint32(nil, s.crc)
+	}
+	return at, nil
+}
+
+// open opens the body, or a section of it, of an object that is as s says; false
+// if it is that no more.
+func (b *Bucket) open(ctx context.Context, out *Object, s *state, part *section) (bool, error) {
+	at, err := s.where(out.Key)
 	if err != nil {
 		return false, err
 	}
-	in := b.get(out.Key, 0)
-	in.IfMatch, in.Range = &s.etag, byteRange(first, length)
+	first, length, err := part.of(at.length)
+	if err != nil {
+		return false, err
+	}
+	in := b.get(at.key, 0)
+	in.IfMatch = str(at.etag)
+	ranged := part != nil || at.length < at.stored
+	if ranged {
+		in.Range = byteRange(first, length)
+	}
 	got, err := b.client.GetObject(ctx, in)
 	if status, _ := httpStatus(err); status == http.StatusPreconditionFailed || missing(err) {
 		return false, nil
@@ -258,29 +224,29 @@ func (b *Bucket) openBody(ctx context.Context, out *Object, s *state, part *sect
 	h, err := headOf(got)
 	switch {
 	case err != nil:
-	case h.etag != s.etag:
-		err = fmt.Errorf("the store answered with the ETag %s to a request for %s", quoteShort(h.etag), quoteShort(s.etag))
+	case at.etag != "" && h.etag != at.etag:
+		err = fmt.Errorf("the store answered with the ETag %s to a request for %s", quoteShort(h.etag), quoteShort(at.etag))
 	case in.Range != nil:
-		err = checkRange(got, first, length, s.size)
+		err = checkRange(got, first, length, at.stored)
 	}
 	if err != nil {
 		got.Body.Close()
 		return false, err
 	}
+	if ranged && length == 0 { // of what was sent, nothing is wanted
+		got.Body.Close()
+		got.Body = io.NopCloser(bytes.NewReader(nil))
+	}
+	if part != nil {
+		at.sum = nil
+	}
 	out.Headers = h.headers
 	out.Headers.Metadata = userMetadata(h.metadata)
-	v := &verifier{ReadCloser: got.Body, key: out.Key, subject: "body", by: "trailer", left: length}
-	switch {
-	case in.Range == nil && length == 0:
-		got.Body.Close() // all of it, of which nothing is wanted
-		v.ReadCloser = io.NopCloser(bytes.NewReader(nil))
-	case part != nil:
-	case s.kind == kindPlain:
-		v.by, v.sum, v.want = "metadata", md5.New(), s.md5[:]
-	default:
-		v.sum, v.want = crc32.New(castagnoli), binary.BigEndian.AppendUint32(nil, s.crc)
-	}
+	v := &verifier{ReadCloser: got.Body, key: out.Key, subject: at.subject, by: at.by, left: length, sum: at.sum, want: at.want}
 	out.Size, out.Body = length, v
+	if s.kind == kindPointer {
+		out.DataKey = at.key
+	}
 	if s.kind != kindGzip {
 		return true, nil
 	}
@@ -362,15 +328,14 @@ func (o *Objects) PresignGet(ctx context.Context, by Presigner, key string, vali
 	case valid < time.Second || valid > o.b.opts.GracePeriod:
 		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
 	}
-	c := &change{verb: "presign", given: true, claim: guard.Claim{Resource: key}, key: key}
-	out, s, err := o.found(ctx, c)
+	out, s, err := o.found(ctx, "presign", key, false)
 	if err != nil {
 		return nil, err
 	}
 	data := s.pointer().Data
 	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
 	if err != nil {
-		return nil, guard.Unavailable(c.op(), guard.Claim{}, err)
+		return nil, guard.Unavailable(opName("presign", key), guard.Claim{}, err)
 	}
 	h := signed.SignedHeader.Clone()
 	h.Del("Host")

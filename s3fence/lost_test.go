@@ -127,6 +127,49 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 	})
 }
 
+// Data of a write that was read to be lost is deleted with it, whether the read
+// follows a refusal, a lost request or the end of the context; data of a write of
+// which that is not known stays.
+func TestDataOfALostWrite(t *testing.T) {
+	overtaken := func(fault s3test.Fault, other *s3fence.Objects) s3test.Fault {
+		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
+		return fault
+	}
+	for name, c := range map[string]struct {
+		fault  func(*s3fence.Objects, context.CancelFunc) s3test.Fault
+		reason guard.Reason
+		data   int
+	}{
+		"refused": {func(other *s3fence.Objects, _ context.CancelFunc) s3test.Fault {
+			return overtaken(s3test.Fault{}, other)
+		}, guard.ReasonStale, 2},
+		"lost": {func(other *s3fence.Objects, _ context.CancelFunc) s3test.Fault {
+			return overtaken(s3test.LoseRequest(), other)
+		}, guard.ReasonStale, 2},
+		"ended": {func(other *s3fence.Objects, cancel context.CancelFunc) s3test.Fault {
+			fault := s3test.LoseRequest()
+			fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after"); cancel() }
+			return fault
+		}, guard.ReasonUnavailable, 2},
+		"not known": {func(_ *s3fence.Objects, cancel context.CancelFunc) s3test.Fault {
+			fault := s3test.LoseRequest()
+			fault.Before = func(*s3test.Request) { cancel() }
+			return fault
+		}, guard.ReasonOutcomeUnknown, 2},
+	} {
+		server, b, o := setup(t, s3fence.Pointer, 0)
+		put(t, o, claim(4, "z"), "before")
+		other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Pointer, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault(other, cancel)})
+		refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), c.reason)
+		if data := dataKeys(server); len(data) != c.data {
+			t.Errorf("%s: the data is %q, want %d", name, data, c.data)
+		}
+		cancel()
+	}
+}
+
 // A write that is given up while it is on its way may land later. It was never
 // called stale or failed, and when it lands it is in order.
 func TestGivenUpWriteLandsLater(t *testing.T) {

@@ -206,21 +206,33 @@ func (o *Objects) swap(ctx context.Context, op guard.Op, c *change) (state, erro
 //
 // Errors: ErrInvalid, ErrUnfenced, ErrUnavailable (also for a [*DamagedError]).
 func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
+	s, err := o.look(ctx, "read mark of", key, false)
+	return s.mark, err
+}
+
+// look reads the state of an object that o may read.
+func (o *Objects) look(ctx context.Context, verb, key string, whole bool) (state, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
-		return guard.Mark{}, err
+		return state{}, err
 	}
-	c := &change{verb: "read mark of", given: true, key: key}
+	c := reading(verb, key)
+	c.whole = whole
 	if err := c.ended(ctx); err != nil {
-		return guard.Mark{}, err
+		return state{}, err
 	}
 	s, err := o.b.read(ctx, c)
 	if err != nil {
-		return guard.Mark{}, o.b.unread(c, err)
+		return state{}, o.b.unread(c, err)
 	}
-	if err := o.writable(guard.Claim{Resource: key}, key, &s); err != nil {
-		return guard.Mark{}, err
+	if err := o.writable(c.claim, key, &s); err != nil {
+		return state{}, err
 	}
-	return s.mark, nil
+	return s, nil
+}
+
+// reading names a call that only reads, in errors.
+func reading(verb, key string) *change {
+	return &change{verb: verb, given: true, claim: guard.Claim{Resource: key}, key: key}
 }
 
 // Raise puts claim in the place of the object's lower mark and leaves the
@@ -317,8 +329,8 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		}
 		body, length := base.body, int64(len(base.body))
 		if o.mode == SealedGzip {
-			if h.ContentEncoding != "" && h.ContentEncoding != "gzip" {
-				return nil, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `of the object must be "gzip" or empty in this mode`)
+			if err := o.fitting(h); err != nil {
+				return nil, err
 			}
 			content, err := unpackUpTo(bytes.NewReader(body), 0, o.b.opts.MaxBody)
 			switch {
@@ -430,66 +442,18 @@ func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
 // CopyObject, whose destination has no condition on most stores and which would
 // carry the mark along. from is not changed, and may be changed by others
 // meanwhile: to holds a version that was there during the call.
+//
+// To rename, Raise from, so that no older holder writes there any more, then Copy,
+// then Delete from. In between the object is under both keys, never under none.
 // Errors: as [Objects.Get] and [Objects.Put].
 func (o *Objects) Copy(ctx context.Context, claim guard.Claim, from, to string) error {
 	if _, err := o.begin("copy", claim, to); err != nil {
 		return err
 	}
-	_, err := o.copyTo(ctx, claim, from, to)
-	return err
-}
-
-// copyTo returns the ETag of what was copied.
-func (o *Objects) copyTo(ctx context.Context, claim guard.Claim, from, to string) (string, error) {
 	object, err := o.Get(ctx, from)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer object.Body.Close()
-	return object.ETag, o.Put(ctx, claim, to, object.Body, &PutOptions{Headers: object.Headers})
-}
-
-// Rename moves the object from to the key to, under claim, which both keys' marks
-// must admit. It raises from's mark first, so that no older holder writes there
-// any more; then it copies, and deletes from if that still is what was copied, or
-// copies again. What stays at from is a tombstone.
-//
-// It is not atomic: in between, and after an error, the object may be under both
-// keys, never under none. Calling it again completes it; when it had been
-// complete, that is ErrNotFound. It is refused where [Objects.Raise] is.
-// Errors: as Raise, Get and Put.
-func (o *Objects) Rename(ctx context.Context, claim guard.Claim, from, to string) error {
-	if from == to {
-		return guard.Invalid("key", to, "is the one to rename from")
-	}
-	if _, err := o.begin("rename", claim, to); err != nil {
-		return err
-	}
-	if err := o.Raise(ctx, claim, from); err != nil {
-		return err
-	}
-	for range maxFollows {
-		etag, err := o.copyTo(ctx, claim, from, to)
-		if err != nil {
-			return err
-		}
-		c, err := o.begin("delete", claim, from)
-		if err != nil {
-			return err
-		}
-		changed := false
-		c.next = func(_ context.Context, base *state) (*write, error) {
-			if err := o.admit(claim, from, base); err != nil {
-				return nil, err
-			}
-			if changed = base.etag != etag; changed {
-				return nil, nil
-			}
-			return o.tombstone(from, base, claim, c.id), nil
-		}
-		if _, err := o.swap(ctx, guard.OpWrite, c); err != nil || !changed {
-			return err
-		}
-	}
-	return guard.OutcomeUnknown(opName("rename", from), claim, errChanged)
+	return o.Put(ctx, claim, to, object.Body, &PutOptions{Headers: object.Headers})
 }

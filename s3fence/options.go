@@ -53,10 +53,6 @@ type Options struct {
 	// RequestTimeout bounds each single request of the compare-and-swap loop;
 	// 0 means one minute.
 	RequestTimeout time.Duration
-	// ResolveTimeout bounds the one read by which a write whose context has
-	// ended is still told apart: done, not done, unknown. 0 means one second;
-	// negative reads nothing, and such a write is ErrOutcomeUnknown.
-	ResolveTimeout time.Duration
 
 	// AtomicDelete declares that the store compares and deletes in one step when
 	// a DELETE has a condition, as Amazon S3 does. Then [Store.Retire] deletes
@@ -134,7 +130,6 @@ func (o Options) resolve() (Options, error) {
 	orDefault(&o.CacheSize, 1024)
 	orDefault(&o.ProbeMaxAge, DefaultProbeMaxAge)
 	orDefault(&o.RequestTimeout, time.Minute)
-	orDefault(&o.ResolveTimeout, time.Second)
 	for _, f := range []struct {
 		field            string
 		value, low, high int64

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -89,53 +88,29 @@ func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *w
 	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, encodeJSON(p))
 }
 
-// putData stores the data, then points to it.
-func (o *Objects) putData(ctx context.Context, c *change, body io.Reader, p PutOptions) error {
-	start := time.Now()
-	err := o.putPointer(ctx, c, body, p)
-	var mark guard.Mark
-	if s, ok := o.b.cached(c.key); ok {
-		mark = s.mark
-	}
-	o.b.observe(ctx, guard.OpWrite, c.claim, mark, start, err)
-	return err
-}
-
-func (o *Objects) putPointer(ctx context.Context, c *change, body io.Reader, p PutOptions) error {
-	if err := o.admitEarly(ctx, c); err != nil {
-		return err
-	}
-	made, err := o.b.upload(ctx, c, body, p)
-	if err != nil {
-		return err
-	}
-	c.next = func(_ context.Context, base *state) (*write, error) {
-		if err := o.admit(c.claim, c.key, base); err != nil {
+// putData stores data at the first state over which it may be written, and only
+// then, so that a stale writer does not send it in vain; then it points to it.
+// done is the answer of admit if there is nothing to write.
+func (o *Objects) putData(ctx context.Context, c *change, admit func(*state) (done bool, err error), store func(context.Context, *state) (pointer, error)) error {
+	var made pointer
+	var failed error
+	c.next = func(ctx context.Context, base *state) (*write, error) {
+		if done, err := admit(base); done || err != nil {
 			return nil, err
+		}
+		if made.Data == "" && failed == nil {
+			made, failed = store(ctx, base)
+		}
+		if failed != nil {
+			return nil, failed
 		}
 		return o.b.pointerWrite(c.key, base, base.follow(kindPointer, c.claim, c.id), made), nil
 	}
-	if _, err = o.b.swap(ctx, c); err != nil {
+	s, err := o.swap(ctx, guard.OpWrite, c)
+	if made.Data != "" && (err != nil || !s.made(c.id)) { // or somebody else has adopted it
 		o.b.discard(ctx, c, made)
 	}
 	return err
-}
-
-// admitEarly decides before the data is sent, so that a stale writer does not
-// send it in vain. The pointer's own write decides again.
-func (o *Objects) admitEarly(ctx context.Context, c *change) error {
-	if err := c.ended(ctx); err != nil {
-		return err
-	}
-	if s, ok := o.b.cached(c.key); ok && o.admit(c.claim, c.key, &s) == nil {
-		return nil
-	}
-	s, err := o.b.read(ctx, c)
-	if err != nil {
-		return o.b.unread(c, err)
-	}
-	c.start = &s
-	return o.admit(c.claim, c.key, &s)
 }
 
 // discard deletes data that no pointer will ever name: its pointer was never
@@ -153,49 +128,34 @@ func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 // adoptData copies the bytes of a foreign object into data, then puts a pointer
 // in its place, if it still is what was copied.
 func (o *Objects) adoptData(ctx context.Context, c *change) error {
-	if err := c.ended(ctx); err != nil {
-		return err
-	}
-	base, err := o.b.read(ctx, c)
-	if err != nil {
-		return o.b.unread(c, err)
-	}
-	if done, err := o.adopted(c, &base); done || err != nil {
-		return err
-	}
-	in := o.b.get(c.key, 0)
-	in.IfMatch = &base.etag
-	out, err := o.b.client.GetObject(ctx, in)
-	if err != nil {
-		return o.b.unread(c, err)
-	}
-	defer out.Body.Close()
-	h, err := headOf(out)
-	if err != nil {
-		return o.b.unread(c, err)
-	}
-	h.headers.Metadata = userMetadata(h.metadata)
-	if h.headers, err = h.headers.validate(); err != nil {
-		return err
-	}
-	made, err := o.b.upload(ctx, c, out.Body, PutOptions{Headers: h.headers})
-	if err != nil {
-		return err
-	}
-	c.next = func(_ context.Context, now *state) (*write, error) {
-		if done, err := o.adopted(c, now); done || err != nil {
-			return nil, err
+	copied := ""
+	return o.putData(ctx, c, func(base *state) (bool, error) {
+		if done, err := o.adopted(c, base); done || err != nil {
+			return done, err
 		}
-		if now.etag != base.etag {
-			return nil, guard.Unavailable(c.op(), c.claim, errChanged)
+		if copied != "" && copied != base.etag {
+			return false, guard.Unavailable(c.op(), c.claim, errChanged)
 		}
-		return o.b.pointerWrite(c.key, now, now.follow(kindPointer, c.claim, c.id), made), nil
-	}
-	s, err := o.swap(ctx, guard.OpWrite, c)
-	if err != nil || !s.made(c.id) { // or somebody else has adopted it
-		o.b.discard(ctx, c, made)
-	}
-	return err
+		copied = base.etag
+		return false, nil
+	}, func(ctx context.Context, base *state) (pointer, error) {
+		in := o.b.get(c.key, 0)
+		in.IfMatch = &base.etag
+		out, err := o.b.client.GetObject(ctx, in)
+		if err != nil {
+			return pointer{}, o.b.unread(c, err)
+		}
+		defer out.Body.Close()
+		h, err := headOf(out)
+		if err != nil {
+			return pointer{}, o.b.unread(c, err)
+		}
+		h.headers.Metadata = userMetadata(h.metadata)
+		if h.headers, err = h.headers.validate(); err != nil {
+			return pointer{}, err
+		}
+		return o.b.upload(ctx, c, out.Body, h.headers)
+	})
 }
 
 // Collected is what [Objects.Collect] did.

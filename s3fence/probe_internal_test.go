@@ -537,3 +537,73 @@ func TestProbeSight(t *testing.T) {
 		t.Errorf("a wrong range: %v, %v, %d closed", ok, err, m.closed)
 	}
 }
+
+// What reads beside writes may see, and what of it the report counts.
+func TestProbeJudge(t *testing.T) {
+	etags := map[string]int{`"5"`: 5, `"6"`: 6}
+	good := sighting{how: "GET", after: 5, etag: `"6"`, meta: "6", body: "6"}
+	for name, c := range map[string]struct {
+		change      func(*sighting)
+		want        string
+		reads, torn int
+	}{
+		"as it is":                 {func(*sighting) {}, "", 2, 0},
+		"the last acknowledged":    {func(s *sighting) { s.after = 6 }, "", 2, 0},
+		"an older ETag":            {func(s *sighting) { s.etag = `"5"` }, "", 2, 1},
+		"an ETag of nobody's":      {func(s *sighting) { s.etag = `"7"` }, `!reads beside writes: GET gave the ETag "\"7\"", which no write had`, 1, 0},
+		"no metadata":              {func(s *sighting) { s.meta = "" }, "!GET gave no metadata", 1, 0},
+		"older than acknowledged":  {func(s *sighting) { s.after = 7 }, "!GET gave version 6 after 7 was acknowledged", 1, 0},
+		"a newer ETag":             {func(s *sighting) { s.meta, s.body = "5", "5" }, "!GET gave the ETag of version 6, the metadata of 5, the body of 5", 1, 0},
+		"another body":             {func(s *sighting) { s.body = "5" }, "!GET gave the ETag of version 6, the metadata of 6, the body of 5", 1, 0},
+		"HEAD, a newer ETag":       {func(s *sighting) { s.how, s.meta, s.body = "HEAD", "5", "" }, "", 2, 0},
+		"HEAD, older than allowed": {func(s *sighting) { s.how, s.after = "HEAD", 7 }, "!HEAD gave version 6", 1, 0},
+	} {
+		p := (&memory{}).prober()
+		s := good
+		c.change(&s)
+		says(t, name, p.judge([]sighting{good, s}, etags), c.want)
+		if p.reads != c.reads || p.torn != c.torn {
+			t.Errorf("%s: %d reads, %d torn", name, p.reads, p.torn)
+		}
+	}
+}
+
+// Reads beside writes of a store that keeps to what it promises, and of one that
+// answers no read.
+func TestProbeReadRace(t *testing.T) {
+	m := &memory{}
+	p := m.prober()
+	if err := p.readRace(t.Context()); err != nil || m.writes != raceWrites || p.reads < raceWrites/2 || p.torn != 0 || p.seq != raceWrites {
+		t.Errorf("%v; %d writes, %d reads, %d torn, %d bodies", err, m.writes, p.reads, p.torn, p.seq)
+	}
+	if string(m.body) != string(versionBody(raceWrites-1)) || m.opened != m.closed {
+		t.Errorf("the last version is %.16q; %d bodies of %d closed", m.body, m.closed, m.opened)
+	}
+	gets := 0
+	m = &memory{}
+	busy := func() error {
+		if gets++; gets == 1 { // the reading of what there is
+			return nil
+		}
+		return answered{503, ""}
+	}
+	m.there, m.etag = true, `"e"`
+	m.onGet = func(*s3.GetObjectOutput) error { return busy() }
+	m.onHead = func(*s3.HeadObjectOutput) error { return answered{503, ""} }
+	if err := m.prober().readRace(t.Context()); !errors.Is(err, errUndecided) {
+		t.Errorf("a store that answers no read: %v", err)
+	}
+	denied := answered{403, "AccessDenied"}
+	m = &memory{there: true, etag: `"e"`, onGet: func(*s3.GetObjectOutput) error { return denied }}
+	says(t, "cannot be read", m.prober().readRace(t.Context()), "403")
+	for _, n := range []int{1, 5} {
+		m = &memory{}
+		m.onPut = func(*s3.PutObjectInput) (string, error, bool) { return "", denied, m.writes == n }
+		says(t, "cannot be written", m.prober().readRace(t.Context()), "403")
+		if m.writes != n {
+			t.Errorf("%d writes after a refusal of number %d", m.writes, n)
+		}
+	}
+	m = &memory{onGet: func(out *s3.GetObjectOutput) error { out.ETag = nil; return nil }}
+	says(t, "no ETag", m.prober().readRace(t.Context()), "!was answered with the ETag")
+}

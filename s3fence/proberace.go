@@ -162,7 +162,6 @@ func bodyVersion(body []byte, size int64) string {
 // versitygw, which reads the ETag first. An ETag newer than what was read makes
 // the condition of a write true that was decided on an older mark.
 func (p *prober) readRace(ctx context.Context) error {
-	const check = "reads beside writes"
 	etag, err := p.etag(ctx)
 	if err != nil {
 		return err
@@ -224,6 +223,12 @@ func (p *prober) readRace(ctx context.Context) error {
 	if len(sightings) < raceWrites/2 {
 		return errUndecided
 	}
+	return p.judge(sightings, etags)
+}
+
+// judge compares what was seen with what was written: the versions by their ETags.
+func (p *prober) judge(sightings []sighting, etags map[string]int) error {
+	const check = "reads beside writes"
 	for _, s := range sightings {
 		n, known := etags[s.etag]
 		meta, err := strconv.Atoi(s.meta)

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/md5"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,20 +16,6 @@ import (
 // PutOptions is what goes with a body. The zero value sends the body alone.
 type PutOptions struct {
 	Headers Headers
-	// SHA256 is the digest that the body must have; nil means that it is not
-	// checked. A body with another is refused and not stored.
-	SHA256 []byte
-}
-
-func (p *PutOptions) resolve() (PutOptions, error) {
-	if p == nil {
-		return PutOptions{}, nil
-	}
-	if p.SHA256 != nil && len(p.SHA256) != sha256.Size {
-		return *p, guard.Invalid("PutOptions.SHA256", strconv.Itoa(len(p.SHA256))+" bytes", "must have 32 bytes")
-	}
-	h, err := p.Headers.validate()
-	return PutOptions{Headers: h, SHA256: p.SHA256}, err
 }
 
 // Put writes body to key under claim, if the object's mark admits it by the
@@ -59,21 +43,22 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 	if err != nil {
 		return err
 	}
-	p, err := opts.resolve()
+	if opts == nil {
+		opts = &PutOptions{}
+	}
+	h, err := opts.Headers.validate()
 	if err != nil {
 		return err
 	}
-	if o.mode == SealedGzip && p.Headers.ContentEncoding != "" && p.Headers.ContentEncoding != "gzip" {
-		return guard.Invalid("Headers.ContentEncoding", p.Headers.ContentEncoding, `must be "gzip" or empty in this mode`)
-	}
 	if o.mode == Pointer {
-		return o.putData(ctx, c, body, p)
+		admit := func(base *state) (bool, error) { return false, o.admit(claim, key, base) }
+		return o.putData(ctx, c, admit, func(ctx context.Context, _ *state) (pointer, error) { return o.b.upload(ctx, c, body, h) })
+	}
+	if err := o.fitting(h); err != nil {
+		return err
 	}
 	content, err := o.readBody(body)
 	if err != nil {
-		return err
-	}
-	if err := checkDigest(content, p.SHA256); err != nil {
 		return err
 	}
 	length := int64(len(content))
@@ -84,7 +69,7 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
-		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), p.Headers, content, length), nil
+		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, content, length), nil
 	}
 	_, err = o.swap(ctx, guard.OpWrite, c)
 	return err
@@ -103,18 +88,12 @@ func (o *Objects) bodyWrite(key string, next state, h Headers, body []byte, leng
 	return o.b.sealedWrite(key, next, h, body)
 }
 
-func checkDigest(body, want []byte) error {
-	if want == nil {
+// fitting refuses what a gzip file cannot be served as.
+func (o *Objects) fitting(h Headers) error {
+	if o.mode != SealedGzip || h.ContentEncoding == "" || h.ContentEncoding == "gzip" {
 		return nil
 	}
-	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], want) {
-		return wrongDigest(sum[:])
-	}
-	return nil
-}
-
-func wrongDigest(got []byte) error {
-	return guard.Invalid("body", hex.EncodeToString(got), "has this SHA-256 and not that of PutOptions.SHA256")
+	return guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `must be "gzip" or empty in this mode`)
 }
 
 // Bytes returns b as a body that is not copied: it must not change until the

@@ -14,39 +14,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// The trailer is what follows the body of a sealed object:
+// The trailer is what follows the body of a sealed object; FORMAT.md, section 2,
+// has its fields, in the order in which append writes them. It is at the end, so
+// that a range request for the last few KiB reads the mark of an object of any
+// size, and so that what reads the body from its start finds it where it was. The
+// last 16 bytes, and the version as the first of the size bytes before them, are
+// the same in all versions.
 //
-//	version   1 byte    trailerVersion
-//	kind      1 byte    what the body is
-//	flags     1 byte    bit 0: the list of recent writes is not complete
-//	count     1 byte    how many recent writes
-//	key      32 bytes   SHA-256 of the object's key
-//	token     8 bytes   big endian, as all numbers
-//	write    16 bytes   the ID of the write that made this object
-//	length    8 bytes   of the body as stored
-//	body      4 bytes   CRC-32C of the body as stored
-//	lease     1 byte    length of the lease ID, which follows
-//	recent   16 bytes   for each recent write its ID, newest first
-//	content   8 bytes   kind gzip only: length of the content, unpacked
-//	sum      16 bytes   of SHA-256 over all of the above
-//	size      4 bytes   of all of the above
-//	magic    12 bytes
-//
-// It is at the end, so that a range request for the last few KiB reads the
-// mark of an object of any size, and so that what reads the body from its
-// start finds it where it was. The last 16 bytes, and the version as the first
-// of the size bytes before them, are the same in all versions.
-//
-// Of kind gzip the body is a gzip file (RFC 1952), and the trailer stands in a
-// further member of that file, which is empty, so that whoever reads the file
-// reads the content and no more:
-//
-//	1f 8b 08 04 00 00 00 00 00 ff    deflate, FEXTRA, no time, no system
-//	xlen      2 bytes   little endian: of what follows up to the trailer's end
-//	46 50               the name of the extra field
-//	len       2 bytes   little endian: of the trailer
-//	trailer
-//	03 00 00 00 00 00 00 00 00 00    nothing, its checksum and its length
+// Of kind gzip the body is a gzip file (RFC 1952), and the trailer stands in the
+// header of a further member of that file, which is empty, so that whoever reads
+// the file reads the content and no more.
 const (
 	trailerVersion = 1
 	trailerMagic   = "fencepost/s3"

@@ -167,3 +167,15 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 		t.Error("the observer was not told")
 	}
 }
+
+// What deflate can pack into so many bytes, and not one more.
+func TestGzipRatio(t *testing.T) {
+	for content, ok := range map[uint64]bool{0: true, 1032 * 20: true, 1032*20 + 1: false} {
+		s := sealOf("k", strings.Repeat("x", 20), "a", 0)
+		s.kind, s.content = kindGzip, content
+		object := s.append([]byte(strings.Repeat("x", 20)))
+		if _, err := parseSeal("k", object, int64(len(object))); (err == nil) != ok {
+			t.Errorf("20 bytes that unpack to %d: %v", content, err)
+		}
+	}
+}

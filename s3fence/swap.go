@@ -23,6 +23,9 @@ const (
 	// cannot be learned.
 	maxSends = 8
 	maxDelay = 2 * time.Second
+	// resolveTimeout bounds the one read by which a write whose context has ended
+	// is still told apart.
+	resolveTimeout = time.Second
 )
 
 // change is a fenced write that is under way: of what, under which claim, and
@@ -113,7 +116,7 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 		}
 		base, fresh = now, true
 		if round > 1 { // once is bad luck; from then on there is a crowd
-			sleep(ctx, rand.N(min(time.Millisecond<<min(round, 10), 100*time.Millisecond)))
+			sleep(ctx, b.backoff(min(round, 3)))
 		}
 		if err := c.ended(ctx); err != nil {
 			return base, err // the last try had no effect
@@ -261,17 +264,15 @@ func (s *sending) settle(ctx context.Context) (state, bool, error) {
 	if !s.doubt || s.w.interim {
 		return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 	}
-	if s.b.opts.ResolveTimeout > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.b.opts.ResolveTimeout)
-		defer cancel()
-		if now, err := s.b.read(ctx, s.c); err == nil {
-			switch fateOf(s.c.id, s.base, &now) {
-			case fateApplied:
-				return now, true, nil
-			case fateLost:
-				s.lost = true
-				return now, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
-			}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
+	defer cancel()
+	if now, err := s.b.read(ctx, s.c); err == nil {
+		switch fateOf(s.c.id, s.base, &now) {
+		case fateApplied:
+			return now, true, nil
+		case fateLost:
+			s.lost = true
+			return now, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 		}
 	}
 	s.b.forget(s.c.key)

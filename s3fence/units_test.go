@@ -554,7 +554,7 @@ func TestOptionLimits(t *testing.T) {
 	}
 	got, err := Options{}.resolve()
 	if err != nil || got.Logger == nil || got.MaxBody != 64<<20 || got.PartSize != 8<<20 || got.Concurrency != 4 || got.GracePeriod != time.Hour ||
-		got.CacheSize != 1024 || got.ProbeMaxAge != 24*time.Hour || got.RequestTimeout != time.Minute || got.ResolveTimeout != time.Second || got.Prefix != ".fencepost/" {
+		got.CacheSize != 1024 || got.ProbeMaxAge != 24*time.Hour || got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
 		t.Errorf("the defaults are %+v, %v", got, err)
 	}
 	for prefix, want := range map[string]string{"a": "a/.fencepost/", "a/": "a/.fencepost/", strings.Repeat("p", 512): strings.Repeat("p", 512) + "/.fencepost/"} {
@@ -802,17 +802,81 @@ func TestParsePlainFields(t *testing.T) {
 	}
 }
 
-// Waits double, with jitter, up to a bound.
+// Waits double, with jitter over the upper half of their length, up to a bound.
 func TestBackoff(t *testing.T) {
-	b := &Bucket{delay: 20 * time.Millisecond}
-	for try, want := range map[int]time.Duration{1: 20 * time.Millisecond, 2: 40 * time.Millisecond, 3: 80 * time.Millisecond, 7: 1280 * time.Millisecond, 8: maxDelay, 20: maxDelay} {
-		low, high := maxDelay, time.Duration(0)
+	for _, c := range []struct {
+		delay     time.Duration
+		try       int
+		low, high time.Duration
+	}{
+		{4, 1, 2, 4}, {4, 2, 4, 8}, {4, 3, 8, 16}, {5, 1, 2, 4}, // nanoseconds, so that each length comes
+	} {
+		b := &Bucket{delay: c.delay}
+		seen := map[time.Duration]bool{}
+		for range 2000 {
+			seen[b.backoff(c.try)] = true
+		}
+		for d := range 20 * time.Nanosecond {
+			if seen[d] != (d >= c.low && d <= c.high) {
+				t.Errorf("before repetition %d with a delay of %d the wait of %d: %v", c.try, c.delay, d, seen[d])
+			}
+		}
+	}
+	for try, want := range map[int]time.Duration{7: 1280 * time.Millisecond, 8: maxDelay, 20: maxDelay} {
+		b := &Bucket{delay: 20 * time.Millisecond}
 		for range 300 {
-			d := b.backoff(try)
-			low, high = min(low, d), max(high, d)
+			if d := b.backoff(try); d < want/2 || d > want {
+				t.Errorf("the wait before repetition %d is %v, want %v to %v", try, d, want/2, want)
+			}
 		}
-		if low < want/2 || high > want || low > want*2/3 || high < want*5/6 {
-			t.Errorf("the wait before repetition %d is %v to %v, want %v to %v", try, low, high, want/2, want)
+	}
+}
+
+// A pointer, and the tombstone that takes its place, is stored with when it was at
+// which data.
+func TestPointersAreStored(t *testing.T) {
+	at := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
+	settled, later := since{3, at.Add(-3 * time.Hour)}, since{5, at.Add(-2 * time.Hour)}
+	base := &state{kind: kindPointer, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), modified: at}
+	base.body = encodeJSON(pointer{Note: "n", Data: "d", Token: 7, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	claim := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}
+	o := &Objects{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, mode: Pointer}
+	id := newWriteID()
+	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
+	for name, c := range map[string]struct {
+		w    *write
+		kind kind
+		want pointer
+	}{
+		"written": {o.b.pointerWrite("k", base, base.follow(kindPointer, claim, id), made), kindPointer, made},
+		"raised":  {o.rewrite("k", base, claim, id), kindPointer, pointer{Data: "d", Token: 7, Length: 4, CRC: "00000001"}},
+		"deleted": {o.tombstone("k", base, claim, id), kindTombstone, pointer{Token: 9}},
+	} {
+		c.want.Settled, c.want.Later = &later, &since{7, at}
+		got := c.w.state.pointer()
+		if got.Note == "" || got.Note == "n" {
+			t.Errorf("%s: the note is %q", name, got.Note)
 		}
+		got.Note = ""
+		if string(encodeJSON(got)) != string(encodeJSON(c.want)) {
+			t.Errorf("%s: %s, want %s", name, encodeJSON(got), encodeJSON(c.want))
+		}
+		size := int64(len(c.w.body) + len(c.w.trailer))
+		if c.w.state.kind != c.kind || c.w.state.id != id || c.w.state.mark != (guard.Mark{Token: 9, LeaseID: "b"}) || c.w.state.size != size ||
+			*c.w.in.ContentType != "application/json" {
+			t.Errorf("%s: %+v", name, c.w.state)
+		}
+		if c.kind == kindTombstone && size != tombstoneSize {
+			t.Errorf("a tombstone has %d bytes", size)
+		}
+	}
+	// The longest tombstone has no padding, and no more than that.
+	base.recent = make([]writeID, maxRecent)
+	claim.LeaseID = strings.Repeat("x", guard.MaxLeaseIDLen)
+	claim.Token, base.mark.Token = guard.MaxToken, guard.MaxToken
+	settled.Token, later.Token = guard.MaxToken-2, guard.MaxToken-1
+	base.body = encodeJSON(pointer{Data: "d", Token: guard.MaxToken, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	if w := o.tombstone("k", base, claim, id); w.state.size != tombstoneSize {
+		t.Errorf("the longest tombstone has %d bytes, the others %d", w.state.size, tombstoneSize)
 	}
 }

@@ -3,10 +3,8 @@ package s3fence
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"hash/crc32"
 	"io"
 	"slices"
@@ -20,81 +18,49 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// source reads the caller's data in parts and keeps its length and digests.
+// source reads the caller's data in parts and keeps its length and checksum.
 type source struct {
-	r      endReader
+	r      io.Reader
 	length int64
 	crc    uint32
-	sha    hash.Hash // nil if not asked for
-	err    error     // what ended it, if it was not its end
+	err    error // what ended it, if it was not its end
 }
 
-// fill reads into buf until it is full or the data is at its end.
-func (s *source) fill(buf []byte) (part []byte, last bool, err error) {
-	n, err := io.ReadFull(&s.r, buf)
-	part = buf[:n]
-	s.length += int64(n)
+// fill reads into buf, grown as needed so that a short body does not cost a whole
+// part, until it has size bytes or the data is at its end.
+func (s *source) fill(buf []byte, size int) (part []byte, last bool, err error) {
+	part = buf[:0]
+	for len(part) < size && !last {
+		if len(part) == cap(part) {
+			part = slices.Grow(part, min(max(len(part), 64<<10), size-len(part)))
+		}
+		n, err := s.r.Read(part[len(part):min(cap(part), size)])
+		part = part[:len(part)+n]
+		if last = err == io.EOF; err != nil && !last {
+			s.err = fmt.Errorf("s3fence: read body: %w", err)
+			return nil, false, s.err
+		}
+	}
+	s.length += int64(len(part))
 	s.crc = crc32.Update(s.crc, castagnoli, part)
-	if s.sha != nil {
-		s.sha.Write(part)
-	}
-	// An io.ErrUnexpectedEOF of the reader's own means that the data was cut
-	// short on its way to us, and is not the one that io.ReadFull makes of an end.
-	if err != nil && s.r.err == io.EOF {
-		return part, true, nil
-	}
-	if err != nil {
-		s.err = fmt.Errorf("s3fence: read body: %w", err)
-		return nil, false, s.err
-	}
-	return part, false, nil
-}
-
-// endReader remembers what a reader ended with.
-type endReader struct {
-	r   io.Reader
-	err error
-}
-
-func (e *endReader) Read(buf []byte) (int, error) {
-	n, err := e.r.Read(buf)
-	if err != nil {
-		e.err = err
-	}
-	return n, err
+	return part, last, nil
 }
 
 // upload stores the data of one write, under a key that no other write has, and
 // returns a pointer to it. It leaves nothing behind on error.
-func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, p PutOptions) (pointer, error) {
+func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, h Headers) (pointer, error) {
 	if body == nil {
 		body = bytes.NewReader(nil)
 	}
-	src := &source{r: endReader{r: body}}
-	if p.SHA256 != nil {
-		src.sha = sha256.New()
-	}
-	key := b.dataKey(c.key, c.claim.Token, c.id)
-	made := pointer{Data: key, Token: c.claim.Token}
-	first, last, err := src.fill(make([]byte, firstPart(body, b.opts.PartSize)))
-	if err == nil && !last && int64(len(first)) < b.opts.PartSize {
-		// The reader had more than it said.
-		grown := make([]byte, b.opts.PartSize)
-		n := copy(grown, first)
-		var more []byte
-		more, last, err = src.fill(grown[n:])
-		first = grown[:n+len(more)]
-	}
+	src := &source{r: body}
+	made := pointer{Data: b.dataKey(c.key, c.claim.Token, c.id), Token: c.claim.Token}
+	first, last, err := src.fill(nil, int(b.opts.PartSize))
 	switch {
 	case err != nil:
-		return pointer{}, err
 	case last:
-		if err = src.check(p); err != nil {
-			return pointer{}, err
-		}
-		err = b.putWhole(ctx, key, p.Headers, first)
+		err = b.putWhole(ctx, made.Data, h, first)
 	default:
-		err = b.putParts(ctx, key, p, src, first)
+		err = b.putParts(ctx, made.Data, h, src, first)
 	}
 	switch {
 	case err == nil:
@@ -102,32 +68,13 @@ func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, p PutOpt
 		return made, nil
 	case src.err != nil:
 		return pointer{}, src.err
-	case errors.Is(err, guard.ErrInvalid):
-		b.discard(ctx, c, made)
-		return pointer{}, err
 	}
 	b.discard(ctx, c, made)
+	if errors.Is(err, guard.ErrInvalid) {
+		return pointer{}, err
+	}
 	// Data that no pointer names was not written, as far as anybody can tell.
 	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
-}
-
-// firstPart keeps a short body from costing a whole part of memory.
-func firstPart(body io.Reader, partSize int64) int64 {
-	if sized, ok := body.(interface{ Len() int }); ok {
-		return min(int64(sized.Len())+1, partSize)
-	}
-	return partSize
-}
-
-// check compares the digest of what was read.
-func (s *source) check(p PutOptions) error {
-	if s.sha == nil {
-		return nil
-	}
-	if sum := s.sha.Sum(nil); !bytes.Equal(sum, p.SHA256) {
-		return wrongDigest(sum)
-	}
-	return nil
 }
 
 // putWhole stores data in one request. The SDK may repeat it: the key is this
@@ -167,8 +114,8 @@ type parts struct {
 // putParts stores data in parts, of which Concurrency are in memory and on
 // their way at once. Reading waits for a free buffer, so a fast reader costs no
 // more memory. A failed upload is aborted.
-func (b *Bucket) putParts(ctx context.Context, key string, p PutOptions, src *source, first []byte) (err error) {
-	created, err := b.client.CreateMultipartUpload(ctx, b.createUpload(key, p.Headers))
+func (b *Bucket) putParts(ctx context.Context, key string, h Headers, src *source, first []byte) (err error) {
+	created, err := b.client.CreateMultipartUpload(ctx, b.createUpload(key, h))
 	if err != nil {
 		return err
 	}
@@ -179,9 +126,6 @@ func (b *Bucket) putParts(ctx context.Context, key string, p PutOptions, src *so
 		}
 	}()
 	if err := u.send(ctx, src, first); err != nil {
-		return err
-	}
-	if err := src.check(p); err != nil {
 		return err
 	}
 	slices.SortFunc(u.done, func(x, y types.CompletedPart) int { return int(*x.PartNumber - *y.PartNumber) })
@@ -230,11 +174,8 @@ func (u *parts) send(ctx context.Context, src *source, first []byte) error {
 			wg.Wait()
 			return u.firstError(ctx)
 		}
-		if buf == nil {
-			buf = make([]byte, u.b.opts.PartSize)
-		}
 		var err error
-		if part, last, err = src.fill(buf); err != nil {
+		if part, last, err = src.fill(buf, int(u.b.opts.PartSize)); err != nil {
 			return err
 		}
 		if last && len(part) == 0 {

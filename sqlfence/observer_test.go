@@ -36,8 +36,6 @@ func TestObserver(t *testing.T) {
 			"raise":               {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
 			"stale raise":         {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
 			"invalid raise":       {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
-			"admit":               {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), ok); return err }, 1},
-			"stale admit":         {guard.OpAdmit, mark, func() error { _, err := db.Admit(t.Context(), old); return err }, 1},
 			"stale InTx":          {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nil) }, 1},
 			"update":              {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
 			"stale update":        {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},

@@ -30,14 +30,10 @@ var errStandby = errors.New("this server is a standby: its marks lag behind the 
 // replicas of a service share them with each other and with [DB.InTx]. A claim
 // that already is the mark costs one SELECT; a higher one is raised as by
 // [DB.Raise], which waits for older fenced transactions.
+//
+// It reports nothing to Options.Observer: the surface that asks a store answers
+// the request, and reports it, once.
 func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
-	start := time.Now()
-	mark, err := d.admit(ctx, claim)
-	d.observe(ctx, guard.Event{Op: guard.OpAdmit, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
-	return mark, err
-}
-
-func (d *DB[Tx]) admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
 	if err := claim.Validate(); err != nil {
 		return guard.Mark{}, err
 	}

@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -26,8 +25,13 @@ type openTx[Tx any] struct{ of *DB[Tx] }
 func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 
 // InTx is [DB.InTx] for a function that takes its transaction from the context.
+// It reports nothing to Options.Observer: its caller does, as with [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
-	return t.db.InTx(ctx, claim, func(ctx context.Context, tx Tx) error {
+	opts, err := (*TxOptions)(nil).resolve()
+	if err != nil {
+		return err
+	}
+	return t.db.inTx(ctx, []guard.Claim{claim}, opts, func(ctx context.Context, tx Tx) error {
 		return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx))
 	})
 }
@@ -37,13 +41,6 @@ func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx
 // fences out, where a request that would be refused is to be counted and
 // carried out all the same. For the rest it is as InTx, its errors included.
 func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
-	start := time.Now()
-	err := t.insecureTx(ctx, fn)
-	t.db.observe(ctx, guard.Event{Op: guard.OpTransaction, Duration: time.Since(start), Err: err})
-	return err
-}
-
-func (t Transactor[Tx]) insecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
 	const op = "unfenced transaction"
 	if t.db.callback(ctx) != nil {
 		return guard.Invalid("InsecureTx", "", "is called inside another transaction; pass that one on instead")

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -12,14 +11,13 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/httpfence"
 )
 
 func TestStory(t *testing.T) {
-	server := httptest.NewServer(newHandler(guard.NewMemory(nil)))
+	server := httptest.NewServer(guard.Must(newHandler(guard.NewMemory(nil))))
 	defer server.Close()
 	var out bytes.Buffer
-	if err := story(t.Context(), server, &out); err != nil || !strings.Contains(out.String(), "closed acme under token 11") {
+	if err := story(t.Context(), server, &out); err != nil || !strings.Contains(out.String(), "closed account:acme under token 11") {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
@@ -31,7 +29,7 @@ func TestProtocols(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &brittle{Store: guard.NewMemory(nil)}
-			server := httptest.NewUnstartedServer(newHandler(store))
+			server := httptest.NewUnstartedServer(guard.Must(newHandler(store)))
 			server.EnableHTTP2 = true
 			server.StartTLS()
 			defer server.Close()
@@ -40,7 +38,7 @@ func TestProtocols(t *testing.T) {
 				return err
 			}
 			acme := func(token guard.Token, lease string) guard.Claim {
-				return guard.Claim{Resource: "acme", Token: token, LeaseID: lease}
+				return guard.Claim{Resource: "account:acme", Token: token, LeaseID: lease}
 			}
 			for _, c := range []struct {
 				claim   guard.Claim
@@ -52,7 +50,7 @@ func TestProtocols(t *testing.T) {
 				{acme(10, "a"), "acme", guard.ErrStale, connect.CodeFailedPrecondition},
 				{acme(11, "a"), "acme", guard.ErrConflict, connect.CodeFailedPrecondition},
 				{acme(0, ""), "acme", guard.ErrMissing, connect.CodeInvalidArgument},
-				{acme(11, "b"), "other", nil, connect.CodeInvalidArgument},
+				{acme(11, "b"), "other", guard.ErrMisdirected, connect.CodeInvalidArgument},
 			} {
 				err := try(c.claim, c.account)
 				if c.want != nil && !errors.Is(err, c.want) || c.code != 0 && connect.CodeOf(err) != c.code || c.code == 0 && err != nil {
@@ -64,23 +62,6 @@ func TestProtocols(t *testing.T) {
 				t.Errorf("store down: %v", err)
 			}
 		})
-	}
-	// A client of another kind gets the default answer.
-	w := httptest.NewRecorder()
-	r := httptest.NewRequest("POST", procedure, nil)
-	newHandler(guard.NewMemory(nil)).ServeHTTP(w, r)
-	if w.Code != http.StatusPreconditionRequired || !errors.Is(httpfence.ErrorFrom(w.Result()), guard.ErrMissing) {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-}
-
-// TestCodesAreTotal: no reason is answered as a success or left to chance.
-func TestCodesAreTotal(t *testing.T) {
-	for _, reason := range guard.Reasons() {
-		code := codeOf(reason)
-		if code == 0 || code == connect.CodeInternal && reason != guard.ReasonLeaseLost {
-			t.Errorf("%s: %v", reason, code)
-		}
 	}
 }
 

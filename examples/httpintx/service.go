@@ -36,6 +36,8 @@ var (
 
 type replica struct {
 	db    *sqlfence.DB[pgx.Tx]
+	pool  *pgxpool.Pool
+	fence *httpfence.Middleware
 	guard func(http.Handler) http.Handler
 	work  func() // what an entry takes its time for
 }
@@ -58,7 +60,7 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{db: db, guard: fence.InTx, work: work}
+	r := &replica{db: db, pool: pool, fence: fence, guard: fence.InTx, work: work}
 	if !fenced {
 		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
 	}
@@ -67,8 +69,28 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 
 func (s *replica) handler() http.Handler {
 	r := chi.NewRouter()
-	r.With(s.guard).Post("/accounts/{id}/entries", s.enter)
+	// What does not exist is answered before the fence, or every name that
+	// somebody makes up gets a mark, which stays though its work is rolled back.
+	r.With(s.mustExist, s.guard).Post("/accounts/{id}/entries", s.enter)
 	return r
+}
+
+func (s *replica) mustExist(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		found := false
+		account, err := accountOf(r)
+		if err == nil {
+			err = s.pool.QueryRow(r.Context(), `SELECT EXISTS (SELECT FROM accounts WHERE id = $1)`, account).Scan(&found)
+		}
+		if err == nil && !found {
+			err = guard.ErrNotFound
+		}
+		if err != nil {
+			s.fence.Reject(w, r, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // enter knows nothing of fences: whatever it writes by the transaction in its
@@ -91,7 +113,7 @@ func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "the entry could not be made", http.StatusInternalServerError)
 		return
-	case tag.RowsAffected() == 0:
+	case tag.RowsAffected() == 0: // deleted since it was looked for
 		http.Error(w, "no such account", http.StatusNotFound)
 		return
 	}

@@ -133,8 +133,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestTokenIsNoPartOfTheFingerprint: a successor repeats the request.
-func TestTokenIsNoPartOfTheFingerprint(t *testing.T) {
+// TestFingerprintExcludesTheToken: a successor repeats the request.
+func TestFingerprintExcludesTheToken(t *testing.T) {
 	f := newFixture(t)
 	if status, _ := f.ask(token, "10"); status != 201 {
 		t.Fatal(status)

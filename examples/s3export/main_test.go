@@ -67,11 +67,18 @@ func startGateway(t *testing.T, product gateway.Product) store {
 	return s
 }
 
+func signedWith(part string) func(*s3test.Request) bool {
+	return func(r *s3test.Request) bool { return strings.Contains(r.Header.Get("Authorization"), part) }
+}
+
 func startS3Test(t *testing.T, etags s3test.ETagMode) store {
 	t.Helper()
 	server := s3test.New(t, &s3test.Options{
-		Buckets: []string{"exports"}, Region: "eu-central-1", ETags: etags,
-		Credentials: []s3test.Credential{{AccessKeyID: "ID"}, {AccessKeyID: "OLD", Expired: true}},
+		Buckets: []string{"exports"}, ETags: etags, Rules: []s3test.Rule{
+			{Match: signedWith("NOBODY/"), Fault: s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}},
+			{Match: signedWith("OLD/"), Fault: s3test.Fault{Status: 400, Code: "ExpiredToken"}},
+			{Match: signedWith("/us-west-2/"), Fault: s3test.Fault{Status: 400, Code: "AuthorizationHeaderMalformed"}},
+		},
 	})
 	return store{server.URL(), "eu-central-1", "ID", "secret"}
 }
@@ -127,7 +134,7 @@ func TestProfile(t *testing.T) {
 }
 
 // What cannot work is said clearly, with what to do about it.
-func TestClearErrors(t *testing.T) {
+func TestErrorHints(t *testing.T) {
 	real, fake := startGateway(t, gateway.Versitygw), startS3Test(t, s3test.ETagMD5)
 	with := func(s store, change func(*store)) store { change(&s); return s }
 	nobody := func(s *store) { s.endpoint = "http://127.0.0.1:1" }

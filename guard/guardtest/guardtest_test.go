@@ -37,9 +37,9 @@ func TestUnusableHarness(t *testing.T) {
 	}
 }
 
-// TestFailureSaysAll: whoever reads a failure has the promise before him and
+// TestFailureNamesPromiseAndSeed: whoever reads a failure has the promise before him and
 // can repeat the run.
-func TestFailureSaysAll(t *testing.T) {
+func TestFailureNamesPromiseAndSeed(t *testing.T) {
 	h := harness("lower token admitted")
 	h.Steps = 20
 	h.Seed = 42

@@ -126,9 +126,9 @@ func TestBlindTimeIsLearned(t *testing.T) {
 	}
 }
 
-// TestGoOnIsForOneLife: the word to go on is not for a child that was started
+// TestGoOnAppliesToOneLife: the word to go on is not for a child that was started
 // again meanwhile.
-func TestGoOnIsForOneLife(t *testing.T) {
+func TestGoOnAppliesToOneLife(t *testing.T) {
 	in := &pipe{}
 	c := &child{role: role{Life: 1}, in: in}
 	if c.goOn(0); in.String() != "" {

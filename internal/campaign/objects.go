@@ -150,7 +150,7 @@ func (j *journal) mischief(rng *rand.Rand) {
 		{Probability: 0.01, Fault: s3test.LoseRequest()},
 		// A write that is on its way for longer than a lease lasts.
 		{Ops: writes, Probability: 0.03, Decide: func(*s3test.Request) s3test.Fault {
-			return s3test.Slow(time.Duration(rng.IntN(900))*time.Millisecond, 0)
+			return s3test.Slow(time.Duration(rng.IntN(900)) * time.Millisecond)
 		}},
 	} {
 		j.server.Inject(rule)

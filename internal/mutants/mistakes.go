@@ -35,7 +35,6 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 
 const (
 	marksSQL      = "sqlfence/migrations/0001_fence.sql"
-	statementsGo  = "lockclient/internal/pglease/statements.go"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	tableUpdateGo = "sqlfence/statement.go"
@@ -65,14 +64,13 @@ var mistakes = []mistake{
 	},
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
-		edits: []edit{{statementsGo, "OR l.expires_at <= clock_timestamp())\n  AND excluded.not_after", "OR l.expires_at <= now())\n  AND excluded.not_after"}},
+		edits: []edit{{leasesSQL, "OR l.expires_at <= clock_timestamp())\n    AND excluded.not_after", "OR l.expires_at <= now())\n    AND excluded.not_after"}},
 		by:    unitTest("lockclient/internal/pglease", "^TestGrantAfterAWait$"),
 	},
 	{
 		name: "release without lease ID", wrong: "a late release frees the successor's lease",
 		edits: []edit{
-			{statementsGo, "const releaseOneSQL = releaseSet + `\nWHERE l.resource = $1::text AND l.lease_id = $2::text AND l.token = $3::bigint\n",
-				"const releaseOneSQL = releaseSet + `\nWHERE l.resource = $1::text AND $2::text IS NOT NULL AND $3::bigint >= 0\n"},
+			{leasesSQL, "WHERE l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token\n  RETURNING l.resource, CASE", "WHERE l.resource = u.resource\n  RETURNING l.resource, CASE"},
 		},
 		by: suite("lockclient", "^TestConformance$"),
 	},
@@ -80,29 +78,31 @@ var mistakes = []mistake{
 		name: "token from a sequence", wrong: "it is drawn before the wait for the row: the waiter wins with the smaller number",
 		edits: []edit{
 			{leasesSQL, "CREATE TABLE fencepost.leases", "CREATE SEQUENCE public.token_seq;\nCREATE TABLE fencepost.leases"},
-			{statementsGo, "SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "SELECT u.resource, nextval('public.token_seq'),"},
-			{statementsGo, "THEN l.token ELSE greatest(l.token + 1, excluded.token) END,", "THEN l.token ELSE excluded.token END,"},
+			{leasesSQL, "SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "SELECT u.resource, nextval('public.token_seq'),"},
+			{leasesSQL, "THEN l.token ELSE greatest(l.token + 1, excluded.token) END,", "THEN l.token ELSE excluded.token END,"},
 		},
 		by: unitTest("lockclient", "^TestTokensGrow$"),
 	},
 	{
 		name: "row deleted on release", wrong: "the next holder starts again at 1",
-		edits: []edit{{statementsGo, "const releaseOneSQL = releaseSet + `\n", "const releaseOneSQL = `DELETE FROM fencepost.leases l\n"}},
-		by:    suite("lockclient", "^TestConformance$"),
+		edits: []edit{{leasesSQL, "  UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()),\n    kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,\n    waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END\n  FROM unnest",
+			"  DELETE FROM fencepost.leases l\n  USING unnest"}},
+		by: suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "renewal resurrects", wrong: "a late renewal brings back a lease that is over",
-		edits: []edit{{statementsGo, "AND l.token = $3::bigint AND l.expires_at > clock_timestamp()\n  AND set_config", "AND l.token = $3::bigint\n  AND set_config"}},
+		edits: []edit{{leasesSQL, "AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY", "AND l.token = u.token FOR NO KEY"}},
 		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{
 		name: "grant not durable", wrong: "a crash issues an acknowledged token again where synchronous_commit is off",
-		edits: []edit{{statementsGo, "RETURNING l.resource, l.token, l.acquired_at, clock_timestamp(),\n  CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')", "RETURNING l.resource, l.token, l.acquired_at, clock_timestamp(),\n  CASE WHEN current_setting('synchronous_commit') = 'never'"}},
-		by:    unitTest("lockclient", "^TestGrantIsDurable$"),
+		edits: []edit{{leasesSQL, "PERFORM set_config('lock_timeout', p_wait_ms, true);\n  IF current_setting('synchronous_commit') IN ('off', 'local') THEN\n    PERFORM set_config('synchronous_commit', 'on', true);\n  END IF;\n  RETURN QUERY",
+			"PERFORM set_config('lock_timeout', p_wait_ms, true);\n  RETURN QUERY"}},
+		by: unitTest("lockclient", "^TestGrantIsDurable$"),
 	},
 	{
 		name: "deadline counted from the response", wrong: "the server gives the lease away before its holder knows",
-		edits: []edit{{"lockclient/internal/pglease/issuer.go", "g.From = guard.Token(token), Of(reclaimed), from", "g.From = guard.Token(token), Of(reclaimed), driver.Now()"}},
+		edits: []edit{{"lockclient/internal/pglease/issuer.go", "Reclaimed: Of(a.reclaimed), From: from}", "Reclaimed: Of(a.reclaimed), From: driver.Now()}"}},
 		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{

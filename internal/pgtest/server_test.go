@@ -238,7 +238,7 @@ func TestRestart(t *testing.T) {
 }
 
 // Restart waits for its port, since the URL is already in use.
-func TestRestartWaitsForItsPort(t *testing.T) {
+func TestRestartWaitsForPort(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	if err := server.StopFast(); err != nil {

@@ -230,7 +230,7 @@ func closedDirectory(t *testing.T) string {
 
 // The supervisor takes the first root that will do, and leaves nothing in those
 // that will not.
-func TestUnusableRoots(t *testing.T) {
+func TestUnusableDirectories(t *testing.T) {
 	root := newRoot(t)
 	make := func(elem ...string) string {
 		dir := filepath.Join(append([]string{root}, elem...)...)

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// TestStartTakesLittleTime: a start takes less than three seconds, or, where the
+// TestStartIsQuick: a start takes less than three seconds, or, where the
 // machine is busy or slow, not much longer than what it is made of: initdb, which
 // wrote the first and the last file of an empty data directory.
-func TestStartTakesLittleTime(t *testing.T) {
+func TestStartIsQuick(t *testing.T) {
 	var took, made time.Duration
 	for range 5 { // a busy machine may be slow once
 		begin := time.Now()

@@ -18,7 +18,8 @@ import (
 )
 
 // BenchmarkPut writes in turn a sealed object and, without a condition, the same
-// stored bytes and metadata, to a store that is a process with a file system.
+// stored bytes and metadata beside it, to a store that is a process with a file
+// system, where a key's depth costs.
 // "ratio" is the throughput of the first over that of the second by the sums,
 // "p50-ratio" by the medians.
 func BenchmarkPut(b *testing.B) {
@@ -41,7 +42,7 @@ func BenchmarkPut(b *testing.B) {
 			stored, metadata := storedAs(b, client)
 			bare := func() error {
 				_, err := client.PutObject(b.Context(), &s3.PutObjectInput{
-					Bucket: aws.String(bucket), Key: aws.String("bare"), Body: bytes.NewReader(stored), Metadata: metadata,
+					Bucket: aws.String(bucket), Key: aws.String(key + ".bare"), Body: bytes.NewReader(stored), Metadata: metadata,
 				})
 				return err
 			}

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -72,7 +73,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 		}
 		if done {
 			i.mu.Lock()
-			i.revision = 0 // what went back is dealt with
+			i.revision, i.cluster = 0, 0 // what went back is dealt with
 			i.mu.Unlock()
 			return nil
 		}
@@ -90,6 +91,9 @@ func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 		if base.modified != 0 {
 			return base, nil
 		}
+		if err := i.checkMembers(ctx); err != nil {
+			return stored{}, err
+		}
 		resp, err := i.client.Get(ctx, i.baseKey())
 		if err != nil {
 			return stored{}, err
@@ -106,6 +110,27 @@ func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 		}
 	}
 	return stored{}, errors.New("the base changes all the time")
+}
+
+// checkMembers counts the cluster's voting members.
+func (i *Issuer) checkMembers(ctx context.Context) error {
+	if i.members == 0 {
+		return nil
+	}
+	resp, err := i.client.MemberList(ctx)
+	if err != nil {
+		return fmt.Errorf("the cluster's members cannot be read: %w", err)
+	}
+	members := 0
+	for _, m := range resp.Members {
+		if !m.IsLearner {
+			members++
+		}
+	}
+	if members < i.members {
+		return fmt.Errorf("the cluster has %d voting members, Options.Members asks for %d", members, i.members)
+	}
+	return nil
 }
 
 func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {

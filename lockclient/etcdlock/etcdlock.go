@@ -45,8 +45,8 @@
 //
 //   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant.
-//   - No rights, or a foreign value under a key: guard.ErrUnavailable, and nothing
-//     was written.
+//   - No rights, a foreign value under a key, fewer members than promised:
+//     guard.ErrUnavailable, and nothing was written.
 //
 // AcquiredAt is the wall clock of the process that was granted the lease: etcd
 // tells no time. Reclaimed is never reported.
@@ -62,6 +62,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -77,6 +78,7 @@ const (
 	placeFor   = 10                     // seconds for which a place in line is kept without a new watch
 	keptFor    = 300 * time.Millisecond // for the process that was woken before
 	minTTL     = 2                      // seconds; see LeaseGrant's minimum
+	maxGranted = 100_000                // leases whose etcd lease is remembered
 	maxRetries = 5                      // of a transaction whose base or floor was raised meanwhile
 )
 
@@ -84,22 +86,28 @@ const (
 type Options struct {
 	// Prefix begins every key; empty means "fencepost/".
 	Prefix string
+	// Members is how many voting members the cluster has at least; fewer are
+	// refused, such as a single node. 0 asks for none.
+	Members int
 }
 
 // Issuer issues leases from etcd. It is safe for concurrent use; call [New].
 type Issuer struct {
 	client  *clientv3.Client
 	prefix  string
+	members int
 	process string
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 
 	mu       sync.Mutex
+	cluster  uint64             // its ID, once it is known
 	revision int64              // the highest that was seen
 	base     stored             // as last read
 	attempts map[int64]*attempt // by TTL
 	count    int                // of attempt keys
 	places   map[string]clientv3.LeaseID
+	granted  map[guard.Claim]clientv3.LeaseID // a cache: what Release need not look for
 }
 
 // stored is a number under a key, and the key's revision; both 0 if there is
@@ -137,9 +145,16 @@ func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
 	if client == nil {
 		return nil, guard.Invalid("client", "", "must not be nil")
 	}
-	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]*attempt{}, places: map[string]clientv3.LeaseID{}}
-	if opts != nil && opts.Prefix != "" {
-		i.prefix = opts.Prefix
+	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]*attempt{}, places: map[string]clientv3.LeaseID{},
+		granted: map[guard.Claim]clientv3.LeaseID{}}
+	if opts != nil {
+		i.members = opts.Members
+		if opts.Prefix != "" {
+			i.prefix = opts.Prefix
+		}
+	}
+	if i.members < 0 {
+		return nil, guard.Invalid("Options.Members", strconv.Itoa(i.members), "must not be negative")
 	}
 	i.ctx, i.cancel = context.WithCancel(context.Background())
 	return i, nil
@@ -230,14 +245,21 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 		if err != nil {
 			return driver.Grant{}, failed("acquire", r.Claim(), err)
 		}
-		if err := i.forward(resp.Header.Revision); err != nil {
+		if err := i.forward(resp.Header); err != nil {
 			return driver.Grant{}, err // and the lease is revoked
 		}
 		if resp.Succeeded {
 			if value.Base > int64(guard.MaxToken)-resp.Header.Revision {
 				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
 			}
-			return driver.Grant{Token: guard.Token(value.Base + resp.Header.Revision), AcquiredAt: time.UnixMilli(value.At)}, nil
+			claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + resp.Header.Revision)}
+			i.mu.Lock()
+			if len(i.granted) >= maxGranted {
+				clear(i.granted)
+			}
+			i.granted[claim] = lease
+			i.mu.Unlock()
+			return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(value.At)}, nil
 		}
 		get := func(n int) *clientv3.GetResponse {
 			return (*clientv3.GetResponse)(resp.Responses[n].GetResponseRange())
@@ -316,7 +338,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 	resp, err := i.client.Txn(ctx).Then(gets...).Commit()
 	if err == nil {
-		err = i.forward(resp.Header.Revision)
+		err = i.forward(resp.Header)
 	}
 	if err != nil {
 		for n, r := range renewals {
@@ -333,6 +355,9 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, err)}
 			continue
 		case h == nil || h.ID != r.Claim.LeaseID || h.token != r.Claim.Token:
+			i.mu.Lock()
+			delete(i.granted, r.Claim)
+			i.mu.Unlock()
 			results[n] = driver.Renewed{State: driver.Over}
 			continue
 		}
@@ -356,6 +381,13 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 // Release revokes the claim's etcd lease, never a key by its name. Without a
 // token it spends the lease ID first.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	i.mu.Lock()
+	lease, ok := i.granted[claim]
+	delete(i.granted, claim)
+	i.mu.Unlock()
+	if ok {
+		return i.end(ctx, claim, lease)
+	}
 	var h *held
 	if claim.Token == guard.NoToken {
 		hour, err := i.client.Grant(ctx, spentFor)
@@ -378,7 +410,12 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	if h == nil || h.ID != claim.LeaseID || claim.Token != guard.NoToken && h.token != claim.Token {
 		return false, nil
 	}
-	switch _, err := i.client.Revoke(ctx, h.lease); {
+	return i.end(ctx, claim, h.lease)
+}
+
+// end revokes a lease that a claim has.
+func (i *Issuer) end(ctx context.Context, claim guard.Claim, lease clientv3.LeaseID) (freed bool, err error) {
+	switch _, err := i.client.Revoke(ctx, lease); {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return false, nil
 	case err != nil:
@@ -417,16 +454,24 @@ func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (stri
 	return a.key, nil
 }
 
-// forward takes note of a revision and refuses one that went back.
-func (i *Issuer) forward(revision int64) error {
+// forward takes note of a revision and refuses one that went back, and another
+// cluster than before.
+func (i *Issuer) forward(h *etcdserverpb.ResponseHeader) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	// Answers overtake each other by a little; a restore loses more.
-	if revision < i.revision-10_000 || revision < i.revision/2 {
-		return fmt.Errorf("fencepost: %w: etcd's revision was %d and is %d, so the cluster was restored or replaced; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, i.revision, revision)
+	if i.cluster == 0 {
+		i.cluster = h.ClusterId
 	}
-	i.revision = max(i.revision, revision)
+	if h.ClusterId != i.cluster {
+		return fmt.Errorf("fencepost: %w: the cluster was %x and is %x, so it was replaced or this is another one; call RaiseEpoch, then restart the workers",
+			guard.ErrMarkAhead, i.cluster, h.ClusterId)
+	}
+	// Answers overtake each other by a little; a restore loses more.
+	if h.Revision < i.revision-10_000 || h.Revision < i.revision/2 {
+		return fmt.Errorf("fencepost: %w: etcd's revision was %d and is %d, so the cluster was restored; call RaiseEpoch, then restart the workers",
+			guard.ErrMarkAhead, i.revision, h.Revision)
+	}
+	i.revision = max(i.revision, h.Revision)
 	return nil
 }
 

@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"context"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -106,18 +105,21 @@ func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 		}
 		// The one before was woken, or is gone. It gets a moment to take the
 		// lease; if nobody has it then, this process may already be the first.
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(keptFor):
+		kept, stop := context.WithTimeout(ctx, keptFor)
+		for {
+			now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
+			if err != nil {
+				stop()
+				return
+			}
+			if now.Count > 0 {
+				revision = now.Header.Revision + 1
+			}
+			if now.Count > 0 || !i.changed(kept, i.leaseKey(resource), now.Header.Revision+1, false) {
+				break
+			}
 		}
-		now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
-		if err != nil {
-			return
-		}
-		if now.Count > 0 {
-			revision = now.Header.Revision + 1
-		}
+		stop()
 	}
 }
 

@@ -59,7 +59,7 @@ type AuditOptions struct {
 // as in [Operator.List], the latest first. It is read page by page. opts may be
 // nil.
 //
-// An error is the last thing it yields: guard.ErrInvalid (pattern, From not
+// An error ends the sequence: guard.ErrInvalid (pattern, From not
 // before To, Before) or guard.ErrUnavailable.
 func (o *Operator) Audit(ctx context.Context, pattern string, opts *AuditOptions) iter.Seq2[AuditRecord, error] {
 	q, err := o.auditQuery(pattern, opts)

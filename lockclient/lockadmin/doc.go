@@ -1,6 +1,6 @@
-// Package lockadmin is what operators do to the leases of package lockclient on
-// PostgreSQL: list them, cut one, read the audit, raise the epoch, purge, inspect
-// the server, and make the database's roles.
+// Package lockadmin has the operators' calls for the leases of package lockclient
+// on PostgreSQL: list them, force-unlock one, read the audit, raise the epoch,
+// purge, inspect the server, migrate, and make the database's roles.
 //
 //	op, err := lockadmin.New(pool, nil)
 //	for lease, err := range op.List(ctx, "tenant_123:billing-close:*", nil) { ... }
@@ -28,7 +28,7 @@
 // failed over, and 1,099,511,627,777 and up after the first promotion. Before a
 // client is granted anything on a server it has the server enter its epoch,
 // durably; every statement that grants checks that it is on that server still,
-// so a failover behind a pooler is noticed too. Noticed by themselves are:
+// so a failover behind a pooler is noticed too. These are noticed without a call:
 //
 //   - the promotion of a standby, and recovery to a point in time: each begins
 //     a timeline;
@@ -37,8 +37,8 @@
 //     object numbers differ, and the base becomes the highest epoch that the
 //     leases know of plus one.
 //
-// Nothing can be seen on the server after these, so the operator calls
-// [Operator.RaiseEpoch], before the applications are started again:
+// The server cannot detect these. Call [Operator.RaiseEpoch] after them, before the
+// applications are started again:
 //
 //   - a snapshot or file copy of the server's disk was started instead of it:
 //     the timeline is the same;
@@ -70,8 +70,8 @@
 //
 // # What an operator cannot do
 //
-// No call lowers a token. ForceUnlock does not stop the cut holder from writing:
-// that does the burned claim, once it is raised at the resource.
+// No call lowers a token. ForceUnlock does not stop the cut holder from writing;
+// raising the burned claim at the resource does.
 //
 // # Compatibility
 //

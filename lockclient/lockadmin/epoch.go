@@ -22,7 +22,7 @@ type Epoch struct {
 	// Base is the part of it that is stored, in fencepost.epoch.
 	Base int64 `json:"base"`
 	// Timeline is the server's WAL timeline, 1 unless it was promoted or
-	// restored to a point in time; 0 if it cannot be seen.
+	// restored to a point in time; 0 if it cannot be read.
 	Timeline int64 `json:"timeline,omitempty"`
 	// SystemIdentifier names the database cluster; empty if it cannot be seen.
 	SystemIdentifier string `json:"systemIdentifier,omitempty"`
@@ -39,7 +39,7 @@ type Epoch struct {
 }
 
 // Epoch asks the server for its epoch and, like the first acquire on a server,
-// sees to it that tokens are granted in it. Watch Epoch.Hidden where failovers
+// makes sure that tokens are granted in it. Watch Epoch.Hidden where failovers
 // must be noticed.
 //
 // Errors: guard.ErrUnavailable, also for a server that is a standby.

@@ -13,9 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// TestOperatorsEvents: each call that changes something is told once, by its name,
+// TestOperatorEvents: each call that changes something is told once, by its name,
 // with who, what and how far; one that fails or changes nothing is not told as done.
-func TestOperatorsEvents(t *testing.T) {
+func TestOperatorEvents(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	rec := &recorder{}

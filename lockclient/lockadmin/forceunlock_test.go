@@ -251,9 +251,9 @@ func TestForceUnlockRefused(t *testing.T) {
 	}
 }
 
-// TestRecordNeedsWords: who calls the function without this package records no
+// TestAuditRequiresActorAndReason: who calls the function without this package records no
 // actor or reason of nothing but space either.
-func TestRecordNeedsWords(t *testing.T) {
+func TestAuditRequiresActorAndReason(t *testing.T) {
 	pool := migrated(t)
 	for _, test := range []struct{ actor, reason, constraint string }{
 		{"Ada", "stuck", ""}, // control

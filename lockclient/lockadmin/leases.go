@@ -19,8 +19,8 @@ type LeaseState string
 const (
 	// StateHeld: somebody has it, by the server's clock.
 	StateHeld LeaseState = "held"
-	// StateExpired: it ran out without a release; its holder crashed, was
-	// paused or could not reach the server. Everybody may acquire it.
+	// StateExpired: it ran out without a release: its holder crashed, was
+	// paused or could not reach the server. Anybody may acquire it.
 	StateExpired LeaseState = "expired"
 	// StateFree: it was released or force-unlocked, or never granted.
 	StateFree LeaseState = "free"
@@ -56,7 +56,7 @@ type LeaseInfo struct {
 	// Awaited says that somebody waits for it, or did so within the last five
 	// seconds. Waiters that poll, behind a pooler, are not seen.
 	Awaited bool `json:"awaited"`
-	// Waiters is how many processes stand in line for it; 0 unless it is awaited.
+	// Waiters is how many processes wait for it; 0 unless it is awaited.
 	Waiters int `json:"waiters,omitempty"`
 	// Metadata is what the holder says of itself, or the last one if the lease
 	// expired; empty if it said nothing or the state is free.
@@ -81,13 +81,13 @@ type ListOptions struct {
 //	"tenant_1:*:2026-04"    "*" in place of a component is any one
 //	"tenant_1:bill*"        at the end "*" is any rest
 //
-// So "tenant_1" never shows tenant_12. Components are as in a name, escaped; a
-// "*" that is meant is written "%2A". It is read page by page, each by one
-// statement on a range of the primary key that looks at no more than 5,000 rows:
-// it begins at once and takes the same memory however many leases there are.
+// So "tenant_1" never shows tenant_12. Components are escaped as in a name; write
+// "%2A" for a literal "*". List reads page by page, each by one statement on a
+// range of the primary key that looks at no more than 5,000 rows: it starts at
+// once and uses the same memory however many leases there are.
 // Leases that come and go meanwhile may be missed, none is listed twice.
 //
-// An error is the last thing it yields: guard.ErrInvalid (pattern, States,
+// An error ends the sequence: guard.ErrInvalid (pattern, States,
 // After) or guard.ErrUnavailable. opts may be nil.
 func (o *Operator) List(ctx context.Context, pattern string, opts *ListOptions) iter.Seq2[LeaseInfo, error] {
 	q, err := o.listQuery(pattern, opts)

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Operator looks at leases and repairs them: what somebody on call needs. It is
+// Operator inspects and repairs leases: what somebody on call needs. It is
 // made by [New]. It is safe for concurrent use, starts nothing and needs no
 // closing.
 type Operator struct {
@@ -87,7 +87,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 }
 
 var (
-	errRaced = errors.New("others were faster, again and again")
+	errRaced = errors.New("other changes kept coming first")
 	errNoRow = errors.New("it was never leased, or its row was purged")
 )
 

@@ -26,13 +26,13 @@ const (
 type PurgeOptions struct {
 	// OlderThan is how long a lease must have been free, or expired, for its row
 	// to be deleted, by the server's clock; 0 means 24 h, at least a
-	// millisecond. It is no matter of safety.
+	// millisecond. Safety does not depend on it.
 	OlderThan time.Duration
 	// Batch is how many rows one transaction deletes at most; 0 means 100, at
 	// most 1000. Grants and renewals are kept out while it runs.
 	Batch int
 	// LockTimeout bounds how long a batch waits for its lock, and with it how
-	// long grants and renewals can be made to wait in vain; 0 means 20 ms, at
+	// long it can make grants and renewals wait for nothing; 0 means 20 ms, at
 	// most a second. Raise it where a commit takes longer than that.
 	LockTimeout time.Duration
 	// Every is the time between two rounds of [Operator.PurgeLoop], less up to a
@@ -91,8 +91,8 @@ type Purged struct {
 // nil options are the defaults. Several processes may purge.
 //
 // Errors: guard.ErrInvalid (also for a handle with a namespace);
-// guard.ErrUnavailable, if the batch that failed deleted nothing, among other reasons since a lock was in the way for all of
-// Options.OpTimeout; guard.ErrOutcomeUnknown. Purged says what was deleted
+// guard.ErrUnavailable (the batch that failed deleted nothing, for example because
+// it got no lock within Options.OpTimeout); guard.ErrOutcomeUnknown. Purged says what was deleted
 // before; calling again goes on.
 func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
 	if err := o.namespace.Everything("Purge"); err != nil {
@@ -160,9 +160,8 @@ func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []strin
 }
 
 // PurgeLoop calls [Operator.Purge] every PurgeOptions.Every, for the first time
-// after a random part of it, until ctx ends. It starts nothing by itself: run it in
-// a goroutine. A purge that fails is logged as lock_purge_failed and no reason to
-// stop.
+// after a random part of it, until ctx ends. It blocks: run it in a goroutine. A
+// purge that fails is logged as lock_purge_failed, and the loop continues.
 //
 // It returns the cause of ctx's end, or guard.ErrInvalid at once.
 func (o *Operator) PurgeLoop(ctx context.Context, opts *PurgeOptions) error {

@@ -354,9 +354,9 @@ func TestForceUnlockedNeedsItsLease(t *testing.T) {
 	}
 }
 
-// TestRolesByAPoorOwner: the schema's owner needs no right to make roles where
+// TestRolesByUnprivilegedOwner: the schema's owner needs no right to make roles where
 // they are there. The control asks for one that is not.
-func TestRolesByAPoorOwner(t *testing.T) {
+func TestRolesByUnprivilegedOwner(t *testing.T) {
 	url := pgtest.Database(t)
 	super := dial(t, url)
 	unique := strings.ToLower(rand.Text()[:10])

@@ -44,7 +44,7 @@
 //
 //   - The server is away, or its answer was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
-//   - No rights, a wrong password, a foreign value under a key:
+//   - No rights, a wrong password, a foreign value under a key, a replica:
 //     guard.ErrUnavailable with the server's words. Nothing was written.
 //   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
 //     on that resource any more.
@@ -424,7 +424,7 @@ func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s scr
 // failed says what an error means. The server's refusals of the first kind come
 // before anything is written, and would come to every attempt alike.
 func failed(op string, claim guard.Claim, err error) error {
-	for _, code := range []string{"NOAUTH ", "WRONGPASS ", "NOPERM ", "WRONGTYPE ", "ERR fencepost: "} {
+	for _, code := range []string{"NOAUTH ", "WRONGPASS ", "NOPERM ", "WRONGTYPE ", "READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ", "CROSSSLOT ", "MOVED ", "ERR fencepost: "} {
 		if strings.HasPrefix(err.Error(), code) {
 			return guard.Unavailable(op, claim, err)
 		}

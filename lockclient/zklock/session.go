@@ -359,15 +359,14 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// opened notes that the leader has begun the session, or found it alive.
+// opened notes that the ensemble has begun the session. That a server found it
+// alive when a connection was made again proves nothing: a leader that was
+// stopped and deposed says so, too.
 func (s *session) opened(began, granted time.Duration, id int64) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	if s.id == 0 {
-		s.id, s.granted = id, granted
-	}
-	if id == s.id && id != 0 {
-		s.safe = max(s.safe, began)
+		s.id, s.granted, s.safe = id, granted, began
 	}
 }
 

@@ -183,10 +183,15 @@ func (s *session) turn(ctx context.Context, resource, mine string) bool {
 		if n > 0 {
 			// The one before was woken, or is gone. It gets a moment to take the
 			// lease; if nobody has it then, this process may already be the first.
-			pause := make(chan struct{})
-			timer := time.AfterFunc(keptFor, func() { close(pause) })
-			wait(ctx, pause)
-			timer.Stop()
+			exists, changed, err := s.watch(ctx, s.i.lockPath(resource))
+			if err != nil {
+				return ctx.Err() == nil
+			}
+			if !exists {
+				kept, stop := context.WithTimeout(ctx, keptFor)
+				wait(kept, changed)
+				stop()
+			}
 		}
 	}
 }

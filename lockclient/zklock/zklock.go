@@ -3,8 +3,9 @@
 // Residual risk: a holder whose server is cut off from the leader learns late
 // that its session has ended, because servers answer pings and reads by
 // themselves. So a deadline counts from an older write, see "Deadlines" below;
-// that is a measured margin and no proof. Where it does not hold, a second
-// holder has the higher token and a fence refuses the first.
+// that is a measured margin and no proof. It is a matter of ticks: servers that
+// get no processor for longer use it up. Where it does not hold, a second holder
+// has the higher token and a fence refuses the first.
 //
 // The token is a base plus the zxid of the transaction that created the lease's
 // node. Zxids grow over release, restart and election. The base makes tokens
@@ -438,115 +439,6 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
 }
 
-// Release deletes the lease's two nodes, of which one is named by the lease ID:
-// so a successor's stays. Without a token it leaves one that spends the ID.
-func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	s, err := i.holding(ctx, claim)
-	if err != nil {
-		return false, unsent("release", claim, err)
-	}
-	if claim.Token == guard.NoToken {
-		return s.spend(ctx, claim)
-	}
-	if known, _ := s.knows(claim); !known {
-		h, err := s.holder(ctx, claim.Resource)
-		if err != nil {
-			return false, guard.Unavailable("release", claim, err)
-		}
-		if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
-			return false, nil
-		}
-	}
-	freed, err = s.remove(ctx, claim, -1)
-	if err != nil {
-		return false, failed("release", claim, err)
-	}
-	return freed, nil
-}
-
-// holding returns the session that has the lease, or else the one for waiting:
-// any can delete any node.
-func (i *Issuer) holding(ctx context.Context, claim guard.Claim) (*session, error) {
-	i.mu.Lock()
-	for _, s := range i.sessions {
-		if s.leases[claim] != nil {
-			i.mu.Unlock()
-			return s, nil
-		}
-	}
-	i.mu.Unlock()
-	return i.session(ctx, controlTicks*i.opts.TickTime)
-}
-
-// spend leaves a node under which no acquire of this lease ID succeeds, and frees
-// its lease.
-func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	i, path := s.i, s.i.idPath(claim.Resource, claim.LeaseID)
-	for range maxRetries {
-		id, err := s.stat(ctx, path)
-		switch {
-		case err != nil:
-			return false, guard.Unavailable("release", claim, err)
-		case id != nil && id.EphemeralOwner == 0:
-			return false, nil
-		}
-		ops := []any{i.create(path, nil, zk.FlagPersistent)}
-		if id != nil {
-			ops = []any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}, ops[0]}
-		}
-		_, which, err := s.multi(ctx, ops...)
-		switch {
-		case err == nil:
-			i.sweepLater(claim.Resource)
-			return id != nil, nil
-		case which < 0:
-			return false, failed("release", claim, err)
-		case id == nil && errors.Is(err, zk.ErrNoNode):
-			if err := s.makeContainer(ctx, claim.Resource); err != nil {
-				return false, unsent("release", claim, err)
-			}
-		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrBadVersion): // it changed meanwhile
-		default:
-			return false, guard.Unavailable("release", claim, err)
-		}
-	}
-	return false, guard.Unavailable("release", claim, errors.New("the lease changes all the time"))
-}
-
-// sweepLater deletes the spent lease IDs of a resource that are an hour old, when
-// the one that was just spent is.
-func (i *Issuer) sweepLater(resource string) {
-	timer := time.AfterFunc(spentFor+time.Minute, func() {
-		ctx, cancel := context.WithTimeout(i.ctx, time.Minute)
-		defer cancel()
-		if s, err := i.session(ctx, controlTicks*i.opts.TickTime); err == nil {
-			s.sweep(ctx, resource, spentFor)
-		}
-	})
-	context.AfterFunc(i.ctx, func() { timer.Stop() })
-}
-
-// sweep deletes spent lease IDs of at least that age, by the servers' clock.
-func (s *session) sweep(ctx context.Context, resource string, age time.Duration) {
-	now, err := s.time(ctx)
-	if err != nil {
-		return
-	}
-	children, err := s.children(ctx, resource)
-	if err != nil {
-		return
-	}
-	for _, child := range children {
-		path := s.i.container(resource) + "/" + child
-		if !strings.HasPrefix(child, "id-") {
-			continue
-		}
-		if stat, err := s.stat(ctx, path); err == nil && stat != nil && stat.EphemeralOwner == 0 && stat.Ctime <= now-age.Milliseconds() {
-			call(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, stat.Version) })
-		}
-	}
-}
-
 // holder reads a lock's node; nil if there is none.
 func (s *session) holder(ctx context.Context, resource string) (*held, error) {
 	return s.read(ctx, s.i.lockPath(resource))
@@ -608,23 +500,6 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 		return 0, false, nil
 	}
 	return 0, false, guard.Unavailable("acquire", claim, err)
-}
-
-// remove deletes a lease's nodes; freed is false if they are gone. version -1 is
-// any.
-func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {
-	_, which, err := s.multi(ctx,
-		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: version},
-		&zk.DeleteRequest{Path: s.i.lockPath(claim.Resource), Version: -1})
-	switch {
-	case err == nil:
-		s.forget(claim)
-		return true, nil
-	case which >= 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
-		s.forget(claim)
-		return false, nil
-	}
-	return false, err
 }
 
 // foreign is a value that this package did not write.

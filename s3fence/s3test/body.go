@@ -20,7 +20,7 @@ import (
 
 // body is a request's body, decoded.
 type body struct {
-	data   []byte // nil if discarded
+	data   []byte
 	size   int64
 	md5    [md5.Size]byte
 	sha256 [sha256.Size]byte
@@ -47,9 +47,9 @@ func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
 	if op == CompleteMultipartUpload {
 		declared = nil // they are the object's, not this body's
 	}
-	keep := &keeper{limit: s.opts.DiscardAbove}
+	var kept bytes.Buffer
 	md5sum, sha := md5.New(), sha256.New()
-	sinks := []io.Writer{keep, md5sum, sha}
+	sinks := []io.Writer{&kept, md5sum, sha}
 	hashes := map[string]hash.Hash{}
 	for _, name := range declared {
 		hashes[name] = newSum(name)
@@ -63,7 +63,7 @@ func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
 	if err != nil {
 		return b, nil, err
 	}
-	b.data, b.size = keep.bytes(), n
+	b.data, b.size = bytes.Clone(kept.Bytes()), n // a buffer grows in leaps, and the history keeps every body
 	md5sum.Sum(b.md5[:0])
 	sha.Sum(b.sha256[:0])
 	if chunks != nil {
@@ -104,33 +104,6 @@ func (b *body) verifySum(name, want string, h hash.Hash) *answer {
 	}
 	b.sums.Set(name, want)
 	return nil
-}
-
-// keeper keeps what is written to it, unless that exceeds a limit.
-type keeper struct {
-	limit int64 // 0 is none
-	buf   bytes.Buffer
-	over  bool
-}
-
-func (k *keeper) Write(p []byte) (int, error) {
-	if k.limit > 0 && int64(k.buf.Len()+len(p)) > k.limit {
-		k.over = true
-		k.buf = bytes.Buffer{}
-	}
-	if !k.over {
-		k.buf.Write(p)
-	}
-	return len(p), nil
-}
-
-// bytes returns what was kept: nil only if it was too much.
-func (k *keeper) bytes() []byte {
-	if k.over {
-		return nil
-	}
-	// Buffers grow in leaps; the history keeps every body for long.
-	return append(make([]byte, 0, k.buf.Len()), k.buf.Bytes()...)
 }
 
 const sumPrefix = "X-Amz-Checksum-"

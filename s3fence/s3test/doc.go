@@ -61,12 +61,6 @@
 // A client that uses net/http sends GET and HEAD requests again by itself when
 // a connection that had been used before is closed without an answer; a lost
 // response to those may be visible in [Server.Count] alone.
-//
-// # Large bodies
-//
-// Objects are kept in memory, in the history as well. With
-// [Options.DiscardAbove] only length and hashes of large ones are kept, so that
-// a test can upload gigabytes.
 package s3test
 
 import (
@@ -83,15 +77,6 @@ type Options struct {
 	// server without faults.
 	Rules []Rule
 
-	// Region is the server's region: requests that are signed for another are
-	// refused. The zero value accepts every region.
-	Region string
-
-	// Credentials, if there are any, are the only ones that are let in. Only the
-	// access key ID is looked at. The zero value accepts unsigned requests and
-	// all credentials.
-	Credentials []Credential
-
 	// ETags says how ETags are made; see also [Server.SetETags]. The zero value
 	// is [ETagMD5].
 	ETags ETagMode
@@ -99,10 +84,6 @@ type Options struct {
 	// MinPartSize is the least size of all parts of a multipart upload but the
 	// last, in bytes. Zero is Amazon's 5 MiB, a negative value is no limit.
 	MinPartSize int64
-
-	// DiscardAbove is the size in bytes above which bodies are hashed and
-	// counted, but not kept. A GET of such an object is refused. Zero keeps all.
-	DiscardAbove int64
 
 	// NoHistory turns [Server.History] off, for benchmarks with more writes than
 	// memory has room for.
@@ -119,13 +100,6 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Credential is an access key ID that the server knows.
-type Credential struct {
-	AccessKeyID string
-	// Expired credentials are refused as such.
-	Expired bool
-}
-
 // ETagMode is how a server makes ETags.
 type ETagMode int
 
@@ -140,6 +114,9 @@ const (
 
 // DefaultBucket is the bucket of a server that was not told otherwise.
 const DefaultBucket = "bucket"
+
+// region is what every server says it is in.
+const region = "us-east-1"
 
 const (
 	defaultMinPartSize = 5 << 20

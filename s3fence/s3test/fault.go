@@ -12,9 +12,7 @@ import (
 // zero value is nothing. Its parts combine, and take effect in the order of the
 // fields.
 type Fault struct {
-	// DelayBefore is waited for after the request was received.
-	DelayBefore time.Duration
-	// Before is called next, before the request is looked at. It may block, and
+	// Before is called first, before the request is looked at. It may block, and
 	// may itself use the server.
 	Before func(*Request)
 
@@ -33,8 +31,6 @@ type Fault struct {
 	// After is called when the request has taken effect, if it has any, with the
 	// status of the answer that has not been sent yet. It may block.
 	After func(*Request, int)
-	// DelayAfter is waited for next.
-	DelayAfter time.Duration
 
 	// ShortRanges refuses a suffix range that is longer than the object with
 	// 416, as some gateways do, instead of answering with all of it.
@@ -78,9 +74,9 @@ func LoseRequest() Fault { return Fault{Lose: true} }
 // connection is closed without an answer.
 func LoseResponse() Fault { return Fault{Lose: true, Applied: true} }
 
-// Slow is the fault of a request that waits before and after it takes effect.
-func Slow(before, after time.Duration) Fault {
-	return Fault{DelayBefore: before, DelayAfter: after}
+// Slow is the fault of a request that is looked at some time after it was received.
+func Slow(by time.Duration) Fault {
+	return Fault{Before: func(*Request) { time.Sleep(by) }}
 }
 
 // Race is the fault of a store that compares first and writes later.
@@ -118,20 +114,6 @@ func (f *Fault) answer() *answer {
 
 // plan is all that happens to one request: the faults of all rules that match.
 type plan []Fault
-
-func (p plan) delayBefore() (d time.Duration) {
-	for _, f := range p {
-		d += f.DelayBefore
-	}
-	return d
-}
-
-func (p plan) delayAfter() (d time.Duration) {
-	for _, f := range p {
-		d += f.DelayAfter
-	}
-	return d
-}
 
 func (p plan) race() (d time.Duration) {
 	for _, f := range p {

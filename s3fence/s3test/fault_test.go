@@ -149,13 +149,8 @@ func TestFaultsCombine(t *testing.T) {
 		Before: func(r *s3test.Request) { note("before " + string(r.Body)) },
 		After:  func(r *s3test.Request, status int) { note(fmt.Sprint("after ", status)) },
 	}})
-	c.server.Inject(s3test.Rule{Fault: s3test.Slow(30*time.Millisecond, 30*time.Millisecond)})
 	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.IgnoreConditions()})
-	begin := time.Now()
 	c.put("a", "1", "If-Match", `"no such thing"`)
-	if took := time.Since(begin); took < 60*time.Millisecond {
-		t.Errorf("took %v", took)
-	}
 	if want := []string{"before 1", "after 200"}; !slices.Equal(events, want) {
 		t.Errorf("%q, want %q", events, want)
 	}
@@ -341,14 +336,11 @@ func TestPauseScript(t *testing.T) {
 func TestCloseLetsPausedRequestsGo(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	pause := c.server.Pause(s3test.Rule{}, s3test.BeforeApply)
-	c.server.Inject(s3test.Rule{Key: "slow", Fault: s3test.Slow(time.Hour, 0)})
-	held, slow := c.goPut("a", "1"), c.goPut("slow", "1")
+	held := c.goPut("a", "1")
 	wait(t, pause)
 	c.server.Close()
-	for _, done := range []<-chan outcome{held, slow} {
-		if o := <-done; o.err == nil {
-			t.Errorf("%+v", o)
-		}
+	if o := <-held; o.err == nil {
+		t.Errorf("%+v", o)
 	}
 	if h := c.server.History("", ""); len(h) != 0 {
 		t.Errorf("%+v", h)

@@ -14,12 +14,10 @@ import (
 
 // upload is a multipart upload in progress. Server.mu guards it.
 type upload struct {
-	id        string
-	started   time.Time
-	object    *Object // without its body
-	parts     map[int]*part
-	kept      int64 // bytes of bodies of parts
-	discarded bool
+	id      string
+	started time.Time
+	object  *Object // without its body
+	parts   map[int]*part
 }
 
 type part struct {
@@ -83,32 +81,12 @@ func (s *Server) uploadPart(c *call) *answer {
 	}
 	// The description of the object decides about encryption.
 	p := &part{body: c.body, etag: s.etag(u.object, c.body.md5[:], ""), modified: s.opts.Now()}
-	if old := u.parts[number]; old != nil {
-		u.kept -= int64(len(old.body.data))
-	}
 	u.parts[number] = p
-	u.kept += int64(len(p.body.data))
-	u.limit(s.opts.DiscardAbove)
 	h := http.Header{"Etag": {p.etag}}
 	for name, values := range c.body.sums {
 		h[name] = values
 	}
 	return &answer{status: http.StatusOK, header: h}
-}
-
-// limit forgets the bodies of all parts once they are too much together, or one
-// of them was too much by itself.
-func (u *upload) limit(bytes int64) {
-	for _, p := range u.parts {
-		u.discarded = u.discarded || p.body.data == nil
-	}
-	if !u.discarded && (bytes == 0 || u.kept <= bytes) {
-		return
-	}
-	u.discarded, u.kept = true, 0
-	for _, p := range u.parts {
-		p.body.data = nil
-	}
 }
 
 func (s *Server) abortUpload(c *call) *answer {
@@ -202,16 +180,11 @@ func (s *Server) assemble(c *call, u *upload, parts []completePart) (*Object, *a
 		numbers = append(numbers, p.PartNumber)
 		o.Size += have.body.size
 	}
-	if want := c.header.Get("X-Amz-Mp-Object-Size"); want != "" && want != strconv.FormatInt(o.Size, 10) {
-		return nil, fail("InvalidRequest", "Message", "The provided 'x-amz-mp-object-size' header does not match what was computed.")
+	o.Body = make([]byte, 0, o.Size)
+	for _, n := range numbers {
+		o.Body = append(o.Body, u.parts[n].body.data...)
 	}
-	if !u.discarded {
-		o.Body = make([]byte, 0, o.Size)
-		for _, n := range numbers {
-			o.Body = append(o.Body, u.parts[n].body.data...)
-		}
-		o.SHA256 = sha256.Sum256(o.Body)
-	}
+	o.SHA256 = sha256.Sum256(o.Body)
 	o.ETag = s.multipartETag(u, numbers)
 	o.sums = http.Header{}
 	return &o, nil

@@ -170,28 +170,7 @@ func (s *Server) headBucket(c *call) *answer {
 	if s.buckets[c.Bucket] == nil {
 		return fail("NoSuchBucket")
 	}
-	return &answer{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {s.region()}}}
-}
-
-func (s *Server) deleteBucket(c *call) *answer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.buckets[c.Bucket]
-	switch {
-	case b == nil:
-		return fail("NoSuchBucket")
-	case len(b.objects) > 0 || len(b.uploads) > 0:
-		return fail("BucketNotEmpty")
-	}
-	delete(s.buckets, c.Bucket)
-	return &answer{status: http.StatusNoContent}
-}
-
-func (s *Server) region() string {
-	if s.opts.Region == "" {
-		return "us-east-1"
-	}
-	return s.opts.Region
+	return &answer{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {region}}}
 }
 
 func (s *Server) getObject(c *call) *answer {
@@ -247,9 +226,6 @@ func (s *Server) getObject(c *call) *answer {
 	}
 	if c.Op == HeadObject {
 		return a
-	}
-	if o.Body == nil {
-		return fail("NotImplemented", "Message", "The body of this object was too large to be kept.")
 	}
 	a.body = o.Body[first : first+length]
 	return a
@@ -413,13 +389,10 @@ type listEntry struct {
 	StorageClass string
 }
 
-type commonPrefix struct{ Prefix string }
-
 type listResult struct {
 	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
 	Name                  string
 	Prefix                string
-	Delimiter             string `xml:",omitempty"`
 	StartAfter            string `xml:",omitempty"`
 	ContinuationToken     string `xml:",omitempty"`
 	NextContinuationToken string `xml:",omitempty"`
@@ -428,7 +401,6 @@ type listResult struct {
 	MaxKeys               int
 	IsTruncated           bool
 	Contents              []listEntry
-	CommonPrefixes        []commonPrefix
 }
 
 func (s *Server) listObjects(c *call) *answer {
@@ -447,7 +419,7 @@ func (s *Server) listObjects(c *call) *answer {
 	}
 	encode := encoding(q)
 	result := listResult{
-		Name: c.Bucket, Prefix: encode(q.Get("prefix")), Delimiter: encode(q.Get("delimiter")),
+		Name: c.Bucket, Prefix: encode(q.Get("prefix")),
 		StartAfter: encode(q.Get("start-after")), ContinuationToken: q.Get("continuation-token"),
 		EncodingType: q.Get("encoding-type"), MaxKeys: limit,
 	}
@@ -458,57 +430,23 @@ func (s *Server) listObjects(c *call) *answer {
 		return fail("NoSuchBucket")
 	}
 	last := ""
-	for item := range page(b.keys, q.Get("prefix"), q.Get("delimiter"), after) {
-		if result.KeyCount == limit {
-			result.IsTruncated = limit > 0
+	first, _ := slices.BinarySearch(b.keys, max(q.Get("prefix"), after+"\x00")) // the least key that is greater
+	for _, key := range b.keys[first:] {
+		if !strings.HasPrefix(key, q.Get("prefix")) {
 			break
 		}
-		result.KeyCount++
-		last = item
-		if o := b.objects[item]; o != nil && !isCommonPrefix(item, q.Get("prefix"), q.Get("delimiter")) {
-			result.Contents = append(result.Contents, listEntry{encode(item), stamp(o.Modified), o.ETag, o.Size, "STANDARD"})
-		} else {
-			result.CommonPrefixes = append(result.CommonPrefixes, commonPrefix{encode(item)})
+		if result.KeyCount == limit {
+			if result.IsTruncated = limit > 0; result.IsTruncated {
+				result.NextContinuationToken = base64.RawURLEncoding.EncodeToString([]byte(last))
+			}
+			break
 		}
-	}
-	if result.IsTruncated {
-		result.NextContinuationToken = base64.RawURLEncoding.EncodeToString([]byte(last))
+		o := b.objects[key]
+		result.Contents = append(result.Contents, listEntry{encode(key), stamp(o.Modified), o.ETag, o.Size, "STANDARD"})
+		result.KeyCount++
+		last = key
 	}
 	return document(result)
-}
-
-// page yields the keys and common prefixes after a key or common prefix, in
-// order. keys are sorted.
-func page(keys []string, prefix, delimiter, after string) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		i, found := slices.BinarySearch(keys, max(prefix, after))
-		if found && keys[i] == after {
-			i++
-		}
-		for i < len(keys) && strings.HasPrefix(keys[i], prefix) {
-			item := keys[i]
-			i++
-			if delimiter != "" {
-				if at := strings.Index(item[len(prefix):], delimiter); at >= 0 {
-					item = item[:len(prefix)+at+len(delimiter)]
-					for i < len(keys) && strings.HasPrefix(keys[i], item) {
-						i++
-					}
-				}
-			}
-			// The earlier page may have ended with a common prefix.
-			if item == after {
-				continue
-			}
-			if !yield(item) {
-				return
-			}
-		}
-	}
-}
-
-func isCommonPrefix(item, prefix, delimiter string) bool {
-	return delimiter != "" && strings.Contains(item[len(prefix):], delimiter)
 }
 
 func pageSize(q url.Values, name string) (int, bool) {

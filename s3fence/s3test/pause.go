@@ -157,48 +157,25 @@ func (d *OvertakenDeletes) Fault(r *Request) Fault {
 func version(r *Request) string { return r.Bucket + "/" + r.Key + " " + r.Header.Get("If-Match") }
 
 // signals are sent once for each name, and waited for any number of times.
-type signals struct {
-	mu sync.Mutex
-	by map[string]*signal
-}
+type signals struct{ sent, channels sync.Map }
 
-type signal struct {
-	sent bool
-	c    chan struct{}
-}
-
-// of returns the signal of that name. s.mu is held.
-func (s *signals) of(name string) *signal {
-	if s.by == nil {
-		s.by = map[string]*signal{}
-	}
-	if s.by[name] == nil {
-		s.by[name] = &signal{c: make(chan struct{})}
-	}
-	return s.by[name]
+func (s *signals) of(name string) chan struct{} {
+	c, _ := s.channels.LoadOrStore(name, make(chan struct{}))
+	return c.(chan struct{})
 }
 
 // send reports whether it was the first to send.
 func (s *signals) send(name string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one := s.of(name)
-	if one.sent {
-		return false
+	_, again := s.sent.LoadOrStore(name, true)
+	if !again {
+		close(s.of(name))
 	}
-	one.sent = true
-	close(one.c)
-	return true
+	return !again
 }
 
 func (s *signals) wait(name string) {
-	s.mu.Lock()
-	c := s.of(name).c
-	s.mu.Unlock()
-	timer := time.NewTimer(meetingLimit)
-	defer timer.Stop()
 	select {
-	case <-c:
-	case <-timer.C:
+	case <-s.of(name):
+	case <-time.After(meetingLimit):
 	}
 }

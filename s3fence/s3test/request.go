@@ -10,12 +10,10 @@ import (
 // Op is an operation of S3, by Amazon's name.
 type Op string
 
-// The operations. Those that are not implemented are counted under their names,
-// or as Unknown, and refused.
+// The operations. All others are counted as Unknown, and refused.
 const (
 	CreateBucket            Op = "CreateBucket"
 	HeadBucket              Op = "HeadBucket"
-	DeleteBucket            Op = "DeleteBucket"
 	ListObjectsV2           Op = "ListObjectsV2"
 	PutObject               Op = "PutObject"
 	GetObject               Op = "GetObject"
@@ -25,8 +23,6 @@ const (
 	UploadPart              Op = "UploadPart"
 	CompleteMultipartUpload Op = "CompleteMultipartUpload"
 	AbortMultipartUpload    Op = "AbortMultipartUpload"
-	CopyObject              Op = "CopyObject"
-	UploadPartCopy          Op = "UploadPartCopy"
 	Unknown                 Op = "Unknown"
 )
 
@@ -56,8 +52,7 @@ type signs struct {
 var operations = []signs{
 	{CreateBucket, http.MethodPut, false, nil, nil},
 	{HeadBucket, http.MethodHead, false, nil, nil},
-	{DeleteBucket, http.MethodDelete, false, nil, nil},
-	{ListObjectsV2, http.MethodGet, false, []string{"list-type"}, []string{"prefix", "delimiter", "start-after", "continuation-token", "max-keys", "encoding-type", "fetch-owner"}},
+	{ListObjectsV2, http.MethodGet, false, []string{"list-type"}, []string{"prefix", "start-after", "continuation-token", "max-keys", "encoding-type", "fetch-owner"}},
 	{PutObject, http.MethodPut, true, nil, nil},
 	{GetObject, http.MethodGet, true, nil, nil},
 	{HeadObject, http.MethodHead, true, nil, nil},
@@ -86,12 +81,7 @@ func parse(r *http.Request) *Request {
 		}
 	}
 	if r.Header.Get("X-Amz-Copy-Source") != "" {
-		switch req.Op {
-		case PutObject:
-			req.Op = CopyObject
-		case UploadPart:
-			req.Op = UploadPartCopy
-		}
+		req.Op = Unknown
 	}
 	return req
 }

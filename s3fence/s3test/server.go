@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -103,20 +102,15 @@ func Start(opts *Options) *Server {
 func (s *Server) URL() string { return s.http.URL }
 
 // Client returns Amazon's client for this server, with the retries and checksums
-// that applications have. The credentials are those of the first of
-// [Options.Credentials], or any.
+// that applications have, and some credentials.
 func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
-	id := "s3test"
-	if len(s.opts.Credentials) > 0 {
-		id = s.opts.Credentials[0].AccessKeyID
-	}
 	return s3.New(s3.Options{
-		BaseEndpoint: aws.String(s.URL()), UsePathStyle: true, Region: s.region(), HTTPClient: s.HTTPClient(),
+		BaseEndpoint: aws.String(s.URL()), UsePathStyle: true, Region: region, HTTPClient: s.HTTPClient(),
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenSupported,
 		ResponseChecksumValidation: aws.ResponseChecksumValidationWhenSupported,
 		Retryer:                    retry.AddWithMaxBackoffDelay(retry.NewStandard(), 5*time.Millisecond), // a test does not wait for seconds
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-			return aws.Credentials{AccessKeyID: id, SecretAccessKey: "secret"}, nil
+			return aws.Credentials{AccessKeyID: "s3test", SecretAccessKey: "secret"}, nil
 		}),
 	}, change...)
 }
@@ -174,7 +168,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	req.Body, req.Size = body.data, body.size
 	c := &call{Request: req, r: r, header: r.Header, body: body, plan: s.plan(req)}
-	s.sleep(c.plan.delayBefore())
 	for _, f := range c.plan {
 		if f.Before != nil {
 			f.Before(req)
@@ -189,9 +182,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.ignoreHeaders()
 	a := refusal
-	if refused := s.authorize(c); refused != nil {
-		a = refused
-	}
 	if a == nil {
 		a = s.dispatch(c)
 	}
@@ -200,7 +190,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			f.After(req, a.status)
 		}
 	}
-	s.sleep(c.plan.delayAfter())
 	if s.isClosed() {
 		s.abort(req)
 	}
@@ -284,8 +273,6 @@ func (s *Server) dispatch(c *call) *answer {
 		return s.createBucket(c)
 	case HeadBucket:
 		return s.headBucket(c)
-	case DeleteBucket:
-		return s.deleteBucket(c)
 	case ListObjectsV2:
 		return s.listObjects(c)
 	case PutObject:
@@ -322,38 +309,34 @@ var failures = map[string]struct {
 	status  int
 	message string
 }{
-	"AccessDenied":                 {403, "Access Denied"},
-	"AuthorizationHeaderMalformed": {400, "The authorization header is malformed."},
-	"BadDigest":                    {400, "The Content-MD5 or checksum value that you specified did not match what the server received."},
-	"BucketAlreadyOwnedByYou":      {409, "Your previous request to create the named bucket succeeded and you already own it."},
-	"BucketNotEmpty":               {409, "The bucket you tried to delete is not empty."},
-	"ConditionalRequestConflict":   {409, "A conflicting operation occurred during processing of the conditional request."},
-	"EntityTooLarge":               {400, "Your proposed upload exceeds the maximum allowed object size."},
-	"EntityTooSmall":               {400, "Your proposed upload is smaller than the minimum allowed size."},
-	"ExpiredToken":                 {400, "The provided token has expired."},
-	"IncompleteBody":               {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
-	"InternalError":                {500, "We encountered an internal error. Please try again."},
-	"InvalidAccessKeyId":           {403, "The AWS Access Key Id you provided does not exist in our records."},
-	"InvalidArgument":              {400, "Invalid Argument"},
-	"InvalidBucketName":            {400, "The specified bucket is not valid."},
-	"InvalidDigest":                {400, "The Content-MD5 you specified is not valid."},
-	"InvalidPart":                  {400, "One or more of the specified parts could not be found. The part may not have been uploaded, or the specified entity tag may not match the part's entity tag."},
-	"InvalidPartOrder":             {400, "The list of parts was not in ascending order. Parts must be ordered by part number."},
-	"InvalidRange":                 {416, "The requested range is not satisfiable"},
-	"InvalidRequest":               {400, "Invalid Request"},
-	"InvalidURI":                   {400, "Couldn't parse the specified URI."},
-	"KeyTooLongError":              {400, "Your key is too long"},
-	"MalformedXML":                 {400, "The XML you provided was not well-formed or did not validate against our published schema"},
-	"MetadataTooLarge":             {400, "Your metadata headers exceed the maximum allowed metadata size"},
-	"MissingContentLength":         {411, "You must provide the Content-Length HTTP header."},
-	"NoSuchBucket":                 {404, "The specified bucket does not exist"},
-	"NoSuchKey":                    {404, "The specified key does not exist."},
-	"NoSuchUpload":                 {404, "The specified multipart upload does not exist. The upload ID may be invalid, or the upload may have been aborted or completed."},
-	"NotImplemented":               {501, "A header or parameter you provided implies functionality that is not implemented"},
-	"PreconditionFailed":           {412, "At least one of the pre-conditions you specified did not hold"},
-	"RequestTimeout":               {400, "Your socket connection to the server was not read from or written to within the timeout period."},
-	"SlowDown":                     {503, "Please reduce your request rate."},
-	"XAmzContentSHA256Mismatch":    {400, "The provided 'x-amz-content-sha256' header does not match what was computed."},
+	"AccessDenied":               {403, "Access Denied"},
+	"BadDigest":                  {400, "The Content-MD5 or checksum value that you specified did not match what the server received."},
+	"BucketAlreadyOwnedByYou":    {409, "Your previous request to create the named bucket succeeded and you already own it."},
+	"ConditionalRequestConflict": {409, "A conflicting operation occurred during processing of the conditional request."},
+	"EntityTooLarge":             {400, "Your proposed upload exceeds the maximum allowed object size."},
+	"EntityTooSmall":             {400, "Your proposed upload is smaller than the minimum allowed size."},
+	"IncompleteBody":             {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
+	"InternalError":              {500, "We encountered an internal error. Please try again."},
+	"InvalidArgument":            {400, "Invalid Argument"},
+	"InvalidBucketName":          {400, "The specified bucket is not valid."},
+	"InvalidDigest":              {400, "The Content-MD5 you specified is not valid."},
+	"InvalidPart":                {400, "One or more of the specified parts could not be found. The part may not have been uploaded, or the specified entity tag may not match the part's entity tag."},
+	"InvalidPartOrder":           {400, "The list of parts was not in ascending order. Parts must be ordered by part number."},
+	"InvalidRange":               {416, "The requested range is not satisfiable"},
+	"InvalidRequest":             {400, "Invalid Request"},
+	"InvalidURI":                 {400, "Couldn't parse the specified URI."},
+	"KeyTooLongError":            {400, "Your key is too long"},
+	"MalformedXML":               {400, "The XML you provided was not well-formed or did not validate against our published schema"},
+	"MetadataTooLarge":           {400, "Your metadata headers exceed the maximum allowed metadata size"},
+	"MissingContentLength":       {411, "You must provide the Content-Length HTTP header."},
+	"NoSuchBucket":               {404, "The specified bucket does not exist"},
+	"NoSuchKey":                  {404, "The specified key does not exist."},
+	"NoSuchUpload":               {404, "The specified multipart upload does not exist. The upload ID may be invalid, or the upload may have been aborted or completed."},
+	"NotImplemented":             {501, "A header or parameter you provided implies functionality that is not implemented"},
+	"PreconditionFailed":         {412, "At least one of the pre-conditions you specified did not hold"},
+	"RequestTimeout":             {400, "Your socket connection to the server was not read from or written to within the timeout period."},
+	"SlowDown":                   {503, "Please reduce your request rate."},
+	"XAmzContentSHA256Mismatch":  {400, "The provided 'x-amz-content-sha256' header does not match what was computed."},
 }
 
 // fail makes an error; name and value pairs become elements of its document.
@@ -449,48 +432,3 @@ func (a *answer) errorDocument(req *Request) []byte {
 
 // stamp is a time as S3's documents have it.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
-
-// authorize checks who asks and for which region it was signed, as far as the
-// options want it. It does not verify the signature.
-func (s *Server) authorize(c *call) *answer {
-	credential := c.Query.Get("X-Amz-Credential")
-	algorithm, parameters, signed := strings.Cut(c.r.Header.Get("Authorization"), " ")
-	if signed {
-		for field := range strings.SplitSeq(parameters, ",") {
-			if value, ok := strings.CutPrefix(strings.TrimSpace(field), "Credential="); ok {
-				credential = value
-			}
-		}
-	}
-	if credential == "" {
-		if len(s.opts.Credentials) > 0 {
-			return fail("AccessDenied")
-		}
-		return nil
-	}
-	// The access key ID may itself contain a slash; date, region, service and
-	// "aws4_request" follow it.
-	scope := strings.Split(credential, "/")
-	if len(scope) < 5 {
-		return fail("AuthorizationHeaderMalformed")
-	}
-	id, region := strings.Join(scope[:len(scope)-4], "/"), scope[len(scope)-3]
-	if s.opts.Region != "" && region != s.opts.Region && !strings.HasPrefix(algorithm, "AWS4-ECDSA") {
-		a := fail("AuthorizationHeaderMalformed",
-			"Message", "The authorization header is malformed; the region '"+region+"' is wrong; expecting '"+s.opts.Region+"'",
-			"Region", s.opts.Region)
-		a.header = map[string][]string{"X-Amz-Bucket-Region": {s.opts.Region}}
-		return a
-	}
-	if len(s.opts.Credentials) == 0 {
-		return nil
-	}
-	i := slices.IndexFunc(s.opts.Credentials, func(known Credential) bool { return known.AccessKeyID == id })
-	switch {
-	case i < 0:
-		return fail("InvalidAccessKeyId", "AWSAccessKeyId", id)
-	case s.opts.Credentials[i].Expired:
-		return fail("ExpiredToken")
-	}
-	return nil
-}

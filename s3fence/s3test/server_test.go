@@ -85,36 +85,6 @@ func (c *client) holds(key, body string) {
 	}
 }
 
-// signed is the header of a request that was signed, or says so.
-func signed(id, region string) string {
-	return "AWS4-HMAC-SHA256 Credential=" + id + "/20260101/" + region + "/s3/aws4_request, SignedHeaders=host, Signature=00"
-}
-
-func TestCredentials(t *testing.T) {
-	c := newClient(t, s3test.Options{
-		Region:      "eu-central-1",
-		Credentials: []s3test.Credential{{AccessKeyID: "good"}, {AccessKeyID: "old", Expired: true}},
-	})
-	for _, r := range []struct {
-		authorization string
-		status        int
-		body          string
-	}{
-		{signed("good", "eu-central-1"), 200, ""},
-		{signed("old", "eu-central-1"), 400, "<Code>ExpiredToken</Code>"},
-		{signed("who", "eu-central-1"), 403, "<Code>InvalidAccessKeyId</Code>"},
-		{signed("good", "us-east-1"), 400, "<Region>eu-central-1</Region>"},
-		{"AWS4-HMAC-SHA256 nonsense", 403, "<Code>AccessDenied</Code>"},
-		{"", 403, "<Code>AccessDenied</Code>"},
-	} {
-		c.do(r.status, r.body, http.MethodPut, "/a", "1", "Authorization", r.authorization)
-	}
-	if n := len(c.server.History(bucket, "a")); n != 1 {
-		t.Errorf("%d writes", n)
-	}
-	c.do(403, "InvalidAccessKeyId", http.MethodGet, "/a?X-Amz-Credential=who%2F20260101%2Feu-central-1%2Fs3%2Faws4_request", "")
-}
-
 // What the server does not know must not be taken for something it knows.
 func TestUnknownRequestsChangeNothing(t *testing.T) {
 	c := newClient(t, s3test.Options{})
@@ -127,8 +97,8 @@ func TestUnknownRequestsChangeNothing(t *testing.T) {
 	c.do(501, "NotImplemented", http.MethodGet, "", "") // the first version of the listing
 	c.do(501, "NotImplemented", http.MethodPost, "/a", "")
 	c.holds("a", "1")
-	if n := c.server.Count(s3test.CopyObject); n != 1 {
-		t.Errorf("%d copies counted", n)
+	if n := c.server.Count(s3test.Unknown); n != 6 {
+		t.Errorf("%d unknown requests counted", n)
 	}
 }
 
@@ -166,40 +136,6 @@ func TestEncryption(t *testing.T) {
 	c.do(200, "body", http.MethodGet, "/a", "", key, "md5-of-key")
 }
 
-func TestDiscardedBodies(t *testing.T) {
-	c := newClient(t, s3test.Options{DiscardAbove: 1 << 20})
-	const size = 64 << 20
-	r, err := http.NewRequest(http.MethodPut, c.server.URL()+"/"+bucket+"/large", io.LimitReader(zeros{}, size))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.ContentLength = size
-	answer, err := c.server.HTTPClient().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer.Body.Close()
-	o, _ := c.server.Object(bucket, "large")
-	h := sha256.New()
-	io.Copy(h, io.LimitReader(zeros{}, size))
-	if o.Body != nil || o.Size != size || [sha256.Size]byte(h.Sum(nil)) != o.SHA256 || o.ETag != answer.Header.Get("Etag") {
-		t.Errorf("%d bytes kept of %d, ETag %s", len(o.Body), o.Size, o.ETag)
-	}
-	if head := c.do(200, "", http.MethodHead, "/large", ""); head.header.Get("Content-Length") != fmt.Sprint(size) {
-		t.Errorf("%v", head.header)
-	}
-	c.do(501, "NotImplemented", http.MethodGet, "/large", "")
-	c.put("small", strings.Repeat("x", 1<<20))
-	c.do(200, "x", http.MethodGet, "/small", "")
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) {
-	clear(p)
-	return len(p), nil
-}
-
 func TestTLS(t *testing.T) {
 	c := newClient(t, s3test.Options{TLS: true})
 	if !strings.HasPrefix(c.server.URL(), "https://") {
@@ -225,12 +161,8 @@ func TestBuckets(t *testing.T) {
 	c.server.CreateBucket(bucket)
 	c.server.CreateBucket("another")
 	c.do(409, "BucketAlreadyOwnedByYou", http.MethodPut, "", "")
+	c.do(200, "", http.MethodHead, "", "")
 	c.put("a", "1")
-	c.do(409, "BucketNotEmpty", http.MethodDelete, "", "")
-	c.do(204, "", http.MethodDelete, "/a", "")
-	c.do(204, "", http.MethodDelete, "", "")
-	c.do(404, "NoSuchBucket", http.MethodPut, "/a", "1")
-	c.do(200, "", http.MethodPut, "", "")
 	defer func() {
 		if recover() == nil {
 			t.Error("a bucket with an invalid name")
@@ -419,16 +351,4 @@ func TestMultipartHistory(t *testing.T) {
 	if u := c.server.Uploads(bucket); len(u) != 0 {
 		t.Errorf("uploads %q", u)
 	}
-}
-
-func TestDiscardedParts(t *testing.T) {
-	c := newClient(t, s3test.Options{DiscardAbove: 1 << 20, MinPartSize: -1})
-	id := c.start("a")
-	body := strings.Repeat("x", 700<<10)
-	etags := []string{c.part("a", id, 1, body), c.part("a", id, 2, body)}
-	c.do(200, "", http.MethodPost, "/a?uploadId="+id, completion(item(1, etags[0], ""), item(2, etags[1], "")))
-	if o, _ := c.server.Object(bucket, "a"); o.Body != nil || o.Size != 2*700<<10 || !strings.HasSuffix(o.ETag, `-2"`) {
-		t.Errorf("%d bytes kept of %d, ETag %s", len(o.Body), o.Size, o.ETag)
-	}
-	c.do(501, "", http.MethodGet, "/a", "")
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -169,8 +171,9 @@ func TestConformance(t *testing.T) {
 				t.Cleanup(func() { i.Close() })
 				return i, n
 			},
-			TTL:   6 * time.Second, // longer than Slack and a second, or leases would end by themselves
-			Slack: 3 * time.Second, // see "What a late request does" in the documentation
+			TTL:      6 * time.Second, // longer than Slack and a second, or leases would end by themselves
+			Slack:    3 * time.Second, // see "What a late request does" in the documentation
+			Parallel: true,
 		}
 	})
 }
@@ -211,6 +214,115 @@ func TestP3TokensSurviveAWipedCluster(t *testing.T) {
 	}
 	if after := acquire(t, issuer(t, addr), "r", "b"); after.Token <= before.Token {
 		t.Errorf("token %v after %v", after.Token, before.Token)
+	}
+}
+
+// TestP3TokensSurviveARestore: an old copy of the data is put back, and no
+// revision is bumped. A new process repeats tokens until RaiseEpoch is called,
+// and one that ran through it refuses: the first is the residual risk.
+func TestP3TokensSurviveARestore(t *testing.T) {
+	dir := t.TempDir()
+	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
+	addr, stop := startNode(t, data)
+	acquire(t, issuer(t, addr), "first", "a")
+	stop()
+	if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
+		t.Fatal(err)
+	}
+	addr, stop = startNode(t, data)
+	lost := acquire(t, issuer(t, addr), "r", "a")
+	stop()
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(data, os.DirFS(backup)); err != nil {
+		t.Fatal(err)
+	}
+	addr, _ = startNode(t, data)
+	i := issuer(t, addr)
+	if next := acquire(t, i, "r", "b"); next.Token > lost.Token {
+		t.Errorf("control: token %v after %v, though the revision went back", next.Token, lost.Token)
+	} else if freed, err := i.Release(t.Context(), next); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	if err := i.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if next := acquire(t, issuer(t, addr), "r", "c"); next.Token <= lost.Token {
+		t.Errorf("token %v after %v and RaiseEpoch", next.Token, lost.Token)
+	}
+}
+
+// TestRefusals: what the cluster is not, or does not allow, is an error in plain
+// words, and nothing is granted.
+func TestRefusals(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	refused := func(name, want string, err error) {
+		t.Helper()
+		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want ErrUnavailable that says %q", name, err, want)
+		}
+	}
+	three, err := etcdlock.New(connect(t, addr), &etcdlock.Options{Members: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = three.Acquire(t.Context(), ask("r", "a"))
+	refused("one node, three promised", "Options.Members asks for 3", err)
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46")) // TLS: protocol version alert
+			conn.Close()
+		}
+	}()
+	for name, addr := range map[string]string{"a server that uses TLS": l.Addr().String(), "nobody there": freePort(t)} {
+		r := ask("r", "a")
+		r.Timeout = 2 * time.Second
+		_, err := issuer(t, addr).Acquire(t.Context(), r)
+		refused(name, "", err)
+	}
+
+	c := connect(t, addr)
+	for _, f := range []func() error{
+		func() error { _, err := c.UserAdd(t.Context(), "root", "secret"); return err },
+		func() error { _, err := c.UserGrantRole(t.Context(), "root", "root"); return err },
+		func() error { _, err := c.UserAdd(t.Context(), "nobody", "secret"); return err },
+		func() error { _, err := c.AuthEnable(t.Context()); return err },
+	} {
+		if err := f(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = issuer(t, addr).Acquire(t.Context(), ask("r", "a"))
+	refused("no user", "user name is empty", err)
+	nobody, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "nobody", Password: "secret", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nobody.Close() })
+	i, err := etcdlock.New(nobody, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = i.Acquire(t.Context(), ask("r", "a"))
+	refused("a user without rights", "permission denied", err)
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "root", Password: "secret", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	if got, err := root.Get(t.Context(), "fencepost/lease/", clientv3.WithPrefix()); err != nil || got.Count != 0 {
+		t.Errorf("%d leases were left, %v", got.Count, err)
 	}
 }
 
@@ -260,8 +372,8 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	}
 }
 
-// TestServerWentBack: a running issuer that finds itself on a cluster with lower
-// revisions refuses.
+// TestServerWentBack: a running issuer that finds itself on another cluster
+// refuses.
 func TestServerWentBack(t *testing.T) {
 	oldAddr, _ := startNode(t, t.TempDir())
 	newAddr, _ := startNode(t, t.TempDir())
@@ -287,7 +399,7 @@ func TestServerWentBack(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if !errors.Is(last, guard.ErrMarkAhead) || !strings.Contains(last.Error(), "RaiseEpoch") {
-		t.Errorf("on a cluster that went back: %v; want ErrMarkAhead and the way out", last)
+		t.Errorf("on another cluster: %v; want ErrMarkAhead and the way out", last)
 	}
 }
 

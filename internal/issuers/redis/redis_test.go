@@ -124,17 +124,20 @@ func subscribeOf(c redis.UniversalClient) func(context.Context, string, func(str
 }
 
 // TestConformance runs the suite, and the suite on broken issuers.
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conformance(t, startServer(t).addr) }
+
+func conformance(t *testing.T, addr string) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
-		s := startServer(t)
+		s := &server{}
 		return drivertest.Harness{
-			Issuer: func(t testing.TB) driver.Issuer { return s.issuer(t, s.addr) },
+			Issuer: func(t testing.TB) driver.Issuer { return s.issuer(t, addr) },
 			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
-				proxy := drivertest.NewProxy(t, "tcp", s.addr)
+				proxy := drivertest.NewProxy(t, "tcp", addr)
 				return s.issuer(t, proxy.Addr()), proxy
 			},
-			TTL:   2 * time.Second,
-			Purge: func(testing.TB) {},
+			TTL:      8 * time.Second,
+			Parallel: true,
+			Purge:    func(testing.TB) {},
 		}
 	})
 }

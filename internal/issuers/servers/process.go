@@ -5,6 +5,7 @@ package servers
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -12,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 )
 
@@ -21,7 +21,7 @@ type Process struct {
 	// Addr is where its clients connect.
 	Addr string
 
-	t       testing.TB
+	t       TB
 	command []string
 	env     []string
 	log     string // a file
@@ -45,6 +45,14 @@ var starter = sync.OnceValue(func() chan func() {
 	return c
 })
 
+// StartCommand starts a process that the kernel kills with this one.
+func StartCommand(cmd *exec.Cmd) error {
+	cmd.SysProcAttr = dieWithParent()
+	started := make(chan error)
+	starter() <- func() { started <- cmd.Start() }
+	return <-started
+}
+
 // Start starts the node and returns when it can be used.
 func (p *Process) Start() {
 	p.t.Helper()
@@ -63,10 +71,7 @@ func (p *Process) launch() {
 	cmd := exec.Command(p.command[0], p.command[1:]...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), p.env...)
-	cmd.SysProcAttr = dieWithParent()
-	started := make(chan error)
-	starter() <- func() { started <- cmd.Start() }
-	if err := <-started; err != nil {
+	if err := StartCommand(cmd); err != nil {
 		p.t.Fatal(err)
 	}
 	done := make(chan struct{})
@@ -83,7 +88,7 @@ func (p *Process) Await() {
 	done := p.done
 	p.mu.Unlock()
 	var err error
-	for began := time.Now(); time.Since(began) < 2*time.Minute; time.Sleep(5 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(5 * time.Millisecond) {
 		if err = p.ready(); err == nil {
 			return
 		}
@@ -94,7 +99,8 @@ func (p *Process) Await() {
 		default:
 		}
 	}
-	p.t.Fatalf("%s is not ready after two minutes: %v", p.command[0], err)
+	text, _ := os.ReadFile(p.log)
+	p.t.Fatalf("%s is not ready after five minutes: %v; the end of its log: %s", p.command[0], err, text[max(0, len(text)-2000):])
 }
 
 // Kill kills the node as the kernel does, and returns when it is gone.
@@ -119,7 +125,7 @@ func (p *Process) signal(s syscall.Signal) {
 }
 
 // program finds a server's program, or says how to install it.
-func program(t testing.TB, name string) string {
+func program(t TB, name string) string {
 	t.Helper()
 	for _, dir := range append(strings.Split(os.Getenv("PATH"), ":"), "/usr/sbin", "/usr/local/sbin") {
 		if path, err := exec.LookPath(dir + "/" + name); err == nil {
@@ -130,15 +136,21 @@ func program(t testing.TB, name string) string {
 	return ""
 }
 
-// FreeAddr is an address of loopback that nobody listens on.
-func FreeAddr(t testing.TB) string {
+// FreeAddr is an address of loopback that nobody listens on. It is below the
+// ports that the kernel gives to outgoing connections, one of which would
+// otherwise take the place of a node that is down.
+func FreeAddr(t TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	for range 1000 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 12000+rand.IntN(20000))); err == nil {
+			l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal(err)
+	return ""
 }
 
 func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }

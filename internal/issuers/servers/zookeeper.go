@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"testing"
 	"time"
 )
 
@@ -16,6 +15,7 @@ const ZooKeeperTick = 400 * time.Millisecond
 type ZooKeeper struct {
 	Nodes []*Process
 	dirs  []string
+	links [][]*Link // by follower and leader
 }
 
 // Addrs are the nodes'.
@@ -29,7 +29,7 @@ func (z *ZooKeeper) Addrs() []string {
 
 // StartZooKeeper starts an ensemble of n servers; one is standalone. The lines
 // are added to each server's configuration.
-func StartZooKeeper(t testing.TB, n int, lines ...string) *ZooKeeper {
+func StartZooKeeper(t TB, n int, lines ...string) *ZooKeeper {
 	t.Helper()
 	java := program(t, "java")
 	var classes []string
@@ -46,18 +46,27 @@ func StartZooKeeper(t testing.TB, n int, lines ...string) *ZooKeeper {
 		classes = append(classes, found)
 	}
 	z := &ZooKeeper{}
-	members := ""
-	var addrs []string
-	for id := range n {
-		addrs = append(addrs, FreeAddr(t))
-		if n > 1 {
-			members += fmt.Sprintf("server.%d=127.0.0.1:%s:%s\n", id+1, port(FreeAddr(t)), port(FreeAddr(t)))
-		}
+	var addrs, quorum, election []string
+	for range n {
+		addrs, quorum, election = append(addrs, FreeAddr(t)), append(quorum, FreeAddr(t)), append(election, FreeAddr(t))
 	}
 	for id, addr := range addrs {
 		dir := t.TempDir()
 		z.dirs = append(z.dirs, filepath.Join(dir, "data"))
 		z.wipe(t, id)
+		// A follower reaches each leader through a link of its own.
+		members, links := "", make([]*Link, n)
+		for k := range n {
+			to := quorum[k]
+			if k != id {
+				links[k] = NewLink(t, quorum[k])
+				to = links[k].Addr()
+			}
+			if n > 1 {
+				members += fmt.Sprintf("server.%d=127.0.0.1:%s:%s\n", k+1, port(to), port(election[k]))
+			}
+		}
+		z.links = append(z.links, links)
 		config := fmt.Sprintf("tickTime=%d\ninitLimit=50\nsyncLimit=10\ndataDir=%s\nclientPort=%s\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n4lw.commands.whitelist=srvr,mntr\n%s%s\n",
 			ZooKeeperTick.Milliseconds(), z.dirs[id], port(addr), members, strings.Join(lines, "\n"))
 		if err := os.WriteFile(filepath.Join(dir, "zoo.cfg"), []byte(config), 0o600); err != nil {
@@ -94,7 +103,7 @@ func (z *ZooKeeper) Mode(n int) string {
 }
 
 // Leader is the leader's number; it waits for one.
-func (z *ZooKeeper) Leader(t testing.TB) int {
+func (z *ZooKeeper) Leader(t TB) int {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
 		for n := range z.Nodes {
@@ -107,10 +116,21 @@ func (z *ZooKeeper) Leader(t testing.TB) int {
 	return -1
 }
 
-// Wipe deletes a node's data; the node is not running.
-func (z *ZooKeeper) Wipe(t testing.TB, n int) { z.wipe(t, n) }
+// Cut cuts a node off from the others, or heals it. Its clients still reach it.
+func (z *ZooKeeper) Cut(n int, cut bool) {
+	for follower, links := range z.links {
+		for leader, l := range links {
+			if l != nil && (follower == n || leader == n) {
+				l.Cut(cut)
+			}
+		}
+	}
+}
 
-func (z *ZooKeeper) wipe(t testing.TB, n int) {
+// Wipe deletes a node's data; the node is not running.
+func (z *ZooKeeper) Wipe(t TB, n int) { z.wipe(t, n) }
+
+func (z *ZooKeeper) wipe(t TB, n int) {
 	t.Helper()
 	if err := os.RemoveAll(z.dirs[n]); err != nil {
 		t.Fatal(err)

@@ -427,7 +427,6 @@ type listing struct {
 		Key, ETag string
 		Size      int64
 	}
-	CommonPrefixes []struct{ Prefix string }
 }
 
 func (k *trial) list(values url.Values) listing {

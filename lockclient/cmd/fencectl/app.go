@@ -95,7 +95,7 @@ func (a *app) root() *cli.Command {
 // which the library prints with a page of help unless it is asked not to.
 func (a *app) prepare(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-		message := strings.Replace(err.Error(), "flag provided but not defined: -", "there is no flag ", 1)
+		message := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag ", 1)
 		return usage("%s%s (see %s --help)", inside(cmd), message, cmd.FullName())
 	}
 	action := cmd.Action
@@ -134,7 +134,7 @@ func suggestion(commands []*cli.Command, name string) string {
 
 func validFormat(s string) error {
 	if s != formatTable && s != formatJSON && s != "" {
-		return fmt.Errorf("%s is no output format, use table or json", shown(s))
+		return fmt.Errorf("unknown output format %s: use table or json", shown(s))
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestBadInput(t *testing.T) {
 	for _, c := range []refusal{
 		{"no command", []string{"frobnicate"}, exitUsage, "usage", "no command frobnicate"},
 		{"a command misspelt", []string{"lits"}, exitUsage, "usage", "did you mean list?"},
-		{"a flag that is none", []string{"list", "--frob"}, exitUsage, "usage", "no flag frob"},
+		{"a flag that is none", []string{"list", "--frob"}, exitUsage, "usage", "unknown flag frob"},
 		{"a flag without its value", []string{"list", "--limit"}, exitUsage, "usage", "limit"},
 		{"one argument too many", []string{"show", "r", "s"}, exitUsage, "usage", "s is one argument too many"},
 		{"an argument is missing", []string{"show"}, exitUsage, "usage", "RESOURCE is missing"},
@@ -49,7 +49,7 @@ func TestBadInput(t *testing.T) {
 		{"a negative limit", []string{"list", "--limit=-1"}, exitUsage, "usage", "--limit"},
 		{"a duration that is none", []string{"purge", "--older-than", "7 days"}, exitUsage, "usage", "7 days"},
 		{"purge of all", []string{"purge", "--older-than=0s", "--yes"}, exitUsage, "usage", "--older-than"},
-		{"a time that is none", []string{"audit", "--from", "yesterday"}, exitUsage, "usage", "yesterday is no time"},
+		{"a time that is none", []string{"audit", "--from", "yesterday"}, exitUsage, "usage", "yesterday is not a time"},
 		{"a time range backwards", []string{"audit", "--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z"}, exitUsage, "invalid", "before"},
 
 		{"unknown resource, show", []string{"show", "nobody"}, exitNotFound, "not_found", "no lease on nobody"},
@@ -126,7 +126,7 @@ func TestBadDatabase(t *testing.T) {
 		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, exitNoRights, "no_rights", "permission denied"}},
 		{withUser(role, "lion-lion"), refusal{"a wrong password", nil, exitNoRights, "no_rights", "password authentication failed"}},
 		{gone, refusal{"no connection", nil, exitUnavailable, "unavailable", "connect"}},
-		{"postgres://nobody:tiger-tiger@127.0.0.1:port/db", refusal{"a malformed URL", nil, exitUsage, "usage", "no PostgreSQL URL"}},
+		{"postgres://nobody:tiger-tiger@127.0.0.1:port/db", refusal{"a malformed URL", nil, exitUsage, "usage", "not a PostgreSQL URL"}},
 	} {
 		for _, args := range [][]string{
 			{"list"}, {"marks", "show", "r"}, {"force-unlock", "r", "--actor", "a", "--reason", "r", "--yes"},

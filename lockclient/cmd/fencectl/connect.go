@@ -63,6 +63,23 @@ func connect(ctx context.Context, cmd *cli.Command, components ...string) (*sess
 
 func (s *session) close() { s.pool.Close() }
 
+// open reads the arguments, as [arguments] does, and connects. A RESOURCE is
+// checked before anything is sent.
+func open(ctx context.Context, cmd *cli.Command, components []string, names ...string) (given []string, s *session, err error) {
+	if given, err = arguments(cmd, names...); err != nil {
+		return nil, nil, err
+	}
+	for i, name := range names {
+		if name == "RESOURCE" {
+			if err := guard.ValidateResource(given[i]); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	s, err = connect(ctx, cmd, components...)
+	return given, s, err
+}
+
 // bounded ends with the timeout: a server that was reached may stop answering.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)
@@ -74,7 +91,7 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 	switch {
 	case err != nil && url != "":
 		// Malformed, it may hold a password at a place where nobody finds it.
-		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is no PostgreSQL URL or key=value string; it is not shown, it may hold a password")
+		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is not a PostgreSQL URL or key=value string; it is not shown here because it may hold a password")
 	case err != nil:
 		return nil, usage("the PG variables: %v", err)
 	}
@@ -117,7 +134,12 @@ const (
 	marksComponent  = "sqlfence"
 )
 
-var components = []string{leasesComponent, marksComponent}
+// What a command needs.
+var (
+	components = []string{leasesComponent, marksComponent}
+	leasesOnly = components[:1:1]
+	marksOnly  = components[1:]
+)
 
 // schemaSQL is the whole schema of a component as a script.
 func schemaSQL(component string) string {

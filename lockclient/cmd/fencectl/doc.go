@@ -17,8 +17,8 @@
 // FENCECTL_TIMEOUT, FENCECTL_ACTOR and those that --help names. What
 // --database-url leaves out comes from the usual PG variables (PGHOST, PGUSER,
 // PGSERVICE, PGSSLMODE, ...), the service file and ~/.pgpass, as with psql. No
-// password is ever printed; one on the command line is seen by ps, so give it by
-// the environment or ~/.pgpass.
+// password is ever printed; ps shows one on the command line, so use the
+// environment or ~/.pgpass.
 //
 // # Output
 //
@@ -32,7 +32,7 @@
 // is escaped.
 //
 // A list is read and printed page by page. It begins at once and takes the same
-// memory for ten leases and for a million; it is no snapshot of all of them.
+// memory for ten leases and for a million; it is not a snapshot.
 //
 // watch, and list, show or long-held with --watch, print again and again, in place on a terminal
 // and one below the other elsewhere, until Ctrl-C, which is exit code 0 then. A
@@ -42,29 +42,14 @@
 //
 // What cannot be taken back (force-unlock, marks raise, reset and retire, epoch
 // raise, advance, purge) asks for a "yes" where standard input is a terminal, and
-// wants --yes where it is none: it never waits for an answer in a script.
+// requires --yes elsewhere: it never waits for an answer in a script.
 // force-unlock shows whom it is about to hit, and cuts that lease or none.
 //
 // # Exit codes
 //
 // Scripts branch on them: "fencectl help exit-codes" prints them all. 0 is done; 6
 // is safe to try again; after 7 look first, the change may have been made.
-//
-// # Runbook
-//
-// "fencectl help runbook" prints it: what is seen, which command to run, what to
-// do. It is in runbook.txt and nowhere else.
-//
-// # Force-unlock and the cut holder
-//
-// Force-unlock takes the lease away at the issuer. The cut holder learns of it at
-// its next renewal, and even then nothing stops a write that is under way: until a
-// higher token arrives at the resource, the resource admits the old one. With
-// --raise the burned claim is raised at sqlfence's marks before the command ends;
-// it waits for the holder's open fenced transactions, at most --raise-timeout,
-// and after it no write of the cut holder takes effect there. Surfaces with a mark
-// of their own (a table's token column, an S3 object, another guard.Store) need a
-// raise of their own, or the next holder's first write.
+// "fencectl help runbook" says which command to run when, and what to do.
 //
 // # Rights
 //
@@ -76,8 +61,5 @@ package main
 
 import _ "embed"
 
-// runbook is the triage table. It stands in the package's documentation, too; a
-// test compares them.
-//
 //go:embed runbook.txt
 var runbook string

@@ -23,15 +23,13 @@ func (a *app) forceUnlockCommand() *cli.Command {
 			"of it before its next renewal, and it MAY STILL WRITE until a higher token\n" +
 			"arrives at the resource. With --raise that is done at once, for what is fenced by\n" +
 			"sqlfence's marks. Recorded in the audit, with --actor and --reason.",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
-			&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
+		Flags: append(accountFlags(),
 			&cli.BoolFlag{Name: "raise", Usage: "and fence the cut holder: raise the burned claim at the mark"},
 			raiseTimeoutFlag(),
 			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut; a successor's lease is left alone"},
 			&cli.StringFlag{Name: "request-id", Usage: "`ID` of this request: repeated under the same one it is done once"},
 			yesFlag(),
-		},
+		),
 		Action: a.forceUnlock,
 	}
 }
@@ -111,6 +109,14 @@ func stillWrites(cut lockadmin.LeaseInfo) string {
 		who = "the holder whose lease had run out"
 	}
 	return who + " may still write until a higher token arrives at the resource"
+}
+
+// accountFlags are on every command that writes a record; see accountable.
+func accountFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
+		&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
+	}
 }
 
 // accountable refuses what nobody could be asked about later.

@@ -36,10 +36,7 @@ func (a *app) epochCommand() *cli.Command {
 }
 
 func (a *app) epochShow(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	_, s, err := open(ctx, cmd, leasesOnly)
 	if err != nil {
 		return err
 	}
@@ -52,10 +49,7 @@ func (a *app) epochShow(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) epochRaise(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	_, s, err := open(ctx, cmd, leasesOnly)
 	if err != nil {
 		return err
 	}
@@ -169,9 +163,6 @@ func (a *app) purgeCommand() *cli.Command {
 }
 
 func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	older := cmd.Duration("older-than")
 	if older <= 0 { // 0 would be lockclient's default
 		return usage("--older-than must be above 0")
@@ -179,7 +170,7 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 	if cmd.Int("batch") <= 0 {
 		return usage("--batch must be 1 to 1000")
 	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	_, s, err := open(ctx, cmd, leasesOnly)
 	if err != nil {
 		return err
 	}

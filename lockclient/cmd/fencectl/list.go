@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -18,7 +19,7 @@ func (a *app) listCommand() *cli.Command {
 		Description: "PATTERN is read by components: tenant_1 is that name and what begins with\n" +
 			"tenant_1: (never tenant_12); * is any component, and at the end any rest. In\n" +
 			"the order of the names. Without --all or --state only leases that were not\n" +
-			"released: held and expired. Printed while it is read; it is no snapshot.",
+			"released: held and expired. Printed while it is read; not a snapshot.",
 		Flags: append([]cli.Flag{
 			&cli.StringSliceFlag{Name: "state", Usage: "only these: held, expired, free"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "also the free ones, which keep the token"},
@@ -41,10 +42,6 @@ func limitFlag(value int, text string) cli.Flag {
 const watchedRows = 20
 
 func (a *app) list(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PATTERN?")
-	if err != nil {
-		return err
-	}
 	opts, err := listOptions(cmd)
 	if err != nil {
 		return err
@@ -53,24 +50,13 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	if limit == 0 && cmd.Bool("watch") {
 		limit = watchedRows
 	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		out := newLeases(w, cmd, limit)
-		for lease, err := range s.op.List(ctx, given[0], opts) {
-			if err != nil {
-				return err
-			}
-			if more, err := out.lease(lease); err != nil {
-				return err
-			} else if !more {
-				break
-			}
-		}
-		return out.end("no lease")
+		return printAll(newLeases(w, cmd, limit), s.op.List(ctx, given[0], opts), "no lease", leaseCells)
 	})
 }
 
@@ -92,20 +78,22 @@ func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
 	return opts, nil
 }
 
-// leases is a list of leases.
-type leases struct{ *listing }
-
-func newLeases(w io.Writer, cmd *cli.Command, limit int) leases {
-	return leases{newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE")}
+func newLeases(w io.Writer, cmd *cli.Command, limit int) *listing {
+	return newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
 }
 
-func (o leases) lease(l lockadmin.LeaseInfo) (more bool, err error) {
-	return o.add(l, stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)), shown(l.Resource))
+func leaseCells(l lockadmin.LeaseInfo) []string {
+	return []string{stateOf(l), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(), orDash(l.Owner != "", shown(l.Owner)),
+		shown(l.Resource), orNothing(l.Metadata != "", shown(l.Metadata))}
 }
 
-// stateOf marks the leases that somebody waits for.
+// stateOf marks the leases that somebody waits for, and says how many processes
+// do where they stand in line.
 func stateOf(l lockadmin.LeaseInfo) string {
-	if l.Awaited {
+	switch {
+	case l.Waiters > 0:
+		return fmt.Sprintf("%s, %d waiting", l.State, l.Waiters)
+	case l.Awaited:
 		return string(l.State) + ", awaited"
 	}
 	return string(l.State)
@@ -128,15 +116,11 @@ func (a *app) longHeldCommand() *cli.Command {
 }
 
 func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PATTERN?")
-	if err != nil {
-		return err
-	}
 	limit, threshold := cmd.Int("limit"), cmd.Duration("threshold")
 	if limit <= 0 {
 		return usage("--limit must be 1 to 1000")
 	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
 	if err != nil {
 		return err
 	}
@@ -148,7 +132,7 @@ func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
 		}
 		out := newLeases(w, cmd, 0)
 		for _, lease := range held {
-			if _, err := out.lease(lease); err != nil {
+			if err := out.add(lease, leaseCells(lease)...); err != nil {
 				return err
 			}
 		}
@@ -171,37 +155,21 @@ func (a *app) auditCommand() *cli.Command {
 }
 
 func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PATTERN?")
-	if err != nil {
-		return err
-	}
 	from, to, err := period(cmd)
 	if err != nil {
 		return err
 	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
-	for r, err := range s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to}) {
-		if err != nil {
-			return err
-		}
-		by := shown(r.Actor)
-		if r.DatabaseUser != "" && r.DatabaseUser != r.Actor {
-			by += " (as " + shown(r.DatabaseUser) + ")"
-		}
-		more, err := out.add(r, clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason))
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-	}
-	return out.end("no record")
+	records := s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to})
+	return printAll(out, records, "no record", func(r lockadmin.AuditRecord) []string {
+		by := shown(r.Actor) + orNothing(r.DatabaseUser != "" && r.DatabaseUser != r.Actor, " (as "+shown(r.DatabaseUser)+")")
+		return []string{clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason)}
+	})
 }
 
 // holderOf says who held a lease at the moment that l is of.
@@ -229,7 +197,7 @@ func period(cmd *cli.Command) (from, to time.Time, err error) {
 	}{{"from", &from}, {"to", &to}} {
 		if value := cmd.String(bound.flag); value != "" {
 			if *bound.t, err = time.Parse(time.RFC3339, value); err != nil {
-				return from, to, usage("--%s: %s is no time as in 2026-04-30T22:00:00Z", bound.flag, shown(value))
+				return from, to, usage("--%s: %s is not a time such as 2026-04-30T22:00:00Z", bound.flag, shown(value))
 			}
 		}
 	}

@@ -110,6 +110,23 @@ func TestListOf200000(t *testing.T) {
 	}
 }
 
+// A list says how many processes wait for a lease and what its holder says of
+// itself, escaped.
+func TestListShowsWaitersAndMetadata(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	exec1(t, pool, `INSERT INTO fencepost.leases (resource, token, lease_id, owner, metadata, acquired_at, expires_at, wake_until, waiters)
+		VALUES ('r', 1, 'l', 'w', E'pod 7 \x1b[2J', clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', ARRAY['a', 'b'])`)
+	out := must(t, url, "list")
+	if !strings.Contains(out, "held, 2 waiting") || !strings.HasSuffix(strings.TrimSpace(out), `r         "pod 7 \x1b[2J"`) {
+		t.Errorf("it prints\n%s", out)
+	}
+	var lease lockadmin.LeaseInfo
+	if err := json.Unmarshal([]byte(must(t, url, "list", "-o", "json")), &lease); err != nil || lease.Waiters != 2 || lease.Metadata != "pod 7 \x1b[2J" {
+		t.Errorf("%v, %+v", err, lease)
+	}
+}
+
 // What --limit, --all, --state, --awaited and the pattern choose.
 func TestListChooses(t *testing.T) {
 	t.Parallel()

@@ -1,16 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"iter"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
@@ -62,14 +63,7 @@ func raiseTimeoutFlag() cli.Flag {
 }
 
 func (a *app) markShow(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "RESOURCE")
-	if err != nil {
-		return err
-	}
-	if err := guard.ValidateResource(given[0]); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, marksComponent)
+	given, s, err := open(ctx, cmd, marksOnly, "RESOURCE")
 	if err != nil {
 		return err
 	}
@@ -217,22 +211,16 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	}
 	out := newListing(a.out, cmd, cmd.Int("limit"), titles...)
 	highest := guard.NoToken
-	for m, err := range s.listMarks(ctx, cmd.Bool("ahead"), pattern) {
-		if err != nil {
-			return failed("list marks", err)
-		}
+	err = addAll(out, s.listMarks(ctx, cmd.Bool("ahead"), pattern), func(m listedMark) []string {
+		highest = max(highest, m.Token)
 		cells := []string{m.Token.String(), clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource)}
 		if m.Issued != nil {
 			cells = slices.Insert(cells, 1, m.Issued.String())
 		}
-		more, err := out.add(m, cells...)
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-		highest = max(highest, m.Token)
+		return cells
+	})
+	if err != nil {
+		return err
 	}
 	switch {
 	case !cmd.Bool("ahead") || highest == guard.NoToken:
@@ -262,45 +250,25 @@ ORDER BY m.resource LIMIT $4::bigint`
 	marksEnd   = `m.resource < $2::text`
 )
 
-// listMarks reads page by page.
 func (s *session) listMarks(ctx context.Context, ahead bool, pattern pglease.Pattern) iter.Seq2[listedMark, error] {
-	return func(yield func(listedMark, error) bool) {
-		after := ""
-		for page := firstPage; ; page = nextPage {
-			marks, err := s.marksAfter(ctx, ahead, pattern, after, page)
-			if err != nil {
-				yield(listedMark{}, err)
-				return
-			}
-			for _, m := range marks {
-				if after = m.Resource; !yield(m, nil) {
-					return
-				}
-			}
-			if len(marks) < page {
-				return
-			}
-		}
-	}
-}
-
-func (s *session) marksAfter(ctx context.Context, ahead bool, pattern pglease.Pattern, after string, page int) (marks []listedMark, err error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
 	statement := marksSQL
 	if ahead {
 		statement = aheadSQL
 	}
-	rows, err := s.pool.Query(ctx, pattern.Bounded(statement, marksEnd), pattern.Low, pattern.High, after, page, pattern.Expression)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (m listedMark, err error) {
-		var issued *int64
-		if err = row.Scan(&m.Resource, (*int64)(&m.Token), &m.LeaseID, &m.RaisedAt, &issued); issued != nil {
-			m.Issued = new(guard.Token(*issued))
+	return pglease.Paged("", nil, func(after string, limit int) ([]listedMark, string, bool, error) {
+		ctx, cancel := s.bounded(ctx)
+		defer cancel()
+		rows, _ := s.pool.Query(ctx, pattern.Bounded(statement, marksEnd), pattern.Low, pattern.High, after, limit, pattern.Expression)
+		marks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m listedMark, err error) {
+			var issued *int64
+			err = row.Scan(&m.Resource, (*int64)(&m.Token), &m.LeaseID, &m.RaisedAt, &issued)
+			m.Issued = (*guard.Token)(issued)
+			return m, err
+		})
+		if len(marks) > 0 {
+			after = marks[len(marks)-1].Resource
 		}
-		return m, err
+		return marks, after, len(marks) == limit, failed("list marks", err)
 	})
 }
 
@@ -311,17 +279,15 @@ func (a *app) marksResetCommand() *cli.Command {
 			"Stop every holder of the resource first: WHOEVER HAS A TOKEN ABOVE --to, OR --to\n" +
 			"ITSELF, WRITES AGAIN. Where the issuer is behind, advance it instead. The mark must be exactly\n" +
 			"--from; --to may not be above all that the issuer granted. It is recorded.",
-		Flags: []cli.Flag{
+		Flags: append(accountFlags(),
 			&cli.StringFlag{Name: "from", Usage: "`TOKEN` of the mark as it is (required)"},
 			&cli.StringFlag{Name: "from-lease-id", Usage: "and its lease `ID`, if not the one that the mark has now"},
 			&cli.StringFlag{Name: "to", Usage: "`TOKEN` of the mark as it is to be (required)"},
 			&cli.StringFlag{Name: "to-lease-id", Usage: "and its lease `ID`, if not that of the lease with this token"},
 			&cli.StringFlag{Name: "issuers-last", Usage: "highest `TOKEN` of an issuer that is not lockclient"},
-			&cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Sources: cli.EnvVars("FENCECTL_ACTOR")},
-			&cli.StringFlag{Name: "reason", Usage: "`WHY` (required)"},
 			raiseTimeoutFlag(),
 			yesFlag(),
-		},
+		),
 		Action: a.marksReset,
 	}
 }
@@ -425,57 +391,28 @@ func (a *app) marksResetsCommand() *cli.Command {
 }
 
 func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, marksComponent)
+	_, s, err := open(ctx, cmd, marksOnly)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
-	for after := int64(0); ; {
-		page, err := s.resetsAfter(ctx, after, resetsPage)
-		if err != nil {
-			return err
-		}
-		for _, r := range page {
-			after = r.ID
-			more, err := out.add(r, clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor)+" (as "+shown(r.Role)+")", shown(r.Resource), shown(r.Reason))
+	resets := pglease.Paged(0, nil, func(after int64, limit int) (page []sqlfence.Reset, last int64, more bool, err error) {
+		ctx, cancel := s.bounded(ctx)
+		defer cancel()
+		for r, err := range s.marks.Admin().Resets(ctx, after) {
 			if err != nil {
-				return err
+				return nil, after, false, err
 			}
-			if !more {
-				return out.end("")
+			if page, last = append(page, r), r.ID; len(page) == limit {
+				return page, last, true, nil
 			}
 		}
-		if len(page) < resetsPage {
-			return out.end("no reset")
-		}
-	}
-}
-
-// resetsPage is how many resets are read within one --timeout.
-const resetsPage = 500
-
-func (s *session) resetsAfter(ctx context.Context, after int64, page int) (resets []sqlfence.Reset, err error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	for r, err := range s.marks.Admin().Resets(ctx, after) {
-		if err != nil {
-			return nil, err
-		}
-		if resets = append(resets, r); len(resets) == page {
-			break
-		}
-	}
-	return resets, nil
-}
-
-// blocker is a session whose fenced transaction a raise waits for.
-type blocker struct {
-	pid               int32
-	role, application string
+		return page, last, false, nil
+	})
+	return printAll(out, resets, "no reset", func(r sqlfence.Reset) []string {
+		return []string{clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor) + " (as " + shown(r.Role) + ")", shown(r.Resource), shown(r.Reason)}
+	})
 }
 
 // withBlockers says of a raise that waited in vain whom it waited for. It ends
@@ -486,19 +423,17 @@ func (s *session) withBlockers(ctx context.Context, claim guard.Claim, err error
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	found, asking := s.pool.Query(ctx, blockersSQL, claim.Resource, int64(claim.Token), claim.LeaseID, maxBlockers)
-	if asking != nil {
-		return err
-	}
-	all, asking := pgx.CollectRows(found, func(row pgx.CollectableRow) (b blocker, err error) {
-		return b, row.Scan(&b.pid, &b.role, &b.application)
+	found, _ := s.pool.Query(ctx, blockersSQL, claim.Resource, int64(claim.Token), claim.LeaseID, maxBlockers)
+	var pid, first int32
+	var role, application string
+	var said []string
+	_, asking := pgx.ForEachRow(found, []any{&pid, &role, &application}, func() error {
+		first = cmp.Or(first, pid)
+		said = append(said, fmt.Sprintf("%d of role %s", pid, shown(role))+orNothing(application != "", " ("+shown(application)+")"))
+		return nil
 	})
-	if asking != nil || len(all) == 0 { // gone meanwhile, or not to be known: trying again is all there is
+	if asking != nil || len(said) == 0 { // gone meanwhile, or not to be known: trying again is all there is
 		return err
 	}
-	said := make([]string, len(all))
-	for i, b := range all {
-		said[i] = fmt.Sprintf("%d of role %s", b.pid, shown(b.role)) + orNothing(b.application != "", " ("+shown(b.application)+")")
-	}
-	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), all[0].pid)
+	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), first)
 }

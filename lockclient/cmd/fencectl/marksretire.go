@@ -27,14 +27,11 @@ func (a *app) marksRetireCommand() *cli.Command {
 }
 
 func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	older, wait := cmd.Duration("older-than"), cmd.Duration("wait")
 	if older <= 0 || wait < 0 {
 		return usage("--older-than must be above 0 and --wait not below")
 	}
-	s, err := connect(ctx, cmd, leasesComponent, marksComponent)
+	_, s, err := open(ctx, cmd, components)
 	if err != nil {
 		return err
 	}

@@ -5,14 +5,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"github.com/urfave/cli/v3"
 	"io"
+	"iter"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/urfave/cli/v3"
 )
 
 // table prints rows in columns as they come. A long list is printed in parts,
@@ -77,7 +81,8 @@ func (t *table) flush() error {
 }
 
 // listing prints what is listed as it comes, a row of a table for people or an
-// object for programs. It starts at once and holds a thousand rows at most.
+// object for programs. It prints the first page at once and holds a thousand rows
+// at most.
 type listing struct {
 	w              *bufio.Writer
 	t              *table
@@ -85,36 +90,29 @@ type listing struct {
 	limit, printed int
 }
 
-// The first rows are printed at once, the others a thousand at a time.
-const firstPage, nextPage = 100, 1000
-
 // newListing takes the columns' titles. limit 0 is none.
 func newListing(w io.Writer, cmd *cli.Command, limit int, titles ...string) *listing {
 	b := bufio.NewWriterSize(w, 64<<10)
 	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: limit}
 }
 
-// add prints one; more is false if the limit was reached before.
-func (l *listing) add(v any, cells ...string) (more bool, err error) {
-	if l.limit > 0 && l.printed == l.limit {
-		l.t.note("more, see --limit")
-		return false, nil
-	}
+// add prints one.
+func (l *listing) add(v any, cells ...string) error {
 	if l.json {
 		line, err := jsonLine(v)
 		if err == nil {
 			_, err = l.w.Write(line)
 		}
 		if err != nil {
-			return false, err
+			return err
 		}
 	} else {
 		l.t.row(cells...)
 	}
-	if l.printed++; l.printed == firstPage || l.printed%nextPage == 0 {
-		return true, l.flush()
+	if l.printed++; l.printed == pglease.FirstPage || l.printed%pglease.NextPage == 0 {
+		return l.flush()
 	}
-	return true, nil
+	return nil
 }
 
 func (l *listing) flush() error {
@@ -132,6 +130,31 @@ func (l *listing) end(empty string) error {
 		l.t.note(empty)
 	}
 	return l.flush()
+}
+
+// addAll prints what is listed, by the cells of each, up to the limit.
+func addAll[T any](l *listing, all iter.Seq2[T, error], cells func(T) []string) error {
+	for v, err := range all {
+		if err != nil {
+			return err
+		}
+		if l.limit > 0 && l.printed == l.limit {
+			l.t.note("more, see --limit")
+			return nil
+		}
+		if err := l.add(v, cells(v)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printAll is addAll and the end of the listing.
+func printAll[T any](l *listing, all iter.Seq2[T, error], empty string, cells func(T) []string) error {
+	if err := addAll(l, all, cells); err != nil {
+		return err
+	}
+	return l.end(empty)
 }
 
 // fields prints names and values below each other.

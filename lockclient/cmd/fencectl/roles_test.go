@@ -79,9 +79,6 @@ func TestRoles(t *testing.T) {
 			t.Errorf("issuer: no step %s in\n%s", step, r.out)
 		}
 	}
-	if out := must(t, database, "roles", "--component", "sqlfence"); strings.Contains(out, "lockclient") {
-		t.Error("--component does not choose")
-	}
 	for _, c := range []refusal{
 		{"one name for two", []string{"roles", "--issuer", "a", "--enforcer", "a"}, exitUsage, "usage", "must differ"},
 		{"a reserved name", []string{"roles", "--reader", "pg_read_all_data"}, exitUsage, "invalid", "pg_read_all_data"},

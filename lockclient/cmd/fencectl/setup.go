@@ -5,7 +5,6 @@ import (
 	"embed"
 	"fmt"
 
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
@@ -19,23 +18,19 @@ func (a *app) migrateCommand() *cli.Command {
 		Description: "Upgrades in place beside running holders, and does nothing where nothing is\n" +
 			"missing. --print connects to nothing; run what it prints in one transaction\n" +
 			"(psql --single-transaction).",
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
-			componentFlag(),
-		},
+		Flags:  []cli.Flag{&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"}},
 		Action: a.migrate,
 	}
 }
 
 func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	component := cmd.String("component")
 	if cmd.Bool("print") {
-		return a.printSQL(cmd, map[string]string{leasesComponent: schemaSQL(leasesComponent), marksComponent: schemaSQL(marksComponent)})
+		if _, err := arguments(cmd); err != nil {
+			return err
+		}
+		return a.printSQL(cmd, schemaSQL(leasesComponent), schemaSQL(marksComponent))
 	}
-	s, err := connect(ctx, cmd)
+	_, s, err := open(ctx, cmd, nil)
 	if err != nil {
 		return err
 	}
@@ -44,28 +39,14 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return failed("read the schema's version", err)
 	}
-	if component != marksComponent {
-		if err := lockclient.Migrate(ctx, s.pool); err != nil {
-			return err
-		}
-	}
-	if component != leasesComponent {
-		if err := s.marks.Migrate(ctx); err != nil {
-			return err
-		}
+	if err := lockadmin.Migrate(ctx, s.pool); err != nil {
+		return err
 	}
 	after, err := s.versions(ctx)
 	if err != nil {
 		return failed("migrated; read the schema's version", err)
 	}
-	return a.printVersions(cmd, component, before, after)
-}
-
-func (a *app) printVersions(cmd *cli.Command, component string, before, after map[string]int64) error {
 	for _, name := range components {
-		if component != "all" && component != name {
-			continue
-		}
 		was := "nothing to do"
 		if before[name] != after[name] {
 			was = fmt.Sprintf("was %d", before[name])
@@ -76,25 +57,6 @@ func (a *app) printVersions(cmd *cli.Command, component string, before, after ma
 		}
 	}
 	return nil
-}
-
-func componentFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "component", Value: "all", Usage: "`NAME`: lockclient (leases), sqlfence (marks) or all",
-		Validator: oneOf(leasesComponent, marksComponent, "all"),
-	}
-}
-
-// oneOf checks a flag.
-func oneOf(values ...string) func(string) error {
-	return func(s string) error {
-		for _, v := range values {
-			if s == v {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s is not one of %v", shown(s), values)
-	}
 }
 
 func (a *app) rolesCommand() *cli.Command {
@@ -110,7 +72,6 @@ func (a *app) rolesCommand() *cli.Command {
 			&cli.StringFlag{Name: "enforcer", Usage: "`NAME` of the role", Value: "fencepost_enforcer"},
 			&cli.StringFlag{Name: "operator", Usage: "`NAME` of the role", Value: "fencepost_operator"},
 			&cli.StringFlag{Name: "reader", Usage: "`NAME` of the role", Value: "fencepost_reader"},
-			componentFlag(),
 		},
 		Action: a.roles,
 	}
@@ -132,16 +93,13 @@ func (a *app) roles(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.printSQL(cmd, map[string]string{leasesComponent: ofLeases, marksComponent: ofMarks})
+	return a.printSQL(cmd, ofLeases, ofMarks)
 }
 
-// printSQL prints a script of each component that --component asks for.
-func (a *app) printSQL(cmd *cli.Command, scripts map[string]string) error {
-	for _, name := range components {
-		if only := cmd.String("component"); only != "all" && only != name {
-			continue
-		}
-		if err := a.answer(cmd, object{"component": name, "sql": scripts[name]}, "-- %s: run in one transaction.\n%s\n", name, scripts[name]); err != nil {
+// printSQL prints a script for each of the components.
+func (a *app) printSQL(cmd *cli.Command, scripts ...string) error {
+	for i, name := range components {
+		if err := a.answer(cmd, object{"component": name, "sql": scripts[i]}, "-- %s: run in one transaction.\n%s\n", name, scripts[i]); err != nil {
 			return err
 		}
 	}

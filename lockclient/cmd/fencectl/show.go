@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -25,14 +26,7 @@ func (a *app) showCommand() *cli.Command {
 }
 
 func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "RESOURCE")
-	if err != nil {
-		return err
-	}
-	if err := guard.ValidateResource(given[0]); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, leasesComponent)
+	given, s, err := open(ctx, cmd, leasesOnly, "RESOURCE")
 	if err != nil {
 		return err
 	}
@@ -127,7 +121,7 @@ func (s *session) lastRecords(ctx context.Context, resource string) (last []lock
 		if r.Resource == resource {
 			last = append(last, r)
 		}
-		if looked++; len(last) == shownRecords || looked == 5*nextPage {
+		if looked++; len(last) == shownRecords || looked == 5*pglease.NextPage {
 			break
 		}
 	}

@@ -144,9 +144,9 @@ func TestShowRaises(t *testing.T) {
 	}
 }
 
-// TestNobodyIsNotNamed: force-unlocking what nobody holds names nobody: not as cut,
+// TestOwnerOfFreeLeaseIsNotNamed: force-unlocking what nobody holds names nobody: not as cut,
 // not in the audit, not as the owner of the burned token, once or twice.
-func TestNobodyIsNotNamed(t *testing.T) {
+func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
 	hold(t, pool, "former", "free", time.Hour).Release(t.Context())

@@ -92,8 +92,8 @@ func compared(mark guard.Mark, token guard.Token) string {
 // render prints a view once.
 type render func(ctx context.Context, w io.Writer) error
 
-// watch prints a view, once or with --watch until Ctrl-C, which is no error
-// then. The first time it must succeed; later a server that is away is said on
+// watch prints a view, once or with --watch until Ctrl-C, which is not an
+// error then. The first time it must succeed; later a server that is away is said on
 // the screen and asked again.
 func (a *app) watch(ctx context.Context, cmd *cli.Command, view render) error {
 	if !cmd.Bool("watch") {

@@ -114,7 +114,7 @@ func TestWatchShowsMarks(t *testing.T) {
 
 // A server that goes away while somebody watches is said, and asked again until
 // it is back.
-func TestWatchOutlivesTheServer(t *testing.T) {
+func TestWatchSurvivesServerOutage(t *testing.T) {
 	t.Parallel()
 	server, err := pgtest.Start(t.Context(), nil)
 	if err != nil {

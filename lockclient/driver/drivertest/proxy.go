@@ -27,6 +27,7 @@ type proxied struct {
 	mu       sync.Mutex
 	kept     []byte
 	ended    bool // the client closed
+	passing  bool // what was kept is on its way, and not answered yet
 	answered chan struct{}
 }
 
@@ -93,7 +94,7 @@ func (c *proxied) requests() {
 		}
 		if err != nil {
 			c.ended = true
-			if len(c.kept) == 0 {
+			if len(c.kept) == 0 && !c.passing {
 				c.server.Close()
 			}
 			c.mu.Unlock()
@@ -164,12 +165,15 @@ func (p *Proxy) Deliver() {
 	p.mu.Unlock()
 	for _, c := range p.all() {
 		c.mu.Lock()
-		kept, ended := c.kept, c.ended
+		kept := c.kept
 		c.kept = nil
 		if len(kept) == 0 {
 			c.mu.Unlock()
 			continue
 		}
+		// A client that closes now must not end the connection before the engine
+		// has read what was kept.
+		c.passing = true
 		select { // of an earlier request
 		case <-c.answered:
 		default:
@@ -180,6 +184,10 @@ func (p *Proxy) Deliver() {
 		case <-c.answered:
 		case <-time.After(time.Minute):
 		}
+		c.mu.Lock()
+		c.passing = false
+		ended := c.ended
+		c.mu.Unlock()
 		if ended {
 			c.server.Close()
 		}

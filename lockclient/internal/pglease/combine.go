@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,17 +21,34 @@ const (
 
 // combiner sends the operations of one kind, all that have come while a
 // statement was under way as the next statement. While none is, an operation is
-// sent at once; nothing waits for a timer.
+// sent at once, by its caller; nothing waits for a timer.
 type combiner[Q, A any] struct {
 	// send carries out operations of different resources and answers each by
 	// [operation.done], also after it has returned.
-	send func(ops []*operation[Q, A])
+	send func(ctx context.Context, ops []*operation[Q, A])
+	// before is called before what waits is taken: others of the same callers are
+	// answered, and come along.
+	before func()
+	// awake counts callers who were answered and have not gone on yet.
+	awake *atomic.Int64
+
+	ctx     context.Context // of statements for several
+	giveUp  context.CancelFunc
+	flights sync.WaitGroup
 
 	mu      sync.Mutex
 	waiting []*operation[Q, A]
 	busy    bool // a statement is under way that is not slow yet
+	turn    int  // counts them
+	ended   sync.Cond
 	closed  bool
-	flights sync.WaitGroup
+}
+
+func newCombiner[Q, A any](awake *atomic.Int64, before func(), send func(context.Context, []*operation[Q, A])) *combiner[Q, A] {
+	c := &combiner[Q, A]{send: send, before: before, awake: awake}
+	c.ctx, c.giveUp = context.WithCancel(context.Background())
+	c.ended.L = &c.mu
+	return c
 }
 
 // operation is one request of one caller.
@@ -39,24 +57,28 @@ type operation[Q, A any] struct {
 	resource string
 	question Q
 	answered chan struct{}
+	awake    *atomic.Int64
 
-	mu      sync.Mutex
-	sent    bool
-	left    bool // nobody waits for the answer
-	given   bool // answered is closed
-	onLeave func()
-	answer  A
-	err     error
+	mu     sync.Mutex
+	sent   bool
+	left   bool // nobody waits for the answer
+	given  bool // answered is closed
+	answer A
+	err    error
 }
 
-// done answers an operation.
+// done answers an operation; the first answer counts.
 func (o *operation[Q, A]) done(a A, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.given {
-		o.given, o.answer, o.err = true, a, err
-		close(o.answered)
+	if o.given {
+		return
 	}
+	if !o.left {
+		o.awake.Add(1)
+	}
+	o.given, o.answer, o.err = true, a, err
+	close(o.answered)
 }
 
 func (o *operation[Q, A]) hasAnswer() bool {
@@ -65,66 +87,33 @@ func (o *operation[Q, A]) hasAnswer() bool {
 	return o.given
 }
 
-// attach has onLeave called when the caller goes without an answer.
-func (o *operation[Q, A]) attach(onLeave func()) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.left {
-		onLeave()
-		return
-	}
-	o.onLeave = onLeave
-}
-
 // take says that the operation is about to be sent; false if its caller has
 // gone or has his answer, so that it must not be: what was granted may have been
 // released since.
 func (o *operation[Q, A]) take() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.left || o.given {
-		return false
-	}
-	o.sent = true
-	return true
+	o.sent = o.sent || !o.left && !o.given
+	return !o.left && !o.given
 }
 
-// leave says that nobody waits any more, if it was sent or was not.
-func (o *operation[Q, A]) leave(ifSent bool) (left bool) {
+// leave says that nobody waits any more, if it has no answer and was sent or was
+// not.
+func (o *operation[Q, A]) leave(ifSent bool) bool {
 	o.mu.Lock()
-	if o.sent != ifSent {
-		o.mu.Unlock()
-		return false
-	}
-	o.left = true
-	onLeave := o.onLeave
-	o.mu.Unlock()
-	if onLeave != nil {
-		onLeave()
-	}
-	return true
-}
-
-// together returns a context that ends when every caller has gone.
-func together[Q, A any](ops []*operation[Q, A]) (context.Context, context.CancelFunc) {
-	if len(ops) == 1 {
-		return ops[0].ctx, func() {}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var left atomic.Int64
-	for _, o := range ops {
-		o.attach(func() {
-			if left.Add(1) == int64(len(ops)) {
-				cancel()
-			}
-		})
-	}
-	return ctx, cancel
+	defer o.mu.Unlock()
+	o.left = o.left || !o.given && o.sent == ifSent
+	return o.left
 }
 
 // taken returns the operations whose callers still wait.
 func taken[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return !o.take() })
+}
+
+// unanswered returns those that have no answer yet.
+func unanswered[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
+	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return o.hasAnswer() })
 }
 
 // fail answers what has no answer yet.
@@ -139,7 +128,7 @@ func fail[Q, A any](ops []*operation[Q, A], err error) {
 // not be carried out, because somebody has a lock on one of their rows.
 func (c *combiner[Q, A]) each(ops []*operation[Q, A]) {
 	for _, o := range ops {
-		c.flights.Go(func() { c.send([]*operation[Q, A]{o}) })
+		c.flights.Go(func() { c.send(o.ctx, []*operation[Q, A]{o}) })
 	}
 }
 
@@ -147,101 +136,120 @@ func (c *combiner[Q, A]) each(ops []*operation[Q, A]) {
 // answer that is under way. An error of an operation that was not sent proves
 // that nothing was written.
 func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace time.Duration) (none A, err error) {
-	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{})}
+	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{}), awake: c.awake}
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return none, Harmless(errClosed)
 	}
 	c.waiting = append(c.waiting, o)
-	c.start()
+	turn, mine := c.begin()
 	c.mu.Unlock()
+	if mine { // alone, nearly always
+		if ops := c.next(); len(ops) == 1 && ops[0] == o {
+			c.carry(turn, ctx, ops)
+			c.flights.Done()
+		} else {
+			go func() { defer c.flights.Done(); c.carry(turn, c.ctx, ops) }()
+		}
+	}
 	select {
 	case <-o.answered:
-		return o.answer, o.err
 	case <-ctx.Done():
-	}
-	if o.leave(false) {
-		return none, Harmless(context.Cause(ctx))
-	}
-	timer := time.NewTimer(2 * grace) // the statement itself goes on for one
-	defer timer.Stop()
-	select {
-	case <-o.answered:
-		return o.answer, o.err
-	case <-timer.C:
-		o.leave(true)
-		return none, context.Cause(ctx)
-	}
-}
-
-// start sees to it that what waits is sent; c.mu is held.
-func (c *combiner[Q, A]) start() {
-	if !c.busy && len(c.waiting) > 0 {
-		c.busy = true
-		c.flights.Go(c.run)
-	}
-}
-
-// run sends until nothing waits, or its statement is slow.
-func (c *combiner[Q, A]) run() {
-	for {
-		c.yield()
-		c.mu.Lock()
-		ops := c.next()
-		if len(ops) == 0 {
-			c.busy = false
-			c.mu.Unlock()
-			return
+		if o.leave(false) {
+			return none, Harmless(context.Cause(ctx))
 		}
-		c.mu.Unlock()
-		var mu sync.Mutex
-		slow, finished := false, false
-		timer := time.AfterFunc(slowAfter, func() {
-			mu.Lock()
-			defer mu.Unlock()
-			if finished {
-				return
+		timer := time.NewTimer(2 * grace) // the statement itself goes on for one
+		defer timer.Stop()
+		select {
+		case <-o.answered:
+		case <-timer.C:
+			if o.leave(true) {
+				return none, context.Cause(ctx)
 			}
-			slow = true
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.busy = false
-			if !c.closed {
-				c.start()
-			}
-		})
-		c.send(ops)
-		timer.Stop()
-		mu.Lock()
-		finished = true
-		mu.Unlock()
-		if slow {
-			return
 		}
 	}
+	c.awake.Add(-1)
+	return o.answer, o.err
 }
 
-// yield lets those who are ready to run, and about to ask, do so: callers that
+// begin takes the turn to send what waits, if nobody has it; c.mu is held.
+func (c *combiner[Q, A]) begin() (turn int, ok bool) {
+	if c.busy || len(c.waiting) == 0 {
+		return 0, false
+	}
+	c.busy = true
+	c.flights.Add(1)
+	return c.turn, true
+}
+
+// carry sends operations, and ends the turn when that is done or slow.
+func (c *combiner[Q, A]) carry(turn int, ctx context.Context, ops []*operation[Q, A]) {
+	slow := time.AfterFunc(slowAfter, func() { c.end(turn) })
+	c.send(ctx, ops)
+	slow.Stop()
+	c.end(turn)
+}
+
+// end ends a turn, and begins the next one if something waits.
+func (c *combiner[Q, A]) end(turn int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if turn != c.turn {
+		return
+	}
+	c.turn++
+	c.busy = false
+	c.ended.Broadcast()
+	if turn, ok := c.begin(); ok {
+		go func() {
+			defer c.flights.Done()
+			ops := c.next()
+			ctx := c.ctx
+			if len(ops) == 1 {
+				ctx = ops[0].ctx
+			}
+			c.carry(turn, ctx, ops)
+		}()
+	}
+}
+
+// settle waits for the statement under way and the next one.
+func (c *combiner[Q, A]) settle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for last := c.turn + 2; c.busy && c.turn < last; {
+		c.ended.Wait()
+	}
+}
+
+// gather lets those who are ready to run, and about to ask, do so: callers that
 // were answered together ask together again, and the first of them would go
 // alone. It waits for nothing; nobody else ready, it returns within a
 // microsecond.
-func (c *combiner[Q, A]) yield() {
-	for round, before := 0, -1; round < 4; round++ {
+func (c *combiner[Q, A]) gather() {
+	for round, before := 0, -1; round < 16; round++ {
 		runtime.Gosched()
 		c.mu.Lock()
 		n := len(c.waiting)
 		c.mu.Unlock()
-		if n == before {
+		if n == before && c.awake.Load() <= 0 {
 			return
 		}
 		before = n
 	}
 }
 
-// next takes the operations of the next statement, of each resource one, in the
-// order of their coming; c.mu is held.
+// next takes the operations of the next statement, of each resource one, those
+// that came first, in the order of the resources.
 func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
+	c.gather()
+	if c.before != nil {
+		c.before()
+		c.gather()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if len(c.waiting) == 1 {
 		ops, c.waiting = c.waiting, nil
 		return ops
@@ -257,13 +265,17 @@ func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 		ops = append(ops, o)
 	}
 	c.waiting = rest
+	slices.SortFunc(ops, func(a, b *operation[Q, A]) int { return strings.Compare(a.resource, b.resource) })
 	return ops
 }
 
-// close waits for the statements under way and refuses what comes.
-func (c *combiner[Q, A]) close() {
+// close refuses what comes and waits for the statements under way, for a moment.
+func (c *combiner[Q, A]) close(grace time.Duration) {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
+	timer := time.AfterFunc(grace, c.giveUp)
 	c.flights.Wait()
+	timer.Stop()
+	c.giveUp()
 }

@@ -3,14 +3,19 @@ package pglease
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // TestTakenOnce: an operation that was answered, or whose caller has gone, is
 // not sent again.
 func TestTakenOnce(t *testing.T) {
 	op := func() *operation[int, int] {
-		return &operation[int, int]{ctx: t.Context(), answered: make(chan struct{})}
+		return &operation[int, int]{ctx: t.Context(), answered: make(chan struct{}), awake: new(atomic.Int64)}
 	}
 	waiting, answered, gone := op(), op(), op()
 	if n := len(taken([]*operation[int, int]{waiting, answered})); n != 2 {
@@ -30,25 +35,129 @@ func TestTakenOnce(t *testing.T) {
 // TestCombinerUnsent: what was not sent when its caller went is known not to be
 // written.
 func TestCombinerUnsent(t *testing.T) {
-	release := make(chan struct{})
-	var c combiner[int, int]
-	c.send = func(ops []*operation[int, int]) {
-		<-release
+	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
 		for _, o := range taken(ops) {
 			o.done(o.question, nil)
 		}
-	}
+	})
+	c.busy = true // as if a statement were under way
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.do(ctx, "r", 1, Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
+	if _, err := c.do(ctx, "r", 2, Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	close(release)
-	if got, err := c.do(t.Context(), "r", 2, Grace); got != 2 || err != nil {
+	c.end(0)
+	if got, err := c.do(t.Context(), "r", 3, Grace); got != 3 || err != nil {
 		t.Errorf("got %d, %v", got, err)
 	}
-	c.close()
-	if _, err := c.do(t.Context(), "r", 3, Grace); !errors.Is(err, errClosed) {
+	c.close(Grace)
+	if _, err := c.do(t.Context(), "r", 4, Grace); !errors.Is(err, errClosed) {
 		t.Errorf("closed: %v", err)
 	}
+}
+
+// TestCombined: what comes while a statement is under way goes out together, of
+// each resource one, in the order of the resources; what comes while none is goes
+// alone. One that is slow holds up nobody.
+func TestCombined(t *testing.T) {
+	var mu sync.Mutex
+	var sent []string
+	gate := make(chan struct{})
+	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
+		var resources []string
+		for _, o := range ops {
+			resources = append(resources, o.resource)
+		}
+		mu.Lock()
+		sent = append(sent, strings.Join(resources, " "))
+		mu.Unlock()
+		if resources[0] == "slow" {
+			<-gate
+		}
+		for _, o := range taken(ops) {
+			o.done(o.question, nil)
+		}
+	})
+	var wg sync.WaitGroup
+	ask := func(resource string, n int) {
+		wg.Go(func() {
+			if got, err := c.do(context.Background(), resource, n, Grace); got != n || err != nil {
+				t.Errorf("%s got %d, %v", resource, got, err)
+			}
+		})
+	}
+	c.mu.Lock()
+	c.busy = true // as if a statement were under way
+	c.mu.Unlock()
+	waiting := func(n int) {
+		for {
+			c.mu.Lock()
+			there := len(c.waiting)
+			c.mu.Unlock()
+			if there == n {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for n, resource := range []string{"b", "c", "a", "b"} {
+		ask(resource, n)
+		waiting(n + 1)
+	}
+	c.end(0)
+	wg.Wait()
+	ask("slow", 1)
+	for slow := false; !slow; time.Sleep(time.Millisecond) {
+		mu.Lock()
+		slow = sent[len(sent)-1] == "slow"
+		mu.Unlock()
+	}
+	if _, err := c.do(context.Background(), "d", 5, Grace); err != nil {
+		t.Error(err)
+	}
+	close(gate)
+	wg.Wait()
+	c.close(Grace)
+	slices.Sort(sent)
+	if want := []string{"a b c", "b", "d", "slow"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, want %q", sent, want)
+	}
+}
+
+// TestSettle: to settle is to wait for a statement that is under way, however many
+// come after it.
+func TestSettle(t *testing.T) {
+	sending, release := make(chan struct{}), make(chan struct{})
+	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
+		sending <- struct{}{}
+		<-release
+		fail(ops, nil)
+	})
+	c.settle() // nothing is under way
+	var wg sync.WaitGroup
+	for n := range 3 {
+		wg.Go(func() { c.do(context.Background(), "r", n, Grace) })
+	}
+	<-sending
+	c.mu.Lock()
+	turn := c.turn
+	c.mu.Unlock()
+	settled := make(chan int, 1)
+	go func() {
+		c.settle()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		settled <- c.turn - turn
+	}()
+	for range 2 {
+		time.Sleep(time.Millisecond)
+		release <- struct{}{}
+		<-sending
+	}
+	if n := <-settled; n < 1 {
+		t.Error("it waited for nothing")
+	}
+	release <- struct{}{}
+	wg.Wait()
+	c.close(Grace)
 }

@@ -57,12 +57,12 @@ func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) 
 func (s *Server) Entered() *Instance { return s.entered.Load() }
 
 const (
-	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases::bigint, o_floor, o_moved, o_raised, o_hidden
+	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
 FROM fencepost.`
 	// enterSQL is an issuer's. $1 lock_timeout in milliseconds.
-	enterSQL = enterColumns + "enter_epoch($1::text::integer)"
+	enterSQL = enterColumns + "enter_epoch($1::pg_catalog.text::integer)"
 	// raiseSQL is an operator's. $2 epoch, $3 more, $4 floor, $5 exclusive.
-	raiseSQL = enterColumns + "raise_epoch($2::bigint, $3::bigint, $4::bigint, $5::boolean, $1::text::integer)"
+	raiseSQL = enterColumns + "raise_epoch($2::bigint, $3::bigint, $4::bigint, $5::boolean, $1::pg_catalog.text::integer)"
 )
 
 // Reenter asks the server who it is, and raises what is to be raised.
@@ -71,18 +71,18 @@ func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, l Lift, lockTimeou
 	var timeline *int64
 	var system, hidden *string
 	var started *time.Time
-	var leases, floor int64
+	var floor int64
 	var moved, raised bool
 	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
 		statement, args = raiseSQL, append(args, l.Epoch, l.More, l.Floor, l.Exclusive)
 	}
 	err := conn.QueryRow(ctx, statement, args...).
-		Scan(&in.Number, &in.Base, &timeline, &system, &started, &leases, &floor, &moved, &raised, &hidden)
+		Scan(&in.Number, &in.Base, &timeline, &system, &started, &in.Leases, &floor, &moved, &raised, &hidden)
 	if err != nil {
 		return nil, err
 	}
-	in.Leases, in.Floor = uint32(leases), guard.Token(floor)
+	in.Floor = guard.Token(floor)
 	in.Timeline, in.SystemIdentifier, in.Started, in.Hidden = Of(timeline), Of(system), Of(started), Of(hidden)
 	if hidden != nil {
 		s.hidden.Do(func() {

@@ -2,7 +2,6 @@ package pglease
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -12,10 +11,9 @@ import (
 
 // Statements, for tests that carry them out step by step.
 const (
-	ReleaseOneSQL = releaseOneSQL
-	WatchSQL      = watchSQL
-	OnlookSQL     = onlookSQL
-	KeepFor       = keepFor
+	ReleaseSQL = releaseSQL
+	WatchSQL   = watchSQL
+	KeepFor    = keepFor
 )
 
 // Process names the issuer in the line of the waiting.
@@ -32,26 +30,12 @@ func (i *Issuer) Subscribe(resource string, ring func()) (stop func()) {
 
 // Mark is the last step of Watch.
 func (i *Issuer) Mark(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
-	var h holder
-	marked := false
-	err = i.Pool.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, "60000").Scan(append(h.columns(), &marked)...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err == nil && marked {
-		held = h.held(w.Resource)
-	}
-	return held, err
+	return i.watch(ctx, i.Pool, w, "60000")
 }
 
 // Look says who has the lease, and marks nothing.
 func (i *Issuer) Look(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
-	var h holder
-	err = i.Pool.QueryRow(ctx, onlookSQL, w.Resource).Scan(h.columns()...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	return h.held(w.Resource), err
+	return i.watch(ctx, i.Pool, driver.Watch{Resource: w.Resource}, "60000")
 }
 
 // Listener sets how long the listening connection stays when nobody waits, is

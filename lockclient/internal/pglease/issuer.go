@@ -1,12 +1,12 @@
 package pglease
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -26,8 +26,8 @@ type Issuer struct {
 	process  string // names this issuer in the line of the waiting
 	listener *listener
 	time     serverTime
-	acquires combiner[attempt, driver.Grant]
-	releases combiner[guard.Claim, bool]
+	acquires *combiner[attempt, driver.Grant]
+	releases *combiner[guard.Claim, bool]
 }
 
 var (
@@ -38,7 +38,10 @@ var (
 // keepFor is how long a released lease is kept for who has waited longest.
 const keepFor = 100 * time.Millisecond
 
-var errClosed = errors.New("the issuer is closed")
+var (
+	errClosed     = errors.New("the issuer is closed")
+	errUnanswered = errors.New("the server did not answer for it")
+)
 
 // Config is what an [Issuer] is made of, with every default filled in.
 type Config struct {
@@ -71,7 +74,9 @@ func NewIssuer(c Config) (*Issuer, error) {
 		own:     own,
 		process: NewLeaseID()[24:], // its random end
 	}
-	i.acquires.send, i.releases.send = i.sendAcquires, i.sendReleases
+	var awake atomic.Int64
+	i.releases = newCombiner(&awake, nil, i.sendReleases)
+	i.acquires = newCombiner(&awake, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(c)
 	return i, nil
 }
@@ -82,8 +87,8 @@ func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, Meta
 // Close waits for the statements under way.
 func (i *Issuer) Close() error {
 	i.listener.close()
-	i.acquires.close()
-	i.releases.close()
+	i.acquires.close(i.Grace)
+	i.releases.close(i.Grace)
 	i.own.Close()
 	return nil
 }
@@ -142,7 +147,7 @@ func (i *Issuer) prepare(ctx context.Context) error {
 		if err == nil {
 			var at time.Time
 			sent := driver.Now()
-			if err = conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err == nil {
+			if err = conn.QueryRow(ctx, timeSQL).Scan(&at); err == nil {
 				i.time.learn(at, sent)
 			}
 		}
@@ -160,9 +165,7 @@ type attempt struct {
 // milliseconds. Then each goes by itself.
 const shortLock = "20"
 
-func (i *Issuer) sendAcquires(ops []*operation[attempt, driver.Grant]) {
-	ctx, cancel := together(ops)
-	defer cancel()
+func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, driver.Grant]) {
 	var timeout time.Duration
 	for _, o := range ops {
 		timeout = max(timeout, o.question.Timeout)
@@ -176,76 +179,77 @@ func (i *Issuer) sendAcquires(ops []*operation[attempt, driver.Grant]) {
 		if sent = taken(ops); len(sent) > 1 {
 			lockTimeout = shortLock
 		}
-		if len(sent) == 0 {
-			return nil
+		again := sent
+		for round := 0; round < 2 && len(again) > 0 && err == nil; round++ {
+			again, err = i.acquire(ctx, conn, in, again, lockTimeout)
 		}
-		return i.acquire(ctx, conn, in, sent, lockTimeout)
+		fail(again, Harmless(driver.ErrLate))
+		return err
 	})
 	if pg := Error(err); pg != nil && Passes(pg) && len(sent) > 1 {
-		i.acquires.each(sent)
+		i.acquires.each(unanswered(sent))
 		return
 	}
-	fail(ops, err)
+	fail(ops, cmp.Or(err, errUnanswered))
+}
+
+// answer is a row of acquireSQL.
+type answer struct {
+	resource       string
+	granted, spent bool
+	reclaimed      *bool
+	acquiredAt     *time.Time
+	now            time.Time
+	holder
 }
 
 // acquire carries out acquires on a connection. An error is of those that have
-// no answer by then.
-func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) error {
-	for round := 0; ; round++ {
-		from := driver.Now()
-		rows, err := conn.Query(ctx, acquireStatement(in), i.acquireArgs(in, ops, lockTimeout)...)
-		if err != nil {
-			return err
+// no answer by then. again are those whose time had passed by the server's clock
+// alone: it was not known well enough, and is now.
+func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) (again []*operation[attempt, driver.Grant], err error) {
+	from := driver.Now()
+	rows, _ := conn.Query(ctx, acquireSQL, i.acquireArgs(in, ops, lockTimeout)...) // CollectRows has its error
+	answers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
+		err = row.Scan(&a.resource, &a.granted, &a.token, &a.acquiredAt, &a.now, &a.reclaimed,
+			&a.spent, &a.leaseID, &a.owner, &a.metadata, &a.expiresAt, &a.remaining)
+		return a, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(answers) == 0 { // not the server that was entered
+		if _, err = i.Reenter(ctx, conn, Lift{}, lockTimeout); err != nil {
+			return nil, Harmless(err)
 		}
-		type granted struct {
-			driver.Grant
-			resource string
-			at       time.Time
+		for _, o := range ops {
+			o.done(driver.Grant{}, &driver.HeldError{Resource: o.resource})
 		}
-		grants, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (g granted, err error) {
-			var token int64
-			var synced *string
-			var reclaimed *bool
-			err = row.Scan(&g.resource, &token, &g.AcquiredAt, &g.at, &synced, &reclaimed)
-			g.Token, g.Reclaimed, g.From = guard.Token(token), Of(reclaimed), from
-			return g, err
-		})
-		if err != nil {
-			return err
-		}
-		for _, g := range grants {
-			i.time.learn(g.at, from)
-			n := slices.IndexFunc(ops, func(o *operation[attempt, driver.Grant]) bool { return o.resource == g.resource })
-			ops[n].done(g.Grant, nil)
-		}
-		ops = slices.DeleteFunc(ops, func(o *operation[attempt, driver.Grant]) bool { return o.hasAnswer() })
-		if len(ops) == 0 {
-			return nil
-		}
-		// What is left was refused; nothing of it is written.
-		again, elsewhere, err := i.refused(ctx, conn, ops)
-		if err == nil && elsewhere { // free by now, or not the server that was entered
-			_, err = i.Reenter(ctx, conn, Lift{}, lockTimeout)
-		}
-		if err != nil {
-			return Harmless(fmt.Errorf("refused, and the holder could not be read: %w", err))
-		}
-		for _, o := range ops { // who is not asked again, and not told anything yet
-			if !slices.Contains(again, o) || round > 0 {
-				o.done(driver.Grant{}, Harmless(&driver.HeldError{Resource: o.resource}))
-			}
-		}
-		if ops = again; len(ops) == 0 || round > 0 {
-			return nil
+		return nil, nil
+	}
+	at := make(map[string]*operation[attempt, driver.Grant], len(ops))
+	for _, o := range ops {
+		at[o.resource] = o
+	}
+	for _, a := range answers { // those that were granted come first
+		o := at[a.resource]
+		end := o.question.began + o.question.Timeout
+		switch late := !i.time.at(end).After(a.now); {
+		case a.granted:
+			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: Of(a.acquiredAt), Reclaimed: Of(a.reclaimed), From: from}, nil)
+		case a.spent:
+			o.done(driver.Grant{}, driver.ErrSpent)
+		case a.token != nil:
+			o.done(driver.Grant{}, a.held(a.resource))
+		case late && driver.Now() < end:
+			again = append(again, o)
+		case late:
+			o.done(driver.Grant{}, Harmless(driver.ErrLate))
+		default: // free by now
+			o.done(driver.Grant{}, &driver.HeldError{Resource: a.resource})
 		}
 	}
-}
-
-func acquireStatement(in *Instance) string {
-	if in.Started.IsZero() {
-		return AcquireSQL
-	}
-	return acquireThereSQL
+	i.time.learn(answers[0].now, from)
+	return unanswered(again), nil
 }
 
 func (i *Issuer) acquireArgs(in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) []any {
@@ -257,67 +261,18 @@ func (i *Issuer) acquireArgs(in *Instance, ops []*operation[attempt, driver.Gran
 		resources[k], ids[k], owners[k], metadata[k] = r.Resource, r.LeaseID, r.Owner, r.Metadata
 		ttls[k], until[k], waiting[k] = r.TTL.Microseconds(), i.time.at(r.began+r.Timeout), r.Waiting
 	}
-	args := []any{resources, ids, owners, metadata, ttls, until, waiting, i.process, lockTimeout}
+	var started *time.Time
 	if !in.Started.IsZero() {
-		args = append(args, in.Started, int64(in.Leases))
+		started = &in.Started
 	}
-	return args
+	return []any{resources, ids, owners, metadata, ttls, until, waiting, i.process, lockTimeout, started, int64(in.Leases)}
 }
 
-// refused answers those that were refused with the reason. again are those whose
-// time had passed by the server's clock alone: it was not known well enough, and
-// is now. elsewhere says that one was refused for no reason that is seen.
-func (i *Issuer) refused(ctx context.Context, conn *pgx.Conn, ops []*operation[attempt, driver.Grant]) (again []*operation[attempt, driver.Grant], elsewhere bool, err error) {
-	resources, ids := make([]string, len(ops)), make([]string, len(ops))
-	for k, o := range ops {
-		resources[k], ids[k] = o.resource, o.question.LeaseID
-	}
-	sent := driver.Now()
-	rows, err := conn.Query(ctx, refusedSQL, resources, ids, i.process)
-	if err != nil {
-		return nil, false, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var n int64
-		var isolation string
-		var at time.Time
-		var spent bool
-		var h holder
-		if err := rows.Scan(append([]any{&n, &isolation, &at, &spent}, h.columns()...)...); err != nil {
-			return nil, false, err
-		}
-		o := ops[n-1]
-		late := !i.time.at(o.question.began + o.question.Timeout).After(at)
-		i.time.learn(at, sent)
-		switch {
-		case isolation != "read committed":
-			o.done(driver.Grant{}, Harmless(fmt.Errorf("the connection's isolation level is %q and leases are granted under \"read committed\" alone: "+
-				"set default_transaction_isolation in the pool's connection parameters", isolation)))
-		case spent:
-			o.done(driver.Grant{}, driver.ErrSpent)
-		case h.token != nil:
-			o.done(driver.Grant{}, h.held(o.resource))
-		case late && driver.Now() < o.question.began+o.question.Timeout:
-			again = append(again, o)
-		case late:
-			o.done(driver.Grant{}, Harmless(driver.ErrLate))
-		default:
-			elsewhere = true
-		}
-	}
-	return again, elsewhere, rows.Err()
-}
-
-// holder is holderColumns.
+// holder is who has a lease, or for whom it is kept.
 type holder struct {
 	token, remaining         *int64
 	leaseID, owner, metadata *string
 	expiresAt                *time.Time
-}
-
-func (h *holder) columns() []any {
-	return []any{&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining}
 }
 
 // held of a lease that is kept for another process has the time for which it is.
@@ -332,43 +287,8 @@ func (h *holder) held(resource string) *driver.HeldError {
 	return e
 }
 
-// Renew extends leases in one statement, and one of them alone in another that
-// waits for its row.
+// Renew extends leases in one statement. One of them alone waits for its row.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-	var err error
-	if len(renewals) == 1 {
-		results[0], err = i.renewOne(ctx, renewals[0])
-		results[0].Err = Failure("renew", renewals[0].Claim, err)
-		return
-	}
-	err = i.renewAll(ctx, renewals, results)
-	for n := range results {
-		if results[n].State == driver.Unknown && results[n].Err == nil {
-			results[n].Err = Failure("renew", renewals[n].Claim, err)
-		}
-	}
-}
-
-func (i *Issuer) renewOne(ctx context.Context, r driver.Renewal) (result driver.Renewed, err error) {
-	err = i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		var token int64
-		var synced *string
-		from := driver.Now()
-		err := conn.QueryRow(ctx, renewOneSQL, r.Claim.Resource, r.Claim.LeaseID, int64(r.Claim.Token), r.TTL.Microseconds(), lockTimeout).
-			Scan(&token, &synced)
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			result = driver.Renewed{State: driver.Over}
-			return nil
-		case err == nil:
-			result = driver.Renewed{State: driver.Extended, From: from}
-		}
-		return err
-	})
-	return result, err
-}
-
-func (i *Issuer) renewAll(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) error {
 	n := len(renewals)
 	resources, ids, tokens, ttls := make([]string, n), make([]string, n), make([]int64, n), make([]int64, n)
 	at := make(map[string]int, n)
@@ -376,160 +296,89 @@ func (i *Issuer) renewAll(ctx context.Context, renewals []driver.Renewal, result
 		resources[k], ids[k], tokens[k], ttls[k] = r.Claim.Resource, r.Claim.LeaseID, int64(r.Claim.Token), r.TTL.Microseconds()
 		at[r.Claim.Resource] = k
 	}
-	return i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		for k := range results {
+			results[k] = driver.Renewed{State: driver.Over} // unless there is a row of it
+		}
 		from := driver.Now()
-		err := each(ctx, conn, renewSQL, []any{resources, ids, tokens, ttls}, func(row pgx.Row) error {
-			var resource string
-			var synced *string
-			err := row.Scan(&resource, &synced)
-			results[at[resource]] = driver.Renewed{State: driver.Extended, From: from}
-			return err
-		})
-		if err != nil {
-			for k := range results { // rolled back, or not known
-				results[k] = driver.Renewed{}
-			}
-			return err
-		}
-		left := make(map[string]bool)
-		for k, r := range results {
-			if r.State != driver.Extended {
-				left[resources[k]] = true
-			}
-		}
-		if len(left) == 0 {
-			return nil
-		}
-		// Lost, or locked by somebody: then it runs still.
-		busy := map[string]bool{}
-		err = each(ctx, conn, stillSQL, []any{resources, ids, tokens}, func(row pgx.Row) error {
-			var resource string
-			err := row.Scan(&resource)
-			busy[resource] = true
-			return err
-		})
-		if err != nil {
-			return Harmless(err)
-		}
-		for resource := range left {
-			k := at[resource]
-			if results[k].State = driver.Over; busy[resource] {
+		rows, _ := conn.Query(ctx, renewSQL, resources, ids, tokens, ttls, lockTimeout) // ForEachRow has its error
+		var resource string
+		var extended bool
+		_, err := pgx.ForEachRow(rows, []any{&resource, &extended}, func() error {
+			switch k := at[resource]; {
+			case extended:
+				results[k] = driver.Renewed{State: driver.Extended, From: from}
+			case results[k].State == driver.Over:
 				results[k] = driver.Renewed{Err: guard.Unavailable("renew", renewals[k].Claim, driver.ErrBusy)}
 			}
-		}
-		return nil
-	})
-}
-
-// each runs a query and reads its rows.
-func each(ctx context.Context, conn *pgx.Conn, sql string, args []any, read func(pgx.Row) error) error {
-	rows, err := conn.Query(ctx, sql, args...)
-	if err != nil {
+			return nil
+		})
 		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := read(rows); err != nil {
-			return err
+	})
+	if err != nil {
+		for k, r := range renewals { // rolled back, or not known
+			results[k] = driver.Renewed{Err: Failure("renew", r.Claim, err)}
 		}
 	}
-	return rows.Err()
 }
 
 // Release frees a lease, together with what else is released at this time, and
 // wakes who has waited longest. A claim without a token spends its lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	if claim.Token == guard.NoToken {
-		freed, err = i.spend(ctx, claim)
-	} else {
-		ctx, cancel := context.WithTimeout(ctx, i.OpTimeout)
-		defer cancel()
+	if claim.Token != guard.NoToken {
 		freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace)
+	} else {
+		err = i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+			return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, Topic(claim.Resource), lockTimeout).Scan(&freed)
+		})
 	}
 	return freed, Failure("release", claim, err)
 }
 
-func (i *Issuer) spend(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	err = i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		var synced *string
-		var quiet bool
-		return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, lockTimeout, Topic(claim.Resource)).Scan(&synced, &freed, &quiet)
-	})
-	return freed, err
-}
-
-func (i *Issuer) sendReleases(ops []*operation[guard.Claim, bool]) {
-	ctx, cancel := together(ops)
-	defer cancel()
+func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim, bool]) {
 	sent := ops
 	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		switch sent = taken(ops); len(sent) {
-		case 0:
-			return nil
-		case 1:
-			freed, err := releaseOne(ctx, conn, sent[0].question, lockTimeout)
-			if err == nil {
-				sent[0].done(freed, nil)
-			}
-			return err
+		if sent = taken(ops); len(sent) > 1 {
+			lockTimeout = shortLock
 		}
-		return releaseAll(ctx, conn, sent)
+		err := release(ctx, conn, sent, lockTimeout, Topic)
+		if pg := Error(err); len(sent) == 1 && pg != nil && SaidNo(pg) && !Passes(pg) {
+			// A notification that cannot be sent, since the server's queue of them is
+			// full or the role may not, must not keep the lease.
+			err = release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
+		}
+		return err
 	})
-	if len(sent) > 1 && (err == nil || Error(err) != nil && SaidNo(Error(err))) {
-		// Not the caller's any more, or locked by somebody; or a notification
-		// failed them all.
-		i.releases.each(slices.DeleteFunc(slices.Clone(sent), func(o *operation[guard.Claim, bool]) bool { return o.hasAnswer() }))
+	if pg := Error(err); pg != nil && SaidNo(pg) && len(sent) > 1 {
+		i.releases.each(unanswered(sent))
 		return
 	}
-	fail(ops, err)
+	fail(ops, cmp.Or(err, errUnanswered))
 }
 
-// releaseOne frees one lease. A notification that cannot be sent, since the
-// server's queue of them is full or the role may not, must not keep the lease:
-// then it is freed without one.
-func releaseOne(ctx context.Context, conn *pgx.Conn, claim guard.Claim, lockTimeout string) (bool, error) {
-	var resource, synced string
-	var quiet bool
-	args := []any{claim.Resource, claim.LeaseID, int64(claim.Token), lockTimeout}
-	err := conn.QueryRow(ctx, releaseOneSQL, append(args, Topic(claim.Resource))...).Scan(&resource, &synced, &quiet)
-	if pg := Error(err); pg != nil && SaidNo(pg) && !Passes(pg) {
-		err = conn.QueryRow(ctx, quietReleaseSQL, args...).Scan(&resource, &synced)
-	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// releaseAll answers those that it freed.
-func releaseAll(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, bool]) error {
+// release carries out releases on a connection.
+func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, bool], lockTimeout string, topic func(resource string) string) error {
 	n := len(ops)
 	resources, ids, tokens, topics := make([]string, n), make([]string, n), make([]int64, n), make([]string, n)
-	at := make(map[string]int, n)
 	for k, o := range ops {
 		c := o.question
-		resources[k], ids[k], tokens[k], topics[k], at[c.Resource] = c.Resource, c.LeaseID, int64(c.Token), Topic(c.Resource), k
+		resources[k], ids[k], tokens[k], topics[k] = c.Resource, c.LeaseID, int64(c.Token), topic(c.Resource)
 	}
-	var freed []int
-	err := each(ctx, conn, releaseSQL, []any{resources, ids, tokens, topics}, func(row pgx.Row) error {
-		var resource, synced string
-		var quiet bool
-		err := row.Scan(&resource, &synced, &quiet)
-		freed = append(freed, at[resource])
-		return err
+	rows, _ := conn.Query(ctx, releaseSQL, resources, ids, tokens, topics, lockTimeout) // ForEachRow has its error
+	freed := make(map[string]bool, n)
+	var resource string
+	var told bool
+	_, err := pgx.ForEachRow(rows, []any{&resource, &told}, func() error {
+		freed[resource] = true
+		return nil
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		for _, o := range ops {
+			o.done(freed[o.resource], nil)
+		}
 	}
-	for _, k := range freed {
-		ops[k].done(true, nil)
-	}
-	return nil
+	return err
 }
-
-// forceUnlockedSQL says who ended a lease; no row, or a refusal, if nobody is
-// known to have. $1 resource, $2 lease ID, $3 token.
-const forceUnlockedSQL = `SELECT o_actor, o_reason, o_at FROM fencepost.force_unlocked($1::text, $2::text, $3::bigint) WHERE o_actor IS NOT NULL`
 
 // Why says who force-unlocked a lease.
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
@@ -552,24 +401,11 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 		return driver.Watching{}, driver.ErrNoWatch
 	}
 	var held *driver.HeldError
-	var h holder
-	marked := false
 	err := i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
 		if err = i.CheckSchema(ctx, conn); err != nil {
 			return Harmless(err)
 		}
-		if w.LeaseID == "" {
-			err = conn.QueryRow(ctx, onlookSQL, w.Resource).Scan(h.columns()...)
-			marked = true
-		} else {
-			err = conn.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, lockTimeout).Scan(append(h.columns(), &marked)...)
-		}
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			return nil
-		case err == nil && marked:
-			held = h.held(w.Resource)
-		}
+		held, err = i.watch(ctx, conn, w, lockTimeout)
 		return err
 	})
 	if err != nil {
@@ -577,4 +413,21 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 		return driver.Watching{}, Failure("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
 	}
 	return driver.Watching{Held: held, Stop: stop}, nil
+}
+
+// watch is the last step of Watch.
+func (i *Issuer) watch(ctx context.Context, q interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, w driver.Watch, lockTimeout string) (*driver.HeldError, error) {
+	var h holder
+	var marked bool
+	err := q.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, lockTimeout).
+		Scan(&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining, &marked)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case err != nil || !marked && w.LeaseID != "":
+		return nil, err
+	}
+	return h.held(w.Resource), nil
 }

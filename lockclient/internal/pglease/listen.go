@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
@@ -133,14 +134,14 @@ func (i *Issuer) newListener(c Config) *listener {
 		return conn, err
 	}
 	l.notify = func(ctx context.Context, payload string) error {
-		_, err := i.own.Exec(ctx, "SELECT pg_notify($1::text, $2::text)", Channel, payload)
+		_, err := i.own.Exec(ctx, notifySQL, Channel, payload)
 		return err
 	}
 	l.free = func(ctx context.Context, resource string) bool {
-		var h holder
 		ctx, cancel := context.WithTimeout(ctx, c.OpTimeout)
 		defer cancel()
-		return i.own.QueryRow(ctx, onlookSQL, resource).Scan(h.columns()...) != nil
+		held, err := i.watch(ctx, i.own, driver.Watch{Resource: resource}, "")
+		return held == nil || err != nil
 	}
 	l.tell = func(err error) {
 		switch {
@@ -283,7 +284,7 @@ func (l *listener) session() (worked bool, err error) {
 // isPooled compares the server process with that of the handshake, which a
 // pooler makes up.
 func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
-	results, err := conn.PgConn().Exec(ctx, "SELECT pg_backend_pid()").ReadAll()
+	results, err := conn.PgConn().Exec(ctx, "SELECT pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
 		return false, fmt.Errorf("asking for the server process: %w", err)
 	}

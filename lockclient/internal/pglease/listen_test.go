@@ -124,6 +124,11 @@ func release(t *testing.T, i *pglease.Issuer, claim guard.Claim) {
 	}
 }
 
+// releaseArgs are those of the statement that releases.
+func releaseArgs(c guard.Claim) []any {
+	return []any{[]string{c.Resource}, []string{c.LeaseID}, []int64{int64(c.Token)}, []string{pglease.Topic(c.Resource)}, "60000"}
+}
+
 // rings counts how often a watch is rung.
 type rings struct{ n atomic.Int64 }
 
@@ -202,7 +207,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 		}},
 		{"released while it is marked", "looks before it marks", func(s *schedule, watch func() error) {
 			eventually(s.t, "it listens", s.waiter.Listening)
-			s.behind(watch, pglease.ReleaseOneSQL, "r", s.lease.LeaseID, int64(s.lease.Token), "60000", pglease.Topic("r"))
+			s.behind(watch, pglease.ReleaseSQL, releaseArgs(s.lease)...)
 		}},
 		{"marked while it is released", "no mark", func(s *schedule, watch func() error) {
 			eventually(s.t, "it listens", s.waiter.Listening)
@@ -313,14 +318,13 @@ func TestReleaseBehindMark(t *testing.T) {
 		}
 		told := make(chan bool)
 		go func() {
-			var resource, synced string
-			var quiet bool
-			err := pool.QueryRow(context.Background(), pglease.ReleaseOneSQL, "r", lease.LeaseID, int64(lease.Token), "60000", pglease.Topic("r")).
-				Scan(&resource, &synced, &quiet)
+			var resource string
+			var notified bool
+			err := pool.QueryRow(context.Background(), pglease.ReleaseSQL, releaseArgs(lease)...).Scan(&resource, &notified)
 			if err != nil {
 				t.Error(err)
 			}
-			told <- quiet
+			told <- !notified
 		}()
 		locked(t, pool, 1) // the release, for the mark
 		if err := tx.Commit(t.Context()); err != nil {
@@ -559,7 +563,7 @@ func TestNotifyRefused(t *testing.T) {
 	// The control: the statement with the notification fails.
 	lease := acquire(t, issuer, "r0", "the last")
 	mustExec(t, admin, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 minute' WHERE resource = 'r0'")
-	_, err := pool.Exec(t.Context(), pglease.ReleaseOneSQL, "r0", lease.LeaseID, int64(lease.Token), "1000", pglease.Topic("r0"))
+	_, err := pool.Exec(t.Context(), pglease.ReleaseSQL, releaseArgs(lease)...)
 	if pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 		t.Errorf("got %v", err)
 	}

@@ -53,6 +53,219 @@ BEGIN
   RETURN EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = p_resource AND s.lease_id = p_lease_id);
 END $$;
 
+-- What an issuer calls. Each call is a transaction of its own and one round trip;
+-- what is set is local to it. Never call one inside another transaction, where it
+-- would last to the end. Arrays hold one element for each operation, all of
+-- different resources, in their order. Rows are locked in that order or not waited
+-- for, so that two calls never wait for each other.
+--
+-- Times are clock_timestamp(), not now(): after a wait for the row, now() is the
+-- time before the wait. A lease is over at its expires_at, not after it.
+--
+-- They have the caller's rights and resolve names in pg_catalog alone: a schema on
+-- the caller's search_path may have operators of somebody else. Their plans are
+-- made once in a session and use the index, also if the table was tiny then.
+--
+-- A wake mark lasts for five seconds. It outlives its waiter by that, and costs
+-- the releases meanwhile a notification. A released lease is kept for a tenth of
+-- a second for the process that has waited longest.
+
+-- acquire grants, and says why it does not grant the rest; no row at all means
+-- that this is not the server, started at p_started, or not the table that the
+-- caller has entered. p_ttls are microseconds, p_process names who asks.
+--
+-- The token is raised from the row under the row's lock; a default drawn from a
+-- sequence would be evaluated before the wait, and the waiter could win with the
+-- smaller number. NOT EXISTS makes a refusal a read. The isolation level must be
+-- READ COMMITTED, because only there the row is seen as it is once locked. Whether
+-- the lease is the caller's own and still running is judged by one moment
+-- (excluded.acquired_at) for all columns. That the attempt is in time and its lease
+-- ID not spent is asked again behind the row's lock. A grant is on disk before it
+-- is answered, else a crash would issue its token again. Who waited and is granted
+-- leaves the line, and with it those before it, if the lease was kept for one of
+-- them that did not come. o_reclaimed reads the row as it was before: whether the
+-- grant replaced a lease that ran out. A refusal without a token means that the
+-- lease is free by now, or that the attempt is late.
+CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
+  p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
+RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
+  o_spent boolean, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  v_granted bigint;
+BEGIN
+  IF p_leases <> 'fencepost.leases'::regclass::oid::bigint THEN
+    RETURN;
+  END IF;
+  IF p_started IS NOT NULL THEN -- else it is hidden
+    IF p_started <> pg_postmaster_start_time() THEN
+      RETURN;
+    END IF;
+  END IF;
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
+      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
+  END IF;
+  PERFORM set_config('lock_timeout', p_wait_ms, true);
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  RETURN QUERY
+  INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
+  SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
+         u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
+  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
+    AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
+  WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource
+                    AND (h.lease_id <> u.lease_id AND h.expires_at > clock_timestamp()
+                         OR u.waiting AND h.lease_id IS NULL AND h.kept_for <> p_process AND h.expires_at > clock_timestamp() - interval '100 ms'))
+    AND u.not_after > clock_timestamp()
+  ORDER BY u.resource
+  ON CONFLICT (resource) DO UPDATE SET
+    token = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at
+                 THEN l.token ELSE greatest(l.token + 1, excluded.token) END,
+    acquired_at = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at
+                       THEN l.acquired_at ELSE clock_timestamp() END,
+    expires_at = CASE WHEN l.lease_id = excluded.lease_id
+                      THEN greatest(l.expires_at, clock_timestamp() + (excluded.expires_at - excluded.acquired_at))
+                      ELSE clock_timestamp() + (excluded.expires_at - excluded.acquired_at) END,
+    lease_id = excluded.lease_id, owner = excluded.owner, metadata = excluded.metadata, not_after = excluded.not_after, kept_for = NULL,
+    waiters = CASE WHEN l.waiters IS NULL OR NOT (p_process = ANY (l.waiters) AND p_waiting[array_position(p_resources, l.resource)]) THEN l.waiters
+                   WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
+                   ELSE array_remove(l.waiters, p_process) END
+  WHERE (l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())
+    AND excluded.not_after > clock_timestamp()
+    AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, excluded.lease_id))
+  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(),
+    (SELECT o.lease_id <> l.lease_id AND o.expires_at <= l.acquired_at FROM fencepost.leases o WHERE o.resource = l.resource),
+    false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+  GET DIAGNOSTICS v_granted = ROW_COUNT;
+  IF v_granted < cardinality(p_resources) THEN
+    RETURN QUERY
+    SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
+      EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
+      coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint
+    FROM unnest(p_resources, p_lease_ids) AS u(resource, lease_id)
+    LEFT JOIN fencepost.leases l ON l.resource = u.resource
+      AND (l.lease_id <> u.lease_id AND l.expires_at > clock_timestamp()
+           OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
+  END IF;
+END $$;
+
+-- renew extends leases that still run: o_extended is true, false for one that
+-- runs and is locked by somebody, and there is no row for one that is lost. One
+-- lease alone waits for its row. A renewal is on disk before it is answered, else
+-- a crash would bring the earlier expiry back while the holder counts on the later.
+CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
+RETURNS TABLE (o_resource text, o_extended boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  v_extended bigint;
+BEGIN
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  IF cardinality(p_resources) = 1 THEN
+    PERFORM set_config('lock_timeout', p_wait_ms, true);
+    PERFORM FROM fencepost.leases l WHERE l.resource = p_resources[1] AND l.lease_id = p_lease_ids[1] AND l.token = p_tokens[1] FOR NO KEY UPDATE;
+  END IF;
+  RETURN QUERY
+  WITH mine AS MATERIALIZED (
+    SELECT l.resource, u.ttl
+    FROM unnest(p_resources, p_lease_ids, p_tokens, p_ttls) AS u(resource, lease_id, token, ttl)
+    JOIN fencepost.leases l ON l.resource = u.resource
+    WHERE l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY UPDATE OF l SKIP LOCKED
+  )
+  UPDATE fencepost.leases l SET expires_at = clock_timestamp() + m.ttl * interval '1 microsecond'
+  FROM mine m WHERE l.resource = m.resource
+  RETURNING l.resource, true;
+  GET DIAGNOSTICS v_extended = ROW_COUNT;
+  IF v_extended < cardinality(p_resources) THEN
+    RETURN QUERY
+    SELECT u.resource, false FROM unnest(p_resources, p_lease_ids, p_tokens) AS u(resource, lease_id, token)
+    JOIN fencepost.leases l ON l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp();
+  END IF;
+END $$;
+
+-- release frees leases and returns whose; the others are not the caller's any
+-- more. It need not reach the disk: a release that a crash undoes costs the next
+-- holder one TTL, and the token stays. It notifies only where somebody waits, since
+-- every commit that notifies takes its turn with every other one of the server, and
+-- not without a topic. Who has waited longest is named and the lease kept for it;
+-- those after it are named as well, in case it does not come.
+CREATE FUNCTION fencepost.release(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_topics text[], p_wait_ms text)
+RETURNS TABLE (o_resource text, o_told boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
+  RETURN QUERY
+  UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()),
+    kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,
+    waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END
+  FROM unnest(p_resources, p_lease_ids, p_tokens, p_topics) AS u(resource, lease_id, token, topic)
+  WHERE l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token
+  RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
+END $$;
+
+-- wake says for whom a lease is kept, and whose turn it is if that one does not
+-- come.
+CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
+RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT pg_notify('fencepost.leases',
+    p_topic || ' ' || coalesce(p_kept_for, '') || coalesce(' ' || nullif(array_to_string(p_waiters[1:7], ' '), ''), '')) IS NOT NULL
+$$;
+
+-- spend frees the lease of a lease ID, whatever its token, and sees to it that
+-- nothing is granted under the ID any more. A resource that has no row gets one,
+-- so that an acquire that is under way meets it. It is on disk before it is
+-- answered.
+CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  PERFORM set_config('lock_timeout', p_wait_ms, true);
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND s.until <= clock_timestamp();
+  INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, p_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
+  INSERT INTO fencepost.leases AS l (resource, token, spent_until)
+  VALUES (p_resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1, clock_timestamp() + interval '1 hour')
+  ON CONFLICT (resource) DO UPDATE SET spent_until = excluded.spent_until;
+  UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()), not_after = NULL,
+    kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] ELSE l.kept_for END,
+    waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
+  WHERE l.resource = p_resource AND l.lease_id = p_lease_id
+  RETURNING CASE WHEN l.wake_until > clock_timestamp() THEN fencepost.wake(p_topic, l.kept_for, l.waiters) END IS NULL INTO o_freed;
+  o_freed := o_freed IS NOT NULL;
+END $$;
+
+-- watch says who has the lease, or for whom it is kept; no row means that it is
+-- free now. With a lease ID it sets the wake mark, and puts the process at the end
+-- of the line unless it is in it; o_marked says that this was done, or had been and
+-- lasts. Without one it is an onlooker's and writes nothing. The mark need not
+-- reach the disk: a server that crashes takes the listening connections with it.
+CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)
+RETURNS TABLE (o_token bigint, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint, o_marked boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  IF p_lease_id <> '' THEN
+    PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
+    UPDATE fencepost.leases l SET wake_until = clock_timestamp() + interval '5 s',
+      waiters = CASE WHEN l.wake_until IS NULL OR l.wake_until <= clock_timestamp() THEN ARRAY[p_process]
+                     WHEN p_process = ANY (l.waiters) THEN l.waiters ELSE coalesce(l.waiters, '{}') || p_process END
+    WHERE l.resource = p_resource AND (l.wake_until >= clock_timestamp() + interval '2.5 s' AND p_process = ANY (l.waiters)) IS NOT TRUE
+      AND (l.lease_id <> p_lease_id AND l.expires_at > clock_timestamp()
+           OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
+  END IF;
+  RETURN QUERY
+  SELECT l.token, coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint,
+    (l.wake_until >= clock_timestamp() + interval '2 s' AND p_process = ANY (l.waiters)) IS TRUE
+  FROM fencepost.leases l
+  WHERE l.resource = p_resource
+    AND (l.lease_id <> p_lease_id AND l.expires_at > clock_timestamp()
+         OR p_lease_id <> '' AND l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
+END $$;
+
 -- Epochs. A token's bits from 40 up are its epoch, and the epoch is put to work
 -- by the floor: the row '' of fencepost.leases is lifted to the first number of
 -- the epoch, and every grant is above the floor. The epoch is the base plus the

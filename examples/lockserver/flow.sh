@@ -1,0 +1,94 @@
+#!/bin/sh
+# The whole story with curl: acquire, contend, renew, expire, take over, a stale
+# write that is refused, a force unlock that is audited. It needs the lock server
+# of "go run ./examples/lockserver -demo":
+#
+#   URL=http://127.0.0.1:12345 TOKEN=... sh examples/lockserver/flow.sh
+#
+# It stops at the first answer that is not the expected one.
+set -eu
+
+period=${PERIOD:-flow-$$}
+resource=demo:billing-close:$period
+answer=$(mktemp)
+trap 'rm -f "$answer"' EXIT
+
+# request METHOD PATH STATUS [BODY] [CURL OPTION...]: the answer is kept.
+request() {
+	method=$1 path=$2 status=$3 body=${4-}
+	shift 3
+	[ $# -eq 0 ] || shift
+	if [ -n "$body" ]; then
+		set -- -H 'Content-Type: application/json' --data-binary "$body" "$@"
+	fi
+	got=$(curl -sS -o "$answer" -w '%{http_code}' -X "$method" -H "Authorization: Bearer $TOKEN" "$@" "$URL$path")
+	[ "$got" = "$status" ] || fail "$method $path: $got instead of $status: $(cat "$answer")"
+}
+
+fail() {
+	echo "flow.sh: $*" >&2
+	exit 1
+}
+
+# has TEXT: the answer has it.
+has() { grep -qF -- "$1" "$answer" || fail "no $1 in: $(cat "$answer")"; }
+
+# text NAME: a member of the answer that is a string.
+text() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" "$answer"; }
+
+acquire() { # owner, seconds, more members
+	request POST /v1/locks/acquire 200 "{\"resource\":\"$resource\",\"ownerId\":\"$1\",\"ttlSeconds\":$2${3-}}"
+}
+
+# write TOKEN LEASE STATUS: a write to the fenced resource.
+write() {
+	request PUT "/demo/closes/$period" "$3" '' -H "X-Fencing-Token: $1" -H "X-Fencing-Lease: $2" \
+		-H "X-Fencing-Resource: demo%3Abilling-close%3A$period" --data-binary "written under $1"
+}
+
+echo "1. worker-a acquires"
+acquire worker-a 60
+has '"acquired":true'
+a=$(text leaseId) a_token=$(text token)
+
+echo "2. worker-b contends: refused, and told who has it"
+acquire worker-b 60
+has '"acquired":false'
+has '"ownerId":"worker-a"'
+
+echo "3. worker-a renews and writes"
+request POST "/v1/locks/$a/renew" 200 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":60}"
+has '"state":"extended"'
+write "$a_token" "$a" 204
+
+echo "4. worker-a renews for a second more and pauses; its lease expires, and worker-b, who waits, takes over"
+request POST "/v1/locks/$a/renew" 200 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":1}"
+acquire worker-b 60 ',"waitSeconds":30'
+has '"acquired":true'
+b=$(text leaseId) b_token=$(text token)
+[ "$b_token" -gt "$a_token" ] || fail "token $b_token after $a_token"
+write "$b_token" "$b" 204
+
+echo "5. worker-a resumes: its renewal and its write are refused"
+request POST "/v1/locks/$a/renew" 404 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":60}"
+has 'problem/lease_over'
+write "$a_token" "$a" 412
+has 'problem/stale'
+
+echo "6. an operator cuts worker-b, whose write is refused at once"
+request POST "/v1/locks/$resource/force-unlock" 200 "{\"actorId\":\"ada\",\"reason\":\"worker-b hangs\",\"leaseId\":\"$b\"}"
+has '"raised":true'
+write "$b_token" "$b" 412
+has 'problem/stale'
+request GET "/v1/audit?prefix=$resource" 200
+has '"actorId":"ada","reason":"worker-b hangs"'
+
+echo "7. worker-c goes on; released once, and only once"
+acquire worker-c 60
+has '"acquired":true'
+c=$(text leaseId) c_token=$(text token)
+write "$c_token" "$c" 204
+request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 200
+request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 404
+has 'problem/lease_over'
+echo "ok: tokens $a_token, $b_token, $c_token"

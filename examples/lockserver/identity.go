@@ -1,0 +1,102 @@
+package main
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// identities are who may come with which token. The tokens are random and long,
+// so that a plain hash of them can be kept: a file that is read by others gives
+// nobody a token, and looking one up by its hash tells nothing by its time.
+type identities struct {
+	byHash map[string]lockhttp.Identity
+}
+
+// fileEntry is one of the list in the file of -identities:
+//
+//	[{"sha256": "9f86d0...", "subject": "worker-7", "tenant": "acme"},
+//	 {"sha256": "60303a...", "subject": "ada", "tenant": "acme", "operator": true}]
+type fileEntry struct {
+	SHA256   string `json:"sha256"`
+	Subject  string `json:"subject"`
+	Tenant   string `json:"tenant"`
+	Operator bool   `json:"operator"`
+	Leases   int    `json:"leases"`
+}
+
+func readIdentities(file string) (who identities, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return who, err
+	}
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.DisallowUnknownFields()
+	var entries []fileEntry
+	if err := d.Decode(&entries); err != nil {
+		return who, fmt.Errorf("%s: %w", file, err)
+	}
+	who.byHash = map[string]lockhttp.Identity{}
+	for n, e := range entries {
+		hash, err := hex.DecodeString(e.SHA256)
+		if err != nil || len(hash) != sha256.Size || e.Subject == "" || e.Tenant == "" {
+			return who, fmt.Errorf("%s: entry %d needs sha256 (64 hexadecimal digits), subject and tenant", file, n+1)
+		}
+		who.byHash[string(hash)] = lockhttp.Identity{
+			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Limits: lockhttp.Limits{Leases: e.Leases},
+		}
+	}
+	return who, nil
+}
+
+// add makes a token for an identity.
+func (who *identities) add(id lockhttp.Identity) (token string) {
+	if who.byHash == nil {
+		who.byHash = map[string]lockhttp.Identity{}
+	}
+	token = rand.Text()
+	hash := sha256.Sum256([]byte(token))
+	who.byHash[string(hash[:])] = id
+	return token
+}
+
+var (
+	errNoCredentials = errors.New("neither a bearer token nor a client certificate")
+	errUnknownToken  = errors.New("the bearer token is unknown")
+)
+
+// authenticate takes a client's certificate, else its bearer token. Nothing else
+// of the request counts: not a header that names a tenant.
+func (who *identities) authenticate(r *http.Request) (*lockhttp.Identity, error) {
+	// The chains are verified: they are there only if tls.Config.ClientCAs is.
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		name := r.TLS.VerifiedChains[0][0].Subject
+		if len(name.Organization) != 1 || name.CommonName == "" {
+			return nil, guard.Invalid("client certificate", name.String(), "must have a common name and one organization, the tenant")
+		}
+		return &lockhttp.Identity{Subject: name.CommonName, Tenant: name.Organization[0], Owner: name.CommonName, Templates: templates}, nil
+	}
+	values := r.Header.Values("Authorization")
+	if len(values) != 1 {
+		return nil, errNoCredentials
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return nil, errNoCredentials
+	}
+	hash := sha256.Sum256([]byte(token))
+	id, known := who.byHash[string(hash[:])]
+	if !known {
+		return nil, errUnknownToken
+	}
+	return &id, nil
+}

@@ -1,0 +1,162 @@
+// Command lockserver is a whole lock server on PostgreSQL: bearer tokens or
+// client certificates, tenants, the operators' page, a graceful shutdown.
+//
+//	go run ./examples/lockserver -demo
+//	go run ./examples/lockserver -database-url postgres://... -identities identities.json
+//	    [-listen :8443 -cert server.pem -key server.key -client-ca workers.pem]
+//
+// With -demo it starts a private PostgreSQL and makes a token. The first line of
+// its output is {"url": ..., "ui": ..., "token": ...}; the curl lines to try
+// come after. It serves until it is interrupted.
+//
+// The code to copy is in server.go and identity.go. The demo's tokens are random
+// ones that are looked up by their hash, so that it needs no other module;
+// authentication by JWTs and a limiter of requests, which do, are in
+// examples/lockserver/jwt. Another issuer, such as lockclient/etcdlock, takes the
+// place of lockclient.NewIssuer in server.go. workers has one in Python and one
+// in Node.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// templates name the resources, once for the lock server and for the services
+// that compare the tokens.
+var templates = []*guard.Template{guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))}
+
+type flags struct {
+	demo                                bool
+	databaseURL, identities, listen     string
+	certificate, key, clientCertificate string
+}
+
+func main() {
+	var f flags
+	flag.BoolVar(&f.demo, "demo", false, "serve a private PostgreSQL, with a token that is printed")
+	flag.StringVar(&f.databaseURL, "database-url", "", "the PostgreSQL database of the leases")
+	flag.StringVar(&f.identities, "identities", "", "a file of identities, see identity.go")
+	flag.StringVar(&f.listen, "listen", "127.0.0.1:0", "the address to listen on")
+	flag.StringVar(&f.certificate, "cert", "", "the server's certificate chain, PEM")
+	flag.StringVar(&f.key, "key", "", "its key, PEM")
+	flag.StringVar(&f.clientCertificate, "client-ca", "", "who signs the workers' certificates, PEM")
+	flag.Parse()
+	demo.Main(0, func(ctx context.Context, out io.Writer) error { return run(ctx, f, out) })
+}
+
+func run(ctx context.Context, f flags, out io.Writer) (err error) {
+	var pool *pgxpool.Pool
+	var who identities
+	switch {
+	case f.demo:
+		var cleanup func()
+		if pool, cleanup, err = demo.Pool(ctx); err != nil {
+			return err
+		}
+		defer cleanup()
+	case f.databaseURL == "" || f.identities == "" && f.clientCertificate == "":
+		return errors.New("either -demo, or -database-url with -identities or -client-ca")
+	default:
+		if pool, err = pgxpool.New(ctx, f.databaseURL); err != nil {
+			return err
+		}
+		defer pool.Close()
+	}
+	if f.identities != "" {
+		if who, err = readIdentities(f.identities); err != nil {
+			return err
+		}
+	}
+	var token string
+	if f.demo {
+		token = who.add(lockhttp.Identity{Subject: "demo", Tenant: "demo", Templates: templates, Operator: true})
+	}
+	config, err := f.tls()
+	if err != nil {
+		return err
+	}
+	s, err := newServer(ctx, pool, who.authenticate)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return errors.Join(err, s.close(ctx))
+	}
+	scheme := "http"
+	if config != nil {
+		scheme, listener = "https", tls.NewListener(listener, config)
+	}
+	url := scheme + "://" + listener.Addr().String()
+	if f.demo {
+		first, err := json.Marshal(struct {
+			URL   string `json:"url"`
+			UI    string `json:"ui"`
+			Token string `json:"token"`
+		}{url, url + "/ui", token})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s\n%s", first, tryThis(url, token))
+	} else {
+		fmt.Fprintln(out, "listening on", url)
+	}
+	return s.serve(ctx, listener)
+}
+
+// tls is nil without a certificate: then a proxy in front must have one.
+func (f flags) tls() (*tls.Config, error) {
+	if f.certificate == "" {
+		if f.clientCertificate != "" {
+			return nil, errors.New("-client-ca needs -cert and -key")
+		}
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(f.certificate, f.key)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	if f.clientCertificate == "" {
+		return config, nil
+	}
+	pem, err := os.ReadFile(f.clientCertificate)
+	if err != nil {
+		return nil, err
+	}
+	config.ClientCAs = x509.NewCertPool()
+	if !config.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no certificate", f.clientCertificate)
+	}
+	// Who has none may come with a bearer token; one that is given is verified.
+	config.ClientAuth = tls.VerifyClientCertIfGiven
+	return config, nil
+}
+
+func tryThis(url, token string) string {
+	return fmt.Sprintf(`
+# What is in flow.sh, step by step; the page asks for the token.
+export URL=%s TOKEN=%s
+curl -s -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' $URL/v1/locks/acquire \
+  -d '{"resource":"demo:billing-close:2026-04","ownerId":"worker-a","ttlSeconds":60}'
+curl -s -H "Authorization: Bearer $TOKEN" "$URL/v1/locks?prefix=demo"
+curl -s -H "Authorization: Bearer $TOKEN" -X PUT $URL/demo/closes/2026-04 -H 'X-Fencing-Token: 1' \
+  -H 'X-Fencing-Lease: LEASE_ID' -H 'X-Fencing-Resource: demo%%3Abilling-close%%3A2026-04' -d 'closed by worker-a'
+sh examples/lockserver/flow.sh
+`, url, token)
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// server is the lock server, and beside it a service that compares the tokens it
+// issues. In real use that is another program; the marks are its database's.
+type server struct {
+	issuer driver.Issuer
+	locks  *lockhttp.Server
+	closes http.Handler
+}
+
+func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticate) (*server, error) {
+	if err := lockadmin.Migrate(ctx, pool); err != nil {
+		return nil, err
+	}
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	marks, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	closes, err := newCloses(ctx, pool, marks, who)
+	if err != nil {
+		return nil, err
+	}
+	// The issuer is to give up before the server does, since then the outcome
+	// is known.
+	issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: 1200 * time.Millisecond})
+	if err != nil {
+		return nil, err
+	}
+	locks, err := lockhttp.New(issuer, who, &lockhttp.Options{
+		Admin: operator,
+		// A force unlock ends at the resource: from then on the cut holder's
+		// writes are refused.
+		Raise: func(ctx context.Context, burned guard.Claim) error {
+			_, err := marks.Admit(ctx, burned)
+			return err
+		},
+	})
+	if err != nil {
+		return nil, errors.Join(err, issuer.Close())
+	}
+	return &server{issuer, locks, closes}, nil
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, "/demo/") {
+		s.closes.ServeHTTP(w, r)
+		return
+	}
+	s.locks.ServeHTTP(w, r)
+}
+
+// serve answers until ctx ends; then those who wait are told so, and what is
+// under way has ten seconds.
+func (s *server) serve(ctx context.Context, listener net.Listener) error {
+	// There is no WriteTimeout, since events are streams; each write to one is
+	// bounded by itself, and so is the reading of each body.
+	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10}
+	served := make(chan error, 1)
+	go func() { served <- web.Serve(listener) }()
+	var err error
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- s.locks.Close(end) }()
+	shut := web.Shutdown(end)
+	return errors.Join(err, shut, <-closed, s.issuer.Close())
+}
+
+// close is for a server that never served.
+func (s *server) close(ctx context.Context) error {
+	return errors.Join(s.locks.Close(ctx), s.issuer.Close())
+}
+
+// newCloses is the service whose writes the tokens fence: PUT
+// /demo/closes/{period} writes a text for the tenant of who asks.
+func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx], who lockhttp.Authenticate) (http.Handler, error) {
+	_, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`)
+	if err != nil {
+		return nil, err
+	}
+	tenant := func(r *http.Request) (string, error) {
+		id, err := who(r)
+		if err != nil {
+			return "", guard.ErrNotFound // and nothing is said of whose it is
+		}
+		return id.Tenant, nil
+	}
+	period := httpfence.ChiParam("period")
+	resource, err := httpfence.Named(templates[0], httpfence.Bindings{"tenant": tenant, "period": period})
+	if err != nil {
+		return nil, err
+	}
+	fence, err := httpfence.New(db, resource, nil)
+	if err != nil {
+		return nil, err
+	}
+	r := chi.NewRouter()
+	r.With(fence.Admit).Put("/demo/closes/{period}", func(w http.ResponseWriter, r *http.Request) {
+		note, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1000))
+		claim, _ := guard.ClaimFrom(r.Context())
+		owner, err1 := tenant(r)
+		key, err2 := period(r)
+		if err = errors.Join(err, err1, err2); err == nil {
+			// Admission does not stop this request if a newer holder comes now.
+			// The fenced transaction does.
+			err = db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `INSERT INTO closes VALUES ($1, $2, $3) ON CONFLICT (tenant, period) DO UPDATE SET note = excluded.note`, owner, key, string(note))
+				return err
+			})
+		}
+		if err != nil {
+			fence.Reject(w, r, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	return r, nil
+}

@@ -1,0 +1,66 @@
+// Package proof lets a service check that a lock server issued the claim that a
+// request presents. The server signs each claim that it grants; the service
+// verifies the signature before its fence compares the token. Without it a token
+// is only a number, and whoever can send a high one locks all others out.
+//
+// # Format
+//
+// A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
+// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
+//
+//	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
+//	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
+//
+// Each member occurs exactly once and no other is allowed. fen is a decimal
+// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
+// parts are base64url without padding, in the one canonical spelling. A proof
+// has at most [MaxLen] bytes.
+//
+// # Use
+//
+// The lock server, which alone holds the private key:
+//
+//	signer, err := proof.NewSigner(key, &proof.SignerOptions{Issuer: "locks.example"})
+//	compact, err := signer.Sign(claim, "ledger/tenant_123", lease.ExpiresAt)
+//
+// The service, with httpfence:
+//
+//	keys, err := proof.NewKeys(ctx, proof.Dir("/etc/fencepost/keys"), nil)
+//	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Issuer: "locks.example"})
+//	verify, err := verifier.Hook(audienceOfTenant)
+//	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
+//
+// The client sends the proof in the header field [Header]; see Proof in
+// httpfence's TransportOptions.
+//
+// # What it guarantees
+//
+// A request whose proof is missing, malformed, expired, signed by a key that is
+// not in the set, or made for another issuer, audience, resource, token or lease
+// is refused, and raises no mark. The service decides that proofs are needed and
+// by which algorithm; nothing in a request can change that. The key ID of
+// a request is only compared with the IDs of the set: it opens no file and no
+// URL.
+//
+// A key that was taken out of the source is refused after [KeysOptions].Refresh,
+// also for proofs that were verified while it was there. Keys that could not be
+// confirmed for MaxAge verify nothing ([guard.ErrUnavailable]).
+//
+// # What it does not
+//
+// A proof is a bearer credential: who can read it can present it until it
+// expires, for that one resource and token. Send it over TLS only. It does not
+// replace the comparison with the mark: a proof of a lease that was taken over
+// is genuine and its token stale.
+//
+// # Rotation
+//
+// Put the new public key into the source; wait for Refresh; sign with the new
+// private key; wait until the last proof of the old key has expired; remove the
+// old public key. To withdraw a key at once, remove it: its proofs are refused
+// after Refresh.
+//
+// # Compatibility
+//
+// As package guard: names may change until version 1, the format not.
+package proof

@@ -1,0 +1,229 @@
+package proof
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The defaults of [KeysOptions].
+const (
+	DefaultRefresh = time.Minute
+	DefaultMaxAge  = time.Hour
+)
+
+// KeysOptions configures [NewKeys]. The zero value of every field is its
+// default.
+type KeysOptions struct {
+	// Refresh is how old the keys may be, in whole seconds rounded down, before
+	// the source is asked again, at the next use: a key that was removed is
+	// refused from then on. An unknown key ID asks sooner, but at most every
+	// tenth of it. 0 means [DefaultRefresh]; at least a second.
+	Refresh time.Duration
+	// MaxAge is for how long keys are used that the source could not confirm;
+	// after that nothing is verified ([guard.ErrUnavailable]). 0 means
+	// [DefaultMaxAge], or Refresh if that is longer; not below Refresh.
+	MaxAge time.Duration
+	// Logger is told that the source failed; nil means [slog.Default] at that
+	// moment.
+	Logger *slog.Logger
+}
+
+// Keys is a set of public keys that follows its source. As an [http.Handler] it
+// serves the set as a JWKS (RFC 7517, section 5). Make one with [NewKeys]; the
+// zero value is not usable. It is safe for concurrent use and runs nothing in
+// the background: the request that finds the keys too old asks the source, for
+// at most fetchTimeout, while others go on with the keys of before.
+type Keys struct {
+	source Source
+	opts   KeysOptions
+
+	set     atomic.Pointer[keySet]
+	checked atomic.Int64  // when the source confirmed set, in seconds since 1970
+	asked   atomic.Int64  // when the source was asked last
+	asking  chan struct{} // holds one element while the source is being asked
+}
+
+// keySet is one generation of keys. It never changes.
+type keySet struct {
+	byID map[string]PublicKey
+	list []PublicKey
+}
+
+// fetchTimeout bounds one question to a source.
+const fetchTimeout = 5 * time.Second
+
+// NewKeys asks the source for its keys. opts may be nil. Errors are those of the
+// source, and a *guard.InvalidError for bad options.
+func NewKeys(ctx context.Context, source Source, opts *KeysOptions) (*Keys, error) {
+	k := &Keys{source: source, asking: make(chan struct{}, 1)}
+	if opts != nil {
+		k.opts = *opts
+	}
+	if source == nil {
+		return nil, guard.Invalid("source", "", "must not be nil")
+	}
+	if k.opts.Refresh == 0 {
+		k.opts.Refresh = DefaultRefresh
+	}
+	if k.opts.Refresh < time.Second {
+		return nil, guard.Invalid("KeysOptions.Refresh", k.opts.Refresh.String(), "must be at least a second")
+	}
+	if k.opts.MaxAge == 0 {
+		k.opts.MaxAge = max(DefaultMaxAge, k.opts.Refresh)
+	}
+	if k.opts.MaxAge < k.opts.Refresh {
+		return nil, guard.Invalid("KeysOptions.MaxAge", k.opts.MaxAge.String(), "must not be below Refresh")
+	}
+	if err := k.load(ctx); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// load asks the source. The caller is the only one.
+func (k *Keys) load(ctx context.Context) error {
+	now := time.Now().Unix()
+	k.asked.Store(now)
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	list, err := k.source(ctx)
+	if err != nil {
+		return err
+	}
+	next := &keySet{byID: make(map[string]PublicKey, len(list)), list: list}
+	for _, key := range list {
+		if _, twice := next.byID[key.id]; twice || len(key.key) == 0 {
+			return guard.Invalid("key", key.id, "is there twice, or is the zero value")
+		}
+		next.byID[key.id] = key
+	}
+	if !next.same(k.set.Load()) {
+		k.set.Store(next) // what was verified by the set before is verified anew
+	}
+	k.checked.Store(now) // when it was asked, not when it answered
+	return nil
+}
+
+func (s *keySet) same(other *keySet) bool {
+	if other == nil || len(s.byID) != len(other.byID) {
+		return false
+	}
+	for id, key := range s.byID {
+		if !key.key.Equal(other.byID[id].key) {
+			return false
+		}
+	}
+	return true
+}
+
+// current returns the keys that may be used now, in seconds since 1970. A clock
+// that was set back makes them too old, not young.
+func (k *Keys) current(ctx context.Context, now int64) (*keySet, error) {
+	age := now - k.checked.Load()
+	if age >= 0 && age < seconds(k.opts.Refresh) {
+		return k.set.Load(), nil
+	}
+	return k.refreshed(ctx, now, k.set.Load())
+}
+
+// refreshed asks the source, unless that was done a short while ago or is being
+// done, and returns the keys. It waits for another's question only if the keys
+// must not be used without an answer.
+func (k *Keys) refreshed(ctx context.Context, now int64, seen *keySet) (*keySet, error) {
+	usable := func() bool { age := now - k.checked.Load(); return age >= 0 && age < seconds(k.opts.MaxAge) }
+	alone := false
+	select {
+	case k.asking <- struct{}{}:
+		alone = true
+	default:
+		if usable() {
+			break
+		}
+		select {
+		case k.asking <- struct{}{}:
+			alone = true
+		case <-ctx.Done():
+			return nil, guard.Unavailable("verify proof", guard.Claim{}, ctx.Err())
+		}
+	}
+	var err error
+	if alone {
+		since := now - k.asked.Load()
+		if k.set.Load() == seen && (since < 0 || since >= k.pause()) {
+			// Not cut off by the one request that asks for all.
+			if err = k.load(context.WithoutCancel(ctx)); err != nil {
+				k.logger().LogAttrs(ctx, slog.LevelError, "proof_keys_unavailable", slog.String("error", err.Error()))
+			}
+		}
+		<-k.asking
+	}
+	now = max(now, k.checked.Load()) // it may just have been confirmed
+	if !usable() {
+		if err == nil {
+			err = errTooOld
+		}
+		return nil, guard.Unavailable("verify proof", guard.Claim{}, err)
+	}
+	return k.set.Load(), nil
+}
+
+var errTooOld = errors.New("the source of the keys has not confirmed them for longer than MaxAge")
+
+// find returns the key of kid, of the set or of the one that the source has by
+// now.
+func (k *Keys) find(ctx context.Context, set *keySet, kid string, now int64) (PublicKey, *keySet, error) {
+	key, ok := set.byID[kid]
+	if !ok {
+		var err error
+		if set, err = k.refreshed(ctx, now, set); err != nil {
+			return PublicKey{}, nil, err
+		}
+		if key, ok = set.byID[kid]; !ok {
+			return PublicKey{}, nil, malformed("is signed by a key that is not in the set")
+		}
+	}
+	return key, set, nil
+}
+
+// pause is how many seconds there are at least between two questions.
+func (k *Keys) pause() int64 { return max(1, seconds(k.opts.Refresh)/10) }
+
+func seconds(d time.Duration) int64 { return int64(d / time.Second) }
+
+func (k *Keys) logger() *slog.Logger {
+	if k.opts.Logger != nil {
+		return k.opts.Logger
+	}
+	return slog.Default()
+}
+
+// ServeHTTP serves the set as a JWKS, for GET and HEAD.
+func (k *Keys) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
+		return
+	}
+	set, err := k.current(r.Context(), time.Now().Unix())
+	var body []byte
+	if err == nil {
+		body, err = json.Marshal(struct {
+			Keys []PublicKey `json:"keys"`
+		}{append([]PublicKey{}, set.list...)})
+	}
+	if err != nil {
+		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/jwk-set+json")
+	w.Header().Set("Cache-Control", "public, max-age="+strconv.FormatInt(k.pause(), 10))
+	_, _ = w.Write(body)
+}

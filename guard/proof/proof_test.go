@@ -1,0 +1,371 @@
+package proof
+
+import (
+	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+var claim = guard.Claim{Resource: "acme:billing-close:2026-04", Token: 34, LeaseID: "019f1b2c"}
+
+const audience = "ledger/acme"
+
+func newKeys(t testing.TB, source Source) *Keys {
+	t.Helper()
+	keys, err := NewKeys(t.Context(), source, &KeysOptions{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+func newVerifier(t testing.TB, source Source) *Verifier {
+	t.Helper()
+	return guard.Must(NewVerifier(newKeys(t, source), &VerifierOptions{Audience: audience}))
+}
+
+func sign(t testing.TB, key PrivateKey, c guard.Claim, to string, expires time.Time) string {
+	t.Helper()
+	compact, err := guard.Must(NewSigner(key, nil)).Sign(c, to, expires)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compact
+}
+
+// by makes a proof of any header and payload, with a genuine signature.
+func by(key PrivateKey, header, payload string) string {
+	signed := encoding.EncodeToString([]byte(header)) + "." + encoding.EncodeToString([]byte(payload))
+	return signed + "." + encoding.EncodeToString(ed25519.Sign(key.key, []byte(signed)))
+}
+
+func TestSignAndVerify(t *testing.T) {
+	key := NewPrivateKey()
+	v := newVerifier(t, Static(key.Public()))
+	for _, c := range []guard.Claim{
+		claim,
+		{Resource: "r", Token: 1},
+		{Resource: `"\<>&` + "\u2028é", Token: guard.MaxToken, LeaseID: `"`},
+		{Resource: strings.Repeat("é", guard.MaxResourceLen/2), Token: 7, LeaseID: strings.Repeat(`\`, guard.MaxLeaseIDLen)},
+	} {
+		compact := sign(t, key, c, audience, time.Now().Add(time.Minute))
+		for range 2 { // the second is remembered
+			if err := v.Verify(t.Context(), compact, c); err != nil {
+				t.Errorf("%q: %v", c.Resource, err)
+			}
+		}
+	}
+}
+
+// The format is fixed: a program in another language reads these bytes.
+func TestFormat(t *testing.T) {
+	key, err := ParsePrivateKey([]byte(`{"kty":"OKP","crv":"Ed25519","kid":"k1","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo","d":"nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A"}`)) // RFC 8037, appendix A.1
+	if err != nil {
+		t.Fatal(err)
+	}
+	compact := sign(t, key, claim, audience, time.Unix(1777593600, 1))
+	parts := strings.Split(compact, ".")
+	for i, want := range []string{
+		`{"alg":"EdDSA","kid":"k1","typ":"fence+jwt"}`,
+		`{"iss":"fencepost","aud":"ledger/acme","res":"acme:billing-close:2026-04","fen":"34","lid":"019f1b2c","exp":1777593601}`,
+	} {
+		if got, err := encoding.DecodeString(parts[i]); err != nil || string(got) != want {
+			t.Errorf("part %d is %s, %v", i, got, err)
+		}
+	}
+	const signature = "wArlvP7iI7YwO0WiG0SqHlp1X1G0GqHEKj6jTGsqJC7mgZSIY77X4vH5nIiRU-0rgiyZJTpBjJ32O2as8fDzBw"
+	if parts[2] != signature {
+		t.Errorf("the signature is %s", parts[2])
+	}
+}
+
+// Everything that is not exactly a proof of this claim is refused, though each
+// but the first few is signed by the right key.
+func TestRefused(t *testing.T) {
+	key := NewPrivateKey()
+	other := NewPrivateKey()
+	exp := time.Now().Add(time.Hour).Unix()
+	header := `{"alg":"EdDSA","kid":"` + key.id + `","typ":"fence+jwt"}`
+	payload := func(old, new string) string {
+		s := fmt.Sprintf(`{"iss":"fencepost","aud":"ledger/acme","res":"acme:billing-close:2026-04","fen":"34","lid":"019f1b2c","exp":%d}`, exp)
+		if !strings.Contains(s, old) {
+			t.Fatalf("%s is not in %s", old, s)
+		}
+		return strings.Replace(s, old, new, 1)
+	}
+	in := func(s, old, new string) string { return strings.Replace(s, old, new, 1) }
+	good := by(key, header, payload("", ""))
+	parts := strings.Split(good, ".")
+	hs256 := func(secret []byte) string {
+		signed := encoding.EncodeToString([]byte(in(header, "EdDSA", "HS256"))) + "." + parts[1]
+		mac := hmac.New(sha256.New, secret)
+		mac.Write([]byte(signed))
+		return signed + "." + encoding.EncodeToString(mac.Sum(nil))
+	}
+	public, _ := json.Marshal(key.Public())
+	for name, c := range map[string]struct {
+		compact string
+		claim   guard.Claim
+		want    error
+		says    string
+	}{
+		"nothing":                        {"", claim, guard.ErrMissing, "missing"},
+		"a bare token":                   {"34", claim, guard.ErrInvalid, "three parts"},
+		"four parts":                     {good + ".", claim, guard.ErrInvalid, "three parts"},
+		"oversized":                      {good + strings.Repeat("A", MaxLen), claim, guard.ErrInvalid, "at most 4096"},
+		"alg none":                       {encoding.EncodeToString([]byte(in(header, "EdDSA", "none"))) + "." + parts[1] + ".", claim, guard.ErrInvalid, "not signed by EdDSA"},
+		"alg none, signed":               {by(key, in(header, "EdDSA", "none"), payload("", "")), claim, guard.ErrInvalid, "not signed by EdDSA"},
+		"alg of another case":            {by(key, in(header, "EdDSA", "eddsa"), payload("", "")), claim, guard.ErrInvalid, "not signed by EdDSA"},
+		"HS256 with the public key":      {hs256(key.Public().key), claim, guard.ErrInvalid, "not signed by EdDSA"},
+		"HS256 with the JWK":             {hs256(public), claim, guard.ErrInvalid, "not signed by EdDSA"},
+		"no signature":                   {parts[0] + "." + parts[1] + ".", claim, guard.ErrInvalid, "not genuine"},
+		"signature of other content":     {parts[0] + "." + encoding.EncodeToString([]byte(payload(`"34"`, `"35"`))) + "." + parts[2], guard.Claim{Resource: claim.Resource, Token: 35, LeaseID: claim.LeaseID}, guard.ErrInvalid, "not genuine"},
+		"another key under this ID":      {by(other, header, payload("", "")), claim, guard.ErrInvalid, "not genuine"},
+		"an unknown key":                 {by(other, in(header, key.id, other.id), payload("", "")), claim, guard.ErrInvalid, "not in the set"},
+		"a key ID that is a path":        {by(key, in(header, key.id, "../"+key.id), payload("", "")), claim, guard.ErrInvalid, "key ID"},
+		"a key ID that is a URL":         {by(key, in(header, key.id, "https://evil.example/k"), payload("", "")), claim, guard.ErrInvalid, "key ID"},
+		"an empty key ID":                {by(key, in(header, key.id, ""), payload("", "")), claim, guard.ErrInvalid, "key ID"},
+		"a key in the header":            {by(other, in(header, `"typ"`, `"jwk":{},"typ"`), payload("", "")), claim, guard.ErrInvalid, ""},
+		"crit":                           {by(key, in(header, `"typ"`, `"crit":"b64","typ"`), payload("", "")), claim, guard.ErrInvalid, "not of its format"},
+		"typ JWT":                        {by(key, in(header, "fence+jwt", "JWT"), payload("", "")), claim, guard.ErrInvalid, "not of the type"},
+		"no typ":                         {by(key, in(header, `,"typ":"fence+jwt"`, ""), payload("", "")), claim, guard.ErrInvalid, "no member typ"},
+		"header member twice":            {by(key, in(header, `"typ"`, `"alg":"none","typ"`), payload("", "")), claim, guard.ErrInvalid, "alg twice"},
+		"header member null, then there": {by(key, in(header, `{`, `{"alg":null,`), payload("", "")), claim, guard.ErrInvalid, "strings and numbers"},
+		"another issuer":                 {by(key, header, payload(`"fencepost"`, `"fencepost2"`)), claim, guard.ErrInvalid, "another issuer"},
+		"another tenant":                 {by(key, header, payload(`ledger/acme`, `ledger/globex`)), claim, guard.ErrInvalid, "another audience"},
+		"a list of audiences":            {by(key, header, payload(`"ledger/acme"`, `["ledger/acme"]`)), claim, guard.ErrInvalid, ""},
+		"no audience":                    {by(key, header, payload(`"ledger/acme"`, `""`)), claim, guard.ErrInvalid, "another audience"},
+		"another resource":               {by(key, header, payload(`2026-04`, `2026-05`)), claim, guard.ErrMisdirected, "2026-05"},
+		"another token":                  {by(key, header, payload(`"34"`, `"35"`)), claim, guard.ErrInvalid, "another fencing token"},
+		"another lease":                  {by(key, header, payload(`019f1b2c`, `019f1b2d`)), claim, guard.ErrInvalid, "another lease"},
+		"no lease":                       {by(key, header, payload(`019f1b2c`, ``)), claim, guard.ErrInvalid, "another lease"},
+		"a token as a number":            {by(key, header, payload(`"34"`, `34`)), claim, guard.ErrInvalid, "must be a string"},
+		"a token with a zero":            {by(key, header, payload(`"34"`, `"034"`)), claim, guard.ErrInvalid, "no fencing token"},
+		"expired":                        {by(key, header, payload(fmt.Sprint(exp), fmt.Sprint(time.Now().Unix()))), claim, guard.ErrInvalid, "expired"},
+		"exp as a string":                {by(key, header, payload(fmt.Sprint(exp), fmt.Sprintf(`"%d"`, exp))), claim, guard.ErrInvalid, "exp"},
+		"exp with an exponent":           {by(key, header, payload(fmt.Sprint(exp), "9e18")), claim, guard.ErrInvalid, "exp"},
+		"exp beyond int64":               {by(key, header, payload(fmt.Sprint(exp), "9223372036854775808")), claim, guard.ErrInvalid, "exp"},
+		"no exp":                         {by(key, header, payload(fmt.Sprintf(`,"exp":%d`, exp), "")), claim, guard.ErrInvalid, "no member exp"},
+		"payload member twice":           {by(key, header, payload(`"exp"`, `"fen":"35","exp"`)), claim, guard.ErrInvalid, "fen twice"},
+		"payload member in capitals":     {by(key, header, payload(`"fen"`, `"FEN"`)), claim, guard.ErrInvalid, "not of its format"},
+		"nbf":                            {by(key, header, payload(`"exp"`, `"nbf":1,"exp"`)), claim, guard.ErrInvalid, "not of its format"},
+		"two objects":                    {by(key, header, payload("", "")+"{}"), claim, guard.ErrInvalid, "behind"},
+		"an array":                       {by(key, header, "["+payload("", "")+"]"), claim, guard.ErrInvalid, "no JSON object"},
+		"not UTF-8":                      {by(key, header, payload("2026-04", "2026-04\xff")), claim, guard.ErrInvalid, "UTF-8"},
+		"padding":                        {in(good, ".", "=."), claim, guard.ErrInvalid, "base64url"},
+		"a line break":                   {in(good, ".", "\n."), claim, guard.ErrInvalid, "base64url"},
+		"a line break in the signature":  {good + "\n", claim, guard.ErrInvalid, "base64url"},
+		"bits that mean nothing":         {good[:len(good)-1] + string(rune(good[len(good)-1]+1)), claim, guard.ErrInvalid, "base64url"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVerifier(t, Static(key.Public()))
+			for range 2 {
+				err := v.Verify(t.Context(), c.compact, c.claim)
+				if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%v, want %v: ...%s", err, c.want, c.says)
+				}
+				if len(c.compact) > 40 && err != nil && strings.Contains(err.Error(), c.compact[len(c.compact)-40:]) {
+					t.Errorf("the error shows the proof: %v", err)
+				}
+			}
+			if err := v.Verify(t.Context(), good, claim); err != nil { // the control
+				t.Errorf("the good one: %v", err)
+			}
+			// Remembered is not believed for anything else.
+			for _, other := range []guard.Claim{{Resource: "x", Token: 34, LeaseID: claim.LeaseID}, {Resource: claim.Resource, Token: 33, LeaseID: claim.LeaseID}, {Resource: claim.Resource, Token: 34}} {
+				if err := v.Verify(t.Context(), good, other); !errors.Is(err, guard.ErrInvalid) {
+					t.Errorf("%+v: %v", other, err)
+				}
+			}
+			if err := v.VerifyFor(t.Context(), good, "ledger/globex", claim); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("another audience: %v", err)
+			}
+			if err := v.VerifyFor(t.Context(), good, "", claim); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("no audience: %v", err)
+			}
+		})
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	key := NewPrivateKey()
+	keys := newKeys(t, Static(key.Public()))
+	signer := guard.Must(NewSigner(key, nil))
+	soon := time.Now().Add(time.Minute)
+	long := strings.Repeat("a", MaxAudienceLen+1)
+	for name, try := range map[string]func() error{
+		"signer without a key":     func() error { _, err := NewSigner(PrivateKey{}, nil); return err },
+		"issuer too long":          func() error { _, err := NewSigner(key, &SignerOptions{Issuer: long}); return err },
+		"verifier without keys":    func() error { _, err := NewVerifier(nil, nil); return err },
+		"verifier's issuer":        func() error { _, err := NewVerifier(keys, &VerifierOptions{Issuer: "a\n"}); return err },
+		"verifier's audience":      func() error { _, err := NewVerifier(keys, &VerifierOptions{Audience: long}); return err },
+		"negative cache":           func() error { _, err := NewVerifier(keys, &VerifierOptions{Cache: -1}); return err },
+		"huge cache":               func() error { _, err := NewVerifier(keys, &VerifierOptions{Cache: 1<<20 + 1}); return err },
+		"hook without an audience": func() error { _, err := guard.Must(NewVerifier(keys, nil)).Hook(nil); return err },
+		"keys without a source":    func() error { _, err := NewKeys(t.Context(), nil, nil); return err },
+		"refresh below a second": func() error {
+			_, err := NewKeys(t.Context(), Static(), &KeysOptions{Refresh: time.Millisecond})
+			return err
+		},
+		"max age below refresh": func() error {
+			_, err := NewKeys(t.Context(), Static(), &KeysOptions{Refresh: time.Minute, MaxAge: time.Second})
+			return err
+		},
+		"a key twice":       func() error { _, err := NewKeys(t.Context(), Static(key.Public(), key.Public()), nil); return err },
+		"the zero key":      func() error { _, err := NewKeys(t.Context(), Static(PublicKey{}), nil); return err },
+		"sign no claim":     func() error { _, err := signer.Sign(guard.Claim{}, audience, soon); return err },
+		"sign no audience":  func() error { _, err := signer.Sign(claim, "", soon); return err },
+		"sign without end":  func() error { _, err := signer.Sign(claim, audience, time.Time{}); return err },
+		"the zero as JSON":  func() error { _, err := PublicKey{}.MarshalJSON(); return err },
+		"private as public": func() error { return new(PublicKey).UnmarshalJSON(key.JWK()) },
+		"public as private": func() error { b, _ := json.Marshal(key.Public()); _, err := ParsePrivateKey(b); return err },
+		"d of another x": func() error {
+			_, err := ParsePrivateKey([]byte(strings.Replace(string(key.JWK()), encoding.EncodeToString(key.key.Seed()), encoding.EncodeToString(NewPrivateKey().key.Seed()), 1)))
+			return err
+		},
+		"RSA": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(`{"kty":"RSA","kid":"a","n":"AQAB","e":"AQAB"}`))
+		},
+		"short x": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(`{"kty":"OKP","crv":"Ed25519","kid":"a","x":"AQAB"}`))
+		},
+		"no kid": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(strings.Replace(string(guard.Must(json.Marshal(key.Public()))), `"kid"`, `"k"`, 1)))
+		},
+		"bad kid": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(strings.Replace(string(guard.Must(json.Marshal(key.Public()))), key.id, "../a", 1)))
+		},
+		"no JSON": func() error { return new(PublicKey).UnmarshalJSON([]byte(`[]`)) },
+		"for enc": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(strings.Replace(string(guard.Must(json.Marshal(key.Public()))), `"sig"`, `"enc"`, 1)))
+		},
+		"other alg": func() error {
+			return new(PublicKey).UnmarshalJSON([]byte(strings.Replace(string(guard.Must(json.Marshal(key.Public()))), `"EdDSA"`, `"HS256"`, 1)))
+		},
+	} {
+		var invalid *guard.InvalidError
+		if err := try(); !errors.As(err, &invalid) || strings.Contains(err.Error(), encoding.EncodeToString(key.key.Seed())) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A key that is printed or logged shows no secret.
+func TestPrivateKeyHidesItself(t *testing.T) {
+	key := NewPrivateKey()
+	secret := encoding.EncodeToString(key.key.Seed())
+	if again, err := ParsePrivateKey(key.JWK()); err != nil || !again.key.Equal(key.key) || again.id != key.id || !strings.Contains(string(key.JWK()), secret) {
+		t.Fatalf("%v, %v", again, err)
+	}
+	printed := fmt.Sprintf("%v %+v %#v %s %d", key, key, key, key, []any{key})
+	marshalled, err := json.Marshal(map[string]any{"key": key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shown := range []string{printed, string(marshalled)} {
+		if strings.Contains(shown, secret) || strings.Contains(shown, fmt.Sprint([]byte(key.key))) || strings.Contains(shown, fmt.Sprint(key.key[0], key.key[1], key.key[2])) {
+			t.Errorf("it shows %s", shown)
+		}
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	key := NewPrivateKey()
+	good := sign(f, key, claim, audience, time.Now().Add(time.Hour))
+	v := newVerifier(f, Static(key.Public()))
+	f.Add(good)
+	f.Add("..")
+	f.Add(strings.Replace(good, ".", ".e30", 1))
+	f.Fuzz(func(t *testing.T, compact string) {
+		err := v.Verify(t.Context(), compact, claim)
+		if (err == nil) != (compact == good) {
+			t.Fatalf("%q: %v", compact, err)
+		}
+	})
+}
+
+// FuzzPayload signs whatever comes: only what says exactly the claim passes, and
+// what passes has one meaning.
+func FuzzPayload(f *testing.F) {
+	key := NewPrivateKey()
+	v := newVerifier(f, Static(key.Public()))
+	header := `{"alg":"EdDSA","kid":"` + key.id + `","typ":"fence+jwt"}`
+	good := `{"iss":"fencepost","aud":"ledger/acme","res":"acme:billing-close:2026-04","fen":"34","lid":"019f1b2c","exp":4102444800}`
+	f.Add(good)
+	f.Add(strings.Replace(good, `"34"`, `"33"`, 1))
+	f.Add(strings.Replace(good, `"fen"`, `"fen":"35","fen"`, 1))
+	f.Fuzz(func(t *testing.T, payload string) {
+		if err := v.Verify(t.Context(), by(key, header, payload), claim); err != nil {
+			return
+		}
+		var said map[string]any
+		if err := json.Unmarshal([]byte(payload), &said); err != nil || len(said) != 6 || said["fen"] != "34" || said["res"] != claim.Resource || said["lid"] != claim.LeaseID || said["aud"] != audience {
+			t.Fatalf("%q passed: %v", payload, err)
+		}
+	})
+}
+
+func BenchmarkVerify(b *testing.B) {
+	key := NewPrivateKey()
+	compact := sign(b, key, claim, audience, time.Now().Add(time.Hour))
+	b.Run("cached", func(b *testing.B) {
+		v := newVerifier(b, Static(key.Public()))
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := v.Verify(b.Context(), compact, claim); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("cold", func(b *testing.B) {
+		v := newVerifier(b, Static(key.Public()))
+		for b.Loop() {
+			clear(v.cache)
+			if err := v.Verify(b.Context(), compact, claim); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("ed25519", func(b *testing.B) { // the floor of cold
+		public, signed := key.Public().key, []byte(compact[:strings.LastIndexByte(compact, '.')])
+		signature, _ := decode(compact[len(signed)+1:])
+		for b.Loop() {
+			if !ed25519.Verify(public, signed, signature) {
+				b.Fatal("not genuine")
+			}
+		}
+	})
+	b.Run("sign", func(b *testing.B) {
+		signer, end := guard.Must(NewSigner(key, nil)), time.Now().Add(time.Hour)
+		for b.Loop() {
+			if _, err := signer.Sign(claim, audience, end); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// A proof that is remembered costs no allocation.
+func TestAllocations(t *testing.T) {
+	key := NewPrivateKey()
+	compact := sign(t, key, claim, audience, time.Now().Add(time.Hour))
+	v := newVerifier(t, Static(key.Public()))
+	verify := func() {
+		if err := v.Verify(t.Context(), compact, claim); err != nil {
+			t.Error(err)
+		}
+	}
+	verify()
+	if n := testing.AllocsPerRun(100, verify); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

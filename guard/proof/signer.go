@@ -1,0 +1,70 @@
+package proof
+
+import (
+	"crypto/ed25519"
+	"strconv"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// DefaultIssuer is the issuer that a signer states and a verifier expects unless
+// told otherwise.
+const DefaultIssuer = "fencepost"
+
+// SignerOptions configures [NewSigner]. The zero value is the default.
+type SignerOptions struct {
+	// Issuer names the lock server (iss), 1 to [MaxAudienceLen] bytes; "" means
+	// [DefaultIssuer]. Give each of several servers that share keys its own.
+	Issuer string
+}
+
+// Signer signs claims with one key. Make one with [NewSigner]; the zero value is
+// not usable. It is safe for concurrent use.
+type Signer struct {
+	key    PrivateKey
+	issuer string
+}
+
+// NewSigner returns a [Signer]. opts may be nil. The error is
+// a *guard.InvalidError (guard.ErrInvalid).
+func NewSigner(key PrivateKey, opts *SignerOptions) (*Signer, error) {
+	s := &Signer{key: key, issuer: DefaultIssuer}
+	if opts != nil && opts.Issuer != "" {
+		s.issuer = opts.Issuer
+	}
+	if len(key.key) != ed25519.PrivateKeySize {
+		return nil, guard.Invalid("key", "", "is the zero value; see NewPrivateKey and ParsePrivateKey")
+	}
+	return s, checkName("SignerOptions.Issuer", s.issuer)
+}
+
+// Sign returns a proof that claim was issued. audience is who may accept it,
+// such as a service, or a service and a tenant: a verifier that expects another
+// one refuses it. The proof is valid until expires, rounded up to a second by
+// the verifier's clock. Let it live somewhat longer than the lease: its end
+// protects nothing that the mark does not, and a verifier's clock may be ahead.
+//
+// The error is a *guard.InvalidError: claim, audience or expires is invalid, or
+// they make the proof longer than [MaxLen].
+func (s *Signer) Sign(claim guard.Claim, audience string, expires time.Time) (string, error) {
+	if err := claim.Validate(); err != nil {
+		return "", err
+	}
+	if err := checkName("audience", audience); err != nil {
+		return "", err
+	}
+	c := content{issuer: s.issuer, audience: audience, claim: claim, expires: expires.Unix()}
+	if expires.Nanosecond() > 0 {
+		c.expires++
+	}
+	if c.expires <= 0 {
+		return "", guard.Invalid("expires", expires.String(), "must be after 1970")
+	}
+	signed := c.marshal(s.key.id)
+	compact := signed + "." + encoding.EncodeToString(ed25519.Sign(s.key.key, []byte(signed)))
+	if len(compact) > MaxLen {
+		return "", guard.Invalid("proof", "", "would have "+strconv.Itoa(len(compact))+" bytes, at most "+strconv.Itoa(MaxLen)+" are allowed")
+	}
+	return compact, nil
+}

@@ -1,0 +1,143 @@
+package proof
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Source gives all public keys that are valid now. It must be safe for
+// concurrent use. An empty list is an answer: nothing is valid. See [Dir],
+// [JWKS] and [Static].
+type Source func(context.Context) ([]PublicKey, error)
+
+// Static is a [Source] of keys that never change.
+func Static(keys ...PublicKey) Source {
+	keys = append([]PublicKey(nil), keys...)
+	return func(context.Context) ([]PublicKey, error) { return keys, nil }
+}
+
+// maxKeys bounds what a source is read for: bytes of a file or an answer.
+const maxKeys = 1 << 20
+
+// Dir is a [Source] that reads each file "<kid>.jwk" of a directory, which holds
+// the JWK of the public key with that ID; other files are left alone. Put a file
+// there by renaming it: one that cannot be read, is no public key or has another
+// ID fails the whole directory ([guard.ErrInvalid]), and the keys of before stay
+// until MaxAge.
+func Dir(path string) Source {
+	return func(context.Context) ([]PublicKey, error) {
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+		}
+		var keys []PublicKey
+		for _, entry := range entries {
+			id, ok := strings.CutSuffix(entry.Name(), ".jwk")
+			if !ok {
+				continue
+			}
+			f, err := os.Open(filepath.Join(path, entry.Name()))
+			if errors.Is(err, os.ErrNotExist) {
+				continue // removed in this moment
+			}
+			if err != nil {
+				return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+			}
+			b, err := io.ReadAll(io.LimitReader(f, maxKeys))
+			_ = f.Close()
+			if err != nil {
+				return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+			}
+			var key PublicKey
+			if err := key.UnmarshalJSON(b); err != nil {
+				return nil, fmt.Errorf("%s: %w", entry.Name(), err)
+			}
+			if key.id != id {
+				return nil, guard.Invalid("key file", entry.Name(), "holds the key "+key.id)
+			}
+			keys = append(keys, key)
+		}
+		return keys, nil
+	}
+}
+
+// JWKS is a [Source] that fetches a JWKS (RFC 7517, section 5), such as [Keys]
+// serves. Keys of other kinds in it are left alone. client may be nil. Redirects
+// are not followed, and the URL must be https, or http on a loopback address:
+// who can change the answer can issue tokens.
+//
+// Errors of the source: [guard.ErrUnavailable] if the server gives no answer or
+// another status than 200, [guard.ErrInvalid] for a bad URL or an answer that is
+// no JWKS or has a private key in it.
+func JWKS(address string, client *http.Client) Source {
+	if client == nil {
+		client = http.DefaultClient
+	}
+	direct := *client
+	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return func(ctx context.Context) ([]PublicKey, error) {
+		if u, err := url.Parse(address); err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname())) {
+			return nil, guard.Invalid("JWKS URL", address, "must be https, or http on a loopback address")
+		}
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+		if err != nil {
+			return nil, guard.Invalid("JWKS URL", address, "is no URL")
+		}
+		answer, err := direct.Do(r)
+		if err != nil {
+			return nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
+		}
+		defer func() { _ = answer.Body.Close() }()
+		if answer.StatusCode != http.StatusOK {
+			return nil, guard.Unavailable("fetch keys", guard.Claim{}, fmt.Errorf("%s answered %s", address, answer.Status))
+		}
+		b, err := io.ReadAll(io.LimitReader(answer.Body, maxKeys))
+		if err != nil {
+			return nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
+		}
+		return parseJWKS(b)
+	}
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func parseJWKS(b []byte) ([]PublicKey, error) {
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(b, &set); err != nil || set.Keys == nil {
+		return nil, guard.Invalid("JWKS", "", "is no JSON object with keys")
+	}
+	var keys []PublicKey
+	for _, raw := range set.Keys {
+		var kind struct {
+			Kty, Crv, Use, Alg string
+		}
+		if err := json.Unmarshal(raw, &kind); err != nil {
+			return nil, guard.Invalid("JWKS", "", "has a key that is no JSON object")
+		}
+		if kind.Kty != "OKP" || kind.Crv != "Ed25519" || kind.Use != "" && kind.Use != "sig" || kind.Alg != "" && kind.Alg != algorithm {
+			continue // RFC 7517, section 5: leave alone what you do not know
+		}
+		var key PublicKey
+		if err := key.UnmarshalJSON(raw); err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}

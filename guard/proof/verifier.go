@@ -1,0 +1,178 @@
+package proof
+
+import (
+	"context"
+	"crypto/ed25519"
+	"hash/maphash"
+	"math/bits"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// DefaultCache is [VerifierOptions.Cache].
+const DefaultCache = 4096
+
+// VerifierOptions configures [NewVerifier]. The zero value of every field is its
+// default.
+type VerifierOptions struct {
+	// Issuer is the lock server whose proofs are believed (iss); "" means
+	// [DefaultIssuer].
+	Issuer string
+	// Audience is whom proofs have to be made for (aud); "" means that
+	// [Verifier.Verify] refuses everything and each call of
+	// [Verifier.VerifyFor] names it, such as the tenant of the request.
+	Audience string
+	// Cache is how many verified proofs are remembered, rounded up to a power of
+	// two; 0 means [DefaultCache], at most 1<<20. Each takes up to [MaxLen]
+	// bytes. Only genuine proofs are remembered.
+	Cache int
+}
+
+// Verifier checks proofs. Make one with [NewVerifier]; the zero value is not
+// usable. It is safe for concurrent use.
+type Verifier struct {
+	keys  *Keys
+	opts  VerifierOptions
+	seed  maphash.Seed
+	cache []atomic.Pointer[verified] // by the hash of the proof; a newer one takes the place
+}
+
+// verified is a proof whose signature is genuine by a generation of keys. What
+// it says is compared at each use.
+type verified struct {
+	compact string
+	by      *keySet
+	content
+}
+
+// NewVerifier returns a [Verifier] that believes these keys. opts may be nil.
+// The error is a *guard.InvalidError (guard.ErrInvalid).
+func NewVerifier(keys *Keys, opts *VerifierOptions) (*Verifier, error) {
+	v := &Verifier{keys: keys, seed: maphash.MakeSeed()}
+	if opts != nil {
+		v.opts = *opts
+	}
+	if v.opts.Issuer == "" {
+		v.opts.Issuer = DefaultIssuer
+	}
+	if v.opts.Cache == 0 {
+		v.opts.Cache = DefaultCache
+	}
+	if keys == nil {
+		return nil, guard.Invalid("keys", "", "must not be nil")
+	}
+	if err := checkName("VerifierOptions.Issuer", v.opts.Issuer); err != nil {
+		return nil, err
+	}
+	if v.opts.Audience != "" {
+		if err := checkName("VerifierOptions.Audience", v.opts.Audience); err != nil {
+			return nil, err
+		}
+	}
+	if v.opts.Cache < 1 || v.opts.Cache > 1<<20 {
+		return nil, guard.Invalid("VerifierOptions.Cache", strconv.Itoa(v.opts.Cache), "must be 1 to 1048576")
+	}
+	v.cache = make([]atomic.Pointer[verified], 1<<bits.Len(uint(v.opts.Cache-1)))
+	return v, nil
+}
+
+// Verify is [Verifier.VerifyFor] with [VerifierOptions.Audience].
+func (v *Verifier) Verify(ctx context.Context, compact string, claim guard.Claim) error {
+	return v.VerifyFor(ctx, compact, v.opts.Audience, claim)
+}
+
+// VerifyFor reports whether compact proves that the issuer granted claim, for
+// this audience. Signature, issuer, audience, resource, token, lease and expiry
+// are all compared, also for a proof that was verified before; so is whether its
+// key is still in the set.
+//
+// Errors: a *guard.InvalidError for the field "proof", which shows nothing of
+// it, [guard.ErrMissing] for an empty one; a *guard.MisdirectedError for
+// a genuine proof of another resource; [guard.ErrUnavailable] if the keys are
+// too old to be believed. It allocates nothing for a proof that it remembers.
+func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, claim guard.Claim) error {
+	if compact == "" {
+		return guard.Missing("proof")
+	}
+	now := time.Now().Unix()
+	set, err := v.keys.current(ctx, now)
+	if err != nil {
+		return err
+	}
+	slot := &v.cache[maphash.String(v.seed, compact)&uint64(len(v.cache)-1)]
+	if p := slot.Load(); p != nil && p.by == set && p.compact == compact {
+		return v.compare(&p.content, audience, &claim, now)
+	}
+	signed, payload, kid, signature, err := split(compact)
+	if err != nil {
+		return err
+	}
+	key, set, err := v.keys.find(ctx, set, kid, now)
+	if err != nil {
+		return err
+	}
+	if !ed25519.Verify(key.key, []byte(signed), signature) {
+		return malformed("has a signature that is not genuine")
+	}
+	said, err := parse(payload)
+	if err != nil {
+		return err
+	}
+	if err := v.compare(&said, audience, &claim, now); err != nil {
+		return err
+	}
+	slot.Store(&verified{strings.Clone(compact), set, said})
+	return nil
+}
+
+// compare says whether what a genuine proof says is what is asked.
+func (v *Verifier) compare(said *content, audience string, claim *guard.Claim, now int64) error {
+	switch {
+	case said.issuer != v.opts.Issuer:
+		return malformed("is of another issuer")
+	case audience == "" || said.audience != audience:
+		return malformed("is for another audience")
+	case now >= said.expires:
+		return malformed("has expired")
+	case said.claim.Resource != claim.Resource:
+		return &guard.MisdirectedError{Claimed: said.claim.Resource, Guarded: claim.Resource}
+	case said.claim.Token != claim.Token:
+		return malformed("is for another fencing token")
+	case said.claim.LeaseID != claim.LeaseID:
+		return malformed("is for another lease")
+	}
+	return nil
+}
+
+// Hook returns a function for httpfence's Options.Verify: a request has to carry
+// in [Header] a proof of its claim. audience names whom the proof has to be made
+// for, from the authenticated identity or a constant, never from what the
+// request merely says; its errors are answered by their sentinel. nil means
+// [VerifierOptions.Audience], and is an error if that is not set.
+func (v *Verifier) Hook(audience func(*http.Request) (string, error)) (func(guard.Claim, *http.Request) error, error) {
+	if audience == nil && v.opts.Audience == "" {
+		return nil, guard.Invalid("audience", "", "must not be nil, or VerifierOptions.Audience must be set")
+	}
+	return func(claim guard.Claim, r *http.Request) error {
+		lines := r.Header[Header]
+		switch {
+		case len(lines) == 0:
+			return guard.Missing(Header)
+		case len(lines) > 1:
+			return guard.Invalid(Header, "", "is given "+strconv.Itoa(len(lines))+" times")
+		}
+		expected := v.opts.Audience
+		if audience != nil {
+			var err error
+			if expected, err = audience(r); err != nil {
+				return err
+			}
+		}
+		return v.VerifyFor(r.Context(), lines[0], expected, claim)
+	}, nil
+}

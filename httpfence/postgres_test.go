@@ -1,0 +1,341 @@
+package httpfence_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// TestRestartForgetsInMemory: a replica that starts again with marks in memory
+// admits a stale token; with PostgreSQL it does not. Nor does another replica.
+func TestRestartForgetsInMemory(t *testing.T) {
+	url := pgtest.Database(t)
+	for name, c := range map[string]struct {
+		start  func() guard.Store
+		status int
+	}{
+		"control: in memory": {func() guard.Store { return guard.NewMemory(nil) }, http.StatusOK},
+		"in PostgreSQL":      {func() guard.Store { return newReplica(t, url).db }, http.StatusPreconditionFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve := func(store guard.Store, token string) int {
+				return send(guard.Must(httpfence.New(store, acme, nil)).Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})), "POST", "/", token).StatusCode
+			}
+			before := c.start()
+			if status := serve(before, "11"); status != http.StatusOK {
+				t.Fatalf("token 11: %d", status)
+			}
+			if status := serve(before, "10"); status != http.StatusPreconditionFailed {
+				t.Fatalf("token 10 before the restart: %d", status)
+			}
+			if status := serve(c.start(), "10"); status != c.status {
+				t.Errorf("token 10 after the restart: %d, want %d", status, c.status)
+			}
+		})
+	}
+}
+
+// TestP2RaiseEndpoint: a new holder that raises before it reads loses no
+// update of an older one that was still writing, because the raise waits for
+// it. The control raises a mark that knows nothing of the transaction.
+func TestP2RaiseEndpoint(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		lost bool
+	}{
+		{"the transaction's own mark", false},
+		{"control: another mark", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newReplica(t, pgtest.Database(t))
+			if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
+				t.Fatal(err)
+			}
+			fence := p.fence()
+			raising := fence // New refuses two stores in one fence; two fences are on the caller
+			if c.lost {
+				raising = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), nil))
+			}
+			inside, proceed := make(chan struct{}), make(chan struct{})
+			router := chi.NewRouter()
+			router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+				close(inside)
+				<-proceed
+				tx, _ := p.db.TxFrom(r.Context())
+				if _, err := tx.Exec(r.Context(), writeSQL, 10); err != nil {
+					fence.Reject(w, r, err)
+				}
+			})
+			router.Post("/accounts/{id}/raise", raising.Raise)
+
+			old := make(chan int)
+			go func() { old <- send(router, "POST", "/accounts/acme/close", "10").StatusCode }()
+			<-inside
+			raised := make(chan int)
+			go func() { raised <- send(router, "POST", "/accounts/acme/raise", "11").StatusCode }()
+			if c.lost { // it does not wait: the new holder would read now
+				if status := <-raised; status != http.StatusNoContent {
+					t.Errorf("raise: %d", status)
+				}
+			}
+			if !c.lost {
+				untilBlocked(t, p)
+				select {
+				case status := <-raised:
+					t.Errorf("the raise did not wait: %d", status)
+				default:
+				}
+			}
+			var before, after int64
+			read := func(n *int64) {
+				if err := p.pool.QueryRow(t.Context(), "SELECT seq FROM accounts").Scan(n); err != nil {
+					t.Error(err)
+				}
+			}
+			if c.lost {
+				read(&before)
+			}
+			close(proceed)
+			if status := <-old; status != http.StatusOK {
+				t.Errorf("the old holder, which was first: %d", status)
+			}
+			if !c.lost {
+				if status := <-raised; status != http.StatusNoContent {
+					t.Errorf("raise: %d", status)
+				}
+				read(&before)
+			}
+			if read(&after); (before != after) != c.lost {
+				t.Errorf("the new holder read %d, and the account is at %d", before, after)
+			}
+		})
+	}
+}
+
+// untilBlocked returns when a session of the database waits for a lock.
+func untilBlocked(t *testing.T, p *replica) {
+	t.Helper()
+	const waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		var n int
+		if err := p.pool.QueryRow(t.Context(), waits).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody waits for a lock: the raise does not wait")
+		}
+	}
+}
+
+// TestInTxOfAClientThatIsGone: over a socket and on PostgreSQL, whatever ends
+// a request after its handler has written leaves nothing of the work, no
+// connection in use, and no lock that the successor would wait for. The handler
+// that is let alone is the control: its work is there.
+func TestInTxOfAClientThatIsGone(t *testing.T) {
+	url := pgtest.Database(t)
+	p := newReplica(t, url)
+	if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
+		t.Fatal(err)
+	}
+	writes := func() (n int) {
+		if err := p.pool.QueryRow(context.Background(), "SELECT count(*) FROM writes").Scan(&n); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	token := guard.Token(0)
+	for name, c := range map[string]struct {
+		end       func(hangUp func(), r *http.Request) // in the handler, after the write
+		committed int
+	}{
+		"control: nothing happens": {func(func(), *http.Request) {}, 1},
+		"the client hangs up, and the handler goes on": {func(hangUp func(), r *http.Request) {
+			hangUp()
+			<-r.Context().Done()
+		}, 0},
+		"http.ErrAbortHandler": {func(func(), *http.Request) { panic(http.ErrAbortHandler) }, 0},
+		"a panic":              {func(func(), *http.Request) { panic("a bug of the handler's") }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := writes()
+			token++
+			ctx, hangUp := context.WithCancel(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: token}))
+			defer hangUp()
+			ended := make(chan struct{})
+			fence := p.fence()
+			guarded := route(fence.InTx, func(w http.ResponseWriter, r *http.Request) {
+				tx, _ := p.db.TxFrom(r.Context())
+				if _, err := tx.Exec(r.Context(), writeSQL, int64(token)); err != nil {
+					t.Errorf("write: %v", err)
+				}
+				c.end(hangUp, r)
+			})
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer close(ended)
+				guarded.ServeHTTP(w, r)
+			}))
+			server.Config.ErrorLog = log.New(io.Discard, "", 0) // panics are expected
+			server.Start()
+			defer server.Close()
+			client := &http.Client{Transport: guard.Must(httpfence.NewTransport(&http.Transport{DisableKeepAlives: true}, []string{server.URL}, nil))}
+			err := post(ctx, client, server.URL+"/accounts/acme/close")
+			if (err == nil) != (c.committed == 1) {
+				t.Errorf("the client was told %v", err)
+			}
+			<-ended
+			if n := writes() - before; n != c.committed {
+				t.Errorf("%d writes are there, want %d", n, c.committed)
+			}
+			// What is leaked stays; what is only closed later does not.
+			for deadline := time.Now().Add(10 * time.Second); p.pool.Stat().AcquiredConns() != 0; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("%d connections are still in use", p.pool.Stat().AcquiredConns())
+				}
+			}
+			token++
+			limited, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if err := p.db.Raise(limited, guard.Claim{Resource: "acme", Token: token}); err != nil {
+				t.Errorf("the successor's raise: %v", err)
+			}
+		})
+	}
+}
+
+// TestSlowBodies: eight senders that never finish their bodies, on a pool of
+// four connections. They hold none: other resources are answered at once, and
+// so is the successor's raise. The control lets the bodies stream, and then
+// nobody gets a connection: 503 after Options.MaxWait.
+func TestSlowBodies(t *testing.T) {
+	for _, streams := range []bool{false, true} {
+		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
+			config, err := pgxpool.ParseConfig(pgtest.Database(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.MaxConns = 4
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			db, err := sqlfence.Pgx(pool, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := db.Migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			fence, err := httpfence.New(db, httpfence.ChiParam("id"), &httpfence.Options{
+				Transactor: db.Transactor(), InsecureStreamRequest: streams, TokenOnly: true, InsecureAnyResource: true,
+				MaxWait: 500 * time.Millisecond, RaiseWait: 500 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			reading := make(chan struct{}, 8) // by the handler or, in front of it, by InTx
+			router := chi.NewRouter()
+			router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
+				if streams && chi.URLParam(r, "id") == "slow" {
+					reading <- struct{}{}
+				}
+				if _, err := io.Copy(io.Discard, r.Body); err != nil {
+					w.WriteHeader(http.StatusBadRequest)
+				}
+			})
+			router.With(fence.Admit).Post("/accounts/{id}/admit", func(http.ResponseWriter, *http.Request) {})
+			router.Post("/accounts/{id}/raise", fence.Raise)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !streams && r.Header.Get("X-Slow") != "" {
+					r.Body = told{r.Body, reading}
+				}
+				router.ServeHTTP(w, r)
+			}))
+			defer server.Close()
+			if _, err := db.Admit(t.Context(), guard.Claim{Resource: "slow", Token: 10}); err != nil {
+				t.Fatal(err)
+			}
+			senders := 8
+			if streams {
+				senders = 4 // that is all there is
+			}
+			for range senders {
+				conn, err := net.Dial("tcp", server.Listener.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = conn.Close() }()
+				_, _ = io.WriteString(conn, "POST /accounts/slow/close HTTP/1.1\r\nHost: a.test\r\nX-Slow: 1\r\nX-Fencing-Token: 10\r\nContent-Length: 5\r\n\r\n12")
+			}
+			for range senders {
+				<-reading
+			}
+			ask := func(path, token string) (int, time.Duration) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // ends a hang
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+path, strings.NewReader("12345"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header.Set(httpfence.TokenHeader, token)
+				start := time.Now()
+				resp, err := http.DefaultTransport.RoundTrip(req)
+				if err != nil {
+					t.Fatalf("%s: %v", path, err)
+				}
+				defer func() { _ = resp.Body.Close() }()
+				if resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") == "" {
+					t.Errorf("%s: 503 without Retry-After", path)
+				}
+				return resp.StatusCode, time.Since(start)
+			}
+			for _, c := range []struct {
+				path, token string
+				status      int
+			}{
+				{"/accounts/other/close", "1", 200}, {"/accounts/other/admit", "2", 200}, {"/accounts/third/raise", "1", 204}, {"/accounts/slow/raise", "11", 204},
+			} {
+				status, took := ask(c.path, c.token)
+				if want := map[bool]int{false: c.status, true: 503}[streams]; status != want {
+					t.Errorf("%s: %d after %v, want %d", c.path, status, took, want)
+				}
+			}
+			if n := pool.Stat().AcquiredConns(); (n == 0) == streams {
+				t.Errorf("%d connections in use", n)
+			}
+		})
+	}
+}
+
+// told says when its body is read.
+type told struct {
+	io.ReadCloser
+	reading chan struct{}
+}
+
+func (b told) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n == 2 {
+		b.reading <- struct{}{}
+	}
+	return n, err
+}

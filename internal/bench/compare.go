@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Way is one way to do a thing.
+type Way struct {
+	Name string
+	// Do does it once for one of the clients; i counts that client's calls. It
+	// returns how long it took if that is not the time of the call, else 0; below
+	// zero is not known.
+	Do func(ctx context.Context, client, i int) (time.Duration, error)
+	// Times is how many operations one call of Do is; 0 means one.
+	Times int
+}
+
+// Plan says how ways are compared.
+type Plan struct {
+	// Clients is how many goroutines run a way at one time.
+	Clients int
+	// Block is how long a way runs before it is another's turn, Rounds how often
+	// each has its turn. Of an even number half are in one order.
+	Block  time.Duration
+	Rounds int
+	// Lead is how long a way runs in each block before it is measured.
+	Lead time.Duration
+	// Cut ends the calls that are under way when a block ends, and does not count
+	// them: for those that may wait for long.
+	Cut bool
+}
+
+// Figure is what one way achieved.
+type Figure struct {
+	Way string
+	// Rate is operations a second, the median of the rounds.
+	Rate float64
+	// Ratio is the rate divided by that of the floor in the same round: median
+	// and quartiles.
+	Ratio Spread
+	// P50 and P99 are of single calls, over all rounds.
+	P50, P99 time.Duration
+	// Err is why the way was given up.
+	Err error
+}
+
+// Spread is a median with its quartiles.
+type Spread struct{ Q1, Median, Q3 float64 }
+
+// again is the floor's second turn in each round. Its ratio to the first would
+// be 1 on a machine that does nothing else: how far it is from that is the error
+// bar of all ratios of the comparison.
+const again = "the floor again"
+
+// Compare runs the ways by turns: A B C A, then the other way round, and so on,
+// so that whatever else the machine does meets all alike. The first way is the
+// floor. The last figure is the floor against itself. A way that fails is left
+// out from there on; if it is the floor, that is an error.
+func Compare(ctx context.Context, plan Plan, ways ...Way) ([]Figure, error) {
+	ways = append(slices.Clone(ways), ways[0])
+	ways[len(ways)-1].Name = again
+	runs := make([]run, len(ways))
+	for k := range runs {
+		runs[k] = run{way: ways[k], calls: make([]int, plan.Clients)}
+		runs[k].block(ctx, plan, plan.Block/3) // connections are opened, statements prepared
+		runs[k].rates, runs[k].took = nil, nil
+	}
+	for round := range plan.Rounds {
+		for k := range runs {
+			// Each round begins with another way, and every second runs backwards.
+			at := (k + round/2) % len(runs)
+			if round%2 == 1 {
+				at = len(runs) - 1 - at
+			}
+			if runs[at].err == nil {
+				runs[at].block(ctx, plan, plan.Block)
+			}
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	figures := make([]Figure, len(runs))
+	for k := range runs {
+		figures[k] = runs[k].figure(&runs[0])
+	}
+	return figures, runs[0].err
+}
+
+// run is a way and what was measured of it.
+type run struct {
+	way   Way
+	calls []int // of each client
+	rates []float64
+	took  []time.Duration
+	err   error
+}
+
+// keep is how many durations of one block and client are kept.
+const keep = 4096
+
+func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
+	times := max(r.way.Times, 1)
+	began := time.Now().Add(plan.Lead)
+	end := began.Add(length)
+	cut, stop := ctx, context.CancelFunc(func() {})
+	if plan.Cut {
+		cut, stop = context.WithDeadline(ctx, end)
+	}
+	defer stop()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	done := 0
+	for client := range plan.Clients {
+		wg.Go(func() {
+			var took []time.Duration
+			n := 0
+			var err error
+			for now := time.Now(); now.Before(end); {
+				var d time.Duration
+				if d, err = r.way.Do(cut, client, r.calls[client]); err != nil {
+					break
+				}
+				r.calls[client]++
+				after := time.Now()
+				if d == 0 {
+					d = after.Sub(now)
+				}
+				if now = after; now.Before(began) {
+					continue
+				}
+				n++
+				if d > 0 && len(took) < keep {
+					took = append(took, d/time.Duration(times))
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done += n * times
+			r.took = append(r.took, took...)
+			if err != nil && cut.Err() == nil {
+				r.err = fmt.Errorf("%s: %w", r.way.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+	elapsed := time.Since(began)
+	if plan.Cut {
+		elapsed = min(elapsed, length) // the rest is the clean-up of what was cut
+	}
+	r.rates = append(r.rates, float64(done)/elapsed.Seconds())
+}
+
+func (r *run) figure(floor *run) Figure {
+	f := Figure{Way: r.way.Name, Err: r.err}
+	if r.err != nil || floor.err != nil {
+		return f
+	}
+	ratios := make([]float64, len(r.rates))
+	for i := range ratios {
+		ratios[i] = r.rates[i] / floor.rates[i]
+	}
+	f.Ratio, f.Rate = spreadOf(ratios), spreadOf(r.rates).Median
+	f.P50, f.P99 = quantile(r.took, 0.5), quantile(r.took, 0.99)
+	return f
+}
+
+func spreadOf(values []float64) Spread {
+	s := slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+	slices.Sort(s)
+	return Spread{at(s, 0.25), at(s, 0.5), at(s, 0.75)}
+}
+
+// at interpolates a quantile of sorted values.
+func at(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	x := q * float64(len(sorted)-1)
+	i := int(x)
+	if i+1 == len(sorted) {
+		return sorted[i]
+	}
+	return sorted[i] + (sorted[i+1]-sorted[i])*(x-float64(i))
+}
+
+func quantile(took []time.Duration, q float64) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	s := slices.Clone(took)
+	slices.Sort(s)
+	return s[min(int(q*float64(len(s))), len(s)-1)]
+}
+
+// bar is the error bar of a comparison: how far the floor's own ratio strays
+// from 1, by the worse of its quartiles.
+func bar(figures []Figure) float64 {
+	s := figures[len(figures)-1].Ratio
+	return max(math.Abs(s.Q1-1), math.Abs(s.Q3-1))
+}

@@ -1,0 +1,158 @@
+// Package failover_test takes the issuers' servers down, cuts them off and stops
+// them while processes hold leases, and looks at what the processes believed.
+package failover_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// rounds is how many failures a schedule has: some in the gate, at least thirty
+// with FENCEPOST_LONG=1.
+func rounds(short, long int) int {
+	if os.Getenv("FENCEPOST_LONG") != "" {
+		return long
+	}
+	return short
+}
+
+// grant is a lease as its holder saw it. Times are readings of one clock, the
+// machine's, which all holders share.
+type grant struct {
+	token guard.Token
+	// answered is when the holder knew that it was granted: the grant was before.
+	answered time.Duration
+	// valid is when the holder last found it valid.
+	valid time.Duration
+}
+
+// history is all grants.
+type history struct {
+	mu     sync.Mutex
+	grants []*grant
+}
+
+// overlaps are the leases that their holder still found valid when another had
+// been granted under a higher token, which is the servers' own order. A grant is
+// counted from its answer, so that what is reported is certain.
+func (h *history) overlaps() (out []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range h.grants {
+		for _, b := range h.grants {
+			if a.token < b.token && a.valid > b.answered {
+				out = append(out, fmt.Sprintf("token %v was valid %v after token %v was granted", a.token, a.valid-b.answered, b.token))
+			}
+		}
+	}
+	return out
+}
+
+// disorder says which tokens came twice, or fell: a grant that was asked for
+// after another was answered has the higher token.
+func (h *history) disorder() (out []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	sorted := slices.Clone(h.grants)
+	slices.SortFunc(sorted, func(a, b *grant) int { return int(a.answered - b.answered) })
+	last := guard.NoToken
+	for _, g := range sorted {
+		if g.token <= last {
+			out = append(out, fmt.Sprintf("token %v after %v", g.token, last))
+		}
+		last = g.token
+	}
+	return out
+}
+
+func (h *history) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.grants)
+}
+
+// contend holds one resource in turns until ctx ends: it acquires, keeps the
+// lease alive for a while, looks at it all the time, and releases it.
+func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issuer, n int, ttl time.Duration) {
+	locks, err := lockclient.NewWith(issuer, fmt.Sprint("contender-", n), &lockclient.Options{
+		OpTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for ctx.Err() == nil {
+		lease, err := locks.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: ttl})
+		if err != nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+			continue
+		}
+		g := &grant{token: lease.Token(), answered: driver.Now()}
+		h.mu.Lock()
+		h.grants = append(h.grants, g)
+		h.mu.Unlock()
+		if err := lease.KeepAlive(0); err != nil {
+			t.Error(err)
+		}
+		for until := driver.Now() + ttl*3/2; ; time.Sleep(time.Millisecond) {
+			now := driver.Now() // before the look: it was valid then or later
+			if !lease.Valid() {
+				break
+			}
+			h.mu.Lock()
+			g.valid = now
+			h.mu.Unlock()
+			if now > until || ctx.Err() != nil {
+				break
+			}
+		}
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		lease.Release(release) // may fail while servers are away
+		cancel()
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	locks.Close(closing)
+}
+
+// run has contenders hold a resource while failures are made one after the
+// other. After each there must be another grant, or it was none.
+func (h *history) run(t *testing.T, issuers []driver.Issuer, ttl time.Duration, n int, fail func(round int)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for k, i := range issuers {
+		wg.Go(func() { h.contend(ctx, t, i, k, ttl) })
+	}
+	defer wg.Wait()
+	defer cancel()
+	more := func(since int) {
+		for began := time.Now(); h.count() <= since; time.Sleep(5 * time.Millisecond) {
+			if time.Since(began) > 5*time.Minute {
+				t.Errorf("no grant for five minutes after %d", since)
+				break
+			}
+		}
+	}
+	more(0)
+	for round := range n {
+		if t.Failed() {
+			break
+		}
+		time.Sleep(ttl / 4 * time.Duration(round%4)) // at another moment of a lease's life
+		fail(round)
+		more(h.count())
+	}
+}

@@ -1,0 +1,132 @@
+package redis_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/issuers/servers"
+)
+
+// TestP3TokensSurviveAFailover: the master is lost together with a grant that
+// its replica has not got. The replica that takes over issues higher tokens; a
+// plain counter repeats the lost one.
+func TestP3TokensSurviveAFailover(t *testing.T) {
+	master := servers.StartRedis(t)
+	link := servers.NewLink(t, master.Addr)
+	replica := servers.StartRedis(t, "--replicaof", "127.0.0.1 "+link.Addr()[len("127.0.0.1:"):])
+	s := &server{}
+	c, r := s.client(t, master.Addr), s.client(t, replica.Addr)
+	if err := c.Set(t.Context(), "there", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for r.Get(t.Context(), "there").Val() != "1" { // until the replica follows
+		if err := t.Context().Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link.Cut(true) // what is sent now is lost
+	lost := acquire(t, s.issuer(t, master.Addr), "r", "a")
+	plain := c.Incr(t.Context(), "plain").Val()
+	master.Kill()
+	if err := r.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Exists(t.Context(), "fencepost:{r}:lease").Val(); n != 0 {
+		t.Fatal("the replica was cut off and has the grant")
+	}
+	if next := acquire(t, s.issuer(t, replica.Addr), "r", "b"); next.Token <= lost.Token {
+		t.Errorf("token %v after %v, which the failover lost", next.Token, lost.Token)
+	}
+	if again := r.Incr(t.Context(), "plain").Val(); again != plain {
+		t.Errorf("control: a plain counter was at %d and is at %d after the failover", plain, again)
+	}
+}
+
+// TestConformancePersistent runs the suite on a server that writes every command
+// to its disk before it answers; in the long form also on one that does every
+// second.
+func TestConformancePersistent(t *testing.T) {
+	modes := []string{"always"}
+	if os.Getenv("FENCEPOST_LONG") != "" {
+		modes = append(modes, "everysec")
+	}
+	for _, fsync := range modes {
+		t.Run(fsync, func(t *testing.T) {
+			s := servers.StartRedis(t, "--appendonly", "yes", "--appendfsync", fsync)
+			conformance(t, s.Addr)
+		})
+	}
+}
+
+// TestP3TokensSurviveKill: a server that keeps everything is killed: the lease
+// runs on and the tokens grow.
+func TestP3TokensSurviveKill(t *testing.T) {
+	p := servers.StartRedis(t, "--appendonly", "yes", "--appendfsync", "always")
+	s := &server{}
+	held := acquire(t, s.issuer(t, p.Addr), "r", "a")
+	p.Kill()
+	p.Start()
+	i := s.issuer(t, p.Addr)
+	if again := acquire(t, i, "r", "a"); again != held {
+		t.Errorf("after a kill the lease is %+v, it was %+v", again, held)
+	}
+	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	if next := acquire(t, i, "r", "b"); next.Token <= held.Token {
+		t.Errorf("token %v after %v", next.Token, held.Token)
+	}
+}
+
+// TestRefusals: a replica, a server behind TLS, one that is no Redis, nobody:
+// nothing is granted, and the error says why.
+func TestRefusals(t *testing.T) {
+	master := servers.StartRedis(t)
+	replica := servers.StartRedis(t, "--replicaof", "127.0.0.1 "+master.Addr[len("127.0.0.1:"):])
+	for name, test := range map[string]struct {
+		addr, want string
+		certain    bool
+	}{
+		"a replica":              {replica.Addr, "READONLY", true},
+		"a server that uses TLS": {alerting(t), "", false},
+		"nobody there":           {servers.FreeAddr(t), "", false},
+	} {
+		s := &server{}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		g, err := s.issuer(t, test.addr).Acquire(ctx, ask("r", "a"))
+		cancel()
+		if err == nil || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) || test.certain && !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("%s: %+v, %v; want an error that says %q", name, g, err, test.want)
+		}
+	}
+	if n := (&server{}).client(t, master.Addr).DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys were written", n)
+	}
+}
+
+// alerting takes connections and answers as a TLS server does that is spoken to
+// without it.
+func alerting(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46"))
+			conn.Close()
+		}
+	}()
+	return l.Addr().String()
+}

@@ -1,0 +1,55 @@
+package servers
+
+import (
+	"fmt"
+	"os"
+	"slices"
+)
+
+// TB is what the servers want of a test; [Run] is one for a program.
+type TB interface {
+	Helper()
+	Cleanup(f func())
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	TempDir() string
+}
+
+// Run starts servers for a program, which calls Close at its end.
+type Run struct{ cleanups []func() }
+
+// Helper does nothing.
+func (r *Run) Helper() {}
+
+// Cleanup has f called by Close.
+func (r *Run) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+
+// Fatal ends the program.
+func (r *Run) Fatal(args ...any) {
+	fmt.Fprintln(os.Stderr, args...)
+	r.Close()
+	os.Exit(1)
+}
+
+// Fatalf ends the program.
+func (r *Run) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
+
+// TempDir is deleted by Close.
+func (r *Run) TempDir() string {
+	dir, err := os.MkdirTemp("", "fencepost-issuers-")
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// Close ends the servers and deletes what they wrote.
+func (r *Run) Close() {
+	all := r.cleanups
+	r.cleanups = nil
+	slices.Reverse(all)
+	for _, f := range all {
+		f()
+	}
+}

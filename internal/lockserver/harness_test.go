@@ -1,0 +1,72 @@
+package lockserver
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+
+// people are who may come: "demo-ops" is an operator of the tenant demo.
+func people(r *http.Request) (*lockhttp.Identity, error) {
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	tenant, role, _ := strings.Cut(token, "-")
+	if role == "" {
+		return nil, guard.Invalid("token", token, "is unknown")
+	}
+	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", Templates: []*guard.Template{closes}}, nil
+}
+
+// serve runs a lock server on a database of its own. marks are where its force
+// unlocks raise.
+func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Pool, raise func(context.Context, guard.Claim) error) {
+	t.Helper()
+	pool = pgtest.Pool(t)
+	if err := lockadmin.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := lockclient.NewIssuer(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator, err := lockadmin.New(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	marks, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raise = func(ctx context.Context, claim guard.Claim) error {
+		_, err := marks.Admit(ctx, claim)
+		return err
+	}
+	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Raise: raise, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := handler.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		server.Close()
+		issuer.Close()
+	})
+	return server.URL, handler, pool, raise
+}

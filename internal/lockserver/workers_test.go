@@ -1,0 +1,169 @@
+package lockserver
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// wrote is what a worker says of one round.
+type wrote struct {
+	Token, LeaseID string
+	Held           bool
+	HTTP, SQL, S3  string
+}
+
+// worker is a program that holds a lease.
+type worker struct {
+	in  io.WriteCloser
+	out *bufio.Reader
+	cmd *exec.Cmd
+}
+
+func (w *worker) next(t *testing.T) (got wrote) {
+	t.Helper()
+	line, err := w.out.ReadString('\n')
+	if err != nil || json.Unmarshal([]byte(line), &got) != nil {
+		t.Fatalf("%v %s", err, line)
+	}
+	return got
+}
+
+// TestWorkers: a worker in Python and one in Node hold the same lease in turn,
+// write to a service, a table and an object, and are refused by all three once
+// the other has taken over. Go reads what they stored.
+func TestWorkers(t *testing.T) {
+	url, handler, pool, _ := serve(t)
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA billing; CREATE TABLE billing.closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Admin().InstallTrigger(t.Context(), sqlfence.Trigger{
+		Table: []string{"billing", "closes"}, Resource: closes, Columns: map[string]string{"tenant": "tenant", "period": "period"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	resource := func(r *http.Request) (string, error) { return closes.Name("demo", r.PathValue("period")) }
+	fence, err := httpfence.New(db, resource, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := http.NewServeMux()
+	service.Handle("PUT /demo/closes/{period}", fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })))
+	service.Handle("/", handler)
+	web := httptest.NewServer(service)
+	defer web.Close()
+	store := s3test.New(t, nil)
+	store.CreateBucket("bucket")
+	format, err := filepath.Abs("../../s3fence/testdata/fencepost_s3.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(owner string, args ...string) *worker {
+		path, err := exec.LookPath(args[0])
+		if err != nil {
+			t.Fatalf("this test needs %s, which .ci/setup servers installs: %v", args[0], err)
+		}
+		cmd := exec.CommandContext(t.Context(), path, args[1:]...)
+		cmd.Stderr = os.Stderr
+		cmd.Env = append(os.Environ(), "URL="+web.URL, "TOKEN=demo-worker", "RESOURCE=demo:billing-close:2026-04", "PERIOD=2026-04", "OWNER="+owner,
+			"DATABASE_URL="+pool.Config().ConnString(), "S3_URL="+store.URL()+"/bucket/closes/2026-04", "FENCEPOST_S3="+format, "TTL=600", "PYTHONDONTWRITEBYTECODE=1")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return &worker{in, bufio.NewReader(out), cmd}
+	}
+	expect := func(what string, got wrote, word string) {
+		t.Helper()
+		if got.HTTP != word || got.SQL != word || got.S3 != word {
+			t.Errorf("%s: %+v, want %s", what, got, word)
+		}
+	}
+	programs := map[string][]string{
+		"python": {"python3", "../../examples/lockserver/workers/worker.py"},
+		"node":   {"node", "../../examples/lockserver/workers/worker.mjs"},
+	}
+	var last guard.Token
+	for _, order := range [][2]string{{"python", "node"}, {"node", "python"}} {
+		old := start(order[0], programs[order[0]]...)
+		first := old.next(t)
+		expect(order[0], first, "written")
+		fmt.Fprintln(old.in, "second")
+		expect(order[0]+" again", old.next(t), "written")
+		// The lease is taken away, as by its expiry during a pause.
+		post(t, url, "demo-worker", "/v1/locks/release", fmt.Sprintf(`{"resource":"demo:billing-close:2026-04","leaseId":%q,"fencingToken":%q}`, first.LeaseID, first.Token))
+		young := start(order[1], programs[order[1]]...)
+		next := young.next(t)
+		expect(order[1], next, "written")
+		fmt.Fprintln(old.in, "late")
+		expect(order[0]+" after its successor", old.next(t), "stale")
+		fmt.Fprintln(young.in, "on")
+		expect(order[1]+" goes on", young.next(t), "written")
+		for _, w := range []*worker{old, young} {
+			w.in.Close()
+			if err := w.cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+		}
+		older, newer := guard.Must(guard.ParseToken(first.Token)), guard.Must(guard.ParseToken(next.Token))
+		if older <= last || newer <= older {
+			t.Errorf("tokens %v, %v, %v", last, older, newer)
+		}
+		last = newer
+		want := "on of " + order[1]
+		var note string
+		if err := pool.QueryRow(t.Context(), `SELECT note FROM billing.closes`).Scan(&note); err != nil || note != want {
+			t.Errorf("the table has %q, %v", note, err)
+		}
+		if got := stored(t, store); got != want {
+			t.Errorf("the object has %q", got)
+		}
+	}
+}
+
+// stored is what s3fence reads of the object.
+func stored(t *testing.T, store *s3test.Server) string {
+	t.Helper()
+	bucket, err := s3fence.Open(t.Context(), store.Client(), "bucket", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := bucket.Objects(s3fence.Sealed, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := objects.Get(t.Context(), "closes/2026-04")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Body.Close()
+	text, err := io.ReadAll(got.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

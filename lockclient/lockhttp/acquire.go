@@ -1,0 +1,305 @@
+package lockhttp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+)
+
+// acquiring is one request for a lease.
+type acquiring struct {
+	driver.Request
+	s        *Server
+	id       *Identity
+	given    bool          // the client chose the lease ID and may present it again
+	wait     time.Duration // for how long at most
+	notAfter time.Time     // by this server's clock; zero is never
+	arrived  time.Duration
+	from     time.Duration // when the last attempt began, by driver.Now
+	at       time.Time     // and by the clock of the day
+	lost     bool          // an attempt may have been granted unnoticed
+	hurried  int
+}
+
+func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return err
+	}
+	a := &acquiring{s: s, id: id, arrived: driver.Now()}
+	a.from = a.arrived
+	if err := a.parse(f); err != nil {
+		return err
+	}
+	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
+		return &httpError{kind: &kindTooMany}
+	}
+	uncount, ok := s.usage.hold(id, a.Claim(), time.Now().Add(a.wait+a.TTL+s.opts.Timeout))
+	if !ok {
+		return &httpError{kind: &kindTooManyLeases}
+	}
+	grant, held, err := a.run(r.Context())
+	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
+	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
+		// Nobody is there to take it, or it would be over.
+		a.lost, err = true, guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(r.Context()), driver.ErrLate))
+	}
+	ttl := cmp.Or(grant.TTL, a.TTL)
+	body := grantBody{
+		Acquired: err == nil && held == nil, Resource: a.Resource, LeaseID: a.LeaseID, FencingToken: int64(grant.Token), Token: grant.Token,
+		Waited: seconds(a.from - a.arrived), Reclaimed: grant.Reclaimed, Holder: holderOf(held, id.sees()),
+	}
+	if body.Acquired {
+		body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(ttl), grant.AcquiredAt, a.at.Add(ttl)
+		if body.Proof, err = s.sign(id, claim, body.ExpiresAt); err != nil {
+			a.lost, err = true, guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
+		}
+	}
+	if err != nil || held != nil {
+		uncount()
+		a.abandon()
+	}
+	s.activity.count(id, err, held)
+	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))
+	if err != nil {
+		return &httpError{kind: kindOf(err), err: err, leaseID: a.LeaseID}
+	}
+	if body.Acquired {
+		s.log(r.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
+			slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", ttl.Seconds()), slog.String("subject", id.Subject))
+	}
+	body.ServerTime = time.Now()
+	s.answer(w, body)
+	return nil
+}
+
+// heldOrNil keeps a nil pointer from becoming an error.
+func heldOrNil(held *driver.HeldError) error {
+	if held == nil {
+		return nil
+	}
+	return held
+}
+
+// parse reads and checks everything; nothing is sent before it succeeds.
+func (a *acquiring) parse(f *fields) error {
+	a.Resource, a.Owner, a.LeaseID, a.Metadata = f.text("resource"), f.text("ownerId"), f.text("leaseId"), f.text("metadata")
+	a.TTL, a.wait, a.notAfter, a.Waiting = f.seconds("ttlSeconds"), f.seconds("waitSeconds"), f.moment("notAfter"), f.flag("waiting")
+	if err := f.end(); err != nil {
+		return err
+	}
+	if err := allowed(a.id, a.Resource); err != nil {
+		return err
+	}
+	if most := a.s.limits.ResourceBytes; most > 0 && len(a.Resource) > most {
+		return guard.Invalid("resource", a.Resource, fmt.Sprintf("is %d bytes long, this server's issuer takes %d", len(a.Resource), most))
+	}
+	if a.id.Owner != "" && a.Owner != "" && a.Owner != a.id.Owner {
+		return &httpError{kind: &kindForbidden, err: errors.New("the ownerId is another's")}
+	}
+	a.Owner = cmp.Or(a.Owner, a.id.Owner, a.id.Subject)
+	if err := renamed(guard.ValidateOwner(a.Owner), "ownerId"); err != nil {
+		return err
+	}
+	if err := renamed(guard.ValidateLeaseID(a.LeaseID), "leaseId"); err != nil {
+		return err
+	}
+	if err := pglease.Plain("metadata", a.Metadata, a.s.limits.MetadataBytes); err != nil {
+		return err
+	}
+	if err := a.s.checkTTL(a.id, a.TTL); err != nil {
+		return err
+	}
+	if a.wait > a.s.opts.MaxWait {
+		return guard.Invalid("waitSeconds", a.wait.String(), "must be at most "+a.s.opts.MaxWait.String())
+	}
+	if !a.notAfter.IsZero() {
+		a.wait = max(0, min(a.wait, time.Until(a.notAfter)))
+	}
+	a.given = a.LeaseID != ""
+	a.LeaseID = cmp.Or(a.LeaseID, pglease.NewLeaseID())
+	a.Waiting = a.Waiting || a.wait > 0
+	return nil
+}
+
+// checkTTL checks a TTL by what the identity may ask and the issuer can do.
+func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
+	low := max(cmp.Or(id.Limits.MinTTL, defaultMinTTL), s.limits.MinTTL)
+	high := cmp.Or(id.Limits.MaxTTL, defaultMaxTTL)
+	if s.limits.MaxTTL > 0 {
+		high = min(high, s.limits.MaxTTL)
+	}
+	if err := pglease.Between("ttlSeconds", ttl, low, high); err != nil {
+		return err
+	}
+	if step := s.limits.TTLStep; step > time.Microsecond && ttl%step != 0 {
+		return guard.Invalid("ttlSeconds", ttl.String(), "must be a multiple of "+step.String())
+	}
+	return nil
+}
+
+// over reports whether a grant would be of no use.
+func (a *acquiring) over(g driver.Grant) bool {
+	return driver.Now()-a.from >= cmp.Or(g.TTL, a.TTL)
+}
+
+// abandon releases what may have been granted to nobody, or may yet be, unless
+// the client chose the lease ID: it may present that again, and this release
+// could come after.
+func (a *acquiring) abandon() {
+	if a.given || !a.lost {
+		return
+	}
+	a.s.work.Go(func() {
+		for attempt := 0; ; attempt++ {
+			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
+			_, err := a.s.issuer.Release(ctx, a.Claim())
+			cancel()
+			// After its TTL there is nothing left to release.
+			if err == nil || driver.Now()-a.from > a.TTL+a.s.opts.Timeout || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) {
+				return
+			}
+		}
+	})
+}
+
+// run asks, and waits if it may.
+func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
+	// Whoever presents a lease ID may have the lease already. Anybody else
+	// stands in line if there is one.
+	told := &driver.HeldError{Resource: a.Resource}
+	if a.given || a.wait == 0 || !a.s.lines.busy(a.Resource) {
+		g, held, err := a.try(ctx)
+		if err != nil || held == nil || a.wait == 0 {
+			return g, held, err
+		}
+		told = held
+	}
+	done, ok := a.s.usage.wait(a.id)
+	if !ok {
+		return driver.Grant{}, nil, &httpError{kind: &kindTooMany}
+	}
+	defer done()
+	waiting, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, driver.Now()-a.arrived))
+	defer cancel()
+	l := a.s.lines.join(a.Resource)
+	defer a.s.lines.leave(l)
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-l.failed:
+		return driver.Grant{}, nil, l.err
+	case <-waiting.Done():
+		return driver.Grant{}, cmp.Or(l.last(), told), nil
+	case <-a.s.closed:
+		return driver.Grant{}, nil, errClosing
+	}
+	for {
+		g, held, err := a.try(ctx)
+		if k := kindOf(err); err != nil && ctx.Err() == nil && k.status >= http.StatusInternalServerError {
+			// Else each in the line would wait for the time-outs of those before.
+			// Of their own leases nothing was asked.
+			a.s.lines.fail(l, guard.Unavailable("acquire", guard.Claim{Resource: a.Resource}, errors.New(err.Error())))
+		}
+		if err != nil || held == nil {
+			return g, nil, err
+		}
+		l.note(held)
+		if err := a.rest(waiting, held); err != nil {
+			return driver.Grant{}, nil, err
+		}
+		if waiting.Err() != nil {
+			return driver.Grant{}, held, nil
+		}
+	}
+}
+
+var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the server is closing"))
+
+// maxRaces bounds how often an acquire goes on at once where the holder changes
+// between two statements.
+const maxRaces = 10
+
+// try asks the issuer. Of grant, refusal and error it returns one.
+func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
+	for race := 0; ; race++ {
+		a.from, a.at = driver.Now(), time.Now()
+		a.Timeout = min(a.s.opts.Timeout, a.TTL)
+		if !a.notAfter.IsZero() {
+			a.Timeout = min(a.Timeout, a.notAfter.Sub(a.at))
+		}
+		if a.Timeout <= 0 {
+			return driver.Grant{}, nil, driver.ErrLate
+		}
+		g, err := within(ctx, a.s, "acquire", a.Claim(), func(ctx context.Context) (driver.Grant, error) {
+			return a.s.issuer.Acquire(ctx, a.Request)
+		}, nil)
+		var held *driver.HeldError
+		switch {
+		case errors.As(err, &held):
+			if held.Remaining <= 0 && race < maxRaces && ctx.Err() == nil {
+				continue
+			}
+			return driver.Grant{}, held, nil
+		case errors.Is(err, driver.ErrBusy) && a.wait > 0:
+			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
+		case err != nil:
+			// Whatever the client's fault was, it was checked before.
+			a.lost = a.lost || errors.Is(err, guard.ErrOutcomeUnknown) || kindOf(err) == &kindInternal
+		}
+		return g, nil, err
+	}
+}
+
+// rest returns when it is worth while to ask again or the wait is over.
+func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
+	const nap = 100 * time.Millisecond
+	rung := make(chan struct{}, 1)
+	watching, err := within(ctx, a.s, "watch", a.Claim(), func(ctx context.Context) (driver.Watching, error) {
+		return a.s.issuer.Watch(ctx, driver.Watch{Resource: a.Resource, LeaseID: a.LeaseID}, func() {
+			select {
+			case rung <- struct{}{}:
+			default:
+			}
+		})
+	}, func(w driver.Watching, err error) {
+		if err == nil {
+			w.Stop()
+		}
+	})
+	d := pause.Jitter(nap, 2)
+	switch {
+	case err != nil: // the next try says what is wrong
+		if held.Remaining > 0 {
+			d = min(d, held.Remaining+pause.Jitter(5*time.Millisecond, 1))
+		}
+	case watching.Held == nil:
+		watching.Stop()
+		if a.hurried++; a.hurried < maxRaces {
+			return nil
+		}
+	default:
+		defer watching.Stop()
+		a.hurried = 0
+		d = min(pause.Jitter(cmp.Or(a.s.limits.Poll, 2*time.Second), 5), max(0, watching.Held.Remaining)+pause.Jitter(5*time.Millisecond, 1))
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-rung:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-a.s.closed:
+		return errClosing
+	}
+	return nil
+}

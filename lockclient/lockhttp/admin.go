@@ -1,0 +1,360 @@
+package lockhttp
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"iter"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+)
+
+// lockBody is what is known of one resource.
+type lockBody struct {
+	Resource     string      `json:"resource"`
+	State        string      `json:"state"`
+	Owner        string      `json:"ownerId,omitempty"`
+	Metadata     string      `json:"metadata,omitempty"`
+	LeaseID      string      `json:"leaseId,omitempty"`
+	FencingToken int64       `json:"fencingToken,omitempty"`
+	Token        guard.Token `json:"token,omitzero"`
+	AcquiredAt   time.Time   `json:"acquiredAt,omitzero"`
+	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
+	HeldFor      seconds     `json:"heldForSeconds"`
+	Remaining    seconds     `json:"remainingSeconds"`
+	Waiting      int         `json:"waiting"`
+}
+
+type listBody struct {
+	Locks      []lockBody `json:"locks"`
+	Next       string     `json:"next,omitempty"`
+	ServerTime time.Time  `json:"serverTime"`
+}
+
+type auditBody struct {
+	Records    []recordBody `json:"records"`
+	Next       int64        `json:"next,omitempty"`
+	ServerTime time.Time    `json:"serverTime"`
+}
+
+// recordBody is one record of the audit.
+type recordBody struct {
+	ID        int64       `json:"id"`
+	At        time.Time   `json:"at"`
+	Action    string      `json:"action"`
+	Resource  string      `json:"resource"`
+	Actor     string      `json:"actorId"`
+	Reason    string      `json:"reason"`
+	RequestID string      `json:"requestId"`
+	Number    int64       `json:"fencingToken"`
+	Token     guard.Token `json:"token"`
+	Cut       lockBody    `json:"cut"`
+}
+
+// unlockedBody answers a force unlock.
+type unlockedBody struct {
+	// Burned is the claim that has to be raised at the resource.
+	Resource     string      `json:"resource"`
+	LeaseID      string      `json:"leaseId"`
+	FencingToken int64       `json:"fencingToken"`
+	Token        guard.Token `json:"token"`
+	// Raised says that the server has done it. Until somebody has, the cut
+	// holder can still write.
+	Raised     bool      `json:"raised"`
+	Cut        lockBody  `json:"cut"`
+	AuditID    int64     `json:"auditId"`
+	Repeated   bool      `json:"repeated,omitempty"`
+	ServerTime time.Time `json:"serverTime"`
+}
+
+func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
+	b := lockBody{
+		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
+		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
+		// The issuer counts processes, of which this server is one.
+		Waiting: max(l.Waiters, s.lines.count(l.Resource)),
+	}
+	if id.sees() {
+		b.LeaseID, b.FencingToken, b.Token = l.LeaseID, int64(l.Token), l.Token
+	}
+	return b
+}
+
+const pageMost = 1000
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	if s.opts.Admin == nil {
+		return &httpError{kind: &kindUnsupported}
+	}
+	q := queryOf(r)
+	prefix, after, limit := q.text("prefix"), q.text("after"), q.number("limit", 100, pageMost)
+	states, err := statesOf(q.all("state"))
+	if err == nil {
+		err = q.end()
+	}
+	if err != nil {
+		return err
+	}
+	locks, next, err := s.listed(r.Context(), id, prefix, after, int(max(limit, 1)), states)
+	if err != nil {
+		return err
+	}
+	s.answer(w, listBody{locks, next, time.Now()})
+	return nil
+}
+
+func statesOf(words []string) (states []lockadmin.LeaseState, err error) {
+	for _, word := range words {
+		switch state := lockadmin.LeaseState(word); state {
+		case lockadmin.StateHeld, lockadmin.StateExpired, lockadmin.StateFree:
+			states = append(states, state)
+		default:
+			return nil, guard.Invalid("state", word, "must be held, expired or free")
+		}
+	}
+	return states, nil
+}
+
+// place is where the next page begins: behind a resource of the identity's own,
+// in the list of one of its templates.
+type place struct {
+	Pattern int    `json:"p"`
+	After   string `json:"a"`
+}
+
+// listed is one page. Each template is one list, in the order of the names.
+func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []lockadmin.LeaseState) (locks []lockBody, next string, err error) {
+	patterns := id.patterns(prefix)
+	var from place
+	if after != "" {
+		text, err := base64.RawURLEncoding.DecodeString(after)
+		if err != nil || json.Unmarshal(text, &from) != nil || from.Pattern < 0 || !id.may(from.After) {
+			return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
+		}
+	}
+	locks = []lockBody{}
+	_, err = within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (none, error) {
+		for n := from.Pattern; n < len(patterns); n++ {
+			opts := &lockadmin.ListOptions{States: states}
+			if n == from.Pattern {
+				opts.After = from.After
+			}
+			for info, err := range s.opts.Admin.List(ctx, patterns[n], opts) {
+				switch {
+				case err != nil:
+					return none{}, err
+				case !id.may(info.Resource) || n > 0 && id.listedBefore(n, info.Resource):
+					continue
+				case len(locks) == limit:
+					text, _ := json.Marshal(place{n, locks[limit-1].Resource})
+					next = base64.RawURLEncoding.EncodeToString(text)
+					return none{}, nil
+				}
+				locks = append(locks, s.lock(info, id))
+			}
+		}
+		return none{}, nil
+	}, nil)
+	return locks, next, renamed(readOnly("list", err), "prefix")
+}
+
+// listedBefore reports whether an earlier template of the identity has the
+// resource as well.
+func (id *Identity) listedBefore(n int, resource string) bool {
+	for _, t := range id.Templates[:min(n, len(id.Templates))] {
+		if id.matches(t, resource) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	resource, err := pathName(r)
+	if err == nil {
+		err = queryOf(r).end()
+	}
+	if err == nil {
+		err = allowed(id, resource)
+	}
+	if err != nil {
+		return err
+	}
+	var body lockBody
+	if s.opts.Admin != nil {
+		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+			return s.opts.Admin.Get(ctx, resource)
+		}, nil)
+		if err != nil {
+			return readOnly("get", err)
+		}
+		body = s.lock(info, id)
+	} else {
+		watching, _, err := s.look(r.Context(), driver.Watch{Resource: resource})
+		if err != nil {
+			return err
+		}
+		watching.Stop()
+		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.lines.count(resource)}
+		if h := holderOf(watching.Held, id.sees()); h != nil {
+			body.State, body.Owner, body.Metadata, body.LeaseID = string(lockadmin.StateHeld), h.Owner, h.Metadata, h.LeaseID
+			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining
+		}
+	}
+	s.answer(w, struct {
+		lockBody
+		ServerTime time.Time `json:"serverTime"`
+	}{body, time.Now()})
+	return nil
+}
+
+// readOnly: what did not come in time was not written either.
+func readOnly(op string, err error) error {
+	if errors.Is(err, guard.ErrOutcomeUnknown) {
+		return guard.Unavailable(op, guard.Claim{}, errors.New(err.Error()))
+	}
+	return err
+}
+
+func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	resource, err := pathName(r)
+	if err != nil {
+		return err
+	}
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return err
+	}
+	actor, reason := f.text("actorId"), f.text("reason")
+	opts := &lockadmin.ForceUnlockOptions{ExpectedLeaseID: f.text("leaseId"), RequestID: f.text("requestId")}
+	if err := f.end(); err != nil {
+		return err
+	}
+	body, err := s.unlock(r.Context(), id, resource, actor, reason, opts)
+	if err != nil {
+		return err
+	}
+	s.answer(w, body)
+	return nil
+}
+
+// unlock is a force unlock that ends in raising the burned claim, if the server
+// can do that.
+func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
+	if !id.Operator {
+		return body, &httpError{kind: &kindForbidden}
+	}
+	if err := allowed(id, resource); err != nil {
+		return body, err
+	}
+	if s.opts.Admin == nil {
+		return body, &httpError{kind: &kindUnsupported}
+	}
+	if actor == "" {
+		return body, guard.Missing("actorId")
+	}
+	if strings.TrimSpace(reason) == "" {
+		return body, guard.Missing("reason")
+	}
+	if opts.RequestID == "" {
+		opts.RequestID = pglease.NewLeaseID() // known to who has to repeat it
+	}
+	began := driver.Now()
+	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
+		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
+	}, nil)
+	s.observe(ctx, guard.OpForceUnlock, done.Burned, began, err)
+	if err != nil {
+		return body, &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
+	}
+	body = unlockedBody{
+		Resource: resource, LeaseID: done.Burned.LeaseID, FencingToken: int64(done.Burned.Token), Token: done.Burned.Token,
+		Cut: s.lock(done.Cut, id), AuditID: done.AuditID, Repeated: done.Repeated,
+	}
+	if s.opts.Raise != nil {
+		_, err := within(ctx, s, "raise", done.Burned, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Burned) }, nil)
+		// A mark that is there already, or a higher one, stops the cut holder too.
+		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
+		if !body.Raised {
+			s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
+		}
+	}
+	body.ServerTime = time.Now()
+	s.log(ctx, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", actor), slog.String("reason", reason),
+		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised), slog.String("subject", id.Subject))
+	return body, nil
+}
+
+func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	q := queryOf(r)
+	prefix, before, limit := q.text("prefix"), q.number("before", 0, 1<<62), q.number("limit", 100, pageMost)
+	if err := q.end(); err != nil {
+		return err
+	}
+	records, next, err := s.audited(r.Context(), id, prefix, before, int(max(limit, 1)))
+	if err != nil {
+		return err
+	}
+	s.answer(w, auditBody{records, next, time.Now()})
+	return nil
+}
+
+// audited is one page of the audit, the latest first, of all templates together.
+func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
+	switch {
+	case !id.Operator:
+		return nil, 0, &httpError{kind: &kindForbidden}
+	case s.opts.Admin == nil:
+		return nil, 0, &httpError{kind: &kindUnsupported}
+	}
+	records = []recordBody{}
+	_, err = within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (none, error) {
+		var merged []lockadmin.AuditRecord
+		for _, pattern := range id.patterns(prefix) {
+			var err error
+			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, pattern, &lockadmin.AuditOptions{Before: before}), id, limit+1); err != nil {
+				return none{}, err
+			}
+		}
+		for n, record := range merged {
+			if n == limit {
+				next = merged[n-1].ID
+				break
+			}
+			records = append(records, recordBody{
+				ID: record.ID, At: record.At, Action: record.Action, Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
+				RequestID: record.RequestID, Number: int64(record.Token), Token: record.Token, Cut: s.lock(record.Cut, id),
+			})
+		}
+		return none{}, nil
+	}, nil)
+	return records, next, renamed(readOnly("audit", err), "prefix")
+}
+
+// mergeRecords merges two lists, the latest first, up to a number of records.
+func mergeRecords(old []lockadmin.AuditRecord, more iter.Seq2[lockadmin.AuditRecord, error], id *Identity, most int) (merged []lockadmin.AuditRecord, err error) {
+	for record, err := range more {
+		if err != nil {
+			return nil, err
+		}
+		for len(old) > 0 && old[0].ID > record.ID {
+			merged, old = append(merged, old[0]), old[1:]
+		}
+		if len(old) > 0 && old[0].ID == record.ID || !id.may(record.Resource) {
+			continue
+		}
+		if merged = append(merged, record); len(merged) >= most {
+			return merged[:most], nil
+		}
+	}
+	merged = append(merged, old...)
+	return merged[:min(len(merged), most)], nil
+}

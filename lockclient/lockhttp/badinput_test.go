@@ -1,0 +1,204 @@
+package lockhttp_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// TestBadInput is the table of what is refused: the status, the problem type and
+// the field that the answer names. The table in the package's documentation says
+// the same by kind. No refused request leaves a lease.
+func TestBadInput(t *testing.T) {
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), people, nil)
+	granted := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:2026-01","leaseId":"L","ttlSeconds":60}`)
+	if granted.status != 200 || granted.str("token") != "1" {
+		t.Fatalf("%+v", granted)
+	}
+	other := ask(t, web.URL, "umbrella-1", "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","leaseId":"U","ttlSeconds":60}`)
+	expired := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:expired","leaseId":"E","ttlSeconds":60}`)
+	released := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":60}`)
+	if gone := ask(t, web.URL, "acme-1", "DELETE", "/v1/locks/R?resource=acme:billing-close:released", ""); gone.status != 200 || released.status+expired.status+other.status != 600 {
+		t.Fatalf("%+v", gone)
+	}
+	server.Expire("acme:billing-close:expired")
+
+	const a, lock = "acme-1", "acme:billing-close:bad"
+	acquire := func(members string) string {
+		return `{"resource":"` + lock + `","ttlSeconds":30` + members + `}`
+	}
+	for _, c := range []struct {
+		name, token, method, path, body string
+		status                          int
+		problem, field                  string
+	}{
+		{"no credentials", "", "POST", "/v1/locks/acquire", acquire(""), 401, "unauthenticated", ""},
+		{"forged credentials", "acme-1x", "POST", "/v1/locks/acquire", acquire(""), 401, "unauthenticated", ""},
+		{"credentials cannot be checked", "store down", "POST", "/v1/locks/acquire", acquire(""), 503, "unavailable", ""},
+		{"another's ownerId", "named", "POST", "/v1/locks/acquire", acquire(`,"ownerId":"acme-1"`), 403, "forbidden", ""},
+		{"another tenant's resource", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"another tenant's resource that is free", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:none","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"no template's resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:other:1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"a tenant that begins like one's own", a, "POST", "/v1/locks/acquire", `{"resource":"acme2:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"a tenant in other letters", a, "POST", "/v1/locks/acquire", `{"resource":"Acme:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"no JSON", a, "POST", "/v1/locks/acquire", `resource=x`, 400, "invalid", "body"},
+		{"cut short", a, "POST", "/v1/locks/acquire", acquire("")[:20], 400, "invalid", "body"},
+		{"a list", a, "POST", "/v1/locks/acquire", `[]`, 400, "invalid", "body"},
+		{"two objects", a, "POST", "/v1/locks/acquire", acquire("") + `{}`, 400, "invalid", "body"},
+		{"an unknown field", a, "POST", "/v1/locks/acquire", acquire(`,"ttl":5`), 400, "invalid", "body"},
+		{"a field in capitals", a, "POST", "/v1/locks/acquire", acquire(`,"OwnerId":"x"`), 400, "invalid", "body"},
+		{"a field twice", a, "POST", "/v1/locks/acquire", acquire(`,"ttlSeconds":5`), 400, "invalid", "ttlSeconds"},
+		{"not UTF-8", a, "POST", "/v1/locks/acquire", acquire(",\"ownerId\":\"\xff\""), 400, "invalid", "body"},
+		{"half a surrogate pair", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"\ud800"`), 400, "invalid", "ownerId"},
+		{"a number for a text", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":7`), 400, "invalid", "ownerId"},
+		{"no resource", a, "POST", "/v1/locks/acquire", `{"ttlSeconds":30}`, 400, "invalid", "resource"},
+		{"a control character", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:a\n","ttlSeconds":30}`, 400, "invalid", "resource"},
+		{"a long resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:` + strings.Repeat("x", 512) + `","ttlSeconds":30}`, 400, "invalid", "resource"},
+		{"a long owner", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"` + strings.Repeat("x", 129) + `"`), 400, "invalid", "ownerId"},
+		{"a long lease ID", a, "POST", "/v1/locks/acquire", acquire(`,"leaseId":"` + strings.Repeat("x", 129) + `"`), 400, "invalid", "leaseId"},
+		{"long metadata", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 1001) + `"`), 400, "invalid", "metadata"},
+		{"no TTL", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `"}`, 400, "invalid", "ttlSeconds"},
+		{"a TTL of zero", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":0}`, 400, "invalid", "ttlSeconds"},
+		{"a short TTL", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":0.01}`, 400, "invalid", "ttlSeconds"},
+		{"a long TTL", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":86401}`, 400, "invalid", "ttlSeconds"},
+		{"a negative TTL", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":-1}`, 400, "invalid", "ttlSeconds"},
+		{"a TTL with an exponent", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":3e1}`, 400, "invalid", "ttlSeconds"},
+		{"a TTL as text", a, "POST", "/v1/locks/acquire", `{"resource":"` + lock + `","ttlSeconds":"30"}`, 400, "invalid", "ttlSeconds"},
+		{"a long wait", a, "POST", "/v1/locks/acquire", acquire(`,"waitSeconds":61`), 400, "invalid", "waitSeconds"},
+		{"no time", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"now"`), 400, "invalid", "notAfter"},
+		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
+		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":30}`, 410, "lease_spent", ""},
+		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 300<<10) + `"`), 413, "too_large", ""},
+		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
+
+		{"renewing an unknown lease", a, "POST", "/v1/locks/X/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"1","ttlSeconds":30}`, 404, "lease_over", ""},
+		{"renewing under another token", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"2","ttlSeconds":30}`, 404, "lease_over", ""},
+		{"renewing what never was", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:never","fencingToken":1,"ttlSeconds":30}`, 404, "lease_over", ""},
+		{"renewing after expiry", a, "POST", "/v1/locks/E/renew", `{"resource":"acme:billing-close:expired","fencingToken":1,"ttlSeconds":30}`, 404, "lease_over", ""},
+		{"renewing another tenant's lease", a, "POST", "/v1/locks/U/renew", `{"resource":"umbrella:billing-close:1","fencingToken":"1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"renewing without a token", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","ttlSeconds":30}`, 400, "invalid", "fencingToken"},
+		{"a token as a fraction", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":1.0,"ttlSeconds":30}`, 400, "invalid", "fencingToken"},
+		{"a token with a sign", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"+1","ttlSeconds":30}`, 400, "invalid", "fencingToken"},
+		{"a token of zero", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":0,"ttlSeconds":30}`, 400, "invalid", "fencingToken"},
+		{"an empty batch", a, "POST", "/v1/locks/renew", `{"renewals":[]}`, 400, "invalid", "renewals"},
+		{"a large batch", a, "POST", "/v1/locks/renew", `{"renewals":[` + strings.Repeat("{},", 100) + `{}]}`, 400, "invalid", "renewals"},
+		{"a batch with a bad item", a, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"acme:billing-close:2026-01","leaseId":"L","fencingToken":"1","ttlSeconds":30,"x":1}]}`, 400, "invalid", "renewals[0].body"},
+		{"a batch with another tenant's", a, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"umbrella:billing-close:1","leaseId":"U","fencingToken":"1","ttlSeconds":30}]}`, 403, "forbidden", ""},
+
+		{"released twice", a, "DELETE", "/v1/locks/R?resource=acme:billing-close:released", "", 404, "lease_over", ""},
+		{"releasing an unknown lease", a, "DELETE", "/v1/locks/X?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
+		{"releasing under another token", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=2", "", 404, "lease_over", ""},
+		{"releasing another tenant's lease", a, "DELETE", "/v1/locks/U?resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"releasing another's with one's own resource", a, "DELETE", "/v1/locks/U?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
+		{"releasing without a resource", a, "DELETE", "/v1/locks/L", "", 400, "invalid", "resource"},
+		{"a resource twice", a, "DELETE", "/v1/locks/L?resource=a&resource=b", "", 400, "invalid", "resource"},
+		{"a bad token in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=01", "", 400, "invalid", "fencingToken"},
+
+		{"another tenant's lock", a, "GET", "/v1/locks/umbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"another tenant's lock, spelled otherwise", a, "GET", "/v1/locks/%75mbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"a slash in the path is no tenant", a, "GET", "/v1/locks/acme%2Fumbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"a path that goes on", a, "GET", "/v1/locks/acme:billing-close:1/x", "", 404, "not_found", ""},
+		{"an unknown path", a, "GET", "/v2/locks", "", 404, "not_found", ""},
+		{"an unknown method", a, "PUT", "/v1/locks/acquire", "{}", 405, "method_not_allowed", ""},
+		{"following nothing", a, "GET", "/v1/events", "", 400, "invalid", "resource"},
+		{"following another tenant's", a, "GET", "/v1/events?resource=acme:billing-close:1&resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"following many", a, "GET", "/v1/events?x" + strings.Repeat("&resource=acme:billing-close:1", 21), "", 400, "invalid", "query"},
+		{"watching another tenant's", a, "GET", "/v1/watch?resource=umbrella:billing-close:1&leaseId=U", "", 403, "forbidden", ""},
+		{"listing where nothing can", a, "GET", "/v1/locks", "", 501, "unsupported", ""},
+		{"force-unlock without the right", a, "POST", "/v1/locks/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
+		{"force-unlock of another tenant's lock", "umbrella-ops", "POST", "/v1/locks/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
+		{"the audit without the right", a, "GET", "/v1/audit", "", 403, "forbidden", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := ask(t, web.URL, c.token, c.method, c.path, c.body)
+			if got.status != c.status || got.problem() != c.problem || got.str("field") != c.field {
+				t.Errorf("%d %s for %q, want %d %s for %q\n%s", got.status, got.problem(), got.str("field"), c.status, c.problem, c.field, got.text)
+			}
+			if got.header.Get("Content-Type") != "application/problem+json" || got.body["status"] != float64(c.status) || got.str("title") == "" || got.str("detail") == "" {
+				t.Errorf("%v %s", got.header, got.text)
+			}
+			if c.status == 401 && got.header.Get("WWW-Authenticate") == "" || c.status == 503 && got.header.Get("Retry-After") == "" || c.status == 405 && got.header.Get("Allow") == "" {
+				t.Errorf("a header is missing: %v", got.header)
+			}
+			if strings.Contains(got.text, "\n ") || strings.Contains(c.problem, "forbidden") && strings.Contains(got.text, "umbrella") {
+				t.Errorf("the answer tells what it was asked: %s", got.text)
+			}
+		})
+	}
+	for resource, last := range map[string]guard.Token{lock: 0, "umbrella:billing-close:none": 0, "acme:billing-close:2026-01": 1, "umbrella:billing-close:1": 1} {
+		if server.Last(resource) != last {
+			t.Errorf("%s is at %v, not %v: a refused request was carried out", resource, server.Last(resource), last)
+		}
+	}
+	if h := server.Holder("acme:billing-close:2026-01"); h == nil || h.LeaseID != "L" {
+		t.Errorf("the lease is gone: %+v", h)
+	}
+	r, _ := http.NewRequest("POST", web.URL+"/v1/locks/acquire", strings.NewReader(acquire("")))
+	r.Header.Set("Authorization", "Bearer acme-1")
+	r.Header.Set("Content-Type", "text/plain")
+	if got := send(t, r); got.status != 415 || got.problem() != "unsupported_media_type" {
+		t.Errorf("as text: %+v", got)
+	}
+}
+
+// TestNamesInPaths: what an escape in a path means is one name, whoever escapes.
+func TestNamesInPaths(t *testing.T) {
+	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
+	for n, c := range []struct{ name, path string }{
+		{"a", "%61"}, {"a/b", "a%2Fb"}, {"a/b/../c", "a%2Fb%2F..%2Fc"}, {"%2F", "%252F"}, {"a b+c", "a%20b+c"}, {"ä:é", "%C3%A4:é"}, {"a?b#c", "a%3Fb%23c"},
+	} {
+		for _, kind := range []string{"resource", "lease ID"} {
+			resource, lease, inPath := fmt.Sprintf("r%d-%s", n, c.name), fmt.Sprintf("l%d-%s", n, c.name), fmt.Sprintf("l%d-%s", n, c.path)
+			body := fmt.Sprintf(`{"resource":%q,"leaseId":%q,"ttlSeconds":30}`, resource, lease)
+			got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body)
+			if got.status != 200 {
+				t.Fatalf("%s: %+v", c.name, got)
+			}
+			if kind == "resource" {
+				got = ask(t, web.URL, "", "GET", fmt.Sprintf("/v1/locks/r%d-%s", n, c.path), "")
+				if got.status != 200 || got.str("resource") != resource || got.str("leaseId") != lease {
+					t.Errorf("%s as %s: %+v", c.name, c.path, got)
+				}
+				continue
+			}
+			got = ask(t, web.URL, "", "POST", "/v1/locks/"+inPath+"/renew", fmt.Sprintf(`{"resource":%q,"fencingToken":%q,"ttlSeconds":30}`, resource, got.str("token")))
+			if got.status != 200 || got.str("leaseId") != lease {
+				t.Errorf("%s as %s: %+v", c.name, c.path, got)
+			}
+			if got = ask(t, web.URL, "", "DELETE", "/v1/locks/"+inPath+"?resource="+strings.NewReplacer("%", "%25", "#", "%23", "?", "%3F", "+", "%2B", " ", "%20").Replace(resource), ""); got.status != 200 {
+				t.Errorf("releasing %s as %s: %+v", c.name, c.path, got)
+			}
+		}
+	}
+}
+
+// TestConstruction: static mistakes are errors of New and NewIssuer.
+func TestConstruction(t *testing.T) {
+	issuer := memory.NewServer().Issuer()
+	for name, err := range map[string]error{
+		"no issuer":      second(lockhttp.New(nil, everybody, nil)),
+		"no identities":  second(lockhttp.New(issuer, nil, nil)),
+		"timeout":        second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
+		"wait":           second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
+		"ready resource": second(lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "\n"})),
+		"no URL":         second(lockhttp.NewIssuer("locks:80", nil)),
+		"a password":     second(lockhttp.NewIssuer("http://a:b@locks", nil)),
+		"a query":        second(lockhttp.NewIssuer("http://locks?x=1", nil)),
+	} {
+		if guard.ReasonOf(err) != guard.ReasonInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := lockhttp.NewIssuer("https://locks/mounted/here/", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }

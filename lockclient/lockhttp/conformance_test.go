@@ -1,0 +1,120 @@
+package lockhttp_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// everybody trusts who asks.
+func everybody(*http.Request) (*lockhttp.Identity, error) {
+	return &lockhttp.Identity{Subject: "test", AllResources: true, Operator: true}, nil
+}
+
+// serve runs a lock server for the test's duration.
+func serve(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *lockhttp.Options) (*httptest.Server, *lockhttp.Server) {
+	t.Helper()
+	handler, err := lockhttp.New(issuer, who, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := handler.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		server.Close()
+	})
+	return server, handler
+}
+
+// connect returns the Go client, with connections of its own.
+func connect(t testing.TB, url string) driver.Issuer {
+	t.Helper()
+	i, err := lockhttp.NewIssuer(url, &http.Client{Transport: &http.Transport{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+func harness(server *httptest.Server) drivertest.Harness {
+	return drivertest.Harness{
+		Issuer: func(t testing.TB) driver.Issuer { return connect(t, server.URL) },
+		Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
+			proxy := drivertest.NewProxy(t, "tcp", server.Listener.Addr().String())
+			return connect(t, "http://"+proxy.Addr()), proxy
+		},
+	}
+}
+
+// TestConformanceOnMemory: the client and the server together are an issuer.
+func TestConformanceOnMemory(t *testing.T) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
+		memory := memory.NewServer()
+		server, _ := serve(t, memory.Issuer(), everybody, &lockhttp.Options{Timeout: time.Minute})
+		h := harness(server)
+		h.Pass = memory.Move
+		h.Purge = func(testing.TB) {} // it keeps every resource
+		return h
+	})
+}
+
+// TestConformanceOnPostgreSQL: likewise, with two servers on one database.
+func TestConformanceOnPostgreSQL(t *testing.T) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
+		pool := pgtest.Pool(t)
+		if err := lockclient.Migrate(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+		var servers []*httptest.Server
+		for range 2 {
+			issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { issuer.Close() })
+			server, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
+			servers = append(servers, server)
+		}
+		h := harness(servers[0])
+		next := 0
+		h.Issuer = func(t testing.TB) driver.Issuer {
+			next++
+			return connect(t, servers[next%2].URL)
+		}
+		h.TTL = time.Minute
+		// The server's clock stands still, so its leases come nearer.
+		h.Pass = func(d time.Duration) {
+			_, err := pool.Exec(t.Context(), `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
+				expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		h.Purge = func(t testing.TB) {
+			operator, err := lockadmin.New(pool, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Millisecond)
+			if _, err := operator.Purge(t.Context(), &lockadmin.PurgeOptions{OlderThan: time.Millisecond}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return h
+	})
+}

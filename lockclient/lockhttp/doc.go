@@ -1,0 +1,111 @@
+// Package lockhttp is the lock server: leases with fencing tokens over HTTP, for
+// workers in any language, with identities, tenants and an operators' page. Its
+// Go client is a driver.Issuer, so that lockclient's waiting, renewing and Hold
+// work over it as over PostgreSQL.
+//
+//	issuer, err := lockclient.NewIssuer(pool, nil)          // or etcd, Redis, memory
+//	operator, err := lockadmin.New(pool, nil)
+//	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
+//	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
+//
+//	issuer, err := lockhttp.NewIssuer("https://locks.example.com", httpClient)
+//	client, err := lockclient.NewWith(issuer, "worker-7", nil)
+//	err = client.Hold(ctx, "acme:billing-close:2026-04", ...)
+//
+// examples/lockserver is a whole one. A lease protects nothing by itself: what
+// refuses a stale writer is the token, compared at the resource by sqlfence,
+// httpfence or s3fence.
+//
+// # Requests
+//
+// GET /openapi.json describes them (OpenAPI 3.1).
+//
+//	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter}
+//	POST   /v1/locks/{leaseId}/renew         {resource, fencingToken, ttlSeconds}
+//	POST   /v1/locks/renew                   {renewals: [{resource, leaseId, fencingToken, ttlSeconds}, ...]}
+//	DELETE /v1/locks/{leaseId}?resource=R    and fencingToken=N
+//	POST   /v1/locks/release                 {resource, leaseId, fencingToken}, for lease IDs such as ".."
+//	GET    /v1/locks?prefix=P                a page of what the identity may name
+//	GET    /v1/locks/{resource}
+//	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
+//	GET    /v1/audit
+//	GET    /v1/events?resource=R             server-sent: who holds, and every change that is seen
+//	GET    /healthz, /readyz                 the process answers; a lease can be acquired and released
+//	GET    /ui                               the operators' page
+//
+// An acquire is answered with 200 whether it was granted or refused: acquired is
+// true, with leaseId, the token and expiresAt, or false, with who holds it until
+// when. A token is there twice, as the number fencingToken and as the text
+// token; requests take either in fencingToken. Whoever reads JSON numbers as
+// floats must use the text. Count the TTL from when the request was sent plus
+// waitedSeconds.
+//
+// Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
+// name and "%61" an a.
+//
+// # Given up is over (promise P8)
+//
+//   - A lost answer: repeat the request under the same leaseId, which gives the
+//     same lease and token. Without a leaseId of one's own the answer of a failed
+//     request names the one that the server made.
+//   - A client that goes away: its wait ends. What may have been granted to it
+//     under an ID that the server made is released. Under an ID of its own it is
+//     kept, since the client may come again, and runs out with its TTL.
+//   - To give up under an ID of one's own: DELETE without the token. Nothing is
+//     granted under that ID any more, also to a request that is still under way.
+//   - notAfter: a request that arrives later, by the server's clock, does
+//     nothing. The Go client always sends it, reckoned from the server's time as
+//     it was last told. Servers behind one name need clocks that agree within
+//     what such a request may be late.
+//
+// # Who may do what
+//
+// [Authenticate] returns an [Identity] for a request. It may name the resources
+// of its templates; the variable {tenant} has to be its tenant. Everything else
+// is answered with 403 alike, whether it exists or not, and is in no list, page,
+// count or audit that it sees. It sees who holds a lease of its own resources,
+// but not the lease ID or token, with which it could act as the holder, unless
+// Identity.SeeHolders says so. Force unlocks and the audit are the right of an
+// Operator. [Limits] bound each identity.
+//
+// The server compares the resource, lease ID and token of a renewal or release
+// with the issuer's; it keeps no state of its own but the count of leases for
+// Limits.Leases and what the page's plots show. So any number of servers may
+// stand side by side on one issuer.
+//
+// # Errors
+//
+// Every error is a problem of RFC 9457 with the type
+// "tag:fencepost-go.github.io,2026:problem/" and one of these words:
+//
+//	400 invalid                 malformed, out of bounds, unknown field; names the field
+//	401 unauthenticated         no or wrong credentials
+//	403 forbidden               not this identity's resource, owner or right
+//	404 lease_over              released, run out, cut (with who and why), or never was
+//	404 not_found               no such path, or a resource that was never leased
+//	405 method_not_allowed
+//	409 lease_changed           force unlock: not the expected lease
+//	410 lease_spent             the lease ID was released or abandoned
+//	412 late                    after its notAfter
+//	413 too_large, 415 unsupported_media_type
+//	429 too_many_requests, too_many_leases
+//	500 outcome_unknown         it may have been done: repeat it, or release
+//	500 internal                likewise
+//	501 unsupported             no Options.Admin
+//	503 unavailable             nothing was done
+//
+// With the issuer away every request is answered within Options.Timeout and a
+// tenth of a second, those that wait as well.
+//
+// # What it does not
+//
+// It has no TLS, no passwords and no store of identities: those are the
+// http.Server's and the Authenticate hook's. Limits and counts are each server's
+// own. An answer that is lost on its way to a client without a leaseId of its
+// own leaves a lease that runs until its TTL.
+//
+// # Compatibility
+//
+// Until version 1 exported names may change between minor versions. Of the wire,
+// fields may be added to answers.
+package lockhttp

@@ -1,0 +1,329 @@
+package lockhttp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+)
+
+const (
+	// heartbeat is how often a stream says something, so that proxies keep it.
+	heartbeat = 15 * time.Second
+	// writeTimeout is how long a stream waits for a reader that does not read.
+	writeTimeout = 10 * time.Second
+	// followMost is how many resources one stream may follow.
+	followMost = 20
+	// look is after how long a watch is begun anew, unless the issuer says
+	// otherwise.
+	look = 2 * time.Second
+)
+
+// stream is an answer of server-sent events.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+func newStream(w http.ResponseWriter) *stream {
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // nginx would keep events back
+	return &stream{w, http.NewResponseController(w)}
+}
+
+// send writes one event; a comment if it has no name. An error means that the
+// reader is gone.
+func (s *stream) send(name string, data any) error {
+	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of a test has none
+	text := []byte(": still here\n\n")
+	if name != "" {
+		body, err := json.Marshal(data)
+		if err != nil {
+			return err
+		}
+		text = fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, body)
+	}
+	if _, err := s.w.Write(text); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// look asks the issuer who has the lease; rung gets a value when it is worth
+// while to look again.
+func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, rung chan struct{}, err error) {
+	rung = make(chan struct{}, 1)
+	watching, err = within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, func(ctx context.Context) (driver.Watching, error) {
+		return s.issuer.Watch(ctx, w, func() {
+			select {
+			case rung <- struct{}{}:
+			default:
+			}
+		})
+	}, func(w driver.Watching, err error) {
+		if err == nil {
+			w.Stop()
+		}
+	})
+	if errors.Is(err, guard.ErrOutcomeUnknown) {
+		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, err.(*guard.FailedError).Cause) // a watch writes nothing that counts
+	}
+	return watching, rung, err
+}
+
+// watch is [driver.Issuer]'s for the Go client: one event says who has the
+// lease, a second, "ring", that it is worth while to ask again.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	q := queryOf(r)
+	asked := driver.Watch{Resource: q.text("resource"), LeaseID: q.text("leaseId")}
+	if err := q.end(); err != nil {
+		return err
+	}
+	if err := allowed(id, asked.Resource); err != nil {
+		return err
+	}
+	if err := renamed(guard.ValidateLeaseID(asked.LeaseID), "leaseId"); err != nil {
+		return err
+	}
+	done, ok := s.usage.wait(id)
+	if !ok {
+		return &httpError{kind: &kindTooMany}
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
+	defer cancel()
+	watching, rung, err := s.look(ctx, asked)
+	if err != nil {
+		return err
+	}
+	first := watching.Held
+	out := newStream(w)
+	gone := out.send("holder", holderEvent{asked.Resource, holderOf(first, id.sees()), time.Now()}) != nil
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for !gone {
+		ring := asked.LeaseID != "" && watching.Held == nil
+		if !ring {
+			d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
+			if h := watching.Held; h != nil {
+				d = min(d, max(0, h.Remaining)+time.Millisecond)
+			}
+			timer := time.NewTimer(d)
+			select {
+			case <-rung:
+				ring = true
+			case <-timer.C:
+			case <-beat.C:
+				gone = out.send("", nil) != nil
+			case <-ctx.Done():
+				gone = true
+			case <-s.closed:
+				gone = true
+			}
+			timer.Stop()
+		}
+		watching.Stop()
+		if !ring && !gone {
+			if watching, rung, err = s.look(ctx, asked); err != nil {
+				return nil // the stream ends, and the client asks
+			}
+			ring = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
+		}
+		if ring {
+			watching.Stop()
+			_ = out.send("ring", struct{}{})
+			return nil
+		}
+	}
+	return nil
+}
+
+// follow tells who holds the leases of some resources, and every change that is
+// seen.
+func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	q := queryOf(r)
+	resources := q.all("resource")
+	if err := q.end(); err != nil {
+		return err
+	}
+	if len(resources) == 0 {
+		return guard.Missing("resource")
+	}
+	if len(resources) > followMost {
+		return guard.Invalid("resource", resources[followMost], fmt.Sprintf("is one more than the %d that one stream follows", followMost))
+	}
+	for _, resource := range resources {
+		if err := allowed(id, resource); err != nil {
+			return err
+		}
+	}
+	done, ok := s.usage.wait(id)
+	if !ok {
+		return &httpError{kind: &kindTooMany}
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	for _, resource := range resources {
+		defer s.feeds.leave(s.feeds.join(s, resource, changed), changed)
+	}
+	out := newStream(w)
+	if err := out.send("", nil); err != nil { // so that the reader knows that it is followed
+		return nil
+	}
+	told := map[string]int{}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		for _, resource := range resources {
+			event, version := s.feeds.now(resource)
+			if version == 0 || version == told[resource] {
+				continue
+			}
+			told[resource] = version
+			name := "holder"
+			if event.err != nil {
+				name = "unknown"
+			}
+			if out.send(name, holderEvent{resource, holderOf(event.held, id.sees()), event.at}) != nil {
+				return nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-beat.C:
+			if out.send("", nil) != nil {
+				return nil
+			}
+		case <-ctx.Done():
+			return nil
+		case <-s.closed:
+			return nil
+		}
+	}
+}
+
+// feeds are the resources that are followed. However many follow one, the issuer
+// is asked once.
+type feeds struct {
+	mu sync.Mutex
+	by map[string]*feed
+}
+
+type feed struct {
+	resource string
+	cancel   context.CancelFunc
+	readers  map[chan struct{}]struct{}
+	last     sighting
+	version  int // of last; 0 before there is one
+}
+
+// sighting is what was seen last.
+type sighting struct {
+	held *driver.HeldError
+	err  error
+	at   time.Time
+}
+
+func (f *feeds) join(s *Server, resource string, changed chan struct{}) *feed {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	one := f.by[resource]
+	if one == nil {
+		ctx, cancel := context.WithCancel(s.ctx)
+		one = &feed{resource: resource, cancel: cancel, readers: map[chan struct{}]struct{}{}}
+		if f.by == nil {
+			f.by = map[string]*feed{}
+		}
+		f.by[resource] = one
+		s.work.Go(func() { f.run(ctx, s, one) })
+	}
+	one.readers[changed] = struct{}{}
+	return one
+}
+
+func (f *feeds) leave(one *feed, changed chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(one.readers, changed)
+	if len(one.readers) == 0 && f.by[one.resource] == one {
+		one.cancel()
+		delete(f.by, one.resource)
+	}
+}
+
+func (f *feeds) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, one := range f.by {
+		one.cancel()
+	}
+}
+
+func (f *feeds) now(resource string) (sighting, int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if one := f.by[resource]; one != nil {
+		return one.last, one.version
+	}
+	return sighting{}, 0
+}
+
+// tell takes note of what was seen, and wakes the readers if that is news.
+func (f *feeds) tell(one *feed, seen sighting) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a, b := one.last.held, seen.held
+	same := (a == nil) == (b == nil) && (one.last.err == nil) == (seen.err == nil) &&
+		(a == nil || a.Token == b.Token && a.LeaseID == b.LeaseID && a.ExpiresAt.Equal(b.ExpiresAt))
+	if same && one.version > 0 {
+		return
+	}
+	one.last = seen
+	one.version++
+	for reader := range one.readers {
+		select {
+		case reader <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
+	for attempt := 0; ctx.Err() == nil; {
+		watching, rung, err := s.look(ctx, driver.Watch{Resource: one.resource})
+		if ctx.Err() != nil {
+			break
+		}
+		f.tell(one, sighting{watching.Held, err, time.Now()})
+		if err != nil {
+			pause.For(ctx, pause.Backoff(attempt), s.closed)
+			attempt++
+			continue
+		}
+		attempt = 0
+		d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
+		if h := watching.Held; h != nil {
+			d = min(d, max(0, h.Remaining)+time.Millisecond)
+		}
+		timer := time.NewTimer(d)
+		select {
+		case <-rung:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		watching.Stop()
+	}
+}

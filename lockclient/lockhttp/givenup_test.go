@@ -1,0 +1,322 @@
+package lockhttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// hooked is an issuer whose acquires a test can stand before and behind.
+type hooked struct {
+	*memory.Issuer
+	before, after func()
+	calls         atomic.Int64
+}
+
+func (h *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	h.calls.Add(1)
+	if h.before != nil {
+		h.before()
+	}
+	g, err := h.Issuer.Acquire(context.WithoutCancel(ctx), r)
+	if h.after != nil {
+		h.after()
+	}
+	return g, err
+}
+
+// TestP8ClientGoes: the client of an acquire goes away while the issuer grants.
+// Nobody can know the lease ID that the server made, so the lease is released;
+// under an ID of the client's own it stays, because the client may come again,
+// and gets the same token then.
+func TestP8ClientGoes(t *testing.T) {
+	for _, leaseID := range []string{"", "mine"} {
+		server := memory.NewServer()
+		granted, gone := make(chan struct{}), make(chan struct{})
+		issuer := &hooked{Issuer: server.Issuer()}
+		issuer.after = sync.OnceFunc(func() { close(granted); <-gone })
+		web, handler := serve(t, issuer, everybody, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		body := `{"resource":"r","ttlSeconds":600,"leaseId":"` + leaseID + `"}`
+		r, _ := http.NewRequestWithContext(ctx, "POST", web.URL+"/v1/locks/acquire", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		ended := make(chan error)
+		go func() { _, err := http.DefaultClient.Do(r); ended <- err }()
+		<-granted
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("the request was answered")
+		}
+		close(gone)
+		until(t, func() bool { return server.Last("r") == 1 && (leaseID != "") == (server.Holder("r") != nil) })
+		// It stays so when everything has ended.
+		if err := handler.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if leaseID == "" {
+			if h := server.Holder("r"); h != nil {
+				t.Errorf("held by %+v", h)
+			}
+			continue
+		}
+		if got := record(handler, "POST", "/v1/locks/acquire", "", body); got.Code != 200 || !strings.Contains(got.Body.String(), `"token":"1"`) {
+			t.Errorf("again: %d %s", got.Code, got.Body)
+		}
+	}
+}
+
+// until waits for what happens in the background.
+func until(t testing.TB, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not happen")
+		}
+	}
+}
+
+// TestP8IssuerAnswersLate: the server gives an exchange up, and the issuer grants
+// afterwards. The grant under the server's own lease ID is freed, whichever of
+// the release and the grant comes first.
+func TestP8IssuerAnswersLate(t *testing.T) {
+	server := memory.NewServer()
+	asked, answer := make(chan struct{}), make(chan struct{})
+	issuer := &hooked{Issuer: server.Issuer()}
+	issuer.before = sync.OnceFunc(func() { close(asked); <-answer })
+	web, handler := serve(t, issuer, everybody, &lockhttp.Options{Timeout: 20 * time.Millisecond})
+	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`)
+	if got.status != 500 || got.problem() != "outcome_unknown" || got.str("leaseId") == "" {
+		t.Fatalf("%+v", got)
+	}
+	<-asked
+	close(answer)
+	if err := handler.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if h := server.Holder("r"); h != nil {
+		t.Errorf("held by %+v", h)
+	}
+	// The ID is spent: the request cannot be replayed.
+	_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: got.str("leaseId"), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
+	if !errors.Is(err, driver.ErrSpent) {
+		t.Errorf("a replay: %v", err)
+	}
+}
+
+// stuck is an issuer that does not answer, whatever the context says.
+type stuck struct {
+	driver.Issuer
+	until chan struct{}
+}
+
+func (s stuck) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
+	<-s.until
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), nil)
+}
+func (s stuck) Renew(context.Context, []driver.Renewal, []driver.Renewed) { <-s.until }
+func (s stuck) Release(context.Context, guard.Claim) (bool, error)        { <-s.until; return false, nil }
+func (s stuck) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+	<-s.until
+	return driver.Watching{}, driver.ErrNoWatch
+}
+
+// TestIssuerAway: every request is answered although the issuer never is, a
+// waiting one too, and those behind it in the line without waiting for their own
+// time-outs.
+func TestIssuerAway(t *testing.T) {
+	forever := make(chan struct{})
+	handler, err := lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		close(forever)
+		if err := handler.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var wg sync.WaitGroup
+	var slowest atomic.Int64
+	for n, c := range []struct {
+		method, path, body string
+		status             int
+	}{
+		{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`, 500},
+		{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30,"waitSeconds":50}`, 500},
+		{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":30}`, 500},
+		{"POST", "/v1/locks/renew", `{"renewals":[{"resource":"r","leaseId":"L","fencingToken":1,"ttlSeconds":30}]}`, 200},
+		{"DELETE", "/v1/locks/L?resource=r", "", 500},
+		{"GET", "/v1/locks/r", "", 503},
+		{"GET", "/v1/watch?resource=r", "", 503},
+		{"GET", "/readyz", "", 503},
+		{"GET", "/healthz", "", 200},
+	} {
+		wg.Go(func() {
+			began := time.Now()
+			got := record(handler, c.method, c.path, "", c.body)
+			if took := time.Since(began); int64(took) > slowest.Load() {
+				slowest.Store(int64(took))
+			}
+			if got.Code != c.status || c.path == "/v1/locks/renew" && !strings.Contains(got.Body.String(), `"outcome_unknown"`) {
+				t.Errorf("%d: %s %s: %d %s", n, c.method, c.path, got.Code, got.Body)
+			}
+		})
+	}
+	for n := range 50 { // with a bound each, they would take ten seconds
+		wg.Go(func() {
+			got := record(handler, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"line","leaseId":"L%d","ttlSeconds":30,"waitSeconds":50}`, n))
+			if got.Code != 500 && got.Code != 503 {
+				t.Errorf("in line: %d %s", got.Code, got.Body)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("the slowest took %v, with a Timeout of 200ms", time.Duration(slowest.Load()))
+}
+
+// TestRepeated: a request whose answer was lost is the same request when it is
+// repeated under its lease ID, and an http.Transport that repeats by itself
+// makes no second grant.
+func TestRepeated(t *testing.T) {
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), everybody, nil)
+	body := `{"resource":"r","leaseId":"mine","ttlSeconds":600}`
+	first := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body)
+			if got.status != 200 || got.str("token") != first.str("token") || got.str("acquiredAt") != first.str("acquiredAt") {
+				t.Errorf("%+v, then %+v", first, got)
+			}
+		})
+	}
+	wg.Wait()
+	if server.Last("r") != 1 {
+		t.Errorf("%v tokens were granted", server.Last("r"))
+	}
+	if got := ask(t, web.URL, "", "DELETE", "/v1/locks/mine?resource=r", ""); got.status != 200 {
+		t.Errorf("%+v", got)
+	}
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body); got.status != 410 || got.problem() != "lease_spent" {
+		t.Errorf("after the release: %+v", got)
+	}
+}
+
+// TestWaiting: a thousand acquires wait for one lease. One of them asks the
+// issuer; they are granted in turn, each token once; who goes away is not
+// granted.
+func TestWaiting(t *testing.T) {
+	const clients = 1000
+	server := memory.NewServer()
+	issuer := &hooked{Issuer: server.Issuer()}
+	handler, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`); got.Code != 200 {
+		t.Fatal(got.Body)
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	for range clients {
+		wg.Go(func() {
+			got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":600}`)
+			var g struct {
+				Acquired       bool
+				Token, LeaseID string
+			}
+			decode(t, got.Body.String(), &g)
+			mu.Lock()
+			if seen[g.Token] || !g.Acquired {
+				t.Errorf("%s", got.Body)
+			}
+			seen[g.Token] = true
+			mu.Unlock()
+			if freed := record(handler, "DELETE", "/v1/locks/"+g.LeaseID+"?resource=r&fencingToken="+g.Token, "", ""); freed.Code != 200 {
+				t.Errorf("%s", freed.Body)
+			}
+		})
+	}
+	waiting := func() float64 {
+		var l struct{ Waiting float64 }
+		decode(t, record(handler, "GET", "/v1/locks/r", "", "").Body.String(), &l)
+		return l.Waiting
+	}
+	until(t, func() bool { return waiting() == clients })
+	before := issuer.calls.Load()
+	if before > clients/2 {
+		t.Errorf("the issuer was asked %d times while nothing was to be had", before)
+	}
+	record(handler, "DELETE", "/v1/locks/first?resource=r", "", "")
+	wg.Wait()
+	if len(seen) != clients || server.Last("r") != clients+1 {
+		t.Errorf("%d tokens, the last is %v", len(seen), server.Last("r"))
+	}
+	if n := issuer.calls.Load(); n > 4*clients {
+		t.Errorf("%d attempts for %d grants", n, clients)
+	}
+}
+
+// TestWaitEnds: a wait ends with its time, with its client and with the server,
+// and leaves nothing.
+func TestWaitEnds(t *testing.T) {
+	server := memory.NewServer()
+	web, handler := serve(t, server.Issuer(), everybody, nil)
+	held := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"first","ownerId":"ada","ttlSeconds":600}`)
+	for range 2 {
+		got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600,"waitSeconds":0.02}`)
+		holder, _ := got.body["holder"].(map[string]any)
+		if got.status != 200 || got.body["acquired"] != false || holder["ownerId"] != "ada" || holder["token"] != held.str("token") {
+			t.Errorf("%+v", got)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r, _ := http.NewRequestWithContext(ctx, "POST", web.URL+"/v1/locks/acquire", strings.NewReader(`{"resource":"r","ttlSeconds":600,"waitSeconds":60}`))
+	r.Header.Set("Content-Type", "application/json")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if resp, err := http.DefaultClient.Do(r); err == nil {
+			t.Errorf("it was answered: %v", resp.Status)
+		}
+	})
+	wg.Go(func() {
+		got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600,"waitSeconds":60}`)
+		if got.status != 503 || got.problem() != "unavailable" {
+			t.Errorf("at the server's end: %+v", got)
+		}
+	})
+	waiting := func(n float64) func() bool {
+		return func() bool { return ask(t, web.URL, "", "GET", "/v1/locks/r", "").body["waiting"] == n }
+	}
+	until(t, waiting(2))
+	cancel()
+	until(t, waiting(1))
+	if err := handler.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if server.Last("r") != 1 {
+		t.Errorf("the last token is %v", server.Last("r"))
+	}
+	http.DefaultClient.CloseIdleConnections()
+	until(t, func() bool { return !strings.Contains(stacks(), "lockhttp.(*acquiring)") })
+}
+
+func stacks() string {
+	buf := make([]byte, 4<<20)
+	return string(buf[:runtime.Stack(buf, true)])
+}

@@ -1,0 +1,61 @@
+package lockhttp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+)
+
+// readyFor is how long an answer of /readyz stands, since everybody may ask.
+const readyFor = time.Second
+
+// readiness is what /readyz found last.
+type readiness struct {
+	mu  sync.Mutex
+	at  time.Duration
+	err error
+}
+
+// readyz acquires a lease and releases it.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	s.ready.mu.Lock() // one at a time; each is bounded
+	if s.ready.at == 0 || driver.Now()-s.ready.at > readyFor {
+		// Not the context of one of those who ask: the answer is for all.
+		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
+		s.ready.at = driver.Now()
+	}
+	err := s.ready.err
+	s.ready.mu.Unlock()
+	if err != nil {
+		s.fail(w, r, &httpError{kind: &kindUnavailable, err: err})
+		return
+	}
+	s.answer(w, map[string]bool{"ok": true})
+}
+
+func (s *Server) probe(ctx context.Context) error {
+	q := driver.Request{
+		Resource: s.opts.ReadyResource, LeaseID: pglease.NewLeaseID(), Owner: "readyz",
+		TTL: max(10*time.Second, s.limits.MinTTL), Timeout: s.opts.Timeout / 2,
+	}
+	_, err := within(ctx, s, "acquire", q.Claim(), func(ctx context.Context) (driver.Grant, error) {
+		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
+		defer cancel()
+		return s.issuer.Acquire(ctx, q)
+	}, nil)
+	if errors.Is(err, driver.ErrHeld) {
+		return nil // by the last probe, or another process of this host: the issuer has decided
+	}
+	_, released := within(ctx, s, "release", q.Claim(), func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
+		defer cancel()
+		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // also if it was not answered
+	}, nil)
+	return errors.Join(err, released)
+}

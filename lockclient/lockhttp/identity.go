@@ -1,0 +1,233 @@
+package lockhttp
+
+import (
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Identity is who asks and what it may do. The zero value may do nothing.
+type Identity struct {
+	// Subject names who it is, 1 to 128 bytes without control characters. Leases
+	// and waits are counted by it, and the log has it. Required.
+	Subject string
+	// Tenant is the value that the variable {tenant} of a template has to have.
+	// Empty: no template with that variable matches.
+	Tenant string
+	// Templates name the resources that it may name. To it, nothing else
+	// exists.
+	Templates []*guard.Template
+	// AllResources is for operators of the whole server: every resource.
+	AllResources bool
+	// Owner is the ownerId of its leases; another one is refused. Empty leaves
+	// it to the request, and then it is a text for people that proves nothing.
+	Owner string
+	// SeeHolders lets it see the tokens and lease IDs of other holders, with
+	// which it could renew and release their leases: for processes that trust
+	// each other, as those of one application do.
+	SeeHolders bool
+	// Operator may force-unlock, read the audit and see what SeeHolders lets see.
+	Operator bool
+	// Audience is where its signed tokens are worth something; see
+	// Options.Signer.
+	Audience string
+	// Limits bound what it may ask.
+	Limits Limits
+}
+
+// Limits bound one identity. A zero field is the default.
+type Limits struct {
+	// Acquire is asked before every acquire and says whether it may go on; nil
+	// means always. The Allow method of a rate.Limiter of golang.org/x/time is
+	// one.
+	Acquire func() bool
+	// Leases is how many it may hold at a time, as far as this server knows: it
+	// counts what it has granted itself since it was started. 0 is no limit.
+	Leases int
+	// Waiting is how many of its requests may wait for a lease or follow one at
+	// a time; 0 means 1,000.
+	Waiting int
+	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. What the
+	// issuer can bounds them further.
+	MinTTL, MaxTTL time.Duration
+	// Body is the longest body of a request in bytes; 0 means 256 KiB.
+	Body int64
+}
+
+const (
+	defaultWaiting = 1000
+	defaultMinTTL  = 100 * time.Millisecond
+	defaultMaxTTL  = 24 * time.Hour
+	defaultBody    = 256 << 10
+)
+
+// tenantVariable is bound to Identity.Tenant.
+const tenantVariable = "tenant"
+
+// may reports whether the identity may name the resource.
+func (id *Identity) may(resource string) bool {
+	if id.AllResources {
+		return true
+	}
+	for _, t := range id.Templates {
+		if id.matches(t, resource) {
+			return true
+		}
+	}
+	return false
+}
+
+func (id *Identity) matches(t *guard.Template, resource string) bool {
+	values, err := t.Match(resource)
+	if err != nil {
+		return false
+	}
+	next := 0
+	for _, part := range t.Parts() {
+		if part.Variable == "" {
+			continue
+		}
+		if part.Variable == tenantVariable && (id.Tenant == "" || values[next] != id.Tenant) {
+			return false
+		}
+		next++
+	}
+	return true
+}
+
+func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
+
+// patterns are what package lockadmin has to list for the identity under a
+// prefix, in its language: nothing of another tenant is in them, so that neither
+// a page nor where the next one begins can tell of one. prefix has whole
+// components; empty is all.
+func (id *Identity) patterns(prefix string) []string {
+	prefix = strings.ReplaceAll(prefix, "*", "%2A")
+	if id.AllResources {
+		return []string{prefix}
+	}
+	var asked []string
+	if prefix != "" {
+		asked = strings.Split(prefix, ":")
+	}
+	var out []string
+	for _, t := range id.Templates {
+		if p, ok := id.pattern(t, asked); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// pattern is the template with the tenant and the asked components filled in;
+// false if no name has both.
+func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
+	parts := t.Parts()
+	if len(asked) > len(parts) {
+		return "", false
+	}
+	components := make([]string, len(parts))
+	for i, part := range parts {
+		switch {
+		case part.Variable == tenantVariable:
+			tenant, err := guard.JoinResource(id.Tenant)
+			if err != nil {
+				return "", false
+			}
+			components[i] = strings.ReplaceAll(tenant, "*", "%2A")
+		case part.Variable != "":
+			components[i] = "*"
+		default:
+			components[i] = strings.ReplaceAll(part.Literal, "*", "%2A")
+		}
+		if i >= len(asked) {
+			continue
+		}
+		if components[i] != "*" && components[i] != asked[i] {
+			return "", false
+		}
+		components[i] = asked[i]
+	}
+	return strings.Join(components, ":"), true
+}
+
+// usage is what identities hold and wait for, as far as this server knows.
+type usage struct {
+	mu      sync.Mutex
+	waiting map[string]int
+	leases  map[string]map[guard.Claim]time.Time // by subject: until when
+}
+
+// wait counts a request that waits; false if there are too many.
+func (u *usage) wait(id *Identity) (done func(), ok bool) {
+	most := id.Limits.Waiting
+	if most == 0 {
+		most = defaultWaiting
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.waiting[id.Subject] >= most {
+		return nil, false
+	}
+	if u.waiting == nil {
+		u.waiting = map[string]int{}
+	}
+	u.waiting[id.Subject]++
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.waiting[id.Subject]--; u.waiting[id.Subject] == 0 {
+			delete(u.waiting, id.Subject)
+		}
+	}, true
+}
+
+// hold counts a lease, named by its claim without the token, until a moment. It
+// is false, and counts nothing, if that would be one too many. undo takes back
+// what this call added.
+func (u *usage) hold(id *Identity, lease guard.Claim, until time.Time) (undo func(), ok bool) {
+	if id.Limits.Leases <= 0 {
+		return func() {}, true
+	}
+	lease.Token = guard.NoToken
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	held := u.leases[id.Subject]
+	_, again := held[lease]
+	if !again && len(held) >= id.Limits.Leases {
+		now := time.Now()
+		maps.DeleteFunc(held, func(_ guard.Claim, end time.Time) bool { return !end.After(now) })
+		if len(held) >= id.Limits.Leases {
+			return nil, false
+		}
+	}
+	if held == nil {
+		held = map[guard.Claim]time.Time{}
+		if u.leases == nil {
+			u.leases = map[string]map[guard.Claim]time.Time{}
+		}
+		u.leases[id.Subject] = held
+	}
+	if until.After(held[lease]) {
+		held[lease] = until
+	}
+	return func() {
+		if !again {
+			u.free(id, lease)
+		}
+	}, true
+}
+
+// free counts a lease no more.
+func (u *usage) free(id *Identity, lease guard.Claim) {
+	lease.Token = guard.NoToken
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.leases[id.Subject], lease)
+	if len(u.leases[id.Subject]) == 0 {
+		delete(u.leases, id.Subject)
+	}
+}

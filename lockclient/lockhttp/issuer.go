@@ -1,0 +1,372 @@
+package lockhttp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// Issuer is the lock server as a [driver.Issuer], for lockclient.NewWith. It is
+// made by [NewIssuer] and is safe for concurrent use.
+type Issuer struct {
+	base   string
+	client http.Client
+	owned  bool // an http.Transport, which does not repeat what may have arrived
+
+	mu    sync.Mutex
+	known bool
+	ahead time.Duration // the server's time since 1970 less driver.Now, at most
+}
+
+var (
+	_ driver.Issuer    = (*Issuer)(nil)
+	_ driver.Explainer = (*Issuer)(nil)
+)
+
+// NewIssuer returns the issuer behind the lock server at baseURL, such as
+// "https://locks.example.com" or with a path that the server is mounted under.
+// It sends nothing. httpClient adds the credentials, in its Transport; nil means
+// [http.DefaultClient]. Redirects are not followed. A Transport that repeats
+// requests by itself is no danger, since a lease ID is granted once, but costs
+// time.
+//
+// The error is a [*guard.InvalidError].
+func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
+	u, err := url.Parse(baseURL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return nil, guard.Invalid("baseURL", baseURL, "must be an http or https URL with a host, without credentials, query and fragment")
+	}
+	if httpClient == nil {
+		httpClient = http.DefaultClient
+	}
+	i := &Issuer{base: strings.TrimRight(baseURL, "/"), client: *httpClient}
+	i.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	i.client.Timeout = 0 // the contexts bound requests, and a stream lasts
+	transport := i.client.Transport
+	if transport == nil {
+		transport = http.DefaultTransport
+	}
+	_, i.owned = transport.(*http.Transport)
+	return i, nil
+}
+
+// Limits: what the server of package lockhttp takes in any case. Its issuer and
+// its limits for an identity may allow less, which is guard.ErrInvalid then.
+func (i *Issuer) Limits() driver.Limits {
+	return driver.Limits{Batch: batchMost, Poll: 15 * time.Second, MetadataBytes: 1000}
+}
+
+// Close closes idle connections.
+func (i *Issuer) Close() error {
+	i.client.CloseIdleConnections()
+	return nil
+}
+
+// learn takes note of the server's time, told between sent and now. The answer
+// took some time, so what is reckoned from it is early rather than late.
+func (i *Issuer) learn(at time.Time, sent time.Duration) {
+	if at.IsZero() {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	now := driver.Now()
+	most, least := time.Duration(at.UnixNano())-sent, time.Duration(at.UnixNano())-now
+	if !i.known || most < i.ahead || least > i.ahead {
+		i.known, i.ahead = true, least
+	}
+}
+
+func (i *Issuer) serverTime(at time.Duration) (time.Time, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return time.Unix(0, int64(at+i.ahead)).UTC(), i.known
+}
+
+// answerMost bounds the answers that are read.
+const answerMost = 1 << 20
+
+// do sends one request and reads its answer into out. Whatever is not an answer
+// of the server is an error for which the outcome is unknown.
+func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return guard.Unavailable(op, claim, err)
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, i.base+path, body)
+	if err != nil {
+		return guard.Unavailable(op, claim, err)
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	sent := driver.Now()
+	resp, err := i.client.Do(req)
+	if err != nil {
+		return i.unsent(op, claim, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, answerMost))
+	if err != nil {
+		return guard.OutcomeUnknown(op, claim, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return i.refusal(op, claim, resp, text, sent)
+	}
+	var told timeBody
+	if err := errors.Join(json.Unmarshal(text, out), json.Unmarshal(text, &told)); err != nil {
+		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is not this server's: %w", err))
+	}
+	i.learn(told.ServerTime, sent)
+	return nil
+}
+
+// unsent: a connection that could not be made has carried nothing, if nothing in
+// between repeats.
+func (i *Issuer) unsent(op string, claim guard.Claim, err error) error {
+	var dial *net.OpError
+	if i.owned && errors.As(err, &dial) && dial.Op == "dial" {
+		return guard.Unavailable(op, claim, err)
+	}
+	return guard.OutcomeUnknown(op, claim, err)
+}
+
+// refusal is the error of a problem.
+func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text []byte, sent time.Duration) error {
+	var p problem
+	name, ours := "", false
+	if json.Unmarshal(text, &p) == nil {
+		name, ours = strings.CutPrefix(p.Type, problemPrefix)
+	}
+	if !ours { // a proxy's
+		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %s, and not this server's", resp.Status))
+	}
+	i.learn(p.ServerTime, sent)
+	said := fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
+	for _, k := range kinds {
+		if k.name != name || k.status != resp.StatusCode {
+			continue
+		}
+		switch k {
+		case &kindSpent:
+			return driver.ErrSpent
+		case &kindLate:
+			return guard.Unavailable(op, claim, driver.ErrLate)
+		case &kindOver:
+			over := &httpError{kind: k, err: said}
+			if p.Cut != nil {
+				over.cut = &driver.ForceUnlockedError{Actor: p.Cut.Actor, Reason: p.Cut.Reason, At: p.Cut.At}
+			}
+			return over
+		case &kindInvalid:
+			return &guard.InvalidError{Field: p.Field, Problem: said.Error()}
+		}
+		if k.nothing {
+			return guard.Unavailable(op, claim, said)
+		}
+	}
+	return guard.OutcomeUnknown(op, claim, said)
+}
+
+// Acquire asks once; the server does not wait.
+func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if _, known := i.serverTime(0); !known {
+		// Apart, since without the server's time a request has no end.
+		if err := i.do(ctx, "acquire", r.Claim(), http.MethodGet, "/v1/time", nil, &timeBody{}); err != nil {
+			var invalid *guard.InvalidError
+			if errors.As(err, &invalid) {
+				return driver.Grant{}, err
+			}
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New(err.Error())) // only the time was asked for
+		}
+	}
+	from := driver.Now()
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		notAfter, _ := i.serverTime(from + r.Timeout)
+		var g grantBody
+		err := i.do(ctx, "acquire", r.Claim(), http.MethodPost, "/v1/locks/acquire", map[string]any{
+			"resource": r.Resource, "leaseId": r.LeaseID, "ownerId": r.Owner, "metadata": r.Metadata,
+			"ttlSeconds": seconds(r.TTL), "notAfter": notAfter.Format(time.RFC3339Nano), "waiting": r.Waiting,
+		}, &g)
+		switch {
+		case errors.Is(err, driver.ErrLate) && attempt == 0 && driver.Now() < from+r.Timeout && ctx.Err() == nil:
+			// The server's clock may have stepped, which its answer has told.
+			continue
+		case err != nil:
+			return driver.Grant{}, err
+		case g.Acquired && g.LeaseID == r.LeaseID && g.Resource == r.Resource && g.Token.Valid() && int64(g.TTL) > 0:
+			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from, TTL: min(r.TTL, time.Duration(g.TTL)), Reclaimed: g.Reclaimed}, nil
+		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
+			return driver.Grant{}, g.Holder.held(r.Resource)
+		}
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the answer is of another request"))
+	}
+}
+
+// Renew sends one batch.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	from := driver.Now()
+	type item struct {
+		Resource string      `json:"resource"`
+		LeaseID  string      `json:"leaseId"`
+		Token    guard.Token `json:"fencingToken"`
+		TTL      seconds     `json:"ttlSeconds"`
+	}
+	items := make([]item, len(renewals))
+	for n, r := range renewals {
+		items[n] = item{r.Claim.Resource, r.Claim.LeaseID, r.Claim.Token, seconds(r.TTL)}
+	}
+	var answer batchBody
+	err := i.do(ctx, "renew", renewals[0].Claim, http.MethodPost, "/v1/locks/renew", map[string]any{"renewals": items}, &answer)
+	if err == nil && len(answer.Results) != len(renewals) {
+		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the answer is of another request"))
+	}
+	for n, r := range renewals {
+		switch {
+		case err != nil:
+			results[n] = driver.Renewed{Err: err}
+			continue
+		case answer.Results[n].Resource != r.Claim.Resource || answer.Results[n].LeaseID != r.Claim.LeaseID || answer.Results[n].Token != r.Claim.Token:
+			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the answer is of another request"))}
+			continue
+		}
+		switch got := answer.Results[n]; got.State {
+		case stateExtended:
+			results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: min(r.TTL, time.Duration(got.TTL))}
+		case stateOver:
+			results[n] = driver.Renewed{State: driver.Over}
+		case kindUnavailable.name:
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New("says the lock server"))}
+		default:
+			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
+		}
+	}
+}
+
+// Release frees the claim's lease; without a token it spends the lease ID.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	in := map[string]any{"resource": claim.Resource, "leaseId": claim.LeaseID}
+	if claim.Token != guard.NoToken {
+		in["fencingToken"] = claim.Token
+	}
+	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", in, &releasedBody{})
+	if over := (*httpError)(nil); errors.As(err, &over) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Why says who force-unlocked a lease.
+func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
+	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/"+url.PathEscape(claim.LeaseID)+"/renew",
+		map[string]any{"resource": claim.Resource, "fencingToken": claim.Token, "ttlSeconds": seconds(time.Second)}, &renewedBody{})
+	if over := (*httpError)(nil); errors.As(err, &over) && over.cut != nil {
+		return over.cut
+	}
+	return nil
+}
+
+// Watch reads a stream of events, until the lease is released or the stream
+// ends: then nobody knows, and it rings too.
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
+	// The watch goes on after the call; ctx ends it only while it begins.
+	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	q := url.Values{"resource": {w.Resource}}
+	if w.LeaseID != "" {
+		q.Set("leaseId", w.LeaseID)
+	}
+	fail := func(err error) (driver.Watching, error) {
+		stop()
+		cancel()
+		return driver.Watching{}, err
+	}
+	req, err := http.NewRequestWithContext(watching, http.MethodGet, i.base+"/v1/watch?"+q.Encode(), nil)
+	if err != nil {
+		return fail(guard.Unavailable("watch", claim, err))
+	}
+	req.Header.Set("Accept", "text/event-stream")
+	sent := driver.Now()
+	resp, err := i.client.Do(req)
+	if err != nil {
+		return fail(guard.Unavailable("watch", claim, err))
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, answerMost))
+		err := i.refusal("watch", claim, resp, text, sent)
+		if errors.Is(err, guard.ErrOutcomeUnknown) {
+			err = guard.Unavailable("watch", claim, errors.New(err.Error())) // it wrote nothing
+		}
+		return fail(err)
+	}
+	events := bufio.NewReader(io.LimitReader(resp.Body, answerMost))
+	name, data, err := nextEvent(events)
+	var first holderEvent
+	if err == nil && (name != "holder" || json.Unmarshal(data, &first) != nil || first.Resource != w.Resource) {
+		err = fmt.Errorf("the stream begins with %q", name)
+	}
+	if err != nil {
+		resp.Body.Close()
+		return fail(guard.Unavailable("watch", claim, err))
+	}
+	if !stop() { // ctx has ended meanwhile
+		resp.Body.Close()
+		return fail(guard.Unavailable("watch", claim, context.Cause(ctx)))
+	}
+	i.learn(first.ServerTime, sent)
+	go func() {
+		defer cancel()
+		defer resp.Body.Close()
+		for {
+			if name, _, err := nextEvent(events); name == "ring" || err != nil {
+				break
+			}
+		}
+		if watching.Err() == nil {
+			ring()
+		}
+	}()
+	return driver.Watching{Held: first.Holder.held(w.Resource), Stop: cancel}, nil
+}
+
+// nextEvent reads one server-sent event; comments have no name.
+func nextEvent(r *bufio.Reader) (name string, data []byte, err error) {
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return "", nil, err
+		}
+		line = strings.TrimRight(line, "\r\n")
+		field, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "":
+			return name, data, nil
+		case field == "event":
+			name = value
+		case field == "data":
+			data = append(data, value...)
+		}
+	}
+}

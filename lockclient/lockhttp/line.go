@@ -1,0 +1,89 @@
+package lockhttp
+
+import (
+	"sync"
+
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// lines are the acquires that wait in this server, by resource. One of a line
+// asks the issuer; the others wait for their turn, which costs the issuer
+// nothing.
+type lines struct {
+	mu sync.Mutex
+	by map[string]*line
+}
+
+// line is the waiters for one resource.
+type line struct {
+	resource string
+	// turn has room for the one whose turn it is. The runtime lets senders in
+	// in the order in which they came.
+	turn   chan struct{}
+	failed chan struct{} // closed when the issuer failed; err says how
+	err    error
+
+	waiting int // guarded by the lines' mutex
+
+	mu   sync.Mutex
+	held *driver.HeldError // what the last to ask was told
+}
+
+func (all *lines) busy(resource string) bool { return all.count(resource) > 0 }
+
+// count is how many wait for the resource.
+func (all *lines) count(resource string) int {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if l := all.by[resource]; l != nil {
+		return l.waiting
+	}
+	return 0
+}
+
+func (all *lines) join(resource string) *line {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	l := all.by[resource]
+	if l == nil {
+		l = &line{resource: resource, turn: make(chan struct{}, 1), failed: make(chan struct{})}
+		if all.by == nil {
+			all.by = map[string]*line{}
+		}
+		all.by[resource] = l
+	}
+	l.waiting++
+	return l
+}
+
+func (all *lines) leave(l *line) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if l.waiting--; l.waiting == 0 && all.by[l.resource] == l {
+		delete(all.by, l.resource)
+	}
+}
+
+// fail ends the wait of everybody in the line; who comes later begins another.
+func (all *lines) fail(l *line, err error) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.by[l.resource] == l {
+		delete(all.by, l.resource)
+		l.err = err
+		close(l.failed)
+	}
+}
+
+func (l *line) note(held *driver.HeldError) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = held
+}
+
+// last is what is known of the holder; nil if nothing is.
+func (l *line) last() *driver.HeldError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
+}

@@ -1,0 +1,301 @@
+package lockhttp
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+)
+
+//go:embed ui
+var files embed.FS
+
+// pages are the templates of the operators' page.
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
+
+// decimal writes a duration as a number of seconds, for the script.
+func decimal(s seconds) string { return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', 3, 64) }
+
+// clock writes a duration as minutes and seconds.
+func clock(s seconds) string {
+	n := int64(time.Duration(s) / time.Second)
+	if n < 3600 {
+		return fmt.Sprintf("%d:%02d", n/60, n%60)
+	}
+	return fmt.Sprintf("%d:%02d:%02d", n/3600, n/60%60, n%60)
+}
+
+const (
+	// cookieName is the cookie of who has signed in. It carries the bearer
+	// token, and only the page's own paths read it: no other request is
+	// authenticated by a cookie.
+	cookieName = "fencepost_page"
+	// shownMost is how many locks the page shows.
+	shownMost = 200
+	// formMost bounds a form.
+	formMost = 16 << 10
+)
+
+// view is what the templates show.
+type view struct {
+	Title    string
+	Assets   string // leads to what lies below /ui
+	Home     string // leads to /ui
+	Identity *Identity
+	Operator bool
+	Problem  string
+
+	Filter  string
+	States  []choice
+	Status  string
+	Columns []string
+	Locks   []lockBody
+	More    bool
+	Plots   []plot
+	Audit   []recordBody
+
+	Lock                     lockBody
+	Raises                   bool
+	Actor, Reason, RequestID string
+	Done                     unlockedBody
+}
+
+type choice struct {
+	Value, Label string
+	Chosen       bool
+}
+
+// page adds the operators' page. Its links are relative, so that the server can
+// be mounted below a path.
+func (s *Server) page(top chi.Router) {
+	top.Group(func(r chi.Router) {
+		r.Use(pageHeaders)
+		r.Get("/ui", s.signedIn("ui/", "ui", s.showLocks))
+		r.Get("/ui/live", s.signedIn("ui/", "ui", s.showLive)) // shown within /ui
+		r.Get("/ui/force-unlock", s.signedIn("", "../ui", s.confirmUnlock))
+		for _, name := range []string{"page.css", "page.js"} {
+			r.Get("/ui/"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, "ui/"+name) })
+		}
+		// A form of another site cannot be sent here.
+		r.Group(func(r chi.Router) {
+			r.Use(http.NewCrossOriginProtection().Handler)
+			r.Post("/ui/sign-in", s.signIn)
+			r.Post("/ui/sign-out", signOut)
+			r.Post("/ui/force-unlock", s.signedIn("", "../ui", s.unlockByForm))
+		})
+	})
+}
+
+func pageHeaders(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) render(w http.ResponseWriter, status int, name string, v *view) {
+	var page bytes.Buffer
+	if err := pages.ExecuteTemplate(&page, name, v); err != nil {
+		http.Error(w, "The page could not be made.", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(page.Bytes()) // the reader is gone if this fails
+}
+
+// byCookie is the request with the bearer token of the cookie, if it has one.
+func byCookie(r *http.Request) *http.Request {
+	cookie, err := r.Cookie(cookieName)
+	if err != nil {
+		return r
+	}
+	token, err := base64.RawURLEncoding.DecodeString(cookie.Value)
+	if err != nil {
+		return r
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(token))
+	return r
+}
+
+// signedIn has h show a page to who has signed in, and asks everybody else to.
+func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http.Request, *view)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v := &view{Assets: assets, Home: home, Raises: s.opts.Raise != nil}
+		id, err := s.identify(byCookie(r))
+		if err != nil {
+			v.Title = "Sign in - Fencepost"
+			if _, had := r.Cookie(cookieName); had == nil {
+				v.Problem = "You are no longer signed in."
+			}
+			status := kindOf(err).status
+			if status != http.StatusUnauthorized {
+				v.Problem = "It cannot be checked who you are. Try again."
+			}
+			s.render(w, status, "sign-in", v)
+			return
+		}
+		v.Identity, v.Operator = id, id.Operator
+		h(w, r.WithContext(withIdentity(r.Context(), id)), v)
+	}
+}
+
+func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, formMost)
+	token := strings.TrimSpace(r.PostFormValue("token"))
+	tried := r.Clone(r.Context())
+	tried.Header.Set("Authorization", "Bearer "+token)
+	if _, err := s.identify(tried); token == "" || err != nil {
+		s.render(w, http.StatusUnauthorized, "sign-in", &view{Title: "Sign in - Fencepost", Home: "../ui", Problem: "This token is not accepted."})
+		return
+	}
+	setCookie(w, r, base64.RawURLEncoding.EncodeToString([]byte(token)), 0)
+	w.Header().Set("Location", "../ui")
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+func signOut(w http.ResponseWriter, r *http.Request) {
+	setCookie(w, r, "", -1)
+	w.Header().Set("Location", "../ui")
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode, Path: "/"})
+}
+
+func (s *Server) showLocks(w http.ResponseWriter, r *http.Request, v *view) {
+	v.Title = "Locks - Fencepost"
+	s.survey(r, v)
+	s.render(w, http.StatusOK, "locks", v)
+}
+
+func (s *Server) showLive(w http.ResponseWriter, r *http.Request, v *view) {
+	s.survey(r, v)
+	s.render(w, http.StatusOK, "live", v)
+}
+
+// survey fills in what the page shows.
+func (s *Server) survey(r *http.Request, v *view) {
+	v.Filter = r.FormValue("filter")
+	state := r.FormValue("state")
+	for _, c := range []choice{{"", "held", false}, {"expired", "expired", false}, {"free", "free", false}, {"all", "all", false}} {
+		c.Chosen = c.Value == state
+		v.States = append(v.States, c)
+	}
+	v.Columns = []string{"Resource", "Owner", "Metadata", "Token", "Held for", "Expires in", "Waiting"}
+	if v.Operator {
+		v.Columns = append(v.Columns, "Action")
+	}
+	v.Plots = s.activity.plots(v.Identity)
+	if s.opts.Admin == nil {
+		v.Problem = "This server has no operators' calls: nothing can be listed."
+		return
+	}
+	states := []lockadmin.LeaseState{lockadmin.StateHeld}
+	if state == "all" {
+		states = nil
+	} else if chosen, err := statesOf([]string{state}); err == nil {
+		states = chosen
+	}
+	locks, next, err := s.listed(r.Context(), v.Identity, "", "", shownMost, states)
+	if err == nil && next != "" && v.Filter != "" {
+		if more, rest, err := s.listed(r.Context(), v.Identity, v.Filter, "", shownMost, states); err == nil && len(more) > 0 {
+			locks, next = more, rest
+		}
+	}
+	if err == nil && v.Operator {
+		v.Audit, _, err = s.audited(r.Context(), v.Identity, "", 0, 20)
+	}
+	if err != nil {
+		v.Problem = "The issuer does not answer. What is shown is not up to date."
+	}
+	for _, l := range locks {
+		if containsFold(l.Resource, v.Filter) || containsFold(l.Owner, v.Filter) || containsFold(l.Metadata, v.Filter) {
+			v.Locks = append(v.Locks, l)
+		}
+	}
+	v.More = next != ""
+	v.Status = fmt.Sprintf("%d locks shown", len(v.Locks))
+	if len(v.Locks) == 1 {
+		v.Status = "1 lock shown"
+	}
+}
+
+func containsFold(text, part string) bool {
+	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
+}
+
+func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) {
+	v.RequestID = pglease.NewLeaseID()
+	s.confirm(w, r, v, r.FormValue("resource"), http.StatusOK)
+}
+
+// confirm shows what is going to be cut.
+func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resource string, status int) {
+	v.Title = "Force-unlock - Fencepost"
+	err := allowed(v.Identity, resource)
+	if err == nil && (!v.Operator || s.opts.Admin == nil) {
+		err = &httpError{kind: &kindForbidden}
+	}
+	var info lockadmin.LeaseInfo
+	if err == nil {
+		info, err = within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+			return s.opts.Admin.Get(ctx, resource)
+		}, nil)
+		err = readOnly("get", err)
+	}
+	if err != nil {
+		k := kindOf(err)
+		http.Error(w, k.detail, k.status)
+		return
+	}
+	v.Lock = s.lock(info, v.Identity)
+	s.render(w, status, "confirm", v)
+}
+
+func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
+	r.Body = http.MaxBytesReader(w, r.Body, formMost)
+	resource := r.PostFormValue("resource")
+	v.Actor, v.Reason, v.RequestID = r.PostFormValue("actor"), r.PostFormValue("reason"), r.PostFormValue("requestId")
+	if r.PostFormValue("confirm") != resource {
+		v.Problem = "Nothing was done: what you typed is not the resource's name."
+		s.confirm(w, r, v, resource, http.StatusBadRequest)
+		return
+	}
+	done, err := s.unlock(r.Context(), v.Identity, resource, v.Actor, strings.Join(strings.Fields(v.Reason), " "),
+		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})
+	switch {
+	case err == nil:
+		v.Title, v.Done = "Force-unlocked - Fencepost", done
+		s.render(w, http.StatusOK, "done", v)
+		return
+	case errors.Is(err, guard.ErrOutcomeUnknown):
+		v.Problem = "It is not known whether it was done. Send the form again: it is carried out once."
+	case errors.Is(err, lockadmin.ErrLeaseChanged):
+		v.Problem = "Nothing was done: the lease is another one by now. Look again before you cut it."
+	case errors.Is(err, guard.ErrInvalid):
+		v.Problem = "Nothing was done: " + strings.TrimPrefix(err.Error(), "fencepost: ")
+	default:
+		v.Problem = "Nothing was done: " + kindOf(err).detail
+	}
+	s.confirm(w, r, v, resource, kindOf(err).status)
+}

@@ -1,0 +1,184 @@
+package lockhttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+)
+
+// problemPrefix begins the type of every problem, as in package httpfence. Tag
+// URIs (RFC 4151) identify without promising that there is a page to fetch.
+const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
+
+// kind is a row of the table of errors: what is answered, and what the Go client
+// makes of it.
+type kind struct {
+	name   string
+	status int
+	title  string
+	// detail is what the answer says unless the error is the client's own doing
+	// and says more. It has nothing of the server's inside.
+	detail string
+	// nothing says that nothing was written and nothing will be.
+	nothing bool
+}
+
+// The kinds. Their names are the ends of the type URIs.
+var (
+	kindInvalid       = kind{"invalid", http.StatusBadRequest, "Invalid request", "The request is malformed.", true}
+	kindUnauthorized  = kind{"unauthenticated", http.StatusUnauthorized, "Not authenticated", "Present valid credentials.", true}
+	kindForbidden     = kind{"forbidden", http.StatusForbidden, "Not allowed", "This identity may not do that, whether the resource exists or not.", true}
+	kindNotFound      = kind{"not_found", http.StatusNotFound, "Not found", "There is nothing here.", true}
+	kindOver          = kind{"lease_over", http.StatusNotFound, "The lease is over", "It was released, ran out, was ended by an operator, or never was. Stop, and do not write under it.", true}
+	kindMethod        = kind{"method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed", "This path has other methods.", true}
+	kindChanged       = kind{"lease_changed", http.StatusConflict, "Another lease", "The resource's lease is not the expected one. Nothing was changed.", true}
+	kindSpent         = kind{"lease_spent", http.StatusGone, "The lease ID is spent", "A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID.", true}
+	kindLate          = kind{"late", http.StatusPreconditionFailed, "The request came too late", "It arrived after the moment that its notAfter names, by the server's clock. Nothing was done.", true}
+	kindTooLarge      = kind{"too_large", http.StatusRequestEntityTooLarge, "The request is too large", "Send less at once.", true}
+	kindMediaType     = kind{"unsupported_media_type", http.StatusUnsupportedMediaType, "Unsupported media type", "Send JSON, with Content-Type: application/json.", true}
+	kindTooMany       = kind{"too_many_requests", http.StatusTooManyRequests, "Too many requests", "This identity asks more often, or waits for more at once, than it may.", true}
+	kindTooManyLeases = kind{"too_many_leases", http.StatusTooManyRequests, "Too many leases", "This identity holds as many leases as it may.", true}
+	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It could not be learned whether it was done. Repeat it with the same leaseId, or release that.", false}
+	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
+	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "This server has no operators' calls.", true}
+	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
+)
+
+var kinds = []*kind{
+	&kindInvalid, &kindUnauthorized, &kindForbidden, &kindNotFound, &kindOver, &kindMethod, &kindChanged, &kindSpent,
+	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindTooManyLeases, &kindUnknown, &kindInternal,
+	&kindUnsupported, &kindUnavailable,
+}
+
+// httpError is an error that is answered as its kind says.
+type httpError struct {
+	*kind
+	err     error
+	leaseID string // for who has to repeat or to release
+	cut     *driver.ForceUnlockedError
+}
+
+func (e *httpError) Error() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	return e.detail
+}
+
+func (e *httpError) Unwrap() error { return e.err }
+
+// kindOf classifies what issuers and operators return.
+func kindOf(err error) *kind {
+	var own *httpError
+	switch {
+	case errors.As(err, &own):
+		return own.kind
+	case errors.Is(err, guard.ErrOutcomeUnknown):
+		return &kindUnknown
+	case errors.Is(err, driver.ErrSpent):
+		return &kindSpent
+	case errors.Is(err, driver.ErrLate):
+		return &kindLate
+	case errors.Is(err, lockadmin.ErrLeaseChanged):
+		return &kindChanged
+	case errors.Is(err, guard.ErrNotFound):
+		return &kindNotFound
+	case errors.Is(err, guard.ErrInvalid):
+		return &kindInvalid
+	case errors.Is(err, guard.ErrUnavailable), errors.Is(err, driver.ErrNoWatch):
+		return &kindUnavailable
+	}
+	return &kindInternal
+}
+
+// problem is the body of every error (RFC 9457).
+type problem struct {
+	Type       string    `json:"type"`
+	Title      string    `json:"title"`
+	Status     int       `json:"status"`
+	Detail     string    `json:"detail"`
+	Field      string    `json:"field,omitempty"`
+	LeaseID    string    `json:"leaseId,omitempty"`
+	Cut        *cut      `json:"forceUnlocked,omitempty"`
+	ServerTime time.Time `json:"serverTime"`
+}
+
+// cut says who ended a lease.
+type cut struct {
+	Actor  string    `json:"actorId"`
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+// fail answers with a problem. Errors of the inside are logged and not shown.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	k := kindOf(err)
+	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
+	var invalid *guard.InvalidError
+	var own *httpError
+	if errors.As(err, &invalid) && k.status < http.StatusInternalServerError {
+		p.Field, p.Detail = invalid.Field, err.Error()
+	}
+	if errors.As(err, &own) {
+		p.LeaseID = own.leaseID
+		if own.cut != nil {
+			p.Cut = &cut{own.cut.Actor, own.cut.Reason, own.cut.At}
+		}
+	}
+	h := w.Header()
+	switch k {
+	case &kindUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	case &kindUnavailable, &kindTooMany, &kindTooManyLeases:
+		h.Set("Retry-After", "1")
+	}
+	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
+		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
+			slog.String("path", r.URL.EscapedPath()), slog.String("subject", identityOf(r.Context()).Subject),
+			slog.String("problem", k.name), slog.Any("error", err))
+	}
+	h.Set("Content-Type", "application/problem+json")
+	s.write(w, k.status, p)
+}
+
+// answer is every other answer.
+func (s *Server) answer(w http.ResponseWriter, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	s.write(w, http.StatusOK, body)
+}
+
+func (s *Server) write(w http.ResponseWriter, status int, body any) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	text, err := json.Marshal(body)
+	if err != nil {
+		// Tokens are valid and strings can be written: only an issuer that
+		// breaks its word comes here.
+		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The answer could not be written."}`)
+		h.Set("Content-Type", "application/problem+json")
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(append(text, '\n')) // the client is gone if this fails; there is nobody to tell
+}
+
+type identityKey struct{}
+
+func withIdentity(ctx context.Context, id *Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, id)
+}
+
+// identityOf returns who asks; nobody, who may do nothing, before that is known.
+func identityOf(ctx context.Context) *Identity {
+	if id, ok := ctx.Value(identityKey{}).(*Identity); ok {
+		return id
+	}
+	return &Identity{}
+}

@@ -1,0 +1,212 @@
+package lockhttp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// stateExtended and its like are the words for what became of a renewal.
+const (
+	stateExtended = "extended"
+	stateOver     = "over"
+)
+
+// parseRenewal reads one renewal. The lease ID is in the path of a single one.
+func (s *Server) parseRenewal(id *Identity, f *fields, inPath *string) (driver.Renewal, error) {
+	r := driver.Renewal{
+		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true)},
+		TTL:   f.seconds("ttlSeconds"),
+	}
+	if inPath != nil {
+		r.Claim.LeaseID = *inPath
+	} else {
+		r.Claim.LeaseID = f.text("leaseId")
+	}
+	err := f.end()
+	if err == nil {
+		err = allowed(id, r.Claim.Resource)
+	}
+	if err == nil {
+		err = leaseID(r.Claim.LeaseID)
+	}
+	if err == nil {
+		err = s.checkTTL(id, r.TTL)
+	}
+	return r, err
+}
+
+func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	name, err := pathName(r)
+	if err != nil {
+		return err
+	}
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return err
+	}
+	renewal, err := s.parseRenewal(id, f, &name)
+	if err != nil {
+		return err
+	}
+	results, failures := s.renew(r.Context(), id, []driver.Renewal{renewal})
+	switch {
+	case failures[0] != nil:
+		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: name}
+	case results[0].State == stateOver:
+		over := &httpError{kind: &kindOver, leaseID: name}
+		if e, ok := s.issuer.(driver.Explainer); ok {
+			_, why := within(r.Context(), s, "why", renewal.Claim, func(ctx context.Context) (none, error) {
+				return none{}, e.Why(ctx, renewal.Claim)
+			}, nil)
+			errors.As(why, &over.cut)
+		}
+		return over
+	}
+	s.answer(w, results[0])
+	return nil
+}
+
+func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return err
+	}
+	var raw []json.RawMessage
+	if list := f.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
+		return guard.Invalid("renewals", string(list), fmt.Sprintf("must be a list of 1 to %d renewals", batchMost))
+	}
+	if err := f.end(); err != nil {
+		return err
+	}
+	renewals, seen := make([]driver.Renewal, len(raw)), map[guard.Claim]bool{}
+	for n := range raw {
+		item := parseFields(raw[n])
+		renewals[n], err = s.parseRenewal(id, &item, nil)
+		if err == nil && seen[renewals[n].Claim] {
+			err = guard.Invalid("leaseId", renewals[n].Claim.LeaseID, "is given twice")
+		}
+		if err != nil {
+			var invalid *guard.InvalidError
+			if errors.As(err, &invalid) {
+				invalid.Field = fmt.Sprintf("renewals[%d].%s", n, invalid.Field)
+			}
+			return err
+		}
+		seen[renewals[n].Claim] = true
+	}
+	results, _ := s.renew(r.Context(), id, renewals)
+	s.answer(w, batchBody{results, time.Now()})
+	return nil
+}
+
+// renew carries out renewals, as many at a time as the issuer takes. failures
+// are of those whose outcome is not known.
+func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
+	began := driver.Now()
+	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
+	at := time.Now()
+	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
+		results := make([]driver.Renewed, len(renewals))
+		batch := max(1, s.limits.Batch)
+		for n := 0; n < len(renewals); n += batch {
+			end := min(n+batch, len(renewals))
+			s.issuer.Renew(ctx, renewals[n:end], results[n:end])
+		}
+		return results, nil
+	}, nil)
+	if err != nil {
+		results = make([]driver.Renewed, len(renewals))
+	}
+	for n, r := range renewals {
+		got := results[n]
+		ttl := cmp.Or(got.TTL, r.TTL)
+		b := renewedBody{Resource: r.Claim.Resource, LeaseID: r.Claim.LeaseID, FencingToken: int64(r.Claim.Token), Token: r.Claim.Token, ServerTime: time.Now()}
+		switch got.State {
+		case driver.Extended:
+			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
+			_, _ = s.usage.hold(id, r.Claim, b.ExpiresAt)
+			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
+				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
+			}
+		case driver.Over:
+			b.State = stateOver
+			s.usage.free(id, r.Claim)
+		default:
+			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
+				failures[n] = guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
+			}
+		}
+		if failures[n] != nil {
+			b.State, b.TTL, b.ExpiresAt = kindOf(failures[n]).name, 0, time.Time{}
+		}
+		bodies[n] = b
+		s.observe(ctx, guard.OpRenew, r.Claim, began, failures[n])
+	}
+	return bodies, failures
+}
+
+func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	name, err := pathName(r)
+	if err != nil {
+		return err
+	}
+	q := queryOf(r)
+	claim := guard.Claim{Resource: q.text("resource"), LeaseID: name}
+	token := q.text("fencingToken")
+	if err := q.end(); err != nil {
+		return err
+	}
+	if token != "" {
+		if claim.Token, err = guard.ParseToken(token); err != nil {
+			return renamed(err, "fencingToken")
+		}
+	}
+	return s.free(w, r, id, claim)
+}
+
+// releaseByBody is release for lease IDs that do not fit into a path, such as
+// "..", which proxies take for something else.
+func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return err
+	}
+	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", false)}
+	if err := f.end(); err != nil {
+		return err
+	}
+	return s.free(w, r, id, claim)
+}
+
+func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
+	if err := allowed(id, claim.Resource); err != nil {
+		return err
+	}
+	if err := leaseID(claim.LeaseID); err != nil {
+		return err
+	}
+	began := driver.Now()
+	freed, err := within(r.Context(), s, "release", claim, func(ctx context.Context) (bool, error) {
+		return s.issuer.Release(ctx, claim)
+	}, nil)
+	s.observe(r.Context(), guard.OpRelease, claim, began, err)
+	if err != nil {
+		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
+	}
+	s.usage.free(id, claim)
+	if !freed {
+		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
+	}
+	s.log(r.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", id.Subject))
+	s.answer(w, releasedBody{true, time.Now()})
+	return nil
+}

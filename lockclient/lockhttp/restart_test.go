@@ -1,0 +1,193 @@
+package lockhttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// TestRestarts: 64 clients acquire and release over HTTP while PostgreSQL is
+// stopped twice. No token is granted twice, and afterwards nothing is left: no
+// goroutine of the server, no connection. FENCEPOST_LONG=1 runs it for a minute
+// and checks that no failure took longer than two seconds, which a machine that
+// does other things besides could not keep.
+func TestRestarts(t *testing.T) {
+	const clients, resources = 64, 16
+	long := os.Getenv("FENCEPOST_LONG") != ""
+	lasts := 5 * time.Second
+	if long {
+		lasts = time.Minute
+	}
+	server, err := pgtest.Start(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	config, err := pgxpool.ParseConfig(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 8
+	config.ConnConfig.RuntimeParams["application_name"] = "lockserver"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: 1200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, handler := serve(t, issuer, everybody, nil)
+
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	var mu sync.Mutex
+	seen := map[guard.Claim]string{} // by resource and token: under which lease ID
+	var pairs, failures, slowest atomic.Int64
+	var wg sync.WaitGroup
+	for n := range clients {
+		wg.Go(func() {
+			i, err := lockhttp.NewIssuer(web.URL, &http.Client{Transport: &http.Transport{}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer i.Close()
+			failed := func(began time.Time, err error) {
+				var held *driver.HeldError
+				if err == nil || errors.As(err, &held) || ctx.Err() != nil {
+					return
+				}
+				failures.Add(1)
+				for took := int64(time.Since(began)); ; {
+					if old := slowest.Load(); took <= old || slowest.CompareAndSwap(old, took) {
+						break
+					}
+				}
+			}
+			for round := 0; ctx.Err() == nil; round++ {
+				r := driver.Request{
+					Resource: fmt.Sprint("r", (n+round)%resources), LeaseID: fmt.Sprintf("%d-%d", n, round), Owner: "test",
+					TTL: 5 * time.Second, Timeout: 5 * time.Second,
+				}
+				var g driver.Grant
+				for { // a lost answer is asked for again under the same ID
+					began := time.Now()
+					g, err = i.Acquire(ctx, r)
+					if failed(began, err); !errors.Is(err, guard.ErrOutcomeUnknown) || ctx.Err() != nil {
+						break
+					}
+				}
+				if err != nil {
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				claim := guard.Claim{Resource: r.Resource, Token: g.Token}
+				mu.Lock()
+				if other, twice := seen[claim]; twice && other != r.LeaseID {
+					t.Errorf("%v was granted to %s and to %s", claim, other, r.LeaseID)
+				}
+				seen[claim] = r.LeaseID
+				mu.Unlock()
+				claim.LeaseID = r.LeaseID
+				began := time.Now()
+				_, err := i.Release(ctx, claim)
+				failed(began, err)
+				pairs.Add(1)
+			}
+		})
+	}
+	for range 2 {
+		time.Sleep(lasts / 4)
+		if err := server.StopImmediate(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(lasts / 20)
+		if err := server.Restart(context.WithoutCancel(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	t.Logf("%d pairs, %d failures, the slowest answered in %v", pairs.Load(), failures.Load(), time.Duration(slowest.Load()))
+	if pairs.Load() == 0 || failures.Load() == 0 {
+		t.Error("nothing was granted, or nothing failed: this shows nothing")
+	}
+	if long && time.Duration(slowest.Load()) > 2*time.Second {
+		t.Errorf("a failure took %v", time.Duration(slowest.Load()))
+	}
+	if err := handler.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	issuer.Close()
+	pool.Close()
+	web.CloseClientConnections()
+	conn, err := pgx.Connect(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	until(t, func() bool {
+		var left int
+		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockserver'`).Scan(&left)
+		return err == nil && left == 0
+	})
+	until(t, func() bool { return !strings.Contains(stacks(), "lockhttp.(*") })
+}
+
+// BenchmarkPairs compares an acquire and a release over HTTP on loopback with the
+// same by the issuer itself.
+func BenchmarkPairs(b *testing.B) {
+	issuer, _, _ := postgres(b, 8)
+	web, _ := serve(b, issuer, everybody, nil)
+	for _, way := range []struct {
+		name   string
+		issuer driver.Issuer
+	}{{"direct", issuer}, {"http", connect(b, web.URL)}} {
+		for _, parallel := range []int{1, 16} {
+			b.Run(fmt.Sprintf("%s/clients=%d", way.name, parallel), func(b *testing.B) {
+				var next atomic.Int64
+				var wg sync.WaitGroup
+				for n := range parallel {
+					wg.Go(func() {
+						for round := next.Add(1); round <= int64(b.N); round = next.Add(1) {
+							r := driver.Request{
+								Resource: fmt.Sprintf("%s-%d-%d", way.name, parallel, n), LeaseID: fmt.Sprintf("%s-%d-%d", way.name, b.N, round),
+								Owner: "bench", TTL: time.Minute, Timeout: time.Minute,
+							}
+							g, err := way.issuer.Acquire(b.Context(), r)
+							if err == nil {
+								_, err = way.issuer.Release(b.Context(), guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID})
+							}
+							if err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pairs/s")
+			})
+		}
+	}
+}

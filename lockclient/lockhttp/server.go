@@ -1,0 +1,446 @@
+package lockhttp
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+)
+
+// Authenticate says who sent a request: by its bearer token, its client
+// certificate, its cookie. An error is answered with 401, one that is
+// guard.ErrUnavailable with 503; its text is logged and not shown. It is called
+// once for every request but those for health and the description, from many
+// goroutines.
+type Authenticate func(*http.Request) (*Identity, error)
+
+// Admin is what the operators' requests need. [lockadmin.Operator], without a
+// namespace, is one.
+type Admin interface {
+	List(ctx context.Context, pattern string, opts *lockadmin.ListOptions) iter.Seq2[lockadmin.LeaseInfo, error]
+	Get(ctx context.Context, resource string) (lockadmin.LeaseInfo, error)
+	ForceUnlock(ctx context.Context, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error)
+	Audit(ctx context.Context, pattern string, opts *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error]
+}
+
+// Signer makes a token that proves that this server issued a claim.
+type Signer interface {
+	Sign(claim guard.Claim, audience string, expiry time.Time) (string, error)
+}
+
+// Options configures [New]. The zero value is the default.
+type Options struct {
+	// Admin lists, force-unlocks and tells the audit; nil: these requests are
+	// answered with 501, and /ui shows nothing.
+	Admin Admin
+	// Signer signs each claim that is granted or extended, for the identity's
+	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
+	// signed is not handed out.
+	Signer Signer
+	// Raise raises the claim that a force unlock burned at the resource, after
+	// which the cut holder can no longer write there; nil leaves that to the
+	// operator, who is told so. It is called within Timeout.
+	Raise func(ctx context.Context, burned guard.Claim) error
+	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. Every request
+	// that does not wait for a lease is answered within it and a tenth of a
+	// second more, also when the issuer is away.
+	Timeout time.Duration
+	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
+	// means a minute.
+	MaxWait time.Duration
+	// ReadyResource is what /readyz acquires and releases; empty means
+	// "fencepost-readyz:" and the host's name.
+	ReadyResource string
+	// Logger gets lock_acquired, lock_released and lock_force_unlocked with
+	// their subjects, lock_request_failed for each answer of 500 and more and
+	// lock_unauthenticated; nil means slog.Default() for the last two and none
+	// for the rest.
+	Logger *slog.Logger
+	// Observer is told of every acquire, renewal, release and force unlock; nil
+	// means none.
+	Observer guard.Observer
+}
+
+const (
+	defaultTimeout = 1500 * time.Millisecond
+	defaultMaxWait = time.Minute
+	// grace is how long an exchange may go on after its time: the answer is
+	// nearly always under way.
+	grace = 100 * time.Millisecond
+	// readTimeout bounds how long a request's body may take to arrive.
+	readTimeout = 10 * time.Second
+	// batchMost is how many renewals one request may have.
+	batchMost = 100
+)
+
+// Server is the lock server's [http.Handler]. It is made by [New], is safe for
+// concurrent use, and starts nothing until there are requests. Close it after
+// the http.Server has been told to shut down.
+type Server struct {
+	issuer       driver.Issuer
+	limits       driver.Limits
+	authenticate Authenticate
+	opts         Options
+	events       *slog.Logger // of what succeeds; may be nil
+	router       chi.Router
+	usage        usage
+	lines        lines
+	feeds        feeds
+	ready        readiness
+	activity     activity
+
+	closeOnce sync.Once
+	closed    chan struct{}
+	ctx       context.Context // ends with Close
+	cancel    context.CancelFunc
+	work      sync.WaitGroup // what outlives its request
+}
+
+var _ http.Handler = (*Server)(nil)
+
+//go:embed openapi.json
+var description []byte
+
+// New returns a server of the issuer's leases. The issuer stays the caller's,
+// who closes it after the server. opts may be nil.
+//
+// The error is a [*guard.InvalidError] that names the argument.
+func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Server, error) {
+	switch {
+	case issuer == nil:
+		return nil, guard.Invalid("issuer", "nil", "must not be nil")
+	case authenticate == nil:
+		return nil, guard.Invalid("authenticate", "nil", "must not be nil: who may ask has to be decided")
+	}
+	s := &Server{issuer: issuer, limits: issuer.Limits(), authenticate: authenticate, closed: make(chan struct{})}
+	if opts != nil {
+		s.opts = *opts
+	}
+	o := &s.opts
+	o.Timeout, o.MaxWait = cmp.Or(o.Timeout, defaultTimeout), cmp.Or(o.MaxWait, defaultMaxWait)
+	if err := pglease.Between("Options.Timeout", o.Timeout, time.Millisecond, time.Hour); err != nil {
+		return nil, err
+	}
+	if err := pglease.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
+		return nil, err
+	}
+	if o.ReadyResource == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "unknown"
+		}
+		o.ReadyResource = "fencepost-readyz:" + host
+	}
+	if err := guard.ValidateResource(o.ReadyResource); err != nil {
+		return nil, guard.Invalid("Options.ReadyResource", o.ReadyResource, "is not a resource's name")
+	}
+	if s.events = o.Logger; o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.router = s.routes()
+	return s, nil
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
+
+// Close ends the requests that wait and the streams, with 503, and then waits
+// for the releases that are under way, for as long as ctx lasts.
+func (s *Server) Close(ctx context.Context) error {
+	s.closeOnce.Do(func() { close(s.closed) })
+	s.feeds.close()
+	done := make(chan struct{})
+	go func() { defer close(done); s.work.Wait() }()
+	defer s.cancel()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+	}
+}
+
+// handler answers a request of an identity, or returns why not.
+type handler func(w http.ResponseWriter, r *http.Request, id *Identity) error
+
+func (s *Server) routes() chi.Router {
+	top := chi.NewRouter()
+	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, &httpError{kind: &kindNotFound}) })
+	top.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		for _, method := range []string{"GET", "POST", "DELETE"} {
+			if top.Match(chi.NewRouteContext(), method, cmp.Or(r.URL.RawPath, r.URL.Path)) {
+				w.Header().Add("Allow", method)
+			}
+		}
+		s.fail(w, r, &httpError{kind: &kindMethod})
+	})
+	top.Get("/healthz", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, map[string]bool{"ok": true}) })
+	top.Get("/readyz", s.readyz)
+	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(description)
+	})
+	for _, route := range []struct {
+		method, path string
+		handler      handler
+	}{
+		{"GET", "/v1/time", s.time},
+		{"POST", "/v1/locks/acquire", s.acquire},
+		{"POST", "/v1/locks/renew", s.renewBatch},
+		{"POST", "/v1/locks/release", s.releaseByBody},
+		{"POST", "/v1/locks/{name}/renew", s.renewOne},
+		{"DELETE", "/v1/locks/{name}", s.release},
+		{"GET", "/v1/locks", s.list},
+		{"GET", "/v1/locks/{name}", s.get},
+		{"POST", "/v1/locks/{name}/force-unlock", s.forceUnlock},
+		{"GET", "/v1/audit", s.audit},
+		{"GET", "/v1/events", s.follow},
+		{"GET", "/v1/watch", s.watch},
+	} {
+		top.MethodFunc(route.method, route.path, s.authenticated(route.handler))
+	}
+	s.page(top)
+	return top
+}
+
+// authenticated has h answer for the identity that sent the request.
+func (s *Server) authenticated(h handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := s.identify(r)
+		if err == nil {
+			r = r.WithContext(withIdentity(r.Context(), id))
+			err = h(w, r, id)
+		}
+		if err != nil {
+			s.fail(w, r, err)
+		}
+	}
+}
+
+func (s *Server) identify(r *http.Request) (*Identity, error) {
+	id, err := s.authenticate(r)
+	switch {
+	case errors.Is(err, guard.ErrUnavailable):
+		return nil, &httpError{kind: &kindUnavailable, err: err}
+	case err == nil && id == nil:
+		err = errors.New("no identity")
+	case err == nil:
+		err = guard.ValidateOwner(id.Subject)
+	}
+	if err != nil {
+		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_unauthenticated",
+			slog.String("remote", r.RemoteAddr), slog.String("error", err.Error()))
+		return nil, &httpError{kind: &kindUnauthorized}
+	}
+	return id, nil
+}
+
+// read takes a request's body: JSON, in time, and no more than the identity may
+// send.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fields, error) {
+	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	if !strings.EqualFold(strings.TrimSpace(media), "application/json") {
+		return nil, &httpError{kind: &kindMediaType}
+	}
+	if err := queryOf(r).end(); err != nil {
+		return nil, err
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(readTimeout)) // a recorder of a test has none
+	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cmp.Or(id.Limits.Body, defaultBody)))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, &httpError{kind: &kindTooLarge}
+	case err != nil:
+		return nil, guard.Invalid("body", "", "did not arrive")
+	}
+	f := parseFields(body)
+	return &f, f.err
+}
+
+// pathName returns the name in the path as it was meant: "%2F" is a slash, "%61"
+// an a. It is decoded once; where RawPath is empty, net/http has done it.
+func pathName(r *http.Request) (string, error) {
+	name := chi.URLParam(r, "name")
+	if r.URL.RawPath == "" {
+		return name, nil
+	}
+	decoded, err := url.PathUnescape(name)
+	if err != nil {
+		return "", guard.Invalid("path", name, "has a bad escape")
+	}
+	return decoded, nil
+}
+
+// query is a request's query, whose parameters are taken out one by one.
+type query struct {
+	in  url.Values
+	err error
+}
+
+func queryOf(r *http.Request) *query {
+	in, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return &query{err: guard.Invalid("query", r.URL.RawQuery, "is malformed")}
+	}
+	return &query{in: in}
+}
+
+func (q *query) all(name string) []string {
+	v := q.in[name]
+	delete(q.in, name)
+	return v
+}
+
+func (q *query) text(name string) string {
+	v := q.all(name)
+	if len(v) > 1 && q.err == nil {
+		q.err = guard.Invalid(name, v[1], "is given twice")
+	}
+	return strings.Join(v[:min(len(v), 1)], "")
+}
+
+// number takes one from 0 to most; fallback if it is not there.
+func (q *query) number(name string, fallback, most int64) int64 {
+	text := q.text(name)
+	if text == "" {
+		return fallback
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if (err != nil || n < 0 || n > most || text[0] == '+') && q.err == nil {
+		q.err = guard.Invalid(name, text, "must be a number from 0 to "+strconv.FormatInt(most, 10))
+	}
+	return n
+}
+
+func (q *query) end() error {
+	for name := range q.in {
+		if q.err == nil {
+			q.err = guard.Invalid("query", name, "is no parameter of this request")
+		}
+	}
+	return q.err
+}
+
+// allowed checks a resource's name, and that the identity may name it.
+func allowed(id *Identity, resource string) error {
+	if resource == "" {
+		return guard.Missing("resource")
+	}
+	if err := guard.ValidateResource(resource); err != nil {
+		return err
+	}
+	if !id.may(resource) {
+		return &httpError{kind: &kindForbidden}
+	}
+	return nil
+}
+
+// leaseID checks a lease ID that a request names.
+func leaseID(text string) error {
+	if text == "" {
+		return guard.Missing("leaseId")
+	}
+	return renamed(guard.ValidateLeaseID(text), "leaseId")
+}
+
+// renamed gives an error the name that the field has on the wire.
+func renamed(err error, field string) error {
+	var invalid *guard.InvalidError
+	if errors.As(err, &invalid) {
+		invalid.Field = field
+	}
+	return err
+}
+
+// within carries out one exchange with the issuer and returns in time even if
+// the issuer does not. abandoned gets what comes later; it may be nil.
+func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
+	done := make(chan result, 1)
+	s.work.Go(func() {
+		defer cancel()
+		v, err := run(ctx)
+		done <- result{v, err}
+	})
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+	}
+	patience := time.NewTimer(grace)
+	defer patience.Stop()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-patience.C:
+	}
+	if abandoned != nil {
+		s.work.Go(func() {
+			select {
+			case r := <-done:
+				abandoned(r.v, r.err)
+			case <-s.ctx.Done():
+			}
+		})
+	}
+	var none T
+	return none, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
+}
+
+// none is an exchange without a result.
+type none struct{}
+
+func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, began time.Duration, err error) {
+	if s.opts.Observer != nil {
+		s.opts.Observer.Observe(ctx, guard.Event{
+			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: driver.Now() - began, Err: err,
+		})
+	}
+}
+
+func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
+	if s.events != nil {
+		s.events.LogAttrs(ctx, slog.LevelInfo, name, attrs...)
+	}
+}
+
+// sign adds a proof of the claim, if there is a signer.
+func (s *Server) sign(id *Identity, claim guard.Claim, until time.Time) (string, error) {
+	if s.opts.Signer == nil {
+		return "", nil
+	}
+	return s.opts.Signer.Sign(claim, id.Audience, until)
+}
+
+func (s *Server) time(w http.ResponseWriter, r *http.Request, _ *Identity) error {
+	if err := queryOf(r).end(); err != nil {
+		return err
+	}
+	s.answer(w, timeBody{time.Now()})
+	return nil
+}

@@ -1,0 +1,352 @@
+package lockhttp_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// postgres is an issuer on a database of its own, with its operators' calls.
+func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *pgxpool.Pool) {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	config := pool.Config()
+	config.MaxConns = conns
+	config.ConnConfig.RuntimeParams["application_name"] = "lockserver"
+	own, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := lockclient.NewIssuer(own, &lockclient.Options{RenewConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator, err := lockadmin.New(own, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { issuer.Close(); own.Close() })
+	return issuer, operator, pool
+}
+
+// TestTenants: lists, pages, the audit and refusals show an identity its own
+// resources and no trace of others, and the lease IDs of other holders only to
+// who may see them.
+func TestTenants(t *testing.T) {
+	issuer, operator, _ := postgres(t, 4)
+	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	for n := range 7 {
+		for _, tenant := range []string{"acme", "umbrella"} {
+			body := fmt.Sprintf(`{"resource":"%s:billing-close:%d","leaseId":"%s-%d","metadata":"of %s","ttlSeconds":600}`, tenant, n, tenant, n, tenant)
+			if got := ask(t, web.URL, tenant+"-1", "POST", "/v1/locks/acquire", body); got.status != 200 {
+				t.Fatalf("%+v", got)
+			}
+		}
+	}
+	names := func(token, query string) (names []string) {
+		for after := ""; ; {
+			got := ask(t, web.URL, token, "GET", "/v1/locks?limit=3"+query+"&after="+after, "")
+			if got.status != 200 {
+				t.Fatalf("%+v", got)
+			}
+			if strings.HasPrefix(token, "acme") && strings.Contains(got.text, "umbrella") {
+				t.Errorf("%s sees %s", token, got.text)
+			}
+			if token == "acme-2" && (strings.Contains(got.text, "leaseId") || strings.Contains(got.text, "oken")) {
+				t.Errorf("%s sees the holders' leases: %s", token, got.text)
+			}
+			for _, l := range got.body["locks"].([]any) {
+				names = append(names, l.(map[string]any)["resource"].(string))
+			}
+			if after = got.str("next"); after == "" {
+				return names
+			}
+		}
+	}
+	var all []string
+	for n := range 7 {
+		all = append(all, fmt.Sprintf("acme:billing-close:%d", n))
+	}
+	for query, want := range map[string][]string{
+		"": all, "&prefix=acme": all, "&prefix=acme:billing-close": all, "&prefix=acme:billing-close:3": {all[3]},
+		"&prefix=umbrella": nil, "&prefix=acme:b": nil, "&prefix=*": nil, "&prefix=acme:billing-close:*": nil, "&state=free": nil, "&state=held": all,
+	} {
+		if got := names("acme-2", query); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%q lists %q, want %q", query, got, want)
+		}
+	}
+	if got := names("root", ""); len(got) != 14 {
+		t.Errorf("root sees %q", got)
+	}
+	if got := ask(t, web.URL, "acme-2", "GET", "/v1/locks?after=eyJwIjowLCJhIjoidW1icmVsbGE6YmlsbGluZy1jbG9zZToxIn0", ""); got.status != 400 || got.str("field") != "after" {
+		t.Errorf("a page that begins at another tenant's: %+v", got)
+	}
+	// The page shows the same, with times in seconds.
+	page := ask(t, web.URL, "acme-1", "GET", "/ui/live", "")
+	down := regexp.MustCompile(`data-down="([0-9]{1,3}\.[0-9]{3})">[0-9]+:[0-9]{2}<`)
+	if page.status != 200 || len(down.FindAllString(page.text, -1)) != 7 || strings.Contains(page.text, "umbrella") || strings.Contains(page.text, "Audit") {
+		t.Errorf("the page: %d %s", page.status, page.text)
+	}
+	// What there is and what there is not are answered alike.
+	there := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:1", "")
+	nowhere := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:none", "")
+	delete(there.body, "serverTime")
+	delete(nowhere.body, "serverTime")
+	if fmt.Sprint(there.body) != fmt.Sprint(nowhere.body) || there.status != 403 {
+		t.Errorf("%+v\n%+v", there, nowhere)
+	}
+	// The refusal of one's own tenant's lease says who has it, and no more.
+	refused := ask(t, web.URL, "acme-2", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","ttlSeconds":30}`)
+	if holder, _ := refused.body["holder"].(map[string]any); holder["ownerId"] != "acme-1" || holder["metadata"] != "of acme" || holder["leaseId"] != nil || holder["token"] != nil {
+		t.Errorf("%+v", refused)
+	}
+
+	unlock := func(token string) response {
+		return ask(t, web.URL, token, "POST", "/v1/locks/acme:billing-close:1/force-unlock", `{"actorId":"ada","reason":"it hangs","leaseId":"acme-1"}`)
+	}
+	for _, token := range []string{"acme-1", "umbrella-ops"} {
+		if got := unlock(token); got.status != 403 {
+			t.Errorf("%s: %+v", token, got)
+		}
+	}
+	cut := unlock("acme-ops")
+	if cut.status != 200 || cut.body["raised"] != false || cut.str("token") != "2" || cut.str("leaseId") == "" {
+		t.Fatalf("%+v", cut)
+	}
+	if got := unlock("acme-ops"); got.status != 409 || got.problem() != "lease_changed" {
+		t.Errorf("again: %+v", got)
+	}
+	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acme-1/renew", `{"resource":"acme:billing-close:1","fencingToken":"1","ttlSeconds":30}`)
+	if why, _ := got.body["forceUnlocked"].(map[string]any); got.status != 404 || got.problem() != "lease_over" || why["actorId"] != "ada" || why["reason"] != "it hangs" {
+		t.Errorf("the cut holder's renewal: %+v", got)
+	}
+	for token, records := range map[string]int{"acme-ops": 1, "umbrella-ops": 0, "root": 1} {
+		got := ask(t, web.URL, token, "GET", "/v1/audit", "")
+		if list, _ := got.body["records"].([]any); got.status != 200 || len(list) != records || records == 0 && strings.Contains(got.text, "acme") {
+			t.Errorf("%s: %+v", token, got)
+		}
+	}
+	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 200 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestForceUnlockRaises: with Options.Raise the force unlock ends in raising the
+// mark, after which the cut holder's claim is refused; without it that holder
+// still writes, and the answer says so.
+func TestForceUnlockRaises(t *testing.T) {
+	issuer, operator, _ := postgres(t, 4)
+	marks := guard.NewMemory(nil)
+	for _, raises := range []bool{true, false} {
+		opts := &lockhttp.Options{Admin: operator, Timeout: time.Minute}
+		if raises {
+			opts.Raise = func(ctx context.Context, burned guard.Claim) error {
+				_, err := marks.Admit(ctx, burned)
+				return err
+			}
+		}
+		web, _ := serve(t, issuer, everybody, opts)
+		resource := fmt.Sprint("raises=", raises)
+		got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","leaseId":"L","ttlSeconds":600}`)
+		claim := guard.Claim{Resource: resource, LeaseID: "L", Token: guard.Must(guard.ParseToken(got.str("token")))}
+		if _, err := marks.Admit(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+		got = ask(t, web.URL, "", "POST", "/v1/locks/"+resource+"/force-unlock", `{"actorId":"ada","reason":"x"}`)
+		if got.status != 200 || got.body["raised"] != raises {
+			t.Errorf("%+v", got)
+		}
+		if _, err := marks.Admit(t.Context(), claim); errors.Is(err, guard.ErrStale) != raises {
+			t.Errorf("raised %v: the cut holder's write: %v", raises, err)
+		}
+	}
+}
+
+// TestLimits: each limit of an identity refuses what is over it, and leaves
+// others alone.
+func TestLimits(t *testing.T) {
+	allowed := 2
+	web, _ := serve(t, memory.NewServer().Issuer(), func(r *http.Request) (*lockhttp.Identity, error) {
+		id := &lockhttp.Identity{Subject: r.Header.Get("Authorization"), AllResources: true, SeeHolders: true}
+		switch id.Subject {
+		case "Bearer rate":
+			id.Limits.Acquire = func() bool { allowed--; return allowed >= 0 }
+		case "Bearer leases":
+			id.Limits.Leases = 2
+		case "Bearer waiting":
+			id.Limits.Waiting = 1
+		case "Bearer ttl":
+			id.Limits.MinTTL, id.Limits.MaxTTL = 5*time.Second, 10*time.Second
+		case "Bearer body":
+			id.Limits.Body = 60
+		}
+		return id, nil
+	}, nil)
+	n := 0
+	acquire := func(token, more string) response {
+		n++
+		return ask(t, web.URL, token, "POST", "/v1/locks/acquire", fmt.Sprintf(`{"resource":"%s%d","leaseId":"L%d"%s}`, token, n, n, more))
+	}
+	for n, want := range []int{200, 200, 429, 429} {
+		if got := acquire("rate", `,"ttlSeconds":60`); got.status != want || want == 429 && (got.problem() != "too_many_requests" || got.header.Get("Retry-After") == "") {
+			t.Errorf("%d: %+v", n, got)
+		}
+	}
+	one := acquire("leases", `,"ttlSeconds":60`)
+	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 200 || one.status != 200 {
+		t.Errorf("%+v", got)
+	}
+	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 429 || got.problem() != "too_many_leases" {
+		t.Errorf("%+v", got)
+	}
+	again := fmt.Sprintf(`{"resource":%q,"leaseId":%q,"ttlSeconds":60}`, one.str("resource"), one.str("leaseId"))
+	if got := ask(t, web.URL, "leases", "POST", "/v1/locks/acquire", again); got.status != 200 {
+		t.Errorf("a lease that it has: %+v", got)
+	}
+	if got := ask(t, web.URL, "leases", "DELETE", "/v1/locks/"+one.str("leaseId")+"?resource="+one.str("resource"), ""); got.status != 200 {
+		t.Errorf("%+v", got)
+	}
+	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 200 {
+		t.Errorf("after a release: %+v", got)
+	}
+	for ttl, want := range map[string]int{"4.999999": 400, "5": 200, "10": 200, "10.000001": 400} {
+		if got := acquire("ttl", `,"ttlSeconds":`+ttl); got.status != want {
+			t.Errorf("%s: %+v", ttl, got)
+		}
+	}
+	if got := acquire("body", `,"ttlSeconds":60,"metadata":"0123456789"`); got.status != 413 {
+		t.Errorf("%+v", got)
+	}
+	// One stream is one that waits.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "GET", web.URL+"/v1/events?resource=r", nil)
+	r.Header.Set("Authorization", "Bearer waiting")
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	defer resp.Body.Close()
+	if got := ask(t, web.URL, "waiting", "GET", "/v1/watch?resource=r", ""); got.status != 429 || got.problem() != "too_many_requests" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestEvents: who follows a resource is told who has it, and every change.
+func TestEvents(t *testing.T) {
+	server := memory.NewServer()
+	web, handler := serve(t, server.Issuer(), people, nil)
+	follow := func(token string) *bufio.Reader {
+		r, _ := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/v1/events?resource=acme:billing-close:1&resource=acme:billing-close:2", nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "text/event-stream" {
+			t.Fatal(resp, err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return bufio.NewReader(resp.Body)
+	}
+	expect := func(from *bufio.Reader, all ...string) {
+		t.Helper()
+		for {
+			line, err := from.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(line, "data: ") {
+				continue
+			}
+			fits := true
+			for _, part := range all {
+				fits = fits && strings.Contains(line, part)
+			}
+			if fits {
+				return
+			}
+		}
+	}
+	ops, worker := follow("acme-ops"), follow("acme-2")
+	expect(ops, `"resource":"acme:billing-close:1","holder":null`)
+	expect(worker, `"resource":"acme:billing-close:1","holder":null`)
+	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"secret","ttlSeconds":600}`)
+	if got.status != 200 {
+		t.Fatalf("%+v", got)
+	}
+	expect(ops, `"ownerId":"acme-1"`, `"leaseId":"secret"`, `"token":"1"`)
+	expect(worker, `"ownerId":"acme-1","expiresAt"`)
+	ask(t, web.URL, "acme-1", "DELETE", "/v1/locks/secret?resource=acme:billing-close:1", "")
+	expect(ops, `"resource":"acme:billing-close:1","holder":null`)
+	// The streams end with the server.
+	if err := handler.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for {
+		if _, err := ops.ReadString('\n'); err != nil {
+			break
+		}
+	}
+}
+
+// TestWaitersCostOneConnection: a thousand clients that wait keep as many
+// connections of the database busy as none: the issuer's one that listens is
+// all there is besides those of its pools, which have one connection each.
+func TestWaitersCostOneConnection(t *testing.T) {
+	const clients = 1000
+	issuer, operator, pool := postgres(t, 1)
+	handler, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute, MaxWait: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range clients {
+		go func() {
+			r, _ := http.NewRequestWithContext(ctx, "POST", "/v1/locks/acquire", strings.NewReader(`{"resource":"r","ttlSeconds":600,"waitSeconds":600}`))
+			r.Header.Set("Content-Type", "application/json")
+			handler.ServeHTTP(discard{}, r)
+		}()
+	}
+	until(t, func() bool {
+		return strings.Contains(record(handler, "GET", "/v1/locks/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, clients))
+	})
+	var all, listening int
+	until(t, func() bool {
+		err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE query ILIKE 'listen%') FROM pg_stat_activity WHERE application_name = 'lockserver'`).Scan(&all, &listening)
+		return err == nil && listening == 1
+	})
+	t.Logf("%d connections: the pool's, the renewals' and the one that listens", all)
+	if all > 3 {
+		t.Errorf("%d connections", all)
+	}
+	cancel()
+	if err := handler.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// discard is a ResponseWriter for an answer that nobody reads.
+type discard struct{}
+
+func (discard) Header() http.Header         { return http.Header{} }
+func (discard) Write(b []byte) (int, error) { return len(b), nil }
+func (discard) WriteHeader(int)             {}

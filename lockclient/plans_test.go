@@ -1,0 +1,79 @@
+package lockclient
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestPlansUseTheIndex: plans that were made while the table was tiny, and was
+// known to be, do not read all of it when it has grown: in 100,000 rows as in
+// three the functions of an issuer begin no scan of a table. The controls, each
+// with one function that may choose, do among three.
+func TestPlansUseTheIndex(t *testing.T) {
+	scans := func(t *testing.T, control string) (n int64) {
+		url := pgtest.Database(t)
+		if err := Migrate(t.Context(), dial(t, url)); err != nil {
+			t.Fatal(err)
+		}
+		pool := dial(t, url, func(c *pgxpool.Config) { c.MaxConns = 1 })
+		mustExec(t, pool, "ALTER TABLE fencepost.leases SET (autovacuum_enabled = off)")
+		mustExec(t, pool, "ALTER TABLE fencepost.spent SET (autovacuum_enabled = off)")
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'few ' || i, 1 FROM generate_series(1, 3) i")
+		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) VALUES ('few 1', 'x')")
+		mustSimple(t, pool, "ANALYZE fencepost.leases, fencepost.spent")
+		if control != "" {
+			mustExec(t, pool, "ALTER FUNCTION fencepost."+control+" RESET enable_seqscan")
+		}
+		all := func() {
+			t.Helper()
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(t.Context())
+			both, ids, tokens := []string{"few 1", "few 2"}, []string{"a", "b"}, []int64{2, 2}
+			for _, s := range []struct {
+				sql  string
+				args []any
+			}{
+				{grantSQL, grantArgs("few 1", "a", time.Hour)},
+				{grantSQL, grantArgs("few 2", "b", time.Hour)},
+				{grantSQL, grantArgs("few 2", "c", time.Hour)}, // refused
+				{"SELECT FROM fencepost.watch('few 1', 'd', 'p', '1000')", nil},
+				{"SELECT FROM fencepost.watch('few 1', '', 'p', '1000')", nil},
+				{"SELECT FROM fencepost.renew($1, $2, $3, '{1000, 1000}', '1000')", []any{both[:1], ids[:1], tokens[:1]}},
+				{"SELECT FROM fencepost.renew($1, $2, $3, '{1000, 1000}', '1000')", []any{both, ids, tokens}},
+				{"SELECT FROM fencepost.release($1, $2, $3, '{x, y}', '1000')", []any{both, ids, tokens}},
+				{"SELECT FROM fencepost.spend('few 1', 'a', 'x', '1000')", nil},
+			} {
+				if _, err := tx.Exec(t.Context(), s.sql, s.args...); err != nil {
+					t.Fatal(s.sql, err)
+				}
+			}
+			err = tx.QueryRow(t.Context(), "SELECT pg_stat_get_xact_numscans('fencepost.leases'::regclass) + pg_stat_get_xact_numscans('fencepost.spent'::regclass)").Scan(&n)
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		all() // makes the plans
+		if control != "" {
+			return n
+		}
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'many ' || i, 1 FROM generate_series(1, 100000) i")
+		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'many ' || i, 'x' FROM generate_series(1, 1000) i")
+		all()
+		return n
+	}
+	if n := scans(t, ""); n != 0 {
+		t.Errorf("%d scans of a whole table", n)
+	}
+	for _, control := range []string{"acquire", "renew", "release", "watch", "spend"} {
+		if n := scans(t, control); n == 0 {
+			t.Errorf("%s, the control, scans nothing", control)
+		}
+	}
+}
