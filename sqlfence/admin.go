@@ -13,13 +13,10 @@ import (
 
 // Admin has the calls of operators and of those who set a database up; get it
 // from [DB.Admin]. Writers need none of them. It is safe for concurrent use.
-type Admin[Tx any] struct{ *adminOf[Tx] }
-
-// adminOf hides the DB from users of an Admin.
-type adminOf[Tx any] struct{ db *DB[Tx] }
+type Admin[Tx any] struct{ db *DB[Tx] }
 
 // Admin returns the calls of operators on d.
-func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{&adminOf[Tx]{d}} }
+func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{d} }
 
 const (
 	resetsSQL = `SELECT coalesce(json_agg(r ORDER BY r.id), '[]')::text FROM (
@@ -182,30 +179,25 @@ func (a Admin[Tx]) Reset(ctx context.Context, resource string, from, to guard.Ma
 	if err := ended(ctx, op, was); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
+	err := d.once(ctx, op, was, true, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
 		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
-	if err != nil {
-		if pgerr.State(err) == pgerr.NotTheMark {
-			return a.notTheMark(ctx, was, err)
-		}
-		return schemaFailure(op, was, err)
+	if pgerr.State(err) == pgerr.NotTheMark {
+		return a.notTheMark(ctx, was, err)
 	}
-	defer tx.rollback()
-	return failure(op, was, tx.commit(ctx, d.commits), true)
+	return err
 }
 
 func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	if from.Floor {
-		return guard.Invalid("from", from.Token.String(), "is the floor, not a mark of the resource")
-	}
-	if to.Floor {
-		return guard.Invalid("to", to.Token.String(), "is a floor, not a mark of the resource")
-	}
-	if err := was.Validate(); err != nil {
-		return err
-	}
-	if err := (guard.Claim{Resource: was.Resource, Token: to.Token, LeaseID: to.LeaseID}).Validate(); err != nil {
-		return err
+	for _, mark := range []struct {
+		field string
+		guard.Mark
+	}{{"from", from}, {"to", to}} {
+		if mark.Floor {
+			return guard.Invalid(mark.field, mark.Token.String(), "is a floor, not a mark of the resource")
+		}
+		if err := (guard.Claim{Resource: was.Resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
+			return err
+		}
 	}
 	if err := issuersLast.Validate(); err != nil {
 		return err
@@ -213,17 +205,11 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 	if to.Token > issuersLast {
 		return guard.Invalid("to", to.Token.String(), "is above "+issuersLast.String()+", the last token of the issuer: the mark would be ahead")
 	}
-	if strings.TrimSpace(actor) == "" {
-		return guard.Invalid("actor", actor, "must not be blank")
+	if strings.TrimSpace(actor) == "" || guard.ValidateOwner(actor) != nil {
+		return guard.Invalid("actor", actor, "must be 1 to 128 bytes of UTF-8 without control characters, and not blank")
 	}
-	if err := guard.ValidateOwner(actor); err != nil {
-		return guard.Invalid("actor", actor, "must be at most 128 bytes of UTF-8 without control characters")
-	}
-	if strings.TrimSpace(reason) == "" {
-		return guard.Invalid("reason", reason, "must not be blank")
-	}
-	if len(reason) > maxReason || !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
-		return guard.Invalid("reason", reason, "must be at most "+itoa(maxReason)+" bytes of UTF-8 without NUL")
+	if strings.TrimSpace(reason) == "" || len(reason) > maxReason || !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
+		return guard.Invalid("reason", reason, "must be 1 to "+itoa(maxReason)+" bytes of UTF-8 without NUL, and not blank")
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ func TestStatementsAfterDDL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 7)")
 		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		db, _ := e.single()
+		db := e.single()
 		var v any
 		take := func() error {
 			return table.Takeover(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})

@@ -77,7 +77,7 @@ func TestBatchOfSeveralStatements(t *testing.T) {
 			"SELECT 'open",
 			"; COMMIT",
 		} {
-			_, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: sql}, Statement{SQL: "UPDATE n SET v = 'last'"})
+			_, err := db.Batch(t.Context(), claimOf("r", 5), Raw(sql), Raw("UPDATE n SET v = 'last'"))
 			if guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("%q: %v, want it to be invalid", sql, err)
 			}
@@ -89,7 +89,7 @@ func TestBatchOfSeveralStatements(t *testing.T) {
 			"SELECT ';' ; ", "SELECT $$;$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
 			"DO $do$ BEGIN PERFORM 1; END $do$;",
 		} {
-			if _, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: sql}); err != nil {
+			if _, err := db.Batch(t.Context(), claimOf("r", 5), Raw(sql)); err != nil {
 				t.Errorf("%q: %v", sql, err)
 			}
 		}

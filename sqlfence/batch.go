@@ -13,16 +13,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// Statement is one statement of a [DB.Batch]: SQL with placeholders from $1, and
-// their values. It must be one, and begin with one of the words SELECT, INSERT,
-// UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL
-// or DO: none of these can end the transaction or copy from or to the client.
-// Comments may stand before it. Its rows, if it returns any, are dropped.
-type Statement struct {
-	SQL  string
-	Args []any
-}
-
 // maxWrites bounds a batch: its statements and its results are held in memory
 // and in the connection's buffers at once.
 const maxWrites = 1000
@@ -32,21 +22,25 @@ const maxWrites = 1000
 // on pgx BEGIN, the fence, the writes and COMMIT are one round trip; on
 // database/sql, which has no pipeline, each is one of its own. Either all of
 // the writes are committed or none; a write that changes no row is no error,
-// so put what must hold into constraints.
+// so put what must hold into constraints. A write is made with [Raw]; its rows, if
+// it returns any, are dropped. It must be one statement and begin with one of the
+// words SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE,
+// LOCK, SET, NOTIFY, CALL or DO: none of these can end the transaction or copy
+// from or to the client. Comments may stand before it.
 //
 // Since the COMMIT travels with the writes, a context that ends meanwhile, or
 // a lost connection, is ErrOutcomeUnknown on pgx. The other errors are those of
 // InTx; an error of a write is passed on with the driver's inside, and nothing
 // was committed. Nothing is retried but the raise of the mark before the first
 // write, which refused the batch as a whole.
-func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Statement) ([]int64, error) {
+func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error) {
 	start := time.Now()
 	rows, err := d.batch(ctx, claim, writes)
 	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return rows, err
 }
 
-func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Statement) ([]int64, error) {
+func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Expr) ([]int64, error) {
 	const op = "fenced batch"
 	if err := claim.Validate(); err != nil {
 		return nil, err
@@ -60,7 +54,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Statemen
 		return nil, guard.Invalid("Batch", claim.Resource, "is called inside InTx; write through its transaction instead")
 	}
 	for i, w := range writes {
-		if err := w.check("writes[" + itoa(i) + "].SQL"); err != nil {
+		if err := w.checkStatement("writes[" + itoa(i) + "]"); err != nil {
 			return nil, err
 		}
 	}
@@ -69,7 +63,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Statemen
 	}
 	var last error
 	for range maxEnter {
-		rows, committing, err := d.backend.batch(ctx, d.entering(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes, d.commits)
+		rows, committing, err := d.batchOnce(ctx, d.entering(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes)
 		switch {
 		case err == nil:
 			return rows, nil
@@ -84,18 +78,45 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Statemen
 	return nil, guard.Unavailable(op, claim, last)
 }
 
-// check takes only what cannot end the transaction before its COMMIT, so that
+// batchOnce takes a round trip for each write where the driver has no pipeline.
+func (d *DB[Tx]) batchOnce(ctx context.Context, first statement, writes []Expr) (rows []int64, committing bool, err error) {
+	c, err := d.backend.conn(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer c.release()
+	if whole, ok := c.(pipeliner); ok {
+		return whole.batch(ctx, first, writes)
+	}
+	if err := c.begin(ctx, readCommitted, first); err != nil {
+		return nil, false, err
+	}
+	in := d.backend.in(c.tx())
+	for _, w := range writes {
+		n, err := in.exec(ctx, w.sql, w.args)
+		if err != nil {
+			return nil, false, err
+		}
+		rows = append(rows, n)
+	}
+	if ctx.Err() != nil {
+		return nil, false, context.Cause(ctx)
+	}
+	return rows, true, c.commit(ctx, d.commits)
+}
+
+// checkStatement takes only what cannot end the transaction before its COMMIT, so that
 // the writes behind it were not fenced. By its first word the grammar knows
 // which statement it is, so the list is of those that are known to be harmless;
 // a COMMIT in what CALL and DO run is an error inside a transaction.
-func (w Statement) check(field string) error {
-	switch strings.ToUpper(firstWord(w.SQL)) {
+func (w Expr) checkStatement(field string) error {
+	switch strings.ToUpper(firstWord(w.sql)) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "TRUNCATE", "LOCK", "SET", "NOTIFY", "CALL", "DO":
 	default:
-		return guard.Invalid(field, w.SQL, "must begin with SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL or DO; run others inside InTx")
+		return guard.Invalid(field, w.sql, "must begin with SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE, LOCK, SET, NOTIFY, CALL or DO; run others inside InTx")
 	}
-	if !oneStatement(w.SQL) { // the simple protocol takes several
-		return guard.Invalid(field, w.SQL, "must be one statement, without an open quote or comment")
+	if !oneStatement(w.sql) { // the simple protocol takes several
+		return guard.Invalid(field, w.sql, "must be one statement, without an open quote or comment")
 	}
 	return nil
 }

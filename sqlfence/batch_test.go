@@ -29,15 +29,15 @@ func TestBatch(t *testing.T) {
 		for _, mode := range modes {
 			e.exec("DROP TABLE IF EXISTS n; CREATE TABLE n (id int PRIMARY KEY, v text); DELETE FROM fencepost.marks")
 			db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
-			batch := func(token guard.Token, writes ...Statement) ([]int64, error) {
+			batch := func(token guard.Token, writes ...Expr) ([]int64, error) {
 				return db.Batch(t.Context(), claimOf("r", token), writes...)
 			}
-			insert := Statement{"INSERT INTO n VALUES ($1, $2)", []any{1, "a"}}
-			rows, err := batch(5, insert, Statement{"INSERT INTO n VALUES (2, $1), (3, $1)", []any{"b"}}, Statement{SQL: "DELETE FROM n WHERE id = 9"})
+			insert := Raw("INSERT INTO n VALUES ($1, $2)", 1, "a")
+			rows, err := batch(5, insert, Raw("INSERT INTO n VALUES (2, $1), (3, $1)", "b"), Raw("DELETE FROM n WHERE id = 9"))
 			if err != nil || !slices.Equal(rows, []int64{1, 2, 0}) { // it raised the mark
 				t.Fatalf("%v: %v, %v", mode, rows, err)
 			}
-			update := Statement{"UPDATE n SET v = $1", []any{"new"}}
+			update := Raw("UPDATE n SET v = $1", "new")
 			if rows, err := batch(5, update); err != nil || rows[0] != 3 { // it is the mark
 				t.Errorf("%v: %v, %v", mode, rows, err)
 			}
@@ -45,18 +45,18 @@ func TestBatch(t *testing.T) {
 			var pg *pgconn.PgError
 			for what, c := range map[string]struct {
 				token  guard.Token
-				writes []Statement
+				writes []Expr
 				want   guard.Reason
 			}{
-				"stale":                  {4, []Statement{update}, guard.ReasonStale},
-				"a violated key":         {5, []Statement{update, insert, update}, guard.ReasonOther},
-				"a missing table":        {5, []Statement{update, {SQL: "DELETE FROM missing"}}, guard.ReasonOther},
-				"nothing a driver sends": {5, []Statement{update, {"UPDATE n SET v = $1", []any{make(chan int)}}}, guard.ReasonInvalid},
-				"COMMIT":                 {5, []Statement{update, {SQL: " commit"}, update}, guard.ReasonInvalid},
-				"a comment":              {5, []Statement{update, {SQL: "/* */ COMMIT"}, update}, guard.ReasonInvalid},
-				"empty":                  {5, []Statement{update, {}}, guard.ReasonInvalid},
+				"stale":                  {4, []Expr{update}, guard.ReasonStale},
+				"a violated key":         {5, []Expr{update, insert, update}, guard.ReasonOther},
+				"a missing table":        {5, []Expr{update, Raw("DELETE FROM missing")}, guard.ReasonOther},
+				"nothing a driver sends": {5, []Expr{update, {"UPDATE n SET v = $1", []any{make(chan int)}}}, guard.ReasonInvalid},
+				"COMMIT":                 {5, []Expr{update, Raw(" commit"), update}, guard.ReasonInvalid},
+				"a comment":              {5, []Expr{update, Raw("/* */ COMMIT"), update}, guard.ReasonInvalid},
+				"empty":                  {5, []Expr{update, {}}, guard.ReasonInvalid},
 				"none":                   {5, nil, guard.ReasonInvalid},
-				"too many":               {5, slices.Repeat([]Statement{update}, maxWrites+1), guard.ReasonInvalid},
+				"too many":               {5, slices.Repeat([]Expr{update}, maxWrites+1), guard.ReasonInvalid},
 			} {
 				if mode != modes[0] && c.want == guard.ReasonInvalid && what != "nothing a driver sends" {
 					continue // refused before the mode matters
@@ -77,12 +77,12 @@ func TestBatch(t *testing.T) {
 			}
 		}
 		err := e.db.fenced(t.Context(), claimOf("r", 6), func(ctx context.Context, tx testTx) error {
-			_, err := e.db.Batch(ctx, claimOf("r", 6), Statement{SQL: "SELECT 1"})
+			_, err := e.db.Batch(ctx, claimOf("r", 6), Raw("SELECT 1"))
 			return err
 		})
 		wantInvalid(t, "inside InTx", err, "Batch", `"r"`)
 		e.exec("DROP SCHEMA fencepost CASCADE")
-		if _, err := e.db.Batch(t.Context(), claimOf("r", 6), Statement{SQL: "SELECT 1"}); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
+		if _, err := e.db.Batch(t.Context(), claimOf("r", 6), Raw("SELECT 1")); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
 			t.Errorf("without the schema: %v", err)
 		}
 	})
@@ -95,7 +95,7 @@ func TestBatchRoundTrips(t *testing.T) {
 		p, through := e.newProxy()
 		db := e.open(nil, through)
 		batch := func() error {
-			_, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: "SELECT 1"}, Statement{SQL: "SELECT 2"})
+			_, err := db.Batch(t.Context(), claimOf("r", 5), Raw("SELECT 1"), Raw("SELECT 2"))
 			return err
 		}
 		inTx := func() error {
@@ -140,7 +140,7 @@ func TestLostBatch(t *testing.T) {
 			e.createWritten()
 			p, through := e.newProxy()
 			db := e.open(nil, through)
-			if _, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: "DELETE FROM written"}, Statement{SQL: "INSERT INTO written VALUES (5)"}, Statement{SQL: "DELETE FROM written"}); err != nil {
+			if _, err := db.Batch(t.Context(), claimOf("r", 5), Raw("DELETE FROM written"), Raw("INSERT INTO written VALUES (5)"), Raw("DELETE FROM written")); err != nil {
 				t.Fatal(err)
 			}
 			var sent atomic.Int32
@@ -162,7 +162,7 @@ func TestLostBatch(t *testing.T) {
 					return what
 				})
 			}
-			_, err := db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: "INSERT INTO written VALUES (5)"})
+			_, err := db.Batch(t.Context(), claimOf("r", 5), Raw("INSERT INTO written VALUES (5)"))
 			p.set(nil)
 			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || sent.Load() != 1 {
 				t.Errorf("%s: got %v, sent %d times, want ErrOutcomeUnknown", what, err, sent.Load())

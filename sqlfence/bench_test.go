@@ -140,8 +140,8 @@ func BenchmarkUpdateSQL(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		text, _, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)})
-		if err != nil || !strings.HasPrefix(text, "UPDATE") {
+		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil)
+		if err != nil || !strings.HasPrefix(s.sql, "UPDATE") {
 			b.Fatal(err)
 		}
 	}

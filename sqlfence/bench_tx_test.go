@@ -48,7 +48,7 @@ func BenchmarkBatch(b *testing.B) {
 			b.Fatal(err)
 		}
 		paired(b, clients, func(client, i int) error {
-			_, err := db.Batch(b.Context(), claim, Statement{update, []any{client, i}})
+			_, err := db.Batch(b.Context(), claim, Raw(update, client, i))
 			return err
 		}, func(client, i int) error { return db.unfenced(b.Context(), update, client, i) })
 	})
@@ -69,7 +69,7 @@ func BenchmarkBatchOfTwo(b *testing.B) {
 			b.Fatal(err)
 		}
 		paired(b, clients, func(client, i int) error {
-			_, err := db.Batch(b.Context(), claim, Statement{update, []any{client, i}})
+			_, err := db.Batch(b.Context(), claim, Raw(update, client, i))
 			return err
 		}, func(client, i int) error {
 			two := &pgx.Batch{}

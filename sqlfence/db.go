@@ -3,117 +3,11 @@ package sqlfence
 import (
 	"context"
 	"crypto/rand"
-	"log/slog"
+	"database/sql"
 	"sync"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/migrate"
 )
-
-// Options configures [Pgx] and [Std]. The zero value is the default.
-type Options struct {
-	// LockTimeout bounds how long a fenced transaction waits for any lock, a
-	// raise of its resource's mark included; it is PostgreSQL's lock_timeout
-	// for the transaction. 0 means 5 s; negative leaves the session's own.
-	LockTimeout time.Duration
-	// IdleTimeout is how long a fenced transaction may sit between two of its
-	// statements before the server ends it; it is PostgreSQL's
-	// idle_in_transaction_session_timeout for the transaction. It keeps a
-	// stopped process from blocking its successor for ever, and bounds how
-	// long a callback of InTx may compute without the database. 0 means 15 s;
-	// negative leaves the session's own. Sessions that have both timeouts
-	// anyway, from their role or connection string, save some 5 us of the
-	// server in each transaction with negative values for both.
-	IdleTimeout time.Duration
-	// RaiseTimeout bounds how long a raise waits for the transactions that
-	// entered under a lower token to end, also where the session has a shorter
-	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a stopped
-	// holder is waited out.
-	RaiseTimeout time.Duration
-	// TerminateAfter is how long a transaction that entered under a lower token
-	// may go on working while a raise waits for it; then the raise has the
-	// server end its session (pg_terminate_backend). It counts from when a raise
-	// of this DB first found the transaction in its way, because the server does
-	// not say when it entered. Only sessions of the same login role are ended,
-	// and none that raises a mark itself, as [DB.Enter] may. 0 means 15 s;
-	// negative never ends one, nor does a value of RaiseTimeout or above.
-	// Transactions that may be left to finish although their lease is lost need
-	// both above their length.
-	TerminateAfter time.Duration
-	// TerminateIdleAfter is the same for a transaction that waits for its
-	// client: it is idle, or its client does not take the result, as a process
-	// that was stopped does. It counts from when it became idle, if the server
-	// says so. With the default a stopped holder delays its successor by at most
-	// 2 s. 0 means 1 s; negative treats idle ones as working ones.
-	TerminateIdleAfter time.Duration
-	// Logger is told when a raise has waited for half a second, with the process
-	// IDs and application names of those that it waits for, and when it ends a
-	// session; nil means slog.Default().
-	Logger *slog.Logger
-	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
-	// present their claims to the triggers of guarded tables
-	// ([Admin.InstallTrigger]), as [DB.Present] does. Without it a write of such a
-	// table is refused with [guard.ErrMissing]. It costs some microseconds of
-	// the server in each transaction, which is why false is the zero value: who
-	// guards no table does not pay. Set it before the first table is guarded.
-	PresentClaims bool
-	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
-	// if the caller's context ends meanwhile, because giving it up would only
-	// make its outcome unknown. It may take an eighth longer. 0 means 5 s.
-	CommitTimeout time.Duration
-	// Observer is told of every fenced write, transaction, raise and
-	// admission; nil means nobody.
-	Observer guard.Observer
-}
-
-const (
-	defaultLockTimeout   = 5 * time.Second
-	defaultIdleTimeout   = 15 * time.Second
-	defaultTerminate     = 15 * time.Second
-	defaultTerminateIdle = time.Second
-	defaultCommitTimeout = 5 * time.Second
-	rollbackTimeout      = 5 * time.Second
-	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
-	maxTimeout = 24 * time.Hour
-)
-
-// resolve fills in the defaults. A timeout below a millisecond would reach the
-// server as 0, which means "none" there.
-func (o Options) resolve() (Options, error) {
-	for _, t := range []struct {
-		field string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"Options.LockTimeout", &o.LockTimeout, defaultLockTimeout},
-		{"Options.IdleTimeout", &o.IdleTimeout, defaultIdleTimeout},
-		{"Options.TerminateAfter", &o.TerminateAfter, defaultTerminate},
-		{"Options.TerminateIdleAfter", &o.TerminateIdleAfter, defaultTerminateIdle},
-		{"Options.CommitTimeout", &o.CommitTimeout, defaultCommitTimeout},
-	} {
-		if *t.value == 0 {
-			*t.value = t.unset
-		}
-		if *t.value < 0 && t.value != &o.CommitTimeout {
-			*t.value = 0
-			continue
-		}
-		if *t.value < time.Millisecond || *t.value > maxTimeout {
-			return o, guard.Invalid(t.field, t.value.String(), "must be 1ms to "+maxTimeout.String())
-		}
-	}
-	if o.RaiseTimeout == 0 {
-		o.RaiseTimeout = max(o.LockTimeout, defaultLockTimeout) + max(o.IdleTimeout, defaultIdleTimeout)
-	}
-	if o.RaiseTimeout < time.Millisecond || o.RaiseTimeout > 2*maxTimeout {
-		return o, guard.Invalid("Options.RaiseTimeout", o.RaiseTimeout.String(), "must be 1ms to "+(2*maxTimeout).String())
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-	return o, nil
-}
 
 // DB is a PostgreSQL database whose writes are fenced. Tx is its driver's
 // transaction: make a DB[pgx.Tx] with [Pgx] and a DB[*sql.Tx] with [Std]; both
@@ -153,41 +47,6 @@ type Querier interface {
 	usable(ctx context.Context, t *Table) error
 }
 
-// querier runs statements. Errors are the driver's own, or a notSent or an
-// unsendable around it.
-type querier interface {
-	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
-	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
-	// query calls each for each row that a statement returns. Its own error
-	// ends the reading and comes back as an unreadable.
-	query(ctx context.Context, sql string, args []any, each eachRow) error
-}
-
-// eachRow is given a row's Scan.
-type eachRow func(scan func(dest ...any) error) error
-
-// unreadable marks an error of reading a row that the server has sent.
-type unreadable struct{ error }
-
-func (e unreadable) Unwrap() error { return e.error }
-
-// readRows reads the rows of either driver.
-func readRows(rows interface {
-	Next() bool
-	Scan(dest ...any) error
-	Err() error
-}, each eachRow) error {
-	for rows.Next() {
-		if err := each(rows.Scan); err != nil {
-			return unreadable{err}
-		}
-	}
-	return rows.Err()
-}
-
-// inspecting is the level of transactions that only read, also on a standby.
-const inspecting = Serializable + 1
-
 // systemNames makes the rest of a transaction resolve names in pg_catalog alone:
 // a schema on the search_path may have functions, operators or types of another
 // role, which would run with the caller's rights.
@@ -196,62 +55,31 @@ var systemNames = statement{sql: "SELECT pg_catalog.set_config('search_path', 'p
 // inspect runs queries of an operator's, which see the names of the system alone.
 // What comes first sees the caller's.
 func (d *DB[Tx]) inspect(ctx context.Context, op string, read func(q querier) error, first ...statement) error {
-	tx, err := d.backend.begin(ctx, inspecting, "", append(first, systemNames)...)
+	c, err := d.begin(ctx, txMode{level: sql.LevelReadCommitted, readOnly: true}, append(first, systemNames)...)
 	if err != nil {
 		return schemaFailure(op, guard.Claim{}, err)
 	}
-	defer tx.rollback()
-	return read(d.backend.in(tx.handle()))
+	defer c.release()
+	return read(d.backend.in(c.tx()))
 }
 
-// backend is what differs between pgx and database/sql.
-type backend[Tx any] interface {
-	querier
-	migrate(ctx context.Context, c migrate.Component) error
-	// begin opens a transaction with its first statements, in one round trip
-	// where the driver can. It leaves nothing open on error, and nothing can
-	// have been committed then.
-	//
-	// marker, if there is one, is what the first statements put into the
-	// setting fencepost.transaction; then commit answers errEnded, and commits
-	// nothing, if it is not there any more (see [DB.entering]).
-	begin(ctx context.Context, level Isolation, marker string, first ...statement) (transaction[Tx], error)
-	// batch runs a whole READ COMMITTED transaction, in one round trip where
-	// the driver can, and returns how many rows each write changed. committing
-	// says that a COMMIT may have been sent.
-	batch(ctx context.Context, first statement, writes []Statement, commits *commitBound) (rows []int64, committing bool, err error)
-	in(tx Tx) querier
-	// same reports that two handles are of one transaction, if both are open.
-	same(a, b Tx) bool
-}
-
-// statement is sent with a BEGIN; if dest is set, it returns one row for it.
-type statement struct {
-	sql  string
-	args []any
-	dest []any
-}
-
-// transaction is an open transaction on a connection that is its own until it
-// is rolled back or committed here, so that a callback that ended it is
-// noticed. commit gives up when the bound says so, whatever ctx says; rollback
-// never blocks for long and may follow commit.
-type transaction[Tx any] interface {
-	handle() Tx
-	commit(ctx context.Context, bound *commitBound) error
-	rollback()
-}
-
+// exec is never repeated, nor is query: what they run commits by itself.
 func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error) {
-	return d.backend.exec(ctx, sql, args)
-}
-
-func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (bool, error) {
-	return d.backend.row(ctx, sql, args, dest...)
+	c, err := d.backend.conn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer c.release()
+	return c.exec(ctx, sql, args)
 }
 
 func (d *DB[Tx]) query(ctx context.Context, sql string, args []any, each eachRow) error {
-	return d.backend.query(ctx, sql, args, each)
+	c, err := d.backend.conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.release()
+	return c.query(ctx, sql, args, each)
 }
 
 func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
@@ -275,18 +103,18 @@ type txQuerier[Tx any] struct {
 func (d *DB[Tx]) autocommit() bool { return true }
 
 func (d *DB[Tx]) atomically(ctx context.Context, op string, write func(q Querier) error) error {
-	tx, err := d.backend.begin(ctx, ReadCommitted, "")
+	c, err := d.begin(ctx, readCommitted)
 	if err != nil {
 		return failure(op, guard.Claim{}, err, false)
 	}
-	defer tx.rollback() // does nothing after a COMMIT
-	if err := write(d.In(tx.handle())); err != nil {
+	defer c.release()
+	if err := write(d.In(c.tx())); err != nil {
 		return err
 	}
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+	return failure(op, guard.Claim{}, c.commit(ctx, d.commits), true)
 }
 
 func (q *txQuerier[Tx]) atomically(_ context.Context, op string, _ func(q Querier) error) error {
@@ -342,7 +170,7 @@ func (d *DB[Tx]) guardable(ctx context.Context, q querier, t *Table) error {
 	}
 	id, obstacle, unfit := t.id.(tableID), "", ""
 	var there bool
-	_, err := q.row(ctx, kindSQL, []any{id.name, id.bound}, &obstacle, &there, &unfit)
+	_, err := row(ctx, q, kindSQL, []any{id.name, id.bound}, &obstacle, &there, &unfit)
 	switch {
 	case err != nil:
 		return tableFailure("look at "+t.label, guard.Claim{}, err, false)

@@ -59,12 +59,10 @@
 // on pgx: [DB.Batch]. A transaction begun by sqlc, GORM or the driver:
 // [DB.Enter]; by code that hides the driver's transaction, ent and bun:
 // [DB.EnterOn]. An UPDATE of your own with the fence in its text:
-// [Table.Refused]. One connection in place of a pool: [PgxConn], [StdConn].
+// [Table.Refused].
 //
-// There is no Begin beside the callback, because it could not be as safe: with
-// no context of its own, statements that go past the transaction would not be
-// noticed, and one that is forgotten keeps its resource until the server ends
-// it. Who must begin the transaction uses Enter and keeps its COMMIT.
+// There is no Begin beside the callback: statements that go past the transaction
+// would not be noticed. Who must begin it uses Enter and keeps its COMMIT.
 //
 // # How a transaction is fenced
 //
@@ -73,21 +71,17 @@
 // fencepost.enter takes the lock in shared mode as the first statement of the
 // work's transaction and compares the claim with the mark as it is under the
 // lock. So transactions of one holder run side by side, a raise waits for all
-// that entered before it, and whatever enters after it sees the new mark. The
-// lock's key is a 64-bit hash of the resource and of a secret of the database:
-// any login role may take a lock whose key it knows. One that watches pg_locks
-// can delay raises, and never admits a write.
+// that entered before it, and whatever enters after it sees the new mark.
 //
 // enter also sets a marker that lives as long as the transaction, and COMMIT's
 // round trip looks for it (on database/sql, which has no pipeline, the one
 // before it). So a callback that ended the transaction in SQL, or by COMMIT AND
 // CHAIN, gets ErrOutcomeUnknown, and what it wrote after that is not committed.
 //
-// A stopped holder delays its successor by at most 2 s: a raise that waits has
-// the server end sessions of its own role that wait for their client
-// ([Options].TerminateIdleAfter), and after [Options].TerminateAfter those that
-// work. It logs and observes for whom it waits; who was ended gets ErrStale.
-// Without a successor the server's timeouts apply, [Options].IdleTimeout.
+// A stopped holder delays its successor by at most 2 s, because a raise that
+// waits has the server end the sessions in its way ([Options].TerminateAfter). It
+// logs and observes for whom it waits; who was ended gets ErrStale. Without a
+// successor [Options].IdleTimeout ends them.
 //
 // # Failure by failure
 //
@@ -125,8 +119,16 @@
 //     Takeover notices; [Admin.Verify] shows what it can recognise. Views, foreign
 //     tables and tables with rules are refused at their first use, but not if a
 //     table becomes one later.
-//   - A writer that only presents its claim locks its rows before the resource;
-//     beside InTx it may get a deadlock (40P01). Enter locks the resource first.
+//   - A writer that only presents its claim locks its rows first and the resource
+//     at the end of each statement; InTx and Enter lock the resource first. Side
+//     by side on the same rows they may deadlock: one of them gets 40P01,
+//     ErrUnavailable, and has written nothing. Who enters as well never does.
+//   - The key of a resource's lock is a hash of its name and of a secret, but
+//     pg_locks shows the keys of held locks to any login role. One that polls it
+//     can take such a lock, too, and delay the resource's next raise for as long as
+//     its session lasts; it cannot enter, raise or write. The raise names it in its
+//     log and its error, for an operator to end: PostgreSQL has no rights on
+//     advisory locks, only CONNECT on the database.
 //   - What a callback of InTx does outside its transaction is not fenced.
 //   - The apply process of a logical subscription, and pg_restore of data with
 //     --disable-triggers, fire no triggers.
@@ -138,10 +140,8 @@
 // poisoned mark is put right by [Admin.Reset], which compares and records;
 // [DB.Retire] forgets marks of resources that are gone.
 //
-// A fenced transaction costs the server one statement more, about 20 us of
-// processor time, of which 8 are two timeouts: who sets lock_timeout and
-// idle_in_transaction_session_timeout for the session saves them with negative
-// [Options].LockTimeout and IdleTimeout.
+// A fenced transaction costs the server about 20 us of processor time, of which 8
+// are two timeouts: negative [Options].LockTimeout and IdleTimeout save them.
 //
 // # Compatibility
 //

@@ -190,14 +190,14 @@ func TestBatchTransactionControl(t *testing.T) {
 			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
 			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", "PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
 		} {
-			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: text}, Statement{SQL: "UPDATE n SET v = 'new'"})
-			wantInvalid(t, text, err, "writes[0].SQL", "")
+			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text), Raw("UPDATE n SET v = 'new'"))
+			wantInvalid(t, text, err, "writes[0]", "")
 			if v := e.text("SELECT v FROM n"); v != "old" {
 				t.Fatalf("%q wrote %q", text, v)
 			}
 		}
 		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)"} {
-			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: text}); err != nil {
+			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text)); err != nil {
 				t.Errorf("%q: %v", text, err)
 			}
 		}

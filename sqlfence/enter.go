@@ -3,13 +3,10 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -38,8 +35,7 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 //     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
 //   - It writes the mark's row, so that transactions of one holder that use
 //     Enter on one resource run one after another.
-//   - It sets Options.LockTimeout and IdleTimeout for the transaction; COMMIT,
-//     its lost answer and retries are the caller's.
+//   - COMMIT, its lost answer and retries are the caller's.
 //
 // Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
 // with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint
@@ -51,41 +47,53 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 // that is not one of its own, which is the only thing it checks there;
 // ErrUnavailable.
 func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
+	in := d.backend.in(tx)
+	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
+		if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
+			return d.entered(ctx, own, sorted)
+		}
+		return d.enterRows(sorted, func(s statement) error {
+			_, err := in.exec(ctx, s.sql, s.args)
+			return err
+		})
+	})
+}
+
+func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func(sorted []guard.Claim) error) error {
 	start := time.Now()
-	err := d.enterRow(ctx, tx, claims)
+	sorted, err := sortClaims(claims)
+	if err == nil {
+		err = ended(ctx, "enter", claims[0])
+	}
+	if err == nil {
+		err = enter(sorted)
+	}
 	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
-func (d *DB[Tx]) enterRow(ctx context.Context, tx Tx, claims []guard.Claim) error {
-	const op = "enter"
-	sorted, err := sortClaims(claims)
-	if err != nil {
-		return err
-	}
-	if err := ended(ctx, op, claims[0]); err != nil {
-		return err
-	}
-	if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
-		for _, claim := range sorted {
-			if !slices.Contains(own.claims, claim) {
-				return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
-			}
+// entered looks whether the transaction of a callback is still fenced by claims.
+func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
+	for _, claim := range claims {
+		if !slices.Contains(own.claims, claim) {
+			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
 		}
-		var same bool // the callback may have begun another one on the connection
-		if _, err := d.backend.in(tx).row(ctx, markedSQL, []any{d.marker}, &same); err != nil {
-			return schemaFailure(op, claims[0], err)
-		}
-		if !same {
-			return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
-		}
-		return nil
 	}
-	in, presented := d.backend.in(tx), d.presented(sorted)
+	var same bool // the callback may have begun another one on the connection
+	if _, err := row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
+		return schemaFailure("enter", claims[0], err)
+	}
+	if !same {
+		return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
+	}
+	return nil
+}
+
+func (d *DB[Tx]) enterRows(sorted []guard.Claim, send func(s statement) error) error {
+	presented := d.presented(sorted)
 	for _, claim := range sorted {
-		s := d.entering(enterRowSQL+markSetSQL, claim, presented)
-		if _, err := in.exec(ctx, s.sql, s.args); err != nil {
-			return enterFailure(op, claim, err)
+		if err := send(d.entering(enterRowSQL+markSetSQL, claim, presented)); err != nil {
+			return enterFailure(claim, err)
 		}
 	}
 	return nil
@@ -102,35 +110,21 @@ type Execer interface {
 // with its own statement, which is refused with ErrInvalid. The statement has
 // no placeholders, since such code has placeholders of its own.
 func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
-	start := time.Now()
-	err := d.enterOn(ctx, tx, claims)
-	d.observeAll(ctx, claims, start, err)
-	return err
-}
-
-func (d *DB[Tx]) enterOn(ctx context.Context, tx Execer, claims []guard.Claim) error {
-	const op = "enter"
-	sorted, err := sortClaims(claims)
-	if err != nil {
+	send := func(s statement) error {
+		_, err := tx.ExecContext(ctx, inlined(s))
 		return err
 	}
-	if err := ended(ctx, op, claims[0]); err != nil {
-		return err
-	}
-	presented := d.presented(sorted)
-	for _, claim := range sorted {
-		s := d.entering(enterRowSQL+markSetSQL, claim, presented)
-		if _, err := tx.ExecContext(ctx, inlined(s)); err != nil {
-			return enterFailure(op, claim, err)
+	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
+		if err := d.enterRows(sorted, send); err != nil {
+			return err
 		}
-	}
-	// A statement that commits by itself has taken its marker with it.
-	_, err = tx.ExecContext(ctx, checkMarkerSQL(d.marker))
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText) || pgerr.State(err) == "42704" {
-		return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves"), err}
-	}
-	return schemaFailure(op, claims[0], err)
+		// A statement that commits by itself has taken its marker with it.
+		err := send(statement{sql: checkMarkerSQL, args: []any{d.marker}})
+		if noMarker(err) || pgerr.State(err) == "42704" {
+			return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves"), err}
+		}
+		return schemaFailure("enter", claims[0], err)
+	})
 }
 
 // inlined puts the arguments into the text, as literals.
@@ -158,14 +152,14 @@ func inlined(s statement) string {
 }
 
 // enterFailure is schemaFailure for transactions that the caller began.
-func enterFailure(op string, claim guard.Claim, err error) error {
+func enterFailure(claim guard.Claim, err error) error {
 	switch pgerr.State(err) {
 	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}
 	case pgerr.MustRaise:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
 	}
-	return schemaFailure(op, claim, err)
+	return schemaFailure("enter", claim, err)
 }
 
 // invalidUse is an InvalidError with the server's error, which found it out.

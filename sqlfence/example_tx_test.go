@@ -2,6 +2,7 @@ package sqlfence_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -65,7 +66,7 @@ func ExampleDB_InTxAll() {
 	db, _, done := migrated(ctx)
 	defer done()
 	claims := []guard.Claim{{Resource: "tenant_123:invoices", Token: 11}, {Resource: "tenant_123:ledger", Token: 4}}
-	opts := &sqlfence.TxOptions{Isolation: sqlfence.Serializable, Retries: 5}
+	opts := &sqlfence.TxOptions{Isolation: sql.LevelSerializable, Retries: 5}
 	err := db.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "INSERT INTO invoices VALUES ('ardent', 100)")
 		return err
@@ -82,8 +83,8 @@ func ExampleDB_Batch() {
 	defer done()
 	claim := guard.Claim{Resource: "tenant_123:invoices", Token: 11}
 	rows, err := db.Batch(ctx, claim,
-		sqlfence.Statement{SQL: "INSERT INTO invoices VALUES ($1, 100), ($2, 50)", Args: []any{"ardent", "boreal"}},
-		sqlfence.Statement{SQL: "UPDATE invoices SET cents = cents * 2 WHERE customer = $1", Args: []any{"boreal"}})
+		sqlfence.Raw("INSERT INTO invoices VALUES ($1, 100), ($2, 50)", "ardent", "boreal"),
+		sqlfence.Raw("UPDATE invoices SET cents = cents * 2 WHERE customer = $1", "boreal"))
 	fmt.Println(rows, err)
 	// Output: [2 1] <nil>
 }

@@ -8,77 +8,139 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Expr is a value of a [Set] that the database computes, or a predicate for
-// [Table.Where]. Make one with [Raw].
+// Expr is a piece of SQL with its arguments: a value of a [Set] that the database
+// computes, a predicate of [Table.Where], or a statement of a [DB.Batch]. Make
+// one with [Raw].
 type Expr struct {
 	sql  string
 	args []any
 }
 
-// Raw returns an SQL expression: Raw("total_cents + $1", 250), Raw("now()"). Its placeholders count from $1, whatever else the statement
-// holds. The text is SQL and is sent as it is: never build it from input.
+// Raw returns a piece of SQL: Raw("total_cents + $1", 250), Raw("now()"). Its
+// placeholders count from $1, whatever else the statement holds. The text is sent
+// as it is: never build it from input.
 func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
 
-// render writes the expression with its placeholders moved up by offset. It
-// knows what PostgreSQL's lexer knows of places where $1 is not a placeholder:
-// quotes, dollar quotes and comments (PostgreSQL documentation, 4.1).
+// render writes the expression with its placeholders moved up by offset.
 func (e Expr) render(field string, offset int) (string, error) {
+	invalid := func(why string) (string, error) { return "", guard.Invalid(field, e.sql, why) }
 	switch {
 	case strings.TrimSpace(e.sql) == "":
-		return "", guard.Invalid(field, e.sql, "is an empty expression")
+		return invalid("is an empty expression")
 	case !utf8.ValidString(e.sql) || strings.ContainsRune(e.sql, 0):
-		return "", guard.Invalid(field, e.sql, "must be valid UTF-8 without NUL")
+		return invalid("must be valid UTF-8 without NUL")
 	}
 	var b strings.Builder
-	s, open := e.sql, 0
-	for i := 0; i < len(s); {
-		n := 1
-		switch c := s[i]; {
-		case c == '\'':
-			n = quotedLen(s[i:], '\'', escaped(s, i))
-		case c == '"':
-			n = quotedLen(s[i:], '"', false)
-		case strings.HasPrefix(s[i:], "--"), strings.HasPrefix(s[i:], "/*"):
-			return "", guard.Invalid(field, e.sql, "must not contain comments")
-		case c == '(':
+	for s, i, open := e.sql, 0, 0; ; {
+		if i == len(s) {
+			if open > 0 {
+				return invalid("has an open parenthesis")
+			}
+			return "(" + b.String() + ")", nil
+		}
+		kind, n := lex(s, i)
+		text := s[i : i+n]
+		switch {
+		case kind == comment:
+			return invalid("must not contain comments")
+		case kind == dollarQuoted:
+			return invalid("must not contain dollar quotes")
+		case n == 0:
+			return invalid("has an open quote")
+		case text == "(":
 			open++
-		case c == ')' && open > 0:
+		case text == ")" && open > 0:
 			open--
-		case c == ';', c == ')': // the parentheses around it must not be closed
-			return "", guard.Invalid(field, e.sql, "must be one expression")
-		case c == '$' && (i == 0 || !isWord(s[i-1])):
-			digits := i + 1
-			for digits < len(s) && s[digits] >= '0' && s[digits] <= '9' {
-				digits++
-			}
-			if digits == i+1 {
-				return "", guard.Invalid(field, e.sql, "must not contain dollar quotes")
-			}
-			if digits < len(s) && isWord(s[digits]) { // older servers read it as two words
-				return "", guard.Invalid(field, e.sql, "has letters after "+s[i:digits])
-			}
-			number, err := strconv.Atoi(s[i+1 : digits])
+		case text == ";" || text == ")": // the parentheses around it must not be closed
+			return invalid("must be one expression")
+		case kind == parameter && i+n < len(s) && isWord(s[i+n]): // older servers read it as two words
+			return invalid("has letters after " + text)
+		case kind == parameter:
+			number, err := strconv.Atoi(text[1:])
 			if err != nil || number < 1 || number > len(e.args) {
-				return "", guard.Invalid(field, e.sql, "uses "+s[i:digits]+" and has "+strconv.Itoa(len(e.args))+" arguments")
+				return invalid("uses " + text + " and has " + itoa(len(e.args)) + " arguments")
 			}
-			b.WriteString("$" + strconv.Itoa(number+offset))
-			i = digits
-			continue
+			text = placeholder(number + offset)
 		}
-		if n == 0 {
-			return "", guard.Invalid(field, e.sql, "has an open quote")
-		}
-		b.WriteString(s[i : i+n])
+		b.WriteString(text)
 		i += n
 	}
-	if open > 0 {
-		return "", guard.Invalid(field, e.sql, "has an open parenthesis")
-	}
-	return "(" + b.String() + ")", nil
 }
 
-// What is known here of PostgreSQL's lexer (PostgreSQL documentation, 4.1), for
-// standard_conforming_strings as it is by default.
+// oneStatement reports that s has nothing behind its first semicolon but white
+// space and comments, and leaves nothing open.
+func oneStatement(s string) bool {
+	ended := false
+	for i := 0; i < len(s); {
+		kind, n := lex(s, i)
+		if n == 0 || ended && kind != space && kind != comment {
+			return false
+		}
+		ended = ended || s[i] == ';'
+		i += n
+	}
+	return true
+}
+
+// firstWord returns the word that s begins with after white space and comments,
+// empty if it begins with none.
+func firstWord(s string) string {
+	for i := 0; i < len(s); {
+		switch kind, n := lex(s, i); {
+		case kind == word:
+			return s[i : i+n]
+		case n == 0 || kind != space && kind != comment:
+			return ""
+		default:
+			i += n
+		}
+	}
+	return ""
+}
+
+// lexeme is what is known here of PostgreSQL's lexer (PostgreSQL documentation,
+// 4.1), for standard_conforming_strings as it is by default.
+type lexeme byte
+
+const (
+	other lexeme = iota // a byte of anything else
+	space
+	comment
+	quoted
+	dollarQuoted
+	parameter
+	word
+)
+
+// lex returns what stands at s[i] and its length, 0 if it is not closed.
+func lex(s string, i int) (kind lexeme, n int) {
+	rest := s[i:]
+	switch c := rest[0]; {
+	case strings.HasPrefix(rest, "--"):
+		if n = strings.IndexAny(rest, "\n\r"); n < 0 {
+			n = len(rest)
+		}
+		return comment, n
+	case strings.HasPrefix(rest, "/*"):
+		return comment, commentLen(rest)
+	case strings.IndexByte(" \t\n\r\f\v", c) >= 0:
+		return space, 1
+	case c == '\'':
+		return quoted, quotedLen(rest, c, escaped(s, i))
+	case c == '"':
+		return quoted, quotedLen(rest, c, false)
+	case c == '$':
+		if n = len(rest) - len(strings.TrimLeft(rest[1:], "0123456789")); n > 1 {
+			return parameter, n
+		}
+		return dollarQuoted, dollarLen(rest)
+	case isWord(c):
+		for n = 1; n < len(rest) && isWord(rest[n]); n++ {
+		}
+		return word, n
+	}
+	return other, 1
+}
 
 func isWord(c byte) bool {
 	return c == '_' || c == '$' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
@@ -117,67 +179,6 @@ func continued(s string) int {
 // escaped reports that the quote at i begins a text with escapes, E'...'.
 func escaped(s string, i int) bool {
 	return i > 0 && (s[i-1] == 'e' || s[i-1] == 'E') && (i == 1 || !isWord(s[i-2]))
-}
-
-// oneStatement reports that s has nothing behind its first semicolon but white
-// space and comments, and leaves nothing open.
-func oneStatement(s string) bool {
-	ended := false
-	for i := 0; i < len(s); {
-		n := 1
-		switch c := s[i]; {
-		case strings.HasPrefix(s[i:], "--"):
-			if n = strings.IndexAny(s[i:], "\n\r"); n < 0 {
-				return true
-			}
-		case strings.HasPrefix(s[i:], "/*"):
-			n = commentLen(s[i:])
-		case strings.IndexByte(" \t\n\r\f\v", c) >= 0:
-		case ended:
-			return false
-		case c == ';':
-			ended = true
-		case c == '\'':
-			n = quotedLen(s[i:], '\'', escaped(s, i))
-		case c == '"':
-			n = quotedLen(s[i:], '"', false)
-		case c == '$' && (i == 0 || !isWord(s[i-1])):
-			n = dollarLen(s[i:])
-		}
-		if n == 0 {
-			return false
-		}
-		i += n
-	}
-	return true
-}
-
-// firstWord returns the word that s begins with after white space and comments,
-// empty if it begins with none.
-func firstWord(s string) string {
-	for {
-		s = strings.TrimLeft(s, " \t\n\r\f")
-		switch {
-		case strings.HasPrefix(s, "--"):
-			if s = s[2:]; strings.ContainsAny(s, "\n\r") {
-				s = s[strings.IndexAny(s, "\n\r"):]
-			} else {
-				s = ""
-			}
-		case strings.HasPrefix(s, "/*"):
-			n := commentLen(s)
-			if n == 0 {
-				return ""
-			}
-			s = s[n:]
-		default:
-			end := 0
-			for end < len(s) && isWord(s[end]) {
-				end++
-			}
-			return s[:end]
-		}
-	}
 }
 
 // commentLen returns the length of the comment that s begins with, 0 if it is

@@ -31,6 +31,15 @@ func longer(n, more int) int {
 // campaign is how long a random test is: twenty times n in the long form.
 func campaign(n int) int { return longer(n, 20*n) }
 
+// Isolation and its levels are shorter here.
+type Isolation = sql.IsolationLevel
+
+const (
+	ReadCommitted  = sql.LevelReadCommitted
+	RepeatableRead = sql.LevelRepeatableRead
+	Serializable   = sql.LevelSerializable
+)
+
 // fence is a DB of either driver, with the type of its transactions erased, so
 // that each test is written once.
 type fence interface {
@@ -39,7 +48,8 @@ type fence interface {
 	Raise(ctx context.Context, claim guard.Claim) error
 	Migrate(ctx context.Context) error
 	enforcement
-	Batch(ctx context.Context, claim guard.Claim, writes ...Statement) ([]int64, error)
+	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
+	Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error)
 	Resolve(ctx context.Context, err error) (bool, error)
 	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
 	Resets(ctx context.Context, after int64) iter.Seq2[Reset, error]
@@ -162,7 +172,7 @@ type stdTx struct {
 }
 
 func (t stdTx) exec(ctx context.Context, query string, args ...any) (int64, error) {
-	return stdExec(ctx, t.tx, query, args)
+	return stdQuerier{t.tx}.exec(ctx, query, args)
 }
 
 func (t stdTx) int(ctx context.Context, query string, args ...any) (n int64, err error) {
@@ -233,6 +243,29 @@ type env struct {
 }
 
 const poolSize = 40
+
+// single is a DB whose pool has one connection.
+func (e *env) single() fence {
+	e.Helper()
+	config, err := pgx.ParseConfig(e.url)
+	if err != nil {
+		e.Fatal(err)
+	}
+	db := e.opener(e, config, 1, nil)
+	e.Cleanup(db.close)
+	return db
+}
+
+// newEnvOf is newEnv for a test of one driver.
+func newEnvOf(t testing.TB, driver string) *env {
+	for i := range openers {
+		if openers[i].driver == driver {
+			return newEnv(t, i, pgtest.Database(t))
+		}
+	}
+	t.Fatalf("no driver %q", driver)
+	return nil
+}
 
 // eachDriver runs a test for both drivers, each on a database of its own.
 func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {

@@ -61,7 +61,7 @@ func TestBatchDoesNotCopy(t *testing.T) {
 		for _, sql := range []string{"COPY n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;", "COPY n FROM PROGRAM 'echo 7'"} {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			if _, err := e.db.Batch(ctx, claimOf("r", 5), Statement{SQL: sql}); guard.ReasonOf(err) != guard.ReasonInvalid {
+			if _, err := e.db.Batch(ctx, claimOf("r", 5), Raw(sql)); guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("%q: got %v, want ErrInvalid", sql, err)
 			}
 		}
@@ -69,7 +69,7 @@ func TestBatchDoesNotCopy(t *testing.T) {
 			t.Errorf("something was sent: mark %v, %v", mark, err)
 		}
 		// The control: the words alone are no reason.
-		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Statement{SQL: "INSERT INTO copy (stdin) VALUES (1)"}); err != nil {
+		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw("INSERT INTO copy (stdin) VALUES (1)")); err != nil {
 			t.Error(err)
 		}
 	})

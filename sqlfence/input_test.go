@@ -44,9 +44,9 @@ func TestInvalidTables(t *testing.T) {
 		"an empty key":          {id, []string{""}, nil, "key column", `""`},
 		"a key twice":           {id, []string{"a", "a"}, nil, "key column", `"a"`},
 		"a long key":            {id, []string{strings.Repeat("ä", 32)}, nil, "key column", "64 bytes"},
-		"the token is the key":  {id, []string{DefaultTokenColumn}, nil, "key column", DefaultTokenColumn},
+		"the token is the key":  {id, []string{defaultTokenColumn}, nil, "key column", defaultTokenColumn},
 		"the lease is the key":  {id, id, &TableOptions{LeaseColumn: "id"}, "key column", `"id"`},
-		"the lease is the mark": {id, id, &TableOptions{LeaseColumn: DefaultTokenColumn}, "lease column", DefaultTokenColumn},
+		"the lease is the mark": {id, id, &TableOptions{LeaseColumn: defaultTokenColumn}, "lease column", defaultTokenColumn},
 		"a bad token column":    {id, id, &TableOptions{TokenColumn: "a\x00"}, "token column", `a\x00`},
 		"a bad lease column":    {id, id, &TableOptions{LeaseColumn: "\xff"}, "lease column", `\xff`},
 		"a rule that is none":   {id, id, &TableOptions{Rule: 7}, "TableOptions.Rule", "invalid rule"},
@@ -74,10 +74,6 @@ func TestInvalidOptions(t *testing.T) {
 	wantInvalid(t, "Pgx(nil)", err, "pool", "nil")
 	_, err = Std(nil, nil)
 	wantInvalid(t, "Std(nil)", err, "db", "nil")
-	_, err = PgxConn(nil, nil)
-	wantInvalid(t, "PgxConn(nil)", err, "conn", "nil")
-	_, err = StdConn(nil, nil)
-	wantInvalid(t, "StdConn(nil)", err, "conn", "nil")
 	o, err := (Options{LockTimeout: -1, IdleTimeout: -1}).resolve()
 	if err != nil || o.LockTimeout != 0 || o.IdleTimeout != 0 || o.RaiseTimeout != defaultLockTimeout+defaultIdleTimeout {
 		t.Errorf("negative timeouts resolve to %+v, %v", o, err)
@@ -116,7 +112,7 @@ func TestInvalidClaims(t *testing.T) {
 				return closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c}, nil, never)
 			},
 			"Batch": func(c guard.Claim) error {
-				_, err := closed.Batch(t.Context(), c, Statement{SQL: "SELECT 1"})
+				_, err := closed.Batch(t.Context(), c, Raw("SELECT 1"))
 				return err
 			},
 			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
@@ -172,7 +168,7 @@ func TestInvalidUpdates(t *testing.T) {
 		"an empty set":         {good, Set{}, "set", "no column"},
 		"no set":               {good, nil, "set", "no column"},
 		"a key column":         {good, set1("a", 1), "set column", "key column"},
-		"the token column":     {good, set1(DefaultTokenColumn, 1), "set column", "token column"},
+		"the token column":     {good, set1(defaultTokenColumn, 1), "set column", "token column"},
 		"the lease column":     {good, set1("last_lease_id", ""), "set column", "lease column"},
 		"an empty column":      {good, set1("", 1), "set column", `""`},
 		"64 bytes":             {good, set1(strings.Repeat("c", 64), 1), "set column", "64 bytes"},

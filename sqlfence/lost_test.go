@@ -27,7 +27,7 @@ func TestLostCommit(t *testing.T) {
 			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 				t.Fatal(err)
 			}
-			p.set(on("commit\x00", c.fate))
+			p.set(onCommit(c.fate))
 			start := time.Now()
 			err := db.fenced(t.Context(), claimOf("r", 5), write5)
 			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
@@ -161,8 +161,9 @@ func TestCommitIgnoresCancel(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
+		commits := onCommit(cutBefore)
 		p.set(func(message string) fate {
-			if on("commit\x00", cutBefore)(message) != forward {
+			if commits(message) != forward {
 				cancel()
 				time.Sleep(50 * time.Millisecond) // the client has time to give up
 			}

@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql/driver"
 	"fmt"
 	"reflect"
 	"slices"
@@ -29,23 +28,21 @@ type RowUpdate struct {
 //
 // All sets must name the same columns. A value may differ from row to row; an
 // [Expr] must be the same, with the same arguments, in all of them. No two
-// writes may have one key: what looks equal is ErrInvalid before anything is
-// sent, what only the database finds equal (1 and 1.0) is ErrInvalid, too, and
-// nothing is written. No writes are no error. A statement has at most 65535
-// parameters, of which each row takes one for each key column, one or two for
-// its claim, and one for each value; more writes than that take several
-// statements in one transaction, so that they too are written together or not at
-// all. That is refused inside a transaction of the caller's, where the package
-// could not see that two writes have one key.
+// writes may have one key: what the database finds equal (1 and 1.0, too) is
+// ErrInvalid, and nothing is written. No writes are no error. Writes with more
+// than 65535 parameters in all (of each row its key, its claim and its values)
+// take several statements in one transaction, so that they too are written
+// together or not at all; inside a transaction of the caller's that is refused,
+// because two writes with one key could not be seen there.
 //
 // If err is not nil there are no verdicts, and nothing was written, unless it
 // is ErrOutcomeUnknown or says that the key is not unique; that is also so for
 // a constraint that one row violates. A transaction must then be rolled back.
 //
 // Rows are locked in the order of their keys, so that calls of one statement do
-// not deadlock with each other. A row that was replaced while the statement ran takes
-// another one; so does finding out that a row is not there. If that one fails,
-// the rows that it is about have its error as their verdict.
+// not deadlock with each other. Rows that were replaced while the statement ran
+// take another one. If that one fails, the rows that it is about have its error as
+// their verdict.
 func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowUpdate) (verdicts []error, err error) {
 	if len(writes) == 0 {
 		return nil, nil
@@ -107,32 +104,15 @@ func (b *batch) runAll(ctx context.Context) error {
 	})
 }
 
-// run sends a statement, and again what neither was written nor refused, if it
-// is there: such a row was changed or replaced while the statement waited for it.
-func (b *batch) run(ctx context.Context, all []int) error {
-	open, err := b.send(ctx, all)
-	if err != nil {
-		return err
-	}
+// run sends a statement, and again what neither was written nor refused: such a
+// row was changed or replaced while the statement waited for it.
+func (b *batch) run(ctx context.Context, open []int) error {
 	for try := 1; len(open) > 0; try++ {
-		there, err := b.existing(ctx, open)
-		if err == nil {
-			for _, i := range open {
-				b.verdicts[i] = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: b.writes[i].Claim}
-			}
-			if try == maxReplaced {
-				for _, i := range there {
-					b.verdicts[i] = guard.Unavailable(b.op(), b.writes[i].Claim, errHeldBack)
-				}
-				return nil
-			}
-			if open = there; len(there) > 0 {
-				open, err = b.send(ctx, there)
-			}
-		}
+		left, err := b.send(ctx, open, try)
 		switch {
 		case err == nil:
-		case !b.q.autocommit():
+			open = left
+		case try == 1 || !b.q.autocommit():
 			return err
 		default: // the other rows have their verdicts
 			for _, i := range open {
@@ -145,9 +125,9 @@ func (b *batch) run(ctx context.Context, all []int) error {
 }
 
 // send sends the writes with the given indices, notes their verdicts, and
-// returns those that have none: their row was not found, or neither written nor
-// refused. The database answers with how many were applied and with the rest.
-func (b *batch) send(ctx context.Context, indices []int) (open []int, err error) {
+// returns those that have none yet: neither written nor refused. The database
+// answers with how many were applied and with the rest.
+func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, err error) {
 	sql, args, err := b.statement(indices)
 	if err == nil {
 		err = b.q.usable(ctx, b.t)
@@ -157,12 +137,11 @@ func (b *batch) send(ctx context.Context, indices []int) (open []int, err error)
 	}
 	var applied, others int
 	var same error
-	rest := make(map[int]*rowState) // by index; nil for a row that was not found
+	rest := make(map[int]rowState) // by index
 	err = b.q.query(ctx, sql, args, func(scan func(dest ...any) error) error {
 		var n, other int
-		var found bool
 		var r rowState
-		if err := scan(&n, &other, &found, &r.token, &r.lease, &r.deleted, &r.satisfied); err != nil {
+		if err := scan(&n, &other, &r.there, &r.locked, &r.token, &r.lease, &r.deleted, &r.satisfied); err != nil {
 			return err
 		}
 		switch {
@@ -173,13 +152,10 @@ func (b *batch) send(ctx context.Context, indices []int) (open []int, err error)
 			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "is that of a write before it, too")
 			return nil
 		case other > 0:
-			same = b.twice(indices[other-1], indices[n-1])
+			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[other-1]), fmt.Sprint(b.writes[indices[other-1]].Key...), fmt.Sprintf("is that of writes[%d], too", indices[n-1]))
 			return nil
-		case found:
-			rest[indices[n-1]] = &r
-		default:
-			rest[indices[n-1]] = nil
 		}
+		rest[indices[n-1]] = r
 		others++
 		return nil
 	})
@@ -196,39 +172,25 @@ func (b *batch) send(ctx context.Context, indices []int) (open []int, err error)
 		switch r, refused := rest[i]; {
 		case !refused:
 			b.verdicts[i], b.marks[i] = nil, guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
-		case r == nil:
-			open = append(open, i)
+		case !r.there:
+			b.verdicts[i] = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
 		default:
+			b.verdicts[i] = nil
+			if r.locked { // else it was replaced while the statement waited for it
+				b.marks[i], b.verdicts[i] = b.t.decide(updates, r, claim)
+			}
 			// The row as it was locked says why it was not written. If it does
 			// not, the one that the statement's older snapshot saw refused.
-			if b.marks[i], b.verdicts[i] = b.t.decide(updates, *r, claim); b.verdicts[i] == nil {
+			switch {
+			case b.verdicts[i] != nil:
+			case try == maxReplaced:
+				b.verdicts[i] = guard.Unavailable(b.op(), claim, errHeldBack)
+			default:
 				open = append(open, i)
 			}
 		}
 	}
 	return open, nil
-}
-
-// twice is the error of two writes with one key.
-func (b *batch) twice(i, first int) error {
-	return guard.Invalid(fmt.Sprintf("writes[%d]: key", i), fmt.Sprint(b.writes[i].Key...), fmt.Sprintf("is that of writes[%d], too", first))
-}
-
-// existing returns those of the writes whose row is there now.
-func (b *batch) existing(ctx context.Context, indices []int) (there []int, err error) {
-	sql, args := b.existingSQL(indices)
-	err = b.q.query(ctx, sql, args, func(scan func(dest ...any) error) error {
-		var n int
-		if err := scan(&n); err != nil {
-			return err
-		}
-		there = append(there, indices[n-1])
-		return nil
-	})
-	if err != nil {
-		return nil, tableFailure(b.op(), b.claim(), err, false)
-	}
-	return there, nil
 }
 
 func (b *batch) op() string { return "update many of " + b.t.label }
@@ -247,7 +209,6 @@ const maxParameters = 65535
 
 // check validates the writes and finds the columns that they have in common.
 func (b *batch) check(ctx context.Context) error {
-	seen := make(map[string]int, len(b.writes))
 	for i, w := range b.writes {
 		at := fmt.Sprintf("writes[%d]: ", i)
 		if err := b.t.check(ctx, w.Claim, w.Key); err != nil {
@@ -256,11 +217,6 @@ func (b *batch) check(ctx context.Context) error {
 		if len(w.Set) == 0 {
 			return guard.Invalid(at+"set", "", "names no column")
 		}
-		key := keyText(w.Key)
-		if other, twice := seen[key]; twice {
-			return b.twice(i, other)
-		}
-		seen[key] = i
 		if i == 0 {
 			b.columns = columnsOf(w.Set, nil)
 			continue
@@ -290,38 +246,6 @@ func (b *batch) sameColumns(at string, set Set) error {
 		}
 	}
 	return nil
-}
-
-// keyText is equal for keys that look equal. Those that only the database
-// finds equal are left to it.
-func keyText(key Key) string {
-	var b []byte
-	for _, v := range key {
-		text := ""
-		if valuer, ok := v.(driver.Valuer); ok {
-			if value, err := valuer.Value(); err == nil {
-				v = value
-			}
-		}
-		switch r := reflect.ValueOf(v); {
-		case r.CanInt():
-			text = strconv.FormatInt(r.Int(), 10)
-		case r.CanUint():
-			text = strconv.FormatUint(r.Uint(), 10)
-		case r.Kind() == reflect.String:
-			text = "s" + r.String()
-		case r.Kind() == reflect.Slice && r.Type().Elem().Kind() == reflect.Uint8:
-			text = "b" + string(r.Bytes())
-		default:
-			if at, ok := v.(time.Time); ok {
-				text = "t" + at.Format(time.RFC3339Nano)
-			} else {
-				text = fmt.Sprintf("%#v", v)
-			}
-		}
-		b = appendShape(b, text)
-	}
-	return string(b)
 }
 
 // width is how many parameters a write takes.
@@ -514,33 +438,18 @@ func (b *builder) manyRest(of *batch) error {
 		b.WriteString(" AND " + satisfied)
 	}
 	b.WriteString(` RETURNING "fence n")`)
-	b.WriteString(` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence found", NULL::bigint AS "fence mark",` +
-		` NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
-		` UNION ALL SELECT i."fence n", ` + other + `, r."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
-		` FROM "fence in" AS i LEFT JOIN "fence out" AS o USING ("fence n") LEFT JOIN "fence row" AS r ON r."fence n" = i."fence n"` +
-		` WHERE o."fence n" IS NULL AND i.` + keys[0] + " IS NOT NULL")
-	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, NULL, NULL, false, false FROM "fence twice"`)
+	there := make([]string, len(keys))
+	for i := range keys {
+		there[i] = order[i] + ` = "fence i".` + keys[i]
+	}
+	b.WriteString(` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence there", false AS "fence found",` +
+		` NULL::bigint AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
+		` UNION ALL SELECT "fence i"."fence n", ` + other + `, EXISTS (SELECT FROM ` + t.name + " WHERE " + strings.Join(there, " AND ") + `), "fence r"."fence n" IS NOT NULL,` +
+		` "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
+		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" USING ("fence n") LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" = "fence i"."fence n"` +
+		` WHERE "fence o"."fence n" IS NULL AND "fence i".` + keys[0] + " IS NOT NULL")
+	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, false, NULL, NULL, false, false FROM "fence twice"`)
 	return nil
-}
-
-// existingSQL asks which of the rows are there.
-func (b *batch) existingSQL(indices []int) (string, []any) {
-	t := b.t
-	args := make([]any, 0, len(indices)*len(t.keys))
-	for _, i := range indices {
-		args = append(args, b.writes[i].Key...)
-	}
-	var text builder
-	names, nulls, meets := make([]string, len(t.keys)), make([]string, len(t.keys)), make([]string, len(t.keys))
-	for i, column := range t.keyColumns {
-		names[i] = own("k", i)
-		nulls[i] = "(NULL::" + t.name + ")." + column
-		meets[i] = t.row + "." + column + " = " + names[i]
-	}
-	text.WriteString("SELECT \"fence n\" FROM (VALUES (0, " + strings.Join(nulls, ", ") + ")")
-	text.rows(len(indices), len(t.keys))
-	text.WriteString(`) AS "fence in" ("fence n", ` + strings.Join(names, ", ") + ") JOIN " + t.name + " ON " + strings.Join(meets, " AND "))
-	return text.String(), args
 }
 
 // own is a name that the statement gives a column of its own.

@@ -39,7 +39,10 @@ func (d *DB[Tx]) Migrate(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return guard.Unavailable("migrate", guard.Claim{}, err)
 	}
-	err := d.backend.migrate(ctx, schema())
+	c, err := d.with(ctx, func(c conn[Tx]) error { return schema().Up(ctx, c.migrations()) })
+	if err == nil {
+		c.release()
+	}
 	var newer *migrate.NewerError
 	if errors.As(err, &newer) {
 		return guard.Unavailable("migrate", guard.Claim{}, newer)

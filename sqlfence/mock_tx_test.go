@@ -51,7 +51,7 @@ func TestFailureOfBatch(t *testing.T) {
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			rows, err := mocked(t, c.expect).Batch(t.Context(), claimOf("r", 5), Statement{SQL: write})
+			rows, err := mocked(t, c.expect).Batch(t.Context(), claimOf("r", 5), Raw(write))
 			if guard.ReasonOf(err) != c.want || (rows != nil) != (err == nil) {
 				t.Errorf("got %v, %v, want %q", rows, err, c.want)
 			}
@@ -107,7 +107,7 @@ func TestFailureOfEnter(t *testing.T) {
 					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
 					m.ExpectRollback()
 				})
-				tx, err := db.backend.(stdDriver).db.BeginTx(context.Background(), nil)
+				tx, err := db.backend.(stdBackend).db.BeginTx(context.Background(), nil)
 				if err != nil {
 					return err
 				}

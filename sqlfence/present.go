@@ -23,14 +23,13 @@ const presentSQL = `SELECT pg_catalog.count(fencepost.present(c OPERATOR(pg_cata
 // triggers find what the transaction presents.
 func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
 
-// Present makes claims known to the triggers of guarded tables
-// ([Admin.InstallTrigger]) for the rest of tx, one of the driver's own
-// transactions; with [Options].PresentClaims [DB.InTx] does it by itself. It
-// decides nothing: the triggers compare a claim when something is written under its resource. A claim for a
-// resource that was presented before takes its place.
+// Present makes claims known to triggers ([Admin.InstallTrigger]) for the rest of
+// tx, one of the driver's own transactions; with [Options].PresentClaims
+// [DB.InTx] does it by itself. It decides nothing: the triggers compare a claim
+// when something is written under its resource. A claim takes the place of one
+// that was presented for its resource before.
 //
-// The marks must have been raised, with [DB.Raise], before the transaction
-// began: a claim above the mark is refused. The setting ends with the
+// The marks must have been raised before ([DB.Raise]). The setting ends with the
 // transaction and so works behind PgBouncer's transaction pooling. Programs in
 // other languages call fencepost.present(resource, token, lease), or
 //
@@ -48,7 +47,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 		return nil
 	}
 	var n int64
-	_, err := d.backend.in(tx).row(ctx, presentSQL, []any{claimsSetting(claims...)}, &n)
+	_, err := row(ctx, d.backend.in(tx), presentSQL, []any{claimsSetting(claims...)}, &n)
 	return schemaFailure("present", guard.Claim{}, err)
 }
 

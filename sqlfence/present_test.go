@@ -113,7 +113,7 @@ func TestEnteringPresents(t *testing.T) {
 				}
 				return write(ctx, tx)
 			})
-			_, all["Batch"] = db.Batch(t.Context(), claimOf("a", 5), Statement{SQL: both + " WHERE tenant = 'a'"})
+			_, all["Batch"] = db.Batch(t.Context(), claimOf("a", 5), Raw(both+" WHERE tenant = 'a'"))
 			return all
 		}
 		for way, err := range ways(e.db) {

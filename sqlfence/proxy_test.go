@@ -2,11 +2,14 @@ package sqlfence
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"io"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -91,6 +94,28 @@ func (p *proxy) cut() {
 func on(text string, what fate) func(string) fate {
 	return func(message string) fate {
 		if strings.Contains(strings.ToLower(message), text) {
+			return what
+		}
+		return forward
+	}
+}
+
+// onCommit applies what to the COMMIT of a transaction: a simple query, or the
+// prepared statement of a pipeline, which the server answers at its Sync.
+func onCommit(what fate) func(string) fate {
+	digest := sha256.Sum256([]byte("COMMIT"))
+	name := "\x00stmtcache_" + hex.EncodeToString(digest[:24]) + "\x00"
+	var bound atomic.Bool
+	return func(message string) fate {
+		switch {
+		case message[0] == 'Q':
+			return on("commit\x00", what)(message)
+		case message[0] == 'B' && strings.Contains(message, name):
+			bound.Store(what != cutBefore)
+			if what == cutBefore {
+				return what
+			}
+		case message[0] == 'S' && bound.CompareAndSwap(true, false):
 			return what
 		}
 		return forward

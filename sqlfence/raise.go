@@ -43,7 +43,7 @@ const (
 )
 
 // When a raise that waits looks for whom it waits: it says so at the first
-// look, and at the second ends who has been idle for TerminateIdleAfter. After
+// look, and at the second ends who has been idle for too long. After
 // that the pauses grow, because each time it leaves its place in the queue of
 // the lock, and younger transactions of the old holder pass it.
 const (
@@ -91,12 +91,15 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 			unhurried, wait = true, min(wait, left)
 			continue
 		}
-		if pgerr.State(err) != pgerr.LockTimeout || left < time.Millisecond {
+		if pgerr.State(err) != pgerr.LockTimeout {
 			return looks.explain(err)
 		}
-		due, lookErr := looks.look(ctx)
+		due, lookErr := looks.look(ctx, left < time.Millisecond)
 		if errors.As(lookErr, new(*guard.RejectedError)) {
 			return lookErr
+		}
+		if left < time.Millisecond {
+			return looks.explain(err)
 		}
 		if lookErr != nil { // the role may not; what is left is to wait
 			if err := d.raiseOnce(ctx, claim, left, work, unhurried); err != nil {
@@ -125,18 +128,12 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 // shorter than the wait; unhurried lifts it for this transaction, which has
 // lock_timeout in its place, and which the first try need not pay for.
 func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
-	const op = "raise"
 	statements := make([]statement, 0, 2)
 	if unhurried {
 		statements = append(statements, statement{sql: unhurriedSQL})
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, "", append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(wait.Milliseconds())}})...)
-	if err != nil {
-		return schemaFailure(op, claim, err)
-	}
-	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, claim, tx.commit(ctx, d.commits), work)
+	statements = append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID, int32(wait.Milliseconds())}})
+	return d.once(ctx, "raise", claim, work, statements...)
 }
 
 // raiseLooks is what a raise that waits has seen of those it waits for.
@@ -170,8 +167,9 @@ func (h session) String() string {
 }
 
 // look reports who is in the way, ends those that have been for too long, and
-// returns in what time the next one is due.
-func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error) {
+// returns in what time the next one is due. The last one ends nobody: the raise
+// has given up.
+func (r *raiseLooks[Tx]) look(ctx context.Context, last bool) (due time.Duration, err error) {
 	d, first, args := r.db, r.seen == nil, []any{r.claim.Resource, int64(r.claim.Token), r.claim.LeaseID}
 	r.seen = []session{}
 	err = d.readOnce(ctx, "look for the holders of a mark", r.claim, func(q querier) error {
@@ -192,7 +190,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error
 		d.observe(ctx, guard.Event{Op: guard.OpContend, Claim: r.claim, Duration: waited, Err: waitsFor(r.seen)})
 	}
 	due = d.opts.RaiseTimeout
-	if d.opts.TerminateAfter == 0 {
+	if d.opts.TerminateAfter == 0 || last {
 		return due, nil
 	}
 	var late []string
@@ -201,13 +199,13 @@ func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error
 			continue
 		}
 		left := d.opts.TerminateAfter - time.Since(d.holders.since(h.key))
-		if h.idle >= 0 && d.opts.TerminateIdleAfter > 0 {
+		if h.idle >= 0 {
 			since, was := r.idle[h.key]
 			if from := time.Now().Add(-time.Duration(h.idle) * time.Millisecond); !was || from.Before(since) {
 				since = from
 			}
 			r.idle[h.key] = since
-			left = min(left, d.opts.TerminateIdleAfter-time.Since(since))
+			left = min(left, d.opts.TerminateAfter/idleShare-time.Since(since))
 		} else {
 			delete(r.idle, h.key)
 		}
@@ -224,7 +222,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context) (due time.Duration, err error
 	}
 	return due, d.readOnce(ctx, "end sessions of older holders", r.claim, func(q querier) error {
 		var n int64
-		_, err := q.row(ctx, terminateSQL, append(args, strings.Join(late, " ")), &n)
+		_, err := row(ctx, q, terminateSQL, append(args, strings.Join(late, " ")), &n)
 		return err
 	})
 }
@@ -269,10 +267,10 @@ func (t *holderTimes) since(key string) time.Time {
 // readOnce runs statements of the schema in a READ COMMITTED transaction that
 // has nothing to commit.
 func (d *DB[Tx]) readOnce(ctx context.Context, op string, claim guard.Claim, read func(q querier) error) error {
-	tx, err := d.backend.begin(ctx, ReadCommitted, "")
+	c, err := d.begin(ctx, readCommitted)
 	if err == nil {
-		err = read(d.backend.in(tx.handle()))
-		tx.rollback()
+		err = read(d.backend.in(c.tx()))
+		c.release()
 	}
 	return schemaFailure(op, claim, err)
 }

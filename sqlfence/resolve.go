@@ -61,7 +61,7 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 	for end := time.Now().Add(d.opts.CommitTimeout); ; {
 		var standby bool
 		var timeline, status string
-		if _, err := d.backend.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
+		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
 			if pgerr.State(err) == pgerr.InvalidParameter { // an ID of the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}

@@ -28,7 +28,7 @@ func TestResolve(t *testing.T) {
 				if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 					t.Fatal(err)
 				}
-				p.set(on("commit\x00", c.fate))
+				p.set(onCommit(c.fate))
 				err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true, Isolation: level}, write5)
 				if guard.ReasonOf(err) != c.want || e.written() != c.rows {
 					t.Errorf("%s: got %v and %d rows, want %q and %d", what, err, e.written(), c.want, c.rows)
@@ -55,11 +55,12 @@ func TestResolveLater(t *testing.T) {
 			}
 			lose := func(opts *TxOptions) error {
 				var down atomic.Bool
+				lost := onCommit(c.fate)
 				p.set(func(message string) fate {
 					if down.Load() {
 						return cutBefore // nobody can be asked
 					}
-					what := on("commit\x00", c.fate)(message)
+					what := lost(message)
 					if what != forward {
 						down.Store(true)
 					}

@@ -1,7 +1,9 @@
 package sqlfence
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -42,36 +44,22 @@ func RolesSQL(roles *RoleNames) (string, error) {
 	if roles == nil {
 		roles = &RoleNames{}
 	}
-	name := func(field, given, unset string) (literal string, err error) {
-		if given == "" {
-			given = unset
+	names := []string{cmp.Or(roles.Enforcer, "fencepost_enforcer"), cmp.Or(roles.Operator, "fencepost_operator"), cmp.Or(roles.Reader, "fencepost_reader")}
+	for i, field := range []string{"RoleNames.Enforcer", "RoleNames.Operator", "RoleNames.Reader"} {
+		name := names[i]
+		if strings.HasPrefix(name, "pg_") || name == "public" || name == "none" {
+			return "", guard.Invalid(field, name, "is a reserved name")
 		}
-		if strings.HasPrefix(given, "pg_") || given == "public" || given == "none" {
-			return "", guard.Invalid(field, given, "is a reserved name")
-		}
-		if _, err := quoteIdentifier(field, given); err != nil {
+		if _, err := quoteIdentifier(field, name); err != nil {
 			return "", err
 		}
-		return quoteText(given), nil
-	}
-	enforcer, err := name("RoleNames.Enforcer", roles.Enforcer, "fencepost_enforcer")
-	if err != nil {
-		return "", err
-	}
-	operator, err := name("RoleNames.Operator", roles.Operator, "fencepost_operator")
-	if err != nil {
-		return "", err
-	}
-	reader, err := name("RoleNames.Reader", roles.Reader, "fencepost_reader")
-	if err != nil {
-		return "", err
-	}
-	if enforcer == operator || operator == reader || enforcer == reader {
-		return "", guard.Invalid("RoleNames", enforcer+", "+operator+", "+reader, "must be three roles")
+		if slices.Contains(names[:i], name) {
+			return "", guard.Invalid("RoleNames", strings.Join(names, ", "), "must be three roles")
+		}
 	}
 	list := func(names []string) string { return "ARRAY['" + strings.Join(names, "', '") + "']" }
 	return strings.NewReplacer(
-		"$enforcer", enforcer, "$operator", operator, "$reader", reader,
+		"$enforcer", quoteText(names[0]), "$operator", quoteText(names[1]), "$reader", quoteText(names[2]),
 		"$mayEnforce", list(enforcerFunctions), "$mayOperate", list(operatorFunctions), "$mayRead", list(readerFunctions),
 		"$tables", list(readerTables),
 	).Replace(rolesSQL), nil

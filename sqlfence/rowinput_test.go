@@ -2,13 +2,9 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql"
-	"database/sql/driver"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -45,7 +41,7 @@ func TestInvalidRows(t *testing.T) {
 			"takeover, once per token":    {once.Takeover(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
 			"delete without its column":   {once.Delete(t.Context(), closed, claim, key, nil), "TableOptions.DeletedColumn", "must be set"},
 			"delete sets the column":      {table.Delete(t.Context(), closed, claim, key, Set{"deleted_at": 1}), "set column", "deleted column"},
-			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{DefaultTokenColumn: 1}), "set column", "token column"},
+			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{defaultTokenColumn: 1}), "set column", "token column"},
 			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
 			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
 			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": Raw("(1")}), "set column v", "parenthesis"},
@@ -65,12 +61,11 @@ func TestInvalidRows(t *testing.T) {
 			"many, an expression":         {many(one(RowUpdate{claim, key, Set{"v": Raw("1")}})), "writes[1]: set column v", "same expression"},
 			"many, other arguments": {many([]RowUpdate{{claim, key, Set{"v": Raw("$1", 1)}}, {claim, Key{2, "x"}, Set{"v": Raw("$1", 2)}}}),
 				"writes[1]: set column v", "same expression"},
-			"many, the token":       {many([]RowUpdate{{claim, key, Set{DefaultTokenColumn: 1}}}), "set column", "token column"},
+			"many, the token":       {many([]RowUpdate{{claim, key, Set{defaultTokenColumn: 1}}}), "set column", "token column"},
 			"many, the deletion":    {many([]RowUpdate{{claim, key, Set{"deleted_at": Raw("now()")}}}), "set column", "deleted column"},
 			"many, a bad column":    {many([]RowUpdate{{claim, key, Set{"a\x00": 1}}}), "set column", `a\x00`},
-			"many, one key twice":   {many(one(RowUpdate{claim, Key{int64(9), "z"}, set})), "writes[1]: key", "writes[0]"},
 			"a deleted column of 0": {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":  {newTableError(&TableOptions{DeletedColumn: DefaultTokenColumn}), "deleted column", "token column"},
+			"deleted is the token":  {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
 			"deleted is the key":    {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
@@ -90,34 +85,6 @@ func TestInvalidRows(t *testing.T) {
 func newTableError(opts *TableOptions) error {
 	_, err := anyTable([]string{"t"}, []string{"id"}, opts)
 	return err
-}
-
-// named is an array that names itself to the driver, as UUID types do.
-type named [2]byte
-
-func (n named) Value() (driver.Value, error) { return fmt.Sprintf("%x", [2]byte(n)), nil }
-
-// TestKeyText: keys that look equal are, and keys that do not look equal are
-// left to the database; two different ones never look equal.
-func TestKeyText(t *testing.T) {
-	at := time.Date(2026, 4, 30, 0, 0, 0, 0, time.UTC)
-	id := named{1, 2}
-	same := [][2]Key{{{1}, {int64(1)}}, {{uint8(1)}, {1}}, {{"a"}, {"a"}}, {{[]byte("a")}, {[]byte("a")}}, {{at}, {at}},
-		{{sql.NullString{String: "a", Valid: true}}, {"a"}}, {{id}, {"0102"}}, {{1.5}, {1.5}}}
-	for _, keys := range same {
-		if keyText(keys[0]) != keyText(keys[1]) {
-			t.Errorf("%v and %v do not look equal", keys[0], keys[1])
-		}
-	}
-	different := []Key{{1}, {"1"}, {"a", "b"}, {"ab", ""}, {"a", "", "b"}, {[]byte("a")}, {"ba"}, {"a 1:b"}, {at}, {at.In(time.FixedZone("", 60))},
-		{[]int{1, 2}}, {[]int{12}}, {1.5}, {"1.5"}, {true}, {struct{ A, B string }{"x y", ""}}, {struct{ A, B string }{"x", "y "}}, {id}}
-	seen := map[string]Key{}
-	for _, key := range different {
-		if other, twice := seen[keyText(key)]; twice {
-			t.Errorf("%#v and %#v look equal", key, other)
-		}
-		seen[keyText(key)] = key
-	}
 }
 
 // TestUnreadable: a dest that cannot take the value is no success, and says

@@ -131,12 +131,6 @@ func (a afterFirst) exec(ctx context.Context, sql string, args []any) (int64, er
 	return n, err
 }
 
-func (a afterFirst) row(ctx context.Context, sql string, args []any, dest ...any) (bool, error) {
-	found, err := a.Querier.row(ctx, sql, args, dest...)
-	a.then()
-	return found, err
-}
-
 func (a afterFirst) query(ctx context.Context, sql string, args []any, each eachRow) error {
 	err := a.Querier.query(ctx, sql, args, each)
 	a.then()

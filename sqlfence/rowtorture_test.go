@@ -59,7 +59,7 @@ func take(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (
 }
 
 func readRow(ctx context.Context, q Querier, id int, v *int64) error {
-	found, err := q.row(ctx, "SELECT v FROM steps WHERE id = $1", []any{id}, v)
+	found, err := row(ctx, q, "SELECT v FROM steps WHERE id = $1", []any{id}, v)
 	if err == nil && !found {
 		err = guard.ErrNotFound
 	}

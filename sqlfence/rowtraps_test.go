@@ -45,7 +45,7 @@ var traps = map[string]struct {
 		err := raw("UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 WHERE id = $1 AND $4::bigint >= last_fencing_token")(ctx, s, q, claim, id, set)
 		var mark int64
 		if errors.Is(err, guard.ErrStale) {
-			if _, err := q.row(ctx, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
+			if _, err := row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
 				return err
 			}
 			if mark <= int64(claim.Token) {
@@ -107,7 +107,7 @@ func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim
 
 func compareThenWrite(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 	var mark int64
-	if _, err := q.row(ctx, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
+	if _, err := row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
 		return err
 	}
 	if mark > int64(claim.Token) {

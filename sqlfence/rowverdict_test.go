@@ -22,8 +22,12 @@ type rowCase struct {
 
 // rowWays are the statements on rows. Each returns the verdicts of all cases.
 var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error, error){
-	"Update":   eachCase((*Table).Update),
-	"Upsert":   eachCase((*Table).Upsert),
+	"Update": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
+		return t.Update(ctx, q, claim, key, set)
+	}),
+	"Upsert": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
+		return t.Upsert(ctx, q, claim, key, set)
+	}),
 	"Delete":   eachCase((*Table).Delete),
 	"Takeover": takeCases,
 	"UpdateMany": func(q Querier, table *Table, cases []rowCase) ([]error, error) {
@@ -232,7 +236,8 @@ func TestRowsDecideControls(t *testing.T) {
 			"no comparison": cut(`"fence token" > "last_fencing_token"`, "true"),
 			"any lease":     cut(`"fence lease" = "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"deleted found": cut(` AND "deleted_at" IS NULL`, ""),
-			"all applied":   cut(`o."fence n" IS NULL AND `, "false AND "),
+			"all applied":   cut(`"fence o"."fence n" IS NULL AND `, "false AND "),
+			"all there":     cut(`EXISTS (SELECT FROM`, `true OR EXISTS (SELECT FROM`),
 			"one mark":      cut(`"last_fencing_token" AS "fence mark"`, `2::bigint AS "fence mark"`),
 			"one value":     cut(`"last_fencing_token" = "fence token",`, `"last_fencing_token" = 7,`),
 		},

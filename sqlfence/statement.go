@@ -43,16 +43,16 @@ func columnsOf[V any, M ~map[string]V](m M, into []string) []string {
 	return into
 }
 
-// statement returns the text of a statement and its parameters: the key's come
-// first, then the claim's, then the set's in the order of their columns, then
-// the predicates', so that one list of columns is one statement, here and in
-// the driver's cache.
-func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set) (string, []any, error) {
+// statement returns a statement and its parameters: the key's come first, then
+// the claim's, then the set's in the order of their columns, then the
+// predicates', so that one list of columns is one statement, here and in the
+// driver's cache. It returns the given columns of the row, if there are any.
+func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning []string) (statement, error) {
 	switch {
 	case k == updates && len(set) == 0:
-		return "", nil, guard.Invalid("set", "", "names no column")
+		return statement{}, guard.Invalid("set", "", "names no column")
 	case k == deletes && t.deleted == "":
-		return "", nil, guard.Invalid("TableOptions.DeletedColumn", "", "must be set for a delete")
+		return statement{}, guard.Invalid("TableOptions.DeletedColumn", "", "must be set for a delete")
 	}
 	var few [8]string // most sets fit
 	columns := columnsOf(set, few[:0])
@@ -74,15 +74,18 @@ func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set) (string, 
 		}
 	}
 	shape, args = t.appendPredicates(shape, args)
+	for _, column := range returning {
+		shape = appendShape(append(shape, '>'), column)
+	}
 	if sql, known := t.statements.get(shape); known {
-		return sql, args, nil
+		return statement{sql: sql, args: args}, nil
 	}
 	var b builder
-	if err := b.write(t, k, columns, set); err != nil {
-		return "", nil, err
+	if err := b.write(t, k, columns, set, returning); err != nil {
+		return statement{}, err
 	}
 	t.statements.put(string(shape), b.String())
-	return b.String(), args, nil
+	return statement{sql: b.String(), args: args}, nil
 }
 
 // verdict returns the statement that reads why a row was not written: its
@@ -190,7 +193,7 @@ type builder struct {
 
 // write builds a statement for one row from the key's parameters, the claim's
 // and the set's.
-func (b *builder) write(t *Table, k kind, columns []string, set Set) error {
+func (b *builder) write(t *Table, k kind, columns []string, set Set, returning []string) error {
 	b.n = len(t.keys) + 1
 	token, lease := placeholder(b.n)+"::bigint", ""
 	if t.lease != "" {
@@ -239,6 +242,20 @@ func (b *builder) write(t *Table, k kind, columns []string, set Set) error {
 	}
 	if len(t.predicates) > 0 {
 		b.WriteString(" AND " + satisfied)
+	}
+	var read []string
+	if k == takes {
+		read = []string{liftCommit, t.raised(), t.isDeleted()}
+	}
+	for _, column := range returning {
+		quoted, err := quoteIdentifier("dest column", column)
+		if err != nil {
+			return err
+		}
+		read = append(read, quoted)
+	}
+	if len(read) > 0 {
+		b.WriteString(" RETURNING " + strings.Join(read, ", "))
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 	var standby bool
 	var token, floor *int64
 	var lease *string
-	_, err := d.backend.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
+	_, err := d.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
 	switch {
 	case err != nil:
 		return guard.Mark{}, schemaFailure(op, claim, err)
@@ -87,20 +87,10 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
-	// The level must be named, so it takes a transaction; what it did is read
-	// inside it and reported only once it is committed.
-	tx, err := d.backend.begin(ctx, ReadCommitted, "")
-	if err != nil {
-		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
-	}
-	defer tx.rollback()
 	var count, floor int64
-	if _, err := d.backend.in(tx.handle()).row(ctx, retireSQL,
-		[]any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, &count, &floor); err != nil {
-		return guard.Retired{}, schemaFailure(op, guard.Claim{}, err)
-	}
-	if err := tx.commit(ctx, d.commits); err != nil {
-		return guard.Retired{}, failure(op, guard.Claim{}, err, true)
+	args, dest := []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, []any{&count, &floor}
+	if err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: args, dest: dest}); err != nil {
+		return guard.Retired{}, err
 	}
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }

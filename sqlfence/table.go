@@ -16,15 +16,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultTokenColumn is the column that holds a row's mark unless told
-// otherwise.
-const DefaultTokenColumn = "last_fencing_token"
+const defaultTokenColumn = "last_fencing_token"
 
 // TableOptions configures [NewTable]. The zero value is the default.
 type TableOptions struct {
 	// TokenColumn holds the row's mark; it must be bigint NOT NULL DEFAULT 0
 	// and should not be indexed: an index on it makes every write of the row
-	// an index write. Empty means [DefaultTokenColumn].
+	// an index write. Empty means
+	// "last_fencing_token".
 	TokenColumn string
 	// LeaseColumn holds the lease ID of the mark; it must be text NOT NULL
 	// DEFAULT ''. Empty means that the table has none: then one token under
@@ -91,7 +90,7 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		o = *opts
 	}
 	if o.TokenColumn == "" {
-		o.TokenColumn = DefaultTokenColumn
+		o.TokenColumn = defaultTokenColumn
 	}
 	if o.Rule == 0 {
 		o.Rule = guard.OncePerToken

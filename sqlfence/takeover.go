@@ -2,19 +2,16 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Dest is where [Table.Takeover] and [Table.UpdateReturning] put what they read,
-// by column: pointers that the driver's Scan takes. A column that may be NULL needs a pointer to a
-// pointer, or a type such as [database/sql.Null].
+// Dest is where [Table.Takeover], [Table.Update] and [Table.Upsert] put what they
+// read, by column: pointers that the driver's Scan takes. A column that may be
+// NULL needs a pointer to a pointer, or a type such as [database/sql.Null].
 type Dest map[string]any
 
 // Takeover makes the claim the mark of the row with the given key and reads the
@@ -49,27 +46,20 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if t.rule != guard.SameOrNewer {
 		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a takeover, which would spend the token")
 	}
-	if err := t.check(ctx, claim, key); err != nil {
-		return guard.Mark{}, err
-	}
-	columns, into, err := dest.pointers()
+	s, err := t.prepare(ctx, q, takes, claim, key, nil, dest)
 	if err != nil {
 		return guard.Mark{}, err
 	}
 	var lifted *string
 	var raised, deleted bool
 	own := []any{&lifted, &raised, &deleted}
-	sql, args, err := t.takeoverSQL(claim, key, columns)
-	if err != nil {
-		return guard.Mark{}, err
-	}
-	mark, err := t.sendReturning(ctx, q, takes, claim, key, sql, args, func(scan func(dest ...any) error) error {
+	mark, err := t.sendReturning(ctx, q, takes, claim, key, s, func(scan func(dest ...any) error) error {
 		if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
-			if err := scan(append(own, discarded(len(into))...)...); err != nil || deleted {
+			if err := scan(append(own, discarded(len(s.dest))...)...); err != nil || deleted {
 				return err
 			}
 		}
-		return scan(append(own, into...)...)
+		return scan(append(own, s.dest...)...)
 	})
 	switch {
 	case err == nil && !raised:
@@ -102,69 +92,6 @@ func (d Dest) pointers() (columns []string, into []any, err error) {
 	return columns, into, nil
 }
 
-// sendReturning is untilDecided for a statement that returns the row.
-func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, sql string, args []any, each eachRow) (guard.Mark, error) {
-	if err := q.usable(ctx, t); err != nil {
-		return guard.Mark{}, err
-	}
-	mark, err := t.untilDecided(ctx, q, k, claim, key, func() (n int64, err error) {
-		err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error { n++; return each(scan) })
-		return n, err
-	})
-	if misread := (unreadable{}); errors.As(err, &misread) && !q.autocommit() {
-		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(k), misread)
-	}
-	return mark, err
-}
-
-// UpdateReturning is [Table.Update], and reads columns of the row as it wrote
-// it. A dest that cannot take its column's value is an error by which the row
-// may be written: ErrOutcomeUnknown, but in a transaction, where the caller
-// decides. What an error leaves in dest means nothing.
-func (t *Table) UpdateReturning(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest Dest) error {
-	return t.writeReturning(ctx, q, updates, claim, key, set, dest)
-}
-
-// UpsertReturning is [Table.Upsert] with the dest of [Table.UpdateReturning].
-func (t *Table) UpsertReturning(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest Dest) error {
-	return t.writeReturning(ctx, q, upserts, claim, key, set, dest)
-}
-
-func (t *Table) writeReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) error {
-	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
-		if err := t.check(ctx, claim, key); err != nil {
-			return guard.Mark{}, err
-		}
-		columns, into, err := dest.pointers()
-		if err != nil {
-			return guard.Mark{}, err
-		}
-		if len(columns) == 0 {
-			return guard.Mark{}, guard.Invalid("dest", "", "names no column")
-		}
-		sql, args, err := t.statement(k, claim, key, set)
-		if err != nil {
-			return guard.Mark{}, err
-		}
-		quoted, err := quoteColumns("dest column", columns)
-		if err != nil {
-			return guard.Mark{}, err
-		}
-		return t.sendReturning(ctx, q, k, claim, key, sql+" RETURNING "+strings.Join(quoted, ", "), args, func(scan func(dest ...any) error) error { return scan(into...) })
-	})
-}
-
-func quoteColumns(field string, columns []string) ([]string, error) {
-	quoted := make([]string, len(columns))
-	for i, column := range columns {
-		var err error
-		if quoted[i], err = quoteIdentifier(field, column); err != nil {
-			return nil, err
-		}
-	}
-	return quoted, nil
-}
-
 // liftCommit makes the commit of the statement that returns it wait for the
 // disk where the server's default would not: what counts is the setting at the
 // commit (PostgreSQL documentation, 20.5.1, synchronous_commit).
@@ -179,34 +106,4 @@ func (t *Table) raised() string {
 		raised += " AND " + t.lease + " = " + placeholder(n+1) + `::text COLLATE pg_catalog."C"`
 	}
 	return raised
-}
-
-func (t *Table) takeoverSQL(claim guard.Claim, key Key, columns []string) (string, []any, error) {
-	args := append(slices.Clone([]any(key)), int64(claim.Token))
-	if t.lease != "" {
-		args = append(args, claim.LeaseID)
-	}
-	var some [256]byte
-	shape := append(some[:0], byte(takes))
-	for _, column := range columns {
-		shape = appendShape(shape, column)
-	}
-	shape, args = t.appendPredicates(shape, args)
-	if sql, known := t.statements.get(shape); known {
-		return sql, args, nil
-	}
-	var b builder
-	if err := b.write(t, takes, nil, nil); err != nil {
-		return "", nil, err
-	}
-	b.WriteString(" RETURNING " + liftCommit + ", " + t.raised() + ", " + t.isDeleted())
-	quoted, err := quoteColumns("dest column", columns)
-	if err != nil {
-		return "", nil, err
-	}
-	for _, column := range quoted {
-		b.WriteString(", " + column)
-	}
-	t.statements.put(string(shape), b.String())
-	return b.String(), args, nil
 }

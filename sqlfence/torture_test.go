@@ -215,8 +215,8 @@ const batchTables = `DROP TABLE IF EXISTS counters, entries; DELETE FROM fencepo
 	CREATE TABLE entries (token bigint NOT NULL, seen bigint NOT NULL)`
 
 // batchWrites inserts an entry, pauses and counts.
-func batchWrites(token int64, pause string) []Statement {
-	return []Statement{
+func batchWrites(token int64, pause string) []Expr {
+	return []Expr{
 		{"INSERT INTO entries SELECT $1::bigint, count(*) FROM entries WHERE token < $1::bigint", []any{token}},
 		{pause, nil},
 		{"UPDATE counters SET v = v + 1", nil},
@@ -228,7 +228,7 @@ func batchWrites(token int64, pause string) []Statement {
 // a fence: it inserts, and does not see what the older one inserted.
 func TestBatchOvertaken(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		overtake := func(send func(claim guard.Claim, writes []Statement) error) (stale int64) {
+		overtake := func(send func(claim guard.Claim, writes []Expr) error) (stale int64) {
 			e.exec(batchTables)
 			tx, err := e.admin.Begin(t.Context())
 			if err != nil {
@@ -253,17 +253,17 @@ func TestBatchOvertaken(t *testing.T) {
 			}
 			return e.int(staleEntries)
 		}
-		if stale := overtake(func(claim guard.Claim, writes []Statement) error {
+		if stale := overtake(func(claim guard.Claim, writes []Expr) error {
 			_, err := e.db.Batch(context.Background(), claim, writes...)
 			return err
 		}); stale != 0 {
 			t.Errorf("%d inserts were stale", stale)
 		}
-		if stale := overtake(func(_ guard.Claim, writes []Statement) error {
+		if stale := overtake(func(_ guard.Claim, writes []Expr) error {
 			return e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
 				for _, w := range writes {
-					if _, err := tx.exec(ctx, w.SQL, w.Args...); err != nil {
-						return fmt.Errorf("%s: %w", w.SQL, err)
+					if _, err := tx.exec(ctx, w.sql, w.args...); err != nil {
+						return fmt.Errorf("%s: %w", w.sql, err)
 					}
 				}
 				return nil

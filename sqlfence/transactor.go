@@ -48,27 +48,14 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := t.db.backend.begin(ctx, ReadCommitted, "")
+	c, err := t.db.begin(ctx, readCommitted)
 	if err != nil {
 		return schemaFailure(op, guard.Claim{}, err)
 	}
-	own := &callback[Tx]{tx: tx.handle()}
-	committed := false
-	defer func() {
-		own.over.Store(true)
-		if !committed { // fn failed, panicked or called runtime.Goexit
-			tx.rollback()
-		}
-	}()
-	inner := context.WithValue(context.WithValue(ctx, txKey[Tx]{t.db}, own), openTx[Tx]{t.db}, own.tx)
-	if err := fn(inner); err != nil {
+	committing, err := t.db.call(ctx, op, c, nil, func(ctx context.Context, tx Tx) error { return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx)) })
+	if !committing {
 		return err
 	}
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
-		return err
-	}
-	err = tx.commit(ctx, t.db.commits)
-	committed = err == nil
 	return failure("commit of an "+op, guard.Claim{}, err, true)
 }
 

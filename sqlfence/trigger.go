@@ -113,14 +113,10 @@ const (
 // most Options.LockTimeout. A table that cannot be guarded in full is refused.
 //
 // It runs in one transaction, as a role that owns the table and what [DB.Migrate]
-// made. The application's role should be neither: who owns a table may disable
-// its triggers. A partition that is attached later is covered as far as it is
-// written through its root; install again to cover direct writes. [Admin.Verify]
-// and [Admin.Triggers] find it.
-//
-// Writers must present their claims before the triggers are there: set
-// [Options].PresentClaims in the DBs that write the table, and roll that out
-// first.
+// made; the application's should not, because who owns a table may disable its
+// triggers. A partition that is attached later is covered as far as it is written
+// through its root; install again to cover direct writes. [Admin.Verify] and
+// [Admin.Triggers] find it. Roll out [Options].PresentClaims first.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
 // with the reason; ErrUnavailable: nothing was changed (also if the role may
@@ -171,12 +167,12 @@ func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) er
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	tx, err := d.backend.begin(ctx, ReadCommitted, "", statement{sql: sql, args: args})
+	c, err := d.begin(ctx, readCommitted, statement{sql: sql, args: args})
 	if err != nil {
 		return administerFailure(op, err)
 	}
-	defer tx.rollback() // gives a connection back that did not commit; else does nothing
-	return failure(op, guard.Claim{}, tx.commit(ctx, d.commits), true)
+	defer c.release()
+	return failure(op, guard.Claim{}, c.commit(ctx, d.commits), true)
 }
 
 // administerFailure is schemaFailure for statements that name a table of the

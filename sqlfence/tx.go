@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -60,39 +61,36 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
 // can be raised on the resource, and it does not begin unless this claim is
 // the resource's mark. So nothing that fn writes can take effect after a newer
-// holder has taken over (P1), and a newer holder's raise waits for it (P2).
-// Everything that is written under the resource is fenced: rows, sets of rows,
-// inserts, several tables. The transaction is READ COMMITTED; [DB.InTxAll] has
-// the other levels, and several resources.
+// holder has taken over (P1), and a newer holder's raise waits for it (P2):
+// rows, sets of rows, inserts, several tables. The transaction is READ
+// COMMITTED; [DB.InTxAll] has the other levels, and several resources.
 //
 // If the claim is above the mark, the mark is first raised in a transaction of
 // its own; it stays raised whatever becomes of fn. To take over, read what the
 // predecessor left inside fn, not before.
 //
-// fn's context carries the claim ([guard.ClaimFrom]). If fn returns an error
-// or panics, the transaction is rolled back and the error or panic passed on
-// as it is. fn must not end the transaction, because what it wrote after that
-// would not be fenced, and must return the error of a statement that failed. A
-// transaction of the same holder may run beside it; a
-// nested InTx of the same DB is refused, because it would be another
-// transaction. fn is called at most once.
+// fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
+// If it returns an error or panics, the transaction is rolled back and the error
+// or panic passed on as it is. fn must not end the transaction, and must return
+// the error of a statement that failed. A nested InTx of the same DB is refused,
+// because it would be another transaction.
 //
 // The errors, besides fn's: [*guard.RejectedError] with ErrStale or
 // ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
 // nothing was committed and a retry is safe (it wraps the driver's error, for
 // example of a lock timeout); ErrOutcomeUnknown: the COMMIT was sent and not
-// answered, or fn ended the transaction itself. An error of COMMIT itself, such as a deferred constraint, is
-// passed on with the driver's error inside; nothing was committed.
+// answered, or fn ended the transaction itself. An error of COMMIT itself, such
+// as a deferred constraint, is passed on with the driver's error inside; nothing
+// was committed.
 func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
 	return d.InTxAll(ctx, []guard.Claim{claim}, nil, fn)
 }
 
-// InTxAll is [DB.InTx] on several resources and with options: the transaction
-// is fenced by all of the claims, or does not begin. They are entered in the
-// order of their resources' bytes, whatever order they are given in, so that
-// two transactions never wait for each other in a circle. A mark that is raised
-// stays raised even if another claim is then refused. fn's context carries the
-// first claim given. opts may be nil.
+// InTxAll is [DB.InTx] on several resources and with options, which may be nil:
+// the transaction is fenced by all of the claims, or does not begin. They are
+// entered in the order of their resources' bytes, so that two transactions never
+// wait for each other in a circle. A mark that is raised stays raised even if
+// another claim is then refused. fn's context carries the first claim given.
 //
 // ErrInvalid is also returned for no claim, more than 64, or two for one
 // resource. A [*guard.RejectedError] names the claim that was refused.
@@ -122,7 +120,6 @@ func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start tim
 }
 
 func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
-	const op = "fenced transaction"
 	sorted, err := sortClaims(claims)
 	if err != nil {
 		return err
@@ -131,7 +128,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 	if d.callback(ctx) != nil {
 		return guard.Invalid("InTx", first.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
-	if err := ended(ctx, op, first); err != nil {
+	if err := ended(ctx, "fenced transaction", first); err != nil {
 		return err
 	}
 	for try := 0; ; try++ {
@@ -144,46 +141,46 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 
 // attempt is one fenced transaction.
 func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
-	const op = "fenced transaction"
 	var id transactionID
-	tx, err := d.enter(ctx, sorted, opts, &id)
+	c, err := d.enter(ctx, sorted, opts, &id)
 	if err != nil {
 		return err
 	}
-	own := &callback[Tx]{tx: tx.handle(), claims: sorted}
-	committed := false
-	defer func() {
-		own.over.Store(true)
-		if !committed { // fn failed, panicked or called runtime.Goexit
-			tx.rollback()
-		}
-	}()
-	if err := fn(context.WithValue(guard.WithClaim(ctx, first), txKey[Tx]{d}, own), own.tx); err != nil {
-		own.over.Store(true)
-		tx.rollback()                                  // gives the connection back, which the question may need
-		if strings.HasPrefix(pgerr.State(err), "SF") { // a statement of fn's own, refused by a trigger
-			err = ErrorFrom(err)
-		}
+	committing, err := d.call(guard.WithClaim(ctx, first), "fenced transaction", c, sorted, fn)
+	switch {
+	case err == nil:
+		return nil
+	case !committing && strings.HasPrefix(pgerr.State(err), "SF"): // a statement of fn's own, refused by a trigger
+		return d.succeeded(ctx, sorted, ErrorFrom(err))
+	case !committing:
 		return d.succeeded(ctx, sorted, err)
-	}
-	if err := ended(ctx, op, first); err != nil {
-		return err
-	}
-	err = tx.commit(ctx, d.commits)
-	committed = err == nil
-	if err != nil && opts.Resolve && err != errEnded {
+	case opts.Resolve && err != errEnded:
 		err = &lostCommit{id: id, error: err}
 	}
-	err = failure("commit of a "+op, first, err, true)
+	err = failure("commit of a fenced transaction", first, err, true)
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
-		tx.rollback() // gives the connection back, as below: the question may need it
 		return d.succeeded(ctx, sorted, err)
 	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
-		tx.rollback()
 		return d.resolved(ctx, first, sorted, err)
 	}
 	return err
+}
+
+// call runs fn in the transaction of c, commits it and releases c, also if fn
+// panics or calls runtime.Goexit. committing says that err is of the COMMIT.
+func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing bool, err error) {
+	own := &callback[Tx]{tx: c.tx(), claims: claims}
+	defer c.release()
+	defer own.over.Store(true)
+	if err := fn(context.WithValue(ctx, txKey[Tx]{d}, own), own.tx); err != nil {
+		return false, err
+	}
+	claim, _ := guard.ClaimFrom(ctx)
+	if err := ended(ctx, op, claim); err != nil {
+		return false, err
+	}
+	return true, c.commit(ctx, d.commits)
 }
 
 // succeeded makes of the error of a transaction that committed nothing, because
@@ -213,26 +210,26 @@ func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error)
 // above. An unknown outcome of that raise is no unknown outcome of the caller's
 // work, of which nothing was sent; and for the same reason a snapshot that
 // came too early is simply taken again.
-func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (transaction[Tx], error) {
+func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (conn[Tx], error) {
 	const op = "enter"
-	sql, presented := enterSQL+markSetSQL, d.presented(claims)
-	if opts.Isolation != ReadCommitted {
-		sql = enterSnapshotSQL + markSetSQL
+	text, presented := enterSQL+markSetSQL, d.presented(claims)
+	if opts.Isolation != sql.LevelReadCommitted {
+		text = enterSnapshotSQL + markSetSQL
 	}
 	first := make([]statement, 0, len(claims)+1)
 	for _, claim := range claims {
-		first = append(first, d.entering(sql, claim, presented))
+		first = append(first, d.entering(text, claim, presented))
 	}
 	if opts.Resolve {
 		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.timeline}})
 	}
 	var err error
 	for tries, early := 0, 0; tries < maxEnter; {
-		var tx transaction[Tx]
-		if tx, err = d.backend.begin(ctx, opts.Isolation, d.marker, first...); err == nil {
-			return tx, nil
+		var c conn[Tx]
+		if c, err = d.begin(ctx, txMode{level: opts.Isolation, marker: d.marker}, first...); err == nil {
+			return c, nil
 		}
-		if opts.Isolation != ReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
+		if opts.Isolation != sql.LevelReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
 			early++
 			continue
 		}
@@ -253,13 +250,13 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 // presents what [DB.presented] made of all claims that it enters under. The
 // marker is what COMMIT looks for: a callback that ended the transaction in SQL
 // wrote what follows without a fence, and only the server knows.
-func (d *DB[Tx]) entering(sql string, claim guard.Claim, presented string) statement {
+func (d *DB[Tx]) entering(text string, claim guard.Claim, presented string) statement {
 	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
 	if presented == "" {
-		return statement{sql: sql, args: args}
+		return statement{sql: text, args: args}
 	}
-	return statement{sql: sql + presentsSQL, args: append(args, presented)}
+	return statement{sql: text + presentsSQL, args: append(args, presented)}
 }
 
 // presented is the setting that presents claims to triggers; empty for none.
@@ -296,73 +293,51 @@ func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 	return sorted, nil
 }
 
-// Isolation is the isolation level of a fenced transaction. It is named in
-// every BEGIN, so that the server's default has no say.
-type Isolation uint8
-
-const (
-	// ReadCommitted is the zero value and the default. Transactions of one
-	// holder run side by side and never fail because of the fence.
-	ReadCommitted Isolation = iota
-	// RepeatableRead sees one snapshot, taken when the transaction enters. If
-	// the mark is raised while it enters, it begins again by itself; beyond
-	// that the level's own conflicts are 40001.
-	RepeatableRead
-	// Serializable is RepeatableRead with PostgreSQL's serialization checks,
-	// which every transaction that matters must run under.
-	Serializable
-)
-
-// String returns the level's name in SQL.
-func (i Isolation) String() string {
-	switch i {
-	case ReadCommitted:
-		return "READ COMMITTED"
-	case RepeatableRead:
-		return "REPEATABLE READ"
-	case Serializable:
-		return "SERIALIZABLE"
-	}
-	return "Isolation(" + itoa(int(i)) + ")"
-}
-
 // maxRetries bounds TxOptions.Retries.
 const maxRetries = 100
 
 // TxOptions configures [DB.InTxAll]. The zero value is the default.
 type TxOptions struct {
-	// Isolation is the transaction's level; zero is [ReadCommitted].
-	Isolation Isolation
+	// Isolation is the transaction's level, which every BEGIN names, so that the
+	// server's default has no say. Under [sql.LevelReadCommitted], which is also
+	// meant by zero, transactions of one holder run side by side and never fail
+	// because of the fence. [sql.LevelRepeatableRead] and [sql.LevelSerializable]
+	// take their snapshot when they enter; if the mark is raised meanwhile they
+	// begin again by themselves, and beyond that the level's own conflicts are
+	// 40001.
+	Isolation sql.IsolationLevel
 	// Retries is how many more times the whole callback is run, in a fresh
 	// transaction that enters again, after a serialization failure (SQLSTATE
-	// 40001) or a deadlock (40P01), which rolled back everything. There is a
-	// pause between them, random and up to 5 ms at first and doubling up to
-	// 500 ms, that the end of the context ends. The callback must not mind
-	// being called several times. 0 means none; at most 100. An unknown
-	// outcome is never retried.
+	// 40001) or a deadlock (40P01), with a random pause of up to 5 ms at first
+	// and 500 ms at last. 0 means none; at most 100. An unknown outcome is never
+	// retried.
 	Retries int
 	// Resolve asks for the transaction's ID when it begins, and after a COMMIT
 	// whose answer was lost asks the server what became of it, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
 	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
-	// session before the COMMIT, which pgx alone cannot know. What could not be learned stays
+	// session before the COMMIT. What could not be learned stays
 	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no
-	// round trip on pgx and one on database/sql, and makes the server assign
-	// an ID to a transaction that only reads.
+	// round trip on pgx and one on database/sql.
 	Resolve bool
 }
 
 func (o *TxOptions) resolve() (TxOptions, error) {
-	if o == nil {
-		return TxOptions{}, nil
+	resolved := TxOptions{}
+	if o != nil {
+		resolved = *o
 	}
-	if o.Isolation > Serializable {
-		return *o, guard.Invalid("TxOptions.Isolation", o.Isolation.String(), "must be ReadCommitted, RepeatableRead or Serializable")
+	switch resolved.Isolation {
+	case sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+	case sql.LevelDefault:
+		resolved.Isolation = sql.LevelReadCommitted
+	default:
+		return resolved, guard.Invalid("TxOptions.Isolation", resolved.Isolation.String(), "must be sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable")
 	}
-	if o.Retries < 0 || o.Retries > maxRetries {
-		return *o, guard.Invalid("TxOptions.Retries", itoa(o.Retries), "must be 0 to "+itoa(maxRetries))
+	if resolved.Retries < 0 || resolved.Retries > maxRetries {
+		return resolved, guard.Invalid("TxOptions.Retries", itoa(resolved.Retries), "must be 0 to "+itoa(maxRetries))
 	}
-	return *o, nil
+	return resolved, nil
 }
 
 // mayRetry reports failures after which the server has rolled back everything

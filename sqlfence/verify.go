@@ -28,6 +28,10 @@ type Verification struct {
 	// Tables are those that single statements write ([NewTable]): the columns
 	// that the fence needs, and the key.
 	Tables []*Table
+	// Statements are UPDATEs of the application's own with the fence in their text,
+	// by their table: the SET and the WHERE that [Table.Refused] documents. Texts
+	// that mean the same otherwise are found, too.
+	Statements map[*Table][]string
 	// Triggers are those that triggers must guard.
 	Triggers []Trigger
 	// Role is the role as which the application writes: it must not be able to
@@ -74,6 +78,13 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 		first = append(first, statement{qualifiedSQL, []any{name}, []any{&names[len(v.Tables)+i]}})
 	}
 	var found []Finding
+	for t, texts := range v.Statements {
+		for _, text := range texts {
+			if problem := t.fragmentProblem(text); problem != "" {
+				found = append(found, Finding{text, problem})
+			}
+		}
+	}
 	err := a.db.inspect(ctx, op, func(q querier) error {
 		ask := func(sql string, args ...any) error {
 			more, err := findings(ctx, q, op, sql, args...)
@@ -180,7 +191,7 @@ func jsonText(v any) string {
 // readJSON reads one value of JSON.
 func readJSON(ctx context.Context, q querier, op string, dest any, sql string, args ...any) error {
 	var text string
-	if _, err := q.row(ctx, sql, args, &text); err != nil {
+	if _, err := row(ctx, q, sql, args, &text); err != nil {
 		return schemaFailure(op, guard.Claim{}, err) // tables of the caller's are only ever looked up
 	}
 	if err := json.Unmarshal([]byte(text), dest); err != nil {

@@ -24,7 +24,8 @@ const maxReplaced = 3
 // Update writes set to the row with the given key if, in the same statement,
 // the claim is above the row's mark (or equal to it, under
 // [guard.SameOrNewer]); the claim becomes the row's mark. q is a [DB], or a
-// transaction through [DB.In].
+// transaction through [DB.In]. With a dest, of which there is at most one, it
+// reads columns of the row as it wrote it.
 //
 // An update that applies is one statement and costs what the same UPDATE
 // without a fence costs. Only one that changed no row is followed by a read
@@ -34,36 +35,72 @@ const maxReplaced = 3
 // ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
 // [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
 // column is NULL); ErrInvalid for malformed input, nothing sent;
-// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost:
-// the row's mark tells. Errors of the statement itself, such as a violated
-// constraint, are passed on with the driver's error inside. An update that
-// returns an error other than ErrOutcomeUnknown has changed nothing; but if the
-// key turns out not to be unique, the error says how many rows were written.
+// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost, or
+// a dest cannot take its column's value: the row's mark tells. Errors of the
+// statement itself, such as a violated constraint, are passed on with the
+// driver's error inside. An update that returns an error other than
+// ErrOutcomeUnknown has changed nothing, but for two: if the key turns out not to
+// be unique, the error says how many rows were written; and in a transaction a
+// dest that cannot take its value is the driver's error, and the caller decides.
+// What an error leaves in dest means nothing.
 //
 // Where several reasons apply, those of the claim come first: a stale holder
 // is told so even if the row was deleted.
 //
 // Update fences one row. It cannot stop an older holder from inserting another
 // row into a set: use [DB.InTx] for sets.
-func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-	return t.write(ctx, q, updates, claim, key, set)
+func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
+	return t.write(ctx, q, updates, claim, key, set, dest)
 }
 
-// write is a fenced statement on one row that returns nothing.
-func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set) error {
+// write is a fenced statement on one row.
+func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest []Dest) error {
 	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
-		if err := t.check(ctx, claim, key); err != nil {
-			return guard.Mark{}, err
+		var into Dest
+		switch len(dest) {
+		case 0:
+		case 1:
+			into = dest[0]
+		default:
+			return guard.Mark{}, guard.Invalid("dest", itoa(len(dest)), "must be one at most")
 		}
-		sql, args, err := t.statement(k, claim, key, set)
-		if err == nil {
-			err = q.usable(ctx, t)
-		}
+		s, err := t.prepare(ctx, q, k, claim, key, set, into)
 		if err != nil {
 			return guard.Mark{}, err
 		}
-		return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, sql, args) })
+		if len(into) == 0 {
+			return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, s.sql, s.args) })
+		}
+		return t.sendReturning(ctx, q, k, claim, key, s, func(scan func(dest ...any) error) error { return scan(s.dest...) })
 	})
+}
+
+// prepare checks what a statement on one row is given and returns it.
+func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) (s statement, err error) {
+	if err = t.check(ctx, claim, key); err != nil {
+		return s, err
+	}
+	columns, into, err := dest.pointers()
+	if err != nil {
+		return s, err
+	}
+	if s, err = t.statement(k, claim, key, set, columns); err != nil {
+		return s, err
+	}
+	s.dest = into
+	return s, q.usable(ctx, t)
+}
+
+// sendReturning is untilDecided for a statement that returns the row.
+func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, s statement, each eachRow) (guard.Mark, error) {
+	mark, err := t.untilDecided(ctx, q, k, claim, key, func() (n int64, err error) {
+		err = q.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error { n++; return each(scan) })
+		return n, err
+	})
+	if misread := (unreadable{}); errors.As(err, &misread) && !q.autocommit() {
+		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(k), misread)
+	}
+	return mark, err
 }
 
 func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, write func() (guard.Mark, error)) error {
@@ -83,7 +120,7 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 // The SET and the comparison are what [Table.Update] writes under
 // [guard.OncePerToken]; under [guard.SameOrNewer] it is >=, and a table with a
 // LeaseColumn sets that too and compares it where the tokens are equal. The
-// errors are those of Update: a [*guard.RejectedError], and ErrUnavailable if
+// [Admin.Verify] checks such texts. The errors are those of Update: a [*guard.RejectedError], and ErrUnavailable if
 // the row as it is now admits the claim: run the statement again.
 func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key Key) error {
 	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
@@ -140,7 +177,7 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 		return guard.Mark{}, err
 	}
 	var r rowState
-	found, err := q.row(ctx, sql, args, &r.token, &r.lease, &r.deleted, &r.satisfied)
+	found, err := row(ctx, q, sql, args, &r.token, &r.lease, &r.deleted, &r.satisfied)
 	switch {
 	case err != nil:
 		return guard.Mark{}, tableFailure(t.op(k), claim, err, false)
@@ -154,6 +191,7 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 
 // rowState is what decides about a write, as the database has it.
 type rowState struct {
+	there, locked      bool // UpdateMany's: in its snapshot, and still there when it was locked
 	token              *int64
 	lease              *string
 	deleted, satisfied bool
@@ -192,8 +230,8 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 // Upsert writes set to the row with the given key as [Table.Update] does, or
 // inserts the row, with the claim as its mark, if there is none. It is one
-// statement, INSERT ... ON CONFLICT DO UPDATE, with the errors of Update; the
-// key must be the columns of a unique index, else it is ErrInvalid. set holds
+// statement, INSERT ... ON CONFLICT DO UPDATE, with the dest and the errors of
+// Update; the key must be the columns of a unique index, else it is ErrInvalid. set holds
 // for both cases, so that an [Expr] in it cannot refer to the row's columns; it
 // may be empty. Columns that set does not name get their default in a row that
 // is inserted and keep what they have in one that is there.
@@ -201,13 +239,11 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // A row that is not there has no mark: whoever inserts it is admitted, under
 // any token. So P1 holds from the row's first insert on, and it ends with a
 // DELETE, after which an older holder's Upsert brings the row back. Delete with
-// [Table.Delete] instead, which keeps the mark. Upsert under a newer claim
-// brings such a row back: DeletedColumn is NULL again, and columns that set
-// does not name have what they had.
-//
-// A predicate of [Table.Where] is compared with a row that is there.
-func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-	return t.write(ctx, q, upserts, claim, key, set)
+// [Table.Delete] instead, which keeps the mark; Upsert under a newer claim makes
+// DeletedColumn NULL again. A predicate of [Table.Where] is compared with a row
+// that is there.
+func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
+	return t.write(ctx, q, upserts, claim, key, set, dest)
 }
 
 // Delete marks the row as deleted: it stays, as a tombstone, with the claim as
@@ -222,5 +258,5 @@ func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Ke
 // themselves. A tombstone may be removed by a plain DELETE once no claim below
 // its mark can come any more.
 func (t *Table) Delete(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-	return t.write(ctx, q, deletes, claim, key, set)
+	return t.write(ctx, q, deletes, claim, key, set, nil)
 }

@@ -135,8 +135,8 @@ var mistakes = []mistake{
 	{
 		name: "enter under an inherited REPEATABLE READ", wrong: "the mark is read by a snapshot from before the lock",
 		edits: []edit{
-			{"sqlfence/pgx.go", "IsoLevel: pgxLevels[level], ", ""},
-			{"sqlfence/std.go", "Isolation: stdLevels[level]", "Isolation: sql.LevelDefault"},
+			{"sqlfence/pgx.go", "IsoLevel: pgx.TxIsoLevel(strings.ToLower(how.level.String())), ", ""},
+			{"sqlfence/std.go", "Isolation: how.level", "Isolation: sql.LevelDefault"},
 			{marksSQL, "WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'\n      OR ", "WHEN "},
 			{marksSQL, "  IF current_setting('transaction_isolation') <> ALL (p_levels) THEN", "  IF false THEN"},
 		},

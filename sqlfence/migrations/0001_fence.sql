@@ -702,9 +702,7 @@ END $$;
 CREATE FUNCTION fencepost.lock_guards(p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF p_lock_timeout_ms > 0 THEN
-    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
-  END IF;
+  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, 0);
   PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0));
   PERFORM fencepost.drop_guard_function(schema_name, table_name) FROM fencepost.guarded
     WHERE to_regclass(format('%I.%I', schema_name, table_name)) IS NULL;

@@ -1,0 +1,150 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
+)
+
+// backend is what differs between pgx and database/sql.
+type backend[Tx any] interface {
+	// conn returns a connection without a transaction, to be released. Its
+	// errors are known to have sent nothing.
+	conn(ctx context.Context) (conn[Tx], error)
+	in(tx Tx) querier
+	// same reports that two handles are of one transaction, if both are open.
+	same(a, b Tx) bool
+}
+
+// conn is one connection, on which one transaction may be begun. It is its own
+// until it is released, so that a callback that ended the transaction is noticed.
+type conn[Tx any] interface {
+	querier
+	// begin opens a transaction with its first statements, in one round trip
+	// where the driver can. Nothing can have been committed if it fails.
+	begin(ctx context.Context, how txMode, first ...statement) error
+	tx() Tx
+	// commit gives up when the bound says so, whatever ctx says. If it fails
+	// the transaction may be open, and release rolls it back.
+	commit(ctx context.Context, bound *commitBound) error
+	// release never blocks for long and may be called again.
+	release()
+	migrations() migrate.Conn
+}
+
+// pipeliner is a connection that sends a transaction as a whole. committing says
+// that a COMMIT may have been sent.
+type pipeliner interface {
+	batch(ctx context.Context, first statement, writes []Expr) (rows []int64, committing bool, err error)
+}
+
+// txMode says how a transaction begins.
+type txMode struct {
+	level sql.IsolationLevel // named in every BEGIN, so that the server's default has no say
+	// readOnly is for a transaction that may run on a standby.
+	readOnly bool
+	// marker, if there is one, is what the first statements put into the setting
+	// fencepost.transaction; then commit answers errEnded, and commits nothing, if
+	// it is not there any more (see [DB.entering]).
+	marker string
+}
+
+var readCommitted = txMode{level: sql.LevelReadCommitted}
+
+// statement is sent with a BEGIN; if dest is set, it returns one row for it.
+type statement struct {
+	sql  string
+	args []any
+	dest []any
+}
+
+// querier runs statements. Errors are the driver's own, or a notSent, an
+// unsendable or an unreadable around it.
+type querier interface {
+	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
+	// query calls each for each row that a statement returns. Its own error
+	// ends the reading and comes back as an unreadable.
+	query(ctx context.Context, sql string, args []any, each eachRow) error
+}
+
+// eachRow is given a row's Scan.
+type eachRow func(scan func(dest ...any) error) error
+
+// unreadable marks an error of reading a row that the server has sent.
+type unreadable struct{ error }
+
+func (e unreadable) Unwrap() error { return e.error }
+
+// readRows reads the rows of either driver.
+func readRows(rows interface {
+	Next() bool
+	Scan(dest ...any) error
+	Err() error
+}, each eachRow) error {
+	for rows.Next() {
+		if err := each(rows.Scan); err != nil {
+			return unreadable{err}
+		}
+	}
+	return rows.Err()
+}
+
+// row reads the one row that a statement returns, if there is one.
+func row(ctx context.Context, q querier, sql string, args []any, dest ...any) (found bool, err error) {
+	err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error { found = true; return scan(dest...) })
+	return found && err == nil, err
+}
+
+// maxBadConns is how many dead connections are put aside before giving up, as
+// database/sql itself does it.
+const maxBadConns = 3
+
+// with runs f, which commits nothing, on a connection, and on another one if that
+// was dead. What f leaves open is the caller's to release.
+func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
+	for try := 1; ; try++ {
+		c, err := d.backend.conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err = f(c); err == nil {
+			return c, nil
+		}
+		c.release()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
+			return nil, err
+		}
+	}
+}
+
+// begin opens a transaction, to be committed and released.
+func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (conn[Tx], error) {
+	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, how, first...) })
+}
+
+// once runs statements on schema fencepost in a transaction of their own. Only if
+// they are the caller's work is the lost answer of its COMMIT an unknown outcome.
+func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
+	c, err := d.begin(ctx, readCommitted, statements...)
+	if err != nil {
+		return schemaFailure(op, claim, err)
+	}
+	defer c.release()
+	return failure(op, claim, c.commit(ctx, d.commits), work)
+}
+
+// row reads one row outside of any transaction.
+func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error) {
+	c, err := d.with(ctx, func(c conn[Tx]) error {
+		found, err = row(ctx, c, sql, args, dest...)
+		return err
+	})
+	if err == nil {
+		c.release()
+	}
+	return found, err
+}

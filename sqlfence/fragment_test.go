@@ -1,0 +1,62 @@
+package sqlfence
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestVerifyStatements (P1): Verify finds the UPDATEs of the application's own
+// that lack a part of the documented fence, and passes those that have it.
+func TestVerifyStatements(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE own (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')")
+		once := e.table("own", []string{"id"}, nil)
+		newer := e.table("own", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		leased := e.table("own", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
+		onceLeased := e.table("own", []string{"id"}, &TableOptions{LeaseColumn: "lease"})
+		const (
+			set   = "UPDATE own SET v = $2, last_fencing_token = $3 "
+			both  = "UPDATE own SET last_fencing_token = $3::bigint, lease = $4 "
+			named = "-- name: Close :execrows\nupdate own set v = 1, \"last_fencing_token\" = sqlc.arg(token)::bigint\nwhere id = $1 and sqlc.arg(token)::bigint > last_fencing_token;"
+		)
+		for _, c := range []struct {
+			table *Table
+			text  string
+			fine  bool
+		}{
+			{once, set + "WHERE id = $1 AND $3 > last_fencing_token", true},
+			{once, set + "WHERE $3 > last_fencing_token AND (v = 1 OR v = 2) RETURNING v OR false", true},
+			{once, named, true},
+			{once, "", false},
+			{once, "SELECT 1", false},
+			{once, "DELETE FROM own WHERE $3 > last_fencing_token", false},
+			{once, set, false},
+			{once, set + "WHERE id = $1", false},
+			{once, set + "WHERE id = $1 OR $3 > last_fencing_token", false},
+			{once, set + "WHERE id = $1 AND NOT $3 > last_fencing_token", false},
+			{once, set + "WHERE id = $1 AND ($3 > last_fencing_token OR true)", false},
+			{once, set + "WHERE id = $1 AND $3 >= last_fencing_token", false},
+			{once, set + "WHERE id = $1 AND $2 > last_fencing_token", false},
+			{once, set + "WHERE id = $1 -- AND $3 > last_fencing_token", false},
+			{once, set + "WHERE v = 'AND $3 > last_fencing_token'", false},
+			{once, set + "WHERE id = $1 AND $3 > last_fencing_token AND v = '", false},
+			{once, set + "WHERE id = $1; UPDATE own SET v = 1 WHERE $3 > last_fencing_token", false},
+			{once, set + "WHERE $3 > last_fencing_token; UPDATE own SET v = 1", false},
+			{once, "UPDATE own SET v = $2 WHERE id = $1 AND $3 > last_fencing_token", false},
+			{newer, set + "WHERE id = $1 AND $3 >= last_fencing_token", true},
+			{newer, set + "WHERE id = $1 AND $3 > last_fencing_token", false},
+			{leased, both + "WHERE id = $1 AND ($3::bigint > last_fencing_token OR ($3::bigint = last_fencing_token AND $4 = lease))", true},
+			{leased, both + "WHERE id = $1 AND $3::bigint >= last_fencing_token", false},
+			{leased, set + "WHERE id = $1 AND $3 >= last_fencing_token", false},
+			{onceLeased, both + "WHERE id = $1 AND $3::bigint > last_fencing_token", true},
+			{onceLeased, set + "WHERE id = $1 AND $3 > last_fencing_token", false},
+		} {
+			found, err := e.db.Verify(t.Context(), Verification{Statements: map[*Table][]string{c.table: {c.text}}, WithoutSchema: true})
+			if named := slices.ContainsFunc(found, func(f Finding) bool { return f.Subject == c.text }); err != nil || named == c.fine {
+				t.Errorf("%q: %v, %v; fine is %v", c.text, found, err, c.fine)
+			}
+		}
+	})
+}

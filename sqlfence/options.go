@@ -1,0 +1,102 @@
+package sqlfence
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Options configures [Pgx] and [Std]. The zero value is the default. A timeout
+// is 1 ms to 24 h.
+type Options struct {
+	// LockTimeout is PostgreSQL's lock_timeout for each fenced transaction. 0
+	// means 5 s; negative leaves the session's own.
+	LockTimeout time.Duration
+	// IdleTimeout is PostgreSQL's idle_in_transaction_session_timeout for each
+	// fenced transaction: it bounds how long a callback of InTx may compute
+	// without the database, and a stopped process block its successor. 0 means
+	// 15 s; negative leaves the session's own.
+	IdleTimeout time.Duration
+	// RaiseTimeout bounds how long a raise waits for the transactions that
+	// entered under a lower token to end, also where the session has a shorter
+	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a stopped
+	// holder is waited out.
+	RaiseTimeout time.Duration
+	// TerminateAfter is how long a transaction that entered under a lower token
+	// may go on working while a raise waits for it; then the raise has the
+	// server end its session (pg_terminate_backend). It counts from when a raise
+	// of this DB first found the transaction in its way, because the server does
+	// not say when it entered. A transaction that waits for its client, as that
+	// of a stopped process does, has a fifteenth of it, from when it became idle
+	// if the server says so. Only sessions of the same login role are ended, and
+	// none that raises a mark itself, as [DB.Enter] may. 0 means 15 s, so that a
+	// stopped holder delays its successor by at most 2 s; negative never ends
+	// one.
+	TerminateAfter time.Duration
+	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
+	// if the caller's context ends meanwhile, because giving it up would only
+	// make its outcome unknown. It may take an eighth longer. 0 means 5 s.
+	CommitTimeout time.Duration
+	// Logger is told when a raise has waited for half a second, with the process
+	// IDs and application names of those that it waits for, and when it ends a
+	// session; nil means slog.Default().
+	Logger *slog.Logger
+	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
+	// present their claims to triggers ([Admin.InstallTrigger]), as [DB.Present]
+	// does. Without it a write of such a table is refused with
+	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
+	// off by default. Set it before the first triggers are installed.
+	PresentClaims bool
+	// Observer is told of every fenced write, transaction, raise and
+	// admission; nil means nobody.
+	Observer guard.Observer
+}
+
+const (
+	defaultLockTimeout   = 5 * time.Second
+	defaultIdleTimeout   = 15 * time.Second
+	defaultTerminate     = 15 * time.Second
+	defaultCommitTimeout = 5 * time.Second
+	rollbackTimeout      = 5 * time.Second
+	// idleShare is how much sooner a session that waits for its client is ended.
+	idleShare = 15
+	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
+	maxTimeout = 24 * time.Hour
+)
+
+// resolve fills in the defaults. A timeout below a millisecond would reach the
+// server as 0, which means "none" there.
+func (o Options) resolve() (Options, error) {
+	for _, t := range []struct {
+		field string
+		value *time.Duration
+		unset time.Duration
+	}{
+		{"Options.LockTimeout", &o.LockTimeout, defaultLockTimeout},
+		{"Options.IdleTimeout", &o.IdleTimeout, defaultIdleTimeout},
+		{"Options.TerminateAfter", &o.TerminateAfter, defaultTerminate},
+		{"Options.CommitTimeout", &o.CommitTimeout, defaultCommitTimeout},
+	} {
+		if *t.value == 0 {
+			*t.value = t.unset
+		}
+		if *t.value < 0 && t.value != &o.CommitTimeout {
+			*t.value = 0
+			continue
+		}
+		if *t.value < time.Millisecond || *t.value > maxTimeout {
+			return o, guard.Invalid(t.field, t.value.String(), "must be 1ms to "+maxTimeout.String())
+		}
+	}
+	if o.RaiseTimeout == 0 {
+		o.RaiseTimeout = max(o.LockTimeout, defaultLockTimeout) + max(o.IdleTimeout, defaultIdleTimeout)
+	}
+	if o.RaiseTimeout < time.Millisecond || o.RaiseTimeout > 2*maxTimeout {
+		return o, guard.Invalid("Options.RaiseTimeout", o.RaiseTimeout.String(), "must be 1ms to "+(2*maxTimeout).String())
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return o, nil
+}
