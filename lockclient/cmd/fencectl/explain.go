@@ -48,7 +48,7 @@ func (a *app) explain(ctx context.Context, cmd *cli.Command) error {
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	s, err := connect(ctx, cmd, leasesComponent, marksComponent)
+	s, err := connect(ctx, cmd, components...)
 	if err != nil {
 		return err
 	}

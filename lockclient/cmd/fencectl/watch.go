@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -42,39 +41,36 @@ func (a *app) watchCommand() *cli.Command {
 	}
 }
 
+// marked is a lease beside its resource's mark.
+type marked struct {
+	lockadmin.LeaseInfo
+	Mark guard.Mark `json:"mark"`
+}
+
 func (a *app) watchLeases(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "PATTERN?")
-	if err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, leasesComponent, marksComponent)
+	given, s, err := open(ctx, cmd, components, "PATTERN?")
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	opts := &lockadmin.ListOptions{States: []lockadmin.LeaseState{lockadmin.StateHeld, lockadmin.StateExpired}}
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		out := newListing(w, cmd, cmd.Int("limit"), "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", ">WAITING", "OWNER", "RESOURCE")
-		for l, err := range s.op.List(ctx, given[0], opts) {
-			if err != nil {
-				return err
-			}
-			mark, err := s.mark(ctx, l.Resource)
-			if err != nil {
-				return failed("read the mark", err)
-			}
-			row := struct {
-				lockadmin.LeaseInfo
-				Mark guard.Mark `json:"mark"`
-			}{l, mark}
-			if more, err := out.add(row, string(l.State), whenHeld(l, l.HeldFor), whenHeld(l, l.Remaining), l.Token.String(),
-				compared(mark, l.Token), strconv.Itoa(l.Waiters), shown(l.Owner), shown(l.Resource)); err != nil {
-				return err
-			} else if !more {
-				break
+		leases := func(yield func(marked, error) bool) {
+			for l, err := range s.op.List(ctx, given[0], opts) {
+				m := marked{LeaseInfo: l}
+				if err == nil {
+					m.Mark, err = s.mark(ctx, l.Resource)
+				}
+				if !yield(m, err) || err != nil {
+					return
+				}
 			}
 		}
-		return out.end("no lease")
+		out := newListing(w, cmd, cmd.Int("limit"), "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", "OWNER", "RESOURCE")
+		return printAll(out, leases, "no lease", func(m marked) []string {
+			return []string{stateOf(m.LeaseInfo), whenHeld(m.LeaseInfo, m.HeldFor), whenHeld(m.LeaseInfo, m.Remaining), m.Token.String(),
+				compared(m.Mark, m.Token), shown(m.Owner), shown(m.Resource)}
+		})
 	})
 }
 
