@@ -61,7 +61,9 @@ func (a *app) root() *cli.Command {
 		},
 		Commands: []*cli.Command{
 			a.listCommand(),
+			a.watchCommand(),
 			a.showCommand(),
+			a.explainCommand(),
 			a.longHeldCommand(),
 			a.auditCommand(),
 			a.doctorCommand(),

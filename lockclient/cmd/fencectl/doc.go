@@ -4,8 +4,8 @@
 //	fencectl show tenant_123:billing-close:2026-04
 //	fencectl force-unlock tenant_123:billing-close:2026-04 --actor ana --reason 'INC-4711, it hangs' --raise
 //
-// It finds out (list, show, long-held, audit, doctor), intervenes (force-unlock,
-// marks, epoch, advance, purge) and sets up (migrate, roles, completion). Each
+// It finds out (list, watch, show, explain, long-held, audit, doctor), intervenes
+// (force-unlock, marks, epoch, advance, purge) and sets up (migrate, roles, completion). Each
 // command has --help. Names are whole: those of a client that is confined to a
 // namespace begin with it. Where a list takes a PATTERN, it is read by components:
 // tenant_1 is that name and what begins with "tenant_1:", never tenant_12; "*" is
@@ -34,7 +34,7 @@
 // A list is read and printed page by page. It begins at once and takes the same
 // memory for ten leases and for a million; it is not a snapshot.
 //
-// --watch prints list, show or long-held again and again, in place on a terminal
+// watch, and list, show or long-held with --watch, print again and again, in place on a terminal
 // and one below the other elsewhere, until Ctrl-C, which is exit code 0 then. A
 // server that is away meanwhile is said, and asked again.
 //

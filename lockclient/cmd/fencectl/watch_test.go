@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
@@ -61,6 +62,52 @@ func TestWatchWithoutATerminal(t *testing.T) {
 		err = cmd.Wait()
 		if runtime.GOOS != "windows" && (err != nil || errOut.Len() > 0) {
 			t.Errorf("%s: %v %s", format, err, errOut.String())
+		}
+	}
+}
+
+// watch shows beside each lease who waits for it and what its mark is.
+func TestWatchShowsMarks(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	must(t, url, "advance", "behind", "4", "--yes")
+	current, behind := hold(t, pool, "worker-1", "current", time.Hour), hold(t, pool, "worker-2", "behind", time.Hour)
+	hold(t, pool, "worker-3", "unmarked", time.Hour)
+	for _, claim := range []guard.Claim{current.Claim(), {Resource: "behind", Token: behind.Token() - 1, LeaseID: "old"}} {
+		if err := fenced(t, pool).Raise(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(binary, "watch", "--interval", "100ms", "-o", "json")
+	cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	marks := map[string]guard.Token{}
+	for lines := bufio.NewScanner(out); len(marks) < 3 && lines.Scan(); {
+		var row struct {
+			Resource string
+			Mark     guard.Mark
+		}
+		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
+			t.Fatalf("%v: %s", err, lines.Text())
+		}
+		marks[row.Resource] = row.Mark.Token
+	}
+	if marks["current"] != current.Token() || marks["behind"] != behind.Token()-1 || marks["unmarked"] != guard.NoToken {
+		t.Errorf("marks %v", marks)
+	}
+	for _, c := range []struct {
+		mark guard.Mark
+		want string
+	}{{guard.Mark{}, "-"}, {guard.Mark{Token: 5, Floor: true}, "-"}, {guard.Mark{Token: 7}, "="}, {guard.Mark{Token: 6}, "6"}} {
+		if got := compared(c.mark, 7); got != c.want {
+			t.Errorf("%+v beside token 7: %q", c.mark, got)
 		}
 	}
 }

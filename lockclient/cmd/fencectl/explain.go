@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) explainCommand() *cli.Command {
+	return &cli.Command{
+		Name: "explain", Category: categoryLook, ArgsUsage: "RESOURCE TOKEN",
+		Usage: "say what a claim would get from this database's fences, and why",
+		Description: "For transactions, triggers and stores of sqlfence, which compare with the mark\n" +
+			"that fencectl sees. A table with a token column admits each token once.",
+		Flags:  []cli.Flag{&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true}},
+		Action: a.explain,
+	}
+}
+
+// explanation is what a fence would answer to a claim.
+type explanation struct {
+	Claim guard.Claim `json:"claim"`
+	// Issued is the highest token that was granted for the resource, or the
+	// floor that every grant is above.
+	Issued guard.Token  `json:"issued"`
+	Mark   *guard.Mark  `json:"mark"`
+	Answer guard.Reason `json:"answer"` // empty if it is admitted
+	Why    string       `json:"why"`
+}
+
+func (a *app) explain(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "RESOURCE", "TOKEN")
+	if err != nil {
+		return err
+	}
+	token, err := guard.ParseToken(given[1])
+	if err != nil {
+		return err
+	}
+	claim := guard.Claim{Resource: given[0], Token: token, LeaseID: cmd.String("lease-id")}
+	if err := claim.Validate(); err != nil {
+		return err
+	}
+	s, err := connect(ctx, cmd, components...)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	e, err := s.explain(ctx, claim, cmd.IsSet("lease-id"))
+	if err != nil {
+		return err
+	}
+	if asJSON(cmd) {
+		return a.printJSON(e)
+	}
+	return e.print(a.out)
+}
+
+// explain reads the mark first, as look does.
+func (s *session) explain(ctx context.Context, claim guard.Claim, exact bool) (*explanation, error) {
+	mark, err := s.mark(ctx, claim.Resource)
+	if err != nil {
+		return nil, failed("read the mark", err)
+	}
+	lease, err := s.op.Get(ctx, claim.Resource)
+	if err != nil && !errors.Is(err, guard.ErrNotFound) {
+		return nil, err
+	}
+	e := &explanation{}
+	if e.Issued, err = s.issued(ctx, claim.Resource); err != nil {
+		return nil, failed("read what was issued", err)
+	}
+	given := lease.Token == claim.Token && lease.State != lockadmin.StateFree
+	if !exact {
+		switch {
+		case given:
+			claim.LeaseID = lease.LeaseID
+		case mark.Token == claim.Token && !mark.Floor:
+			claim.LeaseID = mark.LeaseID
+		}
+	}
+	e.Claim = claim
+	if mark.Token != guard.NoToken {
+		e.Mark = &mark
+	}
+	refused := guard.Decide(guard.SameOrNewer, mark, claim)
+	e.Answer = guard.ReasonOf(refused)
+	e.Why = e.why(mark, lease, given)
+	return e, nil
+}
+
+// why is one sentence. Each is tested by presenting the claim to a fence. given
+// says that a lease with this token was not released.
+func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool) string {
+	token, held := e.Claim.Token, given && lease.LeaseID == e.Claim.LeaseID
+	switch {
+	case e.Answer == guard.ReasonStale && mark.Floor:
+		return fmt.Sprintf("the resource's mark was retired, and the floor is %v: tokens up to it are refused", mark.Token)
+	case e.Answer == guard.ReasonStale:
+		return fmt.Sprintf("the mark is %v: a newer holder has written or raised it; whoever has token %v must stop", mark.Token, token)
+	case e.Answer == guard.ReasonConflict:
+		return fmt.Sprintf("the mark has this token under lease %s: two holders have one token; see fencectl help runbook", shown(mark.LeaseID))
+	case e.Answer != guard.ReasonNone:
+		return "the rule refuses it"
+	case token > e.Issued:
+		return fmt.Sprintf("ADMITTED, ALTHOUGH IT WAS NEVER ISSUED: the highest is %v; a fence does not ask who issued a token, see httpfence.Options.Verify", e.Issued)
+	case given && !held:
+		return fmt.Sprintf("ADMITTED, ALTHOUGH LEASE %s HAS THIS TOKEN, whose holder is refused from then on", shown(lease.LeaseID))
+	case mark.Token == token && held && lease.State == lockadmin.StateExpired:
+		return "the mark is this claim: its lease has run out, and nobody has got a higher token to the resource yet"
+	case mark.Token == token && !held:
+		return "the mark is this claim: its lease is over, and nobody has got a higher token to the resource yet"
+	case mark.Token == token:
+		return "the mark is this claim, and its holder has the lease"
+	case held && lease.State == lockadmin.StateHeld:
+		return "it is above the mark, and its holder has the lease: its first write raises the mark"
+	case mark.Token == guard.NoToken:
+		return "the resource has no mark, so the first claim is admitted, whichever it is; its lease is over"
+	default:
+		return "it is above the mark, although its lease is over: until a higher token arrives there, it is admitted"
+	}
+}
+
+func (e *explanation) print(w io.Writer) error {
+	answer := "admitted"
+	if e.Answer != guard.ReasonNone {
+		answer = "refused: " + string(e.Answer)
+	}
+	mark := "-"
+	if e.Mark != nil {
+		mark = e.Mark.Token.String() + orNothing(e.Mark.LeaseID != "", ", lease "+shown(e.Mark.LeaseID)) + orNothing(e.Mark.Floor, ", the floor of retired marks")
+	}
+	return fields(w,
+		"resource", shown(e.Claim.Resource),
+		"claim", "token "+e.Claim.Token.String()+", lease "+leaseID(e.Claim.LeaseID),
+		"issued", "up to "+e.Issued.String(),
+		"mark", mark,
+		"answer", answer,
+		"because", e.Why,
+		"as of", clockTime(time.Now()))
+}

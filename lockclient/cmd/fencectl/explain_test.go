@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+)
+
+// Every sentence of explain is true: a fence answers to the claim as explain says.
+func TestExplainIsTrue(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	raise := func(resource string, token guard.Token, lease string) {
+		if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: resource, Token: token, LeaseID: lease}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raiseLease := func(l *lockclient.Lease) { raise(l.Resource(), l.Token(), l.Claim().LeaseID) }
+	said := map[string]bool{}
+	for _, c := range []struct {
+		name   string
+		make   func(l *lockclient.Lease)
+		offset int // of the token, from the lease's
+		lease  string
+		answer guard.Reason
+		why    string
+	}{
+		{"held-unmarked", func(*lockclient.Lease) {}, 0, "", "", "its first write raises the mark"},
+		{"held-current", raiseLease, 0, "", "", "the mark is this claim, and its holder has the lease"},
+		{"older", raiseLease, -1, "", guard.ReasonStale, "a newer holder has written or raised it"},
+		{"other-lease", raiseLease, 0, "somebody", guard.ReasonConflict, "two holders have one token"},
+		{"other-lease-unmarked", func(*lockclient.Lease) {}, 0, "somebody", "", "ALTHOUGH LEASE"},
+		{"made-up", raiseLease, 1000, "", "", "NEVER ISSUED"},
+		{"expired", func(l *lockclient.Lease) {
+			raiseLease(l)
+			exec1(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", l.Resource())
+		}, 0, "", "", "its lease has run out"},
+		{"released", func(l *lockclient.Lease) { raiseLease(l); l.Release(t.Context()) }, 0, "", "", "the mark is this claim: its lease is over"},
+		{"released-unmarked", func(l *lockclient.Lease) { l.Release(t.Context()) }, 0, "", "", "the resource has no mark"},
+		{"above-and-over", func(l *lockclient.Lease) { raise(l.Resource(), 1, "first"); l.Release(t.Context()) }, 0, "", "", "although its lease is over"},
+	} {
+		must(t, url, "advance", c.name, "4", "--yes")
+		lease := hold(t, pool, "w", c.name, time.Hour)
+		c.make(lease)
+		token := strconv.FormatInt(int64(lease.Token())+int64(c.offset), 10)
+		args := []string{"explain", c.name, token}
+		if c.lease != "" {
+			args = append(args, "--lease-id", c.lease)
+		}
+		var e explanation
+		if err := json.Unmarshal([]byte(must(t, url, append(args, "-o", "json")...)), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Answer != c.answer || !strings.Contains(e.Why, c.why) {
+			t.Errorf("%s: %q because %s; expected %q because ... %s", c.name, e.Answer, e.Why, c.answer, c.why)
+		}
+		if out := must(t, url, args...); !strings.Contains(out, e.Why) {
+			t.Errorf("%s: %s", c.name, out)
+		}
+		if got := admits(t, pool, e.Claim); got != (e.Answer == guard.ReasonNone) {
+			t.Errorf("%s: explain says %q, the fence admits: %v", c.name, e.Answer, got)
+		}
+		said[e.Why] = true
+	}
+	if len(said) < 10 {
+		t.Errorf("%d different sentences of 10", len(said))
+	}
+	for _, bad := range [][]string{{"explain", "a"}, {"explain", "a", "0"}, {"explain", "a", "x"}, {"explain", "", "1"}} {
+		if r := fencectl(t, url, bad...); r.code != exitUsage {
+			t.Errorf("%q: exit code %d: %s", bad, r.code, r.errOut)
+		}
+	}
+	if out := must(t, url, "explain", "never-leased", "7"); !strings.Contains(out, "NEVER ISSUED") {
+		t.Error(out)
+	}
+}
