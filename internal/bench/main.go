@@ -41,11 +41,15 @@ func main() {
 	only := flag.String("only", "", "run only the sections whose name matches this expression; the others stay as they are stored")
 	scale := flag.Float64("scale", 1, "how long to measure, as a multiple of the usual")
 	huge := flag.Bool("huge", false, "growth: measure 10,000,000 marks and 50,000 leases, too")
+	draw := flag.Bool("draw", false, "measure nothing: write tables and plots of the stored figures again")
 	out := flag.String("out", "results", "directory of the results")
 	flag.Parse()
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // warnings of waits are what is measured
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if *draw {
+		*only = "^$" // no section has this name
+	}
 	if err := runSuite(ctx, *suite, *only, *out, *scale, *huge); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
@@ -63,6 +67,9 @@ func runSuite(ctx context.Context, suite, only, out string, scale float64, huge 
 		return fmt.Errorf("-only: %w", err)
 	}
 	report := load(out, suite)
+	if only == "^$" {
+		return redraw(&report, experiments, out)
+	}
 	e := &env{scale: scale, huge: huge}
 	defer e.close()
 	command := "go -C internal/bench run . " + strings.Join(os.Args[1:], " ")
@@ -95,4 +102,18 @@ func runSuite(ctx context.Context, suite, only, out string, scale float64, huge 
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// redraw writes what is made of the stored figures.
+func redraw(report *Report, experiments []experiment, out string) error {
+	for _, s := range report.Sections {
+		for _, x := range experiments {
+			if x.name == s.Name && x.plot != nil {
+				if err := x.plot(s, out+"/"+report.Suite+"-"+x.name+".svg"); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return report.write(out)
 }

@@ -149,7 +149,21 @@ func plotRatios(s Section, file string) error {
 			}
 		}
 	}
-	p.X.Min, p.X.Max = max(0, low), high
+	var halves plotter.XYs
+	for _, r := range s.Rows {
+		if by := s.byMedian(r); r.Ratio != nil && r.Way != again && by > 0 {
+			halves = append(halves, plotter.XY{X: by, Y: float64(slices.Index(cases, r.Case))})
+			low, high = min(low, by-0.03), max(high, by+0.03)
+		}
+	}
+	dots, err := plotter.NewScatter(halves)
+	if err != nil {
+		return err
+	}
+	dots.GlyphStyle = draw.GlyphStyle{Color: color.Black, Radius: vg.Points(3.5), Shape: draw.PlusGlyph{}}
+	p.Add(dots)
+	p.Legend.Add("by p50", dots)
+	p.X.Min, p.X.Max = max(0, low), min(high, 4)
 	p.Legend.Top, p.Legend.Left = false, true
 	p.NominalY(cases...)
 	return canvas(file, vg.Points(620), vg.Points(float64(70+17*max(len(cases), 4))), p)
