@@ -209,8 +209,8 @@ func costBatch(ctx context.Context, e *env, s *Section) error {
 				return x.pool.SendBatch(ctx, b).Close()
 			})},
 			Way{Name: "DB.Batch", Do: timed(func(ctx context.Context, client, i int) error {
-				_, err := x.db.Batch(ctx, claim, sqlfence.Statement{SQL: update, Args: []any{client, i}},
-					sqlfence.Statement{SQL: update, Args: []any{client + rows/2, i}})
+				_, err := x.db.Batch(ctx, claim, sqlfence.Raw(update, client, i),
+					sqlfence.Raw(update, client+rows/2, i))
 				return err
 			})})
 		if err == nil {

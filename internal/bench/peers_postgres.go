@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
@@ -93,8 +95,9 @@ func (l *advisory) close() { l.pool.Close() }
 type fencepost struct {
 	client  *lockclient.Client
 	ttl     time.Duration
-	keep    bool     // the issuer grants no longer TTL, so the client renews
-	cleanup []func() // of what the issuer needs, last first
+	keep    bool         // the issuer grants no longer TTL, so the client renews
+	again   atomic.Int64 // how many acquires failed as unavailable, and were repeated
+	cleanup []func()     // of what the issuer needs, last first
 }
 
 func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, conns int) (locker, error) {
@@ -112,6 +115,10 @@ func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, con
 
 func (l *fencepost) lock(ctx context.Context, key string) (held, error) {
 	lease, err := l.client.Acquire(ctx, key, &lockclient.AcquireOptions{TTL: l.ttl})
+	for errors.Is(err, guard.ErrUnavailable) && ctx.Err() == nil {
+		l.again.Add(1)
+		lease, err = l.client.Acquire(ctx, key, &lockclient.AcquireOptions{TTL: l.ttl})
+	}
 	if err != nil {
 		return held{}, err
 	}

@@ -84,8 +84,14 @@ func thisMachine(command string) Machine {
 }
 
 func commit() string {
-	if out, err := exec.Command("git", "describe", "--always", "--dirty=+", "--abbrev=12", "--match=", "--exclude=*").Output(); err == nil {
-		return strings.TrimSpace(string(out))
+	if out, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output(); err == nil {
+		head := strings.TrimSpace(string(out))
+		// The results are written by this very program.
+		changed, err := exec.Command("git", "status", "--porcelain", "--", ":(top)", ":(top,exclude)internal/bench/results").Output()
+		if err != nil || len(changed) > 0 {
+			head += "+"
+		}
+		return head
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
