@@ -18,10 +18,12 @@ var tested = []struct{ with, result, directory, test string }{
 	{"nginx 1.22, HAProxy 2.6", "replays write nothing or once: `httpfence/PROXIES.md`", "internal/httpintegration", "TestReplays"},
 	{"chi, echo, gin, fiber", "fenced", "internal/httpintegration", "TestFrameworks"},
 	{"Connect, grpc-go", "fenced, by `httpfence/grpcfence`", "httpfence/grpcfence", "TestUnary"},
+	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/lockserver", "TestWorkers"},
 	{"versitygw 1.8, MinIO", "accepted", "internal/s3integration", "TestRace"},
 	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/s3integration", "TestProbe"},
 	{"etcd 3.7", "`lockclient/etcdlock`", "internal/issuers/etcd", "TestConformance"},
-	{"Redis 7.0", "`lockclient/redislock`", "internal/issuers/redis", "TestConformance"},
+	{"ZooKeeper 3.8", "`lockclient/zklock`", "internal/issuers/zk", "TestConformance"},
+	{"Redis 7.0, Sentinel", "`lockclient/redislock`", "internal/issuers/redis", "TestConformance"},
 }
 
 // The README's table is made from the list above:

@@ -11,12 +11,12 @@
 // # What it does
 //
 // PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2, multipart
-// uploads, and the calls that make, find and remove a bucket. Conditions (If-Match, If-None-Match) are decided and the
-// write applied in one step, whatever the concurrency. Checksums in headers
-// and in the trailer of an aws-chunked body are verified. Errors are those of
-// Amazon S3, as XML. What it does not know (CopyObject, versions, tags, access
+// uploads, and the calls that make and find a bucket. Conditions (If-Match,
+// If-None-Match) are decided and the write applied in one step, whatever the
+// concurrency. Checksums in headers and in the trailer of an aws-chunked body
+// are verified. Errors are those of Amazon S3, as XML. What it does not know (CopyObject, versions, tags, access
 // lists) it refuses with NotImplemented, so that no such call is taken for
-// another. Signatures are not verified; see [Options.Credentials].
+// another. Signatures are not verified; a [Rule] refuses credentials.
 //
 // An ETag is the MD5 of the body, so equal bodies have equal ETags, whatever
 // their metadata: the hole that a client must not fall into.
@@ -32,9 +32,10 @@
 //
 // # Faults
 //
-// [Options].Rules, and [Server.Inject] later on, put a [Rule] into force: which requests (operation, key, a function,
-// the n-th, with what probability) suffer which [Fault]. Rules can be added and
-// removed while requests run; all that match are combined.
+// [Options].Rules, and [Server.Inject] later on, put a [Rule] into force: which
+// requests (operation, key, a function, the n-th, with what probability) suffer
+// which [Fault]. Rules can be added and removed while requests run; all that
+// match are combined.
 //
 //	// Half of all PUTs are applied, and their answers lost.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Probability: 0.5, Fault: s3test.LoseResponse()})
