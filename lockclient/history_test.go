@@ -27,7 +27,7 @@ func watchHistory(t testing.TB, pool *pgxpool.Pool, table string) {
 	mustExec(t, pool, `CREATE TABLE history (seq bigserial PRIMARY KEY, resource text, token bigint, lease_id text,
 		before text, token_before bigint, acquired_at timestamptz, expires_at timestamptz, logged_at timestamptz)`)
 	mustExec(t, pool, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		INSERT INTO history (resource, token, lease_id, before, token_before, acquired_at, expires_at, logged_at)
+		INSERT INTO public.history (resource, token, lease_id, before, token_before, acquired_at, expires_at, logged_at)
 		VALUES (NEW.resource, NEW.token, NEW.lease_id, CASE WHEN TG_OP = 'UPDATE' THEN OLD.lease_id END,
 		        CASE WHEN TG_OP = 'UPDATE' THEN OLD.token END, NEW.acquired_at, NEW.expires_at, clock_timestamp());
 		RETURN NULL; END $$`)
