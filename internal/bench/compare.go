@@ -135,7 +135,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 				if d == 0 {
 					d = after.Sub(now)
 				}
-				if now = after; now.Before(began) {
+				if now = after; !now.After(began) {
 					continue
 				}
 				n++
