@@ -22,6 +22,7 @@ import (
 type hooked struct {
 	*memory.Issuer
 	before, after func()
+	granted       func(ctx context.Context) // with the exchange's context
 	calls         atomic.Int64
 }
 
@@ -34,6 +35,9 @@ func (h *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if h.after != nil {
 		h.after()
 	}
+	if h.granted != nil {
+		h.granted(ctx)
+	}
 	return g, err
 }
 
@@ -44,9 +48,13 @@ func (h *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 func TestP8ClientGoes(t *testing.T) {
 	for _, leaseID := range []string{"", "mine"} {
 		server := memory.NewServer()
-		granted, gone := make(chan struct{}), make(chan struct{})
+		granted := make(chan struct{})
 		issuer := &hooked{Issuer: server.Issuer()}
-		issuer.after = sync.OnceFunc(func() { close(granted); <-gone })
+		var once sync.Once
+		issuer.granted = func(ctx context.Context) {
+			// The server hears of it some time after the client has gone.
+			once.Do(func() { close(granted); <-ctx.Done() })
+		}
 		web, handler := serve(t, issuer, everybody, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		body := `{"resource":"r","ttlSeconds":600,"leaseId":"` + leaseID + `"}`
@@ -59,7 +67,6 @@ func TestP8ClientGoes(t *testing.T) {
 		if err := <-ended; err == nil {
 			t.Error("the request was answered")
 		}
-		close(gone)
 		until(t, func() bool { return server.Last("r") == 1 && (leaseID != "") == (server.Holder("r") != nil) })
 		// It stays so when everything has ended.
 		if err := handler.Close(t.Context()); err != nil {
