@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -53,12 +54,11 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 	operator := guard.Must(lockadmin.New(pool, &lockadmin.Options{Observer: observer}))
 	unlocked, err := operator.ForceUnlock(ctx, "close:2026-04", "Ada", "worker-1 hangs", nil)
 	must(err)
-	_, err = fence.Admit(ctx, unlocked.Burned)
-	must(err)
+	must(fence.Raise(ctx, unlocked.Burned))
 	if err := lease.Renew(ctx); !errors.Is(err, lockclient.ErrForceUnlocked) {
 		t.Fatalf("cut, and still held: %v", err)
 	}
-	if _, err := fence.Admit(ctx, lease.Claim()); !errors.Is(err, guard.ErrStale) {
+	if err := fence.InTx(ctx, lease.Claim(), func(context.Context, pgx.Tx) error { return nil }); !errors.Is(err, guard.ErrStale) {
 		t.Fatalf("a stale claim was admitted: %v", err)
 	}
 	second, err := client.TryAcquire(ctx, "report", opts)
@@ -120,24 +120,24 @@ func TestCounts(t *testing.T) {
 	got := collect(t, reader)
 	// The burned token, 2, is the highest: it was admitted.
 	want := map[string]int64{
-		"fencepost.acquisitions.attempted resource.prefix=close:":                              2,
-		"fencepost.acquisitions.attempted resource.prefix=other":                               1,
-		"fencepost.acquisitions.granted resource.prefix=close:":                                1,
-		"fencepost.acquisitions.granted resource.prefix=other":                                 1,
-		"fencepost.acquisitions.contended resource.prefix=close:":                              1,
-		"fencepost.acquisition.duration resource.prefix=close:":                                2,
-		"fencepost.acquisition.duration resource.prefix=other":                                 1,
-		"fencepost.renewals resource.prefix=close:":                                            1,
-		"fencepost.renewals.failed reason=lease_lost,resource.prefix=close:":                   1,
-		"fencepost.leases.lost resource.prefix=close:":                                         1,
-		"fencepost.lease.held resource.prefix=close:":                                          1,
-		"fencepost.lease.held resource.prefix=other":                                           1,
-		"fencepost.lease.oldest resource.prefix=c":                                             0,
-		"fencepost.lease.oldest resource.prefix=close:":                                        0,
-		"fencepost.lease.ttl":                                                                  60,
-		"fencepost.leases.force_unlocked resource.prefix=close:":                               1,
-		"fencepost.rejections operation=admit,reason=stale,resource.prefix=close:,surface=sql": 1,
-		"fencepost.token.highest":                                                              2,
+		"fencepost.acquisitions.attempted resource.prefix=close:":                                    2,
+		"fencepost.acquisitions.attempted resource.prefix=other":                                     1,
+		"fencepost.acquisitions.granted resource.prefix=close:":                                      1,
+		"fencepost.acquisitions.granted resource.prefix=other":                                       1,
+		"fencepost.acquisitions.contended resource.prefix=close:":                                    1,
+		"fencepost.acquisition.duration resource.prefix=close:":                                      2,
+		"fencepost.acquisition.duration resource.prefix=other":                                       1,
+		"fencepost.renewals resource.prefix=close:":                                                  1,
+		"fencepost.renewals.failed reason=lease_lost,resource.prefix=close:":                         1,
+		"fencepost.leases.lost resource.prefix=close:":                                               1,
+		"fencepost.lease.held resource.prefix=close:":                                                1,
+		"fencepost.lease.held resource.prefix=other":                                                 1,
+		"fencepost.lease.oldest resource.prefix=c":                                                   0,
+		"fencepost.lease.oldest resource.prefix=close:":                                              0,
+		"fencepost.lease.ttl":                                                                        60,
+		"fencepost.leases.force_unlocked resource.prefix=close:":                                     1,
+		"fencepost.rejections operation=transaction,reason=stale,resource.prefix=close:,surface=sql": 1,
+		"fencepost.token.highest":                                                                    2,
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -162,7 +162,7 @@ func TestCounts(t *testing.T) {
 		told = append(told, span.Name()+" "+outcome)
 	}
 	slices.Sort(told)
-	if want := []string{"fencepost.acquire ok", "fencepost.acquire ok", "fencepost.acquire other", "fencepost.hold lease_lost", "fencepost.hold ok", "fencepost.renew lease_lost", "fencepost.renew ok"}; !slices.Equal(told, want) {
+	if want := []string{"fencepost.acquire ok", "fencepost.acquire ok", "fencepost.acquire other", "fencepost.hold lease_lost", "fencepost.hold ok", "fencepost.renew lease_lost", "fencepost.renew ok", "fencepost.transaction stale"}; !slices.Equal(told, want) {
 		t.Errorf("spans %q, want %q", told, want)
 	}
 }
