@@ -24,7 +24,7 @@ func chromium(t *testing.T) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Fatalf("this test needs chromium, which .ci/setup servers installs: %v", err)
+		t.Fatalf("this test needs chromium, which FENCEPOST_LONG=1 .ci/setup servers installs: %v", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.WindowSize(1200, 900))
