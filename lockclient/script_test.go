@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -130,19 +131,19 @@ func TestAcquireAnswers(t *testing.T) {
 // TestLateRenewal: an answer that comes after the deadline extends nothing,
 // though no timer has noticed the deadline.
 func TestLateRenewal(t *testing.T) {
-	var now time.Duration
-	client := simulate(t, simulation{func() time.Duration { return now }}, nil)
+	var now atomic.Int64 // the client's renewals read it, too
+	client := simulate(t, simulation{func() time.Duration { return time.Duration(now.Load()) }}, nil)
 	defer client.Close(t.Context())
 	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, MaxTTL)
 	lease.extend(2 * MaxTTL)
-	if now = MaxTTL; !lease.Valid() {
+	if now.Store(int64(MaxTTL)); !lease.Valid() {
 		t.Error("a renewal in time does not count")
 	}
 	lease.extend(MaxTTL) // an older answer
-	if now = 2*MaxTTL - 1; !lease.Valid() {
+	if now.Store(int64(2*MaxTTL - 1)); !lease.Valid() {
 		t.Error("an older answer took time away")
 	}
-	now = 2 * MaxTTL
+	now.Store(int64(2 * MaxTTL))
 	lease.extend(3 * MaxTTL)
 	if lease.Valid() || !errors.Is(lease.Err(), ErrLeaseLost) {
 		t.Error("a renewal brought the lease back")
