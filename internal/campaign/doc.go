@@ -5,7 +5,7 @@
 //	go -C internal/campaign run . -seed 1 -duration 60s -guards on
 //	go -C internal/campaign run . -seed 1 -duration 45s -guards naive -expect violations
 //	go -C internal/campaign run . -seed 1 -duration 45s -guards off -expect violations
-//	go -C internal/campaign run . -short     the three of them side by side, from 60 s
+//	go -C internal/campaign run . -short     the three of them, from half a minute
 //	go -C internal/campaign run . -long      eight seeds of five minutes, controls, mutants
 //	go run ./internal/mutants -named
 //

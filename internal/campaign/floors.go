@@ -35,8 +35,8 @@ func (f floor) String() string {
 	return fmt.Sprintf("%s: %d, the floor is %d", f.What, f.Got, f.Need)
 }
 
-// short says which floors were not reached.
-func short(floors []floor) []string {
+// unreached says which floors were not reached.
+func unreached(floors []floor) []string {
 	var missing []string
 	for _, f := range floors {
 		if f.Got < f.Need {
@@ -47,15 +47,11 @@ func short(floors []floor) []string {
 }
 
 // floors are those of the activity. They are for a minute; a run that is asked
-// to be shorter or longer owes its part, rounded down, and one that shares the
-// machine with others half.
+// to be shorter or longer owes its part, rounded down.
 func (s *summary) floors() []floor {
 	var all []floor
 	add := func(what, where string, got, perMinute int) {
 		need := int(float64(perMinute) * s.Options.Duration.Minutes())
-		if s.Options.Shared {
-			need /= 2
-		}
 		all = append(all, floor{what, where, got, need})
 	}
 	stale := 0

@@ -66,7 +66,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags.StringVar(&opts.Dir, "artefacts", "", "directory for histories, logs and the schedule; default: a temporary one, kept if the run fails")
 	flags.StringVar(&opts.Expect, "expect", expectClean, "clean, or violations: exit with 0 only if every surface shows some")
 	asJSON := flags.Bool("json", false, "end with the summary as one line of JSON")
-	asShort := flags.Bool("short", false, "the gate's form: a minute with the guards on and both controls, side by side")
+	asShort := flags.Bool("short", false, "the gate's form: half a minute with the guards on, then both controls")
 	asLong := flags.Bool("long", false, "eight seeds of five minutes, the controls and all mutants; about an hour")
 	if err := flags.Parse(args); err != nil {
 		return exitInvalid
@@ -77,7 +77,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	}
 	switch {
 	case *asShort:
-		return sideBySide(ctx, opts, out, errs)
+		return short(ctx, opts, out, errs)
 	case *asLong:
 		return long(ctx, opts, out, errs)
 	}
@@ -111,7 +111,7 @@ func check(opts options, rest int) error {
 
 // exit says what the run is worth.
 func (s *summary) exit(out io.Writer) int {
-	missing := short(s.shows())
+	missing := unreached(s.shows())
 	switch expected := s.Options.Expect == expectViolations; {
 	case expected && len(missing) > 0:
 		fmt.Fprintln(out, "verdict: too few violations were seen:", strings.Join(missing, "; "))

@@ -39,7 +39,7 @@ func (r *run) rage(ctx context.Context) {
 			case time.Since(began) > r.opts.Duration+r.opts.Patience, len(r.missing(ctx)) == 0:
 				return
 			default:
-				r.nemesis.slower.Store(min(int64(time.Since(began)/r.opts.Duration), 4))
+				r.nemesis.slower.Store(min(int64(time.Since(began)/r.opts.Duration), 8))
 			}
 		}
 	}
@@ -50,14 +50,14 @@ func (r *run) rage(ctx context.Context) {
 func (r *run) missing(ctx context.Context) []string {
 	s := r.soFar()
 	if r.opts.Expect != expectViolations {
-		return short(s.floors())
+		return unreached(s.floors())
 	}
 	found, err := r.found(ctx)
 	if err != nil {
 		return []string{fmt.Sprintf("a look at the log: %v", err)} // a server was just killed
 	}
 	s.tally(found)
-	return short(s.shows())
+	return unreached(s.shows())
 }
 
 // damaged reports that the log shows a violation.

@@ -55,7 +55,7 @@ func TestPatienceEnds(t *testing.T) {
 	if r.rage(t.Context()); len(r.awaited) != len(surfaces) {
 		t.Errorf("it went on for %q", r.awaited)
 	}
-	if s := r.soFar(); len(short(s.floors())) != len(surfaces) {
-		t.Errorf("the floors that it missed are %q", short(s.floors()))
+	if s := r.soFar(); len(unreached(s.floors())) != len(surfaces) {
+		t.Errorf("the floors that it missed are %q", unreached(s.floors()))
 	}
 }

@@ -26,7 +26,6 @@ type options struct {
 	Guards   string        `json:"guards"`
 	Workers  int           `json:"workers"` // a surface
 	Skew     bool          `json:"skew"`
-	Shared   bool          `json:"shared,omitempty"` // other runs are beside it
 	Dir      string        `json:"-"`
 }
 

@@ -89,7 +89,7 @@ func (s *summary) finish() {
 	if s.Options.Expect == expectViolations {
 		s.Floors = s.shows()
 	} else {
-		s.Invalid = append(s.Invalid, short(s.Floors)...)
+		s.Invalid = append(s.Invalid, unreached(s.Floors)...)
 	}
 	if s.Options.Guards == guardsOn {
 		for _, u := range s.Undecided {

@@ -30,7 +30,7 @@ func TestFloors(t *testing.T) {
 		"few pauses":            {func(s *summary) { s.Injected.Pauses-- }, "holder pauses"},
 		"few kills":             {func(s *summary) { s.Injected.ServerKills-- }, "PostgreSQL kills"},
 		"undecided":             {func(s *summary) { s.Undecided = []oracle.Undecided{{Resource: "r"}} }, "too many"},
-		"half of it, shared":    {func(s *summary) { s.Options.Shared = true; s.Surfaces[2].Acked /= 2 }, ""},
+		"half of it":            {func(s *summary) { s.Options.Duration /= 2; s.Surfaces[2].Acked /= 2 }, ""},
 		"a second of it":        {func(s *summary) { s.Options.Duration = time.Second; s.Surfaces[2].Acked = 3 }, ""},
 		"a second with nothing": {func(s *summary) { s.Options.Duration = time.Second; s.Surfaces[2].Acked = 2 }, "acknowledged writes"},
 	} {
