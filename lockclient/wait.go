@@ -28,8 +28,8 @@ const lookAgain = 2 * time.Second
 //
 // The errors are those of [Client.TryAcquire], but a lease that is held is no
 // error until ctx ends: then the error wraps the cause of ctx and the last
-// [*HeldError]. A lock timeout on the server is waited out as well; every other
-// failure ends the wait.
+// [*HeldError]. A lock timeout on the server is waited out as well, and so are
+// other clients that come first each time; every other failure ends the wait.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	r, err := c.request(resource, opts)
 	if err != nil {
@@ -94,7 +94,7 @@ func (w *waiter) ask(ctx context.Context) (*Lease, error) {
 	case errors.As(err, &refusal):
 		w.note(ctx, refusal)
 		w.remains = refusal.Remaining
-	case !errors.Is(err, driver.ErrBusy) || w.c.usable(ctx) != nil:
+	case !errors.Is(err, driver.ErrBusy) && !errors.Is(err, errRaced) || w.c.usable(ctx) != nil:
 		if w.held != nil {
 			err = fmt.Errorf("%w; before that: %w", err, w.held)
 		}

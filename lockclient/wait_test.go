@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -137,4 +138,39 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 	if granted == 0 || refused == 0 {
 		t.Error("the cases were not all met")
 	}
+}
+
+// outrun is an issuer at which others come first the given number of times: it
+// refuses, and their lease has run out by the time it says so.
+type outrun struct {
+	simulation
+	times int
+}
+
+func (o *outrun) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
+	if o.times--; o.times >= 0 {
+		return driver.Grant{}, &HeldError{Resource: r.Resource}
+	}
+	return driver.Grant{Token: 7, From: o.Now(), TTL: r.TTL}, nil
+}
+
+func (o *outrun) Release(context.Context, guard.Claim) (bool, error) { return true, nil }
+
+// TestAcquireOutrun: who does not wait is told after some attempts that others
+// come first each time; who waits goes on.
+func TestAcquireOutrun(t *testing.T) {
+	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*maxRaces + 1}
+	c := simulate(t, issuer, &Options{PollInterval: time.Millisecond})
+	defer c.Close(context.Background())
+	if _, err := c.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, errRaced) {
+		t.Errorf("without waiting: %v", err)
+	}
+	lease, err := c.Acquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	if err != nil {
+		t.Fatalf("waiting: %v", err)
+	}
+	if lease.Token() != 7 {
+		t.Errorf("the token is %v", lease.Token())
+	}
+	lease.Release(t.Context())
 }

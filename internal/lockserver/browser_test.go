@@ -24,7 +24,7 @@ func chromium(t *testing.T) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Fatalf("this test needs chromium, which FENCEPOST_LONG=1 .ci/setup servers installs: %v", err)
+		t.Fatalf("this test needs chromium, which .ci/setup servers installs: %v", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.WindowSize(1200, 900))
@@ -99,13 +99,7 @@ func picture(t *testing.T, ctx context.Context, name string) {
 // TestPage: two people look at the locks of two tenants. The list follows the
 // server, the times run, the filter filters; a force unlock asks for the typed
 // name, and is in the audit.
-//
-// It starts two browsers, which takes minutes on a busy machine, so it runs with
-// FENCEPOST_LONG=1.
 func TestPage(t *testing.T) {
-	if os.Getenv("FENCEPOST_LONG") == "" {
-		t.Skip("FENCEPOST_LONG is not set")
-	}
 	url, _, _, _ := serve(t)
 	acquire := func(tenant, period, owner, metadata string, ttl int) {
 		post(t, url, tenant+"-worker", "/v1/locks/acquire", fmt.Sprintf(`{"resource":"%s:billing-close:%s","ownerId":%q,"metadata":%q,"ttlSeconds":%d}`, tenant, period, owner, metadata, ttl))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -69,11 +68,8 @@ func conformance(t *testing.T, z *servers.ZooKeeper) {
 func TestConformance(t *testing.T) { conformance(t, startServers(t, 1)) }
 
 // TestConformanceEnsemble runs the suite on three servers, through the leader and
-// through followers. The gate leaves it out; package failover has an ensemble.
+// through followers.
 func TestConformanceEnsemble(t *testing.T) {
-	if os.Getenv("FENCEPOST_LONG") == "" {
-		t.Skip("set FENCEPOST_LONG=1")
-	}
 	z := startServers(t, 3)
 	conformance(t, z)
 }
