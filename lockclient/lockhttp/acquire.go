@@ -65,8 +65,12 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		}
 	}
 	if err != nil || held != nil {
-		uncount()
+		if !a.given || held != nil || kindOf(err).nothing { // else it may run, and the client knows its ID
+			uncount()
+		}
 		a.abandon()
+	} else {
+		s.usage.runs(id, claim, body.ExpiresAt)
 	}
 	s.activity.count(id, err, held)
 	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))

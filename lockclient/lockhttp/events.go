@@ -18,8 +18,6 @@ import (
 const (
 	// heartbeat is how often a stream says something, so that proxies keep it.
 	heartbeat = 15 * time.Second
-	// writeTimeout is how long a stream waits for a reader that does not read.
-	writeTimeout = 10 * time.Second
 	// followMost is how many resources one stream may follow.
 	followMost = 20
 	// look is after how long a watch is begun anew, unless the issuer says
@@ -44,7 +42,9 @@ func newStream(w http.ResponseWriter) *stream {
 // send writes one event; a comment if it has no name. An error means that the
 // reader is gone.
 func (s *stream) send(name string, data any) error {
-	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of a test has none
+	writeInTime(s.w)
+	// HTTP/2 resets a stream whose deadline passes although nothing is written.
+	defer func() { _ = s.control.SetWriteDeadline(time.Time{}) }()
 	text := []byte(": still here\n\n")
 	if name != "" {
 		body, err := json.Marshal(data)

@@ -1,6 +1,7 @@
 package lockhttp
 
 import (
+	"cmp"
 	"maps"
 	"strings"
 	"sync"
@@ -158,7 +159,13 @@ func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
 type usage struct {
 	mu      sync.Mutex
 	waiting map[string]int
-	leases  map[string]map[guard.Claim]time.Time // by subject: until when
+	leases  map[string]map[guard.Claim]counted // by subject and by the claim without its token
+}
+
+// counted is a lease that an identity may hold.
+type counted struct {
+	token guard.Token // NoToken until it is granted
+	until time.Time
 }
 
 // wait counts a request that waits; false if there are too many.
@@ -185,49 +192,84 @@ func (u *usage) wait(id *Identity) (done func(), ok bool) {
 	}, true
 }
 
-// hold counts a lease, named by its claim without the token, until a moment. It
-// is false, and counts nothing, if that would be one too many. undo takes back
-// what this call added.
+// hold counts a lease that is going to be asked for, named by a claim without
+// a token. It is false, and counts nothing, if that would be one too many. undo
+// takes back what this call added, unless the lease was granted meanwhile.
 func (u *usage) hold(id *Identity, lease guard.Claim, until time.Time) (undo func(), ok bool) {
 	if id.Limits.Leases <= 0 {
 		return func() {}, true
 	}
-	lease.Token = guard.NoToken
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	held := u.leases[id.Subject]
 	_, again := held[lease]
 	if !again && len(held) >= id.Limits.Leases {
 		now := time.Now()
-		maps.DeleteFunc(held, func(_ guard.Claim, end time.Time) bool { return !end.After(now) })
+		maps.DeleteFunc(held, func(_ guard.Claim, c counted) bool { return !c.until.After(now) })
 		if len(held) >= id.Limits.Leases {
 			return nil, false
 		}
 	}
-	if held == nil {
-		held = map[guard.Claim]time.Time{}
-		if u.leases == nil {
-			u.leases = map[string]map[guard.Claim]time.Time{}
-		}
-		u.leases[id.Subject] = held
-	}
-	if until.After(held[lease]) {
-		held[lease] = until
-	}
+	u.add(id, lease, until)
 	return func() {
 		if !again {
-			u.free(id, lease)
+			u.over(id, lease)
 		}
 	}, true
 }
 
-// free counts a lease no more.
-func (u *usage) free(id *Identity, lease guard.Claim) {
-	lease.Token = guard.NoToken
+// runs counts a lease that was granted or extended.
+func (u *usage) runs(id *Identity, claim guard.Claim, until time.Time) {
+	if id.Limits.Leases > 0 {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.add(id, claim, until)
+	}
+}
+
+func (u *usage) add(id *Identity, claim guard.Claim, until time.Time) {
+	held := u.leases[id.Subject]
+	if held == nil {
+		held = map[guard.Claim]counted{}
+		if u.leases == nil {
+			u.leases = map[string]map[guard.Claim]counted{}
+		}
+		u.leases[id.Subject] = held
+	}
+	lease := tokenless(claim)
+	one := held[lease]
+	if until.After(one.until) {
+		one.until = until
+	}
+	one.token = cmp.Or(claim.Token, one.token)
+	held[lease] = one
+}
+
+// over counts the lease of a claim no more. Under another token it may run.
+func (u *usage) over(id *Identity, claim guard.Claim) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.leases[id.Subject], lease)
+	if u.leases[id.Subject][tokenless(claim)].token == claim.Token {
+		u.drop(id, claim)
+	}
+}
+
+// free counts a lease no more that was released, or whose ID is spent.
+func (u *usage) free(id *Identity, claim guard.Claim) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.drop(id, claim)
+}
+
+func (u *usage) drop(id *Identity, claim guard.Claim) {
+	delete(u.leases[id.Subject], tokenless(claim))
 	if len(u.leases[id.Subject]) == 0 {
 		delete(u.leases, id.Subject)
 	}
+}
+
+// tokenless is the claim without its token.
+func tokenless(claim guard.Claim) guard.Claim {
+	claim.Token = guard.NoToken
+	return claim
 }

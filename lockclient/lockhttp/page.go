@@ -87,7 +87,10 @@ func (s *Server) page(top chi.Router) {
 		r.Get("/ui/live", s.signedIn("ui/", "ui", s.showLive)) // shown within /ui
 		r.Get("/ui/force-unlock", s.signedIn("", "../ui", s.confirmUnlock))
 		for _, name := range []string{"page.css", "page.js"} {
-			r.Get("/ui/"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, "ui/"+name) })
+			r.Get("/ui/"+name, func(w http.ResponseWriter, r *http.Request) {
+				writeInTime(w)
+				http.ServeFileFS(w, r, files, "ui/"+name)
+			})
 		}
 		// A form of another site cannot be sent here.
 		r.Group(func(r chi.Router) {
@@ -117,6 +120,7 @@ func (s *Server) render(w http.ResponseWriter, status int, name string, v *view)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	writeInTime(w)
 	w.WriteHeader(status)
 	_, _ = w.Write(page.Bytes()) // the reader is gone if this fails
 }

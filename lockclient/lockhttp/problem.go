@@ -165,6 +165,7 @@ func (s *Server) write(w http.ResponseWriter, status int, body any) {
 		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The answer could not be written."}`)
 		h.Set("Content-Type", "application/problem+json")
 	}
+	writeInTime(w)
 	w.WriteHeader(status)
 	_, _ = w.Write(append(text, '\n')) // the client is gone if this fails; there is nobody to tell
 }

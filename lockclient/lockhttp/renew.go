@@ -133,13 +133,13 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 		switch got.State {
 		case driver.Extended:
 			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
-			_, _ = s.usage.hold(id, r.Claim, b.ExpiresAt)
+			s.usage.runs(id, r.Claim, b.ExpiresAt)
 			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 			}
 		case driver.Over:
 			b.State = stateOver
-			s.usage.free(id, r.Claim)
+			s.usage.over(id, r.Claim)
 		default:
 			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
@@ -202,7 +202,11 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
-	s.usage.free(id, claim)
+	if freed || claim.Token == guard.NoToken {
+		s.usage.free(id, claim)
+	} else {
+		s.usage.over(id, claim)
+	}
 	if !freed {
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}

@@ -86,6 +86,9 @@ const (
 	grace = 100 * time.Millisecond
 	// readTimeout bounds how long a request's body may take to arrive.
 	readTimeout = 10 * time.Second
+	// writeTimeout bounds how long an answer or an event may take to be read. It
+	// is longer, since an answer waits for the body.
+	writeTimeout = 15 * time.Second
 	// batchMost is how many renewals one request may have.
 	batchMost = 100
 )
@@ -160,7 +163,19 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 }
 
 // ServeHTTP answers one request.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		// Also of a body that nobody reads: net/http waits for it before it answers.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)) // a recorder of a test has none
+	}
+	s.router.ServeHTTP(w, r)
+	writeInTime(w)
+}
+
+// writeInTime bounds how long what is written next may take to be read.
+func writeInTime(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of a test has none
+}
 
 // Close ends the requests that wait and the streams, with 503, and then waits
 // for the releases that are under way, for as long as ctx lasts.
@@ -196,6 +211,7 @@ func (s *Server) routes() chi.Router {
 	top.Get("/readyz", s.readyz)
 	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
+		writeInTime(w)
 		_, _ = w.Write(description)
 	})
 	for _, route := range []struct {
@@ -263,9 +279,6 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fi
 	if err := queryOf(r).end(); err != nil {
 		return nil, err
 	}
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(readTimeout)) // a recorder of a test has none
-	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cmp.Or(id.Limits.Body, defaultBody)))
 	var large *http.MaxBytesError
 	switch {
@@ -274,6 +287,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fi
 	case err != nil:
 		return nil, guard.Invalid("body", "", "did not arrive")
 	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the request may wait now
 	f := parseFields(body)
 	return &f, f.err
 }
