@@ -12,6 +12,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
+// lostAtMost is more revisions than a restore loses.
+const lostAtMost = 1 << 36
+
 // Advance raises the tokens of a resource that nobody holds above the given one.
 // What it wrote is lost with lost data: repeat it after a restore.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
@@ -55,8 +58,8 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 }
 
 // RaiseEpoch lifts all later tokens above those of the cluster's former self: it
-// sets the base from this process's clock, unless it is higher. Call it after
-// every restore of a snapshot.
+// sets the base from this process's clock, or above the one that is there if that
+// is higher. Call it after every restore of a snapshot.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	for range maxRetries {
 		resp, err := i.client.Get(ctx, i.baseKey())
@@ -67,7 +70,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 		if err != nil {
 			return guard.Unavailable("raise epoch", guard.Claim{}, err)
 		}
-		done, err := i.putBase(ctx, old, max(old.value, time.Now().UnixMilli()<<20))
+		done, err := i.putBase(ctx, old, max(old.value+lostAtMost, time.Now().UnixMilli()<<20))
 		if err != nil {
 			return failed("raise epoch", guard.Claim{}, err)
 		}

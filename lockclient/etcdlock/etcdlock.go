@@ -224,6 +224,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 		if err != nil {
 			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
+		before := i.reached()
 		resp, err := i.client.Txn(ctx).If(
 			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(r.Resource)), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(i.spentKey(r.Resource, r.LeaseID)), "=", 0),
@@ -245,7 +246,10 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 		if err != nil {
 			return driver.Grant{}, failed("acquire", r.Claim(), err)
 		}
-		if err := i.forward(resp.Header); err != nil {
+		if resp.Succeeded {
+			before++ // it wrote
+		}
+		if err := i.forward(before, resp.Header); err != nil {
 			return driver.Grant{}, err // and the lease is revoked
 		}
 		if resp.Succeeded {
@@ -300,10 +304,12 @@ func (i *Issuer) extendOwn(ctx context.Context, r driver.Request, from time.Dura
 	case h == nil || h.ID != r.LeaseID:
 		return driver.Grant{}, i.refusal(ctx, r.Claim(), h, nil)
 	}
-	if _, err := i.client.KeepAliveOnce(ctx, h.lease); err != nil {
+	alive, err := i.client.KeepAliveOnce(ctx, h.lease)
+	if err != nil {
 		return driver.Grant{}, failed("acquire", r.Claim(), err)
 	}
-	return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At), From: from}, nil
+	// An etcd lease keeps the TTL that it was granted with.
+	return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: min(r.TTL, time.Duration(alive.TTL)*time.Second)}, nil
 }
 
 // refusal says who has the lease and for how long; nobody is the same as held
@@ -336,9 +342,10 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	for n, r := range renewals {
 		gets[n] = clientv3.OpGet(i.leaseKey(r.Claim.Resource))
 	}
+	before := i.reached()
 	resp, err := i.client.Txn(ctx).Then(gets...).Commit()
 	if err == nil {
-		err = i.forward(resp.Header)
+		err = i.forward(before, resp.Header)
 	}
 	if err != nil {
 		for n, r := range renewals {
@@ -454,9 +461,17 @@ func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (stri
 	return a.key, nil
 }
 
-// forward takes note of a revision and refuses one that went back, and another
-// cluster than before.
-func (i *Issuer) forward(h *etcdserverpb.ResponseHeader) error {
+// reached is the highest revision that was seen. A transaction that is sent now
+// is answered with none below it.
+func (i *Issuer) reached() int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.revision
+}
+
+// forward takes note of a transaction's revision and refuses one that is below
+// the least there can be, and another cluster than before.
+func (i *Issuer) forward(least int64, h *etcdserverpb.ResponseHeader) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.cluster == 0 {
@@ -466,10 +481,9 @@ func (i *Issuer) forward(h *etcdserverpb.ResponseHeader) error {
 		return fmt.Errorf("fencepost: %w: the cluster was %x and is %x, so it was replaced or this is another one; call RaiseEpoch, then restart the workers",
 			guard.ErrMarkAhead, i.cluster, h.ClusterId)
 	}
-	// Answers overtake each other by a little; a restore loses more.
-	if h.Revision < i.revision-10_000 || h.Revision < i.revision/2 {
-		return fmt.Errorf("fencepost: %w: etcd's revision was %d and is %d, so the cluster was restored; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, i.revision, h.Revision)
+	if h.Revision < least {
+		return fmt.Errorf("fencepost: %w: etcd's revision was at least %d and is %d, so the cluster was restored; call RaiseEpoch, then restart the workers",
+			guard.ErrMarkAhead, least, h.Revision)
 	}
 	i.revision = max(i.revision, h.Revision)
 	return nil

@@ -78,7 +78,8 @@ type Options struct {
 	// "{" or "}".
 	Prefix string
 	// Subscribe listens on a channel and calls message with every payload until
-	// stop is called. message does not block. nil means that waiters poll.
+	// stop is called, also when ctx has ended since. message does not block. nil
+	// means that waiters poll.
 	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
 	// Cluster says that keys lie on several servers, so that one command cannot
 	// renew the leases of several resources.
@@ -95,8 +96,17 @@ type Issuer struct {
 	offset time.Duration // at most the server's time since 1970 less driver.Now
 	known  bool          // offset was learned
 	seen   int64         // the highest server time of any answer, in ms
-	stop   func()        // ends the subscription; nil before there is one
+	closed bool
+	stop   func() // ends the subscription; nil before there is one
 	rings  map[string]map[*func()]struct{}
+
+	subscribing *subscribing // nil before the first watch, and after a failure
+}
+
+// subscribing is a subscription that begins; err counts when done is closed.
+type subscribing struct {
+	done chan struct{}
+	err  error
 }
 
 var (
@@ -152,7 +162,7 @@ func (i *Issuer) Limits() driver.Limits {
 func (i *Issuer) Close() error {
 	i.mu.Lock()
 	stop := i.stop
-	i.stop = func() {}
+	i.closed, i.stop = true, nil
 	i.mu.Unlock()
 	if stop != nil {
 		stop()
@@ -322,15 +332,11 @@ func (i *Issuer) listen(ctx context.Context, w driver.Watch, ring func()) (stop 
 		return i.opts.Subscribe(ctx, i.onlookers(w.Resource), func(string) { once.Do(ring) })
 	}
 	f := func() { once.Do(ring) }
+	if err := i.subscribe(ctx); err != nil {
+		return nil, err
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.stop == nil {
-		stop, err := i.opts.Subscribe(context.WithoutCancel(ctx), i.wakeups()+i.process, i.wake)
-		if err != nil {
-			return nil, err
-		}
-		i.stop = stop
-	}
 	if i.rings[w.Resource] == nil {
 		i.rings[w.Resource] = map[*func()]struct{}{}
 	}
@@ -343,6 +349,40 @@ func (i *Issuer) listen(ctx context.Context, w driver.Watch, ring func()) (stop 
 			delete(i.rings, w.Resource)
 		}
 	}, nil
+}
+
+// subscribe has the process's own channel listened on. It returns when ctx ends;
+// the subscription goes on, for the next.
+func (i *Issuer) subscribe(ctx context.Context) error {
+	i.mu.Lock()
+	s := i.subscribing
+	if s == nil {
+		s = &subscribing{done: make(chan struct{})}
+		i.subscribing = s
+		go func() {
+			stop, err := i.opts.Subscribe(context.WithoutCancel(ctx), i.wakeups()+i.process, i.wake)
+			i.mu.Lock()
+			closed := i.closed
+			switch {
+			case err != nil:
+				s.err, i.subscribing = err, nil // the next tries again
+			case !closed:
+				i.stop = stop
+			}
+			i.mu.Unlock()
+			close(s.done)
+			if err == nil && closed {
+				stop()
+			}
+		}()
+	}
+	i.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (i *Issuer) wake(resource string) {

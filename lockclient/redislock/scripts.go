@@ -50,6 +50,13 @@ local function lease(key)
   end
   return l
 end
+local function line(queue, till) -- an error if something else is there
+  redis.call('ZCARD', queue)
+  redis.call('HLEN', till)
+end
+local function tell(channel, payload) -- without the right to it nobody is woken
+  redis.pcall('PUBLISH', channel, payload)
+end
 local function keep(key, token)
   redis.call('SET', key, token)
   if below(token, base(now + 604800000)) then redis.call('PEXPIRE', key, 604800000) end
@@ -79,6 +86,7 @@ if last and not string.find(last, '^[1-9]%d*$') then
 end
 if not last and now < tonumber(ARGV[6]) then return {'back', tostring(now)} end
 if last and not below(last, '9223372036854775806') then return {'full', tostring(now), last} end
+line(KEYS[5], KEYS[6])
 local token = base(now)
 if last and not below(last, token) then
   redis.call('INCR', KEYS[2])
@@ -90,7 +98,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('DEL', KEYS[4])
 redis.call('ZREM', KEYS[5], ARGV[8])
 redis.call('HDEL', KEYS[6], ARGV[8])
-redis.call('PUBLISH', ARGV[9], '')
+tell(ARGV[9], '')
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
@@ -118,6 +126,7 @@ return out
 var releaseScript = newScript(prelude + `
 local l = lease(KEYS[1])
 if l.err then return l end
+line(KEYS[4], KEYS[5])
 if ARGV[2] == '' then redis.call('SET', KEYS[2], '1', 'PX', 3600000) end
 if l[2] ~= ARGV[1] or (ARGV[2] ~= '' and l[3] ~= ARGV[2]) then return 0 end
 redis.call('DEL', KEYS[1])
@@ -127,11 +136,11 @@ for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
   redis.call('HDEL', KEYS[5], process)
   if till and tonumber(till) > now then
     redis.call('SET', KEYS[3], process, 'PX', 100)
-    redis.call('PUBLISH', ARGV[3] .. process, ARGV[5])
+    tell(ARGV[3] .. process, ARGV[5])
     break
   end
 end
-redis.call('PUBLISH', ARGV[4], '')
+tell(ARGV[4], '')
 return 1
 `)
 

@@ -27,6 +27,9 @@ type stored struct {
 	version int32
 }
 
+// lostAtMost is more than a restore takes a zxid back: 64 elections.
+const lostAtMost = 1 << 38
+
 // Advance raises the tokens of a resource that nobody holds above the given one.
 // What it wrote is lost with lost data: repeat it after a restore.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
@@ -83,8 +86,9 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 }
 
 // RaiseEpoch lifts all later tokens above those of the ensemble's former self: it
-// sets the base from this process's clock, unless it is higher. Call it after
-// every restore of a snapshot, and after data was lost while workers ran.
+// sets the base from this process's clock, or above the one that is there if that
+// is higher. Call it after every restore of a snapshot, and after data was lost
+// while workers ran.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	i.mu.Lock()
 	i.base, i.seen = base{}, 0 // what went back is dealt with
@@ -101,7 +105,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 			return unsent("raise epoch", guard.Claim{}, err)
 		}
 		old := i.knownBase()
-		value := strconv.FormatInt(max(old.value, time.Now().UnixMilli()<<20), 10)
+		value := strconv.FormatInt(max(old.value+lostAtMost, time.Now().UnixMilli()<<20), 10)
 		_, which, err := s.multi(ctx, &zk.SetDataRequest{Path: i.basePath(), Data: []byte(value), Version: old.version})
 		switch {
 		case err == nil:

@@ -347,3 +347,112 @@ func TestWakeOne(t *testing.T) {
 	case <-time.After(300 * time.Millisecond):
 	}
 }
+
+// TestNothingIsWrittenBeforeARefusal: a foreign value under any key of a resource
+// is noticed before the first write, because guard.ErrUnavailable says that
+// nothing was written.
+func TestNothingIsWrittenBeforeARefusal(t *testing.T) {
+	s := startServer(t)
+	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
+	for _, kind := range []string{"queue", "until"} {
+		key := "fencepost:{" + kind + "}:"
+		if err := c.Set(t.Context(), key+kind, "x", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := i.Acquire(t.Context(), ask(kind, "a")); !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("%s: acquire: %v", kind, err)
+		}
+		if n := c.Exists(t.Context(), key+"lease", key+"counter").Val(); n != 0 {
+			t.Errorf("%s: the refused acquire left a lease", kind)
+		}
+		if err := c.Del(t.Context(), key+kind).Err(); err != nil {
+			t.Fatal(err)
+		}
+		held := acquire(t, i, kind, "b")
+		if err := c.Set(t.Context(), key+kind, "x", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for _, claim := range []guard.Claim{held, {Resource: kind, LeaseID: "b"}} {
+			if _, err := i.Release(t.Context(), claim); !errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("%s: release: %v", kind, err)
+			}
+		}
+		if n := c.Exists(t.Context(), key+"lease").Val(); n != 1 {
+			t.Errorf("%s: the refused release freed the lease", kind)
+		}
+		if n := c.Exists(t.Context(), key+"spent:b").Val(); n != 0 {
+			t.Errorf("%s: the refused release spent the lease ID", kind)
+		}
+	}
+}
+
+// TestNoRightToPublish: a user without rights to channels, as new users are,
+// acquires and releases; only nobody is woken.
+func TestNoRightToPublish(t *testing.T) {
+	s := startServer(t)
+	if err := s.client(t, s.addr).Do(t.Context(), "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := redis.NewClient(&redis.Options{Addr: s.addr, Username: "mute", Password: "secret", MaxRetries: -1})
+	t.Cleanup(func() { c.Close() })
+	i, err := redislock.New(doOf(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := acquire(t, i, "r", "a")
+	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+		t.Errorf("released %v, %v", freed, err)
+	}
+}
+
+// TestSubscribingHangs: a server that does not confirm a subscription keeps
+// watches waiting, each for as long as its context lasts, and nothing else.
+func TestSubscribingHangs(t *testing.T) {
+	s := startServer(t)
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	began := make(chan struct{}, 2)
+	i, err := redislock.New(doOf(s.client(t, s.addr)), &redislock.Options{
+		Subscribe: func(context.Context, string, func(string)) (func(), error) {
+			began <- struct{}{}
+			<-hang
+			return func() {}, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan error, 2)
+	for _, id := range []string{"w", "x"} {
+		go func() {
+			_, err := i.Watch(ctx, driver.Watch{Resource: "r", LeaseID: id}, func() {})
+			watched <- err
+		}()
+	}
+	<-began
+	done := make(chan error, 1)
+	go func() {
+		_, err := i.Acquire(context.WithoutCancel(ctx), ask("r", "a"))
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("an acquire waits for the subscription")
+	}
+	cancel()
+	for range 2 {
+		select {
+		case err := <-watched:
+			if !errors.Is(err, driver.ErrNoWatch) {
+				t.Errorf("the watch: %v; want ErrNoWatch", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("a watch goes on after its context")
+		}
+	}
+}

@@ -233,6 +233,24 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	}
 }
 
+// TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
+// ahead; RaiseEpoch lifts it all the same.
+func TestRaiseEpochBehindTheBase(t *testing.T) {
+	z := startServers(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	acquire(t, i, "warm", "a")
+	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
+	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(fmt.Sprint(ahead)), -1))
+	before := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
+	if err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const lost = 1 << 36 // what the restore may have lost: 16 elections
+	if after := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); after.Token < before.Token+lost {
+		t.Errorf("token %v after %v and RaiseEpoch, which said that it lifted them", after.Token, before.Token)
+	}
+}
+
 // TestForeignValues: something else under a node is an error that says where,
 // and nothing is granted or changed.
 func TestForeignValues(t *testing.T) {

@@ -1,0 +1,137 @@
+package etcd_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestRepeatedAcquireUnderALongerTTL: the lease keeps the TTL that it was granted
+// under, and the answer says so: else its holder would believe in it after the
+// cluster gave it away.
+func TestRepeatedAcquireUnderALongerTTL(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	i := issuer(t, addr)
+	r := ask("r", "a")
+	r.TTL = 5 * time.Second
+	first, err := i.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.TTL = time.Hour
+	again, err := i.Acquire(t.Context(), r)
+	if err != nil || again.Token != first.Token {
+		t.Fatalf("%+v, %v; want the same lease as %+v", again, err, first)
+	}
+	if again.TTL == 0 || again.TTL > 5*time.Second {
+		t.Errorf("the lease of 5s is said to last %v (0 is what was asked, an hour)", again.TTL)
+	}
+}
+
+// TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
+// ahead; RaiseEpoch lifts it all the same.
+func TestRaiseEpochBehindTheBase(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
+	if _, err := connect(t, addr).Put(t.Context(), "fencepost/base", fmt.Sprint(ahead)); err != nil {
+		t.Fatal(err)
+	}
+	before := acquire(t, issuer(t, addr), "r", "a")
+	if err := issuer(t, addr).RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const lost = 1 << 30 // revisions that the restore may have lost
+	if after := acquire(t, issuer(t, addr), "other", "a"); after.Token < before.Token+lost {
+		t.Errorf("token %v after %v and RaiseEpoch, which said that it lifted them", after.Token, before.Token)
+	}
+}
+
+// TestRestoreOfAFewRevisions: an issuer that runs through a restore which lost
+// only its last few writes notices, and issues no token twice.
+func TestRestoreOfAFewRevisions(t *testing.T) {
+	dir := t.TempDir()
+	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
+	addr, stop := startNode(t, data)
+	proxy := newRelay(t, addr)
+	i := issuer(t, proxy.addr)
+	for n := range 20 { // so that what is lost is a small part
+		acquire(t, i, fmt.Sprint("before", n), "a")
+	}
+	stop()
+	if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
+		t.Fatal(err)
+	}
+	addr, stop = startNode(t, data)
+	proxy.to(addr)
+	lost := acquire(t, i, "r", "a")
+	stop()
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(data, os.DirFS(backup)); err != nil {
+		t.Fatal(err)
+	}
+	addr, _ = startNode(t, data)
+	proxy.to(addr)
+	r := ask("r", "b")
+	r.Timeout = time.Minute
+	g, err := i.Acquire(t.Context(), r)
+	if !errors.Is(err, guard.ErrMarkAhead) {
+		t.Errorf("after %v was lost: %+v, %v; want ErrMarkAhead", lost.Token, g, err)
+	}
+	if err := i.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if next := acquire(t, i, "r", "c"); next.Token <= lost.Token {
+		t.Errorf("token %v after %v and RaiseEpoch", next.Token, lost.Token)
+	}
+}
+
+// relay is one address for a server that comes back under another.
+type relay struct {
+	addr string
+	mu   sync.Mutex
+	goal string
+}
+
+func newRelay(t testing.TB, goal string) *relay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	s := &relay{addr: l.Addr().String(), goal: goal}
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			far, err := net.Dial("tcp", s.goal)
+			s.mu.Unlock()
+			if err != nil {
+				near.Close()
+				continue
+			}
+			go func() { io.Copy(far, near); far.Close(); near.Close() }()
+			go func() { io.Copy(near, far); near.Close(); far.Close() }()
+		}
+	}()
+	return s
+}
+
+func (s *relay) to(goal string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.goal = goal
+}
