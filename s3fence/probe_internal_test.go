@@ -13,8 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// what an error is that says nothing of the store.
 // says checks an error: "" for none, "!" before what a store is refused for, else
+// what an error is that says nothing of the store.
 func says(t *testing.T, name string, err error, want string) {
 	t.Helper()
 	var u *UnsuitableError
