@@ -71,6 +71,7 @@ type batch struct {
 	t        *Table
 	q        Querier
 	writes   []RowUpdate
+	keys     []Key    // of the writes, as they are sent
 	columns  []string // of every set
 	verdicts []error
 	marks    []guard.Mark // what each was compared with
@@ -211,9 +212,11 @@ const maxParameters = 65535
 func (b *batch) check(ctx context.Context) error {
 	for i, w := range b.writes {
 		at := fmt.Sprintf("writes[%d]: ", i)
-		if err := b.t.check(ctx, w.Claim, w.Key); err != nil {
+		key, err := b.t.check(ctx, w.Claim, w.Key)
+		if err != nil {
 			return fmt.Errorf("%s%w", at, err)
 		}
+		b.keys = append(b.keys, key)
 		if len(w.Set) == 0 {
 			return guard.Invalid(at+"set", "", "names no column")
 		}
@@ -302,7 +305,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 	args := make([]any, 0, rows*width+len(shared))
 	for _, i := range indices {
 		w := b.writes[i]
-		args = append(append(args, w.Key...), int64(w.Claim.Token))
+		args = append(append(args, b.keys[i]...), int64(w.Claim.Token))
 		if t.lease != "" {
 			args = append(args, w.Claim.LeaseID)
 		}
