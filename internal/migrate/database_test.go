@@ -244,3 +244,40 @@ func TestDefaultPrivileges(t *testing.T) {
 		}
 	})
 }
+
+// TestScriptInOneTransaction: a script whose statements are sent one by one, each
+// in a transaction of its own, is refused before it makes anything. The control is
+// the same without the refusal, which applies all of it.
+func TestScriptInOneTransaction(t *testing.T) {
+	pool := pgtest.Pool(t)
+	apply := func(script string) error {
+		for _, statement := range strings.SplitAfter(script, "$;\n") { // behind each DO
+			if _, err := pool.Exec(t.Context(), statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	const there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'"
+	for what, c := range map[string]struct {
+		script  string
+		refused bool
+		schemas int
+	}{
+		"whole":       {tables("alpha").Script(), true, 0},
+		"step":        {tables("alpha").Migrations[0].Script("alpha"), true, 0},
+		"the control": {strings.ReplaceAll(tables("alpha").Script(), together, ""), false, 1},
+	} {
+		err := apply(c.script)
+		if refused := err != nil && strings.Contains(err.Error(), "in one transaction"); refused != c.refused || err != nil && !refused {
+			t.Errorf("%s: %v", what, err)
+		}
+		var schemas int
+		if err := pool.QueryRow(t.Context(), there).Scan(&schemas); err != nil || schemas != c.schemas {
+			t.Errorf("%s: %d schemas, %v", what, schemas, err)
+		}
+		if _, err := pool.Exec(t.Context(), "DROP SCHEMA IF EXISTS fencepost CASCADE"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

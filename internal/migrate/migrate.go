@@ -31,12 +31,23 @@ const (
   PERFORM pg_catalog.set_config('fencepost.search_path', pg_catalog.current_setting('search_path'), true);
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 END $pin$;
-`
+` + together
 	unpin = `DO $pin$ BEGIN
   PERFORM pg_catalog.set_config('search_path', pg_catalog.current_setting('fencepost.search_path'), true);
 END $pin$;
 `
 )
+
+// together refuses a script whose statements each commit by themselves, as psql
+// sends a file without --single-transaction: then Pin has been forgotten, and
+// sealed could not tell what the script made.
+const together = `DO $together$ BEGIN
+  IF pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.<>) 'pg_catalog, pg_temp' THEN
+    RAISE EXCEPTION USING ERRCODE = 'no_active_sql_transaction',
+      MESSAGE = 'run this script in one transaction (psql --single-transaction); nothing was applied';
+  END IF;
+END $together$;
+`
 
 // prologue makes the schema and the record of what was applied.
 const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
