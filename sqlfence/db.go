@@ -132,8 +132,8 @@ func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error {
 	return q.db.guardable(ctx, q, t)
 }
 
-// kindSQL says what a table is, whether it has rules, and whether one of its
-// partitions or children is a foreign table. It names the schema of everything:
+// kindSQL says what a table is, whether it has rules or inheritance children, and
+// whether one of its partitions or children is a foreign table. It names the schema of everything:
 // it runs in transactions of the caller's, whose search_path stays as it is, and
 // which may have functions and operators of another role.
 const kindSQL = `WITH RECURSIVE tree AS (
@@ -141,11 +141,13 @@ const kindSQL = `WITH RECURSIVE tree AS (
 	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
 ), kinds AS (
 	SELECT c.relkind OPERATOR(pg_catalog.=) ANY (ARRAY['r', 'p']::"char"[]) AS keeps,
-		EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid) AS ruled
+		EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid) AS ruled,
+		NOT c.relispartition AND c.oid OPERATOR(pg_catalog.<>) pg_catalog.to_regclass($1::pg_catalog.text) AS inherits
 	FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid
 )
 SELECT CASE WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
-		WHEN pg_catalog.bool_or(ruled) THEN 'has rules' ELSE '' END,
+		WHEN pg_catalog.bool_or(ruled) THEN 'has rules'
+		WHEN pg_catalog.bool_or(inherits) THEN 'has inheritance children, across which no index keeps the key unique' ELSE '' END,
 	pg_catalog.count(*) OPERATOR(pg_catalog.>) 0,
 	(SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat(a.attname, ' is ', pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '), '')
 		FROM pg_catalog.jsonb_to_recordset(CASE WHEN $2::pg_catalog.text OPERATOR(pg_catalog.=) 'null' THEN '[]' ELSE $2::pg_catalog.text END::pg_catalog.jsonb) AS b ("column" pg_catalog.text, type pg_catalog.text)
@@ -161,6 +163,7 @@ FROM kinds`
 
 // guardable refuses, when a table is first used, what does not keep a mark as a
 // table does: an INSTEAD OF trigger or a rule may write another row, or another
+// mark; beside a row of an inheritance child an upsert would insert one that has no
 // mark. And key columns of which several values are equal, or have other texts
 // than the resource's name is built from. A table that is not there is left to
 // the statement.

@@ -121,8 +121,9 @@
 //     table becomes one later.
 //   - A writer that only presents its claim locks its rows first and the resource
 //     at the end of each statement; InTx and Enter lock the resource first. Side
-//     by side on the same rows they may deadlock: one of them gets 40P01,
-//     ErrUnavailable, and has written nothing. Who enters as well never does.
+//     by side on the same rows they may deadlock: one of them gets 40P01
+//     ([ErrorFrom]: ErrUnavailable) and has written nothing. Where all enter,
+//     the fence adds no deadlock to those of their rows.
 //   - The key of a resource's lock is a hash of its name and of a secret, but
 //     pg_locks shows the keys of held locks to any login role. One that polls it
 //     can take such a lock, too, and delay the resource's next raise for as long as

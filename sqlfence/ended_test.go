@@ -189,6 +189,7 @@ func TestBatchTransactionControl(t *testing.T) {
 		for _, text := range []string{
 			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
 			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", "PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
+			"SELECT E'a' -- a text goes on behind comments, too\n'\\''; COMMIT; --'", "SELECT E'a'\n--\n'\\''; COMMIT; --'",
 		} {
 			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text), Raw("UPDATE n SET v = 'new'"))
 			wantInvalid(t, text, err, "writes[0]", "")

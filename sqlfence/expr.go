@@ -165,15 +165,25 @@ func quotedLen(s string, quote byte, escapes bool) int {
 	return 0
 }
 
-// continued returns the length of the white space with a line break and the
-// quote after it that s begins with, 0 if it does not.
+// continued returns the length of the white space with a line break, perhaps with
+// comments of one line, and the quote after it that s begins with, 0 if it does
+// not.
 func continued(s string) int {
-	rest := strings.TrimLeft(s, " \t\n\r\f\v")
-	space := s[:len(s)-len(rest)]
-	if !strings.HasPrefix(rest, "'") || !strings.ContainsAny(space, "\n\r") {
-		return 0
+	broken := false
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '\n' || c == '\r':
+			broken = true
+		case c == '\'' && broken:
+			return i + 1
+		case strings.HasPrefix(s[i:], "--"):
+			_, n := lex(s, i)
+			i += n - 1
+		case strings.IndexByte(" \t\f\v", c) < 0:
+			return 0
+		}
 	}
-	return len(space) + 1
+	return 0
 }
 
 // escaped reports that the quote at i begins a text with escapes, E'...'.

@@ -51,6 +51,8 @@ func TestVerifyStatements(t *testing.T) {
 			{leased, both + "WHERE id = $1 AND $3::bigint >= last_fencing_token", false},
 			{leased, set + "WHERE id = $1 AND $3 >= last_fencing_token", false},
 			{onceLeased, both + "WHERE id = $1 AND $3::bigint > last_fencing_token", true},
+			{once, "UPDATE own SET last_fencing_token = last_fencing_token + 1 WHERE id = $1 AND last_fencing_token + 1 > last_fencing_token", false},
+			{leased, "UPDATE own SET last_fencing_token = $3, lease = lease WHERE id = $1 AND ($3 > last_fencing_token OR ($3 = last_fencing_token AND lease = lease))", false},
 			{onceLeased, set + "WHERE id = $1 AND $3 > last_fencing_token", false},
 		} {
 			found, err := e.db.Verify(t.Context(), Verification{Statements: map[*Table][]string{c.table: {c.text}}, WithoutSchema: true})

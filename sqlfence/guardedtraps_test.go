@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -257,6 +258,50 @@ func TestTriggersNotHijacked(t *testing.T) {
 		e.exec("ALTER FUNCTION fencepost.require RESET search_path; ALTER FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('public', 'items')") + " RESET search_path")
 		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) == guard.ReasonMissing {
 			t.Errorf("without a pinned search_path, the control: %v", err)
+		}
+	})
+}
+
+// TestTrapDeadlock: a writer that only presents its claim has locked its rows
+// when it comes to the resource's lock, and deadlocks with one that entered and
+// comes to those rows. Where both enter, the one waits without any row.
+func TestTrapDeadlock(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		e.db = e.serverDefault("deadlock_timeout", "'10ms'")
+		const write = "UPDATE items SET v = 8 WHERE id = 1"
+		// One raises the mark of "a" in its own transaction, then writes the row
+		// that the other writes under the mark as it was.
+		crossed := func(token guard.Token, other func() error) (entered, others error) {
+			var ended chan error
+			entered = e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := tx.enter(ctx, claimOf("a", token)); err != nil {
+					return err
+				}
+				if err := tx.present(ctx, claimOf("a", token)); err != nil {
+					return err
+				}
+				ended = e.start(func(func()) error { return other() })
+				_, err := tx.exec(ctx, write)
+				return err
+			})
+			return ErrorFrom(entered), <-ended
+		}
+		entered, others := crossed(6, func() error {
+			return e.db.fenced(t.Context(), claimOf("a", 5), func(ctx context.Context, tx testTx) error {
+				if err := tx.present(ctx, claimOf("a", 5)); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, write)
+				return err
+			})
+		})
+		if entered != nil || guard.ReasonOf(others) != guard.ReasonStale {
+			t.Errorf("both enter: %v, %v; want nil, stale", entered, others)
+		}
+		entered, others = crossed(7, func() error { return e.presenting(write, claimOf("a", 6)) })
+		if err := errors.Join(entered, others); pgerr.State(err) != pgerr.Deadlock || guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("one only presents, the control: %v, %v; want a deadlock", entered, others)
 		}
 	})
 }

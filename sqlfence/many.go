@@ -71,6 +71,7 @@ type batch struct {
 	t        *Table
 	q        Querier
 	writes   []RowUpdate
+	keys     []Key    // of the writes, as they are sent
 	columns  []string // of every set
 	verdicts []error
 	marks    []guard.Mark // what each was compared with
@@ -211,9 +212,11 @@ const maxParameters = 65535
 func (b *batch) check(ctx context.Context) error {
 	for i, w := range b.writes {
 		at := fmt.Sprintf("writes[%d]: ", i)
-		if err := b.t.check(ctx, w.Claim, w.Key); err != nil {
+		key, err := b.t.check(ctx, w.Claim, w.Key)
+		if err != nil {
 			return fmt.Errorf("%s%w", at, err)
 		}
+		b.keys = append(b.keys, key)
 		if len(w.Set) == 0 {
 			return guard.Invalid(at+"set", "", "names no column")
 		}
@@ -279,8 +282,8 @@ func (b *batch) shared() (args []any) {
 }
 
 // padded rounds the number of rows up, by a quarter at most, so that a driver
-// prepares a few statements and not one for each size. What is added has no key
-// and meets no row.
+// prepares a few statements and not one for each size. What is added has no key,
+// which meets no row, and no token.
 func padded(rows, width, others int) int {
 	step := 1
 	for rows > 8*step {
@@ -302,7 +305,7 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 	args := make([]any, 0, rows*width+len(shared))
 	for _, i := range indices {
 		w := b.writes[i]
-		args = append(append(args, w.Key...), int64(w.Claim.Token))
+		args = append(append(args, b.keys[i]...), int64(w.Claim.Token))
 		if t.lease != "" {
 			args = append(args, w.Claim.LeaseID)
 		}
@@ -334,7 +337,8 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 // purpose, so that expressions find their columns.
 //
 //   - "fence in" is the writes. Its first row gives each parameter the type of
-//     its column, and has no key.
+//     its column, and has no token: no key tells it from a write, since a
+//     composite value with a NULL in it is not NOT NULL.
 //   - "fence twice" finds keys that are equal to the database. Then nothing is
 //     locked or written.
 //   - "fence row" locks the rows in the order of their keys and reads what the
@@ -420,8 +424,8 @@ func (b *builder) manyRest(of *batch) error {
 		meets[i] = order[i] + " = " + keys[i]
 	}
 	key, meet := strings.Join(keys, ", "), strings.Join(meets, " AND ")
-	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE ` +
-		keys[0] + " IS NOT NULL GROUP BY " + key + " HAVING pg_catalog.count(*) > 1)")
+	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in"` +
+		` WHERE "fence token" IS NOT NULL GROUP BY ` + key + " HAVING pg_catalog.count(*) > 1)")
 	again, other := "false", "0"
 	if of.later { // a row that this very transaction wrote
 		again, other = t.row+`.xmin = pg_catalog.pg_current_xact_id()::xid`, `CASE WHEN "fence again" THEN -1 ELSE 0 END`
@@ -447,7 +451,7 @@ func (b *builder) manyRest(of *batch) error {
 		` UNION ALL SELECT "fence i"."fence n", ` + other + `, EXISTS (SELECT FROM ` + t.name + " WHERE " + strings.Join(there, " AND ") + `), "fence r"."fence n" IS NOT NULL,` +
 		` "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
 		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" USING ("fence n") LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" = "fence i"."fence n"` +
-		` WHERE "fence o"."fence n" IS NULL AND "fence i".` + keys[0] + " IS NOT NULL")
+		` WHERE "fence o"."fence n" IS NULL AND "fence i"."fence token" IS NOT NULL`)
 	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, false, NULL, NULL, false, false FROM "fence twice"`)
 	return nil
 }

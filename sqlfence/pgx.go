@@ -196,6 +196,7 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 type pgxHandle struct {
 	pgx.Tx
 	savepoints []*pgxHandle
+	objects    bool // large objects were asked for
 }
 
 func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -208,8 +209,20 @@ func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
 	return savepoint, nil
 }
 
-// end makes every use an error.
+// LargeObjects returns what writes through pgx's own handle.
+func (t *pgxHandle) LargeObjects() pgx.LargeObjects {
+	t.objects = true
+	return t.Tx.LargeObjects()
+}
+
+// end makes every use an error. pgx's own handle is closed by a COMMIT that is
+// not sent, which a tracer sees, so only where something still has that handle.
 func (t *pgxHandle) end() {
+	if t.objects {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		t.Tx.Commit(over)
+	}
 	t.Tx = pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx()
 	for _, savepoint := range t.savepoints {
 		savepoint.end()
@@ -220,10 +233,10 @@ func (t *pgxHandle) end() {
 // closes a connection on which anything went wrong after it was written to.
 func pgxSent(c *pgx.Conn, err error) error {
 	switch {
+	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil
+		return pgerr.NotSent(err)
 	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(unreadable)):
 		return err
-	case errors.Is(err, pgx.ErrTxClosed):
-		return pgerr.NotSent(err)
 	}
 	return unsendable{err}
 }

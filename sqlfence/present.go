@@ -64,6 +64,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 //	       transaction again
 //	40001  ErrUnavailable, under REPEATABLE READ and SERIALIZABLE: run the
 //	       transaction again
+//	40P01  ErrUnavailable, of a deadlock, whatever waited: likewise
 //	22...  ErrInvalid, from within a function of schema fencepost: the setting
 //	       fencepost.claims is malformed, or the row names no resource
 //
@@ -74,7 +75,7 @@ func ErrorFrom(err error) error {
 		return err
 	}
 	switch pgerr.State(err) {
-	case pgerr.Stale, pgerr.Conflict, pgerr.Missing, pgerr.MustRaise, pgerr.Serialization:
+	case pgerr.Stale, pgerr.Conflict, pgerr.Missing, pgerr.MustRaise, pgerr.Serialization, pgerr.Deadlock:
 		return failure(guardedWrite, offeredIn(err), err, false)
 	}
 	var pg *pgconn.PgError

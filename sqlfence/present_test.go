@@ -36,7 +36,7 @@ func TestRefusal(t *testing.T) {
 		}
 	}
 	var failed *guard.FailedError
-	for _, err := range []error{refused("SF004", facts), refused("40001", "")} {
+	for _, err := range []error{refused("SF004", facts), refused("40001", ""), refused("40P01", "")} {
 		if got := ErrorFrom(err); guard.ReasonOf(got) != guard.ReasonUnavailable || !errors.As(got, &failed) || !errors.Is(got, err) {
 			t.Errorf("%v: got %v", err, got)
 		}

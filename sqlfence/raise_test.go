@@ -47,7 +47,11 @@ func TestRaiseWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
-		raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+		// Not Raise itself, which leaves the queue after half a second to look for
+		// whom it waits.
+		raised := e.start(func(func()) error {
+			return e.db.unfenced(context.Background(), "SELECT fencepost.raise('r', 6, 'lease-6', "+itoa(int(patience.Milliseconds()))+")")
+		})
 		late := e.start(func(func()) error {
 			return e.db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
 		})

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -105,7 +106,24 @@ type textual string
 
 type valued struct{ value any }
 
-func (v valued) Value() (any, error) { return v.value, nil }
+func (v valued) Value() (driver.Value, error) { return v.value, nil }
+
+// Types whose text is another one to the driver, or at its second look.
+type (
+	shouting string
+	twofold  struct{ text string }
+	fickle   struct{ calls *int }
+)
+
+func (s shouting) String() string { return strings.ToUpper(string(s)) }
+
+func (v twofold) Value() (driver.Value, error) { return v.text, nil }
+
+func (v twofold) TextValue() (pgtype.Text, error) {
+	return pgtype.Text{String: "another " + v.text, Valid: true}, nil
+}
+
+func (v fickle) Value() (driver.Value, error) { *v.calls++; return fmt.Sprint("call ", *v.calls), nil }
 
 // TestKeyTexts (P9): a key's value has the text that the database gives for it,
 // or is refused: the name is compared with what the row's column prints.
@@ -116,7 +134,7 @@ func TestKeyTexts(t *testing.T) {
 	kinds := map[string]string{"i2": ":int", "i4": ":int", "i8": ":int", "u": ":uuid"}
 	good := map[string][]any{
 		"i2": {7, -7, int8(7), uint16(7)}, "i4": {int32(-1), int64(0), uint(9)}, "i8": {int64(-1 << 63), int64(1<<63 - 1), int(7)},
-		"u": {id, raw, pgtype.UUID{Bytes: raw, Valid: true}}, "t": {"a:b%c", "07", textual("x"), sql.NullString{String: "y", Valid: true}}, "v": {"é"}, "n": {"a b"}, "dom": {"s"},
+		"u": {id, raw, pgtype.UUID{Bytes: raw, Valid: true}}, "t": {"a:b%c", "07", textual("x"), shouting("x"), twofold{"x"}, sql.NullString{String: "y", Valid: true}}, "v": {"é"}, "n": {"a b"}, "dom": {"s"},
 	}
 	bad := map[string][]any{
 		"i4": {7.0, "07", "x", true, time.Unix(0, 0), uint64(1 << 63), valued{7.5}}, "u": {strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), 7},
@@ -132,7 +150,7 @@ func TestKeyTexts(t *testing.T) {
 			}
 			for _, v := range good[column] {
 				e.exec("DELETE FROM k_" + column)
-				text, err := table.resourceOf(Key{v})
+				text, _, err := table.resourceOf(Key{v})
 				if err != nil {
 					t.Errorf("%s, %T %v: %v", kind, v, v, err)
 					continue
@@ -152,6 +170,21 @@ func TestKeyTexts(t *testing.T) {
 					t.Errorf("%s, %T %v: %v, want ErrInvalid that names the column", kind, v, v, err)
 				}
 			}
+		}
+		table, err := NewTable([]string{"k_t"}, []string{"t"}, template("k:{t}"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.exec("DELETE FROM k_t; INSERT INTO k_t SELECT 'call ' || i FROM generate_series(1, 4) i")
+		named := guard.Claim{Resource: "k:call 2", Token: 6} // the first look is for NULL
+		if err := table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}); err != nil {
+			t.Error(err)
+		}
+		if verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{guard.Claim{Resource: "k:call 2", Token: 7}, Key{fickle{new(int)}}, Set{"x": 2}}}); err != nil || verdicts[0] != nil {
+			t.Errorf("UpdateMany: %v, %v", verdicts, err)
+		}
+		if got := e.text("SELECT string_agg(t || ':' || x, ' ') FROM k_t WHERE x > 0"); got != "call 2:2" {
+			t.Errorf("under a claim for k:call 2, written is %q", got)
 		}
 	})
 }

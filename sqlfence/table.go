@@ -189,18 +189,58 @@ type bound struct {
 	key    int    // which of the key's
 }
 
-// resourceOf names the resource of the row with the given key.
-func (t *Table) resourceOf(key []any) (string, error) {
+// resourceOf names the resource of the row with the given key, and returns the
+// key as it is to be sent: a type of the caller's may have another value for the
+// driver than the one that the name was built from.
+func (t *Table) resourceOf(key Key) (string, Key, error) {
 	var few [4]string
-	values := few[:0]
+	values, sent := few[:0], key
 	for _, b := range t.bound {
-		text, err := keyValueText(key[b.key], b.Type)
+		v := key[b.key]
+		switch v.(type) {
+		case string, int, int64, [16]byte:
+		default:
+			plain, err := plainKeyValue(v)
+			if err != nil {
+				return "", nil, guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", v), err.Error())
+			}
+			if &sent[0] == &key[0] {
+				sent = slices.Clone(key)
+			}
+			v, sent[b.key] = plain, plain
+		}
+		text, err := keyValueText(v, b.Type)
 		if err != nil {
-			return "", guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", key[b.key]), err.Error())
+			return "", nil, guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", key[b.key]), err.Error())
 		}
 		values = append(values, text)
 	}
-	return t.resource.Name(values...)
+	name, err := t.resource.Name(values...)
+	return name, sent, err
+}
+
+// plainKeyValue returns the string or int64 that a value of another type is.
+func plainKeyValue(v any) (any, error) {
+	if valuer, ok := v.(driver.Valuer); ok {
+		value, err := valuer.Value()
+		if err != nil {
+			return nil, err
+		}
+		switch value.(type) {
+		case string, int64:
+			return value, nil
+		}
+		return nil, errKeyType
+	}
+	switch r := reflect.ValueOf(v); {
+	case r.CanInt():
+		return r.Int(), nil
+	case r.CanUint() && r.Uint() <= math.MaxInt64:
+		return int64(r.Uint()), nil
+	case r.Kind() == reflect.String:
+		return r.String(), nil
+	}
+	return nil, errKeyType
 }
 
 // keyValueText returns the text that the database gives back for a value of a
@@ -213,29 +253,10 @@ func keyValueText(v any, kind string) (string, error) {
 		return number(int64(v), kind)
 	case int64:
 		return number(v, kind)
-	case driver.Valuer:
-		value, err := v.Value()
-		if err != nil {
-			return "", err
-		}
-		switch value.(type) {
-		case string, int64:
-			return keyValueText(value, kind)
-		}
-		return "", errKeyType
 	case [16]byte:
 		if kind == guard.TypeUUID {
 			return fmt.Sprintf("%x-%x-%x-%x-%x", v[:4], v[4:6], v[6:8], v[8:10], v[10:]), nil
 		}
-		return "", errKeyType
-	}
-	switch r := reflect.ValueOf(v); {
-	case r.CanInt():
-		return number(r.Int(), kind)
-	case r.CanUint() && r.Uint() <= math.MaxInt64:
-		return number(int64(r.Uint()), kind)
-	case r.Kind() == reflect.String:
-		return spelled(r.String(), kind)
 	}
 	return "", errKeyType
 }
@@ -312,30 +333,32 @@ func isNull(v any) bool {
 	return false
 }
 
-// check validates what a write is given before anything is sent.
-func (t *Table) check(ctx context.Context, claim guard.Claim, key []any) error {
+// check validates what a write is given before anything is sent, and returns the
+// key to send.
+func (t *Table) check(ctx context.Context, claim guard.Claim, key Key) (Key, error) {
 	if err := claim.Validate(); err != nil {
-		return err
+		return nil, err
 	}
 	if len(key) != len(t.keys) {
-		return guard.Invalid("key", t.label, "has "+itoa(len(t.keys))+" columns, "+itoa(len(key))+" values were given")
+		return nil, guard.Invalid("key", t.label, "has "+itoa(len(t.keys))+" columns, "+itoa(len(key))+" values were given")
 	}
 	for i, v := range key {
 		if isNull(v) {
-			return guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
+			return nil, guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
 		}
 	}
 	if t.resource != nil {
-		guarded, err := t.resourceOf(key)
+		guarded, sent, err := t.resourceOf(key)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if guarded != claim.Resource {
-			return &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
+			return nil, &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
 		}
+		key = sent
 	}
 	if ctx.Err() != nil {
-		return ended(ctx, "write "+t.label, claim)
+		return nil, ended(ctx, "write "+t.label, claim)
 	}
-	return nil
+	return key, nil
 }

@@ -46,7 +46,7 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if t.rule != guard.SameOrNewer {
 		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a takeover, which would spend the token")
 	}
-	s, err := t.prepare(ctx, q, takes, claim, key, nil, dest)
+	s, key, err := t.prepare(ctx, q, takes, claim, key, nil, dest)
 	if err != nil {
 		return guard.Mark{}, err
 	}

@@ -64,7 +64,7 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 		default:
 			return guard.Mark{}, guard.Invalid("dest", itoa(len(dest)), "must be one at most")
 		}
-		s, err := t.prepare(ctx, q, k, claim, key, set, into)
+		s, key, err := t.prepare(ctx, q, k, claim, key, set, into)
 		if err != nil {
 			return guard.Mark{}, err
 		}
@@ -75,20 +75,21 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 	})
 }
 
-// prepare checks what a statement on one row is given and returns it.
-func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) (s statement, err error) {
-	if err = t.check(ctx, claim, key); err != nil {
-		return s, err
+// prepare checks what a statement on one row is given and returns it, and the key
+// that it has.
+func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) (s statement, sent Key, err error) {
+	if sent, err = t.check(ctx, claim, key); err != nil {
+		return s, sent, err
 	}
 	columns, into, err := dest.pointers()
 	if err != nil {
-		return s, err
+		return s, sent, err
 	}
-	if s, err = t.statement(k, claim, key, set, columns); err != nil {
-		return s, err
+	if s, err = t.statement(k, claim, sent, set, columns); err != nil {
+		return s, sent, err
 	}
 	s.dest = into
-	return s, q.usable(ctx, t)
+	return s, sent, q.usable(ctx, t)
 }
 
 // sendReturning is untilDecided for a statement that returns the row.
@@ -124,7 +125,7 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 // the row as it is now admits the claim: run the statement again.
 func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key Key) error {
 	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
-		err := t.check(ctx, claim, key)
+		key, err := t.check(ctx, claim, key)
 		if err == nil {
 			err = q.usable(ctx, t)
 		}

@@ -129,7 +129,7 @@ func (s *txState) others(i int, lock uint8) bool {
 }
 
 // newTx is InTx of sqlfence/tx.go on the functions of
-// sqlfence/migrations/0001_fence.sql.
+// sqlfence/migrations/0001_marks.sql.
 func newTx(name string, c txConfig) model[txState] {
 	m := model[txState]{name: name, workers: 4}
 	for i := range m.start.w {

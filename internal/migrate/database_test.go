@@ -171,3 +171,113 @@ func TestSchemaOfAnotherRole(t *testing.T) {
 		}
 	})
 }
+
+// TestDefaultPrivileges: a role to which who migrates gives rights on every new
+// table, function, sequence and schema, as applications' roles are often set up,
+// has none on what was migrated, by Up and by the printed script, in a savepoint,
+// too; what was granted before a later step stays. The control is the script
+// without what takes them away.
+func TestDefaultPrivileges(t *testing.T) {
+	onConnections(t, func(t *testing.T, admin *pgxpool.Pool, with func(func(Conn) error) error) {
+		exec := func(sql string) {
+			t.Helper()
+			conn, err := admin.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			if _, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+				t.Fatalf("%s: %v", sql, err)
+			}
+		}
+		text := func(sql string) (s string) {
+			t.Helper()
+			if err := admin.QueryRow(t.Context(), sql).Scan(&s); err != nil {
+				t.Fatalf("%s: %v", sql, err)
+			}
+			return s
+		}
+		role := text(`SELECT 'App "' || md5(current_database())`)
+		quoted := text("SELECT quote_ident('" + role + "')")
+		exec("CREATE ROLE " + quoted)
+		exec("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO " + quoted + ", PUBLIC; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO " + quoted +
+			"; ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO " + quoted + "; ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO " + quoted)
+		defer exec("DROP OWNED BY " + quoted + " CASCADE; ALTER DEFAULT PRIVILEGES REVOKE ALL ON TABLES FROM PUBLIC; DROP ROLE " + quoted)
+		c := Load("alpha", fstest.MapFS{
+			"0001_one.sql": {Data: []byte("CREATE TABLE fencepost.one (id int GENERATED ALWAYS AS IDENTITY); CREATE FUNCTION fencepost.f(a int, b text) RETURNS void LANGUAGE sql AS '';")},
+			"0002_two.sql": {Data: []byte(`CREATE TABLE fencepost."Two" (id int);`)},
+		})
+		up := func(version int) error {
+			return with(func(conn Conn) error { return c.UpTo(t.Context(), conn, version) })
+		}
+		granted := func() string {
+			return text(`SELECT coalesce(string_agg(DISTINCT name || ' to ' || CASE grantee WHEN 0 THEN 'PUBLIC' ELSE 'app' END, ', '), '') FROM (
+				SELECT relname AS name, relacl AS acl FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace AND relkind IN ('r', 'S')
+				UNION ALL SELECT proname, proacl FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
+				UNION ALL SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'fencepost') o, aclexplode(acl)
+				WHERE grantee IN (0, '` + quoted + `'::regrole) AND NOT (name = 'f' AND grantee = 0)`)
+		}
+		for what, apply := range map[string]func(){
+			"Up": func() {
+				if err := up(2); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"the script":                func() { exec("BEGIN;" + c.Script() + "COMMIT") },
+			"the script in a savepoint": func() { exec("BEGIN; SAVEPOINT a; SAVEPOINT b;" + c.Script() + "COMMIT") },
+			"the script of each step":   func() { exec(c.Migrations[0].Script("alpha")); exec(c.Migrations[1].Script("alpha")) },
+			"what was granted": func() {
+				exec(c.Migrations[0].Script("alpha") + "GRANT SELECT ON fencepost.one TO " + quoted)
+				if err := up(2); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"the control": func() { exec("BEGIN;" + strings.ReplaceAll(c.Script(), sealed, "") + "COMMIT") },
+		} {
+			apply()
+			want := map[string]string{"what was granted": "one to app",
+				"the control": "Two to PUBLIC, Two to app, f to app, fencepost to app, migrations to PUBLIC, migrations to app, one to PUBLIC, one to app, one_id_seq to app"}[what]
+			if got := granted(); got != want {
+				t.Errorf("%s: granted is %q, want %q", what, got, want)
+			}
+			exec("DROP SCHEMA fencepost CASCADE")
+		}
+	})
+}
+
+// TestScriptInOneTransaction: a script whose statements are sent one by one, each
+// in a transaction of its own, is refused before it makes anything. The control is
+// the same without the refusal, which applies all of it.
+func TestScriptInOneTransaction(t *testing.T) {
+	pool := pgtest.Pool(t)
+	apply := func(script string) error {
+		for _, statement := range strings.SplitAfter(script, "$;\n") { // behind each DO
+			if _, err := pool.Exec(t.Context(), statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	const there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'"
+	for what, c := range map[string]struct {
+		script  string
+		refused bool
+		schemas int
+	}{
+		"whole":       {tables("alpha").Script(), true, 0},
+		"step":        {tables("alpha").Migrations[0].Script("alpha"), true, 0},
+		"the control": {strings.ReplaceAll(tables("alpha").Script(), together, ""), false, 1},
+	} {
+		err := apply(c.script)
+		if refused := err != nil && strings.Contains(err.Error(), "in one transaction"); refused != c.refused || err != nil && !refused {
+			t.Errorf("%s: %v", what, err)
+		}
+		var schemas int
+		if err := pool.QueryRow(t.Context(), there).Scan(&schemas); err != nil || schemas != c.schemas {
+			t.Errorf("%s: %d schemas, %v", what, schemas, err)
+		}
+		if _, err := pool.Exec(t.Context(), "DROP SCHEMA IF EXISTS fencepost CASCADE"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -31,12 +31,23 @@ const (
   PERFORM pg_catalog.set_config('fencepost.search_path', pg_catalog.current_setting('search_path'), true);
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 END $pin$;
-`
+` + together
 	unpin = `DO $pin$ BEGIN
   PERFORM pg_catalog.set_config('search_path', pg_catalog.current_setting('fencepost.search_path'), true);
 END $pin$;
 `
 )
+
+// together refuses a script whose statements each commit by themselves, as psql
+// sends a file without --single-transaction: then Pin has been forgotten, and
+// sealed could not tell what the script made.
+const together = `DO $together$ BEGIN
+  IF pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.<>) 'pg_catalog, pg_temp' THEN
+    RAISE EXCEPTION USING ERRCODE = 'no_active_sql_transaction',
+      MESSAGE = 'run this script in one transaction (psql --single-transaction); nothing was applied';
+  END IF;
+END $together$;
+`
 
 // prologue makes the schema and the record of what was applied.
 const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
@@ -63,6 +74,27 @@ BEGIN
 END $owned$;
 `
 
+// sealed takes away what default privileges (ALTER DEFAULT PRIVILEGES) gave other
+// roles on what this transaction made, perhaps in a savepoint: an application's
+// role that may write every new table of the role that migrates could lower
+// marks, and call every function. What PUBLIC may call is left to the steps.
+const sealed = `DO $sealed$
+DECLARE
+  made record;
+BEGIN
+  FOR made IN
+    SELECT DISTINCT kind, name, a.grantee FROM (
+      SELECT 'SCHEMA' AS kind, 'fencepost' AS name, nspowner AS owner, nspacl AS acl, xmin AS by FROM pg_namespace WHERE nspname = 'fencepost'
+      UNION ALL SELECT 'TABLE', oid::regclass::text, relowner, relacl, xmin FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace AND relkind IN ('r', 'S')
+      UNION ALL SELECT 'FUNCTION', oid::regprocedure::text, proowner, proacl, xmin FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
+    ) AS o, aclexplode(acl) AS a WHERE age(by) <= 0 AND a.grantee <> owner AND (a.grantee <> 0 OR kind <> 'FUNCTION')
+  LOOP
+    EXECUTE format('REVOKE ALL ON %s %s FROM %s', made.kind, made.name,
+      CASE made.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(made.grantee)) END);
+  END LOOP;
+END $sealed$;
+`
+
 // Migration is one step of a component's schema.
 type Migration struct {
 	// Version counts from 1 without gaps.
@@ -76,7 +108,7 @@ type Migration struct {
 // Script returns the step with its record, to be run in one transaction by
 // any tool.
 func (m Migration) Script(component string) string {
-	return Pin + owned + prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component) + unpin
+	return Pin + owned + prologue + strings.TrimSpace(m.SQL) + "\n" + m.record(component) + sealed + unpin
 }
 
 func (m Migration) record(component string) string {
@@ -125,7 +157,7 @@ func (c Component) Script() string {
 	for _, m := range c.Migrations {
 		fmt.Fprintf(&b, "\n-- %s version %d: %s\n%s\n%s", c.Name, m.Version, m.Name, strings.TrimSpace(m.SQL), m.record(c.Name))
 	}
-	b.WriteString(unpin)
+	b.WriteString(sealed + unpin)
 	return b.String()
 }
 
@@ -193,6 +225,11 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	for _, m := range c.Migrations[have:max(int(have), version)] {
 		if err := conn.Exec(ctx, strings.TrimSpace(m.SQL)+"\n"+m.record(c.Name)); err != nil {
 			return fmt.Errorf("%s version %d (%s): %w", c.Name, m.Version, m.Name, err)
+		}
+	}
+	if have < int64(version) {
+		if err := conn.Exec(ctx, sealed); err != nil {
+			return err
 		}
 	}
 	return conn.Exec(ctx, "COMMIT")

@@ -155,11 +155,11 @@ func TestScript(t *testing.T) {
 			t.Errorf("step %d is not in its place in\n%s", m.Version, script)
 		}
 		at = next
-		if one := m.Script("demo"); one != Pin+owned+prologue+strings.TrimSpace(m.SQL)+"\n"+m.record("demo")+unpin {
+		if one := m.Script("demo"); one != Pin+owned+prologue+strings.TrimSpace(m.SQL)+"\n"+m.record("demo")+sealed+unpin {
 			t.Errorf("the script of step %d is\n%s", m.Version, one)
 		}
 	}
-	script = strings.NewReplacer(Pin, "", owned, "", unpin, "").Replace(script)
+	script = strings.NewReplacer(Pin, "", owned, "", sealed, "", unpin, "").Replace(script)
 	if strings.Contains(script, "BEGIN") || strings.Contains(script, "COMMIT") {
 		t.Errorf("the script has a transaction of its own:\n%s", script)
 	}

@@ -34,7 +34,8 @@ func suite(pkg, tests string) catcher {
 var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
 
 const (
-	marksSQL      = "sqlfence/migrations/0001_fence.sql"
+	marksSQL      = "sqlfence/migrations/0001_marks.sql"
+	triggersSQL   = "sqlfence/migrations/0002_triggers.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	tableUpdateGo = "sqlfence/statement.go"
@@ -144,7 +145,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
-		edits: []edit{{marksSQL, "    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);\n", "    NULL;\n"}},
+		edits: []edit{{triggersSQL, "    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);\n", "    NULL;\n"}},
 		by:    unitTest("sqlfence", "^TestTriggerStopsAResumedHolder$"),
 		also:  theCampaign,
 	},

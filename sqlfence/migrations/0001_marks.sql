@@ -1,0 +1,394 @@
+-- Schema fencepost, the part of package sqlfence: the marks, and the functions
+-- that raise them and enter under them. 0002_triggers.sql has the triggers that
+-- make any writer enter.
+--
+-- Reading order: verdict, which is the rule; raise and enter, which are P1 and
+-- P2; then the other ways in and the operators' functions.
+--
+-- No function that runs with its owner's rights (SECURITY DEFINER) runs code of
+-- anybody else: names are resolved in pg_catalog alone.
+
+-- Marks: the highest claim that each resource admitted. Nothing but the
+-- functions below touches this table. The row whose resource is '' is the
+-- floor: the highest token among the marks that were retired.
+CREATE TABLE fencepost.marks (
+  resource  text COLLATE "C" PRIMARY KEY CHECK (octet_length(resource) <= 512),
+  token     bigint      NOT NULL CHECK (token BETWEEN 1 AND 9223372036854775806),
+  lease_id  text        NOT NULL DEFAULT '' CHECK (octet_length(lease_id) <= 128),
+  raised_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+
+-- The secret of the keys of the locks, made once.
+CREATE TABLE fencepost.lock_salt (
+  one  boolean PRIMARY KEY DEFAULT true CHECK (one),
+  salt bigint  NOT NULL
+);
+INSERT INTO fencepost.lock_salt (salt) VALUES (hashtextextended(gen_random_uuid()::text, 0));
+
+-- lock_salt is called IMMUTABLE, which it is for as long as the schema exists,
+-- so that a session reads the table once for each of its plans.
+CREATE FUNCTION fencepost.lock_salt()
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT salt FROM fencepost.lock_salt
+$$;
+
+-- lock_key is the key of a resource's advisory lock. Anybody who may log in may
+-- take any advisory lock, and so could hold up every raise of a resource whose
+-- key is known: hence the salt. (Who watches pg_locks still sees the keys of
+-- locks that are held: holders tells such sessions apart.) The collation is
+-- named because under a caller's one name may have several hashes. It is
+-- written so that the planner puts it in the place of its calls.
+CREATE FUNCTION fencepost.lock_key(p_resource text)
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT pg_catalog.hashtextextended(p_resource COLLATE pg_catalog."C", fencepost.lock_salt())
+$$;
+
+-- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
+-- that compares a claim with a mark, but for the first look of enter: 'stale',
+-- 'conflict', 'current' (the claim is the mark) or 'newer' (it may be raised).
+-- A mark of NULL is none. A floor has no lease: a token that equals it is stale.
+CREATE FUNCTION fencepost.verdict(p_token bigint, p_lease text, p_mark bigint, p_mark_lease text, p_floor boolean)
+RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE
+    WHEN p_mark IS NULL OR p_token > p_mark      THEN 'newer'
+    WHEN p_token < p_mark OR p_floor             THEN 'stale'
+    WHEN p_lease = p_mark_lease COLLATE "C"      THEN 'current'
+    ELSE 'conflict'
+  END
+$$;
+
+-- refuse raises the error of a refused claim. Class SF is in the range that
+-- the SQL standard leaves to implementations (classes that begin with I to Z).
+-- It must be an error: a pipeline goes on past a mere result.
+CREATE FUNCTION fencepost.refuse(p_state text, p_why text, p_resource text, p_token bigint, p_lease text, p_mark bigint, p_mark_lease text, p_floor boolean)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING
+    ERRCODE = p_state,
+    MESSAGE = format('fencepost: %s: token %s for %L, mark %s', p_why, p_token, p_resource, coalesce(p_mark::text, 'none')),
+    DETAIL  = json_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease,
+                'mark', json_build_object('token', coalesce(p_mark, 0)::text, 'leaseId', coalesce(p_mark_lease, ''), 'floor', coalesce(p_floor, false)))::text;
+END $$;
+
+-- judge reads the resource's mark, or the floor where it has none, and returns
+-- the verdict, 'current' or 'newer'; the others are errors, and so is 'newer'
+-- for a caller that cannot raise. Mark and floor are read in one statement: a
+-- mark that is being retired is the one or the other.
+CREATE FUNCTION fencepost.judge(p_resource text, p_token bigint, p_lease text, p_may_raise boolean)
+RETURNS text LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fencepost.marks;
+  v text;
+BEGIN
+  SELECT * INTO m FROM fencepost.marks WHERE resource IN (p_resource COLLATE "C", '') ORDER BY resource DESC LIMIT 1;
+  v := fencepost.verdict(p_token, p_lease, m.token, m.lease_id, m.resource = '');
+  CASE
+    WHEN v = 'stale' THEN
+      PERFORM fencepost.refuse('SF001', 'stale fencing token', p_resource, p_token, p_lease, m.token, m.lease_id, m.resource = '');
+    WHEN v = 'conflict' THEN
+      PERFORM fencepost.refuse('SF002', 'fencing token belongs to another lease', p_resource, p_token, p_lease, m.token, m.lease_id, false);
+    WHEN v = 'newer' AND NOT p_may_raise THEN
+      PERFORM fencepost.refuse('SF004', 'the mark must be raised first', p_resource, p_token, p_lease, m.token, m.lease_id, m.resource = '');
+    ELSE
+      RETURN v;
+  END CASE;
+  RETURN NULL; -- not reached
+END $$;
+
+-- check_primary refuses a standby, whose locks and marks are not the primary's.
+CREATE FUNCTION fencepost.check_primary()
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF pg_is_in_recovery() THEN
+    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: this server is a standby';
+  END IF;
+END $$;
+
+-- check_level refuses transactions of another isolation level than the caller
+-- is safe under. What reads a mark under its lock needs READ COMMITTED: only
+-- there does a statement that follows the lock see what was committed before it.
+CREATE FUNCTION fencepost.check_level(VARIADIC p_levels text[])
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> ALL (p_levels) THEN
+    RAISE EXCEPTION USING ERRCODE = 'SF005', MESSAGE = format('fencepost: isolation level %s is refused, the transaction must be %s',
+      current_setting('transaction_isolation'), upper(array_to_string(p_levels, ' or ')));
+  END IF;
+  PERFORM fencepost.check_primary();
+END $$;
+
+-- check_claim refuses malformed claims of callers that are not this module.
+CREATE FUNCTION fencepost.check_claim(p_resource text, p_token bigint, p_lease text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_resource IS NULL OR p_resource = '' OR p_lease IS NULL
+     OR p_token IS NULL OR p_token NOT BETWEEN 1 AND 9223372036854775806 THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+      MESSAGE = format('fencepost: invalid claim: resource %L, token %L, lease %L', p_resource, p_token, p_lease);
+  END IF;
+END $$;
+
+-- set_timeouts bounds waiting for a lock and idling in the transaction, so that
+-- a stopped holder does not block its successor for ever; 0 leaves the session's.
+CREATE FUNCTION fencepost.set_timeouts(p_lock_timeout_ms integer, p_idle_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_lock_timeout_ms > 0 THEN
+    PERFORM set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  END IF;
+  IF p_idle_timeout_ms > 0 THEN
+    PERFORM set_config('idle_in_transaction_session_timeout', p_idle_timeout_ms::text, true);
+  END IF;
+END $$;
+
+-- make_durable makes the transaction's commit survive a crash, as an
+-- acknowledged mark must, whatever the server's default.
+CREATE FUNCTION fencepost.make_durable()
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+END $$;
+
+-- raise puts a claim in the place of a lower mark. It waits until every
+-- transaction that entered under the lower mark has ended, so that what is
+-- read after it cannot be overwritten by them. Run it in a transaction of its
+-- own, so that the mark survives a rollback of the work. Raising to the claim
+-- that already is the mark changes nothing and waits for nobody.
+CREATE FUNCTION fencepost.raise(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
+  -- Marks only grow, so a refusal stands without the lock, and a stale caller
+  -- does not queue in front of the holder's next transactions.
+  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
+    RETURN;
+  END IF;
+  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
+  FOR tries IN 1..10 LOOP -- again if the mark was retired meanwhile
+    IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
+      RETURN;
+    END IF;
+    UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp() WHERE resource = p_resource COLLATE "C";
+    IF NOT FOUND THEN
+      INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (p_resource, p_token, p_lease);
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'fencepost: not raised';
+END $$;
+
+-- enter fences the transaction that calls it: it holds the resource's lock in
+-- shared mode until the transaction ends, so that no raise can pass it, and
+-- compares the claim with the mark as it is under that lock. It writes
+-- nothing; one holder may run many transactions side by side. A claim above
+-- the mark is told to raise first (SF004).
+--
+-- Every fenced transaction pays for it, so it is written for speed: it pins no
+-- search_path, which would cost as much as its work, and so names the schema
+-- of every operator, function, type and collation, since they would be the
+-- caller's otherwise; and it asks in one expression, since each is set up
+-- anew in each transaction. Only CASE fixes an order of evaluation
+-- (PostgreSQL documentation, 4.2.14). It is the exception to "verdict alone
+-- compares": that the claim equals the mark is asked of the index, and only the
+-- answer no is passed on to judge. NULLs and tokens out of range equal no mark.
+CREATE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
+BEGIN
+  IF (CASE
+    WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'
+      OR pg_catalog.pg_is_in_recovery() OR p_resource OPERATOR(pg_catalog.=) '' THEN true
+    WHEN p_lock_timeout_ms OPERATOR(pg_catalog.>) 0
+      AND pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true) IS NULL THEN true
+    WHEN p_idle_timeout_ms OPERATOR(pg_catalog.>) 0
+      AND pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_timeout_ms::pg_catalog.text, true) IS NULL THEN true
+    ELSE pg_catalog.pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource)) IS NULL
+  END) THEN
+    PERFORM fencepost.refuse_entry(p_resource, p_token, p_lease);
+  END IF;
+  -- A statement of its own: its snapshot is newer than the lock.
+  PERFORM FROM fencepost.marks m WHERE m.resource OPERATOR(pg_catalog.=) p_resource COLLATE pg_catalog."C"
+    AND m.token OPERATOR(pg_catalog.=) p_token AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C";
+  IF NOT FOUND THEN
+    PERFORM fencepost.refuse_entry(p_resource, p_token, p_lease);
+  END IF;
+END $$;
+
+-- refuse_entry says why enter found no mark that equals the claim. It never
+-- returns.
+CREATE FUNCTION fencepost.refuse_entry(p_resource text, p_token bigint, p_lease text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
+  PERFORM fencepost.judge(p_resource, p_token, p_lease, false);
+  RAISE EXCEPTION 'fencepost: not entered';
+END $$;
+
+-- enter_snapshot is enter for REPEATABLE READ and SERIALIZABLE, as the first
+-- statement of a transaction. There the snapshot is older than the lock, so
+-- reading the mark is not enough: locking its row fails with 40001 if a raise,
+-- which always writes the row, was committed in between. It must not be called
+-- inside a savepoint, which it cannot see; enter_row can.
+CREATE FUNCTION fencepost.enter_snapshot(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.check_level('repeatable read', 'serializable'), fencepost.check_claim(p_resource, p_token, p_lease);
+  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, p_idle_timeout_ms);
+  PERFORM pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource));
+  PERFORM FROM fencepost.marks WHERE resource = p_resource COLLATE "C" FOR SHARE;
+  PERFORM fencepost.judge(p_resource, p_token, p_lease, false);
+END $$;
+
+-- enter_row fences a transaction that was begun elsewhere, at any isolation
+-- level. It writes the mark's row: under REPEATABLE READ and SERIALIZABLE a
+-- raise since the snapshot is then 40001, and the row's xmin tells whether the
+-- caller is in a subtransaction (a savepoint, a block with EXCEPTION), whose
+-- rollback would free the lock and leave the transaction without a fence; that
+-- is refused (SF006). Under READ COMMITTED a claim above the mark is raised
+-- here, under the exclusive lock until the transaction ends; above it the
+-- snapshot may miss what older holders committed since, so the raise must have
+-- come first (SF004). The kind of lock is chosen before it is taken: two that
+-- go from shared to exclusive would wait for each other.
+CREATE FUNCTION fencepost.enter_row(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  may_raise boolean := current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable');
+  seen      text;
+  mine      xid;
+BEGIN
+  PERFORM fencepost.check_primary(), fencepost.check_claim(p_resource, p_token, p_lease);
+  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, p_idle_timeout_ms);
+  seen := fencepost.judge(p_resource, p_token, p_lease, may_raise);
+  IF seen = 'current' THEN
+    PERFORM pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource));
+    UPDATE fencepost.marks AS x SET lease_id = p_lease
+      WHERE x.resource = p_resource COLLATE "C" AND x.token = p_token AND x.lease_id = p_lease COLLATE "C" RETURNING x.xmin INTO mine;
+  ELSE
+    PERFORM fencepost.make_durable();
+    PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
+    PERFORM fencepost.judge(p_resource, p_token, p_lease, true);
+    UPDATE fencepost.marks AS x SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp()
+      WHERE x.resource = p_resource COLLATE "C" RETURNING x.xmin INTO mine;
+    IF mine IS NULL THEN
+      INSERT INTO fencepost.marks AS x (resource, token, lease_id) VALUES (p_resource, p_token, p_lease) RETURNING x.xmin INTO mine;
+    END IF;
+  END IF;
+  IF mine IS NULL THEN -- raised, retired or reset before the lock was there
+    PERFORM fencepost.judge(p_resource, p_token, p_lease, true);
+    RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'fencepost: the mark was retired or reset meanwhile';
+  END IF;
+  IF mine <> pg_current_xact_id()::xid THEN
+    RAISE EXCEPTION USING ERRCODE = 'SF006', MESSAGE = 'fencepost: entering inside a savepoint or subtransaction is refused: rolling back to it would free the fence';
+  END IF;
+END $$;
+
+-- holders lists the sessions that keep a claim above the mark from being
+-- raised. Those that entered also have a lock on the table of marks, which only
+-- the functions here and a reader can take; the others merely took an advisory
+-- lock that happens, or was meant, to be the same. Who holds the lock
+-- exclusively is raising the mark, perhaps above the claim, and is not listed.
+-- A claim that could not be raised learns nothing. Who may end those sessions
+-- is left to the caller's own rights: this function has its owner's.
+CREATE FUNCTION fencepost.holders(p_resource text, p_token bigint, p_lease text)
+RETURNS TABLE (pid integer, entered boolean) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  key bigint := fencepost.lock_key(p_resource);
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
+  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
+    RETURN;
+  END IF;
+  RETURN QUERY WITH locks AS MATERIALIZED (
+      SELECT * FROM pg_locks WHERE granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+    SELECT l.pid, EXISTS (SELECT FROM locks t WHERE t.pid = l.pid AND t.locktype = 'relation' AND t.relation = 'fencepost.marks'::regclass)
+    FROM locks l
+    WHERE l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+      AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
+END $$;
+
+-- retire forgets marks that were last raised before the given time and lifts
+-- the floor to the highest token among them, in one step. A raise that runs at
+-- the same time either finds the mark, and then its update finds the row gone
+-- and starts over, or does not find it, and then finds the floor; a row that it
+-- raises meanwhile is compared again and stays.
+CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, OUT retired bigint, OUT floor bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  top bigint;
+BEGIN
+  PERFORM fencepost.check_level('read committed');
+  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  -- One at a time, under the lock of the floor's name, which no claim can have:
+  -- two would delete the same rows in different orders, and deadlock.
+  PERFORM pg_advisory_xact_lock(fencepost.lock_key(''));
+  WITH deleted AS (
+    DELETE FROM fencepost.marks WHERE resource <> '' AND raised_at < p_before RETURNING token
+  ) SELECT count(*), max(token) INTO retired, top FROM deleted;
+  IF retired > 0 THEN
+    INSERT INTO fencepost.marks AS m (resource, token) VALUES ('', top)
+      ON CONFLICT (resource) DO UPDATE SET token = greatest(m.token, excluded.token), raised_at = clock_timestamp();
+  END IF;
+  SELECT m.token INTO floor FROM fencepost.marks m WHERE m.resource = '';
+  floor := coalesce(floor, 0);
+END $$;
+
+-- Every reset of a mark, for ever.
+CREATE TABLE fencepost.mark_resets (
+  id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  reset_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+  resource     text COLLATE "C" NOT NULL,
+  from_token   bigint NOT NULL,
+  from_lease   text   NOT NULL,
+  to_token     bigint NOT NULL,
+  to_lease     text   NOT NULL,
+  issuers_last bigint NOT NULL CHECK (issuers_last >= to_token),
+  actor        text   NOT NULL CHECK (actor ~ '[^[:space:]]' AND octet_length(actor) <= 128),
+  reason       text   NOT NULL CHECK (reason ~ '[^[:space:]]' AND octet_length(reason) <= 1024),
+  db_role      text   NOT NULL DEFAULT session_user
+);
+
+CREATE FUNCTION fencepost.keep_resets()
+RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fencepost: the record of resets is only ever added to';
+END $$;
+CREATE TRIGGER keep_resets BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.mark_resets
+  FOR EACH STATEMENT EXECUTE FUNCTION fencepost.keep_resets();
+-- Also where session_replication_role is replica, which silences the others.
+ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets;
+
+-- reset puts one mark in the place of another, lower or higher, if it is still
+-- the one that the operator saw. It waits for the transactions that entered
+-- under it. Nothing else ever lowers a mark.
+CREATE FUNCTION fencepost.reset(p_resource text, p_from bigint, p_from_lease text, p_to bigint, p_to_lease text,
+  p_issuers_last bigint, p_actor text, p_reason text, p_lock_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fencepost.marks;
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_from, p_from_lease), fencepost.check_claim(p_resource, p_to, p_to_lease);
+  IF p_issuers_last IS NULL OR p_to > p_issuers_last THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+      MESSAGE = format('fencepost: the new mark %s is above the last token %L of the issuer', p_to, p_issuers_last);
+  END IF;
+  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
+  UPDATE fencepost.marks SET token = p_to, lease_id = p_to_lease, raised_at = clock_timestamp()
+    WHERE resource = p_resource COLLATE "C" AND token = p_from AND lease_id = p_from_lease COLLATE "C";
+  IF NOT FOUND THEN
+    SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource COLLATE "C";
+    PERFORM fencepost.refuse('SF007', 'the mark is not the one to be reset', p_resource, p_from, p_from_lease, m.token, m.lease_id, false);
+  END IF;
+  INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
+    VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
+END $$;
+
+-- Only the owner, who migrates, may use any of this until somebody is granted to.
+REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
+REVOKE ALL ON FUNCTION
+  fencepost.lock_salt, fencepost.lock_key, fencepost.verdict, fencepost.refuse, fencepost.judge, fencepost.check_primary,
+  fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter,
+  fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.retire,
+  fencepost.keep_resets, fencepost.reset
+  FROM PUBLIC;
