@@ -36,7 +36,7 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-
 const (
 	marksSQL      = "sqlfence/migrations/0001_fence.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_operators.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 

@@ -84,11 +84,11 @@ func NewIssuer(c Config) (*Issuer, error) {
 // Limits: a thousand renewals in a statement, metadata of 1,000 bytes.
 func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, MetadataBytes: 1000} }
 
-// Close waits for the statements under way.
+// Close waits for the statements under way, each of which ends by its timeout.
 func (i *Issuer) Close() error {
 	i.listener.close()
-	i.acquires.close(i.Grace)
-	i.releases.close(i.Grace)
+	i.acquires.close()
+	i.releases.close()
 	i.own.Close()
 	return nil
 }
