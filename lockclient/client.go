@@ -1,6 +1,7 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -140,7 +141,7 @@ func (c *Client) steps() <-chan struct{} {
 // cause, waits until their functions have returned and their leases are
 // released, and closes the client's own connections; the pool stays the
 // caller's. A lease that is not in a Hold is not released and runs out by its
-// TTL. A waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
+// TTL; a request that is under way is answered, or ends by its own timeout. A waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
 // later call. If ctx ends first, Close goes on without waiting for what is left,
 // which can then neither renew nor release, and returns an error that wraps the
 // cause of ctx. Closing twice is allowed.
@@ -178,10 +179,14 @@ func (c *Client) Close(ctx context.Context) error {
 		c.offStep()
 	}
 	c.keeper.close()
-	if cerr := c.issuer.Close(); err == nil {
-		err = cerr
+	closing := make(chan error, 1)
+	go func() { closing <- c.issuer.Close() }()
+	select {
+	case cerr := <-closing:
+		return cmp.Or(err, cerr)
+	case <-ctx.Done(): // statements under way end by their own timeouts
+		return cmp.Or(err, guard.Unavailable("close", guard.Claim{}, context.Cause(ctx)))
 	}
-	return err
 }
 
 // hold registers a Hold; false if the client is closed. end unregisters it.

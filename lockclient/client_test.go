@@ -13,6 +13,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/locktest"
 )
 
@@ -69,6 +71,34 @@ func TestCloseEndsHolds(t *testing.T) {
 		close(stay)
 		<-left
 	})
+}
+
+// TestCloseIsBounded: an issuer that waits for requests under way does not keep
+// Close longer than its context says.
+func TestCloseIsBounded(t *testing.T) {
+	slow := &closesSlowly{Issuer: memory.NewServer().Issuer(), gate: make(chan struct{}), closed: make(chan struct{})}
+	client, err := lockclient.NewWith(slow, "owner", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := client.Close(ctx); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("Close says %v", err)
+	}
+	close(slow.gate)
+	<-slow.closed // all the same
+}
+
+type closesSlowly struct {
+	driver.Issuer
+	gate, closed chan struct{}
+}
+
+func (c *closesSlowly) Close() error {
+	defer close(c.closed)
+	<-c.gate
+	return nil
 }
 
 // TestTryHold: it does not wait.

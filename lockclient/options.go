@@ -58,7 +58,8 @@ type Options struct {
 	// [WakeAuto].
 	Wake Wake
 	// RenewConns is the most connections that the client opens for renewals
-	// and releases, beside the caller's pool; 0 means 4, at most 64.
+	// and releases, beside the caller's pool; 0 means 4, at most 64. Until it
+	// renews, it releases by an idle connection of the pool if there is one.
 	RenewConns int
 	// Namespace confines the client to the resources of one tenant, such as
 	// "tenant_123"; empty means not confined. Every resource that a call names

@@ -1,8 +1,10 @@
 package lockclient
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -66,61 +68,102 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	t.Cleanup(func() { alive.Close(); cmd.Wait() })
 	pool := dial(t, fmt.Sprintf("postgres://%s@127.0.0.1:%d/five?sslmode=disable", c.User, port), func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		c.MaxConns = 10 // twice as many as PgBouncer has
 	})
 	eventually(t, "pgbouncer answers", func() bool { return pool.Ping(t.Context()) == nil })
 	return pool
 }
 
+// lookAt counts, as another application behind the pooler would, how many of
+// its five server processes listen and how many pass on a notification that is
+// not the application's. It has a transaction open on each of them at the same
+// time, so that none is left out; meanwhile is called with all of them open and
+// the processes that listen. A process sends its notifications with the end of
+// its transaction.
+func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening int)) (listening, foreign int) {
+	t.Helper()
+	var txs []pgx.Tx
+	for range 5 {
+		tx, err := pooled.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		var n int
+		if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM pg_listening_channels()").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		listening += n
+		txs = append(txs, tx)
+	}
+	meanwhile(listening)
+	mustExec(t, direct, `SELECT pg_notify('fencepost.leases', 'foreign')`)
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tx := range txs {
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Conn().WaitForNotification(done); err == nil { // came with COMMIT's answer
+			foreign++
+		}
+	}
+	return listening, foreign
+}
+
 // TestPoolerNeverListens: behind PgBouncer in transaction mode no server process
 // is left listening, so that other applications get no notifications; waiters
-// poll and are granted. The control listens there in any case.
+// poll and are granted. The control listens there in any case, and is closed
+// while it has no server process: PgBouncer ends those that a client leaves in
+// the middle of a statement.
 func TestPoolerNeverListens(t *testing.T) {
 	for wake, leaks := range map[Wake]bool{WakeAuto: false, WakePoll: false, WakeNotify: true} {
 		t.Run(string(wake), func(t *testing.T) {
 			direct := migrated(t)
 			pooled := behindPgBouncer(t, direct)
-			client := newTestClient(t, pooled, &Options{Wake: wake, PollInterval: 10 * time.Millisecond})
+			rec := &recorder{}
+			client := newTestClient(t, pooled, &Options{Wake: wake, PollInterval: 10 * time.Millisecond, Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+			triedToListen := func() bool {
+				rec.mu.Lock()
+				defer rec.mu.Unlock()
+				return wake == WakePoll || bytes.Contains(rec.log.Bytes(), []byte("lock_listen_failed"))
+			}
 			for range 5 {
 				lease := mustTry(t, client, "r", time.Hour)
 				got := waits(t, client, "r", time.Hour)
 				eventually(t, "it is told who has the lease", func() bool { return refused(client, "r") })
-				time.Sleep(50 * time.Millisecond) // it would listen by now
+				eventually(t, "it finds that it cannot listen", triedToListen)
 				if err := lease.Release(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				(<-got).Release(t.Context())
 			}
-			// heard looks at the server processes as another application does.
-			heard := func() (listening, foreign int) {
-				for range 20 {
-					conn, err := pooled.Acquire(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
-					mustExec(t, direct, `SELECT pg_notify('fencepost.leases', 'foreign')`)
-					var n int
-					if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_listening_channels()").Scan(&n); err != nil {
-						t.Fatal(err)
-					}
-					listening += n
-					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-					if _, err := conn.Conn().WaitForNotification(ctx); err == nil {
-						foreign++
-					}
-					cancel()
-					conn.Release()
+			shut := func() {
+				if err := client.Close(t.Context()); err != nil {
+					t.Fatal(err)
 				}
-				return listening, foreign
 			}
-			if leaks {
-				eventually(t, "a server process listens", func() bool { listening, _ := heard(); return listening > 0 })
+			if !leaks {
+				shut()
+				if listening, foreign := lookAt(t, direct, pooled, func(int) {}); listening+foreign > 0 {
+					t.Errorf("after Close %d processes listened and %d foreign notifications came", listening, foreign)
+				}
+				return
 			}
-			if err := client.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			listening, foreign := heard()
-			if (listening+foreign > 0) != leaks {
-				t.Errorf("after Close %d processes listened and %d foreign notifications came", listening, foreign)
+			eventually(t, "it leaves a server process listening", func() bool {
+				closed := false
+				listening, foreign := lookAt(t, direct, pooled, func(listening int) {
+					if closed = listening > 0; closed {
+						shut()
+					}
+				})
+				if foreign != listening {
+					t.Errorf("%d processes listened and %d foreign notifications came", listening, foreign)
+				}
+				return closed
+			})
+			if listening, _ := lookAt(t, direct, pooled, func(int) {}); listening == 0 {
+				t.Error("no process listened after Close")
 			}
 		})
 	}

@@ -120,7 +120,12 @@ func (w *waiter) rest(ctx context.Context) error {
 	var once sync.Once
 	for {
 		stepped := w.c.steps()
-		watching, err := w.c.issuer.Watch(ctx, driver.Watch{Resource: w.r.Resource, LeaseID: w.r.LeaseID}, func() { once.Do(func() { close(rung) }) })
+		look := cmp.Or(w.c.limits.Poll, lookAgain)
+		watch := driver.Watch{Resource: w.r.Resource, LeaseID: w.r.LeaseID, Wait: look}
+		if w.remains >= 0 {
+			watch.Wait = min(look, w.remains)
+		}
+		watching, err := w.c.issuer.Watch(ctx, watch, func() { once.Do(func() { close(rung) }) })
 		if err != nil {
 			return w.nap(ctx) // the next try says what is wrong
 		}
@@ -135,7 +140,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		w.note(ctx, watching.Held)
 		w.remains = watching.Held.Remaining
 		// Of several processes not all at once.
-		timer := time.NewTimer(min(pause.Jitter(cmp.Or(w.c.limits.Poll, lookAgain), 5), max(0, w.remains)+pause.Jitter(5*time.Millisecond, 1)))
+		timer := time.NewTimer(min(pause.Jitter(look, 5), max(0, w.remains)+pause.Jitter(5*time.Millisecond, 1)))
 		again := false
 		select {
 		case <-rung:

@@ -37,7 +37,7 @@ const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"
 	triggersSQL   = "sqlfence/migrations/0002_triggers.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
-	epochSQL      = "lockclient/internal/pglease/migrations/0001_leases.sql"
+	epochSQL      = "lockclient/internal/pglease/migrations/0002_operators.sql"
 	tableUpdateGo = "sqlfence/statement.go"
 )
 

@@ -192,6 +192,10 @@ type Watch struct {
 	Resource string
 	// LeaseID is the waiter's; empty for an onlooker.
 	LeaseID string
+	// Wait is how long an issuer that is about to be able to watch, such as while
+	// it opens a connection for that, may take until it can; 0 means that it fails
+	// at once.
+	Wait time.Duration
 }
 
 // Watching is a watch that began.

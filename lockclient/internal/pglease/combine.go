@@ -32,8 +32,6 @@ type combiner[Q, A any] struct {
 	// awake counts callers who were answered and have not gone on yet.
 	awake *atomic.Int64
 
-	ctx     context.Context // of statements for several
-	giveUp  context.CancelFunc
 	flights sync.WaitGroup
 
 	mu      sync.Mutex
@@ -46,7 +44,6 @@ type combiner[Q, A any] struct {
 
 func newCombiner[Q, A any](awake *atomic.Int64, before func(), send func(context.Context, []*operation[Q, A])) *combiner[Q, A] {
 	c := &combiner[Q, A]{send: send, before: before, awake: awake}
-	c.ctx, c.giveUp = context.WithCancel(context.Background())
 	c.ended.L = &c.mu
 	return c
 }
@@ -150,7 +147,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 			c.carry(turn, ctx, ops)
 			c.flights.Done()
 		} else {
-			go func() { defer c.flights.Done(); c.carry(turn, c.ctx, ops) }()
+			go func() { defer c.flights.Done(); c.carry(turn, context.Background(), ops) }()
 		}
 	}
 	select {
@@ -205,7 +202,7 @@ func (c *combiner[Q, A]) end(turn int) {
 		go func() {
 			defer c.flights.Done()
 			ops := c.next()
-			ctx := c.ctx
+			ctx := context.Background()
 			if len(ops) == 1 {
 				ctx = ops[0].ctx
 			}
@@ -269,13 +266,11 @@ func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 	return ops
 }
 
-// close refuses what comes and waits for the statements under way, for a moment.
-func (c *combiner[Q, A]) close(grace time.Duration) {
+// close refuses what comes and waits for what has come. A statement is not ended,
+// since the outcome of its operations would not be known: each has its own timeout.
+func (c *combiner[Q, A]) close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
-	timer := time.AfterFunc(grace, c.giveUp)
 	c.flights.Wait()
-	timer.Stop()
-	c.giveUp()
 }

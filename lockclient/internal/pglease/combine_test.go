@@ -50,7 +50,7 @@ func TestCombinerUnsent(t *testing.T) {
 	if got, err := c.do(t.Context(), "r", 3, Grace); got != 3 || err != nil {
 		t.Errorf("got %d, %v", got, err)
 	}
-	c.close(Grace)
+	c.close()
 	if _, err := c.do(t.Context(), "r", 4, Grace); !errors.Is(err, errClosed) {
 		t.Errorf("closed: %v", err)
 	}
@@ -117,7 +117,7 @@ func TestCombined(t *testing.T) {
 	}
 	close(gate)
 	wg.Wait()
-	c.close(Grace)
+	c.close()
 	slices.Sort(sent)
 	if want := []string{"a b c", "b", "d", "slow"}; !slices.Equal(sent, want) {
 		t.Errorf("sent %q, want %q", sent, want)
@@ -159,5 +159,53 @@ func TestSettle(t *testing.T) {
 	}
 	release <- struct{}{}
 	wg.Wait()
-	c.close(Grace)
+	c.close()
+}
+
+// TestCloseEndsNoStatement: an operation that is under way with others when its
+// combiner is closed is answered, and so is one that waits for its turn; a
+// statement that was ended would leave a release unknown, and the lease there.
+func TestCloseEndsNoStatement(t *testing.T) {
+	sending, gate := make(chan struct{}, 2), make(chan struct{})
+	c := newCombiner(new(atomic.Int64), nil, func(ctx context.Context, ops []*operation[int, int]) {
+		sending <- struct{}{}
+		select {
+		case <-gate:
+		case <-ctx.Done():
+		}
+		for _, o := range taken(ops) {
+			o.done(o.question, ctx.Err())
+		}
+	})
+	c.busy = true // as if a statement were under way
+	var wg sync.WaitGroup
+	for n, resource := range []string{"a", "b", "b"} {
+		wg.Go(func() {
+			if got, err := c.do(context.Background(), resource, n, Grace); got != n || err != nil {
+				t.Errorf("%s got %d, %v", resource, got, err)
+			}
+		})
+	}
+	for there := 0; there < 3; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		there = len(c.waiting)
+		c.mu.Unlock()
+	}
+	c.end(0)
+	<-sending
+	closed := make(chan struct{})
+	go func() { c.close(); close(closed) }()
+	for refused := false; !refused; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		refused = c.closed
+		c.mu.Unlock()
+	}
+	select {
+	case <-closed:
+		t.Error("close did not wait")
+	case <-time.After(3 * Grace): // by which it used to end the statement
+	}
+	close(gate)
+	wg.Wait()
+	<-closed
 }

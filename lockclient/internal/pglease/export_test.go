@@ -20,7 +20,7 @@ const (
 func (i *Issuer) Process() string { return i.process }
 
 // Listening reports whether the issuer is told of releases.
-func (i *Issuer) Listening() bool { return i.listener.listening() }
+func (i *Issuer) Listening() bool { return i.listener.listening(context.Background(), 0) }
 
 // Subscribe is the first step of Watch.
 func (i *Issuer) Subscribe(resource string, ring func()) (stop func()) {
@@ -45,12 +45,14 @@ func (i *Issuer) Listener(idle, quiet, test time.Duration) {
 	i.listener.idle, i.listener.quiet, i.listener.test = idle, quiet, test
 }
 
-// BeforeListen has f called before every listening connection is opened. It is
-// called before the first watch.
-func (i *Issuer) BeforeListen(f func()) {
+// BeforeListen has f called before every listening connection is opened; its
+// error is that of opening it. It is called before the first watch.
+func (i *Issuer) BeforeListen(f func() error) {
 	connect := i.listener.connect
 	i.listener.connect = func(ctx context.Context) (*pgx.Conn, error) {
-		f()
+		if err := f(); err != nil {
+			return nil, err
+		}
 		return connect(ctx)
 	}
 }

@@ -17,8 +17,8 @@ import (
 )
 
 // Issuer issues leases from PostgreSQL. Grants run on the caller's pool;
-// renewals and releases on a small pool of its own, so that a caller who keeps
-// all of his connections cannot starve them. Acquires that come while one is
+// renewals on a small pool of its own, so that a caller who keeps all of his
+// connections cannot starve them, and releases on either. Acquires that come while one is
 // under way go out together, and so do releases.
 type Issuer struct {
 	*Server
@@ -84,11 +84,11 @@ func NewIssuer(c Config) (*Issuer, error) {
 // Limits: a thousand renewals in a statement, metadata of 1,000 bytes.
 func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, MetadataBytes: 1000} }
 
-// Close waits for the statements under way.
+// Close waits for the statements under way, each of which ends by its timeout.
 func (i *Issuer) Close() error {
 	i.listener.close()
-	i.acquires.close(i.Grace)
-	i.releases.close(i.Grace)
+	i.acquires.close()
+	i.releases.close()
 	i.own.Close()
 	return nil
 }
@@ -322,13 +322,36 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 }
 
+// forIdle is how long aside waits for a connection that was idle a moment ago.
+const forIdle = 10 * time.Millisecond
+
+// aside runs a statement that must not wait for the caller's connections: on one
+// of the issuer's own, or, until it has opened one for renewals, on an idle one of
+// the caller's. The holder of a lease would otherwise make everybody wait while it
+// connects in order to release.
+func (i *Issuer) aside(ctx context.Context, run Statement) error {
+	stat := i.own.Stat()
+	if stat.TotalConns() == stat.ConstructingConns() && i.Pool.Stat().IdleConns() > 0 {
+		wait, cancel := context.WithTimeout(ctx, forIdle)
+		conn, err := i.Pool.Acquire(wait)
+		cancel()
+		if err == nil {
+			broken, err := i.use(ctx, conn, i.OpTimeout, run)
+			if !broken || ctx.Err() != nil || !NothingWritten(err) {
+				return err
+			}
+		}
+	}
+	return i.On(ctx, i.own, i.OpTimeout, run)
+}
+
 // Release frees a lease, together with what else is released at this time, and
 // wakes who has waited longest. A claim without a token spends its lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	if claim.Token != guard.NoToken {
 		freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace)
 	} else {
-		err = i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		err = i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 			return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, Topic(claim.Resource), lockTimeout).Scan(&freed)
 		})
 	}
@@ -337,7 +360,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 
 func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim, bool]) {
 	sent := ops
-	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		if sent = taken(ops); len(sent) > 1 {
 			lockTimeout = shortLock
 		}
@@ -383,7 +406,7 @@ func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, 
 // Why says who force-unlocked a lease.
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	var cut driver.ForceUnlockedError
-	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		return conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At)
 	})
 	if err != nil {
@@ -396,7 +419,7 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
 	sub := i.listener.subscribe(w.Resource, w.LeaseID != "", ring)
 	stop := func() { i.listener.unsubscribe(sub) }
-	if w.LeaseID != "" && !i.listener.listening() {
+	if w.LeaseID != "" && !i.listener.listening(ctx, w.Wait) {
 		stop()
 		return driver.Watching{}, driver.ErrNoWatch
 	}

@@ -79,8 +79,9 @@ type listener struct {
 	running bool
 	closed  bool
 	up      bool
-	used    time.Time // when somebody waited last
-	told    bool      // of a failure
+	opening chan struct{} // closed when a connection that is about to listen does, or failed; nil if none is
+	used    time.Time     // when somebody waited last
+	told    bool          // of a failure
 }
 
 // subscription is one watch.
@@ -134,13 +135,17 @@ func (i *Issuer) newListener(c Config) *listener {
 		return conn, err
 	}
 	l.notify = func(ctx context.Context, payload string) error {
-		_, err := i.own.Exec(ctx, notifySQL, Channel, payload)
-		return err
+		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+			_, err := conn.Exec(ctx, notifySQL, Channel, payload)
+			return err
+		})
 	}
 	l.free = func(ctx context.Context, resource string) bool {
-		ctx, cancel := context.WithTimeout(ctx, c.OpTimeout)
-		defer cancel()
-		held, err := i.watch(ctx, i.own, driver.Watch{Resource: resource}, "")
+		var held *driver.HeldError
+		err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) (err error) {
+			held, err = i.watch(ctx, conn, driver.Watch{Resource: resource}, "")
+			return err
+		})
 		return held == nil || err != nil
 	}
 	l.tell = func(err error) {
@@ -161,7 +166,7 @@ func (l *listener) subscribe(resource string, waiter bool, ring func()) *subscri
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
 	if !l.running && !l.closed && l.wake != WakePoll {
-		l.running = true
+		l.running, l.opening = true, make(chan struct{})
 		l.wg.Go(l.run)
 	}
 	return s
@@ -175,10 +180,36 @@ func (l *listener) unsubscribe(s *subscription) {
 	l.used = time.Now()
 }
 
-func (l *listener) listening() bool {
+// listening reports whether notifications arrive. While the connection is being
+// opened it waits, for that long at most: who polled meanwhile would slow down
+// what he waits for, most of all where many processes begin at the same time. A
+// connection that comes after one that failed is not waited for.
+func (l *listener) listening(ctx context.Context, atMost time.Duration) bool {
+	l.mu.Lock()
+	up, opening := l.up, l.opening
+	l.mu.Unlock()
+	if up || opening == nil || atMost <= 0 {
+		return up
+	}
+	timer := time.NewTimer(atMost)
+	defer timer.Stop()
+	select {
+	case <-opening:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.up
+}
+
+// settle says how the opening ended; l.mu is held.
+func (l *listener) settle(up bool) {
+	l.up = up
+	if l.opening != nil {
+		close(l.opening)
+		l.opening = nil
+	}
 }
 
 func (l *listener) close() {
@@ -195,6 +226,10 @@ func (l *listener) run() {
 		worked, err := l.session()
 		if worked {
 			attempt = 0
+		} else {
+			l.mu.Lock()
+			l.settle(false)
+			l.mu.Unlock()
 		}
 		if err == nil || l.ctx.Err() != nil {
 			continue
@@ -213,6 +248,7 @@ func (l *listener) stop() bool {
 		return false
 	}
 	l.running = false
+	l.settle(false)
 	return true
 }
 
@@ -259,7 +295,7 @@ func (l *listener) session() (worked bool, err error) {
 		return false, err
 	}
 	l.mu.Lock()
-	l.up = true
+	l.settle(true)
 	l.mu.Unlock()
 	l.report(nil)
 	defer l.lost()
@@ -291,11 +327,12 @@ func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return string(results[0].Rows[0][0]) != fmt.Sprint(conn.PgConn().PID()), nil
 }
 
-// lost rings everybody: from now on releases may be missed.
+// lost rings everybody: from now on releases may be missed. The next connection
+// is about to be opened.
 func (l *listener) lost() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.up = false
+	l.up, l.opening = false, make(chan struct{})
 	for s := range l.subs {
 		s.ring()
 	}

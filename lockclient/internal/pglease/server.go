@@ -68,6 +68,11 @@ func (s *Server) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Dura
 	if err != nil {
 		return false, Harmless(err)
 	}
+	return s.use(ctx, conn, timeout, run)
+}
+
+// use runs a statement on a connection and gives that back.
+func (s *Server) use(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration, run Statement) (broken bool, err error) {
 	defer conn.Release()
 	linger, cancel := Lingering(ctx, timeout, s.Grace)
 	defer cancel()

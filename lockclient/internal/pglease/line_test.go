@@ -1,0 +1,152 @@
+package pglease_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+)
+
+// TestLongestWaitingFirst: among processes the lease goes around in the order in
+// which they came. A process that has died in its place costs the time for which
+// the lease is kept and no more: the next one is rung, which is not left to the
+// time at which it looks by itself.
+func TestLongestWaitingFirst(t *testing.T) {
+	pool := migrated(t)
+	const processes = 6
+	type outcome struct {
+		lease *lockclient.Lease
+		err   error
+	}
+	crew, got := make([]*lockclient.Client, processes), make([]chan outcome, processes)
+	issuers := make([]*pglease.Issuer, processes)
+	dead := func(n int) bool { return n == 0 || n == 2 || n == 3 }
+	holder := newIssuer(t, pool, nil)
+	lease := acquire(t, holder, "r", "holder's")
+	for n := range crew {
+		issuers[n] = newIssuer(t, pool, nil)
+		defer issuers[n].Subscribe("it listens before", func() {})()
+		eventually(t, "it listens", issuers[n].Listening)
+		if dead(n) {
+			if _, err := issuers[n].Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "dead"}, func() {}); err != nil {
+				t.Fatal(err)
+			}
+			issuers[n].Close()
+		} else {
+			client, err := lockclient.NewWith(patientIssuer{issuers[n]}, fmt.Sprint("process ", n), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close(context.Background())
+			crew[n], got[n] = client, make(chan outcome, 1)
+			go func() {
+				lease, err := client.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
+				got[n] <- outcome{lease, err}
+			}()
+		}
+		eventually(t, "it stands in line", func() bool {
+			return n+1 == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
+		})
+	}
+	// On a busy machine the mark would run out, since nobody looks again.
+	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
+	release(t, holder, lease)
+	for n := range crew {
+		if dead(n) {
+			continue
+		}
+		o := <-got[n]
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		for later := n + 1; later < processes; later++ {
+			if len(got[later]) > 0 {
+				t.Errorf("process %d came before process %d", later, n)
+			}
+		}
+		// Who is granted has left the line with the dead before it, so that
+		// nobody waits for one of them again.
+		var line []string
+		for _, i := range issuers[n+1:] {
+			line = append(line, i.Process())
+		}
+		if now := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(now, line) {
+			t.Errorf("process %d was granted, and the line is %q, want %q", n, now, line)
+		}
+		if err := o.lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTurnInLine: who is not named first looks when the lease has been kept for
+// those before it, and is rung if it is still free then and nobody has come. The
+// controls are not rung.
+func TestTurnInLine(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	defer i.Subscribe("it listens before", func() {})()
+	eventually(t, "it listens", i.Listening)
+	me, r := i.Process(), pglease.Topic("r")
+	notify := func(payload string) { mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, payload) }
+	for _, test := range []struct {
+		name     string
+		payloads []string
+		held     bool
+		turn     int // 0 is at once, -1 never
+	}{
+		{"nobody is named", []string{r + " "}, false, 0},
+		{"named first", []string{r + " " + me + " other"}, false, 0},
+		{"second", []string{r + " dead " + me}, false, 1},
+		{"third", []string{r + " dead gone " + me}, false, 2},
+		{"control: not in line", []string{r + " dead gone"}, false, -1},
+		{"control: the lease was taken", []string{r + " dead " + me}, true, -1},
+		{"control: released again, which shows that somebody came", []string{r + " dead " + me, r + " other"}, false, -1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.held {
+				defer release(t, i, acquire(t, i, "r", pglease.NewLeaseID()))
+			}
+			if test.turn < 0 {
+				var rings rings
+				defer i.Subscribe("r", rings.ring)()
+				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel, test.payloads)
+				settle(t, pool, i)
+				time.Sleep(3 * pglease.KeepFor)
+				if rings.rung() {
+					t.Error("rung")
+				}
+				return
+			}
+			// A busy machine may be late; one round in time shows when it looks.
+			least, best := time.Duration(test.turn)*pglease.KeepFor, time.Hour
+			for round := 0; round < 20 && best > least+pglease.KeepFor/2; round++ {
+				rung := make(chan struct{})
+				stop := i.Subscribe("r", sync.OnceFunc(func() { close(rung) }))
+				began := time.Now()
+				notify(test.payloads[0])
+				<-rung
+				stop()
+				best = min(best, time.Since(began))
+			}
+			if best < least || best > least+pglease.KeepFor/2 {
+				t.Errorf("rung after %v at best, want %v", best, least)
+			}
+		})
+	}
+}
+
+// patientIssuer is one whose waiters do not look by themselves.
+type patientIssuer struct{ *pglease.Issuer }
+
+func (p patientIssuer) Limits() driver.Limits {
+	limits := p.Issuer.Limits()
+	limits.Poll = time.Hour
+	return limits
+}

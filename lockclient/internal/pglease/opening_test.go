@@ -1,0 +1,240 @@
+package pglease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// asked counts what the waiters of an issuer do. None of them looks by itself.
+type asked struct {
+	driver.Issuer
+	hasty                    bool // Watch does not wait for a connection
+	attempts, watches, rings *atomic.Int64
+}
+
+func (a asked) Limits() driver.Limits {
+	limits := a.Issuer.Limits()
+	limits.Poll = time.Hour
+	return limits
+}
+
+func (a asked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	a.attempts.Add(1)
+	return a.Issuer.Acquire(ctx, r)
+}
+
+func (a asked) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+	a.watches.Add(1)
+	if a.hasty {
+		w.Wait = 0
+	}
+	return a.Issuer.Watch(ctx, w, func() { a.rings.Add(1); ring() })
+}
+
+// TestProcessesBeginTogether: many processes begin to wait for one lease at the
+// same time. Until each has its listening connection it asks once and no more,
+// and then when it is rung: two attempts for each grant. The control polls until
+// it listens, however long the others' polls make that.
+func TestProcessesBeginTogether(t *testing.T) {
+	const processes = 12
+	for _, hasty := range []bool{false, true} {
+		t.Run(fmt.Sprint("hasty=", hasty), func(t *testing.T) {
+			pool := migrated(t)
+			holder := newIssuer(t, pool, nil)
+			lease := acquire(t, holder, "r", "holder's")
+			var attempts, watches, rings atomic.Int64
+			connect := make(chan struct{})
+			var wg sync.WaitGroup
+			for n := range processes {
+				i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)
+				i.BeforeListen(func() error { <-connect; return nil })
+				client, err := lockclient.NewWith(asked{i, hasty, &attempts, &watches, &rings}, fmt.Sprint("process ", n), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.Close(context.Background())
+				wg.Go(func() {
+					lease, err := client.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
+					if err != nil {
+						t.Error(err)
+					} else if err := lease.Release(context.Background()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			if hasty {
+				eventually(t, "they poll", func() bool { return attempts.Load() > 4*processes })
+			} else {
+				eventually(t, "all watch", func() bool { return watches.Load() == processes })
+			}
+			close(connect)
+			eventually(t, "all stand in line", func() bool {
+				return processes == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
+			})
+			if n := attempts.Load(); (n == processes) == hasty {
+				t.Errorf("%d processes asked %d times", processes, n)
+			}
+			before := attempts.Load()
+			// On a busy machine the mark would run out, since nobody looks again.
+			mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
+			release(t, holder, lease)
+			wg.Wait()
+			// Who is named and comes late, on a busy machine, has rung the next in line.
+			if n := attempts.Load() - before; n > rings.Load() {
+				t.Errorf("%d attempts for %d grants, and %d rings", n, processes, rings.Load())
+			}
+		})
+	}
+}
+
+// TestWatchWhileOpening: a watch waits for the listening connection while that is
+// being opened, for as long as it is told to, and for none that comes after one
+// that failed.
+func TestWatchWhileOpening(t *testing.T) {
+	pool := migrated(t)
+	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
+	type gate struct {
+		begun, result chan error
+	}
+	begin := func(t *testing.T) (*pglease.Issuer, gate) {
+		g := gate{make(chan error, 100), make(chan error)}
+		i := newIssuer(t, pool, nil)
+		done := make(chan struct{})
+		i.BeforeListen(func() error {
+			g.begun <- nil
+			select {
+			case err := <-g.result:
+				return err
+			case <-done:
+				return errors.New("the test is over")
+			}
+		})
+		t.Cleanup(func() { close(done) })
+		t.Cleanup(i.Subscribe("somebody waits", func() {}))
+		return i, g
+	}
+	watch := func(ctx context.Context, i *pglease.Issuer, wait time.Duration) error {
+		watching, err := i.Watch(ctx, driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: wait}, func() {})
+		if err == nil {
+			defer watching.Stop()
+			if watching.Held == nil {
+				return errors.New("nobody has the lease")
+			}
+		}
+		return err
+	}
+	waits := func(i *pglease.Issuer) chan error {
+		got := make(chan error, 1)
+		go func() { got <- watch(context.Background(), i, time.Hour) }()
+		return got
+	}
+	t.Run("not told to wait, or not for long", func(t *testing.T) {
+		i, _ := begin(t)
+		for _, wait := range []time.Duration{0, time.Millisecond} {
+			if err := watch(t.Context(), i, wait); !errors.Is(err, driver.ErrNoWatch) {
+				t.Errorf("%v: %v", wait, err)
+			}
+		}
+	})
+	t.Run("given up", func(t *testing.T) {
+		i, _ := begin(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := watch(ctx, i, time.Hour); err == nil {
+			t.Error("it watches")
+		}
+	})
+	t.Run("closed", func(t *testing.T) {
+		i, g := begin(t)
+		got := waits(i)
+		<-g.begun
+		go func() { g.result <- errors.New("refused") }()
+		i.Close()
+		if err := <-got; err == nil {
+			t.Error("it watches")
+		}
+	})
+	t.Run("opened", func(t *testing.T) {
+		i, g := begin(t)
+		got := waits(i)
+		g.result <- nil
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		// It breaks, and the next one is waited for as well.
+		pids := listenerPIDs(t, pool)
+		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS p(pid)", pids)
+		eventually(t, "that is noticed", func() bool { return !i.Listening() })
+		got = waits(i)
+		g.result <- nil
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("failed", func(t *testing.T) {
+		i, g := begin(t)
+		got := waits(i)
+		g.result <- errors.New("refused")
+		if err := <-got; !errors.Is(err, driver.ErrNoWatch) {
+			t.Error(err)
+		}
+		<-g.begun
+		<-g.begun // once more
+		if err := watch(t.Context(), i, time.Hour); !errors.Is(err, driver.ErrNoWatch) {
+			t.Error(err)
+		}
+		g.result <- nil
+		eventually(t, "it listens", i.Listening)
+		if err := watch(t.Context(), i, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestReleaseWithoutConnecting: a holder that has renewed nothing releases by an
+// idle connection of its pool, and opens none for that; if the caller has all of
+// them, it opens one.
+func TestReleaseWithoutConnecting(t *testing.T) {
+	base := migrated(t)
+	for _, taken := range []bool{false, true} {
+		var opened atomic.Int64
+		pool := dial(t, base, func(c *pgxpool.Config) {
+			c.MaxConns = 1
+			connect := c.BeforeConnect
+			c.BeforeConnect = func(ctx context.Context, cc *pgx.ConnConfig) error {
+				opened.Add(1)
+				if connect != nil {
+					return connect(ctx, cc)
+				}
+				return nil
+			}
+		})
+		i := newIssuer(t, pool, nil)
+		claim := acquire(t, i, "r", pglease.NewLeaseID())
+		want := int64(1)
+		if taken {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			want = 2
+		}
+		release(t, i, claim)
+		if n := opened.Load(); n != want {
+			t.Errorf("the caller has all connections: %t; %d were opened, want %d", taken, n, want)
+		}
+	}
+}
