@@ -18,20 +18,25 @@
 //
 // # Use
 //
-// The lock server, which alone holds the private key:
+// The lock server, which alone holds the private key. Identity.Audience says whom
+// each caller's proofs are made for:
 //
 //	signer, err := proof.NewSigner(key, &proof.SignerOptions{Issuer: "locks.example"})
-//	compact, err := signer.Sign(claim, "ledger/tenant_123", lease.ExpiresAt)
+//	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Signer: signer})
 //
-// The service, with httpfence:
+// The service:
 //
-//	keys, err := proof.NewKeys(ctx, proof.Dir("/etc/fencepost/keys"), nil)
+//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil), nil)
 //	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Issuer: "locks.example"})
 //	verify, err := verifier.Hook(audienceOfTenant)
 //	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 //
-// The client sends the proof in the header field [Header]; see Proof in
-// httpfence's TransportOptions.
+// The worker, which sends the proof in the header field [Header]:
+//
+//	issuer, err := lockhttp.NewIssuer("https://locks.example", httpClient)
+//	transport, err := httpfence.NewTransport(nil, origins, &httpfence.TransportOptions{Proof: issuer.Proof})
+//
+// examples/lockserver has all three.
 //
 // # What it guarantees
 //
