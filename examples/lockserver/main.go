@@ -13,9 +13,9 @@
 // The code to copy is in server.go and identity.go. The demo's tokens are random
 // ones that are looked up by their hash, so that it needs no other module;
 // authentication by JWTs and a limiter of requests, which do, are in
-// examples/lockserver/jwt. Another issuer, such as lockclient/etcdlock, takes the
-// place of lockclient.NewIssuer in server.go. workers has one in Python and one
-// in Node.
+// examples/lockserver/jwt. Another issuer takes the place of lockclient.NewIssuer
+// in server.go: examples/lockserver/etcd is a lock server on etcd. workers has one
+// in Python and one in Node.
 package main
 
 import (

@@ -3,18 +3,25 @@
 // verifies the signature before its fence compares the token. Without it a token
 // is only a number, and whoever can send a high one locks all others out.
 //
-// # Format
+// # What it guarantees
 //
-// A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
-// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
+// A request whose proof is missing, malformed, expired, signed by a key that is
+// not in the set, or made for another issuer, audience, resource, token or lease
+// is refused, and raises no mark. The service decides that proofs are needed and
+// by which algorithm; nothing in a request can change that. The key ID of
+// a request is only compared with the IDs of the set: it opens no file and no
+// URL.
 //
-//	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
-//	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
+// A key that was taken out of the source is refused after [KeysOptions].Refresh,
+// also for proofs that were verified while it was there. Keys that could not be
+// confirmed for MaxAge verify nothing ([guard.ErrUnavailable]).
 //
-// Each member occurs exactly once and no other is allowed. fen is a decimal
-// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
-// parts are base64url without padding, in the one canonical spelling. A proof
-// has at most [MaxLen] bytes.
+// # What it does not
+//
+// A proof is a bearer credential: who can read it can present it until it
+// expires, for that one resource and token. Send it over TLS only. It does not
+// replace the comparison with the mark: a proof of a lease that was taken over
+// is genuine and its token stale.
 //
 // # Use
 //
@@ -38,25 +45,18 @@
 //
 // examples/lockserver has all three.
 //
-// # What it guarantees
+// # Format
 //
-// A request whose proof is missing, malformed, expired, signed by a key that is
-// not in the set, or made for another issuer, audience, resource, token or lease
-// is refused, and raises no mark. The service decides that proofs are needed and
-// by which algorithm; nothing in a request can change that. The key ID of
-// a request is only compared with the IDs of the set: it opens no file and no
-// URL.
+// A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
+// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
 //
-// A key that was taken out of the source is refused after [KeysOptions].Refresh,
-// also for proofs that were verified while it was there. Keys that could not be
-// confirmed for MaxAge verify nothing ([guard.ErrUnavailable]).
+//	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
+//	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
 //
-// # What it does not
-//
-// A proof is a bearer credential: who can read it can present it until it
-// expires, for that one resource and token. Send it over TLS only. It does not
-// replace the comparison with the mark: a proof of a lease that was taken over
-// is genuine and its token stale.
+// Each member occurs exactly once and no other is allowed. fen is a decimal
+// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
+// parts are base64url without padding, in the one canonical spelling. A proof
+// has at most [MaxLen] bytes.
 //
 // # Rotation
 //
