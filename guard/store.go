@@ -39,7 +39,7 @@ type Store interface {
 	// for safety: retiring too much, or by a wrong clock, refuses good claims
 	// and never admits a stale one.
 	//
-	// The order that refuses nobody: first lift the issuer above the highest
+	// The order that refuses nobody: first advance the issuer beyond the highest
 	// mark that will be retired, so that every later grant is above the coming
 	// floor; let the leases granted before run out; then retire.
 	// Errors: ErrUnavailable, ErrOutcomeUnknown; calling again is safe.

@@ -294,21 +294,27 @@ func TestBadResourceFunc(t *testing.T) {
 		{"fails with invalid", "r", fmt.Errorf("period: %w", guard.ErrInvalid), 400, "invalid"},
 		{"fails with not found", "r", fmt.Errorf("account: %w", guard.ErrNotFound), 404, "not_found"},
 		{"fails with unavailable", "r", guard.Unavailable("look up", guard.Claim{}, errors.New("down")), 503, "unavailable"},
+		{"misses a part, which is no missing token", "", guard.Missing("tenant"), 400, "invalid"},
 		{"fails with stale", "r", guard.ErrStale, 500, "other"},
+		{"fails with a mark, which is not disclosed", "", &guard.RejectedError{Reason: guard.ReasonConflict, Mark: guard.Mark{Token: 424242}}, 500, "other"},
 		{"fails otherwise", "r", errors.New("no identity"), 500, "other"},
 		{"is cancelled", "r", context.Canceled, 500, "other"},
 	} {
 		for surface, guarded := range guardedBy {
 			t.Run(c.name+"/"+surface, func(t *testing.T) {
-				s := newServiceAt(t, guarded, func(*http.Request) (string, error) { return c.value, c.err }, nil)
+				s := newServiceAt(t, guarded, func(*http.Request) (string, error) { return c.value, c.err }, &Options{DiscloseMark: true})
 				a := s.raw(t, rawPost(goodPath, "X-Fencing-Token: 5"))
-				if a.status != c.status || a.reason() != c.reason {
+				if a.status != c.status || a.reason() != c.reason || strings.Contains(a.body, "424242") {
 					t.Errorf("status %d, problem %q; want %d, %q\n%s", a.status, a.reason(), c.status, c.reason, a.body)
 				}
 				if s.invoked.Load() != 0 || s.store.calls() != 0 {
 					t.Errorf("%d invocations, %d calls of the store", s.invoked.Load(), s.store.calls())
 				}
 			})
+		}
+		fence := newFence(newStore(), func(*http.Request) (string, error) { return c.value, c.err }, nil)
+		if _, err := fence.Check(newRequest("", "5", "")); err == nil || c.err != nil && !errors.Is(err, c.err) {
+			t.Errorf("%s: Check says %v", c.name, err)
 		}
 	}
 }

@@ -88,47 +88,6 @@ func TestCheckAndAdmitAgree(t *testing.T) {
 	}
 }
 
-func TestResourceErrors(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		value  string
-		err    error
-		status int
-		reason string
-	}{
-		{"fine", "r", nil, 200, ""},
-		{"empty", "", nil, 400, "invalid"},
-		{"control character", "a\nb", nil, 400, "invalid"},
-		{"too long", strings.Repeat("x", 513), nil, 400, "invalid"},
-		{"invalid", "", fmt.Errorf("x: %w", guard.ErrInvalid), 400, "invalid"},
-		{"missing is no missing token", "", guard.Missing("tenant"), 400, "invalid"},
-		{"not found", "", guard.ErrNotFound, 404, "not_found"},
-		{"unavailable", "", guard.Unavailable("look up", guard.Claim{}, nil), 503, "unavailable"},
-		{"stale says nothing about this claim", "", guard.ErrStale, 500, "other"},
-		{"conflict neither", "", &guard.RejectedError{Reason: guard.ReasonConflict, Mark: guard.Mark{Token: 424242}}, 500, "other"},
-		{"other", "r", errors.New("x"), 500, "other"},
-		{"cancelled", "r", context.Canceled, 500, "other"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			store := newStore()
-			fence := newFence(store, func(*http.Request) (string, error) { return c.value, c.err }, &Options{DiscloseMark: true})
-			called := false
-			w := httptest.NewRecorder()
-			fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).ServeHTTP(w, newRequest("", "5", ""))
-			a := read(t, w.Result())
-			if a.status != c.status || a.reason() != c.reason || called != (c.status == 200) || strings.Contains(a.body, "424242") {
-				t.Errorf("%d %s, called %v", a.status, a.body, called)
-			}
-			if _, err := fence.Check(newRequest("", "5", "")); c.err != nil && !errors.Is(err, c.err) {
-				t.Errorf("Check hides %v: %v", c.err, err)
-			}
-			if c.status != 200 && store.calls() != 0 {
-				t.Error("the store was asked")
-			}
-		})
-	}
-}
-
 // TestResourceIsAskedAfterTheHeader: a request without a token costs no lookup.
 func TestResourceIsAskedAfterTheHeader(t *testing.T) {
 	asked := 0

@@ -269,23 +269,29 @@ func TestMalformedEscape(t *testing.T) {
 // TestUnrouted: where the route is not known yet, the server is wrong and not
 // the client; in any case nothing gets through.
 func TestUnrouted(t *testing.T) {
+	rootUse := func(f *Middleware, h http.Handler) http.Handler {
+		r := chi.NewRouter()
+		r.Use(f.Admit)
+		r.Handle("/acct/{id}/close", h)
+		return r
+	}
+	routeUse := func(f *Middleware, h http.Handler) http.Handler {
+		r := chi.NewRouter()
+		r.Route("/acct/{id}", func(r chi.Router) {
+			r.Use(f.Admit)
+			r.Handle("/close", h)
+		})
+		return r
+	}
 	for name, c := range map[string]struct {
 		resource ResourceFunc
 		build    func(fence *Middleware, h http.Handler) http.Handler
 		status   int
 	}{
-		"chi root Use": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Use(f.Admit)
-			r.Handle("/acct/{id}/close", h)
-			return r
-		}, 500},
-		"chi root Use, PathValue": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Use(f.Admit)
-			r.Handle("/acct/{id}/close", h)
-			return r
-		}, 500},
+		"chi root Use":              {ChiParam("id"), rootUse, 500},
+		"chi root Use, PathValue":   {PathValue("id"), rootUse, 500},
+		"Use in a Route":            {ChiParam("id"), routeUse, 500},
+		"Use in a Route, PathValue": {PathValue("id"), routeUse, 500},
 		"chi, wrong name": {ChiParam("ID"), func(f *Middleware, h http.Handler) http.Handler {
 			r := chi.NewRouter()
 			r.With(f.Admit).Handle("/acct/{id}/close", h)
@@ -309,22 +315,6 @@ func TestUnrouted(t *testing.T) {
 			r.With(f.Admit).Handle("/acct/{id}/close", h)
 			return r
 		}, 200},
-		"Use in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Route("/acct/{id}", func(r chi.Router) {
-				r.Use(f.Admit)
-				r.Handle("/close", h)
-			})
-			return r
-		}, 500},
-		"Use in a Route, PathValue": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Route("/acct/{id}", func(r chi.Router) {
-				r.Use(f.Admit)
-				r.Handle("/close", h)
-			})
-			return r
-		}, 500},
 		"control: With in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
 			r := chi.NewRouter()
 			r.Route("/acct/{id}", func(r chi.Router) { r.With(f.Admit).Handle("/close", h) })

@@ -387,6 +387,41 @@ func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
 	}
 }
 
+// A pointer that cannot be read ends the collection with an error, and none of
+// its data is deleted.
+func TestCollectNeedsThePointer(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "one")
+	put(t, o, claim(5, "a"), "two")
+	old := later(t, o, 24*time.Hour)
+	away := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject, s3test.HeadObject}, Key: key, Fault: s3test.Answer(503)})
+	done, err := old.Collect(t.Context(), "")
+	if !errors.Is(err, guard.ErrUnavailable) || done != (s3fence.Collected{}) || len(dataKeys(server)) != 2 {
+		t.Errorf("collected %+v, %v, left %q", done, err, dataKeys(server))
+	}
+	away.Remove()
+	if done := collect(t, old); done.Pointers != 1 || done.Deleted != 1 {
+		t.Errorf("afterwards it collected %+v", done)
+	}
+}
+
+// A body that ends with a part has no empty part after it.
+func TestPartsEndWithTheBody(t *testing.T) {
+	server := newServer(t, nil)
+	o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB}), s3fence.Pointer, nil)
+	for token, parts := range map[guard.Token]int{10: 2, 11: 3} {
+		before := server.Count(s3test.UploadPart)
+		body := bytesOf(10*miB + int(token-10))
+		// A reader of unknown length, so that its end is found only by reading on.
+		if err := o.Put(t.Context(), claim(token, "a"), key+token.String(), io.MultiReader(bytes.NewReader(body)), nil); err != nil {
+			t.Fatal(err)
+		}
+		if n := server.Count(s3test.UploadPart) - before; n != parts {
+			t.Errorf("%d bytes went in %d parts, want %d", len(body), n, parts)
+		}
+	}
+}
+
 // A holder that writes often under one token, and deletes in the end, leaves
 // nothing for ever.
 func TestCollectUnderOneToken(t *testing.T) {

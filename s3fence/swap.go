@@ -306,7 +306,7 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 // is written in Plain through b; what was written is read by nobody as the base
 // of a write, because its metadata has the hash, too.
 func (b *Bucket) checkOpaque(ctx context.Context, base *state, w *write) {
-	if w.state.kind != kindPlain || !w.opaque {
+	if !w.opaque {
 		return
 	}
 	problem := ""

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 // app is one run of the program.
@@ -182,6 +184,20 @@ func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 		}
 	}
 	return values, nil
+}
+
+// claimArguments are the arguments RESOURCE and TOKEN, and --lease-id.
+func claimArguments(cmd *cli.Command) (guard.Claim, error) {
+	given, err := arguments(cmd, "RESOURCE", "TOKEN")
+	if err != nil {
+		return guard.Claim{}, err
+	}
+	token, err := guard.ParseToken(given[1])
+	if err != nil {
+		return guard.Claim{}, err
+	}
+	claim := guard.Claim{Resource: given[0], Token: token, LeaseID: cmd.String("lease-id")}
+	return claim, claim.Validate()
 }
 
 func asJSON(cmd *cli.Command) bool { return cmd.String("output") == formatJSON }

@@ -36,16 +36,8 @@ type explanation struct {
 }
 
 func (a *app) explain(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "RESOURCE", "TOKEN")
+	claim, err := claimArguments(cmd)
 	if err != nil {
-		return err
-	}
-	token, err := guard.ParseToken(given[1])
-	if err != nil {
-		return err
-	}
-	claim := guard.Claim{Resource: given[0], Token: token, LeaseID: cmd.String("lease-id")}
-	if err := claim.Validate(); err != nil {
 		return err
 	}
 	s, err := connect(ctx, cmd, components...)

@@ -91,7 +91,7 @@ func orDash(ok bool, s string) string {
 func (a *app) advanceCommand() *cli.Command {
 	return &cli.Command{
 		Name: "advance", Category: categoryAct, ArgsUsage: "RESOURCE TOKEN | --floor TOKEN",
-		Usage: "lift the issuer: every later token is above the given one",
+		Usage: "advance the issuer: every later token is above the given one",
 		Description: "For resources whose tokens another system has issued before, and for an\n" +
 			"issuer that is behind its marks. Never lowers, and cannot be taken back.",
 		Flags: []cli.Flag{

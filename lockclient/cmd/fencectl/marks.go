@@ -110,16 +110,8 @@ func (s *session) issued(ctx context.Context, resource string) (guard.Token, err
 func leaseID(id string) string { return orDash(id != "", shown(id)) }
 
 func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "RESOURCE", "TOKEN")
+	claim, err := claimArguments(cmd)
 	if err != nil {
-		return err
-	}
-	token, err := guard.ParseToken(given[1])
-	if err != nil {
-		return err
-	}
-	claim := guard.Claim{Resource: given[0], Token: token, LeaseID: cmd.String("lease-id")}
-	if err := claim.Validate(); err != nil {
 		return err
 	}
 	s, err := connect(ctx, cmd, marksComponent)
@@ -132,13 +124,13 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
-	if err := a.confirm(ctx, cmd, "Raise the mark of "+shown(claim.Resource)+" to "+token.String()+": every lower token is refused from then on."); err != nil {
+	if err := a.confirm(ctx, cmd, "Raise the mark of "+shown(claim.Resource)+" to "+claim.Token.String()+": every lower token is refused from then on."); err != nil {
 		return err
 	}
 	if err := s.raise(ctx, cmd, claim); err != nil {
 		return err
 	}
-	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), token)
+	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
 }
 
 // refuseAboveIssuer keeps a typing error from being a mark that refuses every
@@ -153,7 +145,7 @@ func (s *session) refuseAboveIssuer(ctx context.Context, claim guard.Claim) erro
 	}
 	if issued < claim.Token {
 		return &coded{exitRefused, string(guard.ReasonMarkAhead), fmt.Errorf("token %s is above all that was granted on %s, up to %s: every holder would be refused there; "+
-			"if that is meant, say --above-issuer, and lift the issuer with fencectl advance", claim.Token, shown(claim.Resource), issued)}
+			"if that is meant, say --above-issuer, and advance the issuer with fencectl advance", claim.Token, shown(claim.Resource), issued)}
 	}
 	return nil
 }
@@ -225,9 +217,9 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	switch {
 	case !cmd.Bool("ahead") || highest == guard.NoToken:
 	case highest > lockadmin.MaxAdvance:
-		out.t.note("the highest is too high to lift the issuer over it, see fencectl help runbook")
+		out.t.note("the highest is too high to advance the issuer beyond it, see fencectl help runbook")
 	default:
-		out.t.note("to lift the issuer over all of these: fencectl advance --floor " + highest.String())
+		out.t.note("to advance the issuer beyond all of these: fencectl advance --floor " + highest.String())
 	}
 	return out.end("no mark")
 }

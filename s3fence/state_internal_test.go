@@ -1,0 +1,318 @@
+package s3fence
+
+import (
+	"crypto/md5"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// The names of internal objects, and what is none.
+func TestInternalKeys(t *testing.T) {
+	b := &Bucket{opts: Options{Prefix: "p/.fencepost/"}}
+	id := newWriteID()
+	for _, token := range []guard.Token{1, 10, 1234567890, guard.MaxToken} {
+		name := strings.TrimPrefix(b.dataKey("k", token, id), b.dataPrefix("k"))
+		if got, gotID, ok := parseDataKey(name); !ok || got != token || gotID != id || len(name) != 19+1+32 {
+			t.Errorf("%q is %d, %v, %v", name, got, gotID, ok)
+		}
+	}
+	if !slices.IsSorted([]string{b.dataKey("k", 9, id), b.dataKey("k", 10, id), b.dataKey("k", guard.MaxToken, id)}) {
+		t.Error("the keys of data are not in the order of tokens")
+	}
+	digits := strings.Repeat("0", 18)
+	for _, name := range []string{
+		"", "-", digits + "1", digits + "1-", digits + "-" + id.String(), digits + "11-" + id.String(), digits + "x-" + id.String(),
+		digits + "0-" + id.String(), digits + "1-" + id.String()[1:], digits + "1-" + strings.ToUpper(strings.Repeat("a", 32)), digits + "1-" + strings.Repeat("g", 32),
+	} {
+		if token, _, ok := parseDataKey(name); ok {
+			t.Errorf("%q is taken for token %d", name, token)
+		}
+	}
+	for key, want := range map[string]bool{
+		b.markKey("r"): true, b.markKey("r") + "0": false, b.markKey("r")[1:]: false, b.markKey("r") + ".tmp": false, b.marksPrefix(): false,
+		b.marksPrefix() + strings.Repeat("g", 64): false, b.marksPrefix() + strings.Repeat("a", 62): false, strings.Repeat("a", 64): false,
+	} {
+		if got := b.isMarkKey(key); got != want {
+			t.Errorf("%q is a mark: %v", key, got)
+		}
+	}
+	for key, want := range map[string]bool{".fencepost/x": true, "a/.fencepost/x": true, ".fencepost": false, "a.fencepost/x": false, "a/.fencepostx": false, "x": false} {
+		if got := internal(key); got != want {
+			t.Errorf("%q is internal: %v", key, got)
+		}
+	}
+}
+
+// What a write makes of a state: whose writes it lists, and whether these are all.
+func TestFollow(t *testing.T) {
+	ids := make([]writeID, maxRecent+2)
+	for i := range ids {
+		ids[i] = newWriteID()
+	}
+	mine := newWriteID()
+	claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "a"}
+	for _, c := range []struct {
+		base   state
+		to     kind
+		recent []writeID
+		cut    bool
+	}{
+		{state{}, kindSealed, nil, false},
+		{state{kind: kindUnfenced, id: ids[0]}, kindSealed, nil, true},
+		{state{kind: kindSealed, id: ids[0]}, kindSealed, ids[:1], false},
+		{state{kind: kindPlain, id: ids[0]}, kindPlain, ids[:1], false},
+		{state{kind: kindSealed, id: ids[0], cut: true}, kindSealed, ids[:1], true},
+		{state{kind: kindSealed, id: ids[0], recent: ids[1:maxRecent]}, kindSealed, ids[:maxRecent], false},
+		{state{kind: kindSealed, id: ids[0], recent: ids[1 : maxRecent+1]}, kindSealed, ids[:maxRecent], true},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindPlain, ids[:maxRecentPlain], false},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1 : maxRecentPlain+1]}, kindPlain, ids[:maxRecentPlain], true},
+		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindTombstone, ids[:maxRecentPlain], false},
+	} {
+		next := c.base.follow(c.to, claim, mine)
+		if next.kind != c.to || next.id != mine || next.mark != (guard.Mark{Token: 5, LeaseID: "a"}) || !slices.Equal(next.recent, c.recent) || next.cut != c.cut {
+			t.Errorf("%+v\nmakes %+v", c.base, next)
+		}
+		for _, id := range append(slices.Clone(c.recent), mine) {
+			if !next.made(id) {
+				t.Error("a write that is listed did not make it")
+			}
+		}
+		if next.made(newWriteID()) || (&state{kind: kindUnfenced, id: mine}).made(mine) || (&state{}).made(writeID{}) {
+			t.Error("a write that is not listed made it")
+		}
+	}
+}
+
+// What is remembered of an object, and what of others goes for it.
+func TestRemember(t *testing.T) {
+	b := &Bucket{opts: Options{CacheSize: 2}, cache: map[string]state{}}
+	good := state{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
+	b.remember("k", good)
+	if s, ok := b.cached("k"); !ok || s.etag != `"e"` || s.body != nil || s.headers != nil {
+		t.Errorf("remembered is %+v, %v", s, ok)
+	}
+	for name, change := range map[string]func(*state){
+		"no ETag": func(s *state) { s.etag = "" }, "a weak ETag": func(s *state) { s.etag = `W/"e"` },
+		"absent": func(s *state) { s.kind = kindAbsent }, "unfenced": func(s *state) { s.kind = kindUnfenced },
+	} {
+		s := good
+		change(&s)
+		b.remember("k", good)
+		b.remember("k", s)
+		if _, ok := b.cached("k"); ok {
+			t.Errorf("%s is remembered", name)
+		}
+	}
+	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindMark, kindPointer, kindTombstone} {
+		s := good
+		s.kind = k
+		b.remember("k", s)
+		if s, ok := b.cached("k"); !ok || (s.body != nil) != (k == kindPointer || k == kindTombstone) {
+			t.Errorf("kind %s: %v, %q", kindNames[k], ok, s.body)
+		}
+	}
+	b.forget("k")
+	if _, ok := b.cached("k"); ok {
+		t.Error("what is forgotten is remembered")
+	}
+	for i := range 5 {
+		b.remember(fmt.Sprint(i), good)
+		b.remember(fmt.Sprint(i), good) // what is there takes no room
+		if _, ok := b.cached(fmt.Sprint(i)); !ok || len(b.cache) != min(i+1, 2) {
+			t.Errorf("%d are remembered after %d", len(b.cache), i+1)
+		}
+	}
+	none := &Bucket{opts: Options{CacheSize: -1}, cache: map[string]state{}}
+	none.remember("k", good)
+	if len(none.cache) != 0 {
+		t.Error("a cache that is turned off remembers")
+	}
+}
+
+// Since when a pointer has been at its data, and when data may go.
+func TestPointerAges(t *testing.T) {
+	const grace = time.Hour
+	at := func(d time.Duration) time.Time { return time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC).Add(d) }
+	base := func(d time.Duration) *state { return &state{modified: at(d)} }
+	settled, later := since{3, at(0)}, since{5, at(grace)}
+	for name, c := range map[string]struct {
+		p              pointer
+		base           *state
+		settled, later *since
+	}{
+		"no data":          {pointer{}, base(0), nil, nil},
+		"not known since":  {pointer{Token: 7}, &state{}, nil, nil},
+		"the first":        {pointer{Token: 7}, base(time.Microsecond), nil, &since{7, at(0)}},
+		"soon":             {pointer{Token: 7, Settled: &settled, Later: &later}, base(2*grace - 1e6), &settled, &later},
+		"a grace later":    {pointer{Token: 7, Settled: &settled, Later: &later}, base(2 * grace), &later, &since{7, at(2 * grace)}},
+		"of one token":     {pointer{Token: 5, Settled: &settled, Later: &later}, base(9 * grace), &settled, &later},
+		"of a lower token": {pointer{Token: 4, Settled: &settled, Later: &later}, base(9 * grace), &settled, &later},
+	} {
+		got := c.p.after(c.base, grace)
+		if string(encodeJSON(got)) != string(encodeJSON(pointer{Token: c.p.Token, Settled: c.settled, Later: c.later})) {
+			t.Errorf("%s: %s", name, encodeJSON(got))
+		}
+	}
+	b := &Bucket{opts: Options{GracePeriod: grace}}
+	mine, old := newWriteID(), newWriteID()
+	now := at(10 * grace)
+	for name, c := range map[string]struct {
+		modified time.Duration // the pointer's age
+		settled  *since
+		later    *since
+		token    guard.Token
+		id       writeID
+		want     bool
+	}{
+		"a lower token, old":               {grace, nil, nil, 6, old, true},
+		"a lower token, young":             {grace - 1, nil, nil, 6, old, false},
+		"a higher token":                   {9 * grace, nil, nil, 8, old, false},
+		"the same token, replaced":         {grace, nil, nil, 7, old, true},
+		"the same token, just replaced":    {grace - 1, nil, nil, 7, old, false},
+		"the same token, not listed":       {9 * grace, nil, nil, 7, newWriteID(), false},
+		"the write itself":                 {9 * grace, nil, nil, 7, mine, false},
+		"left long ago":                    {0, &since{6, at(9 * grace)}, nil, 5, old, true},
+		"left a moment ago":                {0, &since{6, at(9*grace + 1)}, nil, 5, old, false},
+		"left by another's record":         {0, nil, &since{6, at(9 * grace)}, 5, old, true},
+		"of the token that it was left by": {0, &since{6, at(9 * grace)}, nil, 6, old, false},
+	} {
+		s := &state{kind: kindPointer, mark: guard.Mark{Token: 7}, id: mine, recent: []writeID{old}, modified: now.Add(-c.modified)}
+		if got := b.left(s, pointer{Settled: c.settled, Later: c.later}, c.token, c.id, now); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a time that cannot be written is stored as nothing")
+		}
+	}()
+	encodeJSON(since{At: at(0).AddDate(9000, 0, 0)})
+}
+
+// Each field of a Plain object's metadata, malformed by itself.
+func TestParsePlainFields(t *testing.T) {
+	body := []byte("body")
+	id, other := newWriteID(), newWriteID()
+	s := state{kind: kindPlain, mark: guard.Mark{Token: 7, LeaseID: "a b%é"}, id: id, recent: []writeID{other, id}, cut: true, md5: md5.Sum(body)}
+	h := head{etag: `"e"`, size: 4, modified: time.Unix(1, 0)}
+	parsed := func(change func(map[string]string), tail []byte, size int64) (state, error) {
+		h.metadata = s.metadata(map[string]string{"User": "x"})
+		if change != nil {
+			change(h.metadata)
+		}
+		h.size = size
+		return parse("k", h, tail)
+	}
+	for _, cut := range []bool{true, false} {
+		for _, recent := range [][]writeID{nil, {other}, {other, id}} {
+			s.cut, s.recent = cut, recent
+			got, err := parsed(nil, body, 4)
+			if err != nil || got.mark != s.mark || got.id != id || !slices.Equal(got.recent, recent) || got.cut != cut || got.md5 != s.md5 || got.kind != kindPlain ||
+				got.etag != `"e"` || got.size != 4 || got.length != 4 || !got.modified.Equal(h.modified) {
+				t.Errorf("parse = %+v, %v", got, err)
+			}
+		}
+	}
+	if _, err := parsed(nil, []byte("tail of another"), 100); err != nil { // it is not all of it
+		t.Error(err)
+	}
+	for says, change := range map[string]func(map[string]string){
+		"the token": func(m map[string]string) { m[metaToken] = "07" }, "the lease ID": func(m map[string]string) { m[metaLease] = "%" },
+		`lease ID "\n"`: func(m map[string]string) { m[metaLease] = "\n" }, "the write ID": func(m map[string]string) { m[metaWrite] += "0" },
+		"malformed list": func(m map[string]string) { m[metaRecent] = other.String() + ",+" }, `the MD5 "zz`: func(m map[string]string) { m[metaMD5] = strings.Repeat("z", 32) },
+		`the MD5 ""`: func(m map[string]string) { delete(m, metaMD5) }, `the MD5 "AB`: func(m map[string]string) { m[metaMD5] = strings.Repeat("AB", 16) },
+		"does not match":  func(m map[string]string) { m[metaMD5] = strings.Repeat("0", 32) },
+		"no fencing-mode": func(m map[string]string) { delete(m, metaMode) }, "trailer is missing": func(m map[string]string) { m[metaMode] = "sealed" },
+	} {
+		if _, err := parsed(change, body, 4); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v", says, err)
+		}
+	}
+	if got := userMetadata(s.metadata(map[string]string{"User": "x"})); len(got) != 1 || got["user"] != "x" {
+		t.Errorf("the user's metadata is %v", got)
+	}
+}
+
+// A pointer, and the tombstone that takes its place, is stored with when it was at
+// which data.
+func TestPointersAreStored(t *testing.T) {
+	at := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
+	settled, later := since{3, at.Add(-3 * time.Hour)}, since{5, at.Add(-2 * time.Hour)}
+	base := &state{kind: kindPointer, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), modified: at}
+	base.body = encodeJSON(pointer{Note: "n", Data: "d", Token: 7, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	claim := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}
+	o := &Objects{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, mode: Pointer}
+	id := newWriteID()
+	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
+	for name, c := range map[string]struct {
+		w    *write
+		kind kind
+		want pointer
+	}{
+		"written": {o.b.pointerWrite("k", base, base.follow(kindPointer, claim, id), made), kindPointer, made},
+		"raised":  {o.rewrite("k", base, claim, id), kindPointer, pointer{Data: "d", Token: 7, Length: 4, CRC: "00000001"}},
+		"deleted": {o.tombstone("k", base, claim, id), kindTombstone, pointer{Token: 9}},
+	} {
+		c.want.Settled, c.want.Later = &later, &since{7, at}
+		got := c.w.state.pointer()
+		if got.Note == "" || got.Note == "n" {
+			t.Errorf("%s: the note is %q", name, got.Note)
+		}
+		got.Note = ""
+		if string(encodeJSON(got)) != string(encodeJSON(c.want)) {
+			t.Errorf("%s: %s, want %s", name, encodeJSON(got), encodeJSON(c.want))
+		}
+		size := int64(len(c.w.body) + len(c.w.trailer))
+		if c.w.state.kind != c.kind || c.w.state.id != id || c.w.state.mark != (guard.Mark{Token: 9, LeaseID: "b"}) || c.w.state.size != size ||
+			*c.w.in.ContentType != "application/json" {
+			t.Errorf("%s: %+v", name, c.w.state)
+		}
+		if c.kind == kindTombstone && size != tombstoneSize {
+			t.Errorf("a tombstone has %d bytes", size)
+		}
+	}
+	// The longest tombstone has no padding, and no more than that.
+	base.recent = make([]writeID, maxRecent)
+	claim.LeaseID = strings.Repeat("x", guard.MaxLeaseIDLen)
+	claim.Token, base.mark.Token = guard.MaxToken, guard.MaxToken
+	settled.Token, later.Token = guard.MaxToken-2, guard.MaxToken-1
+	base.body = encodeJSON(pointer{Data: "d", Token: guard.MaxToken, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	if w := o.tombstone("k", base, claim, id); w.state.size != tombstoneSize {
+		t.Errorf("the longest tombstone has %d bytes, the others %d", w.state.size, tombstoneSize)
+	}
+}
+
+// Waits double, with jitter over the upper half of their length, up to a bound.
+func TestBackoff(t *testing.T) {
+	for _, c := range []struct {
+		delay     time.Duration
+		try       int
+		low, high time.Duration
+	}{
+		{4, 1, 2, 4}, {4, 2, 4, 8}, {4, 3, 8, 16}, {5, 1, 2, 4}, // nanoseconds, so that each length comes
+	} {
+		b := &Bucket{delay: c.delay}
+		seen := map[time.Duration]bool{}
+		for range 2000 {
+			seen[b.backoff(c.try)] = true
+		}
+		for d := range 20 * time.Nanosecond {
+			if seen[d] != (d >= c.low && d <= c.high) {
+				t.Errorf("before repetition %d with a delay of %d the wait of %d: %v", c.try, c.delay, d, seen[d])
+			}
+		}
+	}
+	for try, want := range map[int]time.Duration{7: 1280 * time.Millisecond, 8: maxDelay, 20: maxDelay} {
+		b := &Bucket{delay: 20 * time.Millisecond}
+		for range 300 {
+			if d := b.backoff(try); d < want/2 || d > want {
+				t.Errorf("the wait before repetition %d is %v, want %v to %v", try, d, want/2, want)
+			}
+		}
+	}
+}
