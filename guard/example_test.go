@@ -77,7 +77,7 @@ func ExampleTemplate() {
 	// tenant_123:billing-close:2026-04 <nil>
 	// [tenant_123 2026-04] <nil>
 	// fencepost: invalid template variable period "": must not be empty
-	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound
+	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound to anything: name its source (TableOptions.Columns, Bindings, KeyPattern)
 }
 
 func ExampleJoinResource() {

@@ -254,7 +254,7 @@ func (t *Template) CheckVariables(bound ...string) error {
 	}
 	for _, name := range t.names {
 		if !seen[name] {
-			return Invalid("template variable", name, "of template "+t.text+" is not bound")
+			return Invalid("template variable", name, "of template "+t.text+" is not bound to anything: name its source (TableOptions.Columns, Bindings, KeyPattern)")
 		}
 		delete(seen, name)
 	}

@@ -10,42 +10,6 @@
 //	X-Fencing-Lease: 0197-6a41
 //	X-Fencing-Resource: 7:billing-close
 //
-// # Use
-//
-//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close"))
-//	resource, err := httpfence.Named(closes, httpfence.Bindings{"tenant": tenantOfSession})
-//	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: db.Transactor()}) // a sqlfence.DB
-//	router := chi.NewRouter()
-//	router.Post("/billing-close/raise", fence.Raise)
-//	router.With(mustExist, fence.InTx).Post("/billing-close", func(w http.ResponseWriter, r *http.Request) {
-//		tx, _ := db.TxFrom(r.Context())
-//		...
-//	})
-//
-// and in the client:
-//
-//	transport, err := httpfence.NewTransport(nil, []string{"https://ledger.internal:8443"}, nil)
-//	client := &http.Client{Transport: transport}
-//	resp, err := client.Do(req.WithContext(guard.WithLease(ctx, lease)))
-//	...
-//	err = httpfence.ErrorFrom(resp) // errors.Is(err, guard.ErrStale): stop
-//
-// # Four ways
-//
-// Each name's guarantee is the first sentence of its documentation.
-//
-//   - [Middleware.Check] compares and writes nothing.
-//   - [Middleware.Admit] admits at the door and raises the mark. It does not by
-//     itself stop a write already in flight: pair it with a fenced write.
-//   - [Middleware.InTx] runs the handler in a fenced transaction and holds the
-//     answer back until COMMIT. The handler need not know about tokens.
-//   - [Middleware.Raise] is the endpoint that a new holder calls before it
-//     reads.
-//
-// The order in front of them: authentication, routing (404, 405), what exists
-// (404), the fence. A fence in front of these raises marks for nothing, and the
-// store of marks is filled by whoever makes up names ([LimitNames]).
-//
 // # What it guarantees
 //
 //   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
@@ -96,6 +60,42 @@
 //     of server-sent events go on under a token that may be stale by now:
 //     compare in each write. InTx refuses the one and holds the other back.
 //   - What a handler does outside its transaction is not rolled back.
+//
+// # Use
+//
+//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close"))
+//	resource, err := httpfence.Named(closes, httpfence.Bindings{"tenant": tenantOfSession})
+//	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: db.Transactor()}) // a sqlfence.DB
+//	router := chi.NewRouter()
+//	router.Post("/billing-close/raise", fence.Raise)
+//	router.With(mustExist, fence.InTx).Post("/billing-close", func(w http.ResponseWriter, r *http.Request) {
+//		tx, _ := db.TxFrom(r.Context())
+//		...
+//	})
+//
+// and in the client:
+//
+//	transport, err := httpfence.NewTransport(nil, []string{"https://ledger.internal:8443"}, nil)
+//	client := &http.Client{Transport: transport}
+//	resp, err := client.Do(req.WithContext(guard.WithLease(ctx, lease)))
+//	...
+//	err = httpfence.ErrorFrom(resp) // errors.Is(err, guard.ErrStale): stop
+//
+// # Four ways
+//
+// Each name's guarantee is the first sentence of its documentation.
+//
+//   - [Middleware.Check] compares and writes nothing.
+//   - [Middleware.Admit] admits at the door and raises the mark. It does not by
+//     itself stop a write already in flight: pair it with a fenced write.
+//   - [Middleware.InTx] runs the handler in a fenced transaction and holds the
+//     answer back until COMMIT. The handler need not know about tokens.
+//   - [Middleware.Raise] is the endpoint that a new holder calls before it
+//     reads.
+//
+// The order in front of them: authentication, routing (404, 405), what exists
+// (404), the fence. A fence in front of these raises marks for nothing, and the
+// store of marks is filled by whoever makes up names ([LimitNames]).
 //
 // # Idempotency keys
 //

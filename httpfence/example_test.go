@@ -214,7 +214,7 @@ func ExampleNamed() {
 	// tenant_123:billing-close:2026-04 <nil>
 	// tenant_123:billing-close:2026%3A04 <nil>
 	//  not authenticated
-	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound
+	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound to anything: name its source (TableOptions.Columns, Bindings, KeyPattern)
 }
 
 // The client presents the claim in the context, and gets the server's reason

@@ -3,26 +3,6 @@
 // tells the holder when the lease is over. PostgreSQL issues the leases, or with
 // [NewWith] any other driver.Issuer: see ISSUERS.md for which to choose.
 //
-//	if err := lockclient.Migrate(ctx, pool); err != nil {
-//		return err
-//	}
-//	client, err := lockclient.New(pool, "worker-7", nil)
-//	if err != nil {
-//		return err
-//	}
-//	defer client.Close(ctx)
-//	opts := &lockclient.HoldOptions{TTL: 30 * time.Second}
-//	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", opts, func(ctx context.Context) error {
-//		claim, _ := guard.ClaimFrom(ctx) // the fences find it there themselves
-//		return closeBooks(ctx, claim)
-//	})
-//
-// A name that is declared by a guard.Template (P9) comes from it:
-//
-//	name, err := template.Name(tenant, period)
-//
-// and the fence that has the same template checks the claim's resource with it.
-//
 // # What it guarantees
 //
 //   - Tokens only grow (P3): per resource, across release, expiry, change of
@@ -59,6 +39,28 @@
 // away up to a TTL before its holder's deadline. With synchronous replication
 // that does not happen. The next holder's token is higher in any case, so a fence
 // refuses the old one. P7 also assumes that the server's clock does not step.
+//
+// # Use
+//
+//	if err := lockclient.Migrate(ctx, pool); err != nil {
+//		return err
+//	}
+//	client, err := lockclient.New(pool, "worker-7", nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer client.Close(ctx)
+//	opts := &lockclient.HoldOptions{TTL: 30 * time.Second}
+//	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", opts, func(ctx context.Context) error {
+//		claim, _ := guard.ClaimFrom(ctx) // the fences find it there themselves
+//		return closeBooks(ctx, claim)
+//	})
+//
+// A name that is declared by a guard.Template (P9) comes from it:
+//
+//	name, err := template.Name(tenant, period)
+//
+// and the fence that has the same template checks the claim's resource with it.
 //
 // # Waiting
 //

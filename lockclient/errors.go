@@ -2,6 +2,7 @@ package lockclient
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -37,6 +38,7 @@ type (
 var (
 	errLate     = errors.New("the answer came after the lease's own deadline")
 	errDeadline = errors.New("its deadline passed without a renewal")
+	errUnkept   = fmt.Errorf("%w, as nothing renews it: call Lease.KeepAlive, or use Client.Hold", errDeadline)
 	errGone     = errors.New("the server no longer has it")
 	errRaced    = errors.New("the holder changed with every attempt")
 )

@@ -74,7 +74,7 @@ func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource str
 		returned = true
 		return guard.Unavailable("acquire", lease.claim, ErrClosed)
 	}
-	if err := lease.KeepAlive(min(every, lease.ttl/3)); err != nil {
+	if err := lease.keepAlive(min(every, lease.ttl/3)); err != nil {
 		returned = true
 		return err
 	}

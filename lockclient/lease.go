@@ -120,12 +120,15 @@ func (l *Lease) Done() <-chan struct{} { return l.done }
 // ([ErrLeaseLost]) or [ErrReleased]. It reads the clock at each call.
 func (l *Lease) Err() error {
 	l.mu.Lock()
-	err, over, failed := l.err, l.deadline <= l.client.clock(), l.failed
+	err, over, failed, cause := l.err, l.deadline <= l.client.clock(), l.failed, errDeadline
+	if l.every == 0 {
+		cause = errUnkept
+	}
 	l.mu.Unlock()
 	if err != nil || !over {
 		return err
 	}
-	l.end(&LostError{Claim: l.claim, Cause: errDeadline, LastRenewal: failed})
+	l.end(&LostError{Claim: l.claim, Cause: cause, LastRenewal: failed})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
@@ -186,8 +189,13 @@ func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 // KeepAlive has the client renew the lease every so often until it ends; 0 means
 // a third of the TTL, more is refused. Failed renewals are repeated until the
 // deadline; Done and Err tell of the end. It starts no goroutine and is not
-// undone: release the lease. The error is an InvalidError.
+// undone: release the lease. The error is an InvalidError, or Err's if the lease
+// has ended.
 func (l *Lease) KeepAlive(every time.Duration) error {
+	return cmp.Or(l.keepAlive(every), l.Err())
+}
+
+func (l *Lease) keepAlive(every time.Duration) error {
 	every = cmp.Or(every, l.ttl/3)
 	if err := pglease.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
 		return err

@@ -185,7 +185,7 @@ type AcquireOptions struct {
 
 func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leaseID string, err error) {
 	if o == nil {
-		return 0, "", guard.Missing("TTL")
+		return 0, "", guard.Missing("AcquireOptions.TTL")
 	}
 	low, high := max(MinTTL, issuer.MinTTL), MaxTTL
 	if issuer.MaxTTL > 0 {
@@ -222,7 +222,7 @@ type HoldOptions struct {
 
 func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 	if o == nil {
-		return nil, 0, guard.Missing("TTL")
+		return nil, 0, guard.Missing("HoldOptions.TTL")
 	}
 	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID, Metadata: o.Metadata}
 	if err := pglease.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {

@@ -48,7 +48,7 @@ func TestTTLRule(t *testing.T) {
 		p, m  time.Duration
 		field string
 	}{
-		{nil, 0, 0, "TTL"},
+		{nil, 0, 0, "HoldOptions.TTL"},
 		{&HoldOptions{TTL: MinTTL - 1}, 0, 0, "TTL"},
 		{&HoldOptions{TTL: 10 * s}, 8 * s, 3 * s, "TTL"},
 		{&HoldOptions{TTL: 10 * s, RenewInterval: 4 * s}, 0, 0, "RenewInterval"},

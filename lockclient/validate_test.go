@@ -23,7 +23,7 @@ func TestInvalidInput(t *testing.T) {
 		opts           *AcquireOptions
 		field, value   string
 	}{
-		{"no options", "r", nil, "TTL", ""},
+		{"no options", "r", nil, "AcquireOptions.TTL", ""},
 		{"TTL 0", "r", &AcquireOptions{}, "TTL", "0s"},
 		{"TTL negative", "r", &AcquireOptions{TTL: -time.Second}, "TTL", "-1s"},
 		{"TTL 1 ns", "r", &AcquireOptions{TTL: 1}, "TTL", "1ns"},

@@ -5,39 +5,6 @@
 // carries its mark, the highest claim it admitted. A write compares the two and
 // replaces both, body and mark, in one conditional PUT.
 //
-//	bucket, err := s3fence.Open(ctx, s3.NewFromConfig(cfg), "invoices", nil)
-//	exports, err := bucket.Objects(s3fence.Sealed, nil)
-//	err = exports.Raise(ctx, claim, key)          // take over, before reading
-//	object, err := exports.Get(ctx, key)          // then read
-//	err = exports.Put(ctx, claim, key, s3fence.Bytes(csv), nil)
-//	if errors.Is(err, guard.ErrStale) {
-//		return err // succeeded by a newer holder: stop
-//	}
-//
-// # Why not a token in the metadata and If-Match on the ETag
-//
-// Because most stores make an ETag of the body alone. Let the object be at
-// token 9 with content X. Writer 10 reads that and pauses. Writer 11 writes X
-// once more: token 11, the same ETag. Writer 10's If-Match still matches, and
-// a stale write has been accepted. "The ETag reflects changes only to the
-// contents of an object, not its metadata" (Amazon, API reference, Object).
-// Versioning does not help, nor does an empty tombstone: all empty bodies have
-// one ETag.
-//
-// # Four modes
-//
-// What a foreign reader sees of an object is the first line of each mode's
-// documentation. [Sealed] appends a trailer with token, lease ID, a random write
-// ID and checksums, so that no two writes ever have the same bytes, nor the same
-// ETag. [SealedGzip] stores a gzip file and puts the trailer into the header of
-// a last, empty member, so that whatever reads gzip reads the content alone.
-// [Plain] leaves the body as it is and is refused where that is not safe.
-// [Pointer] puts bodies of any length under keys of their own and a sealed
-// pointer under the key. All, and [Store], run over one compare-and-swap loop.
-// Metadata (fencing-token, -lease, -write, -mode) repeats for people and tools
-// what the trailer says; a reader refuses an object where the two disagree.
-// FORMAT.md has every byte.
-//
 // # What it guarantees
 //
 //   - P1: once an object's mark is T, no write under a lower token takes effect,
@@ -71,6 +38,41 @@
 //     are those of a new one.
 //   - The checksums find damage, not forgery: who may write to the bucket
 //     directly can make a seal.
+//
+// # Use
+//
+//	bucket, err := s3fence.Open(ctx, s3.NewFromConfig(cfg), "invoices", nil)
+//	exports, err := bucket.Objects(s3fence.Sealed, nil)
+//	err = exports.Raise(ctx, claim, key)          // take over, before reading
+//	object, err := exports.Get(ctx, key)          // then read
+//	err = exports.Put(ctx, claim, key, s3fence.Bytes(csv), nil)
+//	if errors.Is(err, guard.ErrStale) {
+//		return err // succeeded by a newer holder: stop
+//	}
+//
+// # Why not a token in the metadata and If-Match on the ETag
+//
+// Because most stores make an ETag of the body alone. Let the object be at
+// token 9 with content X. Writer 10 reads that and pauses. Writer 11 writes X
+// once more: token 11, the same ETag. Writer 10's If-Match still matches, and
+// a stale write has been accepted. "The ETag reflects changes only to the
+// contents of an object, not its metadata" (Amazon, API reference, Object).
+// Versioning does not help, nor does an empty tombstone: all empty bodies have
+// one ETag.
+//
+// # Four modes
+//
+// What a foreign reader sees of an object is the first line of each mode's
+// documentation. [Sealed] appends a trailer with token, lease ID, a random write
+// ID and checksums, so that no two writes ever have the same bytes, nor the same
+// ETag. [SealedGzip] stores a gzip file and puts the trailer into the header of
+// a last, empty member, so that whatever reads gzip reads the content alone.
+// [Plain] leaves the body as it is and is refused where that is not safe.
+// [Pointer] puts bodies of any length under keys of their own and a sealed
+// pointer under the key. All, and [Store], run over one compare-and-swap loop.
+// Metadata (fencing-token, -lease, -write, -mode) repeats for people and tools
+// what the trailer says; a reader refuses an object where the two disagree.
+// FORMAT.md has every byte.
 //
 // # How a write works
 //

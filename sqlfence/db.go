@@ -176,7 +176,7 @@ func (d *DB[Tx]) guardable(ctx context.Context, q querier, t *Table) error {
 	_, err := row(ctx, q, kindSQL, []any{id.name, id.bound}, &obstacle, &there, &unfit)
 	switch {
 	case err != nil:
-		return tableFailure("look at "+t.label, guard.Claim{}, err, false)
+		return t.failure("look at "+t.label, guard.Claim{}, err, false)
 	case obstacle != "":
 		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
 	case unfit != "":

@@ -5,7 +5,41 @@
 // inside the write. pgx ([Pgx]) and database/sql ([Std]) run the same
 // statements.
 //
-// # Four ways
+// # What it guarantees
+//
+// P1, no stale write: once a mark is T, no write under a lower token takes
+// effect, by any way that compares with that mark. P2, no lost takeover: a
+// holder that raised before it read, or reads inside InTx, loses no acknowledged
+// update of an older one. P4, P5, P6 and P9 as the README says; P4 on a [Table] only
+// with a lease column.
+//
+// # What it does not
+//
+//   - Writers that do not go through it are stopped by triggers alone. Who owns
+//     a table may disable its triggers; the application's role must not.
+//   - P1 and P2 do not hold across a failover to a standby that lost the raise,
+//     nor P2 if what is read after the raise is read on a replica.
+//   - A row that is not there has no mark, and one that was deleted other than
+//     by [Table.Delete] has forgotten it.
+//   - A trigger BEFORE UPDATE that changes the token column undoes a row's mark.
+//     Takeover notices; [Admin.Verify] shows what it can recognise. Views, foreign
+//     tables and tables with rules are refused at their first use, but not if a
+//     table becomes one later.
+//   - A writer that only presents its claim locks its rows first and the resource
+//     at the end of each statement; InTx and Enter lock the resource first. Both
+//     on the same rows may deadlock: one gets 40P01 ([ErrorFrom]: ErrUnavailable)
+//     and has written nothing. Where all enter, the fence adds no deadlock.
+//   - The key of a resource's lock is a hash of its name and of a secret, but
+//     pg_locks shows the keys of held locks to any login role. One that polls it
+//     can take such a lock, too, and delay the resource's next raise for as long as
+//     its session lasts; it cannot enter, raise or write. The raise names it in its
+//     log and its error, for an operator to end: PostgreSQL has no rights on
+//     advisory locks, only CONNECT on the database.
+//   - What a callback of InTx does outside its transaction is not fenced.
+//   - The apply process of a logical subscription, and pg_restore of data with
+//     --disable-triggers, fire no triggers.
+//
+// # Use
 //
 // Choose one way per resource: each compares with one mark, and a raise
 // protects only the writes that are compared with the mark it raised.
@@ -99,40 +133,6 @@
 //     synchronous_commit is off: no difference for the schema's marks. A raise
 //     and a takeover survive a crash once they returned; a Table's plain write
 //     is as durable as its commit.
-//
-// # What it guarantees
-//
-// P1, no stale write: once a mark is T, no write under a lower token takes
-// effect, by any way that compares with that mark. P2, no lost takeover: a
-// holder that raised before it read, or reads inside InTx, loses no acknowledged
-// update of an older one. P4, P5, P6, P9 as above.
-//
-// # What it does not
-//
-//   - Writers that do not go through it are stopped by triggers alone. Who owns
-//     a table may disable its triggers; the application's role must not.
-//   - P1 and P2 do not hold across a failover to a standby that lost the raise,
-//     nor P2 if what is read after the raise is read on a replica.
-//   - A row that is not there has no mark, and one that was deleted other than
-//     by [Table.Delete] has forgotten it.
-//   - A trigger BEFORE UPDATE that changes the token column undoes a row's mark.
-//     Takeover notices; [Admin.Verify] shows what it can recognise. Views, foreign
-//     tables and tables with rules are refused at their first use, but not if a
-//     table becomes one later.
-//   - A writer that only presents its claim locks its rows first and the resource
-//     at the end of each statement; InTx and Enter lock the resource first. Side
-//     by side on the same rows they may deadlock: one of them gets 40P01
-//     ([ErrorFrom]: ErrUnavailable) and has written nothing. Where all enter,
-//     the fence adds no deadlock to those of their rows.
-//   - The key of a resource's lock is a hash of its name and of a secret, but
-//     pg_locks shows the keys of held locks to any login role. One that polls it
-//     can take such a lock, too, and delay the resource's next raise for as long as
-//     its session lasts; it cannot enter, raise or write. The raise names it in its
-//     log and its error, for an operator to end: PostgreSQL has no rights on
-//     advisory locks, only CONNECT on the database.
-//   - What a callback of InTx does outside its transaction is not fenced.
-//   - The apply process of a logical subscription, and pg_restore of data with
-//     --disable-triggers, fire no triggers.
 //
 // # Operating
 //

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -53,9 +54,9 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 	case reason == guard.ReasonUnavailable && pgerr.State(err) == pgerr.MustRaise:
 		return guard.Unavailable(op, claim, fmt.Errorf("raise the mark first: %w", err))
 	case reason == guard.ReasonUnavailable:
-		return guard.Unavailable(op, claim, err)
+		return guard.Unavailable(op, claim, pgerr.Explain(err))
 	}
-	return fmt.Errorf("sqlfence: %s: %w", op, err)
+	return fmt.Errorf("sqlfence: %s: %w", op, pgerr.Explain(err))
 }
 
 // schemaFailure is failure for the statements on schema fencepost. None of
@@ -63,20 +64,32 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 func schemaFailure(op string, claim guard.Claim, err error) error {
 	switch {
 	case pgerr.Undefined(err):
-		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run Migrate, or lockadmin.Migrate for leases and marks", err))
+		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run sqlfence's DB.Migrate, or lockadmin.Migrate for leases and marks", err))
 	case pgerr.Standby(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", errStandby, err))
 	}
 	return failure(op, claim, err, false)
 }
 
-// tableFailure is failure for a statement on a table of the caller's.
-func tableFailure(op string, claim guard.Claim, err error, wrote bool) error {
+// failure is failure for a statement on the table, which is the caller's.
+func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) error {
 	var argument unsendable
 	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {
-		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
+		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))
 	}
 	return failure(op, claim, err, wrote)
+}
+
+// wayOut says how to mend the likeliest of what does not exist.
+func (t *Table) wayOut(err error) string {
+	token := strings.Trim(t.token, `"`)
+	switch state := pgerr.State(err); {
+	case state == "42P01" && strings.Contains(t.row, "."):
+		return "; each part of the name is an element: []string{" + strings.ReplaceAll(t.row, ".", `", "`) + "}"
+	case state == "42703" && strings.Contains(err.Error(), token), state == "42883" && strings.Contains(err.Error(), "bigint"):
+		return "; the column " + token + " must be bigint NOT NULL DEFAULT 0"
+	}
+	return ""
 }
 
 // misfit reports that the statement does not fit the table: no unique index on

@@ -162,7 +162,7 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 	})
 	switch {
 	case err != nil:
-		return indices, tableFailure(b.op(), b.claim(), err, b.q.autocommit())
+		return indices, b.t.failure(b.op(), b.claim(), err, b.q.autocommit())
 	case same != nil:
 		return indices, same
 	case applied+others > len(indices):

@@ -210,3 +210,23 @@ func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 		e.wantWritten("a claim that was set for the session", unclaimed())
 	})
 }
+
+// TestPgBouncerPreparedStatements (P5): pgx's default mode prepares statements,
+// which two clients of one connection to the server do not share. The error says
+// which mode to set.
+func TestPgBouncerPreparedStatements(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		port := e.pgBouncer(t)
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
+		pairs := e.table("pairs", []string{"a", "b"}, nil)
+		a, b := e.through(port, "one", pgx.QueryExecModeCacheStatement), e.through(port, "one", pgx.QueryExecModeCacheStatement)
+		if err := pairs.Update(t.Context(), a, claimOf("r", 1), Key{1, "x"}, Set{"v": "a"}); err != nil {
+			t.Fatal(err)
+		}
+		err := pairs.Update(t.Context(), b, claimOf("r", 2), Key{1, "x"}, Set{"v": "b"})
+		if err == nil || !strings.Contains(err.Error(), "QueryExecModeExec") {
+			t.Errorf("the second client: %v", err)
+		}
+	})
+}

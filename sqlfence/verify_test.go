@@ -146,7 +146,7 @@ func TestVerifyFunctions(t *testing.T) {
 			"InstallTrigger": e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)),
 			"RemoveTrigger":  e.db.RemoveTrigger(t.Context(), []string{"x"}),
 		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run Migrate") {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
 				t.Errorf("%s without the schema: %v", what, err)
 			}
 		}

@@ -149,7 +149,7 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 		n, err := send()
 		switch {
 		case err != nil:
-			return guard.Mark{}, tableFailure(t.op(k), claim, err, q.autocommit())
+			return guard.Mark{}, t.failure(t.op(k), claim, err, q.autocommit())
 		case n == 1:
 			return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
 		case n > 1:
@@ -181,7 +181,7 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 	found, err := row(ctx, q, sql, args, &r.token, &r.lease, &r.deleted, &r.satisfied)
 	switch {
 	case err != nil:
-		return guard.Mark{}, tableFailure(t.op(k), claim, err, false)
+		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
 	case found:
 		return t.decide(k, r, claim)
 	case k == upserts: // deleted meanwhile

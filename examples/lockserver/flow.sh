@@ -1,6 +1,6 @@
 #!/bin/sh
 # The whole story with curl: acquire, contend, renew, expire, take over, a stale
-# write that is refused, a force unlock that is audited. It needs the lock server
+# write and a forged token that are refused, a force unlock that is audited. It needs the lock server
 # of "go run ./examples/lockserver -demo":
 #
 #   URL=http://127.0.0.1:12345 TOKEN=... sh examples/lockserver/flow.sh
@@ -40,16 +40,16 @@ acquire() { # owner, seconds, more members
 	request POST /v1/locks/acquire 200 "{\"resource\":\"$resource\",\"ownerId\":\"$1\",\"ttlSeconds\":$2${3-}}"
 }
 
-# write TOKEN LEASE STATUS: a write to the fenced resource.
+# write TOKEN LEASE PROOF STATUS: a write to the fenced resource.
 write() {
-	request PUT "/demo/closes/$period" "$3" '' -H "X-Fencing-Token: $1" -H "X-Fencing-Lease: $2" \
+	request PUT "/demo/closes/$period" "$4" '' -H "X-Fencing-Token: $1" -H "X-Fencing-Lease: $2" -H "X-Fencing-Proof: $3" \
 		-H "X-Fencing-Resource: demo%3Abilling-close%3A$period" --data-binary "written under $1"
 }
 
 echo "1. worker-a acquires"
 acquire worker-a 60
 has '"acquired":true'
-a=$(text leaseId) a_token=$(text token)
+a=$(text leaseId) a_token=$(text token) a_proof=$(text proof)
 
 echo "2. worker-b contends: refused, and told who has it"
 acquire worker-b 60
@@ -59,35 +59,40 @@ has '"ownerId":"worker-a"'
 echo "3. worker-a renews and writes"
 request POST "/v1/locks/$a/renew" 200 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":60}"
 has '"state":"extended"'
-write "$a_token" "$a" 204
+write "$a_token" "$a" "$a_proof" 204
 
 echo "4. worker-a renews for a second more and pauses; its lease expires, and worker-b, who waits, takes over"
 request POST "/v1/locks/$a/renew" 200 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":1}"
 acquire worker-b 60 ',"waitSeconds":30'
 has '"acquired":true'
-b=$(text leaseId) b_token=$(text token)
+b=$(text leaseId) b_token=$(text token) b_proof=$(text proof)
 [ "$b_token" -gt "$a_token" ] || fail "token $b_token after $a_token"
-write "$b_token" "$b" 204
+write "$b_token" "$b" "$b_proof" 204
 
 echo "5. worker-a resumes: its renewal and its write are refused"
 request POST "/v1/locks/$a/renew" 404 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":60}"
 has 'problem/lease_over'
-write "$a_token" "$a" 412
+write "$a_token" "$a" "$a_proof" 412
 has 'problem/stale'
 
-echo "6. an operator cuts worker-b, whose write is refused at once"
+echo "6. a token that nobody signed locks nobody out"
+write 999999 "$a" "$a_proof" 400
+has 'problem/invalid'
+write "$b_token" "$b" "$b_proof" 204
+
+echo "7. an operator cuts worker-b, whose write is refused at once"
 request POST "/v1/locks/$resource/force-unlock" 200 "{\"actorId\":\"ada\",\"reason\":\"worker-b hangs\",\"leaseId\":\"$b\"}"
 has '"raised":true'
-write "$b_token" "$b" 412
+write "$b_token" "$b" "$b_proof" 412
 has 'problem/stale'
 request GET "/v1/audit?prefix=$resource" 200
 has '"actorId":"ada","reason":"worker-b hangs"'
 
-echo "7. worker-c goes on; released once, and only once"
+echo "8. worker-c goes on; released once, and only once"
 acquire worker-c 60
 has '"acquired":true'
-c=$(text leaseId) c_token=$(text token)
-write "$c_token" "$c" 204
+c=$(text leaseId) c_token=$(text token) c_proof=$(text proof)
+write "$c_token" "$c" "$c_proof" 204
 request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 200
 request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 404
 has 'problem/lease_over'

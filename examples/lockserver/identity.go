@@ -52,7 +52,7 @@ func readIdentities(file string) (who identities, err error) {
 			return who, fmt.Errorf("%s: entry %d needs sha256 (64 hexadecimal digits), subject and tenant", file, n+1)
 		}
 		who.byHash[string(hash)] = lockhttp.Identity{
-			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Limits: lockhttp.Limits{Leases: e.Leases},
+			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Audience: audience(e.Tenant), Limits: lockhttp.Limits{Leases: e.Leases},
 		}
 	}
 	return who, nil
@@ -83,7 +83,10 @@ func (who *identities) authenticate(r *http.Request) (*lockhttp.Identity, error)
 		if len(name.Organization) != 1 || name.CommonName == "" {
 			return nil, guard.Invalid("client certificate", name.String(), "must have a common name and one organization, the tenant")
 		}
-		return &lockhttp.Identity{Subject: name.CommonName, Tenant: name.Organization[0], Owner: name.CommonName, Templates: templates}, nil
+		tenant := name.Organization[0]
+		return &lockhttp.Identity{
+			Subject: name.CommonName, Tenant: tenant, Owner: name.CommonName, Templates: templates, Audience: audience(tenant),
+		}, nil
 	}
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {

@@ -1,8 +1,9 @@
 // Command lockserver is a whole lock server on PostgreSQL: bearer tokens or
-// client certificates, tenants, the operators' page, a graceful shutdown.
+// client certificates, tenants, signed claims, the operators' page, a graceful
+// shutdown.
 //
 //	go run ./examples/lockserver -demo
-//	go run ./examples/lockserver -database-url postgres://... -identities identities.json
+//	go run ./examples/lockserver -database-url postgres://... -signing-key signing.jwk -identities identities.json
 //	    [-listen :8443 -cert server.pem -key server.key -client-ca workers.pem]
 //
 // With -demo it starts a private PostgreSQL and makes a token. The first line of
@@ -12,9 +13,9 @@
 // The code to copy is in server.go and identity.go. The demo's tokens are random
 // ones that are looked up by their hash, so that it needs no other module;
 // authentication by JWTs and a limiter of requests, which do, are in
-// examples/lockserver/jwt. Another issuer, such as lockclient/etcdlock, takes the
-// place of lockclient.NewIssuer in server.go. workers has one in Python and one
-// in Node.
+// examples/lockserver/jwt. Another issuer takes the place of lockclient.NewIssuer
+// in server.go: examples/lockserver/etcd is a lock server on etcd. workers has one
+// in Python and one in Node.
 package main
 
 import (
@@ -33,6 +34,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
@@ -43,6 +45,7 @@ var templates = []*guard.Template{guard.Must(guard.NewTemplate("{tenant}:billing
 type flags struct {
 	demo                                bool
 	databaseURL, identities, listen     string
+	signingKey                          string
 	certificate, key, clientCertificate string
 }
 
@@ -51,6 +54,7 @@ func main() {
 	flag.BoolVar(&f.demo, "demo", false, "serve a private PostgreSQL, with a token that is printed")
 	flag.StringVar(&f.databaseURL, "database-url", "", "the PostgreSQL database of the leases")
 	flag.StringVar(&f.identities, "identities", "", "a file of identities, see identity.go")
+	flag.StringVar(&f.signingKey, "signing-key", "", "the file of the private key that signs the claims, a JWK; made if it is not there")
 	flag.StringVar(&f.listen, "listen", "127.0.0.1:0", "the address to listen on")
 	flag.StringVar(&f.certificate, "cert", "", "the server's certificate chain, PEM")
 	flag.StringVar(&f.key, "key", "", "its key, PEM")
@@ -69,8 +73,8 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 			return err
 		}
 		defer cleanup()
-	case f.databaseURL == "" || f.identities == "" && f.clientCertificate == "":
-		return errors.New("either -demo, or -database-url with -identities or -client-ca")
+	case f.databaseURL == "" || f.signingKey == "" || f.identities == "" && f.clientCertificate == "":
+		return errors.New("either -demo, or -database-url and -signing-key with -identities or -client-ca")
 	default:
 		if pool, err = pgxpool.New(ctx, f.databaseURL); err != nil {
 			return err
@@ -84,13 +88,17 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	}
 	var token string
 	if f.demo {
-		token = who.add(lockhttp.Identity{Subject: "demo", Tenant: "demo", Templates: templates, Operator: true})
+		token = who.add(lockhttp.Identity{Subject: "demo", Tenant: "demo", Templates: templates, Audience: audience("demo"), Operator: true})
 	}
 	config, err := f.tls()
 	if err != nil {
 		return err
 	}
-	s, err := newServer(ctx, pool, who.authenticate)
+	key, err := f.signer()
+	if err != nil {
+		return err
+	}
+	s, err := newServer(ctx, pool, who.authenticate, key)
 	if err != nil {
 		return err
 	}
@@ -117,6 +125,28 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 		fmt.Fprintln(out, "listening on", url)
 	}
 	return s.serve(ctx, listener)
+}
+
+// signer reads the key of -signing-key, or makes one. Servers side by side need
+// the same.
+func (f flags) signer() (proof.PrivateKey, error) {
+	if f.signingKey == "" { // the demo's
+		return proof.NewPrivateKey(), nil
+	}
+	text, err := os.ReadFile(f.signingKey)
+	if err == nil {
+		return proof.ParsePrivateKey(text)
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return proof.PrivateKey{}, err
+	}
+	key := proof.NewPrivateKey()
+	file, err := os.OpenFile(f.signingKey, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return proof.PrivateKey{}, err
+	}
+	_, err = file.Write(key.JWK())
+	return key, errors.Join(err, file.Close())
 }
 
 // tls is nil without a certificate: then a proxy in front must have one.
@@ -150,13 +180,14 @@ func (f flags) tls() (*tls.Config, error) {
 
 func tryThis(url, token string) string {
 	return fmt.Sprintf(`
-# What is in flow.sh, step by step; the page asks for the token.
+# What is in flow.sh, step by step; the page asks for the token. LEASE_ID and PROOF are in the first answer.
 export URL=%s TOKEN=%s
 curl -s -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' $URL/v1/locks/acquire \
   -d '{"resource":"demo:billing-close:2026-04","ownerId":"worker-a","ttlSeconds":60}'
 curl -s -H "Authorization: Bearer $TOKEN" "$URL/v1/locks?prefix=demo"
 curl -s -H "Authorization: Bearer $TOKEN" -X PUT $URL/demo/closes/2026-04 -H 'X-Fencing-Token: 1' \
-  -H 'X-Fencing-Lease: LEASE_ID' -H 'X-Fencing-Resource: demo%%3Abilling-close%%3A2026-04' -d 'closed by worker-a'
+  -H 'X-Fencing-Lease: LEASE_ID' -H 'X-Fencing-Resource: demo%%3Abilling-close%%3A2026-04' -H 'X-Fencing-Proof: PROOF' \
+  -d 'closed by worker-a'
 sh examples/lockserver/flow.sh
 `, url, token)
 }

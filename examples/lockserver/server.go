@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -27,10 +28,19 @@ import (
 type server struct {
 	issuer driver.Issuer
 	locks  *lockhttp.Server
+	keys   http.Handler // what verifies the proofs that the lock server signs
 	closes http.Handler
 }
 
-func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticate) (*server, error) {
+// keysPath is where services fetch the public keys: proof.JWKS(url+keysPath, nil).
+const keysPath = "/.well-known/jwks.json"
+
+// audience is whom the proofs for a tenant's claims are made for: a service that
+// acts for another tenant refuses them.
+func audience(tenant string) string { return "billing/" + tenant }
+
+// newServer signs with key what it grants. Only the lock server has it.
+func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticate, key proof.PrivateKey) (*server, error) {
 	if err := lockadmin.Migrate(ctx, pool); err != nil {
 		return nil, err
 	}
@@ -42,7 +52,17 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	closes, err := newCloses(ctx, pool, marks, who)
+	// A holder that comes within the leeway is told that it is stale; later, that
+	// its proof has expired.
+	signer, err := proof.NewSigner(key, &proof.SignerOptions{Leeway: 5 * time.Minute})
+	if err != nil {
+		return nil, err
+	}
+	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()), nil)
+	if err != nil {
+		return nil, err
+	}
+	closes, err := newCloses(ctx, pool, marks, who, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +73,8 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 		return nil, err
 	}
 	locks, err := lockhttp.New(issuer, who, &lockhttp.Options{
-		Admin: operator,
+		Admin:  operator,
+		Signer: signer,
 		// A force unlock ends at the resource: from then on the cut holder's
 		// writes are refused.
 		Raise: func(ctx context.Context, burned guard.Claim) error {
@@ -64,15 +85,18 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, errors.Join(err, issuer.Close())
 	}
-	return &server{issuer, locks, closes}, nil
+	return &server{issuer, locks, keys, closes}, nil
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if strings.HasPrefix(r.URL.Path, "/demo/") {
+	switch {
+	case r.URL.Path == keysPath:
+		s.keys.ServeHTTP(w, r)
+	case strings.HasPrefix(r.URL.Path, "/demo/"):
 		s.closes.ServeHTTP(w, r)
-		return
+	default:
+		s.locks.ServeHTTP(w, r)
 	}
-	s.locks.ServeHTTP(w, r)
 }
 
 // serve answers until ctx ends; then those who wait are told so, and what is
@@ -102,8 +126,10 @@ func (s *server) close(ctx context.Context) error {
 }
 
 // newCloses is the service whose writes the tokens fence: PUT
-// /demo/closes/{period} writes a text for the tenant of who asks.
-func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx], who lockhttp.Authenticate) (http.Handler, error) {
+// /demo/closes/{period} writes a text for the tenant of who asks. It believes only
+// claims that the lock server has signed for this tenant: without that a token is
+// a number, and who sends a high one locks all others out.
+func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx], who lockhttp.Authenticate, keys *proof.Keys) (http.Handler, error) {
 	_, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`)
 	if err != nil {
 		return nil, err
@@ -120,7 +146,18 @@ func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx],
 	if err != nil {
 		return nil, err
 	}
-	fence, err := httpfence.New(db, resource, nil)
+	verifier, err := proof.NewVerifier(keys, nil)
+	if err != nil {
+		return nil, err
+	}
+	verify, err := verifier.Hook(func(r *http.Request) (string, error) {
+		owner, err := tenant(r)
+		return audience(owner), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 	if err != nil {
 		return nil, err
 	}

@@ -3,36 +3,6 @@
 // verifies the signature before its fence compares the token. Without it a token
 // is only a number, and whoever can send a high one locks all others out.
 //
-// # Format
-//
-// A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
-// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
-//
-//	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
-//	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
-//
-// Each member occurs exactly once and no other is allowed. fen is a decimal
-// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
-// parts are base64url without padding, in the one canonical spelling. A proof
-// has at most [MaxLen] bytes.
-//
-// # Use
-//
-// The lock server, which alone holds the private key:
-//
-//	signer, err := proof.NewSigner(key, &proof.SignerOptions{Issuer: "locks.example"})
-//	compact, err := signer.Sign(claim, "ledger/tenant_123", lease.ExpiresAt)
-//
-// The service, with httpfence:
-//
-//	keys, err := proof.NewKeys(ctx, proof.Dir("/etc/fencepost/keys"), nil)
-//	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Issuer: "locks.example"})
-//	verify, err := verifier.Hook(audienceOfTenant)
-//	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
-//
-// The client sends the proof in the header field [Header]; see Proof in
-// httpfence's TransportOptions.
-//
 // # What it guarantees
 //
 // A request whose proof is missing, malformed, expired, signed by a key that is
@@ -52,6 +22,41 @@
 // expires, for that one resource and token. Send it over TLS only. It does not
 // replace the comparison with the mark: a proof of a lease that was taken over
 // is genuine and its token stale.
+//
+// # Use
+//
+// The lock server, which alone holds the private key. Identity.Audience says whom
+// each caller's proofs are made for:
+//
+//	signer, err := proof.NewSigner(key, &proof.SignerOptions{Issuer: "locks.example"})
+//	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Signer: signer})
+//
+// The service:
+//
+//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil), nil)
+//	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Issuer: "locks.example"})
+//	verify, err := verifier.Hook(audienceOfTenant)
+//	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
+//
+// The worker, which sends the proof in the header field [Header]:
+//
+//	issuer, err := lockhttp.NewIssuer("https://locks.example", httpClient)
+//	transport, err := httpfence.NewTransport(nil, origins, &httpfence.TransportOptions{Proof: issuer.Proof})
+//
+// examples/lockserver has all three.
+//
+// # Format
+//
+// A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
+// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
+//
+//	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
+//	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
+//
+// Each member occurs exactly once and no other is allowed. fen is a decimal
+// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
+// parts are base64url without padding, in the one canonical spelling. A proof
+// has at most [MaxLen] bytes.
 //
 // # Rotation
 //

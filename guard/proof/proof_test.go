@@ -369,3 +369,27 @@ func TestAllocations(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// SignerOptions.Leeway is added to each proof's end; without it a verifier whose
+// clock is ahead refuses.
+func TestLeeway(t *testing.T) {
+	key := NewPrivateKey()
+	v := newVerifier(t, Static(key.Public()))
+	over := time.Now().Add(-time.Minute)
+	for leeway, ok := range map[time.Duration]bool{0: false, 30 * time.Second: false, time.Hour: true} {
+		signer, err := NewSigner(key, &SignerOptions{Leeway: leeway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		compact, err := signer.Sign(claim, audience, over)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Verify(t.Context(), compact, claim); (err == nil) != ok {
+			t.Errorf("%v: %v", leeway, err)
+		}
+	}
+	if _, err := NewSigner(key, &SignerOptions{Leeway: -1}); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("negative: %v", err)
+	}
+}

@@ -1,6 +1,7 @@
 package proof
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"strconv"
 	"time"
@@ -17,6 +18,11 @@ type SignerOptions struct {
 	// Issuer names the lock server (iss), 1 to [MaxAudienceLen] bytes; "" means
 	// [DefaultIssuer]. Give each of several servers that share keys its own.
 	Issuer string
+	// Leeway is how much longer than its claim's lease each proof is valid, for
+	// verifiers whose clocks are ahead, and so that a holder that comes late is
+	// told that it is stale and not that its proof has expired. 0 adds nothing.
+	// It weakens nothing: the mark protects the resource, not the proof's end.
+	Leeway time.Duration
 }
 
 // Signer signs claims with one key. Make one with [NewSigner]; the zero value is
@@ -24,14 +30,18 @@ type SignerOptions struct {
 type Signer struct {
 	key    PrivateKey
 	issuer string
+	leeway time.Duration
 }
 
 // NewSigner returns a [Signer]. opts may be nil. The error is
 // a *guard.InvalidError (guard.ErrInvalid).
 func NewSigner(key PrivateKey, opts *SignerOptions) (*Signer, error) {
 	s := &Signer{key: key, issuer: DefaultIssuer}
-	if opts != nil && opts.Issuer != "" {
-		s.issuer = opts.Issuer
+	if opts != nil {
+		s.issuer, s.leeway = cmp.Or(opts.Issuer, DefaultIssuer), opts.Leeway
+	}
+	if s.leeway < 0 {
+		return nil, guard.Invalid("SignerOptions.Leeway", s.leeway.String(), "must not be negative")
 	}
 	if len(key.key) != ed25519.PrivateKeySize {
 		return nil, guard.Invalid("key", "", "is the zero value; see NewPrivateKey and ParsePrivateKey")
@@ -41,9 +51,8 @@ func NewSigner(key PrivateKey, opts *SignerOptions) (*Signer, error) {
 
 // Sign returns a proof that claim was issued. audience is who may accept it,
 // such as a service, or a service and a tenant: a verifier that expects another
-// one refuses it. The proof is valid until expires, rounded up to a second by
-// the verifier's clock. Let it live somewhat longer than the lease: its end
-// protects nothing that the mark does not, and a verifier's clock may be ahead.
+// one refuses it. The proof is valid until expires, the lease's end, and
+// [SignerOptions.Leeway], rounded up to a second, by the verifier's clock.
 //
 // The error is a *guard.InvalidError: claim, audience or expires is invalid, or
 // they make the proof longer than [MaxLen].
@@ -54,6 +63,7 @@ func (s *Signer) Sign(claim guard.Claim, audience string, expires time.Time) (st
 	if err := checkName("audience", audience); err != nil {
 		return "", err
 	}
+	expires = expires.Add(s.leeway)
 	c := content{issuer: s.issuer, audience: audience, claim: claim, expires: expires.Unix()}
 	if expires.Nanosecond() > 0 {
 		c.expires++

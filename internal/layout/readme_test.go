@@ -97,6 +97,7 @@ var elsewhere = map[string]string{
 	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
 	"go run ./examples/billingclose -unfenced":    "run with -json",
 	".ci/run": "is the gate itself",
+	"go mod edit -replace github.com/fencepost-go/fencepost=CHECKOUT && go mod tidy": "is for the reader's own module",
 }
 
 // Every command in the README is run by the gate.

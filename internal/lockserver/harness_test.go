@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -20,6 +21,9 @@ import (
 
 var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 
+// signingKey is the lock server's.
+var signingKey = proof.NewPrivateKey()
+
 // people are who may come: "demo-ops" is an operator of the tenant demo.
 func people(r *http.Request) (*lockhttp.Identity, error) {
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -27,7 +31,7 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 	if role == "" {
 		return nil, guard.Invalid("token", token, "is unknown")
 	}
-	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", Templates: []*guard.Template{closes}}, nil
+	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", Templates: []*guard.Template{closes}, Audience: tenant}, nil
 }
 
 // serve runs a lock server on a database of its own. marks are where its force
@@ -50,11 +54,15 @@ func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Po
 	if err != nil {
 		t.Fatal(err)
 	}
+	signer, err := proof.NewSigner(signingKey, &proof.SignerOptions{Leeway: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
 	raise = func(ctx context.Context, claim guard.Claim) error {
 		_, err := marks.Admit(ctx, claim)
 		return err
 	}
-	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Raise: raise, Timeout: time.Minute})
+	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Signer: signer, Raise: raise, Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

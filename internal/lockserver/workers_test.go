@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -43,7 +44,7 @@ func (w *worker) next(t *testing.T) (got wrote) {
 }
 
 // TestWorkers: a worker in Python and one in Node hold the same lease in turn,
-// write to a service, a table and an object, and are refused by all three once
+// write to a service that verifies their proofs, a table and an object, and are refused by all three once
 // the other has taken over. Go reads what they stored.
 func TestWorkers(t *testing.T) {
 	url, handler, pool, _ := serve(t)
@@ -60,7 +61,19 @@ func TestWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	resource := func(r *http.Request) (string, error) { return closes.Name("demo", r.PathValue("period")) }
-	fence, err := httpfence.New(db, resource, nil)
+	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Audience: "demo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify, err := verifier.Hook(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ package pgerr
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -190,6 +191,16 @@ func Standby(err error) bool { return State(err) == NotSupported && !replanned(e
 func Undefined(err error) bool { return undefined[State(err)] }
 
 var undefined = map[string]bool{"42P01": true, "42703": true, "42883": true, "3F000": true, "42704": true}
+
+// Explain adds to the error of a prepared statement that is another session's, or
+// gone, what it most often means.
+func Explain(err error) error {
+	switch State(err) {
+	case "26000", "42P05":
+		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
+	}
+	return err
+}
 
 // Contention reports that the server rolled back because of what ran at the
 // same time: a row locked for too long, a deadlock, a serialization failure.

@@ -1,11 +1,15 @@
 // Package etcdlock issues leases from etcd.
 //
+// # What it guarantees
+//
 // The token is a base plus the revision of the transaction that created the
 // lease's key. etcd's revision grows over release, compaction, defragmentation,
 // restart and leader change. The base makes tokens survive more: it is set from
 // the clock at first use, so that a cluster that was wiped stays above its former
 // self, and [Issuer.RaiseEpoch] raises it after a restore. [Issuer.Advance] lifts
 // one resource over the tokens of another lock system.
+//
+// # What it does not
 //
 // Residual risk: a snapshot that was restored without --bump-revision, or
 // --force-new-cluster, repeats revisions and with them tokens until RaiseEpoch is

@@ -2,6 +2,18 @@
 // on PostgreSQL: list them, force-unlock one, read the audit, raise the epoch,
 // purge, inspect the server, migrate, and make the database's roles.
 //
+// # What it guarantees
+//
+// No call lowers a token. What changes a lease leaves a record or keeps every
+// token.
+//
+// # What it does not
+//
+// ForceUnlock does not stop the cut holder from writing; raising the burned
+// claim at the resource does.
+//
+// # Use
+//
 //	op, err := lockadmin.New(pool, nil)
 //	for lease, err := range op.List(ctx, "tenant_123:billing-close:*", nil) { ... }
 //	cut, err := op.ForceUnlock(ctx, resource, "ada", "worker-7 hangs since 02:10",
@@ -67,11 +79,6 @@
 // A purge lifts the floor, the token that every later grant is above.
 // [Operator.AdvanceFloor] does so by itself, and has to come before
 // guard.Store.Retire.
-//
-// # What an operator cannot do
-//
-// No call lowers a token. ForceUnlock does not stop the cut holder from writing;
-// raising the burned claim at the resource does.
 //
 // # Compatibility
 //

@@ -104,6 +104,9 @@ func (a *acquiring) parse(f *fields) error {
 	if err := allowed(a.id, a.Resource); err != nil {
 		return err
 	}
+	if a.s.opts.Signer != nil && a.id.Audience == "" {
+		return &httpError{kind: &kindInternal, err: errors.New("Identity.Audience is empty, and Options.Signer needs it")}
+	}
 	if most := a.s.limits.ResourceBytes; most > 0 && len(a.Resource) > most {
 		return guard.Invalid("resource", a.Resource, fmt.Sprintf("is %d bytes long, this server's issuer takes %d", len(a.Resource), most))
 	}

@@ -3,18 +3,39 @@
 // Go client is a driver.Issuer, so that lockclient's waiting, renewing and Hold
 // work over it as over PostgreSQL.
 //
-//	issuer, err := lockclient.NewIssuer(pool, nil)          // or etcd, Redis, memory
+// examples/lockserver is a whole one. A lease protects nothing by itself: what
+// refuses a stale writer is the token, compared at the resource by sqlfence,
+// httpfence or s3fence.
+//
+// # What it guarantees
+//
+// What its issuer does, over HTTP: tokens only grow (P3), one token has one lease
+// (P4), what was given up is over (P8). An identity sees, names and counts
+// nothing outside its templates and its tenant. A claim that cannot be signed,
+// where [Options].Signer is set, is not handed out. With the issuer away every
+// request is answered within [Options].Timeout and a tenth of a second.
+//
+// # What it does not
+//
+// It has no TLS, no passwords and no store of identities: those are the
+// http.Server's and the Authenticate hook's. Limits and counts are each server's
+// own. An answer that is lost on its way to a client without a leaseId of its
+// own leaves a lease that runs until its TTL.
+//
+// # Use
+//
+// The server:
+//
+//	issuer, err := lockclient.NewIssuer(pool, nil) // or etcd, Redis, memory
 //	operator, err := lockadmin.New(pool, nil)
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
 //	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
 //
+// A worker:
+//
 //	issuer, err := lockhttp.NewIssuer("https://locks.example.com", httpClient)
 //	client, err := lockclient.NewWith(issuer, "worker-7", nil)
 //	err = client.Hold(ctx, "acme:billing-close:2026-04", ...)
-//
-// examples/lockserver is a whole one. A lease protects nothing by itself: what
-// refuses a stale writer is the token, compared at the resource by sqlfence,
-// httpfence or s3fence.
 //
 // # Requests
 //
@@ -93,16 +114,6 @@
 //	500 internal                likewise
 //	501 unsupported             no Options.Admin
 //	503 unavailable             nothing was done
-//
-// With the issuer away every request is answered within Options.Timeout and a
-// tenth of a second, those that wait as well.
-//
-// # What it does not
-//
-// It has no TLS, no passwords and no store of identities: those are the
-// http.Server's and the Authenticate hook's. Limits and counts are each server's
-// own. An answer that is lost on its way to a client without a leaseId of its
-// own leaves a lease that runs until its TTL.
 //
 // # Compatibility
 //

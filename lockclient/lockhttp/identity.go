@@ -32,8 +32,9 @@ type Identity struct {
 	SeeHolders bool
 	// Operator may force-unlock, read the audit and see what SeeHolders lets see.
 	Operator bool
-	// Audience is where its signed tokens are worth something; see
-	// Options.Signer.
+	// Audience is whom the proofs of its claims are made for, such as a service
+	// and its tenant: another one refuses them. Required with Options.Signer;
+	// without it nothing can be signed and so nothing granted.
 	Audience string
 	// Limits bound what it may ask.
 	Limits Limits

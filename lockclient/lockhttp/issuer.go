@@ -25,6 +25,7 @@ type Issuer struct {
 	base   string
 	client http.Client
 	owned  bool // an http.Transport, which does not repeat what may have arrived
+	proofs proofs
 
 	mu    sync.Mutex
 	known bool
@@ -214,7 +215,9 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case err != nil:
 			return driver.Grant{}, err
 		case g.Acquired && g.LeaseID == r.LeaseID && g.Resource == r.Resource && g.Token.Valid() && int64(g.TTL) > 0:
-			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from, TTL: min(r.TTL, time.Duration(g.TTL)), Reclaimed: g.Reclaimed}, nil
+			ttl := min(r.TTL, time.Duration(g.TTL))
+			i.proofs.keep(guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}, g.Proof, from+ttl)
+			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from, TTL: ttl, Reclaimed: g.Reclaimed}, nil
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
@@ -251,8 +254,11 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		}
 		switch got := answer.Results[n]; got.State {
 		case stateExtended:
-			results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: min(r.TTL, time.Duration(got.TTL))}
+			ttl := min(r.TTL, time.Duration(got.TTL))
+			i.proofs.keep(r.Claim, got.Proof, from+ttl)
+			results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: ttl}
 		case stateOver:
+			i.proofs.drop(r.Claim)
 			results[n] = driver.Renewed{State: driver.Over}
 		case kindUnavailable.name:
 			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New("says the lock server"))}
@@ -264,6 +270,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 
 // Release frees the claim's lease; without a token it spends the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	i.proofs.drop(claim) // a claim without a token has none
 	in := map[string]any{"resource": claim.Resource, "leaseId": claim.LeaseID}
 	if claim.Token != guard.NoToken {
 		in["fencingToken"] = claim.Token

@@ -40,7 +40,8 @@ type Admin interface {
 	Audit(ctx context.Context, pattern string, opts *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error]
 }
 
-// Signer makes a token that proves that this server issued a claim.
+// Signer makes a proof that this server issued a claim, such as the Signer of
+// guard/proof.
 type Signer interface {
 	Sign(claim guard.Claim, audience string, expiry time.Time) (string, error)
 }

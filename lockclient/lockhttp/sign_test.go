@@ -1,13 +1,18 @@
 package lockhttp_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -59,5 +64,88 @@ func TestSigned(t *testing.T) {
 	}
 	if server.Last("unsigned") != 1 || server.Holder("unsigned") != nil {
 		t.Errorf("held by %+v", server.Holder("unsigned"))
+	}
+}
+
+// TestProofOfClient: the Go client hands out the proof that came last for a
+// claim, and none of a claim that it does not hold.
+func TestProofOfClient(t *testing.T) {
+	sign := &signer{}
+	who := func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
+	}
+	web, _ := serve(t, memory.NewServer().Issuer(), who, &lockhttp.Options{Signer: sign})
+	issuer := connect(t, web.URL).(*lockhttp.Issuer)
+	locks, err := lockclient.NewWith(issuer, "worker-a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close(t.Context())
+	lease, err := locks.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := lease.Claim()
+	prove := func(claim guard.Claim) (until time.Time) {
+		t.Helper()
+		proof, err := issuer.Proof(t.Context(), claim)
+		text, ok := strings.CutPrefix(proof, fmt.Sprintf("r 1 %s for ledger until ", claim.LeaseID))
+		until, wrong := time.Parse(time.RFC3339, text)
+		if err != nil || !ok || wrong != nil {
+			t.Fatalf("%q, %v", proof, err)
+		}
+		return until
+	}
+	first := prove(claim)
+	var renewed [1]driver.Renewed
+	if issuer.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: 10 * time.Minute}}, renewed[:]); renewed[0].State != driver.Extended {
+		t.Fatal(renewed)
+	}
+	if second := prove(claim); second.Sub(first) < 8*time.Minute {
+		t.Errorf("the proof ends at %v, after the renewal at %v", first, second)
+	}
+	missing := func(what string, issuer *lockhttp.Issuer, claim guard.Claim) {
+		t.Helper()
+		if proof, err := issuer.Proof(t.Context(), claim); proof != "" || !errors.Is(err, guard.ErrMissing) {
+			t.Errorf("%s: %q, %v", what, proof, err)
+		}
+	}
+	for what, other := range map[string]guard.Claim{
+		"another resource": {Resource: "s", Token: claim.Token, LeaseID: claim.LeaseID},
+		"another token":    {Resource: "r", Token: claim.Token + 1, LeaseID: claim.LeaseID},
+		"another lease":    {Resource: "r", Token: claim.Token, LeaseID: "L"},
+	} {
+		missing(what, issuer, other)
+	}
+	missing("another client", connect(t, web.URL).(*lockhttp.Issuer), claim)
+	if err := lease.Release(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	missing("released", issuer, claim)
+
+	plain, _ := serve(t, memory.NewServer().Issuer(), who, nil)
+	issuer = connect(t, plain.URL).(*lockhttp.Issuer)
+	if locks, err = lockclient.NewWith(issuer, "worker-a", nil); err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close(t.Context())
+	if lease, err = locks.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	missing("a server that signs nothing", issuer, lease.Claim())
+}
+
+// TestNoAudience: an identity for which nothing can be signed is granted nothing,
+// no token is spent, and the log says what is missing.
+func TestNoAudience(t *testing.T) {
+	server, log := memory.NewServer(), &strings.Builder{}
+	web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{}, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`)
+	if got.status != 500 || got.problem() != "internal" || server.Last("r") != 0 {
+		t.Errorf("%+v, last token %v", got, server.Last("r"))
+	}
+	web.Close() // the log is written
+	if !strings.Contains(log.String(), "Identity.Audience") {
+		t.Errorf("the log: %s", log)
 	}
 }

@@ -1,6 +1,20 @@
 // Package locktest runs lockclient's client on a lease server in memory, so that
 // code which takes a *lockclient.Client is tested without PostgreSQL:
 //
+// # What it guarantees
+//
+// The client is the real one, with its waiting, renewing and retrying; the server
+// grants, refuses, renews, releases and lets expire as PostgreSQL does. One suite
+// of conformance tests runs on both. Tokens grow per resource and by one.
+//
+// # What it does not
+//
+// It keeps nothing when the test ends, and it has no operators: lockadmin works
+// on PostgreSQL. It shows nothing about a fence: use guard.NewMemory, or the
+// fence's own tests, for that.
+//
+// # Use
+//
 //	func TestCloseLosesItsLease(t *testing.T) {
 //		client, server := locktest.New(t, nil)
 //		err := client.Hold(t.Context(), "close:2026-04", &lockclient.HoldOptions{TTL: time.Minute},
@@ -14,18 +28,6 @@
 //			t.Error(err)
 //		}
 //	}
-//
-// # What it guarantees
-//
-// The client is the real one, with its waiting, renewing and retrying; the server
-// grants, refuses, renews, releases and lets expire as PostgreSQL does. One suite
-// of conformance tests runs on both. Tokens grow per resource and by one.
-//
-// # What it does not
-//
-// It keeps nothing when the test ends, and it has no operators: lockadmin works
-// on PostgreSQL. It shows nothing about a fence: use guard.NewMemory, or the
-// fence's own tests, for that.
 //
 // # Time
 //

@@ -1,6 +1,8 @@
 // Package redislock issues leases from Redis: a single server, one behind
 // Sentinel, or Redis Cluster.
 //
+// # What it guarantees
+//
 // The token is a hybrid clock: the resource's counter plus one, or the server's
 // time in milliseconds times 1024 if that is more. So tokens grow across
 // release, expiry, a restart without persistence, FLUSHALL and a failover that
@@ -8,6 +10,8 @@
 // further behind than the outage was long. They do not grow if the data is lost
 // while the clock is set back: an issuer that has seen a later time refuses then
 // (guard.ErrMarkAhead), a new process cannot know.
+//
+// # What it does not
 //
 // Residual risk: Redis replicates asynchronously, so that a failover, lost data
 // or a clock that steps forward can give a lease to a second holder while the

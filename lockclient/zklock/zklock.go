@@ -1,11 +1,6 @@
 // Package zklock issues leases from ZooKeeper, 3.5.3 or newer.
 //
-// Residual risk: a holder whose server is cut off from the leader learns late
-// that its session has ended, because servers answer pings and reads by
-// themselves. So a deadline counts from an older write, see "Deadlines" below;
-// that is a measured margin and no proof. It is a matter of ticks: servers that
-// get no processor for longer use it up. Where it does not hold, a second holder
-// has the higher token and a fence refuses the first.
+// # What it guarantees
 //
 // The token is a base plus the zxid of the transaction that created the lease's
 // node. Zxids grow over release, restart and election. The base makes tokens
@@ -15,6 +10,15 @@
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that runs through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.
+//
+// # What it does not
+//
+// Residual risk: a holder whose server is cut off from the leader learns late
+// that its session has ended, because servers answer pings and reads by
+// themselves. So a deadline counts from an older write, see "Deadlines" below;
+// that is a measured margin and no proof. It is a matter of ticks: servers that
+// get no processor for longer use it up. Where it does not hold, a second holder
+// has the higher token and a fence refuses the first.
 //
 // # Use
 //

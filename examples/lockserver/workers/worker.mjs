@@ -32,6 +32,7 @@ class Lease {
       const [status, g] = await call("acquire", { resource, leaseId: lease.id, ownerId: owner, ttlSeconds: TTL, waitSeconds: 30 });
       if (status === 200 && g.acquired) {
         lease.token = g.token; // text: a number would be rounded above 2^53
+        lease.proof = g.proof; // if the server signs
         lease.until = sent + (g.waitedSeconds + g.ttlSeconds) * 1000;
         break;
       }
@@ -45,7 +46,7 @@ class Lease {
     const sent = performance.now();
     try {
       const [status, r] = await call(`${this.id}/renew`, { resource: this.resource, fencingToken: this.token, ttlSeconds: TTL });
-      if (status === 200) this.until = sent + r.ttlSeconds * 1000;
+      if (status === 200) Object.assign(this, { until: sent + r.ttlSeconds * 1000, proof: r.proof });
       else if (status === 404) this.until = 0;
     } catch {
       // One failure is no loss; this.until says when it is.
@@ -68,6 +69,7 @@ async function byHTTP(lease, text) {
     method: "PUT", body: text,
     headers: {
       ...bearer, "x-fencing-token": lease.token, "x-fencing-lease": lease.id, "x-fencing-resource": encodeURIComponent(lease.resource),
+      ...(lease.proof && { "x-fencing-proof": lease.proof }),
     },
   });
   const body = await answer.text();

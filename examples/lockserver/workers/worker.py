@@ -54,6 +54,7 @@ class Lease:
             if status not in (200, 429, 500, 503):
                 raise RuntimeError("acquire: %d %s" % (status, g))
         self.token = g["token"]  # text: it may be above 2^53
+        self.proof = g.get("proof", "")  # if the server signs
         self.until = sent + g["waitedSeconds"] + g["ttlSeconds"]
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.renew, daemon=True)
@@ -72,7 +73,7 @@ class Lease:
             except OSError:
                 continue  # one failure is no loss; self.until says when it is
             if status == 200:
-                self.until = sent + r["ttlSeconds"]
+                self.until, self.proof = sent + r["ttlSeconds"], r.get("proof", "")
             elif status == 404:
                 self.until = 0
 
@@ -91,6 +92,7 @@ def by_http(lease, text):
         "X-Fencing-Token": lease.token,
         "X-Fencing-Lease": lease.id,
         "X-Fencing-Resource": urllib.parse.quote(lease.resource, safe=""),
+        **({"X-Fencing-Proof": lease.proof} if lease.proof else {}),
     })
     if status == 204:
         return "written"

@@ -32,6 +32,7 @@ func Failure(op string, claim guard.Claim, err error) error {
 	if pg := Error(err); pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range" {
 		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
 	}
+	err = pgerr.Explain(err)
 	if Contention(err) {
 		err = fmt.Errorf("%w: %w", driver.ErrBusy, err)
 	}
