@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -96,15 +98,22 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 		txs = append(txs, tx)
 	}
 	meanwhile(listening)
-	mustExec(t, direct, `SELECT pg_notify('fencepost.leases', 'foreign')`)
+	payload := pglease.NewLeaseID() // a connection may have kept earlier ones
+	mustExec(t, direct, `SELECT pg_notify('fencepost.leases', $1)`, payload)
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, tx := range txs {
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Conn().WaitForNotification(done); err == nil { // came with COMMIT's answer
-			foreign++
+		for { // those that came with COMMIT's answer, or before
+			n, err := tx.Conn().WaitForNotification(done)
+			if err != nil {
+				break
+			}
+			if n.Payload == payload {
+				foreign++
+			}
 		}
 	}
 	return listening, foreign
