@@ -5,52 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// forgetful is a server that acknowledges before it writes to disk, and writes
-// as late as it can.
-func forgetful(t *testing.T) *pgtest.Server {
-	t.Helper()
-	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{
-		"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off",
-		"wal_buffers": "32MB", // more than a test writes: a session whose buffers are full writes them
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Stop() })
-	return server
-}
-
-// holdBack stops the processes of a forgetful server that write to its log by
-// themselves. From then on a kill loses exactly what nobody waited for; without
-// this it depends on when the kill comes. Kill ends stopped processes as well.
-func holdBack(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	var pids []string
-	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start beside the first sessions
-		if time.Now().After(end) {
-			t.Fatalf("processes %v", pids)
-		}
-		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
-			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	mustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
-}
 
 // acknowledged is what a client was told about one resource.
 type acknowledged struct {

@@ -1,57 +1,17 @@
 package lockclient
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
-
-// recorder keeps events and log lines.
-type recorder struct {
-	mu     sync.Mutex
-	events []guard.Event
-	log    bytes.Buffer
-}
-
-func (r *recorder) Observe(_ context.Context, e guard.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, e)
-}
-
-func (r *recorder) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.log.Write(p)
-}
-
-// take returns what was recorded and forgets it.
-func (r *recorder) take(t *testing.T) (events []guard.Event, lines []map[string]any) {
-	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	events, r.events = r.events, nil
-	for dec := json.NewDecoder(&r.log); ; {
-		var line map[string]any
-		if err := dec.Decode(&line); err == io.EOF {
-			return events, lines
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		lines = append(lines, line)
-	}
-}
 
 // TestEvents: what each happening reports, by name, operation and attributes.
 func TestEvents(t *testing.T) {
@@ -63,7 +23,7 @@ func TestEvents(t *testing.T) {
 	var lease *Lease
 	expect := func(what string, ops []guard.Op, names ...string) ([]guard.Event, []map[string]any) {
 		t.Helper()
-		events, lines := rec.take(t)
+		events, lines := rec.Take(t)
 		client.events.mu.Lock()
 		clear(client.events.trouble) // each is news
 		client.events.mu.Unlock()
@@ -100,7 +60,7 @@ func TestEvents(t *testing.T) {
 	expect("released", []guard.Op{guard.OpRelease}, "lock_released")
 
 	lease = mustTry(t, client, "r", time.Minute)
-	rec.take(t)
+	rec.Take(t)
 	move(time.Minute)
 	if lease.Valid() {
 		t.Error("the lease is not over")
@@ -119,7 +79,7 @@ func TestEvents(t *testing.T) {
 	expect("granted after a release", []guard.Op{guard.OpRelease, guard.OpAcquire, guard.OpRelease}, "lock_released", "lock_acquired", "lock_released")
 
 	lease = mustTry(t, client, "cut", time.Minute)
-	rec.take(t)
+	rec.Take(t)
 	mustExec(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
 	lease.Renew(t.Context())
 	events, _ = expect("lost by the server", []guard.Op{guard.OpLost, guard.OpRenew}, "lock_lost", "lock_renew_failed")
@@ -145,7 +105,7 @@ func TestEvents(t *testing.T) {
 	expect("waited in vain", []guard.Op{guard.OpContend, guard.OpAcquire}, "lock_contended", "lock_acquire_failed")
 
 	lease = mustTry(t, client, "unreleased", time.Minute)
-	rec.take(t)
+	rec.Take(t)
 	client.Close(context.Background())
 	lease.Renew(t.Context())
 	lease.Release(t.Context())

@@ -17,9 +17,34 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// What the tests of lockadmin have as well.
+const patience = leasetest.Patience
+
+type (
+	recorder  = leasetest.Recorder
+	proxy     = leasetest.Proxy
+	happening = leasetest.Happening
+)
+
+var (
+	mustExec     = leasetest.MustExec
+	eventually   = leasetest.Eventually
+	byLength     = leasetest.ByLength
+	dial         = leasetest.Dial
+	countRows    = leasetest.CountRows
+	runOut       = leasetest.RunOut
+	forgetful    = leasetest.Forgetful
+	holdBack     = leasetest.HoldBack
+	behindProxy  = leasetest.BehindProxy
+	watchHistory = leasetest.WatchHistory
+	history      = leasetest.History
+	checkHistory = leasetest.CheckHistory
 )
 
 // migrated returns a pool on a fresh database that has the schema.
@@ -31,27 +56,6 @@ func migrated(t testing.TB) *pgxpool.Pool {
 	}
 	return pool
 }
-
-// dial returns a pool on url, changed by the given functions.
-func dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range change {
-		f(config)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-// patience is what tests wait where a limit is there to end a hang.
-const patience = time.Minute
 
 // newTestClient returns a client whose limits a busy machine keeps as well, where
 // opts do not set them: only the tests of limits are about them.
@@ -199,12 +203,6 @@ func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
 	return marked
 }
 
-// runOut ends a lease by the server's clock, as its TTL would.
-func runOut(t testing.TB, pool *pgxpool.Pool, resource string) {
-	t.Helper()
-	mustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", resource)
-}
-
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {
 	t.Helper()
 	lease, err := c.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: ttl})
@@ -233,40 +231,6 @@ func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
 		t.Fatal(err)
 	}
 	return r
-}
-
-func countRows(t testing.TB, pool *pgxpool.Pool) (n int) {
-	t.Helper()
-	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM fencepost.leases`).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-func mustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// byLength returns how much a test does: the long form is asked for by
-// FENCEPOST_LONG=1, which the children of a test inherit.
-func byLength(short, long int) int {
-	if os.Getenv("FENCEPOST_LONG") != "" {
-		return long
-	}
-	return short
-}
-
-// eventually waits for as long as it takes on a busy machine.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", 2*patience, what)
-		}
-	}
 }
 
 // expectNoGoroutines fails the test if this package still runs something once

@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -382,9 +381,7 @@ func TestListenerBroken(t *testing.T) {
 		})
 	}
 	told := func(msg string) (n int) {
-		rec.mu.Lock()
-		defer rec.mu.Unlock()
-		return bytes.Count(rec.log.Bytes(), []byte(msg))
+		return rec.Count(msg)
 	}
 	for cut := range 8 {
 		listens(t, client)

@@ -131,9 +131,9 @@ func (l *losing) check(ok bool, format string, args ...any) bool {
 
 // lose runs f under one loss.
 func (l *losing) lose(n int, f func()) {
-	count := &l.proxy.drop
+	count := &l.proxy.Drop
 	if n%2 == 1 {
-		count = &l.proxy.cut
+		count = &l.proxy.Cut
 	}
 	count.Store(1)
 	f()
@@ -209,7 +209,7 @@ func (l *losing) round(n int) {
 	var successor *Lease
 	if answer := n%2 == 1; answer {
 		gate := make(chan struct{})
-		l.proxy.gate.Store(&gate)
+		l.proxy.Gate.Store(&gate)
 		go func() {
 			successor = <-next
 			close(gate)
@@ -219,7 +219,7 @@ func (l *losing) round(n int) {
 			l.overtaken++
 		}
 		<-gate
-		l.proxy.gate.Store(nil)
+		l.proxy.Gate.Store(nil)
 	} else {
 		l.lose(n, func() { err = lease.Release(ctx) })
 		successor = <-next

@@ -37,14 +37,14 @@ func TestLostAnswers(t *testing.T) {
 
 		mustExec(t, direct, "DELETE FROM fencepost.leases")
 		mustExec(t, direct, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 41)")
-		proxy.cut.Store(lost)
+		proxy.Cut.Store(lost)
 		lease := mustTry(t, client, "r", time.Minute)
 		if r := rowOf(t, direct, "r"); lease.Token() != 42 || r.Token != 42 || *r.LeaseID != lease.ID() {
 			t.Errorf("%d lost: lease %+v, row %+v", lost, lease.Claim(), r)
 		}
 
 		before := rowOf(t, direct, "r").ExpiresAt
-		proxy.cut.Store(lost)
+		proxy.Cut.Store(lost)
 		if err := lease.Renew(t.Context()); err != nil {
 			t.Errorf("%d lost: renew: %v", lost, err)
 		}
@@ -52,14 +52,14 @@ func TestLostAnswers(t *testing.T) {
 			t.Error("not renewed")
 		}
 
-		proxy.cut.Store(lost)
+		proxy.Cut.Store(lost)
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("%d lost: release: %v", lost, err)
 		}
 		if rowOf(t, direct, "r").Live {
 			t.Error("not released")
 		}
-		if n := proxy.cut.Load(); n != 0 {
+		if n := proxy.Cut.Load(); n != 0 {
 			t.Fatalf("%d answers were not lost", n)
 		}
 	}
@@ -76,8 +76,8 @@ func TestLostAnswerThenSuccessor(t *testing.T) {
 	successor := waits(t, newTestClient(t, direct, nil), "r", time.Minute)
 	eventually(t, "the successor rests", func() bool { return rests(t, direct, "r") })
 	gate := make(chan struct{})
-	proxy.gate.Store(&gate) // the release is not repeated before the grant
-	proxy.cut.Store(1)
+	proxy.Gate.Store(&gate) // the release is not repeated before the grant
+	proxy.Cut.Store(1)
 	released := make(chan error, 1)
 	go func() { released <- lease.Release(context.Background()) }()
 	l := <-successor
@@ -85,7 +85,7 @@ func TestLostAnswerThenSuccessor(t *testing.T) {
 	if err := <-released; err != nil {
 		t.Error(err)
 	}
-	if r := rowOf(t, direct, "r"); proxy.cut.Load() != 0 || !r.Live || *r.LeaseID != l.ID() {
+	if r := rowOf(t, direct, "r"); proxy.Cut.Load() != 0 || !r.Live || *r.LeaseID != l.ID() {
 		t.Errorf("the successor's row is %+v", r)
 	}
 }
@@ -101,7 +101,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	warm(t, client)
 	lease := mustTry(t, client, "mine", time.Minute)
 	client.set.opTimeout = 600 * time.Millisecond // after the warming up, which takes what it takes
-	proxy.cut.Store(1 << 40)
+	proxy.Cut.Store(1 << 40)
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
 	}
@@ -115,7 +115,7 @@ func TestOutcomeUnknown(t *testing.T) {
 		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r' AND lease_id = $1", failed.Claim.LeaseID).Scan(&n)
 		return err == nil && n == 1
 	})
-	proxy.cut.Store(0)
+	proxy.Cut.Store(0)
 	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
 	client.background.Wait()
 	client.set.opTimeout = patience
@@ -123,12 +123,12 @@ func TestOutcomeUnknown(t *testing.T) {
 		t.Errorf("renew after the fault: %v", err)
 	}
 
-	proxy.cut.Store(1 << 40)
+	proxy.Cut.Store(1 << 40)
 	client.set.releaseTimeout = 300 * time.Millisecond
 	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
 		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
 	}
-	proxy.cut.Store(0)
+	proxy.Cut.Store(0)
 	client.set.releaseTimeout = patience
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
 		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
@@ -144,7 +144,7 @@ func TestLateAnswer(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
 	const ttl, delay = time.Minute, 200 * time.Millisecond
-	proxy.delay.Store(int64(delay))
+	proxy.Delay.Store(int64(delay))
 	lease := mustTry(t, client, "r", ttl)
 	if left := lease.Remaining(); left > ttl-delay {
 		t.Errorf("%v left of %v after an answer that took %v", left, ttl, delay)
@@ -152,7 +152,7 @@ func TestLateAnswer(t *testing.T) {
 	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() > ttl-delay {
 		t.Errorf("renew: %v, %v left", err, lease.Remaining())
 	}
-	proxy.delay.Store(0)
+	proxy.Delay.Store(0)
 
 	// The statement gets no longer than the TTL, so a late answer needs a clock
 	// that runs on between the answer and its reading.
@@ -190,8 +190,8 @@ func TestCancelledInFlight(t *testing.T) {
 		mine := errors.New("mine")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		end := func() { cancel(mine) }
-		proxy.answered.Store(&end)
-		defer proxy.answered.Store(nil)
+		proxy.Answered.Store(&end)
+		defer proxy.Answered.Store(nil)
 		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
 		if ctx.Err() == nil || resource == "r" && !errors.Is(err, mine) {
 			t.Errorf("the context did not end: %v", err)

@@ -23,12 +23,12 @@ func TestLostAnswerOverSimpleProtocol(t *testing.T) {
 	t.Cleanup(pool.Close)
 	c := newTestClient(t, pool, nil)
 	warm(t, c)
-	proxy.cut.Store(4) // the grant's, and those of the connections that are tried next
+	proxy.Cut.Store(4) // the grant's, and those of the connections that are tried next
 	lease, err := c.TryAcquire(t.Context(), "simple", &AcquireOptions{TTL: 10 * time.Second})
 	if err != nil {
 		t.Fatalf("the grant whose answer was lost was not found: %v", err)
 	}
-	if proxy.cut.Load() != 0 {
+	if proxy.Cut.Load() != 0 {
 		t.Fatal("no answer was lost: the test shows nothing")
 	}
 	if lease.Token() != 1 {

@@ -117,7 +117,7 @@ func TestMarginLow(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				_, lines := rec.take(t)
+				_, lines := rec.Take(t)
 				warned := 0
 				for _, line := range lines {
 					if line["msg"] == "lock_margin_low" {

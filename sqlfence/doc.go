@@ -146,6 +146,5 @@
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. The schema
-// is migrated forward only; a build refuses a schema newer than itself.
+// Until version 1 exported names may change. The schema is migrated forward only.
 package sqlfence

@@ -87,7 +87,7 @@ func TestEpochHidden(t *testing.T) {
 				t.Errorf("after the raise: token %v", last)
 			}
 			warnings := 0
-			_, lines := rec.take(t)
+			_, lines := rec.Take(t)
 			for _, line := range lines {
 				if line["msg"] == "lock_epoch_hidden" {
 					warnings++

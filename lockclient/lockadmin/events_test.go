@@ -62,7 +62,7 @@ func TestOperatorEvents(t *testing.T) {
 		if err := step.call(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
-		events, lines := rec.take(t)
+		events, lines := rec.Take(t)
 		if step.want == nil && (len(lines) != 0 || len(events) != 0) || step.want != nil && len(lines) != 1 {
 			t.Errorf("%s told %v, %v", step.name, lines, events)
 			continue

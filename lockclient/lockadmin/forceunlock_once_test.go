@@ -30,7 +30,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 		}
 	}
 	mustTry(t, client, "once", time.Minute)
-	proxy.cut.Store(1)
+	proxy.Cut.Store(1)
 	done, err := o.ForceUnlock(t.Context(), "once", "a", "b", nil)
 	if err != nil || !done.Repeated || done.Burned.Token != 2 || len(auditOf(t, o, "once")) != 1 {
 		t.Errorf("one answer lost: %+v, %v", done, err)
@@ -40,7 +40,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 	if _, err := o.Get(t.Context(), "r"); err != nil { // a connection to send it on
 		t.Fatal(err)
 	}
-	proxy.cut.Store(1 << 40)
+	proxy.Cut.Store(1 << 40)
 	o.server.OpTimeout = 600 * time.Millisecond // to give up after; all else takes what it takes
 	_, err = o.ForceUnlock(t.Context(), "r", "a", "b", nil)
 	var failed *guard.FailedError
@@ -48,7 +48,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 		t.Fatalf("every answer lost: %v", err)
 	}
 	o.server.OpTimeout = patience
-	proxy.cut.Store(0)
+	proxy.Cut.Store(0)
 	eventually(t, "the server does it (the control)", func() bool { return tokenOf(t, direct, "r") == 2 })
 	successor := mustTry(t, client, "r", time.Minute)
 	done, err = o.ForceUnlock(t.Context(), "r", "a", "b", &ForceUnlockOptions{RequestID: failed.Claim.LeaseID})

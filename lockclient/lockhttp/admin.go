@@ -140,8 +140,12 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 			return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
 		}
 	}
-	locks = []lockBody{}
-	_, err = within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (none, error) {
+	type page struct { // what a call that is left behind writes into is its own
+		locks []lockBody
+		next  string
+	}
+	p, err := within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (page, error) {
+		p := page{locks: []lockBody{}}
 		for n := from.Pattern; n < len(patterns); n++ {
 			opts := &lockadmin.ListOptions{States: states}
 			if n == from.Pattern {
@@ -150,20 +154,20 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 			for info, err := range s.opts.Admin.List(ctx, patterns[n], opts) {
 				switch {
 				case err != nil:
-					return none{}, err
+					return page{}, err
 				case !id.may(info.Resource) || n > 0 && id.listedBefore(n, info.Resource):
 					continue
-				case len(locks) == limit:
-					text, _ := json.Marshal(place{n, locks[limit-1].Resource})
-					next = base64.RawURLEncoding.EncodeToString(text)
-					return none{}, nil
+				case len(p.locks) == limit:
+					text, _ := json.Marshal(place{n, p.locks[limit-1].Resource})
+					p.next = base64.RawURLEncoding.EncodeToString(text)
+					return p, nil
 				}
-				locks = append(locks, s.lock(info, id))
+				p.locks = append(p.locks, s.lock(info, id))
 			}
 		}
-		return none{}, nil
+		return p, nil
 	}, nil)
-	return locks, next, renamed(readOnly("list", err), "prefix")
+	return p.locks, p.next, renamed(readOnly("list", err), "prefix")
 }
 
 // listedBefore reports whether an earlier template of the identity has the
@@ -315,28 +319,32 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 	case s.opts.Admin == nil:
 		return nil, 0, &httpError{kind: &kindUnsupported}
 	}
-	records = []recordBody{}
-	_, err = within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (none, error) {
+	type page struct {
+		records []recordBody
+		next    int64
+	}
+	p, err := within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (page, error) {
+		p := page{records: []recordBody{}}
 		var merged []lockadmin.AuditRecord
 		for _, pattern := range id.patterns(prefix) {
 			var err error
 			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, pattern, &lockadmin.AuditOptions{Before: before}), id, limit+1); err != nil {
-				return none{}, err
+				return page{}, err
 			}
 		}
 		for n, record := range merged {
 			if n == limit {
-				next = merged[n-1].ID
+				p.next = merged[n-1].ID
 				break
 			}
-			records = append(records, recordBody{
+			p.records = append(p.records, recordBody{
 				ID: record.ID, At: record.At, Action: record.Action, Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
 				RequestID: record.RequestID, Number: int64(record.Token), Token: record.Token, Cut: s.lock(record.Cut, id),
 			})
 		}
-		return none{}, nil
+		return p, nil
 	}, nil)
-	return records, next, renamed(readOnly("audit", err), "prefix")
+	return p.records, p.next, renamed(readOnly("audit", err), "prefix")
 }
 
 // mergeRecords merges two lists, the latest first, up to a number of records.

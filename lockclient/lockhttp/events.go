@@ -75,8 +75,9 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 			w.Stop()
 		}
 	})
-	if errors.Is(err, guard.ErrOutcomeUnknown) {
-		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, err.(*guard.FailedError).Cause) // a watch writes nothing that counts
+	var failed *guard.FailedError
+	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
+		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that counts
 	}
 	return watching, rung, err
 }

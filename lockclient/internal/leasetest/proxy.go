@@ -1,4 +1,4 @@
-package lockclient
+package leasetest
 
 import (
 	"context"
@@ -11,34 +11,34 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// proxy is a TCP proxy before the database that loses or delays answers.
-type proxy struct {
+// Proxy is a TCP proxy before the database that loses or delays answers.
+type Proxy struct {
 	net.Listener
-	network, backend string
-	cut              atomic.Int64 // how many answers to swallow, with their connection
-	drop             atomic.Int64 // how many requests to swallow, with their connection
-	delay            atomic.Int64 // of every answer, in nanoseconds
-	// gate keeps new connections from getting through until it is closed.
-	gate atomic.Pointer[chan struct{}]
-	// answered, if it is there, is called with every answer before that goes on.
-	answered atomic.Pointer[func()]
+	Cut   atomic.Int64 // how many answers to swallow, with their connection
+	Drop  atomic.Int64 // how many requests to swallow, with their connection
+	Delay atomic.Int64 // of every answer, in nanoseconds
+	// Gate keeps new connections from getting through until it is closed.
+	Gate atomic.Pointer[chan struct{}]
+	// Answered, if it is there, is called with every answer before that goes on.
+	Answered atomic.Pointer[func()]
 
-	mu    sync.Mutex
-	conns []net.Conn
+	mu               sync.Mutex
+	network, backend string
+	conns            []net.Conn
 }
 
-// behindProxy returns a pool whose connections go through a proxy, also those
+// BehindProxy returns a pool whose connections go through a proxy, also those
 // of the client made on it.
-func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
+func BehindProxy(t testing.TB, url string) (*pgxpool.Pool, *Proxy) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{Listener: l}
+	p := &Proxy{Listener: l}
 	go p.serve()
 	t.Cleanup(p.stop)
-	pool := dial(t, url, func(c *pgxpool.Config) {
+	pool := Dial(t, url, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			p.mu.Lock()
 			if addr != l.Addr().String() { // as a request to cancel has it
@@ -51,13 +51,13 @@ func behindProxy(t *testing.T, url string) (*pgxpool.Pool, *proxy) {
 	return pool, p
 }
 
-func (p *proxy) serve() {
+func (p *Proxy) serve() {
 	for {
 		client, err := p.Accept()
 		if err != nil {
 			return
 		}
-		if gate := p.gate.Load(); gate != nil {
+		if gate := p.Gate.Load(); gate != nil {
 			<-*gate
 		}
 		p.mu.Lock()
@@ -72,22 +72,22 @@ func (p *proxy) serve() {
 		closeBoth := func() { client.Close(); server.Close() }
 		go func() { // requests
 			defer closeBoth()
-			p.copy(server, client, func() bool { return !takeOne(&p.drop) })
+			p.copy(server, client, func() bool { return !takeOne(&p.Drop) })
 		}()
 		go func() { // answers
 			defer closeBoth()
 			p.copy(client, server, func() bool {
-				if f := p.answered.Load(); f != nil {
+				if f := p.Answered.Load(); f != nil {
 					(*f)()
 				}
-				time.Sleep(time.Duration(p.delay.Load()))
-				return !takeOne(&p.cut)
+				time.Sleep(time.Duration(p.Delay.Load()))
+				return !takeOne(&p.Cut)
 			})
 		}()
 	}
 }
 
-func (p *proxy) copy(dst, src net.Conn, pass func() bool) {
+func (p *Proxy) copy(dst, src net.Conn, pass func() bool) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(buf)
@@ -100,7 +100,7 @@ func (p *proxy) copy(dst, src net.Conn, pass func() bool) {
 	}
 }
 
-func (p *proxy) stop() {
+func (p *Proxy) stop() {
 	p.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()

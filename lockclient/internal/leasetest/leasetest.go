@@ -1,0 +1,111 @@
+// Package leasetest has what the tests of lockclient and lockadmin share.
+package leasetest
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Patience is what tests wait where a limit is there to end a hang.
+const Patience = time.Minute
+
+// Dial returns a pool on url, changed by the given functions.
+func Dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// MustExec carries out a statement.
+func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ByLength returns how much a test does: the long form is asked for by
+// FENCEPOST_LONG=1, which the children of a test inherit.
+func ByLength(short, long int) int {
+	if os.Getenv("FENCEPOST_LONG") != "" {
+		return long
+	}
+	return short
+}
+
+// Eventually waits for as long as it takes on a busy machine.
+func Eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * Patience); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", 2*Patience, what)
+		}
+	}
+}
+
+// RunOut ends a lease by the server's clock, as its TTL would.
+func RunOut(t testing.TB, pool *pgxpool.Pool, resource string) {
+	t.Helper()
+	MustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", resource)
+}
+
+// CountRows returns how many resources have a row.
+func CountRows(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM fencepost.leases`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Forgetful is a server that acknowledges before it writes to disk, and writes
+// as late as it can.
+func Forgetful(t *testing.T) *pgtest.Server {
+	t.Helper()
+	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{
+		"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off",
+		"wal_buffers": "32MB", // more than a test writes: a session whose buffers are full writes them
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	return server
+}
+
+// HoldBack stops the processes of a forgetful server that write to its log by
+// themselves. From then on a kill loses exactly what nobody waited for; without
+// this it depends on when the kill comes. Kill ends stopped processes as well.
+func HoldBack(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	var pids []string
+	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start beside the first sessions
+		if time.Now().After(end) {
+			t.Fatalf("processes %v", pids)
+		}
+		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
+			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	MustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
+}

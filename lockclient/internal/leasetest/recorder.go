@@ -1,0 +1,64 @@
+package leasetest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"sync"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Recorder keeps events and log lines.
+type Recorder struct {
+	mu     sync.Mutex
+	events []guard.Event
+	log    bytes.Buffer
+}
+
+// Observe is guard.Observer's.
+func (r *Recorder) Observe(_ context.Context, e guard.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+// Write is io.Writer's.
+func (r *Recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.log.Write(p)
+}
+
+// Take returns what was recorded and forgets it.
+func (r *Recorder) Take(t testing.TB) (events []guard.Event, lines []map[string]any) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	events, r.events = r.events, nil
+	for dec := json.NewDecoder(&r.log); ; {
+		var line map[string]any
+		if err := dec.Decode(&line); err == io.EOF {
+			return events, lines
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, line)
+	}
+}
+
+// Count returns how often the log says something.
+func (r *Recorder) Count(what string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Count(r.log.Bytes(), []byte(what))
+}
+
+// Text returns the log.
+func (r *Recorder) Text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.log.String()
+}
