@@ -146,6 +146,5 @@
 // S3 User Guide, "How to prevent object overwrites with conditional writes", "How to
 // perform conditional deletes", "Data consistency model"; AWS SDK, aws/retry.
 //
-// Until version 1 exported names may change between minor versions. What is stored
-// keeps its meaning: a build refuses a version of the trailer that it does not know.
+// Until version 1 exported names may change. What is stored keeps its meaning.
 package s3fence

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -197,4 +198,40 @@ func root(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// TestSizes: a file can be read in one sitting, and what a package promises on
+// one page.
+func TestSizes(t *testing.T) {
+	seen := 0
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); strings.HasPrefix(name, ".") && name != ".." || name == "node_modules" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !slices.Contains([]string{".go", ".sql", ".py", ".js"}, filepath.Ext(path)) {
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		seen++
+		most := 600
+		if d.Name() == "doc.go" {
+			most = 150
+		}
+		if n := strings.Count(string(content), "\n"); n > most && !strings.HasPrefix(string(content), "// Code generated ") {
+			t.Errorf("%s has %d lines, the most is %d", path, n, most)
+		}
+		return nil
+	})
+	if err != nil || seen < 100 {
+		t.Errorf("%d files were read: %v", seen, err)
+	}
 }
