@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 	"examples/internal/demo":        {"internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/consumer":             {"guard", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/leader":               {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
-	"examples/lockserver":           {"guard", "httpfence", "lockclient", "lockclient/driver", "lockclient/lockadmin", "lockclient/lockhttp", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/lockserver":           {"guard", "guard/proof", "httpfence", "lockclient", "lockclient/driver", "lockclient/lockadmin", "lockclient/lockhttp", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpadmit":            {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/httpintx":             {"guard", "httpfence", "sqlfence", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/idempotency":          {"guard", "httpfence", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
