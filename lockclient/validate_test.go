@@ -41,9 +41,13 @@ func TestInvalidInput(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			check := func(how string, err error) {
 				t.Helper()
+				field := test.field
+				if how == "Hold" {
+					field = strings.Replace(field, "AcquireOptions", "HoldOptions", 1)
+				}
 				var invalid *guard.InvalidError
-				if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value {
-					t.Errorf("%s: got %#v, want field %q, value %q", how, err, test.field, test.value)
+				if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != field || invalid.Value != test.value {
+					t.Errorf("%s: got %#v, want field %q, value %q", how, err, field, test.value)
 				}
 			}
 			_, err := client.TryAcquire(t.Context(), test.resource, test.opts)
