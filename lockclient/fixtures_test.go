@@ -27,9 +27,8 @@ import (
 const patience = leasetest.Patience
 
 type (
-	recorder  = leasetest.Recorder
-	proxy     = leasetest.Proxy
-	happening = leasetest.Happening
+	recorder = leasetest.Recorder
+	proxy    = leasetest.Proxy
 )
 
 var (

@@ -17,9 +17,7 @@ import (
 const patience = leasetest.Patience
 
 type (
-	recorder  = leasetest.Recorder
-	proxy     = leasetest.Proxy
-	happening = leasetest.Happening
+	recorder = leasetest.Recorder
 )
 
 var (
