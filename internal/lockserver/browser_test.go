@@ -26,8 +26,22 @@ func chromium(t *testing.T) context.Context {
 	if err != nil {
 		t.Fatalf("this test needs chromium, which .ci/setup servers installs: %v", err)
 	}
+	dir, err := os.MkdirTemp("", "fencepost-browser-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // its processes end after the first one, and write until then
+		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			if err = os.RemoveAll(dir); err == nil || time.Now().After(end) {
+				break
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.WindowSize(1200, 900))
+		chromedp.UserDataDir(dir), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.WindowSize(1200, 900))
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewExecAllocator(ctx, options...)
