@@ -33,6 +33,7 @@ func TestExpr(t *testing.T) {
 			{`e'\\' || $1::text || '\'`, []any{"a"}},
 			{`E'a''b\'c $2' || $1::text`, []any{"a"}},
 			{"E'a' \n 'b\\'c $2' || $1::text", []any{"a"}},
+			{"E'a\n' || $1::text || E'b\n'", []any{"a"}},
 			{`U&'d\0061t $1' || $1::text`, []any{"a"}},
 			{`N'$1' || B'1'::text || X'F'::text || $1::text`, []any{"a"}},
 			{`"col$1" || col$1 || "we""ird" || é$1 || $1`, []any{"a"}},

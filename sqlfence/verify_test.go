@@ -225,5 +225,20 @@ func TestTriggers(t *testing.T) {
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[2].Trigger.Table[1] != "lines2" || len(tables[2].Findings) > 0 {
 			t.Errorf("%+v, %v", tables, err)
 		}
+		// A removal forgets its own table and no other of the schema.
+		if err := e.db.RemoveTrigger(t.Context(), []string{"items"}); err != nil {
+			t.Fatal(err)
+		}
+		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 4 {
+			t.Errorf("after one removal: %+v, %v", tables, err)
+		}
+		// A caller of the function, which has no Template to ask, cannot
+		// install triggers for resources without a name.
+		for _, parts := range []string{`[]`, `{}`, `"x"`, `null`, `[{}]`, `[{"text": ""}]`, `[{"text": "x", "column": "tenant"}]`} {
+			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.install_guard('items', '"+parts+"', false, 0)")
+			if err == nil || !strings.Contains(err.Error(), "has no parts that name its resources") && !strings.Contains(err.Error(), "neither a column nor a text") {
+				t.Errorf("parts %s: %v", parts, err)
+			}
+		}
 	})
 }

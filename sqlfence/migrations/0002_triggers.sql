@@ -120,7 +120,7 @@ CREATE TABLE fencepost.guarded (
   table_name   text        NOT NULL,
   parts        jsonb       NOT NULL,
   report_only  boolean     NOT NULL,
-  installed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  installed_at timestamptz NOT NULL DEFAULT now(),
   installed_by text        NOT NULL DEFAULT session_user,
   PRIMARY KEY (schema_name, table_name)
 );
