@@ -207,12 +207,13 @@ BEGIN
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
--- wake says for whom a lease is kept, and whose turn it is if that one does not
--- come.
+-- wake tells a process that a lease is kept for it, those that come next whose
+-- turn it is if that one does not come, and onlookers. Nobody else is told, since
+-- each of them would cost the next holder time; if nobody is named, everybody is.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
 RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT pg_notify('fencepost.leases',
-    p_topic || ' ' || coalesce(p_kept_for, '') || coalesce(' ' || nullif(array_to_string(p_waiters[1:7], ' '), ''), '')) IS NOT NULL
+  SELECT count(pg_notify(concat_ws('.', 'fencepost.leases', u.name), p_topic || ' ' || concat_ws(' ', p_kept_for, nullif(array_to_string(p_waiters[1:3], ' '), '')))) > 0
+  FROM unnest(CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END) AS u(name)
 $$;
 
 -- spend frees the lease of a lease ID, whatever its token, and sees to it that
