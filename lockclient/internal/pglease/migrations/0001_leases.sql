@@ -70,6 +70,17 @@ END $$;
 -- the releases meanwhile a notification. A released lease is kept for a tenth of
 -- a second for the process that has waited longest.
 
+-- check_isolation refuses the levels at which a row that was waited for is not
+-- seen as it is once locked.
+CREATE FUNCTION fencepost.check_isolation()
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
+      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
+  END IF;
+END $$;
+
 -- acquire grants, and says why it does not grant the rest; no row at all means
 -- that this is not the server, started at p_started, or not the table that the
 -- caller has entered. p_ttls are microseconds, p_process names who asks.
@@ -102,10 +113,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
-      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
-  END IF;
+  PERFORM fencepost.check_isolation();
   PERFORM set_config('lock_timeout', p_wait_ms, true);
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
     PERFORM set_config('synchronous_commit', 'on', true);
