@@ -264,7 +264,7 @@ func TestMistakesAreErrors(t *testing.T) {
 		const others = "!#$%&'*+-.^_`|~"
 		want := strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"+others, rune(c))
 		if _, err := New(store, byPath, &Options{TokenHeader: "x" + string([]byte{byte(c)})}); (err == nil) != want {
-			t.Errorf("a name with byte %q: %v", c, err)
+			t.Errorf("a name with byte %#x: %v", c, err)
 		}
 	}
 	if _, err := New(store, byPath, &Options{Transactor: insecureTx{f}, InsecureReportOnly: true}); err != nil {
