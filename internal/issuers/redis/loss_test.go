@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/issuers/servers"
+	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
 // TestP3TokensSurviveAFailover: the master is lost together with a grant that
@@ -62,6 +65,27 @@ func TestConformancePersistent(t *testing.T) {
 			conformance(t, s.Addr, prompt)
 		})
 	}
+}
+
+// TestConformanceSentinel runs the suite on a master with two replicas that the
+// clients find through Sentinel.
+func TestConformanceSentinel(t *testing.T) {
+	r := servers.StartRedisSentinel(t, 2)
+	conformance(t, r.Nodes[0].Addr, func(t testing.TB, addr string) *redislock.Issuer {
+		t.Helper()
+		if addr != r.Nodes[0].Addr { // through the suite's network
+			return (&server{}).issuer(t, addr)
+		}
+		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: r.Addrs(),
+			MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+		t.Cleanup(func() { c.Close() })
+		i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { i.Close() })
+		return i
+	})
 }
 
 // TestP3TokensSurviveKill: a server that keeps everything is killed: the lease
