@@ -113,13 +113,14 @@ func TestEtcdPartition(t *testing.T) {
 	cluster := servers.StartEtcdLinked(t, 3)
 	const ttl = 3 * time.Second
 	var issuers []driver.Issuer
+	var probes []*clientv3.Client
 	for _, addr := range cluster.Addrs() {
-		issuers = append(issuers, etcdIssuer(t, addr))
+		issuers, probes = append(issuers, etcdIssuer(t, addr)), append(probes, etcd(t, addr))
 	}
 	writes := func(n int) bool { // whether a node is in a quorum
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := etcd(t, cluster.Nodes[n].Addr).Put(ctx, "probe", "")
+		_, err := probes[n].Put(ctx, "probe", "")
 		return err == nil
 	}
 	h := &history{}
