@@ -13,7 +13,7 @@ import (
 // is an end to it.
 func TestStatementsRemembered(t *testing.T) {
 	names := []string{"a", "b", " 1:a", "a 1:b", "a=0 1:b", "=", "1", "a=1 2:$1"}
-	exprs := []Expr{Raw("$1", 1), Raw("$1", 2), Raw("now()"), Raw("$2", 1, 2), Raw("$1 ", 1)}
+	exprs := []Expr{Raw("$1", 1), Raw("$1", 2), Raw("now()"), Raw("$2 || $1", 1, 2), Raw("$1 ", 1)}
 	shared := mockTable(t)
 	var wg sync.WaitGroup
 	for worker := range 4 {
