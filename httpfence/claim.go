@@ -127,9 +127,9 @@ const unreserved, allowed = 1, 2
 var classes = func() (t [256]byte) {
 	for c := range t {
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c < 128 && strings.IndexByte("-._~:", byte(c)) >= 0:
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-._~:", byte(c)) >= 0:
 			t[c] = unreserved
-		case c < 128 && strings.IndexByte("/@!$&'()*+;=", byte(c)) >= 0:
+		case strings.IndexByte("/@!$&'()*+;=", byte(c)) >= 0:
 			t[c] = allowed
 		}
 	}

@@ -259,6 +259,14 @@ func TestMistakesAreErrors(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
+	// A name of a field is a token (RFC 9110, section 5.6.2).
+	for c := range 256 {
+		const others = "!#$%&'*+-.^_`|~"
+		want := strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"+others, rune(c))
+		if _, err := New(store, byPath, &Options{TokenHeader: "x" + string([]byte{byte(c)})}); (err == nil) != want {
+			t.Errorf("a name with byte %#x: %v", c, err)
+		}
+	}
 	if _, err := New(store, byPath, &Options{Transactor: insecureTx{f}, InsecureReportOnly: true}); err != nil {
 		t.Errorf("control: %v", err)
 	}

@@ -380,3 +380,34 @@ func TestWaitEndsAsItBegins(t *testing.T) {
 		}
 	})
 }
+
+// lastError is a Transactor that keeps what rolled a transaction back.
+type lastError struct {
+	*fakeTx
+	err error
+}
+
+func (l *lastError) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
+	return l.fakeTx.InTx(ctx, claim, func(ctx context.Context) error {
+		l.err = fn(ctx)
+		return l.err
+	})
+}
+
+// TestErrorOfAnAnswer: a Transactor that logs what rolled it back logs the
+// status and the vote.
+func TestErrorOfAnAnswer(t *testing.T) {
+	for want, handler := range map[string]http.HandlerFunc{
+		"answered 409 with an error, its transaction was rolled back": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) },
+		"answered 422 with an error, its transaction was rolled back: httpfence: the handler rolled its transaction back: out of stock": func(w http.ResponseWriter, r *http.Request) {
+			Rollback(r.Context(), errors.New("out of stock"))
+			w.WriteHeader(422)
+		},
+	} {
+		tx := &lastError{fakeTx: &fakeTx{store: newStore()}}
+		newTx(tx, byPath).InTx(handler).ServeHTTP(httptest.NewRecorder(), newRequest("r", "5", ""))
+		if tx.err == nil || !strings.HasSuffix(tx.err.Error(), want) {
+			t.Errorf("%v, want %s", tx.err, want)
+		}
+	}
+}

@@ -259,8 +259,8 @@ func spells(patterns, values []string, path string) bool {
 			}
 			p = p[variableLen(p):]
 		}
-		if !last && strings.HasPrefix(path, "/") && !strings.HasSuffix(patterns[i], "*") {
-			path = path[1:]
+		if !last && !strings.HasSuffix(patterns[i], "*") {
+			path = strings.TrimPrefix(path, "/")
 		}
 	}
 	return path == "" && len(values) == 0

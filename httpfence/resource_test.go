@@ -350,6 +350,17 @@ func TestUnrouted(t *testing.T) {
 	if !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("empty rest: %v", err)
 	}
+	// One whose name only begins alike is another one, and this one the server's mistake.
+	mux.HandleFunc("/y/{restored...}", func(_ http.ResponseWriter, r *http.Request) { _, err = PathValue("rest")(r) })
+	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/y/", nil))
+	if err == nil || errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("no such wildcard: %v", err)
+	}
+	// The error that is logged says where the name was to come from.
+	_, err = newFence(newStore(), PathValue("rest"), nil).Check(newRequest("x", "5", ""))
+	if want := "httpfence: resource of the request: httpfence: the route "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s...", err, want)
+	}
 }
 
 // TestPrefixesAndWildcards: what takes a part of the path away in front, and

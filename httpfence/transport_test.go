@@ -198,7 +198,11 @@ func TestTransportFailsLocally(t *testing.T) {
 	}
 	// A safe method needs no claim.
 	tr := newTransport(&tape{}, []string{"http://ours.test"}, &TransportOptions{RequireClaim: true})
-	r, _ := outgoing(t, t.Context(), "http://ours.test/x")
+	r, b := outgoing(t, t.Context(), "http://ours.test/x")
+	if _, err := tr.RoundTrip(r); !errors.Is(err, guard.ErrMissing) || !b.closed.Load() {
+		t.Errorf("POST: %v, body closed: %t", err, b.closed.Load())
+	}
+	r, _ = outgoing(t, t.Context(), "http://ours.test/x")
 	r.Method = ""
 	if _, err := tr.RoundTrip(r); err != nil {
 		t.Errorf("GET: %v", err)

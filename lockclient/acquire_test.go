@@ -178,7 +178,7 @@ func TestIsolation(t *testing.T) {
 	}
 	t.Run("control", func(t *testing.T) {
 		pool := migrated(t)
-		alter(t, pool, "acquire", "current_setting('transaction_isolation') <> 'read committed'", "false")
+		alter(t, pool, "check_isolation", "current_setting('transaction_isolation') <> 'read committed'", "false")
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 		if err != nil {
 			t.Fatal(err)

@@ -70,7 +70,7 @@
 // If that one has died and does not come, the next in line looks then; the others
 // hold back. Each client has one listening connection of its own, beside the
 // pool, from the first wait until half a minute after the last. What is sent on
-// the channel "fencepost.leases" is a hash of the resource's name.
+// its channel, "fencepost.leases" and a random name, is a hash of the resource's.
 // [Client.TryAcquire] may overtake the line.
 //
 // A notification can be lost with its connection; then a waiter looks by itself

@@ -15,7 +15,7 @@ import (
 func TestInvalidInput(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	mustTry(t, client, "checks the schema", MinTTL).Release(t.Context())
+	mustTry(t, client, "checks the schema", time.Minute).Release(t.Context())
 	mustExec(t, pool, "TRUNCATE fencepost.leases")
 	good := &AcquireOptions{TTL: time.Second}
 	for _, test := range []struct {

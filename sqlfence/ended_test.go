@@ -240,3 +240,22 @@ func TestTableKinds(t *testing.T) {
 		}
 	})
 }
+
+// TestConnectionClosedInside (P5): a callback that closes its connection and
+// returns nil has committed nothing, and is told so.
+func TestConnectionClosedInside(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE written (token bigint)")
+	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		if err := write5(ctx, tx); err != nil {
+			return err
+		}
+		return tx.(pgxTx).tx.Conn().Close(ctx)
+	})
+	if guard.ReasonOf(err) != guard.ReasonUnavailable {
+		t.Errorf("got %v, want ErrUnavailable", err)
+	}
+	if n := e.int("SELECT count(*) FROM written"); n != 0 {
+		t.Errorf("%d rows were written", n)
+	}
+}

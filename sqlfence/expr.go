@@ -1,6 +1,7 @@
 package sqlfence
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -31,10 +32,14 @@ func (e Expr) render(field string, offset int) (string, error) {
 		return invalid("must be valid UTF-8 without NUL")
 	}
 	var b strings.Builder
+	used := make([]bool, len(e.args))
 	for s, i, open := e.sql, 0, 0; ; {
 		if i == len(s) {
 			if open > 0 {
 				return invalid("has an open parenthesis")
+			}
+			if n := slices.Index(used, false); n >= 0 {
+				return invalid("has " + itoa(len(e.args)) + " arguments and does not use " + placeholder(n+1))
 			}
 			return "(" + b.String() + ")", nil
 		}
@@ -60,6 +65,7 @@ func (e Expr) render(field string, offset int) (string, error) {
 			if err != nil || number < 1 || number > len(e.args) {
 				return invalid("uses " + text + " and has " + itoa(len(e.args)) + " arguments")
 			}
+			used[number-1] = true
 			text = placeholder(number + offset)
 		}
 		b.WriteString(text)

@@ -58,6 +58,28 @@ func TestExpr(t *testing.T) {
 	})
 }
 
+// TestSpareArguments: an argument that the expression does not use is refused,
+// also when the statement is known from an expression that uses all of its own.
+func TestSpareArguments(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE spare (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO spare VALUES (1)")
+		table := e.table("spare", []string{"id"}, nil)
+		update := func(token guard.Token, args ...any) error {
+			return table.Update(t.Context(), e.db, claimOf("r", token), Key{1}, Set{"v": Raw("$1::text", args...)})
+		}
+		if err := update(1, "a"); err != nil {
+			t.Fatal(err)
+		}
+		err := update(2, "b", "spare")
+		if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "has 2 arguments and does not use $2") {
+			t.Errorf("a spare argument: %v", err)
+		}
+		if got := e.text("SELECT concat(v, last_fencing_token) FROM spare"); got != "a1" {
+			t.Errorf("the row is %s", got)
+		}
+	})
+}
+
 // fuzzConn is a connection for the fuzz targets, which run one after another
 // or in processes of their own.
 var fuzzConn = sync.OnceValues(func() (*pgx.Conn, error) {

@@ -28,7 +28,7 @@ func (t *Table) fragmentProblem(text string) string {
 	if token == nil {
 		return "SET has no " + t.token + " = the claim's token"
 	}
-	if slices.Contains(token, t.token) || t.lease != "" && slices.Contains(assigned(t.lease), t.lease) {
+	if slices.Contains(token, t.token) || slices.Contains(assigned(t.lease), t.lease) {
 		return "SET computes the token or the lease ID from the row's own, which compares the row with itself"
 	}
 	compares := func(value []string, op, column string) []string {

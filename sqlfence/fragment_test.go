@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -22,42 +23,47 @@ func TestVerifyStatements(t *testing.T) {
 			named = "-- name: Close :execrows\nupdate own set v = 1, \"last_fencing_token\" = sqlc.arg(token)::bigint\nwhere id = $1 and sqlc.arg(token)::bigint > last_fencing_token;"
 		)
 		for _, c := range []struct {
-			table *Table
-			text  string
-			fine  bool
+			table     *Table
+			text      string
+			fine      bool
+			shapeless bool
 		}{
-			{once, set + "WHERE id = $1 AND $3 > last_fencing_token", true},
-			{once, set + "WHERE $3 > last_fencing_token AND (v = 1 OR v = 2) RETURNING v OR false", true},
-			{once, named, true},
-			{once, "", false},
-			{once, "SELECT 1", false},
-			{once, "DELETE FROM own WHERE $3 > last_fencing_token", false},
-			{once, set, false},
-			{once, set + "WHERE id = $1", false},
-			{once, set + "WHERE id = $1 OR $3 > last_fencing_token", false},
-			{once, set + "WHERE id = $1 AND NOT $3 > last_fencing_token", false},
-			{once, set + "WHERE id = $1 AND ($3 > last_fencing_token OR true)", false},
-			{once, set + "WHERE id = $1 AND $3 >= last_fencing_token", false},
-			{once, set + "WHERE id = $1 AND $2 > last_fencing_token", false},
-			{once, set + "WHERE id = $1 -- AND $3 > last_fencing_token", false},
-			{once, set + "WHERE v = 'AND $3 > last_fencing_token'", false},
-			{once, set + "WHERE id = $1 AND $3 > last_fencing_token AND v = '", false},
-			{once, set + "WHERE id = $1; UPDATE own SET v = 1 WHERE $3 > last_fencing_token", false},
-			{once, set + "WHERE $3 > last_fencing_token; UPDATE own SET v = 1", false},
-			{once, "UPDATE own SET v = $2 WHERE id = $1 AND $3 > last_fencing_token", false},
-			{newer, set + "WHERE id = $1 AND $3 >= last_fencing_token", true},
-			{newer, set + "WHERE id = $1 AND $3 > last_fencing_token", false},
-			{leased, both + "WHERE id = $1 AND ($3::bigint > last_fencing_token OR ($3::bigint = last_fencing_token AND $4 = lease))", true},
-			{leased, both + "WHERE id = $1 AND $3::bigint >= last_fencing_token", false},
-			{leased, set + "WHERE id = $1 AND $3 >= last_fencing_token", false},
-			{onceLeased, both + "WHERE id = $1 AND $3::bigint > last_fencing_token", true},
-			{once, "UPDATE own SET last_fencing_token = last_fencing_token + 1 WHERE id = $1 AND last_fencing_token + 1 > last_fencing_token", false},
-			{leased, "UPDATE own SET last_fencing_token = $3, lease = lease WHERE id = $1 AND ($3 > last_fencing_token OR ($3 = last_fencing_token AND lease = lease))", false},
-			{onceLeased, set + "WHERE id = $1 AND $3 > last_fencing_token", false},
+			{once, set + "WHERE id = $1 AND $3 > last_fencing_token", true, false},
+			{once, set + "WHERE $3 > last_fencing_token AND (v = 1 OR v = 2) RETURNING v OR false", true, false},
+			{once, named, true, false},
+			{once, "", false, true},
+			{once, "SELECT 1", false, true},
+			{once, "DELETE FROM own WHERE $3 > last_fencing_token", false, true},
+			{once, set, false, true},
+			{once, set + "WHERE id = $1", false, false},
+			{once, set + "WHERE id = $1 OR $3 > last_fencing_token", false, false},
+			{once, set + "WHERE id = $1 AND NOT $3 > last_fencing_token", false, false},
+			{once, set + "WHERE id = $1 AND ($3 > last_fencing_token OR true)", false, false},
+			{once, set + "WHERE id = $1 AND $3 >= last_fencing_token", false, false},
+			{once, set + "WHERE id = $1 AND $2 > last_fencing_token", false, false},
+			{once, set + "WHERE id = $1 -- AND $3 > last_fencing_token", false, false},
+			{once, set + "WHERE v = 'AND $3 > last_fencing_token'", false, false},
+			{once, set + "WHERE id = $1 AND $3 > last_fencing_token AND v = '", false, true},
+			{once, set + "WHERE id = $1; UPDATE own SET v = 1 WHERE $3 > last_fencing_token", false, true},
+			{once, set + "WHERE $3 > last_fencing_token; UPDATE own SET v = 1", false, true},
+			{once, "UPDATE own SET v = $2 WHERE id = $1 AND $3 > last_fencing_token", false, false},
+			{newer, set + "WHERE id = $1 AND $3 >= last_fencing_token", true, false},
+			{newer, set + "WHERE id = $1 AND $3 > last_fencing_token", false, false},
+			{leased, both + "WHERE id = $1 AND ($3::bigint > last_fencing_token OR ($3::bigint = last_fencing_token AND $4 = lease))", true, false},
+			{leased, both + "WHERE id = $1 AND $3::bigint >= last_fencing_token", false, false},
+			{leased, set + "WHERE id = $1 AND $3 >= last_fencing_token", false, false},
+			{onceLeased, both + "WHERE id = $1 AND $3::bigint > last_fencing_token", true, false},
+			{once, "UPDATE own SET last_fencing_token = last_fencing_token + 1 WHERE id = $1 AND last_fencing_token + 1 > last_fencing_token", false, false},
+			{leased, "UPDATE own SET last_fencing_token = $3, lease = lease WHERE id = $1 AND ($3 > last_fencing_token OR ($3 = last_fencing_token AND lease = lease))", false, false},
+			{onceLeased, set + "WHERE id = $1 AND $3 > last_fencing_token", false, false},
 		} {
 			found, err := e.db.Verify(t.Context(), Verification{Statements: map[*Table][]string{c.table: {c.text}}, WithoutSchema: true})
 			if named := slices.ContainsFunc(found, func(f Finding) bool { return f.Subject == c.text }); err != nil || named == c.fine {
 				t.Errorf("%q: %v, %v; fine is %v", c.text, found, err, c.fine)
+			}
+			// What is no such UPDATE at all is called so.
+			if i := slices.IndexFunc(found, func(f Finding) bool { return strings.Contains(f.Problem, "it is not one UPDATE with SET and WHERE") }); (i >= 0) != c.shapeless {
+				t.Errorf("%q: %v; shapeless is %v", c.text, found, c.shapeless)
 			}
 		}
 	})

@@ -162,7 +162,7 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 	})
 	switch {
 	case err != nil:
-		return indices, b.t.failure(b.op(), b.claim(), err, b.q.autocommit())
+		return indices, b.t.failure(b.op(), guard.Claim{}, err, b.q.autocommit())
 	case same != nil:
 		return indices, same
 	case applied+others > len(indices):
@@ -195,14 +195,6 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 }
 
 func (b *batch) op() string { return "update many of " + b.t.label }
-
-// claim is shown with an error of the whole batch.
-func (b *batch) claim() guard.Claim {
-	if len(b.writes) == 1 {
-		return b.writes[0].Claim
-	}
-	return guard.Claim{}
-}
 
 // maxParameters is what a statement may have: their number has 16 bits in the
 // protocol (PostgreSQL documentation, 55.7, Bind).

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,6 +106,8 @@ func TestUnfitTables(t *testing.T) {
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnfenced {
 				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
+			} else if !strings.Contains(err.Error(), "the mark must be NOT NULL") {
+				t.Errorf("%s of a NULL mark: %v does not say what to do", way, err)
 			}
 		}
 		if err := good.Upsert(t.Context(), e.db, claimOf("r", 5), Key{3}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonInvalid || pgerr.State(err) != "42P10" {

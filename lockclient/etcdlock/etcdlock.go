@@ -32,7 +32,16 @@
 //
 // Below the prefix, "fencepost/" unless told otherwise: base, floor/RESOURCE,
 // lease/RESOURCE (JSON, attached to an etcd lease), spent/RESOURCE/LEASE for an
-// hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS/N.
+// hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS/N, slot/N.
+//
+// # What it costs
+//
+// An etcd lease is a third write beside the two transactions that put a key and
+// delete it. A process that releases a lease in the first eighth of its TTL, and
+// within five seconds, keeps the etcd lease for the next one that it is granted
+// under that TTL: then two writes are all. That next lease counts from when the
+// etcd lease was granted, so its holder has at least seven eighths of the TTL to
+// renew it.
 //
 // # What a late request does
 //
@@ -111,19 +120,13 @@ type Issuer struct {
 	attempts map[int64]*attempt // by TTL
 	count    int                // of attempt keys
 	places   map[string]clientv3.LeaseID
-	granted  map[guard.Claim]clientv3.LeaseID // a cache: what Release need not look for
+	granted  map[guard.Claim]*etcdLease // a cache: what Release need not look for
+	spare    []*etcdLease               // that no key has
 }
 
 // stored is a number under a key, and the key's revision; both 0 if there is
 // none.
 type stored struct{ value, modified int64 }
-
-// attempt is a key whose existence says that requests of its time may take
-// effect.
-type attempt struct {
-	key  string
-	from time.Duration // before its lease was asked for
-}
 
 // held is what is kept under a lease key.
 type held struct {
@@ -134,8 +137,9 @@ type held struct {
 	Base     int64  `json:"base,string"` // what the token is above the key's create revision
 	At       int64  `json:"at"`          // ms since 1970, by the holder's clock
 
-	token guard.Token
-	lease clientv3.LeaseID
+	token   guard.Token
+	created int64 // the key's create revision
+	lease   clientv3.LeaseID
 }
 
 var (
@@ -150,7 +154,7 @@ func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
 		return nil, guard.Invalid("client", "", "must not be nil")
 	}
 	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]*attempt{}, places: map[string]clientv3.LeaseID{},
-		granted: map[guard.Claim]clientv3.LeaseID{}}
+		granted: map[guard.Claim]*etcdLease{}}
 	if opts != nil {
 		i.members = opts.Members
 		if opts.Prefix != "" {
@@ -198,25 +202,36 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if err != nil {
 		return driver.Grant{}, unavailable("acquire", r.Claim(), err) // nothing of this request was sent
 	}
-	granted, err := i.client.Grant(ctx, int64(r.TTL/time.Second))
-	if err != nil {
-		// A lease without a key holds nothing.
-		return driver.Grant{}, unavailable("acquire", r.Claim(), err)
+	for {
+		l, spare, err := i.lease(ctx, from, int64(r.TTL/time.Second))
+		if err != nil {
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err) // a lease without a key holds nothing
+		}
+		grant, err := i.create(ctx, r, l, attemptKey)
+		switch {
+		case err == nil && grant.Token != guard.NoToken:
+			grant.From = l.from
+			return grant, nil
+		case err == nil: // it is this lease ID's already
+			i.keep(l)
+			return i.extendOwn(ctx, r, from)
+		case errors.Is(err, driver.ErrHeld), errors.Is(err, driver.ErrSpent):
+			i.keep(l)
+		case errors.Is(err, rpctypes.ErrLeaseNotFound) && spare: // the cluster lost it
+			continue
+		case errors.Is(err, guard.ErrOutcomeUnknown):
+			// The key may be there, and the next attempt of this lease ID may take it
+			// for its own: a revoke that is on its way would end that lease.
+		default:
+			go i.revoke(l.id)
+		}
+		return grant, err
 	}
-	grant, err := i.create(ctx, r, granted.ID, attemptKey)
-	if err != nil || grant.Token == guard.NoToken {
-		i.revoke(granted.ID)
-	}
-	if err == nil && grant.Token == guard.NoToken { // it is this lease ID's already
-		return i.extendOwn(ctx, r, from)
-	}
-	grant.From = from
-	return grant, err
 }
 
 // create puts the lease's key if nobody has the lease. The grant has no token if
 // the lease runs already under the request's own ID.
-func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.LeaseID, attemptKey string) (driver.Grant, error) {
+func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, attemptKey string) (driver.Grant, error) {
 	base, err := i.currentBase(ctx)
 	if err != nil {
 		return driver.Grant{}, unavailable("acquire", r.Claim(), err)
@@ -233,10 +248,12 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(r.Resource)), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(i.spentKey(r.Resource, r.LeaseID)), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(attemptKey), ">", 0),
+			clientv3.Compare(clientv3.ModRevision(l.slot), "=", l.moved), // this transaction was not carried out before
 			clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", base.modified),
 			clientv3.Compare(clientv3.ModRevision(i.floorKey(r.Resource)), "=", floor.modified),
 		).Then(
-			clientv3.OpPut(i.leaseKey(r.Resource), string(text), clientv3.WithLease(lease)),
+			clientv3.OpPut(i.leaseKey(r.Resource), string(text), clientv3.WithLease(l.id)),
+			clientv3.OpPut(l.slot, "", clientv3.WithLease(l.id)),
 		).Else(
 			clientv3.OpGet(i.leaseKey(r.Resource)),
 			clientv3.OpGet(i.spentKey(r.Resource, r.LeaseID), clientv3.WithCountOnly()),
@@ -245,7 +262,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 			clientv3.OpGet(i.floorKey(r.Resource)),
 		).Commit()
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the request was so late that its lease had run out
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("%w: %w", driver.ErrLate, err))
 		}
 		if err != nil {
 			return driver.Grant{}, failed("acquire", r.Claim(), err)
@@ -254,20 +271,20 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 			before++ // it wrote
 		}
 		if err := i.forward(before, resp.Header); err != nil {
-			return driver.Grant{}, err // and the lease is revoked
+			if resp.Succeeded {
+				i.client.Revoke(ctx, l.id)
+			}
+			return driver.Grant{}, err
 		}
 		if resp.Succeeded {
 			if value.Base > int64(guard.MaxToken)-resp.Header.Revision {
+				i.client.Revoke(ctx, l.id)
 				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
 			}
-			claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + resp.Header.Revision)}
-			i.mu.Lock()
-			if len(i.granted) >= maxGranted {
-				clear(i.granted)
-			}
-			i.granted[claim] = lease
-			i.mu.Unlock()
-			return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(value.At)}, nil
+			token := guard.Token(value.Base + resp.Header.Revision)
+			l.moved = resp.Header.Revision
+			i.remember(guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: token}, l)
+			return driver.Grant{Token: token, AcquiredAt: time.UnixMilli(value.At)}, nil
 		}
 		get := func(n int) *clientv3.GetResponse {
 			return (*clientv3.GetResponse)(resp.Responses[n].GetResponseRange())
@@ -278,6 +295,10 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, lease clientv3.Le
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
 		case get(1).Count > 0:
 			return driver.Grant{}, driver.ErrSpent
+		case h != nil && h.ID == r.LeaseID && h.lease == l.id: // this very transaction came twice
+			l.moved = h.created
+			i.remember(guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: h.token}, l)
+			return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At)}, nil
 		case h != nil && h.ID == r.LeaseID:
 			return driver.Grant{}, nil
 		case h != nil:
@@ -389,15 +410,16 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	wg.Wait()
 }
 
-// Release revokes the claim's etcd lease, never a key by its name. Without a
-// token it spends the lease ID first.
+// Release ends the claim's lease: it revokes the etcd lease, or deletes the key
+// that this claim created, never one by its name alone. Without a token it spends
+// the lease ID first.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i.mu.Lock()
-	lease, ok := i.granted[claim]
+	l := i.granted[claim]
 	delete(i.granted, claim)
 	i.mu.Unlock()
-	if ok {
-		return i.end(ctx, claim, lease)
+	if l != nil {
+		return i.end(ctx, claim, l)
 	}
 	var h *held
 	if claim.Token == guard.NoToken {
@@ -421,48 +443,8 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	if h == nil || h.ID != claim.LeaseID || claim.Token != guard.NoToken && h.token != claim.Token {
 		return false, nil
 	}
-	return i.end(ctx, claim, h.lease)
-}
-
-// end revokes a lease that a claim has.
-func (i *Issuer) end(ctx context.Context, claim guard.Claim, lease clientv3.LeaseID) (freed bool, err error) {
-	switch _, err := i.client.Revoke(ctx, lease); {
-	case errors.Is(err, rpctypes.ErrLeaseNotFound):
-		return false, nil
-	case err != nil:
-		return false, failed("release", claim, err)
-	}
-	return true, nil
-}
-
-// revoke gives an etcd lease back that no key needs; if that fails, it ends by
-// itself.
-func (i *Issuer) revoke(lease clientv3.LeaseID) {
-	ctx, cancel := context.WithTimeout(i.ctx, 5*time.Second)
-	defer cancel()
-	i.client.Revoke(ctx, lease)
-}
-
-// attempt returns the key that must exist for a request of this time to take
-// effect. Requests of one timeout share it for half of its life.
-func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (string, error) {
-	ttl := max(int64(timeout/time.Second)-1, minTTL)
-	i.mu.Lock()
-	defer i.mu.Unlock() // the others would need it as well
-	if a := i.attempts[ttl]; a != nil && from < a.from+time.Duration(ttl)*time.Second/2 {
-		return a.key, nil
-	}
-	i.count++
-	a := &attempt{key: i.prefix + "attempt/" + i.process + "/" + strconv.Itoa(i.count), from: driver.Now()}
-	lease, err := i.client.Grant(ctx, ttl)
-	if err != nil {
-		return "", err
-	}
-	if _, err := i.client.Put(ctx, a.key, "", clientv3.WithLease(lease.ID)); err != nil {
-		return "", err
-	}
-	i.attempts[ttl] = a
-	return a.key, nil
+	// The etcd lease is another process's, which may have it for another key soon.
+	return i.unlock(ctx, claim, h.created)
 }
 
 // reached is the highest revision that was seen. A transaction that is sent now
@@ -510,7 +492,8 @@ func holderOf(key string, kvs []*mvccpb.KeyValue) (*held, error) {
 	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || kvs[0].Lease == 0 {
 		return nil, foreign{key, string(kvs[0].Value)}
 	}
-	h.token = guard.Token(h.Base + kvs[0].CreateRevision)
+	h.created = kvs[0].CreateRevision
+	h.token = guard.Token(h.Base + h.created)
 	return h, nil
 }
 

@@ -9,7 +9,10 @@
 // lost the last grant, as long as the clock of the server that takes over is not
 // further behind than the outage was long. They do not grow if the data is lost
 // while the clock is set back: an issuer that has seen a later time refuses then
-// (guard.ErrMarkAhead), a new process cannot know.
+// (guard.ErrMarkAhead), a new process cannot know. Nor do they where
+// [Issuer.Advance] lifted a resource above the clock, or a clock that was ahead
+// did: such a token is in the counter alone. Where the counter is lost with the
+// data, call Advance once more with the resource's mark.
 //
 // # What it does not
 //
@@ -39,10 +42,10 @@
 // # Keys
 //
 // For a resource "r" and the default prefix: fencepost:{r}:lease (a hash),
-// :counter, :spent:LEASE, :kept, :queue and :until. "{", "}" and "%" in a name
+// :counter, :spent:LEASE, :kept, :queue, :until and :watched. "{", "}" and "%" in a name
 // are percent-encoded, so that a resource's keys share one slot in Redis
-// Cluster. A counter is kept for seven days after its last grant: by then the
-// clock is above it. No purge is needed.
+// Cluster. A counter is kept for six days or more after its last grant: by then
+// the clock is above it. No purge is needed. Redis 6.0 or later.
 //
 // # Failure by failure
 //
@@ -73,7 +76,8 @@ import (
 
 // Do sends one command and returns its answer: strings, int64 and slices of
 // them. It sends it at most once, and is safe for concurrent use. It need not
-// return when ctx ends: the issuer does not wait for it then.
+// return when ctx ends, unless Options.Prompt says so: the issuer does not wait
+// for it then.
 type Do func(ctx context.Context, args ...any) (any, error)
 
 // Options configures [New]. The zero value is the default.
@@ -85,6 +89,12 @@ type Options struct {
 	// stop is called, also when ctx has ended since. message does not block. nil
 	// means that waiters poll.
 	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
+	// Prompt says that Do returns soon after its context's end: rueidis does,
+	// go-redis with ContextTimeoutEnabled and a ReadTimeout of a second or two
+	// (it notices a deadline, and a cancellation at that timeout). Commands are
+	// then sent without a goroutine of their own, which takes half of the time of
+	// an acquire on loopback. A Do that does not return holds up the call.
+	Prompt bool
 	// Cluster says that keys lie on several servers, so that one command cannot
 	// renew the leases of several resources.
 	Cluster bool
@@ -121,7 +131,7 @@ var (
 // New returns an issuer on the server that do speaks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do.within, process: rand.Text(), rings: map[string]map[*func()]struct{}{}}
+	i := &Issuer{do: do, process: rand.Text(), rings: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
 	}
@@ -130,6 +140,9 @@ func New(do Do, opts *Options) (*Issuer, error) {
 	}
 	if do == nil {
 		return nil, guard.Invalid("Do", "", "must not be nil")
+	}
+	if !i.opts.Prompt {
+		i.do = do.within
 	}
 	if strings.ContainsAny(i.opts.Prefix, "{}") {
 		return nil, guard.Invalid("Options.Prefix", i.opts.Prefix, "must not contain braces")
@@ -194,7 +207,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		notAfter, seen := i.notAfter(from + r.Timeout)
 		answer, err := i.answer(ctx, "acquire", r.Claim(), acquireScript,
 			[]string{i.key(r.Resource, "lease"), i.key(r.Resource, "counter"), i.key(r.Resource, "spent:"+r.LeaseID),
-				i.key(r.Resource, "kept"), i.key(r.Resource, "queue"), i.key(r.Resource, "until")},
+				i.key(r.Resource, "kept"), i.key(r.Resource, "queue"), i.key(r.Resource, "until"), i.key(r.Resource, "watched")},
 			r.LeaseID, r.Owner, r.Metadata, r.TTL.Milliseconds(), notAfter, seen, flag(r.Waiting), i.process, i.onlookers(r.Resource))
 		if err != nil {
 			return driver.Grant{}, err
@@ -287,7 +300,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	}
 	raw, err := releaseScript.run(ctx, i.do,
 		[]string{i.key(claim.Resource, "lease"), i.key(claim.Resource, "spent:"+claim.LeaseID), i.key(claim.Resource, "kept"),
-			i.key(claim.Resource, "queue"), i.key(claim.Resource, "until")},
+			i.key(claim.Resource, "queue"), i.key(claim.Resource, "until"), i.key(claim.Resource, "watched")},
 		claim.LeaseID, token, i.wakeups(), i.onlookers(claim.Resource), claim.Resource)
 	if err != nil {
 		return false, failed("release", claim, err)
@@ -311,7 +324,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 	}
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	answer, err := i.answer(ctx, "watch", claim, watchScript,
-		[]string{i.key(w.Resource, "lease"), i.key(w.Resource, "kept"), i.key(w.Resource, "queue"), i.key(w.Resource, "until")},
+		[]string{i.key(w.Resource, "lease"), i.key(w.Resource, "kept"), i.key(w.Resource, "queue"), i.key(w.Resource, "until"), i.key(w.Resource, "watched")},
 		w.LeaseID, i.process)
 	if err != nil {
 		stop()
@@ -399,7 +412,8 @@ func (i *Issuer) wake(resource string) {
 	}
 }
 
-// Advance raises the resource's counter to at least above.
+// Advance raises the resource's counter to at least above. The counter is lost
+// with the server's data; unless the clock is above it by then, repeat Advance.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
 	answer, err := i.answer(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())

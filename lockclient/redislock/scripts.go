@@ -36,8 +36,10 @@ func (s script) run(ctx context.Context, do Do, keys []string, args ...any) (any
 // prelude has what the scripts share. Numbers above 2^53 lose digits in Lua, so
 // tokens stay strings of decimal digits and are compared by length, then bytes.
 const prelude = `
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
 local function below(a, b)
   if #a ~= #b then return #a < #b end
   return a < b
@@ -45,7 +47,7 @@ end
 local function base(ms) return string.format('%.0f', ms * 1024) end
 local function lease(key)
   local l = redis.call('HMGET', key, 'v', 'id', 'token', 'owner', 'meta', 'at')
-  if redis.call('EXISTS', key) == 1 and (l[1] ~= '1' or not l[2] or not l[3]) then
+  if (l[1] ~= '1' or not l[2] or not l[3]) and redis.call('EXISTS', key) == 1 then
     return redis.error_reply('ERR fencepost: the lease key ' .. key .. ' holds something else')
   end
   return l
@@ -54,31 +56,42 @@ local function line(queue, till) -- an error if something else is there
   redis.call('ZCARD', queue)
   redis.call('HLEN', till)
 end
-local function tell(channel, payload) -- without the right to it nobody is woken
+-- Without the right to it nobody is woken. Few commands of a script cost as much,
+-- so that onlookers are told only where :watched says that there are any.
+local function tell(channel, payload)
   redis.pcall('PUBLISH', channel, payload)
 end
-local function keep(key, token)
-  redis.call('SET', key, token)
-  if below(token, base(now + 604800000)) then redis.call('PEXPIRE', key, 604800000) end
+-- What is kept for a week is kept anew when a day of it is over.
+local function keep(key, token, now)
+  if below(token, base(now + 604800000)) then
+    redis.call('SET', key, token, 'PX', 604800000)
+  else
+    redis.call('SET', key, token)
+  end
 end
 `
 
-// acquire: KEYS lease, counter, spent, kept, queue, until.
+// acquire: KEYS lease, counter, spent, kept, queue, until, watched.
 // ARGV id, owner, metadata, TTL in ms, not-after in ms, highest server time seen
 // in ms, "1" if waiting, process, channel of the onlookers.
 var acquireScript = newScript(prelude + `
+local now = clock()
 if now >= tonumber(ARGV[5]) then return {'late', tostring(now)} end
-if redis.call('EXISTS', KEYS[3]) == 1 then return {'spent', tostring(now)} end
-local l = lease(KEYS[1])
-if l.err then return l end
-if l[2] == ARGV[1] then
-  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
-  return {'granted', tostring(now), l[3], l[6]}
-end
-if l[2] then return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL', KEYS[1]))} end
-if ARGV[7] == '1' then
-  local kept = redis.call('GET', KEYS[4])
-  if kept and kept ~= ARGV[8] then return {'kept', tostring(now)} end
+-- Most often there is nothing but the counter: one look instead of six.
+local alone = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) == 0
+if not alone then
+  if redis.call('EXISTS', KEYS[3]) == 1 then return {'spent', tostring(now)} end
+  local l = lease(KEYS[1])
+  if l.err then return l end
+  if l[2] == ARGV[1] then
+    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
+    return {'granted', tostring(now), l[3], l[6]}
+  end
+  if l[2] then return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL', KEYS[1]))} end
+  if ARGV[7] == '1' then
+    local kept = redis.call('GET', KEYS[4])
+    if kept and kept ~= ARGV[8] then return {'kept', tostring(now)} end
+  end
 end
 local last = redis.call('GET', KEYS[2])
 if last and not string.find(last, '^[1-9]%d*$') then
@@ -86,19 +99,25 @@ if last and not string.find(last, '^[1-9]%d*$') then
 end
 if not last and now < tonumber(ARGV[6]) then return {'back', tostring(now)} end
 if last and not below(last, '9223372036854775806') then return {'full', tostring(now), last} end
-line(KEYS[5], KEYS[6])
+if not alone then line(KEYS[5], KEYS[6]) end
 local token = base(now)
 if last and not below(last, token) then
   redis.call('INCR', KEYS[2])
   token = redis.call('GET', KEYS[2])
+  keep(KEYS[2], token, now)
+elseif last and redis.call('PTTL', KEYS[2]) > 518400000 then
+  redis.call('SET', KEYS[2], token, 'KEEPTTL')
+else
+  keep(KEYS[2], token, now)
 end
-keep(KEYS[2], token)
 redis.call('HSET', KEYS[1], 'v', '1', 'id', ARGV[1], 'token', token, 'owner', ARGV[2], 'meta', ARGV[3], 'at', tostring(now))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('DEL', KEYS[4])
-redis.call('ZREM', KEYS[5], ARGV[8])
-redis.call('HDEL', KEYS[6], ARGV[8])
-tell(ARGV[9], '')
+if not alone then
+  redis.call('DEL', KEYS[4])
+  redis.call('ZREM', KEYS[5], ARGV[8])
+  redis.call('HDEL', KEYS[6], ARGV[8])
+  if redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
+end
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
@@ -120,35 +139,42 @@ end
 return out
 `)
 
-// release: KEYS lease, spent, kept, queue, until.
+// release: KEYS lease, spent, kept, queue, until, watched.
 // ARGV id, token or "", process channel prefix, channel of the onlookers,
 // resource.
 var releaseScript = newScript(prelude + `
 local l = lease(KEYS[1])
 if l.err then return l end
-line(KEYS[4], KEYS[5])
+local seen = redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[6]) > 0
+if seen then line(KEYS[4], KEYS[5]) end
 if ARGV[2] == '' then redis.call('SET', KEYS[2], '1', 'PX', 3600000) end
 if l[2] ~= ARGV[1] or (ARGV[2] ~= '' and l[3] ~= ARGV[2]) then return 0 end
 redis.call('DEL', KEYS[1])
-for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
-  local till = redis.call('HGET', KEYS[5], process)
-  redis.call('ZREM', KEYS[4], process)
-  redis.call('HDEL', KEYS[5], process)
-  if till and tonumber(till) > now then
-    redis.call('SET', KEYS[3], process, 'PX', 100)
-    tell(ARGV[3] .. process, ARGV[5])
-    break
+if seen then
+  local now = clock()
+  for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
+    local till = redis.call('HGET', KEYS[5], process)
+    redis.call('ZREM', KEYS[4], process)
+    redis.call('HDEL', KEYS[5], process)
+    if till and tonumber(till) > now then
+      redis.call('SET', KEYS[3], process, 'PX', 100)
+      tell(ARGV[3] .. process, ARGV[5])
+      break
+    end
   end
+  if redis.call('EXISTS', KEYS[6]) == 1 then tell(ARGV[4], '') end
 end
-tell(ARGV[4], '')
 return 1
 `)
 
-// watch: KEYS lease, kept, queue, until. ARGV id or "", process.
-// It puts a waiter in line and says who has the lease.
+// watch: KEYS lease, kept, queue, until, watched. ARGV id or "", process.
+// It puts a waiter in line, notes that there is an onlooker, and says who has the
+// lease.
 var watchScript = newScript(prelude + `
+local now = clock()
 local l = lease(KEYS[1])
 if l.err then return l end
+if ARGV[1] == '' then redis.pcall('SET', KEYS[5], '1', 'PX', 3600000) end -- who has no right to it looks by itself
 local kept = redis.call('GET', KEYS[2])
 if (not l[2] or l[2] == ARGV[1]) and (ARGV[1] == '' or not kept or kept == ARGV[2]) then return {'free', tostring(now)} end
 if ARGV[1] ~= '' then
@@ -163,6 +189,7 @@ return {'held', tostring(now), l[3], l[2], l[4], l[5], tostring(redis.call('PTTL
 
 // advance: KEYS lease, counter. ARGV token.
 var advanceScript = newScript(prelude + `
+local now = clock()
 local l = lease(KEYS[1])
 if l.err then return l end
 if l[2] and below(l[3], ARGV[1]) then
@@ -174,6 +201,6 @@ if last and not string.find(last, '^[1-9]%d*$') then
 end
 local token = ARGV[1]
 if last and below(token, last) then token = last end
-keep(KEYS[2], token)
+keep(KEYS[2], token, now)
 return {'reached', tostring(now), token}
 `)

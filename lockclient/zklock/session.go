@@ -45,7 +45,9 @@ type session struct {
 // write is a write that was answered.
 type write struct{ sent, answered time.Duration }
 
-// lease is a lease that this session has.
+// lease is a lease that this session has. One under a claim without a token is a
+// request whose outcome is unknown, and is deleted as one that runs out: a session
+// that lives on would keep what nobody holds.
 type lease struct {
 	version int32 // of its ID's node
 	expires time.Duration
@@ -172,7 +174,7 @@ func (s *session) end(cause error) {
 	lost, conn := i.lost, s.conn
 	var claims []guard.Claim
 	for claim, l := range s.leases {
-		if !l.ending {
+		if !l.ending && claim.Token != guard.NoToken {
 			claims = append(claims, claim)
 		}
 	}
@@ -224,7 +226,39 @@ func (s *session) keep(claim guard.Claim, version int32) (from time.Duration) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	s.leases[claim] = &lease{version: version, expires: s.safe + s.timeout}
+	delete(s.leases, guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID}) // it is known now
 	return s.safe
+}
+
+// doubt notes that a request may have given this session a lease, whose ID's node
+// would have this version. Nobody may ask for it again.
+func (s *session) doubt(claim guard.Claim, version int32) {
+	claim.Token = guard.NoToken
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	if l := s.leases[claim]; l == nil || !l.ending {
+		s.leases[claim] = &lease{version: version, expires: driver.Now() + s.timeout}
+	}
+}
+
+// postpone keeps the session from deleting what it has of a lease ID until a TTL
+// after ctx, for a request that may take it. It is false if that has begun.
+func (s *session) postpone(ctx context.Context, claim guard.Claim) bool {
+	until := driver.Now() + s.timeout
+	if end, ok := ctx.Deadline(); ok {
+		until += time.Until(end)
+	}
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	for c, l := range s.leases {
+		if c.Resource == claim.Resource && c.LeaseID == claim.LeaseID {
+			if l.ending {
+				return false
+			}
+			l.expires = max(l.expires, until)
+		}
+	}
+	return true
 }
 
 func (s *session) forget(claim guard.Claim) {

@@ -276,7 +276,11 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case err == nil:
 			return i.granted(ctx, s, r, value, answers[0].Stat)
 		case which < 0:
-			return driver.Grant{}, failed("acquire", r.Claim(), err)
+			err = failed("acquire", r.Claim(), err)
+			if errors.Is(err, guard.ErrOutcomeUnknown) {
+				s.doubt(r.Claim(), 0)
+			}
+			return driver.Grant{}, err
 		case which == 1 && errors.Is(err, zk.ErrNoNode):
 			err = s.makeContainer(ctx, r.Resource)
 		case which == 1 && errors.Is(err, zk.ErrNodeExists):
@@ -321,6 +325,9 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 // own answers an acquire whose lease ID is there already: its lease runs, or it
 // is spent. again says that neither is so any more.
 func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
+	if !s.postpone(ctx, r.Claim()) {
+		return grant, false, guard.Unavailable("acquire", r.Claim(), errors.New("the lease ran out and is being deleted"))
+	}
 	h, err := s.holder(ctx, r.Resource)
 	if err != nil {
 		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
@@ -426,6 +433,9 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 
 // renewOther renews a lease that another session has, by taking it over.
 func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
+	if !s.postpone(ctx, claim) {
+		return driver.Renewed{State: driver.Over}
+	}
 	h, err := s.holder(ctx, claim.Resource)
 	if err != nil {
 		return driver.Renewed{Err: guard.Unavailable("renew", claim, err)}
@@ -499,7 +509,11 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 	case err == nil:
 		return s.keep(claim, id.Version+1), true, nil
 	case which < 0:
-		return 0, false, failed("acquire", claim, err)
+		err = failed("acquire", claim, err)
+		if errors.Is(err, guard.ErrOutcomeUnknown) {
+			s.doubt(claim, id.Version+1)
+		}
+		return 0, false, err
 	case which > 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
 		return 0, false, nil
 	}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/issuers/servers"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
@@ -68,9 +69,10 @@ func startNode(t testing.TB, dir string) (addr string, stop func()) {
 	return addr, stop
 }
 
+// connect connects to a node, or to several with commas between them.
 func connect(t testing.TB, addr string, opts ...grpc.DialOption) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: time.Minute, Logger: zap.NewNop(), DialOptions: opts})
+	c, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(addr, ","), DialTimeout: time.Minute, Logger: zap.NewNop(), DialOptions: opts})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +160,18 @@ func (n *network) pass(ctx context.Context, method string, req, reply any, cc *g
 
 // TestConformance runs the suite, and the suite on broken issuers.
 func TestConformance(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	conformance(t, addr)
+}
+
+// TestConformanceThreeNodes does so on a cluster of processes; clients change
+// between its nodes with every request.
+func TestConformanceThreeNodes(t *testing.T) {
+	conformance(t, strings.Join(servers.StartEtcd(t, 3).Addrs(), ","))
+}
+
+func conformance(t *testing.T, addr string) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
-		addr, _ := startNode(t, t.TempDir())
 		return drivertest.Harness{
 			Issuer: func(t testing.TB) driver.Issuer { return issuer(t, addr) },
 			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {

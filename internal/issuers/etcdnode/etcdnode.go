@@ -33,8 +33,8 @@ func run(s []string) error {
 	cfg.LogLevel, cfg.ZapLoggerBuilder = "panic", embed.NewZapLoggerBuilder(zap.NewNop())
 	client, peer := url.URL{Scheme: "http", Host: s[2]}, url.URL{Scheme: "http", Host: s[3]}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = s[4]
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{{Scheme: "http", Host: s[4]}}
+	cfg.InitialCluster = s[5]
 	cfg.UnsafeNoFsync = true // the machine does not fail, only the process
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {

@@ -84,29 +84,84 @@ func (h *history) verdict(t *testing.T) {
 	t.Logf("%d grants", h.count())
 }
 
+// etcdLeader is the leader's number; it waits for one that a majority follows.
+func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+		for n, addr := range cluster.Addrs() {
+			c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			s, err := c.Status(ctx, addr)
+			cancel()
+			c.Close()
+			if err == nil && s.Leader == s.Header.MemberId {
+				return n
+			}
+		}
+	}
+	t.Fatal("no leader after a minute")
+	return -1
+}
+
+// TestEtcdPartition: a node is cut off from the quorum, the leader or the one
+// that the holder speaks to, while others speak to the rest. Another is granted
+// the lease on the other side, and no holder believes in its own then.
+func TestEtcdPartition(t *testing.T) {
+	cluster := servers.StartEtcdLinked(t, 3)
+	const ttl = 3 * time.Second
+	var issuers []driver.Issuer
+	var probes []*clientv3.Client
+	for _, addr := range cluster.Addrs() {
+		issuers, probes = append(issuers, etcdIssuer(t, addr)), append(probes, etcd(t, addr))
+	}
+	writes := func(n int) bool { // whether a node is in a quorum
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := probes[n].Put(ctx, "probe", "")
+		return err == nil
+	}
+	h := &history{}
+	defer h.verdict(t)
+	cuts := 0
+	h.run(t, issuers, ttl, rounds(2, 30), func(round int) {
+		n := etcdLeader(t, cluster)
+		what := "the leading"
+		if round%2 == 1 {
+			n, what = h.holder(), "the holder's"
+		}
+		had := h.count()
+		cluster.Cut(n, true)
+		// Until the other side has granted it twice: one of these may have been
+		// on its way before.
+		for began := time.Now(); h.count() < had+2; time.Sleep(5 * time.Millisecond) {
+			if time.Since(began) > 2*time.Minute {
+				t.Errorf("%s node, %d, is cut off, and the others grant nothing for two minutes", what, n)
+				break
+			}
+		}
+		if writes(n) {
+			t.Errorf("node %d writes though it is cut off", n)
+		} else {
+			cuts++
+		}
+		t.Logf("%s node, %d, was cut off: %d grants meanwhile", what, n, h.count()-had)
+		cluster.Cut(n, false)
+		for began := time.Now(); !writes(n); {
+			if time.Since(began) > time.Minute {
+				t.Fatalf("node %d does not come back", n)
+			}
+		}
+	})
+	t.Logf("%d cuts", cuts)
+}
+
 // TestEtcd: the leader is killed, the leader stands still for longer than a TTL,
 // and so does the node that one of the holders speaks to.
 func TestEtcd(t *testing.T) {
 	cluster := servers.StartEtcd(t, 3)
-	leader := func() int {
-		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
-			for n, addr := range cluster.Addrs() {
-				c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				s, err := c.Status(ctx, addr)
-				cancel()
-				c.Close()
-				if err == nil && s.Leader == s.Header.MemberId {
-					return n
-				}
-			}
-		}
-		t.Fatal("no leader after a minute")
-		return -1
-	}
 	const ttl = 3 * time.Second
 	issuers := []driver.Issuer{etcdIssuer(t, cluster.Addrs()...)}
 	for _, addr := range cluster.Addrs() {
@@ -115,7 +170,7 @@ func TestEtcd(t *testing.T) {
 	h := &history{}
 	defer h.verdict(t)
 	h.run(t, issuers, ttl, rounds(2, 33), func(round int) {
-		n := leader()
+		n := etcdLeader(t, cluster)
 		switch round % 3 {
 		case 0:
 			t.Logf("kill -9 of the leader, node %d", n)
@@ -154,6 +209,11 @@ func TestZooKeeper(t *testing.T) {
 			t.Error(problem)
 		}
 		t.Logf("%d grants; %q", h.count(), h.overlaps())
+		for n, node := range z.Nodes {
+			if t.Failed() {
+				t.Logf("node %d is %q and says: %s", n, z.Mode(n), node.Log())
+			}
+		}
 	}()
 	h.run(t, issuers, ttl, rounds(2, 45), func(round int) {
 		n := z.Leader(t)

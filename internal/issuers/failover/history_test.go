@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"testing"
@@ -29,7 +30,8 @@ func rounds(short, long int) int {
 // grant is a lease as its holder saw it. Times are readings of one clock, the
 // machine's, which all holders share.
 type grant struct {
-	token guard.Token
+	token  guard.Token
+	holder int // the contender's number
 	// answered is when the holder knew that it was granted: the grant was before.
 	answered time.Duration
 	// valid is when the holder last found it valid.
@@ -81,6 +83,13 @@ func (h *history) count() int {
 	return len(h.grants)
 }
 
+// holder is who was granted the lease last.
+func (h *history) holder() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.grants[len(h.grants)-1].holder
+}
+
 // contend holds one resource in turns until ctx ends: it acquires, keeps the
 // lease alive for a while, looks at it all the time, and releases it.
 func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issuer, n int, ttl time.Duration) {
@@ -99,7 +108,7 @@ func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issue
 			}
 			continue
 		}
-		g := &grant{token: lease.Token(), answered: driver.Now()}
+		g := &grant{token: lease.Token(), holder: n, answered: driver.Now()}
 		h.mu.Lock()
 		h.grants = append(h.grants, g)
 		h.mu.Unlock()
@@ -141,7 +150,8 @@ func (h *history) run(t *testing.T, issuers []driver.Issuer, ttl time.Duration, 
 	more := func(since int) {
 		for began := time.Now(); h.count() <= since; time.Sleep(5 * time.Millisecond) {
 			if time.Since(began) > 5*time.Minute {
-				t.Errorf("no grant for five minutes after %d", since)
+				t.Errorf("no grant for five minutes after %d; all goroutines:", since)
+				pprof.Lookup("goroutine").WriteTo(t.Output(), 1)
 				break
 			}
 		}

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/issuers/servers"
+	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
 // TestP3TokensSurviveAFailover: the master is lost together with a grant that
@@ -50,7 +53,7 @@ func TestP3TokensSurviveAFailover(t *testing.T) {
 
 // TestConformancePersistent runs the suite on a server that writes every command
 // to its disk before it answers; in the long form also on one that does every
-// second.
+// second. Its issuers have Options.Prompt.
 func TestConformancePersistent(t *testing.T) {
 	modes := []string{"always"}
 	if os.Getenv("FENCEPOST_LONG") != "" {
@@ -59,9 +62,30 @@ func TestConformancePersistent(t *testing.T) {
 	for _, fsync := range modes {
 		t.Run(fsync, func(t *testing.T) {
 			s := servers.StartRedis(t, "--appendonly", "yes", "--appendfsync", fsync)
-			conformance(t, s.Addr)
+			conformance(t, s.Addr, prompt)
 		})
 	}
+}
+
+// TestConformanceSentinel runs the suite on a master with two replicas that the
+// clients find through Sentinel.
+func TestConformanceSentinel(t *testing.T) {
+	r := servers.StartRedisSentinel(t, 2)
+	conformance(t, r.Nodes[0].Addr, func(t testing.TB, addr string) *redislock.Issuer {
+		t.Helper()
+		if addr != r.Nodes[0].Addr { // through the suite's network
+			return (&server{}).issuer(t, addr)
+		}
+		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: r.Addrs(),
+			MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+		t.Cleanup(func() { c.Close() })
+		i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { i.Close() })
+		return i
+	})
 }
 
 // TestP3TokensSurviveKill: a server that keeps everything is killed: the lease

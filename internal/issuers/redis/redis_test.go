@@ -124,16 +124,32 @@ func subscribeOf(c redis.UniversalClient) func(context.Context, string, func(str
 }
 
 // TestConformance runs the suite, and the suite on broken issuers.
-func TestConformance(t *testing.T) { conformance(t, startServer(t).addr) }
+func TestConformance(t *testing.T) {
+	conformance(t, startServer(t).addr, (&server{}).issuer)
+}
 
-func conformance(t *testing.T, addr string) {
+// prompt is an issuer that sends its commands without a goroutine of their own.
+// go-redis notices a deadline, and a cancellation at its read timeout.
+func prompt(t testing.TB, addr string) *redislock.Issuer {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true,
+		ReadTimeout: 2 * time.Second, WriteTimeout: 2 * time.Second})
+	t.Cleanup(func() { c.Close() })
+	i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c), Prompt: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+func conformance(t *testing.T, addr string, issuer func(testing.TB, string) *redislock.Issuer) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
-		s := &server{}
 		return drivertest.Harness{
-			Issuer: func(t testing.TB) driver.Issuer { return s.issuer(t, addr) },
+			Issuer: func(t testing.TB) driver.Issuer { return issuer(t, addr) },
 			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
 				proxy := drivertest.NewProxy(t, "tcp", addr)
-				return s.issuer(t, proxy.Addr()), proxy
+				return issuer(t, proxy.Addr()), proxy
 			},
 			TTL:      8 * time.Second,
 			Parallel: true,
@@ -303,6 +319,78 @@ func TestServerWentBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	acquire(t, i, "r", "c")
+}
+
+// TestAdvanceIsLostWithTheData: a token that Advance lifted above the clock is in
+// the counter alone, which the package's documentation says. Once more with the
+// mark, and the tokens grow.
+func TestAdvanceIsLostWithTheData(t *testing.T) {
+	s := startServer(t)
+	i := s.issuer(t, s.addr)
+	above := guard.Token(time.Now().Add(time.Hour).UnixMilli() << 10)
+	if _, err := i.Advance(t.Context(), "r", above); err != nil {
+		t.Fatal(err)
+	}
+	mark := acquire(t, i, "r", "a")
+	lose := func() {
+		t.Helper()
+		if err := s.client(t, s.addr).FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lose()
+	if fallen := acquire(t, i, "r", "b"); fallen.Token >= mark.Token {
+		t.Errorf("token %v after %v: the documentation says that it falls", fallen.Token, mark.Token)
+	}
+	lose()
+	if _, err := i.Advance(t.Context(), "r", mark.Token); err != nil {
+		t.Fatal(err)
+	}
+	if next := acquire(t, i, "r", "c"); next.Token <= mark.Token {
+		t.Errorf("token %v after %v and Advance", next.Token, mark.Token)
+	}
+}
+
+// TestOneCommandForAnAcquire: acquire and release are one EVALSHA each once the
+// server knows the scripts and its time is known, and the counter lasts for six
+// days or more.
+func TestOneCommandForAnAcquire(t *testing.T) {
+	s := startServer(t)
+	c := s.client(t, s.addr)
+	var sent []string
+	i, err := redislock.New(func(ctx context.Context, args ...any) (any, error) {
+		sent = append(sent, fmt.Sprint(args[0]))
+		return c.Do(ctx, args...).Result()
+	}, &redislock.Options{Prompt: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := func(id string) guard.Claim {
+		t.Helper()
+		held := acquire(t, i, "r", id)
+		if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+			t.Fatal(freed, err)
+		}
+		return held
+	}
+	last := pair("a")
+	for n, left := range []time.Duration{7 * 24 * time.Hour, 6*24*time.Hour + time.Hour, 5 * 24 * time.Hour} {
+		if err := c.PExpire(t.Context(), "fencepost:{r}:counter", left).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sent = nil
+		next := pair(fmt.Sprint(n))
+		if next.Token <= last.Token {
+			t.Errorf("token %v after %v", next.Token, last.Token)
+		}
+		last = next
+		if fmt.Sprint(sent) != "[EVALSHA EVALSHA]" {
+			t.Errorf("sent %v", sent)
+		}
+		if ttl := c.PTTL(t.Context(), "fencepost:{r}:counter").Val(); ttl < 6*24*time.Hour-time.Minute {
+			t.Errorf("the counter that had %v left ends in %v", left, ttl)
+		}
+	}
 }
 
 // TestWakeOne: a release rings at the longest waiting process alone.

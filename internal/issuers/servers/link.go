@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"bytes"
 	"net"
 	"sync"
 )
@@ -11,10 +12,17 @@ type Link struct {
 	listener net.Listener
 	to       string
 
-	mu    sync.Mutex
-	cut   bool
-	conns map[net.Conn]bool
+	mu      sync.Mutex
+	cut     bool
+	cutFrom string
+	conns   map[net.Conn]*dialer
 }
+
+// dialer is who made a connection, as far as it has said so.
+type dialer struct{ name string } // below Link.mu
+
+// etcd's nodes say in a header who they are.
+var dialerHeader = []byte("X-Server-From: ")
 
 // NewLink makes a link to a node.
 func NewLink(t TB, to string) *Link {
@@ -23,7 +31,7 @@ func NewLink(t TB, to string) *Link {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Link{listener: l, to: to, conns: map[net.Conn]bool{}}
+	k := &Link{listener: l, to: to, conns: map[net.Conn]*dialer{}}
 	go k.serve()
 	t.Cleanup(func() { l.Close(); k.Cut(false) })
 	return k
@@ -38,8 +46,9 @@ func (k *Link) serve() {
 		if err != nil {
 			return
 		}
+		d := &dialer{}
 		k.mu.Lock()
-		k.conns[from] = true
+		k.conns[from] = d
 		cut := k.cut
 		k.mu.Unlock()
 		if cut {
@@ -51,14 +60,14 @@ func (k *Link) serve() {
 			continue
 		}
 		k.mu.Lock()
-		k.conns[to] = true
+		k.conns[to] = d
 		k.mu.Unlock()
-		go k.pump(from, to)
-		go k.pump(to, from)
+		go k.pump(from, to, d, true)
+		go k.pump(to, from, d, false)
 	}
 }
 
-func (k *Link) pump(from, to net.Conn) {
+func (k *Link) pump(from, to net.Conn, d *dialer, requests bool) {
 	defer k.end(from)
 	defer k.end(to)
 	buf := make([]byte, 64<<10)
@@ -68,7 +77,11 @@ func (k *Link) pump(from, to net.Conn) {
 			return
 		}
 		k.mu.Lock()
-		cut := k.cut
+		if _, after, ok := bytes.Cut(buf[:n], dialerHeader); ok && requests {
+			name, _, _ := bytes.Cut(after, []byte("\r"))
+			d.name = string(name)
+		}
+		cut := k.cut || k.cutFrom != "" && k.cutFrom == d.name
 		k.mu.Unlock()
 		if cut {
 			continue
@@ -91,9 +104,24 @@ func (k *Link) Cut(cut bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.cut && !cut {
-		for c := range k.conns {
-			c.Close()
-		}
+		k.endAll()
 	}
 	k.cut = cut
+}
+
+// CutFrom cuts what the node of that name sends and is answered, or with an empty
+// name heals it. The name is what etcd's nodes call themselves, see [Etcd.Cut].
+func (k *Link) CutFrom(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.cutFrom != "" && name == "" {
+		k.endAll()
+	}
+	k.cutFrom = name
+}
+
+func (k *Link) endAll() {
+	for c := range k.conns {
+		c.Close()
+	}
 }

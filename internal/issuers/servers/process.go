@@ -103,6 +103,12 @@ func (p *Process) Await() {
 	p.t.Fatalf("%s is not ready after five minutes: %v; the end of its log: %s", p.command[0], err, text[max(0, len(text)-2000):])
 }
 
+// Log is the end of what the node has logged.
+func (p *Process) Log() string {
+	text, _ := os.ReadFile(p.log)
+	return string(text[max(0, len(text)-4000):])
+}
+
 // Kill kills the node as the kernel does, and returns when it is gone.
 func (p *Process) Kill() {
 	p.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -417,5 +418,95 @@ func TestSpentLeaseFreesNoSuccessor(t *testing.T) {
 	b.Renew(t.Context(), []driver.Renewal{{Claim: next, TTL: ttl}}, results)
 	if _, err := a.Acquire(t.Context(), ask("r", "c")); results[0].State != driver.Extended || !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the successor's lease: %+v, and an acquire says %v; want ErrHeld", results[0], err)
+	}
+}
+
+// cutting ends the connection that a request went out on, as soon as it did.
+type cutting struct {
+	net.Conn
+	request *atomic.Pointer[string] // what is in the request; nil for none
+}
+
+func (c cutting) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if s := c.request.Load(); s != nil && bytes.Contains(p, []byte(*s)) && c.request.CompareAndSwap(s, nil) {
+		c.Conn.Close()
+	}
+	return n, err
+}
+
+// TestP8UnknownAcquireEndsWithItsTTL: the answer to an acquire is lost, nobody
+// asks for it again or releases it, and the session lives on for another lease.
+// What was granted to nobody ends.
+func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
+	z := startServers(t, 1)
+	var request atomic.Pointer[string]
+	i := issuer(t, &zklock.Options{TickTime: servers.ZooKeeperTick, Dialer: func(network, address string, timeout time.Duration) (net.Conn, error) {
+		conn, err := net.DialTimeout(network, address, timeout)
+		return cutting{conn, &request}, err
+	}}, z.Addrs()...)
+	r := func(resource, id string) driver.Request {
+		return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: 20 * servers.ZooKeeperTick, Timeout: time.Minute}
+	}
+	other, err := i.Acquire(t.Context(), r("other", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := i.Acquire(t.Context(), r("r", "before"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if freed, err := i.Release(t.Context(), guard.Claim{Resource: "r", Token: first.Token, LeaseID: "before"}); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	c := client(t, z.Addrs()...)
+	there := func() bool {
+		ok, _, err := c.Exists("/fencepost/r-r/lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	lost := false
+	for n := 0; n < 20 && !lost; n++ { // the server may notice the connection's end first
+		what := fmt.Sprint("id-lost", n)
+		request.Store(&what)
+		if _, err := i.Acquire(t.Context(), r("r", what[3:])); !errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Fatalf("%v; want ErrOutcomeUnknown", err)
+		}
+		for began := time.Now(); !lost && time.Since(began) < time.Second; time.Sleep(5 * time.Millisecond) {
+			lost = there()
+		}
+	}
+	if !lost {
+		t.Fatal("the acquire was never carried out")
+	}
+	for began := time.Now(); there(); time.Sleep(20 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("a lease that nobody holds is there a minute after its TTL of eight seconds")
+		}
+		results := make([]driver.Renewed, 1)
+		i.Renew(t.Context(), []driver.Renewal{{Claim: guard.Claim{Resource: "other", Token: other.Token, LeaseID: "a"}, TTL: 20 * servers.ZooKeeperTick}}, results)
+		if results[0].State == driver.Over {
+			t.Fatal("the session is over, which shows nothing")
+		}
+	}
+	// The lease ID that is asked for again before that is the holder's.
+	again := "id-again"
+	request.Store(&again)
+	if _, err := i.Acquire(t.Context(), r("r", "again")); !errors.Is(err, guard.ErrOutcomeUnknown) {
+		t.Fatalf("%v; want ErrOutcomeUnknown", err)
+	}
+	held, err := i.Acquire(t.Context(), r("r", "again"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := guard.Claim{Resource: "r", Token: held.Token, LeaseID: "again"}
+	for began := time.Now(); time.Since(began) < 25*servers.ZooKeeperTick; time.Sleep(100 * time.Millisecond) {
+		results := make([]driver.Renewed, 1)
+		i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: 20 * servers.ZooKeeperTick}}, results)
+		if results[0].State == driver.Over {
+			t.Fatal("the lease was deleted though it was adopted and renewed")
+		}
 	}
 }

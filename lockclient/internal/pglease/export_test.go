@@ -24,7 +24,7 @@ func (i *Issuer) Listening() bool { return i.listener.listening(context.Backgrou
 
 // Subscribe is the first step of Watch.
 func (i *Issuer) Subscribe(resource string, ring func()) (stop func()) {
-	sub := i.listener.subscribe(resource, true, ring)
+	sub := i.listener.subscribe(resource, "a waiter", ring)
 	return func() { i.listener.unsubscribe(sub) }
 }
 

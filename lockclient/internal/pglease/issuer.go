@@ -417,7 +417,7 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 
 // Watch sets the wake mark, and subscribes before.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
-	sub := i.listener.subscribe(w.Resource, w.LeaseID != "", ring)
+	sub := i.listener.subscribe(w.Resource, w.LeaseID, ring)
 	stop := func() { i.listener.unsubscribe(sub) }
 	if w.LeaseID != "" && !i.listener.listening(ctx, w.Wait) {
 		stop()

@@ -94,7 +94,9 @@ func TestTurnInLine(t *testing.T) {
 	defer i.Subscribe("it listens before", func() {})()
 	eventually(t, "it listens", i.Listening)
 	me, r := i.Process(), pglease.Topic("r")
-	notify := func(payload string) { mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, payload) }
+	notify := func(payload string) {
+		mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel+"."+me, payload)
+	}
 	for _, test := range []struct {
 		name     string
 		payloads []string
@@ -105,22 +107,26 @@ func TestTurnInLine(t *testing.T) {
 		{"named first", []string{r + " " + me + " other"}, false, 0},
 		{"second", []string{r + " dead " + me}, false, 1},
 		{"third", []string{r + " dead gone " + me}, false, 2},
-		{"control: not in line", []string{r + " dead gone"}, false, -1},
 		{"control: the lease was taken", []string{r + " dead " + me}, true, -1},
-		{"control: released again, which shows that somebody came", []string{r + " dead " + me, r + " other"}, false, -1},
+		{"control: released again, and later in line", []string{r + " dead " + me, r + " one two three four five " + me}, false, -1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.held {
 				defer release(t, i, acquire(t, i, "r", pglease.NewLeaseID()))
 			}
 			if test.turn < 0 {
+				settle(t, pool, i) // what came before is over
 				var rings rings
 				defer i.Subscribe("r", rings.ring)()
-				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel, test.payloads)
+				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel+"."+me, test.payloads)
 				settle(t, pool, i)
 				time.Sleep(3 * pglease.KeepFor)
 				if rings.rung() {
 					t.Error("rung")
+				}
+				// Who took it dropped those before it; whoever is alive is in line again.
+				if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); test.held && !slices.Equal(line, []string{me}) {
+					t.Errorf("the line is %q", line)
 				}
 				return
 			}

@@ -51,14 +51,20 @@ const (
 //
 // A process that is named and does not come, because it has died or no longer
 // wants the lease, costs the tenth of a second for which the lease is kept: the
-// next in line looks then, and the one after it another tenth later. The first
-// seven in line are told their places.
+// next in line looks then, and the one after it another tenth later. The three
+// that come next are told their places.
+//
+// A release is sent to nobody else, since everybody who is told takes time from
+// the one who is to go on: each process has a channel of its own. Onlookers have
+// one more, to which a process listens from its first onlooker on, and
+// [Channel] rings everybody, when no process is named.
 type listener struct {
 	// connect opens a connection, notify sends a notification by another one.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 	notify  func(ctx context.Context, payload string) error
-	// free says whether nobody has a lease, or that is not known.
-	free func(ctx context.Context, resource string) bool
+	// free says whether nobody has a lease, or that is not known. If somebody
+	// has, the waiter is in line again: who came first dropped those before it.
+	free func(ctx context.Context, resource, leaseID string) bool
 	// tell is told once that notifications do not arrive, with the error, and
 	// then that they do again.
 	tell    func(error)
@@ -80,6 +86,8 @@ type listener struct {
 	closed  bool
 	up      bool
 	opening chan struct{} // closed when a connection that is about to listen does, or failed; nil if none is
+	all     bool          // onlookers are told as well
+	wakeUp  func()        // has the connection look whether they want to be
 	used    time.Time     // when somebody waited last
 	told    bool          // of a failure
 }
@@ -87,7 +95,7 @@ type listener struct {
 // subscription is one watch.
 type subscription struct {
 	resource, topic string
-	waiter          bool
+	leaseID         string // of a waiter; an onlooker has none
 	ring            func()
 	turn            *time.Timer // until those before it in line have had their time
 }
@@ -136,14 +144,14 @@ func (i *Issuer) newListener(c Config) *listener {
 	}
 	l.notify = func(ctx context.Context, payload string) error {
 		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-			_, err := conn.Exec(ctx, notifySQL, Channel, payload)
+			_, err := conn.Exec(ctx, notifySQL, processChannel(i.process), payload)
 			return err
 		})
 	}
-	l.free = func(ctx context.Context, resource string) bool {
+	l.free = func(ctx context.Context, resource, leaseID string) bool {
 		var held *driver.HeldError
-		err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) (err error) {
-			held, err = i.watch(ctx, conn, driver.Watch{Resource: resource}, "")
+		err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
+			held, err = i.watch(ctx, conn, driver.Watch{Resource: resource, LeaseID: leaseID}, lockTimeout)
 			return err
 		})
 		return held == nil || err != nil
@@ -160,11 +168,14 @@ func (i *Issuer) newListener(c Config) *listener {
 	return l
 }
 
-func (l *listener) subscribe(resource string, waiter bool, ring func()) *subscription {
-	s := &subscription{resource: resource, topic: Topic(resource), waiter: waiter, ring: ring}
+func (l *listener) subscribe(resource, leaseID string, ring func()) *subscription {
+	s := &subscription{resource: resource, topic: Topic(resource), leaseID: leaseID, ring: ring}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
+	if leaseID == "" && !l.all && l.wakeUp != nil {
+		l.wakeUp()
+	}
 	if !l.running && !l.closed && l.wake != WakePoll {
 		l.running, l.opening = true, make(chan struct{})
 		l.wg.Go(l.run)
@@ -288,8 +299,8 @@ func (l *listener) session() (worked bool, err error) {
 			return false, errors.Join(err, errPooler)
 		}
 	}
-	if _, err := conn.PgConn().Exec(connecting, `LISTEN "`+Channel+`"`).ReadAll(); err != nil {
-		return false, fmt.Errorf("listening: %w", err)
+	if err := listen(connecting, conn, Channel, processChannel(l.process)); err != nil {
+		return false, err
 	}
 	if err := l.selfTest(conn); err != nil {
 		return false, err
@@ -308,6 +319,15 @@ func (l *listener) session() (worked bool, err error) {
 			return true, nil
 		case heard:
 			continue
+		case l.onlookers(false):
+			listening, cancel := context.WithTimeout(l.ctx, l.timeout)
+			err := listen(listening, conn, onlookersChannel)
+			cancel()
+			if err != nil {
+				return true, err
+			}
+			l.onlookers(true)
+			continue
 		}
 		// Silence: of a server with nothing to say, or of a connection that is
 		// dead and does not know it.
@@ -315,6 +335,35 @@ func (l *listener) session() (worked bool, err error) {
 			return true, err
 		}
 	}
+}
+
+// listen subscribes the connection to channels.
+func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
+	sql := `LISTEN "` + strings.Join(channels, `"; LISTEN "`) + `"`
+	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	return nil
+}
+
+// onlookers reports whether there are any that are not told yet. With told they
+// are from now on, and are rung once, because they may have looked before.
+func (l *listener) onlookers(told bool) (waiting bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all {
+		return false
+	}
+	l.all = told
+	for s := range l.subs {
+		if s.leaseID == "" {
+			waiting = true
+			if told {
+				s.ring()
+			}
+		}
+	}
+	return waiting
 }
 
 // isPooled compares the server process with that of the handshake, which a
@@ -332,7 +381,7 @@ func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 func (l *listener) lost() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.up, l.opening = false, make(chan struct{})
+	l.up, l.all, l.opening = false, false, make(chan struct{})
 	for s := range l.subs {
 		s.ring()
 	}
@@ -356,10 +405,18 @@ func (l *listener) selfTest(conn *pgx.Conn) error {
 }
 
 // receive passes on one notification, or all up to the payload until; heard is
-// false if the time passed first.
+// false if the time passed first. Without until, a first onlooker ends it too.
 func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, atMost)
 	defer cancel()
+	if until == "" {
+		l.mu.Lock()
+		l.wakeUp = cancel
+		l.mu.Unlock()
+		if l.onlookers(false) { // it came before
+			return false, nil
+		}
+	}
 	for {
 		n, err := conn.WaitForNotification(ctx)
 		switch {
@@ -374,33 +431,32 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 		if n.Payload == until {
 			return true, nil
 		}
-		l.heard(n.Payload)
+		l.heard(n.Channel, n.Payload)
 		if until == "" {
 			return true, nil
 		}
 	}
 }
 
-// heard rings who watches a topic. Of the waiters those of the process that is
-// named first may try, or all if none is named; those of the next look when the
-// lease has been kept for those before them. Another release of the same
-// resource says that one of them came.
-func (l *listener) heard(payload string) {
-	topic, processes, _ := strings.Cut(payload, " ")
-	line := strings.Fields(processes)
-	turn := slices.Index(line, l.process)
+// heard rings who watches a topic: onlookers, or everybody if no process is
+// named, or the waiters of this process. If others come before it in line, they
+// look when the lease has been kept for each of those.
+func (l *listener) heard(channel, payload string) {
+	topic, line, _ := strings.Cut(payload, " ")
+	turn := max(0, slices.Index(strings.Fields(line), l.process))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := range l.subs {
-		if s.topic != topic {
-			continue
-		}
-		s.wait(0, nil)
 		switch {
-		case !s.waiter || len(line) == 0 || turn == 0:
+		case s.topic != topic:
+		case s.leaseID == "":
 			s.ring()
+		case channel == onlookersChannel:
 		case turn > 0:
 			s.wait(time.Duration(turn)*keepFor, func() { l.look(s) })
+		default:
+			s.wait(0, nil)
+			s.ring()
 		}
 	}
 }
@@ -413,13 +469,14 @@ func (l *listener) look(s *subscription) {
 		return
 	}
 	l.wg.Go(func() {
-		if l.free(l.ctx, s.resource) {
+		if l.free(l.ctx, s.resource, s.leaseID) {
 			s.ring()
 		}
 	})
 }
 
-// wait has f called after d, or with no f nothing more; the listener's mutex is
+// wait has f called after d, in place of what was to be called, or with no f
+// nothing more; the listener's mutex is
 // held.
 func (s *subscription) wait(d time.Duration, f func()) {
 	if s.turn != nil {

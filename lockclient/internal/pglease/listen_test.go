@@ -478,8 +478,11 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := conn.Exec(t.Context(), `LISTEN "`+pglease.Channel+`"`); err != nil {
-		t.Fatal(err)
+	// As an onlooker, as the process that waits, and as all others.
+	for _, channel := range []string{pglease.Channel, pglease.Channel + "." + waiter.Process(), pglease.Channel + ".onlookers"} {
+		if _, err := conn.Exec(t.Context(), `LISTEN "`+channel+`"`); err != nil {
+			t.Fatal(err)
+		}
 	}
 	heard := func() (payloads []string) {
 		const last = "test, and the last one"
@@ -519,11 +522,11 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 	}
 	got := heard()
 	for n, payload := range got {
-		if payload != pglease.Topic(names[n])+" "+waiter.Process() || strings.Contains(payload, "tenant") {
+		if payload != pglease.Topic(names[n/2])+" "+waiter.Process() || strings.Contains(payload, "tenant") {
 			t.Errorf("heard %q", payload)
 		}
 	}
-	if len(got) != len(names) {
+	if len(got) != 2*len(names) {
 		t.Errorf("heard %q", got)
 	}
 }

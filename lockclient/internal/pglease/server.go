@@ -128,8 +128,16 @@ func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Channel is the notifications' name, in the name of the schema.
+// Channel is where everybody is told of a release for which no process is named,
+// in the name of the schema.
 const Channel = "fencepost.leases"
+
+// onlookersChannel is where those are told who watch and do not wait.
+const onlookersChannel = Channel + ".onlookers"
+
+// processChannel is where the waiters of a process are told that it is their
+// turn.
+func processChannel(process string) string { return Channel + "." + process }
 
 // Topic is what is sent in place of a resource's name: everybody who may log in
 // can listen to any channel, and a payload of 8,000 bytes fails its statement.

@@ -70,6 +70,17 @@ END $$;
 -- the releases meanwhile a notification. A released lease is kept for a tenth of
 -- a second for the process that has waited longest.
 
+-- check_isolation refuses the levels at which a row that was waited for is not
+-- seen as it is once locked.
+CREATE FUNCTION fencepost.check_isolation()
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
+      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
+  END IF;
+END $$;
+
 -- acquire grants, and says why it does not grant the rest; no row at all means
 -- that this is not the server, started at p_started, or not the table that the
 -- caller has entered. p_ttls are microseconds, p_process names who asks.
@@ -102,10 +113,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
-      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
-  END IF;
+  PERFORM fencepost.check_isolation();
   PERFORM set_config('lock_timeout', p_wait_ms, true);
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
     PERFORM set_config('synchronous_commit', 'on', true);
@@ -207,12 +215,13 @@ BEGIN
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
--- wake says for whom a lease is kept, and whose turn it is if that one does not
--- come.
+-- wake tells a process that a lease is kept for it, those that come next whose
+-- turn it is if that one does not come, and onlookers. Nobody else is told, since
+-- each of them would cost the next holder time; if nobody is named, everybody is.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
 RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT pg_notify('fencepost.leases',
-    p_topic || ' ' || coalesce(p_kept_for, '') || coalesce(' ' || nullif(array_to_string(p_waiters[1:7], ' '), ''), '')) IS NOT NULL
+  SELECT count(pg_notify(concat_ws('.', 'fencepost.leases', u.name), p_topic || ' ' || concat_ws(' ', p_kept_for, nullif(array_to_string(p_waiters[1:3], ' '), '')))) > 0
+  FROM unnest(CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END) AS u(name)
 $$;
 
 -- spend frees the lease of a lease ID, whatever its token, and sees to it that

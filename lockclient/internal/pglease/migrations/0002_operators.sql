@@ -32,10 +32,7 @@ DECLARE
   v_there text[];
   v_pid   integer;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
-      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
-  END IF;
+  PERFORM fencepost.check_isolation();
   SELECT array_agg(k.virtualtransaction) INTO v_there FROM pg_locks k
    WHERE k.relation = 'fencepost.leases'::regclass AND k.database = v_database AND k.granted
      AND k.mode = ANY (v_modes) AND k.pid IS DISTINCT FROM pg_backend_pid();
@@ -267,10 +264,7 @@ DECLARE
   v_wake  timestamptz;
   a       fencepost.audit;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
-      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
-  END IF;
+  PERFORM fencepost.check_isolation();
   IF p_leases <> 'fencepost.leases'::regclass THEN
     o_status := 'moved';
     RETURN;
@@ -336,10 +330,7 @@ RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_c
 DECLARE
   v_token bigint;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
-      MESSAGE = format('fencepost: isolation level %s is refused, set default_transaction_isolation to read committed', current_setting('transaction_isolation'));
-  END IF;
+  PERFORM fencepost.check_isolation();
   IF p_resource = '' THEN
     RETURN NULL;
   END IF;
