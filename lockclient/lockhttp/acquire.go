@@ -48,6 +48,9 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		return &httpError{kind: &kindTooManyLeases}
 	}
 	grant, held, err := a.run(r.Context())
+	if held == nil {
+		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
+	}
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
 	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
 		// Nobody is there to take it, or it would be over.
@@ -184,6 +187,11 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 	// Whoever presents a lease ID may have the lease already. Anybody else
 	// stands in line if there is one.
 	told := &driver.HeldError{Resource: a.Resource}
+	if a.Waiting && a.wait == 0 {
+		if d := a.s.turns.before(a.Resource, a.id.Subject, a.LeaseID); d > 0 {
+			return driver.Grant{}, kept(a.Resource, d), nil
+		}
+	}
 	if a.given || a.wait == 0 || !a.s.lines.busy(a.Resource) {
 		g, held, err := a.try(ctx)
 		if err != nil || held == nil || a.wait == 0 {

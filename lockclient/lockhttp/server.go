@@ -106,6 +106,7 @@ type Server struct {
 	router       chi.Router
 	usage        usage
 	lines        lines
+	turns        turns
 	feeds        feeds
 	ready        readiness
 	activity     activity
