@@ -48,6 +48,9 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		return &httpError{kind: &kindTooManyLeases}
 	}
 	grant, held, err := a.run(r.Context())
+	if held == nil {
+		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
+	}
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
 	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
 		// Nobody is there to take it, or it would be over.
@@ -184,6 +187,11 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 	// Whoever presents a lease ID may have the lease already. Anybody else
 	// stands in line if there is one.
 	told := &driver.HeldError{Resource: a.Resource}
+	if a.Waiting && a.wait == 0 {
+		if d := a.s.turns.before(a.Resource, a.id.Subject, a.LeaseID); d > 0 {
+			return driver.Grant{}, kept(a.Resource, d), nil
+		}
+	}
 	if a.given || a.wait == 0 || !a.s.lines.busy(a.Resource) {
 		g, held, err := a.try(ctx)
 		if err != nil || held == nil || a.wait == 0 {
@@ -211,11 +219,13 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		return driver.Grant{}, nil, errClosing
 	}
 	for {
+		began := driver.Now()
 		g, held, err := a.try(ctx)
-		if k := kindOf(err); err != nil && ctx.Err() == nil && k.status >= http.StatusInternalServerError {
+		failed := err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError
+		if l.failing(failed, began) >= a.s.opts.Timeout || failed && a.Timeout >= a.s.opts.Timeout {
 			// Else each in the line would wait for the time-outs of those before.
-			// Of their own leases nothing was asked.
-			a.s.lines.fail(l, guard.Unavailable("acquire", guard.Claim{Resource: a.Resource}, errors.New(err.Error())))
+			// Who had less time than that says nothing of the issuer.
+			a.s.lines.fail(l, lineError(a.Resource, err))
 		}
 		if err != nil || held == nil {
 			return g, nil, err
@@ -228,6 +238,15 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 			return driver.Grant{}, held, nil
 		}
 	}
+}
+
+// lineError is what those in a line are told of another's failure: of their own
+// leases nothing was asked.
+func lineError(resource string, err error) error {
+	if kindOf(err) == &kindBehind {
+		return err
+	}
+	return guard.Unavailable("acquire", guard.Claim{Resource: resource}, errors.New(err.Error()))
 }
 
 var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the server is closing"))
@@ -261,7 +280,8 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
 		case err != nil:
 			// Whatever the client's fault was, it was checked before.
-			a.lost = a.lost || errors.Is(err, guard.ErrOutcomeUnknown) || kindOf(err) == &kindInternal
+			k := kindOf(err)
+			a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
 		}
 		return g, nil, err
 	}

@@ -89,8 +89,6 @@ func TestBadInput(t *testing.T) {
 		{"a token of zero", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":0,"ttlSeconds":30}`, 400, "invalid", "fencingToken"},
 		{"an empty batch", a, "POST", "/v1/locks/renew", `{"renewals":[]}`, 400, "invalid", "renewals"},
 		{"a large batch", a, "POST", "/v1/locks/renew", `{"renewals":[` + strings.Repeat("{},", 100) + `{}]}`, 400, "invalid", "renewals"},
-		{"a batch with a bad item", a, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"acme:billing-close:2026-01","leaseId":"L","fencingToken":"1","ttlSeconds":30,"x":1}]}`, 400, "invalid", "renewals[0].body"},
-		{"a batch with another tenant's", a, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"umbrella:billing-close:1","leaseId":"U","fencingToken":"1","ttlSeconds":30}]}`, 403, "forbidden", ""},
 
 		{"released twice", a, "DELETE", "/v1/locks/R?resource=acme:billing-close:released", "", 404, "lease_over", ""},
 		{"releasing an unknown lease", a, "DELETE", "/v1/locks/X?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},

@@ -46,6 +46,7 @@
 //	POST   /v1/locks/renew                   {renewals: [{resource, leaseId, fencingToken, ttlSeconds}, ...]}
 //	DELETE /v1/locks/{leaseId}?resource=R    and fencingToken=N
 //	POST   /v1/locks/release                 {resource, leaseId, fencingToken}, for lease IDs such as ".."
+//	POST   /v1/locks/why                     {resource, leaseId, fencingToken}: who ended the lease by force
 //	GET    /v1/locks?prefix=P                a page of what the identity may name
 //	GET    /v1/locks/{resource}
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
@@ -60,6 +61,9 @@
 // token; requests take either in fencingToken. Whoever reads JSON numbers as
 // floats must use the text. Count the TTL from when the request was sent plus
 // waitedSeconds.
+//
+// Of a batch each item has its own state: extended, over, or the word of an error
+// below. A bad item does not keep the others from being carried out.
 //
 // Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
 // name and "%61" an a.
@@ -114,6 +118,8 @@
 //	500 internal                likewise
 //	501 unsupported             no Options.Admin
 //	503 unavailable             nothing was done
+//	503 issuer_behind           the issuer is behind its own tokens, as after a
+//	                            restore (guard.ErrMarkAhead): an operator has to act
 //
 // # Compatibility
 //

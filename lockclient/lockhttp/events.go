@@ -103,17 +103,35 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	defer done()
 	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
 	defer cancel()
-	watching, rung, err := s.look(ctx, asked)
-	if err != nil {
-		return err
-	}
-	first := watching.Held
-	out := newStream(w)
-	gone := out.send("holder", holderEvent{asked.Resource, holderOf(first, id.sees()), time.Now()}) != nil
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
+	var out *stream
+	tell := func(held *driver.HeldError) bool {
+		out = newStream(w)
+		return out.send("holder", holderEvent{asked.Resource, holderOf(held, id.sees()), time.Now()}) == nil
+	}
+	var place *ticket // a waiter's
+	if asked.LeaseID != "" {
+		place = s.turns.join(asked.Resource, id.Subject, asked.LeaseID)
+		defer place.leave()
+		if !s.takeTurn(ctx, place, beat, tell, func() bool { return out.send("", nil) == nil }) {
+			return nil
+		}
+	}
+	watching, rung, err := s.look(ctx, asked)
+	if err != nil && out == nil {
+		return err
+	}
+	if err != nil {
+		return nil // the stream ends, and the client asks
+	}
+	first := watching.Held
+	gone := out == nil && !tell(first)
 	for !gone {
-		ring := asked.LeaseID != "" && watching.Held == nil
+		if place != nil {
+			place.note(watching.Held)
+		}
+		ring := place != nil && watching.Held == nil
 		if !ring {
 			d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
 			if h := watching.Held; h != nil {
@@ -139,14 +157,49 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 				return nil // the stream ends, and the client asks
 			}
 			ring = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
+			if place != nil {
+				ring = watching.Held == nil
+			}
 		}
 		if ring {
 			watching.Stop()
-			_ = out.send("ring", struct{}{})
+			if place != nil {
+				place.call()
+			}
+			if out.send("ring", struct{}{}) != nil && place != nil {
+				s.turns.asked(asked.Resource, id.Subject, asked.LeaseID)
+			}
 			return nil
 		}
 	}
 	return nil
+}
+
+// takeTurn waits for a waiter's turn and tells it meanwhile who has the lease. It
+// is false if the stream is over.
+func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) bool {
+	select {
+	case <-place.turn:
+		return true
+	default:
+	}
+	if !tell(place.known()) {
+		return false
+	}
+	for {
+		select {
+		case <-place.turn:
+			return true
+		case <-beat.C:
+			if !alive() {
+				return false
+			}
+		case <-ctx.Done():
+			return false
+		case <-s.closed:
+			return false
+		}
+	}
 }
 
 // follow tells who holds the leases of some resources, and every change that is

@@ -33,7 +33,11 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	err := s.ready.err
 	s.ready.mu.Unlock()
 	if err != nil {
-		s.fail(w, r, &httpError{kind: &kindUnavailable, err: err})
+		k := &kindUnavailable
+		if kindOf(err) == &kindBehind {
+			k = &kindBehind
+		}
+		s.fail(w, r, &httpError{kind: k, err: err})
 		return
 	}
 	s.answer(w, map[string]bool{"ok": true})
@@ -42,7 +46,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 func (s *Server) probe(ctx context.Context) error {
 	q := driver.Request{
 		Resource: s.opts.ReadyResource, LeaseID: pglease.NewLeaseID(), Owner: "readyz",
-		TTL: max(10*time.Second, s.limits.MinTTL), Timeout: s.opts.Timeout / 2,
+		TTL: probeTTL(s.limits), Timeout: s.opts.Timeout / 2,
 	}
 	_, err := within(ctx, s, "acquire", q.Claim(), func(ctx context.Context) (driver.Grant, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
@@ -58,4 +62,19 @@ func (s *Server) probe(ctx context.Context) error {
 		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // also if it was not answered
 	}, nil)
 	return errors.Join(err, released)
+}
+
+// probeTTL is ten seconds, or what of the issuer's is nearest.
+func probeTTL(l driver.Limits) time.Duration {
+	ttl := 10 * time.Second
+	if l.MaxTTL > 0 {
+		ttl = min(ttl, l.MaxTTL)
+	}
+	ttl = max(ttl, l.MinTTL)
+	if l.TTLStep > 0 {
+		if ttl -= ttl % l.TTLStep; ttl < l.MinTTL || ttl == 0 {
+			ttl += l.TTLStep
+		}
+	}
+	return ttl
 }

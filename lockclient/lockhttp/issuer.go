@@ -160,7 +160,7 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
-	said := fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
+	var said error = fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
 	for _, k := range kinds {
 		if k.name != name || k.status != resp.StatusCode {
 			continue
@@ -171,19 +171,31 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		case &kindLate:
 			return guard.Unavailable(op, claim, driver.ErrLate)
 		case &kindOver:
-			over := &httpError{kind: k, err: said}
-			if p.Cut != nil {
-				over.cut = &driver.ForceUnlockedError{Actor: p.Cut.Actor, Reason: p.Cut.Reason, At: p.Cut.At}
-			}
-			return over
+			return &httpError{kind: k, err: said}
+		case &kindBehind:
+			return behind(op, said)
 		case &kindInvalid:
 			return &guard.InvalidError{Field: p.Field, Problem: said.Error()}
+		}
+		if k == &kindTooLarge {
+			said = &httpError{kind: k, err: said} // Renew sends less then
 		}
 		if k.nothing {
 			return guard.Unavailable(op, claim, said)
 		}
 	}
 	return guard.OutcomeUnknown(op, claim, said)
+}
+
+// behind is the error of an issuer that went back.
+func behind(op string, said error) error {
+	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
+}
+
+// is reports whether the server refused with this kind.
+func is(err error, k *kind) bool {
+	var own *httpError
+	return errors.As(err, &own) && own.kind == k
 }
 
 // Acquire asks once; the server does not wait.
@@ -225,7 +237,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 }
 
-// Renew sends one batch.
+// Renew sends one batch, or several if the server takes less at once.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	from := driver.Now()
 	type item struct {
@@ -240,6 +252,11 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 	var answer batchBody
 	err := i.do(ctx, "renew", renewals[0].Claim, http.MethodPost, "/v1/locks/renew", map[string]any{"renewals": items}, &answer)
+	if half := len(renewals) / 2; half > 0 && is(err, &kindTooLarge) { // and did nothing
+		i.Renew(ctx, renewals[:half], results[:half])
+		i.Renew(ctx, renewals[half:], results[half:])
+		return
+	}
 	if err == nil && len(answer.Results) != len(renewals) {
 		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the answer is of another request"))
 	}
@@ -258,10 +275,14 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			i.proofs.keep(r.Claim, got.Proof, from+ttl)
 			results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: ttl}
 		case stateOver:
-			i.proofs.drop(r.Claim)
+			i.proofs.end(r.Claim)
 			results[n] = driver.Renewed{State: driver.Over}
-		case kindUnavailable.name:
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New("says the lock server"))}
+		case kindInvalid.name:
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, &guard.InvalidError{Field: got.Field, Problem: fmt.Sprintf("the lock server says %q", got.Detail)})}
+		case kindUnavailable.name, kindForbidden.name:
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
+		case kindBehind.name:
+			results[n] = driver.Renewed{Err: behind("renew", errors.New("says the lock server"))}
 		default:
 			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
 		}
@@ -270,13 +291,13 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 
 // Release frees the claim's lease; without a token it spends the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	i.proofs.drop(claim) // a claim without a token has none
+	i.proofs.end(claim) // a claim without a token has none
 	in := map[string]any{"resource": claim.Resource, "leaseId": claim.LeaseID}
 	if claim.Token != guard.NoToken {
 		in["fencingToken"] = claim.Token
 	}
 	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", in, &releasedBody{})
-	if over := (*httpError)(nil); errors.As(err, &over) {
+	if is(err, &kindOver) {
 		return false, nil
 	}
 	return err == nil, err
@@ -284,12 +305,14 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 
 // Why says who force-unlocked a lease.
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
-	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/"+url.PathEscape(claim.LeaseID)+"/renew",
-		map[string]any{"resource": claim.Resource, "fencingToken": claim.Token, "ttlSeconds": seconds(time.Second)}, &renewedBody{})
-	if over := (*httpError)(nil); errors.As(err, &over) && over.cut != nil {
-		return over.cut
+	var answer whyBody
+	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/why", map[string]any{
+		"resource": claim.Resource, "leaseId": claim.LeaseID, "fencingToken": claim.Token,
+	}, &answer)
+	if err != nil || answer.Cut == nil {
+		return nil
 	}
-	return nil
+	return &driver.ForceUnlockedError{Actor: answer.Cut.Actor, Reason: answer.Cut.Reason, At: answer.Cut.At}
 }
 
 // Watch reads a stream of events, until the lease is released or the stream

@@ -1,7 +1,9 @@
 package lockhttp
 
 import (
+	"cmp"
 	"sync"
+	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
@@ -27,6 +29,9 @@ type line struct {
 
 	mu   sync.Mutex
 	held *driver.HeldError // what the last to ask was told
+	// since is when the first of the latest failures in a row began; 0 if the
+	// last to ask had an answer.
+	since time.Duration
 }
 
 func (all *lines) busy(resource string) bool { return all.count(resource) > 0 }
@@ -73,6 +78,18 @@ func (all *lines) fail(l *line, err error) {
 		l.err = err
 		close(l.failed)
 	}
+}
+
+// failing takes note of an attempt and returns for how long all have failed.
+func (l *line) failing(failed bool, began time.Duration) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !failed {
+		l.since = 0
+		return 0
+	}
+	l.since = cmp.Or(l.since, began)
+	return driver.Now() - l.since
 }
 
 func (l *line) note(held *driver.HeldError) {

@@ -182,8 +182,12 @@ func signOut(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
+// setCookie has no Path: a browser takes the directory that it sent the form to,
+// which is the page's, wherever the server is mounted. And it alone knows whether
+// it speaks TLS, to this server or to a proxy: its form's Origin says so.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
-	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode, Path: "/"})
+	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode})
 }
 
 func (s *Server) showLocks(w http.ResponseWriter, r *http.Request, v *view) {

@@ -48,13 +48,14 @@ var (
 	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It could not be learned whether it was done. Repeat it with the same leaseId, or release that.", false}
 	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
 	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "This server has no operators' calls.", true}
+	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
 	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
 )
 
 var kinds = []*kind{
 	&kindInvalid, &kindUnauthorized, &kindForbidden, &kindNotFound, &kindOver, &kindMethod, &kindChanged, &kindSpent,
 	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindTooManyLeases, &kindUnknown, &kindInternal,
-	&kindUnsupported, &kindUnavailable,
+	&kindUnsupported, &kindBehind, &kindUnavailable,
 }
 
 // httpError is an error that is answered as its kind says.
@@ -82,6 +83,8 @@ func kindOf(err error) *kind {
 		return own.kind
 	case errors.Is(err, guard.ErrOutcomeUnknown):
 		return &kindUnknown
+	case errors.Is(err, guard.ErrMarkAhead):
+		return &kindBehind
 	case errors.Is(err, driver.ErrSpent):
 		return &kindSpent
 	case errors.Is(err, driver.ErrLate):
@@ -117,6 +120,13 @@ type cut struct {
 	At     time.Time `json:"at"`
 }
 
+func cutOf(e *driver.ForceUnlockedError) *cut {
+	if e == nil {
+		return nil
+	}
+	return &cut{e.Actor, e.Reason, e.At}
+}
+
 // fail answers with a problem. Errors of the inside are logged and not shown.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	k := kindOf(err)
@@ -128,9 +138,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if errors.As(err, &own) {
 		p.LeaseID = own.leaseID
-		if own.cut != nil {
-			p.Cut = &cut{own.cut.Actor, own.cut.Reason, own.cut.At}
-		}
+		p.Cut = cutOf(own.cut)
 	}
 	h := w.Header()
 	switch k {

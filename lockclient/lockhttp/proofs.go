@@ -3,6 +3,7 @@ package lockhttp
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,11 +11,12 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// proofs are those of the leases that run, as the server last sent them.
+// proofs are those of the leases that run, as the server last sent them, and of
+// the latest that are over.
 type proofs struct {
 	mu      sync.Mutex
 	byClaim map[guard.Claim]proven
-	sweep   int // when there are so many, those of leases that are over go
+	sweep   int // when there are more, some of those of leases that are over go
 }
 
 type proven struct {
@@ -37,24 +39,59 @@ func (p *proofs) keep(claim guard.Claim, proof string, until time.Duration) {
 		p.byClaim[claim] = proven{proof, until}
 	}
 	if len(p.byClaim) > p.sweep {
-		now := driver.Now()
-		maps.DeleteFunc(p.byClaim, func(_ guard.Claim, v proven) bool { return v.until <= now })
-		p.sweep = max(64, 2*len(p.byClaim))
+		p.forget(driver.Now())
+		p.sweep = max(2*overMost, 2*len(p.byClaim))
 	}
 }
 
-func (p *proofs) drop(claim guard.Claim) {
+// overMost is how many proofs of leases that are over are kept: those that ended
+// last. A late holder presents its proof, and is told by the resource that it is
+// stale; one that comes later than that is told that the proof is missing.
+const overMost = 1000
+
+// forget leaves overMost of the proofs of leases that are over.
+func (p *proofs) forget(now time.Duration) {
+	var over []time.Duration
+	for _, v := range p.byClaim {
+		if v.until <= now {
+			over = append(over, v.until)
+		}
+	}
+	if len(over) <= overMost {
+		return
+	}
+	slices.Sort(over)
+	excess := len(over) - overMost
+	last := over[excess-1]
+	maps.DeleteFunc(p.byClaim, func(_ guard.Claim, v proven) bool {
+		if excess > 0 && v.until <= last {
+			excess--
+			return true
+		}
+		return false
+	})
+}
+
+// end takes note that a lease is over before its time.
+func (p *proofs) end(claim guard.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.byClaim, claim)
+	if v, ok := p.byClaim[claim]; ok {
+		v.until = min(v.until, driver.Now())
+		p.byClaim[claim] = v
+	}
 }
 
 // Proof returns the proof that the lock server issued a claim, as it came with
 // the last grant or renewal: for Proof of httpfence's TransportOptions. It asks
 // nobody, so the context does not matter.
 //
+// Of the leases that are over it keeps the proofs of the last thousand, so that
+// a late holder hears from the resource that it is stale, for as long as the proof
+// is worth something (SignerOptions.Leeway of guard/proof).
+//
 // The error is [guard.ErrMissing]: the server signs nothing ([Options.Signer]),
-// this issuer has not acquired the lease, or the lease is over.
+// or this issuer has not acquired the lease, or a thousand ended after it.
 func (i *Issuer) Proof(_ context.Context, claim guard.Claim) (string, error) {
 	i.proofs.mu.Lock()
 	defer i.proofs.mu.Unlock()
@@ -63,6 +100,6 @@ func (i *Issuer) Proof(_ context.Context, claim guard.Claim) (string, error) {
 	}
 	return "", &guard.InvalidError{
 		Field: "proof", Missing: true,
-		Problem: "is missing: the lock server sent none (lockhttp.Options.Signer), the lease was acquired through another issuer, or it is over",
+		Problem: "is missing: the lock server sent none (lockhttp.Options.Signer), the lease was acquired through another issuer, or it was over long ago",
 	}
 }

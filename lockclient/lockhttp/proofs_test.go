@@ -9,8 +9,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// TestProofsAreBounded: the proofs of leases that are over do not stay, those of
-// leases that run do.
+// TestProofsAreBounded: of the proofs of leases that are over the latest stay, of
+// those of leases that run all.
 func TestProofsAreBounded(t *testing.T) {
 	var p proofs
 	claim := func(n int) guard.Claim { return guard.Claim{Resource: "r" + strconv.Itoa(n), Token: 1, LeaseID: "L"} }
@@ -18,16 +18,26 @@ func TestProofsAreBounded(t *testing.T) {
 	for n := range 1000 {
 		p.keep(claim(n), "runs", end)
 	}
-	for n := 1000; n < 100_000; n++ {
-		p.keep(claim(n), "over", 1)
+	const last = 100_000
+	for n := 1000; n < last; n++ {
+		p.keep(claim(n), "over", time.Duration(n))
 	}
-	if n := len(p.byClaim); n > 2001 {
+	if n := len(p.byClaim); n > 2*(1000+overMost)+1 {
 		t.Errorf("%d proofs are kept of 1,000 leases", n)
 	}
 	for n := range 1000 {
 		if p.byClaim[claim(n)].proof != "runs" {
 			t.Fatalf("the proof of lease %d is gone", n)
 		}
+	}
+	for n := last - overMost; n < last; n++ {
+		if p.byClaim[claim(n)].proof != "over" {
+			t.Fatalf("the proof of lease %d is gone, one of the last that ended", n)
+		}
+	}
+	p.end(claim(0)) // such as by a release
+	if v := p.byClaim[claim(0)]; v.proof != "runs" || v.until > driver.Now() {
+		t.Errorf("a lease that was released: %+v", v)
 	}
 	p.keep(claim(1), "earlier", end-1)
 	if p.byClaim[claim(1)].proof != "runs" {

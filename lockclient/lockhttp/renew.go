@@ -33,10 +33,7 @@ func (s *Server) parseRenewal(id *Identity, f *fields, inPath *string) (driver.R
 	}
 	err := f.end()
 	if err == nil {
-		err = allowed(id, r.Claim.Resource)
-	}
-	if err == nil {
-		err = leaseID(r.Claim.LeaseID)
+		err = mine(id, r.Claim)
 	}
 	if err == nil {
 		err = s.checkTTL(id, r.TTL)
@@ -63,15 +60,29 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: name}
 	case results[0].State == stateOver:
 		over := &httpError{kind: &kindOver, leaseID: name}
-		if e, ok := s.issuer.(driver.Explainer); ok {
-			_, why := within(r.Context(), s, "why", renewal.Claim, func(ctx context.Context) (none, error) {
-				return none{}, e.Why(ctx, renewal.Claim)
-			}, nil)
-			errors.As(why, &over.cut)
-		}
+		over.cut = s.cutOf(r.Context(), renewal.Claim)
 		return over
 	}
 	s.answer(w, results[0])
+	return nil
+}
+
+// cutOf says who ended a lease by force; nil if nobody did, or it cannot be told.
+func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.ForceUnlockedError) {
+	if e, ok := s.issuer.(driver.Explainer); ok {
+		_, err := within(ctx, s, "why", claim, func(ctx context.Context) (none, error) { return none{}, e.Why(ctx, claim) }, nil)
+		errors.As(err, &cut)
+	}
+	return cut
+}
+
+// why says who ended a lease by force. It changes nothing.
+func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
+	claim, err := s.readClaim(w, r, id, true)
+	if err != nil {
+		return err
+	}
+	s.answer(w, whyBody{cutOf(s.cutOf(r.Context(), claim)), time.Now()})
 	return nil
 }
 
@@ -87,25 +98,41 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 	if err := f.end(); err != nil {
 		return err
 	}
-	renewals, seen := make([]driver.Renewal, len(raw)), map[guard.Claim]bool{}
+	bodies, seen := make([]renewedBody, len(raw)), map[guard.Claim]bool{}
+	var renewals []driver.Renewal
+	var places []int // of the renewals among the bodies
 	for n := range raw {
 		item := parseFields(raw[n])
-		renewals[n], err = s.parseRenewal(id, &item, nil)
-		if err == nil && seen[renewals[n].Claim] {
-			err = guard.Invalid("leaseId", renewals[n].Claim.LeaseID, "is given twice")
+		renewal, err := s.parseRenewal(id, &item, nil)
+		if err == nil && seen[renewal.Claim] {
+			err = guard.Invalid("leaseId", renewal.Claim.LeaseID, "is given twice")
 		}
 		if err != nil {
-			var invalid *guard.InvalidError
-			if errors.As(err, &invalid) {
-				invalid.Field = fmt.Sprintf("renewals[%d].%s", n, invalid.Field)
-			}
-			return err
+			bodies[n] = refused(renewal.Claim, err)
+			continue
 		}
-		seen[renewals[n].Claim] = true
+		seen[renewal.Claim] = true
+		renewals, places = append(renewals, renewal), append(places, n)
 	}
-	results, _ := s.renew(r.Context(), id, renewals)
-	s.answer(w, batchBody{results, time.Now()})
+	if len(renewals) > 0 {
+		results, _ := s.renew(r.Context(), id, renewals)
+		for n, place := range places {
+			bodies[place] = results[n]
+		}
+	}
+	s.answer(w, batchBody{bodies, time.Now()})
 	return nil
+}
+
+// refused is the verdict on an item that was not carried out. The others were.
+func refused(claim guard.Claim, err error) renewedBody {
+	k := kindOf(err)
+	b := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, FencingToken: int64(claim.Token), Token: claim.Token, State: k.name, Detail: k.detail, ServerTime: time.Now()}
+	var invalid *guard.InvalidError
+	if errors.As(err, &invalid) {
+		b.Field, b.Detail = invalid.Field, err.Error()
+	}
+	return b
 }
 
 // renew carries out renewals, as many at a time as the issuer takes. failures
@@ -176,22 +203,36 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity) e
 // releaseByBody is release for lease IDs that do not fit into a path, such as
 // "..", which proxies take for something else.
 func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id)
+	claim, err := s.readClaim(w, r, id, false)
 	if err != nil {
-		return err
-	}
-	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", false)}
-	if err := f.end(); err != nil {
 		return err
 	}
 	return s.free(w, r, id, claim)
 }
 
-func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
+// readClaim reads a body that is a claim of one of the identity's resources.
+func (s *Server) readClaim(w http.ResponseWriter, r *http.Request, id *Identity, token bool) (guard.Claim, error) {
+	f, err := s.read(w, r, id)
+	if err != nil {
+		return guard.Claim{}, err
+	}
+	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", token)}
+	if err = f.end(); err == nil {
+		err = mine(id, claim)
+	}
+	return claim, err
+}
+
+// mine checks a claim's names, and that the identity may name its resource.
+func mine(id *Identity, claim guard.Claim) error {
 	if err := allowed(id, claim.Resource); err != nil {
 		return err
 	}
-	if err := leaseID(claim.LeaseID); err != nil {
+	return leaseID(claim.LeaseID)
+}
+
+func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
+	if err := mine(id, claim); err != nil {
 		return err
 	}
 	began := driver.Now()

@@ -106,6 +106,7 @@ type Server struct {
 	router       chi.Router
 	usage        usage
 	lines        lines
+	turns        turns
 	feeds        feeds
 	ready        readiness
 	activity     activity
@@ -223,6 +224,7 @@ func (s *Server) routes() chi.Router {
 		{"POST", "/v1/locks/acquire", s.acquire},
 		{"POST", "/v1/locks/renew", s.renewBatch},
 		{"POST", "/v1/locks/release", s.releaseByBody},
+		{"POST", "/v1/locks/why", s.why},
 		{"POST", "/v1/locks/{name}/renew", s.renewOne},
 		{"DELETE", "/v1/locks/{name}", s.release},
 		{"GET", "/v1/locks", s.list},

@@ -112,11 +112,13 @@ func (h *holder) held(resource string) *driver.HeldError {
 
 // renewedBody answers a renewal; of a batch it is one item.
 type renewedBody struct {
-	Resource     string      `json:"resource"`
-	LeaseID      string      `json:"leaseId"`
-	FencingToken int64       `json:"fencingToken"`
-	Token        guard.Token `json:"token"`
-	State        string      `json:"state"` // extended, over, unavailable, outcome_unknown
+	Resource     string      `json:"resource,omitempty"`
+	LeaseID      string      `json:"leaseId,omitempty"`
+	FencingToken int64       `json:"fencingToken,omitempty"`
+	Token        guard.Token `json:"token,omitzero"`
+	State        string      `json:"state"`            // extended, over, or the word of an error's type
+	Field        string      `json:"field,omitempty"`  // what is wrong, of an invalid item
+	Detail       string      `json:"detail,omitempty"` // of an item that was not carried out
 	TTL          seconds     `json:"ttlSeconds,omitempty"`
 	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
 	Proof        string      `json:"proof,omitempty"`
@@ -130,6 +132,12 @@ type batchBody struct {
 
 type releasedBody struct {
 	Released   bool      `json:"released"`
+	ServerTime time.Time `json:"serverTime"`
+}
+
+// whyBody says why a lease is over, if that is known.
+type whyBody struct {
+	Cut        *cut      `json:"forceUnlocked,omitempty"`
 	ServerTime time.Time `json:"serverTime"`
 }
 

@@ -1,0 +1,223 @@
+package lockhttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// back is an issuer that is behind its own tokens.
+type back struct{ driver.Issuer }
+
+var errBack = fmt.Errorf("fencepost: %w: the revision was at least 9 and is 5", guard.ErrMarkAhead)
+
+func (back) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+	return driver.Grant{}, errBack
+}
+func (back) Renew(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
+	for n := range results {
+		results[n].Err = errBack
+	}
+}
+func (back) Release(context.Context, guard.Claim) (bool, error) { return false, errBack }
+func (back) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+	return driver.Watching{}, errBack
+}
+
+// TestIssuerBehind: an issuer that went back has a problem type of its own, whose
+// answer tells nothing of the inside, and the Go client rebuilds the error.
+func TestIssuerBehind(t *testing.T) {
+	web, _ := serve(t, back{memory.NewServer().Issuer()}, everybody, nil)
+	for _, path := range []string{"/v1/locks/acquire", "/readyz"} {
+		method, body := "GET", ""
+		if path != "/readyz" {
+			method, body = "POST", `{"resource":"r","ttlSeconds":30,"waitSeconds":5}`
+		}
+		got := ask(t, web.URL, "", method, path, body)
+		if got.status != 503 || got.problem() != "issuer_behind" || strings.Contains(got.text, "revision") || got.header.Get("Retry-After") != "" {
+			t.Errorf("%s: %+v", path, got)
+		}
+	}
+	client := connect(t, web.URL)
+	claim := guard.Claim{Resource: "r", LeaseID: "L", Token: 1}
+	_, acquire := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "a", TTL: time.Minute, Timeout: time.Minute})
+	_, release := client.Release(t.Context(), claim)
+	_, watch := client.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
+	var renewed [1]driver.Renewed
+	client.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Minute}}, renewed[:])
+	for what, err := range map[string]error{"acquire": acquire, "release": release, "watch": watch, "renew": renewed[0].Err} {
+		if !errors.Is(err, guard.ErrMarkAhead) || guard.ReasonOf(err) != guard.ReasonMarkAhead {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestVerdicts: each renewal of a batch has its own verdict, whatever is wrong
+// with the others.
+func TestVerdicts(t *testing.T) {
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), people, nil)
+	ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"L","ttlSeconds":30}`)
+	ask(t, web.URL, "umbrella-1", "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","leaseId":"U","ttlSeconds":30}`)
+	good := `{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":600}`
+	states := []string{"invalid", "forbidden", "forbidden", "extended", "invalid", "invalid", "invalid", "over", "invalid"}
+	fields := []string{"body", "", "", "", "leaseId", "ttlSeconds", "fencingToken", "", "body"}
+	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/renew", `{"renewals":[7,`+strings.Join([]string{
+		`{"resource":"umbrella:billing-close:1","leaseId":"U","fencingToken":"1","ttlSeconds":600}`,
+		`{"resource":"umbrella:billing-close:none","leaseId":"U","fencingToken":"1","ttlSeconds":600}`, good, good,
+		`{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":0}`,
+		`{"resource":"acme:billing-close:1","leaseId":"L","ttlSeconds":600}`,
+		`{"resource":"acme:billing-close:1","leaseId":"X","fencingToken":"1","ttlSeconds":600}`,
+		`{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":600,"x":1}`,
+	}, ",")+`]}`)
+	results, _ := got.body["results"].([]any)
+	if got.status != 200 || len(results) != len(states) {
+		t.Fatalf("%+v", got)
+	}
+	for n, one := range results {
+		item := one.(map[string]any)
+		field, _ := item["field"].(string)
+		if item["state"] != states[n] || field != fields[n] || (item["expiresAt"] != nil) != (states[n] == "extended") {
+			t.Errorf("item %d is %v, want %s for %q", n, item, states[n], fields[n])
+		}
+	}
+	delete(results[1].(map[string]any), "serverTime")
+	delete(results[2].(map[string]any), "serverTime")
+	if there, nowhere := fmt.Sprint(results[1]), fmt.Sprint(results[2]); strings.ReplaceAll(nowhere, ":none", ":1") != there {
+		t.Errorf("what there is and what there is not differ:\n%s\n%s", there, nowhere)
+	}
+	if h := server.Holder("umbrella:billing-close:1"); h == nil || h.Remaining > 30*time.Second {
+		t.Errorf("another tenant's lease: %+v", h)
+	}
+	if h := server.Holder("acme:billing-close:1"); h == nil || h.Remaining < 500*time.Second {
+		t.Errorf("the good item: %+v", h)
+	}
+}
+
+// TestVerdictsOfClient: the Go client's good renewals are carried out although
+// one is forbidden, one is out of bounds and all together are too large.
+func TestVerdictsOfClient(t *testing.T) {
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{Body: 400, MaxTTL: time.Hour}}, nil
+	}, nil)
+	client := connect(t, web.URL)
+	var renewals []driver.Renewal
+	for n := range 8 {
+		renewals = append(renewals, driver.Renewal{Claim: server.Steal(fmt.Sprintf("acme:billing-close:%d", n), "a", time.Minute), TTL: 10 * time.Minute})
+	}
+	renewals[2].TTL = 2 * time.Hour
+	renewals[5].Claim = server.Steal("umbrella:billing-close:5", "u", time.Minute)
+	renewals[6].Claim.LeaseID = strings.Repeat("x", 128)
+	renewals[6].Claim.Resource = "acme:billing-close:" + strings.Repeat("x", 300)
+	results := make([]driver.Renewed, len(renewals))
+	client.Renew(t.Context(), renewals, results)
+	for n, got := range results {
+		switch n {
+		case 2:
+			if !errors.Is(got.Err, guard.ErrInvalid) || !errors.Is(got.Err, guard.ErrUnavailable) {
+				t.Errorf("out of bounds: %+v", got)
+			}
+		case 5, 6:
+			if got.State != driver.Unknown || !errors.Is(got.Err, guard.ErrUnavailable) {
+				t.Errorf("%d, forbidden or too large: %+v", n, got)
+			}
+		default:
+			if got.State != driver.Extended {
+				t.Errorf("%d: %+v", n, got)
+			}
+		}
+	}
+}
+
+// explained is an issuer that knows who ended each lease.
+type explained struct{ *memory.Issuer }
+
+func (explained) Why(context.Context, guard.Claim) error {
+	return &driver.ForceUnlockedError{Actor: "ada", Reason: "it hangs", At: time.Unix(1, 0)}
+}
+
+// TestWhyChangesNothing: to ask why a lease is over is possible whatever the
+// server's bounds for TTLs are, and does not touch a lease that runs.
+func TestWhyChangesNothing(t *testing.T) {
+	server := memory.NewServer()
+	web, _ := serve(t, explained{server.Issuer()}, func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{MinTTL: time.Minute}}, nil
+	}, nil)
+	client := connect(t, web.URL).(driver.Explainer)
+	claim := server.Steal("acme:billing-close:1", "a", time.Hour)
+	var cut *driver.ForceUnlockedError
+	if err := client.Why(t.Context(), claim); !errors.As(err, &cut) || cut.Actor != "ada" || cut.Reason != "it hangs" || cut.At.Unix() != 1 {
+		t.Errorf("%v", err)
+	}
+	if h := server.Holder(claim.Resource); h == nil || h.Remaining < 59*time.Minute {
+		t.Errorf("the lease was touched: %+v", h)
+	}
+	if err := client.Why(t.Context(), server.Steal("umbrella:billing-close:1", "u", time.Hour)); err != nil {
+		t.Errorf("of another tenant's: %v", err)
+	}
+}
+
+// bounded is an issuer that grants TTLs within its bounds only.
+type bounded struct {
+	driver.Issuer
+	limits driver.Limits
+	asked  atomic.Int64
+}
+
+func (b *bounded) Limits() driver.Limits { return b.limits }
+func (b *bounded) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	b.asked.Store(int64(r.TTL))
+	return b.Issuer.Acquire(ctx, r)
+}
+
+// TestReadyTTL: the lease that /readyz acquires is one that the issuer grants.
+func TestReadyTTL(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct{ low, high, step, want time.Duration }{
+		{0, 0, 0, 10 * s}, {0, 5 * s, 0, 5 * s}, {15 * s, 60 * s, 0, 15 * s}, {0, 0, 4 * s, 8 * s}, {0, 0, 20 * s, 20 * s},
+		{9 * s, 0, 6 * s, 12 * s}, {1, 3 * s, s, 3 * s}, {0, 2500 * time.Millisecond, s, 2 * s}, {0, 0, time.Microsecond, 10 * s},
+	} {
+		issuer := &bounded{Issuer: memory.NewServer().Issuer(), limits: driver.Limits{MinTTL: c.low, MaxTTL: c.high, TTLStep: c.step}}
+		web, _ := serve(t, issuer, everybody, nil)
+		if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 200 || time.Duration(issuer.asked.Load()) != c.want {
+			t.Errorf("%+v: %d, with a TTL of %v", c, got.status, time.Duration(issuer.asked.Load()))
+		}
+	}
+}
+
+// TestCookie: the page's cookie stays with the page and, where the browser speaks
+// TLS, with TLS, whoever ends that.
+func TestCookie(t *testing.T) {
+	handler, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for origin, secure := range map[string]bool{"https://example.com": true, "http://example.com": false, "": true} {
+		for _, path := range []string{"/ui/sign-in", "/ui/sign-out"} {
+			r, _ := http.NewRequest("POST", "http://example.com"+path, strings.NewReader("token=acme-1"))
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			if origin != "" {
+				r.Header.Set("Origin", origin)
+				r.Header.Set("Sec-Fetch-Site", "same-origin")
+			}
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			cookies := w.Result().Cookies()
+			if len(cookies) != 1 || cookies[0].Secure != secure || cookies[0].Path != "" || !cookies[0].HttpOnly || cookies[0].SameSite != http.SameSiteStrictMode {
+				t.Errorf("%s from %q: %d %v", path, origin, w.Code, cookies)
+			}
+		}
+	}
+}
