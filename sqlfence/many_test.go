@@ -164,6 +164,10 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 		writes[2].Key[1] = "1.0"
 		_, err = table.UpdateMany(t.Context(), e.db, writes)
 		wantInvalid(t, "one key twice", err, "writes[2]: key", "is that of writes[1], too")
+		writes = writesOf(5, 1, 2)
+		delete(writes[1].Set, "n")
+		_, err = table.UpdateMany(t.Context(), e.db, writes)
+		wantInvalid(t, "a column less", err, `writes[1]: set`, "is a column of writes[0] that is missing")
 		if n := e.int("SELECT count(*) FROM items WHERE v <> 'old'"); n != 0 {
 			t.Errorf("%d rows were written", n)
 		}
