@@ -237,3 +237,26 @@ func TestLockKeyIsSecret(t *testing.T) {
 }
 
 const byName = "hashtextextended('r', 7378697629483820646)"
+
+// TestRolesSQLKeepsThePath: a script goes on with the names that it had.
+func TestRolesSQLKeepsThePath(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	sql, err := RolesSQL(e.roleNames())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := e.admin.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	for _, statement := range []string{"SET LOCAL search_path = application, public", sql} {
+		if _, err := tx.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var path string
+	if err := tx.QueryRow(t.Context(), "SHOW search_path").Scan(&path); err != nil || path != "application, public" {
+		t.Errorf("search_path is %q, %v", path, err)
+	}
+}
