@@ -24,10 +24,12 @@ func TestContextOfALostLease(t *testing.T) {
 		lease := &testLease{claim: claimOf("r", 5), valid: true}
 		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
 		cancel(over)
+		transactor, _ := e.transactor()
 		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
 			for what, err := range map[string]error{
-				"InTx":  e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
-				"Raise": e.db.Raise(ctx, lease.claim),
+				"InTx":       e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
+				"Raise":      e.db.Raise(ctx, lease.claim),
+				"InsecureTx": transactor.InsecureTx(ctx, func(context.Context) error { return nil }),
 			} {
 				if guard.ReasonOf(err) != want || !errors.Is(err, over) {
 					t.Errorf("%s: %v, want %s with the cause", what, err, want)

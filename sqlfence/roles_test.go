@@ -241,7 +241,8 @@ const byName = "hashtextextended('r', 7378697629483820646)"
 // TestRolesSQLKeepsThePath: a script goes on with the names that it had.
 func TestRolesSQLKeepsThePath(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	sql, err := RolesSQL(e.roleNames())
+	name := e.text("SELECT current_database()")
+	sql, err := RolesSQL(&RoleNames{Enforcer: "e" + name, Operator: "o" + name, Reader: "r" + name})
 	if err != nil {
 		t.Fatal(err)
 	}

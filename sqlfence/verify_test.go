@@ -232,6 +232,14 @@ func TestTriggers(t *testing.T) {
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 4 {
 			t.Errorf("after one removal: %+v, %v", tables, err)
 		}
+		// Tables of one name in two schemas are two tables.
+		e.exec("CREATE SCHEMA q; CREATE TABLE q.parts (tenant text NOT NULL)")
+		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"q", "parts"}, `{tenant}`)); err != nil {
+			t.Fatal(err)
+		}
+		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[3].Trigger.Table[0] != "public" || tables[4].Trigger.Table[0] != "q" {
+			t.Errorf("two schemas: %+v, %v", tables, err)
+		}
 		// A caller of the function, which has no Template to ask, cannot
 		// install triggers for resources without a name.
 		for _, parts := range []string{`[]`, `{}`, `"x"`, `null`, `[{}]`, `[{"text": ""}]`, `[{"text": "x", "column": "tenant"}]`} {

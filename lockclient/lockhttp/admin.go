@@ -89,7 +89,9 @@ func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
 }
 
 // waiting is how many wait in this server.
-func (s *Server) waiting(resource string) int { return s.lines.count(resource) + s.turns.count(resource) }
+func (s *Server) waiting(resource string) int {
+	return s.lines.count(resource) + s.turns.count(resource)
+}
 
 const pageMost = 1000
 
