@@ -49,7 +49,7 @@ func main() {
 		return work(ctx)
 	}))
 	must(0, client.Hold(ctx, name, hold, work))
-	must(0, work(guard.WithClaim(ctx, first))) // as a process does that was paused: it does not know that its lease is over
+	must(0, work(guard.WithClaim(ctx, first))) // as a process does that was paused
 }
 
 func must[T any](v T, err error) T {
