@@ -11,10 +11,11 @@ import (
 
 // TestPlansUseTheIndex: plans that were made while the table was tiny, and was
 // known to be, do not read all of it when it has grown: in 100,000 rows as in
-// three the functions of an issuer begin no scan of a table. The controls, each
-// with one function that may choose, do among three.
+// three the functions of an issuer begin no scan of a table, and read few rows by
+// an index. The controls, each with one function that may choose, do begin one
+// among three rows, or join all of the index to what they are asked for.
 func TestPlansUseTheIndex(t *testing.T) {
-	scans := func(t *testing.T, control string) (n int64) {
+	scans := func(t *testing.T, control string, joins bool) (n, read int64) {
 		url := pgtest.Database(t)
 		if err := Migrate(t.Context(), dial(t, url)); err != nil {
 			t.Fatal(err)
@@ -25,7 +26,10 @@ func TestPlansUseTheIndex(t *testing.T) {
 		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'few ' || i, 1 FROM generate_series(1, 3) i")
 		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) VALUES ('few 1', 'x')")
 		mustSimple(t, pool, "ANALYZE fencepost.leases, fencepost.spent")
-		if control != "" {
+		switch {
+		case joins:
+			mustSimple(t, pool, "DO $$ BEGIN EXECUTE replace(pg_get_functiondef('fencepost."+control+"'::regproc), 'l.resource = ANY (p_resources)', 'true'); END $$")
+		case control != "":
 			mustExec(t, pool, "ALTER FUNCTION fencepost."+control+" RESET enable_seqscan")
 		}
 		all := func() {
@@ -54,26 +58,32 @@ func TestPlansUseTheIndex(t *testing.T) {
 					t.Fatal(s.sql, err)
 				}
 			}
-			err = tx.QueryRow(t.Context(), "SELECT pg_stat_get_xact_numscans('fencepost.leases'::regclass) + pg_stat_get_xact_numscans('fencepost.spent'::regclass)").Scan(&n)
+			err = tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('fencepost.leases'::regclass) + pg_stat_get_xact_numscans('fencepost.spent'::regclass),
+				pg_stat_get_xact_tuples_fetched('fencepost.leases_pkey'::regclass)`).Scan(&n, &read)
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
 		all() // makes the plans
-		if control != "" {
-			return n
+		if control != "" && !joins {
+			return n, read
 		}
-		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'many ' || i, 1 FROM generate_series(1, 100000) i")
-		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'many ' || i, 'x' FROM generate_series(1, 1000) i")
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'a key ' || i, 1 FROM generate_series(1, 100000) i")
+		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'a key ' || i, 'x' FROM generate_series(1, 1000) i")
 		all()
-		return n
+		return n, read
 	}
-	if n := scans(t, ""); n != 0 {
-		t.Errorf("%d scans of a whole table", n)
+	if n, read := scans(t, "", false); n != 0 || read > 100 {
+		t.Errorf("%d scans of a whole table, %d rows read by an index", n, read)
 	}
 	for _, control := range []string{"acquire", "renew", "release", "watch", "spend"} {
-		if n := scans(t, control); n == 0 {
+		if n, _ := scans(t, control, false); n == 0 {
 			t.Errorf("%s, the control, scans nothing", control)
+		}
+	}
+	for _, control := range []string{"acquire", "renew", "release"} {
+		if _, read := scans(t, control, true); read < 100000 {
+			t.Errorf("%s, the control, reads %d rows", control, read)
 		}
 	}
 }

@@ -71,7 +71,7 @@ var mistakes = []mistake{
 	{
 		name: "release without lease ID", wrong: "a late release frees the successor's lease",
 		edits: []edit{
-			{leasesSQL, "WHERE l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token\n  RETURNING l.resource, CASE", "WHERE l.resource = u.resource\n  RETURNING l.resource, CASE"},
+			{leasesSQL, "AND l.resource = ANY (p_resources) AND l.lease_id = u.lease_id AND l.token = u.token\n  RETURNING l.resource, CASE", "AND l.resource = ANY (p_resources)\n  RETURNING l.resource, CASE"},
 		},
 		by: suite("lockclient", "^TestConformance$"),
 	},

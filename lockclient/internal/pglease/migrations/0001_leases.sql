@@ -64,7 +64,9 @@ END $$;
 --
 -- They have the caller's rights and resolve names in pg_catalog alone: a schema on
 -- the caller's search_path may have operators of somebody else. Their plans are
--- made once in a session and use the index, also if the table was tiny then.
+-- made once in a session and look up each resource in the index, also if the table
+-- was tiny then, when to read all of it was quicker: hence "resource = ANY", which
+-- is a condition of the index whatever is joined to what.
 --
 -- A wake mark lasts for five seconds. It outlives its waiter by that, and costs
 -- the releases meanwhile a notification. A released lease is kept for a tenth of
@@ -154,7 +156,7 @@ BEGIN
       EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
       coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint
     FROM unnest(p_resources, p_lease_ids) AS u(resource, lease_id)
-    LEFT JOIN fencepost.leases l ON l.resource = u.resource
+    LEFT JOIN fencepost.leases l ON l.resource = u.resource AND l.resource = ANY (p_resources)
       AND (l.lease_id <> u.lease_id AND l.expires_at > clock_timestamp()
            OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
   END IF;
@@ -182,16 +184,18 @@ BEGIN
     SELECT l.resource, u.ttl
     FROM unnest(p_resources, p_lease_ids, p_tokens, p_ttls) AS u(resource, lease_id, token, ttl)
     JOIN fencepost.leases l ON l.resource = u.resource
-    WHERE l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY UPDATE OF l SKIP LOCKED
+    WHERE l.resource = ANY (p_resources)
+      AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY UPDATE OF l SKIP LOCKED
   )
   UPDATE fencepost.leases l SET expires_at = clock_timestamp() + m.ttl * interval '1 microsecond'
-  FROM mine m WHERE l.resource = m.resource
+  FROM mine m WHERE l.resource = m.resource AND l.resource = ANY (p_resources)
   RETURNING l.resource, true;
   GET DIAGNOSTICS v_extended = ROW_COUNT;
   IF v_extended < cardinality(p_resources) THEN
     RETURN QUERY
     SELECT u.resource, false FROM unnest(p_resources, p_lease_ids, p_tokens) AS u(resource, lease_id, token)
-    JOIN fencepost.leases l ON l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp();
+    JOIN fencepost.leases l ON l.resource = u.resource AND l.resource = ANY (p_resources)
+      AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp();
   END IF;
 END $$;
 
@@ -211,7 +215,7 @@ BEGIN
     kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END
   FROM unnest(p_resources, p_lease_ids, p_tokens, p_topics) AS u(resource, lease_id, token, topic)
-  WHERE l.resource = u.resource AND l.lease_id = u.lease_id AND l.token = u.token
+  WHERE l.resource = u.resource AND l.resource = ANY (p_resources) AND l.lease_id = u.lease_id AND l.token = u.token
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
@@ -302,7 +306,7 @@ BEGIN
   ELSIF pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), 'USAGE') THEN
     RETURN NULL;
   ELSIF NEW.resource = '' THEN
-    v_why := 'the floor is lifted by an operator alone';
+    v_why := 'the floor is raised by an operator alone';
   ELSIF NEW.token > 1 + greatest(v_token, (SELECT max(f.token) FROM fencepost.leases f WHERE f.resource = '')) THEN
     v_why := 'a grant takes the next token';
   ELSIF NEW.wake_until > clock_timestamp() + interval '1 minute' THEN

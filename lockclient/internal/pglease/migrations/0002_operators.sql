@@ -1,5 +1,5 @@
 -- Epochs. A token's bits from 40 up are its epoch, and the epoch is put to work
--- by the floor: the row '' of fencepost.leases is lifted to the first number of
+-- by the floor: the row '' of fencepost.leases is raised to the first number of
 -- the epoch, and every grant is above the floor. The epoch is the base plus the
 -- WAL timeline less one, so that a standby that is promoted, and may lack the
 -- last grants, begins above all of them. What else the row holds tells a copy
@@ -63,7 +63,7 @@ BEGIN
 END $$;
 
 -- purge_leases deletes those of the resources that have been free for so long,
--- and lifts the floor to the highest of their tokens in the same transaction.
+-- and raises the floor to the highest of their tokens in the same transaction.
 -- The lock is there because an acquire may have read the floor and be waiting
 -- for a row that is deleted here: it would begin again from the old floor. It
 -- is one call, so that no client's pause falls between the lock and its end. It
