@@ -102,9 +102,6 @@ func JoinResource(components ...string) (string, error) {
 			return "", Invalid("resource component "+itoa(i+1), "", "must not be empty")
 		}
 	}
-	if len(components) == 1 && !strings.ContainsAny(components[0], "%:") {
-		return checkedResource(components[0])
-	}
 	var b strings.Builder
 	for i, c := range components {
 		if i > 0 {

@@ -72,7 +72,7 @@ func (s *mutant) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		floor, lowest = max(floor, v.Token), min(lowest, v.Token)
 	}
 	switch {
-	case s.has("floor not lifted"):
+	case s.has("floor not raised"):
 		floor = *s.floor
 	case s.has("floor is the lowest") && len(chosen) > 0:
 		floor = max(*s.floor, lowest)

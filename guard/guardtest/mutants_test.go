@@ -90,7 +90,7 @@ var mutants = []struct {
 	{"retire counts nothing", []string{"P6/retire-returns-count-and-floor"}},
 	{"retire returns no floor", []string{"P6/retire-returns-count-and-floor"}},
 	{"floor ignored", []string{"P1/retired-resource-refuses-lower-tokens", "P1/floor-itself-is-stale", "P1/no-stale-admission-while-retiring"}},
-	{"floor not lifted", []string{"P1/retired-resource-refuses-lower-tokens", "P1/no-stale-admission-while-retiring"}},
+	{"floor not raised", []string{"P1/retired-resource-refuses-lower-tokens", "P1/no-stale-admission-while-retiring"}},
 	{"floor is the lowest", []string{"P1/retired-resource-refuses-lower-tokens", "P6/retire-returns-count-and-floor"}},
 	{"floor follows the deletion", []string{"P1/no-stale-admission-while-retiring"}},
 	{"mark raised while retiring is deleted", []string{"P1/no-stale-admission-while-retiring"}},
