@@ -33,7 +33,7 @@ type Store interface {
 	Mark(ctx context.Context, resource string) (Mark, error)
 
 	// Retire deletes the marks that were last raised before the given time
-	// and, in the same atomic step, lifts the store's floor to the highest
+	// and, in the same atomic step, raises the store's floor to the highest
 	// token among them. From then on a resource without a mark admits only
 	// tokens above the floor. Growth is bounded by it, and no clock is trusted
 	// for safety: retiring too much, or by a wrong clock, refuses good claims

@@ -126,7 +126,7 @@ func hammer(client *Client, resource string, first *sync.WaitGroup, gone *atomic
 	}
 }
 
-// TestKilledControl: without the lift the same server issues an acknowledged
+// TestKilledControl: without the raise the same server issues an acknowledged
 // token again after a kill, so the test above would notice.
 func TestKilledControl(t *testing.T) {
 	server := forgetful(t)

@@ -76,10 +76,12 @@
 // processes 0.6 to 0.8 times as often as among 8.
 //
 // A notification can be lost with its connection; then a waiter looks by itself
-// after two seconds. Behind a pooler the client does not listen, since LISTEN would stay on a server process that other
-// applications get: it recognises one by the server process's number, logs
-// lock_listen_failed, and polls ([Options.Wake]). A server whose queue of
-// notifications is full, or a role that may not notify, fails no release.
+// after two seconds. Behind a pooler the client does not listen, since LISTEN
+// would stay on a server process that other applications get: it recognises one
+// by the server process's number, logs lock_listen_failed, and polls
+// ([Options.Wake]). A server whose queue of notifications is full, or a role that
+// may not notify, fails no release. A release need not reach the disk: a crash of
+// the server right after it brings the lease back for the rest of its TTL.
 //
 // # Many leases
 //

@@ -17,7 +17,7 @@ import (
 )
 
 // sleepers finds waiters that slept through a release. Who looks by itself, as
-// every waiter does after a while, and finds the lease free, must have been rung,
+// every waiter does after a while, and finds the lease free, must have been woken,
 // since it had marked; on a busy machine the notification is read later than it
 // looks. The time that a wait takes says nothing there. Of several processes those
 // hold back that are not named: there the notification must have come.
@@ -33,8 +33,8 @@ type sleepers struct {
 
 // sleep is a watch that is kept until its waiter asks or looks.
 type sleep struct {
-	rung atomic.Bool
-	stop func()
+	woken atomic.Bool
+	stop  func()
 }
 
 func watchSleepers(c *Client) *sleepers {
@@ -58,22 +58,22 @@ func (s *sleepers) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	return s.Issuer.Acquire(ctx, r)
 }
 
-func (s *sleepers) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (s *sleepers) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	before := s.over(w.LeaseID)
 	now := &sleep{}
 	onlooker := func() {}
 	if s.several {
-		o, err := s.Issuer.Watch(ctx, driver.Watch{Resource: w.Resource}, func() { now.rung.Store(true) })
+		o, err := s.Issuer.Watch(ctx, driver.Watch{Resource: w.Resource}, func() { now.woken.Store(true) })
 		if err != nil {
 			return o, err
 		}
 		onlooker = o.Stop
 	}
-	watching, err := s.Issuer.Watch(ctx, w, func() { now.rung.Store(true); ring() })
+	watching, err := s.Issuer.Watch(ctx, w, func() { now.woken.Store(true); wake() })
 	if before != nil {
 		s.looked.Add(1)
 		if err == nil && watching.Held == nil {
-			for end := time.Now().Add(s.patience); !before.rung.Load(); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(s.patience); !before.woken.Load(); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					s.missed.Add(1)
 					break
@@ -399,14 +399,14 @@ func TestListenerBroken(t *testing.T) {
 	}
 }
 
-// TestSleepersControl: what finds sleepers finds a waiter whose ring is lost.
+// TestSleepersControl: what finds sleepers finds a waiter whose wake-up is lost.
 func TestSleepersControl(t *testing.T) {
 	pool := migrated(t)
 	holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	listens(t, client)
 	lease := mustTry(t, holder, "r", time.Hour)
 	asleep := watchSleepers(client)
-	asleep.Issuer = unrung{asleep.Issuer}
+	asleep.Issuer = unwoken{asleep.Issuer}
 	asleep.patience = 10 * time.Millisecond
 	next := waits(t, client, "r", time.Hour)
 	eventually(t, "the waiter rests", func() bool { return rests(t, pool, "r") })
@@ -419,9 +419,9 @@ func TestSleepersControl(t *testing.T) {
 	}
 }
 
-// unrung is an issuer that rings nobody.
-type unrung struct{ driver.Issuer }
+// unwoken is an issuer that wakes nobody.
+type unwoken struct{ driver.Issuer }
 
-func (u unrung) Watch(ctx context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
+func (u unwoken) Watch(ctx context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
 	return u.Issuer.Watch(ctx, w, func() {})
 }

@@ -112,7 +112,7 @@ func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *
 
 // TestNoTokenTwiceOverKills is P3 over kill -9 of a server whose default is
 // synchronous_commit = off, under load: no token is acknowledged twice, and none
-// after a kill is as low as one from before. With the lift taken out of the
+// after a kill is as low as one from before. With the raise taken out of the
 // statement all are, since the first kill loses everything.
 func TestNoTokenTwiceOverKills(t *testing.T) {
 	t.Parallel()

@@ -49,10 +49,10 @@ func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder,
 				return
 			}
 			stepped := c.steps()
-			rung := make(chan struct{}, 1)
+			woken := make(chan struct{}, 1)
 			watching, err := c.issuer.Watch(ctx, driver.Watch{Resource: full}, func() {
 				select {
-				case rung <- struct{}{}:
+				case woken <- struct{}{}:
 				default:
 				}
 			})
@@ -84,7 +84,7 @@ func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder,
 			}
 			timer := time.NewTimer(nap)
 			select {
-			case <-rung:
+			case <-woken:
 			case <-timer.C:
 			case <-stepped:
 			case <-ctx.Done():

@@ -116,7 +116,7 @@ func (w *waiter) note(ctx context.Context, held *HeldError) {
 
 // rest returns when it is worth while to ask again; its error ends the wait.
 func (w *waiter) rest(ctx context.Context) error {
-	rung := make(chan struct{})
+	woken := make(chan struct{})
 	var once sync.Once
 	for {
 		stepped := w.c.steps()
@@ -125,7 +125,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		if w.remains >= 0 {
 			watch.Wait = min(look, w.remains)
 		}
-		watching, err := w.c.issuer.Watch(ctx, watch, func() { once.Do(func() { close(rung) }) })
+		watching, err := w.c.issuer.Watch(ctx, watch, func() { once.Do(func() { close(woken) }) })
 		if err != nil {
 			return w.nap(ctx) // the next try says what is wrong
 		}
@@ -143,7 +143,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		timer := time.NewTimer(min(pause.Jitter(look, 5), max(0, w.remains)+pause.Jitter(5*time.Millisecond, 1)))
 		again := false
 		select {
-		case <-rung:
+		case <-woken:
 		case <-timer.C: // look
 			again = true
 		case <-stepped:

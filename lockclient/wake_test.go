@@ -46,12 +46,12 @@ const (
 
 // orders has for each step that a mutant leaves out the moment that shows it.
 var orders = map[string]string{
-	"no mark":                          whileAsleep,
-	"the mark does not look":           beforeLook,
-	"looks before it marks":            betweenLookAndMark,
-	"a ring before the return is lost": beforeReturn,
-	"marks before it listens":          beforeListen,
-	"the break is not noticed":         afterBreak,
+	"no mark":                             whileAsleep,
+	"the mark does not look":              beforeLook,
+	"looks before it marks":               betweenLookAndMark,
+	"a wake-up before the return is lost": beforeReturn,
+	"marks before it listens":             beforeListen,
+	"the break is not noticed":            afterBreak,
 }
 
 func newMarked(rng *rand.Rand, flaw, order string) *marked {
@@ -103,11 +103,11 @@ func (m *marked) releaseNow() {
 }
 
 // Watch is driver.Issuer's. It subscribes, sees whether it listens, and marks.
-func (m *marked) Watch(_ context.Context, _ driver.Watch, ring func()) (driver.Watching, error) {
-	if m.flaw == "a ring before the return is lost" {
+func (m *marked) Watch(_ context.Context, _ driver.Watch, wake func()) (driver.Watching, error) {
+	if m.flaw == "a wake-up before the return is lost" {
 		var mu sync.Mutex
-		returned, real := false, ring
-		ring = func() {
+		returned, real := false, wake
+		wake = func() {
 			mu.Lock()
 			defer mu.Unlock()
 			if returned {
@@ -120,7 +120,7 @@ func (m *marked) Watch(_ context.Context, _ driver.Watch, ring func()) (driver.W
 			returned = true
 		}()
 	}
-	sub := &ring
+	sub := &wake
 	m.mu.Lock()
 	m.sub = sub
 	if m.flaw == "marks before it listens" {

@@ -26,7 +26,7 @@ import (
 // # Retiring
 //
 // Several objects cannot be changed in one step, so Retire goes by an order
-// instead: it lifts the floor, an object of its own, and only then deletes (or,
+// instead: it raises the floor, an object of its own, and only then deletes (or,
 // where that is not safe, empties) the marks that it chose, each on condition
 // that it was not raised meanwhile. A
 // resource without a mark therefore was never written or has a token that the
@@ -162,7 +162,7 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 	if err != nil {
 		return guard.Retired{}, guard.Unavailable(c.op(), guard.Claim{}, s.b.explain(err))
 	}
-	floor, err := s.lift(ctx, c, highest)
+	floor, err := s.raiseFloor(ctx, c, highest)
 	if err != nil {
 		return guard.Retired{}, err
 	}
@@ -229,8 +229,8 @@ func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring
 	return chosen, highest, err
 }
 
-// lift raises the floor to at least the token and returns what it is then.
-func (s *Store) lift(ctx context.Context, c *change, to guard.Token) (guard.Token, error) {
+// raiseFloor raises the floor to at least the token and returns what it is then.
+func (s *Store) raiseFloor(ctx context.Context, c *change, to guard.Token) (guard.Token, error) {
 	c.claim.Token = to
 	c.next = func(_ context.Context, base *state) (*write, error) {
 		switch {

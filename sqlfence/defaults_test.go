@@ -170,7 +170,7 @@ func TestDefaultReadOnly(t *testing.T) {
 	})
 }
 
-// TestDefaultSynchronousCommit: only raises lift it; the marks behave as ever.
+// TestDefaultSynchronousCommit: only raises override it; the marks behave as ever.
 func TestDefaultSynchronousCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("synchronous_commit", "off")

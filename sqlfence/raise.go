@@ -125,7 +125,7 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 }
 
 // raiseOnce waits for the lock once. A session's statement_timeout may be
-// shorter than the wait; unhurried lifts it for this transaction, which has
+// shorter than the wait; unhurried removes it for this transaction, which has
 // lock_timeout in its place, and which the first try need not pay for.
 func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
 	statements := make([]statement, 0, 2)

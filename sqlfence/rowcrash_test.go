@@ -12,7 +12,7 @@ import (
 // synchronous_commit=off, a takeover that was acknowledged is there after an
 // immediate stop, also one that was committed by the caller, so that the old
 // holder stays refused. The control in each round is the same statement
-// without the lift, made last: a synchronous commit after it would save it.
+// without the raise, made last: a synchronous commit after it would save it.
 func TestTakeoverSurvivesCrash(t *testing.T) {
 	s := startServer(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s"})
 	envs := make([]*env, len(openers))

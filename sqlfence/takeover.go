@@ -50,9 +50,9 @@ func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key 
 	if err != nil {
 		return guard.Mark{}, err
 	}
-	var lifted *string
+	var commit *string
 	var raised, deleted bool
-	own := []any{&lifted, &raised, &deleted}
+	own := []any{&commit, &raised, &deleted}
 	mark, err := t.sendReturning(ctx, q, takes, claim, key, s, func(scan func(dest ...any) error) error {
 		if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
 			if err := scan(append(own, discarded(len(s.dest))...)...); err != nil || deleted {

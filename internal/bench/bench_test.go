@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -312,5 +314,46 @@ func TestReport(t *testing.T) {
 	}
 	if got := number(1234567.8); got != "1,234,568" {
 		t.Error(got)
+	}
+}
+
+// TestReadmeFigures compares the pairs a second in the README's table with the
+// stored results, rounded to two digits.
+func TestReadmeFigures(t *testing.T) {
+	text, err := os.ReadFile("results/peers.json")
+	var peers Report
+	if err != nil || json.Unmarshal(text, &peers) != nil {
+		t.Fatal(err)
+	}
+	measured := map[string]string{}
+	for _, section := range peers.Sections {
+		for _, row := range section.Rows {
+			if section.Name == "pairs" && row.Case == "durable, 64 clients" {
+				v := row.Values["a second"]
+				unit := math.Pow(10, math.Floor(math.Log10(v))-1)
+				n := int(math.Round(v/unit) * unit)
+				measured[row.Way] = fmt.Sprintf("%d,%03d", n/1000, n%1000)
+			}
+		}
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for first, ways := range map[string][]string{
+		"Fencepost":                  {"Fencepost on PostgreSQL"},
+		"etcd's Mutex":               {"etcd's Mutex"},
+		"pglock, redislock, redsync": {"pglock's statements", "bsm/redislock", "go-redsync"},
+	} {
+		var want []string
+		for _, way := range ways {
+			want = append(want, measured[way])
+		}
+		_, row, there := strings.Cut(string(readme), "\n| "+first+" |")
+		row, _, _ = strings.Cut(row, "\n")
+		cells := strings.Split(strings.TrimSuffix(row, " |"), " | ")
+		if got := cells[len(cells)-1]; !there || got != strings.Join(want, ", ") {
+			t.Errorf("%s: the README says %q, measured is %q", first, got, want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"image/color"
 	"os"
 	"slices"
@@ -30,15 +31,13 @@ func canvas(file string, width, height vg.Length, plots ...*plot.Plot) error {
 	for k, part := range plot.Align([][]*plot.Plot{plots}, tiles, draw.New(c))[0] {
 		plots[k].Draw(part)
 	}
-	f, err := os.Create(file)
-	if err != nil {
+	var svg bytes.Buffer
+	if _, err := c.WriteTo(&svg); err != nil {
 		return err
 	}
-	defer f.Close()
-	if _, err := c.WriteTo(f); err != nil {
-		return err
-	}
-	return f.Close()
+	// Arial and Helvetica have the same widths, by which the labels are placed.
+	text := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans"), []byte("font-family:'Liberation Sans',Arial,Helvetica,sans-serif"))
+	return os.WriteFile(file, text, 0o644)
 }
 
 func newPlot(title, x, y string) *plot.Plot {

@@ -13,7 +13,7 @@ import (
 // has one issuer, so all that an issuer promises of a resource still holds. The
 // number of issuers must not change while leases run: a resource that moves gets
 // its tokens from a server that does not know the last one, unless the new one's
-// floor is lifted first.
+// floor is raised first.
 type sharded []driver.Issuer
 
 func (s sharded) of(resource string) driver.Issuer {
@@ -57,8 +57,8 @@ func (s sharded) Release(ctx context.Context, claim guard.Claim) (bool, error) {
 	return s.of(claim.Resource).Release(ctx, claim)
 }
 
-func (s sharded) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
-	return s.of(w.Resource).Watch(ctx, w, ring)
+func (s sharded) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	return s.of(w.Resource).Watch(ctx, w, wake)
 }
 
 // Why passes on what the issuer can explain.

@@ -48,7 +48,7 @@
 //   - Everything is small: four workers, three in the issuer's model of tokens
 //     with faults and two in that of deadlines; one or two writes each; one
 //     crash; one or two lost messages; a TTL of three ticks.
-//   - One resource. Others exist only as far as their marks lift the floor.
+//   - One resource. Others exist only as far as their marks raise the floor.
 //   - No replication: no standby, no failover, no epochs, no restored snapshot
 //     but for the issuer that repeats one token; no clock that steps.
 //   - sqlfence: isolation levels other than READ COMMITTED, Enter in

@@ -135,7 +135,7 @@ func (c issuerConfig) tick(s issState, to emit[issState]) {
 
 func less(n uint8) uint8 { return max(n, 1) - 1 }
 
-// operator is purge, which deletes a long-free row and lifts the floor in one
+// operator is purge, which deletes a long-free row and raises the floor in one
 // transaction, and the crash of the server.
 func (c issuerConfig) operator(s issState, to emit[issState]) {
 	running := false

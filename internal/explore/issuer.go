@@ -15,7 +15,7 @@ type issuerConfig struct {
 	anyLease     bool // release does not compare the lease ID
 	asyncAcquire bool // acquire commits under synchronous_commit = off
 	asyncRenew   bool // renew does
-	noFloor      bool // purge deletes the row and lifts no floor
+	noFloor      bool // purge deletes the row and raises no floor
 	noTableLock  bool // purge does not lock out the acquires that run
 	fromAnswer   bool // the deadline counts from the answer
 	noMargin     bool // nothing is given away for the drift

@@ -13,7 +13,7 @@ type txConfig struct {
 	inWork      bool // raise runs in the work's transaction
 	savepoint   bool // enter runs in a subtransaction that may be rolled back
 	asyncRaise  bool // raise commits under synchronous_commit = off
-	noFloor     bool // retire deletes the mark and lifts no floor
+	noFloor     bool // retire deletes the mark and raises no floor
 	equalFloor  bool // a claim equal to the floor is admitted
 	strict      bool // enter: > for >=
 	noDecision  bool // enter takes the lock and does not compare
@@ -62,7 +62,7 @@ const (
 	logWrite = iota + 1
 	logRaise
 	logRetire // the resource's own mark
-	logFloor  // another resource's mark, which lifts the floor to its token
+	logFloor  // another resource's mark, which raises the floor to its token
 )
 
 type txEntry struct{ kind, token, lease uint8 }
@@ -88,7 +88,7 @@ type txState struct {
 	log    [6]txEntry // commits that are not flushed yet
 	n      uint8
 
-	retired, lifted, crashed bool
+	retired, floored, crashed bool
 
 	w [4]txWorker
 

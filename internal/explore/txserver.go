@@ -20,10 +20,10 @@ func (c txConfig) server(s txState, to emit[txState]) {
 		after.forget()
 		to("operator", "retires the mark", after)
 	}
-	// The floor is the store's, so another resource's mark lifts it, too.
-	if !s.lifted && s.retired {
+	// The floor is the store's, so another resource's mark raises it, too.
+	if !s.floored && s.retired {
 		after := s
-		after.lifted = true
+		after.floored = true
 		after.commit(txEntry{logFloor, 2, 0}, true)
 		to("operator", "retires another resource's mark, 2", after)
 	}

@@ -85,16 +85,16 @@ type Issuer interface {
 	// guard.ErrOutcomeUnknown. Repeating it is harmless.
 	Release(ctx context.Context, claim guard.Claim) (freed bool, err error)
 
-	// Watch says who has the lease and calls ring, at most once, when it is
-	// worth while to ask again: the lease was released, or nobody knows. ring
+	// Watch says who has the lease and calls wake, at most once, when it is
+	// worth while to ask again: the lease was released, or nobody knows. wake
 	// may be called falsely, late or never, from any goroutine, and must not
 	// block; lockclient asks by itself as well. An error means that this issuer
 	// cannot watch, for now: the waiter polls.
 	//
 	// A watch with a lease ID is a waiter's and stands in line with those of
 	// other processes: an issuer that can wakes the longest waiting first. One
-	// without is an onlooker's: it is rung at every change that is seen.
-	Watch(ctx context.Context, w Watch, ring func()) (Watching, error)
+	// without is an onlooker's: it is woken at every change that is seen.
+	Watch(ctx context.Context, w Watch, wake func()) (Watching, error)
 
 	// Close frees connections and ends what runs in the background. Requests
 	// under way may fail. It is called once.
@@ -204,7 +204,7 @@ type Watching struct {
 	// is worth while to ask now.
 	Held *HeldError
 	// Stop ends the watch. It may be called more than once, and does not wait
-	// for a ring under way. The place in line is kept for some seconds.
+	// for a wake-up under way. The place in line is kept for some seconds.
 	Stop func()
 }
 
@@ -231,7 +231,7 @@ type Clock interface {
 	OnStep(f func()) (stop func())
 }
 
-// Floors is an issuer whose tokens can be lifted, such as over those of another
+// Floors is an issuer whose tokens can be raised, such as above those of another
 // system that a resource comes from.
 type Floors interface {
 	// Advance raises the resource's last token to at least above; it lowers

@@ -57,7 +57,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
 }
 
-// RaiseEpoch lifts all later tokens above those of the cluster's former self: it
+// RaiseEpoch raises all later tokens above those of the cluster's former self: it
 // sets the base from this process's clock, or above the one that is there if that
 // is higher. Call it after every restore of a snapshot.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {

@@ -6,7 +6,7 @@
 // lease's key. etcd's revision grows over release, compaction, defragmentation,
 // restart and leader change. The base makes tokens survive more: it is set from
 // the clock at first use, so that a cluster that was wiped stays above its former
-// self, and [Issuer.RaiseEpoch] raises it after a restore. [Issuer.Advance] lifts
+// self, and [Issuer.RaiseEpoch] raises it after a restore. [Issuer.Advance] raises
 // one resource over the tokens of another lock system.
 //
 // # What it does not

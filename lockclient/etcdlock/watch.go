@@ -11,7 +11,7 @@ import (
 
 // Watch says who has the lease. A waiter stands in line with a key of its own
 // and watches the one before it, so that a release wakes the first alone.
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if w.LeaseID != "" {
 		if err := i.line(ctx, w.Resource); err != nil {
 			return driver.Watching{}, err
@@ -34,7 +34,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 			i.turn(watching, w.Resource, resp.Header.Revision+1)
 		}
 		if watching.Err() == nil {
-			ring()
+			wake()
 		}
 	}()
 	out := driver.Watching{Stop: stop}

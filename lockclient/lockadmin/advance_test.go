@@ -191,21 +191,21 @@ func TestAdvanceFloorWaitsForGrants(t *testing.T) {
 		granted <- lease.Token()
 	}()
 	waiting(t, pool, 1)
-	lifted := make(chan error, 1)
+	raised := make(chan error, 1)
 	go func() {
 		_, err := client.AdvanceFloor(context.Background(), 100)
-		lifted <- err
+		raised <- err
 	}()
 	select {
-	case err := <-lifted:
-		t.Fatalf("the floor is lifted beside an acquire that is under way: %v", err)
+	case err := <-raised:
+		t.Fatalf("the floor is raised beside an acquire that is under way: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	tx.Rollback(t.Context())
 	if token := <-granted; token != 2 {
 		t.Errorf("token %v", token)
 	}
-	if err := <-lifted; err != nil {
+	if err := <-raised; err != nil {
 		t.Error(err)
 	}
 }

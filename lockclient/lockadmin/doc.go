@@ -76,7 +76,7 @@
 //
 // The table keeps a row per resource name that was ever leased, until
 // [Operator.Purge] deletes those long free, by call or in a [Operator.PurgeLoop].
-// A purge lifts the floor, the token that every later grant is above.
+// A purge raises the floor, the token that every later grant is above.
 // [Operator.AdvanceFloor] does so by itself, and has to come before
 // guard.Store.Retire.
 //

@@ -44,7 +44,7 @@ type Epoch struct {
 //
 // Errors: guard.ErrUnavailable, also for a server that is a standby.
 func (o *Operator) Epoch(ctx context.Context) (Epoch, error) {
-	return o.lift(ctx, "epoch", pglease.Lift{})
+	return o.raise(ctx, "epoch", pglease.Raise{})
 }
 
 // RaiseEpoch puts every later token, on every resource, above all that this
@@ -64,26 +64,26 @@ func (o *Operator) RaiseEpoch(ctx context.Context) (Epoch, error) {
 	if err := o.namespace.Everything("RaiseEpoch"); err != nil {
 		return Epoch{}, err
 	}
-	return o.lift(ctx, "raise epoch", pglease.Lift{More: 1, Exclusive: true})
+	return o.raise(ctx, "raise epoch", pglease.Raise{More: 1, Exclusive: true})
 }
 
-// lift raises what is to be raised, and repeats while locks are in the way.
-func (o *Operator) lift(ctx context.Context, op string, l pglease.Lift) (epoch Epoch, err error) {
+// raise raises what r says, and repeats while locks are in the way.
+func (o *Operator) raise(ctx context.Context, op string, r pglease.Raise) (epoch Epoch, err error) {
 	err = o.retry(ctx, func() error {
 		err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 			if err := o.server.CheckSchema(ctx, conn); err != nil {
 				return pglease.Harmless(err)
 			}
-			if l.Exclusive {
+			if r.Exclusive {
 				lockTimeout = pglease.Milliseconds(defaultTableWait)
 			}
-			in, err := o.server.Reenter(ctx, conn, l, lockTimeout)
+			in, err := o.server.Reenter(ctx, conn, r, lockTimeout)
 			if err == nil {
 				epoch = Epoch(in.Epoch)
 			}
 			return err
 		})
-		if l == (pglease.Lift{}) {
+		if r == (pglease.Raise{}) {
 			err = pglease.Harmless(err) // a question, whatever it set right beside
 		}
 		return pglease.Failure(op, guard.Claim{}, err)
@@ -96,7 +96,7 @@ func (o *Operator) lift(ctx context.Context, op string, l pglease.Lift) (epoch E
 // ZooKeeper transaction IDs are below it; what is above is left for epochs.
 const MaxAdvance guard.Token = 1<<62 - 1
 
-// Advance lifts the issuer over the tokens that another system has issued for
+// Advance raises the issuer above the tokens that another system has issued for
 // the resource: every later grant's token is above the given one. Call it before
 // the first grant, with at least the highest token that the resource may have
 // admitted. It never lowers, and nothing happens if the token is that high.
@@ -147,7 +147,7 @@ func (o *Operator) Advance(ctx context.Context, resource string, above guard.Tok
 // up to Options.OpTimeout for that moment.
 //
 // Errors: guard.ErrInvalid (also above [MaxAdvance], and for a handle with a
-// namespace), guard.ErrUnavailable (not lifted: among other reasons because an
+// namespace), guard.ErrUnavailable (not raised: among other reasons because an
 // open transaction has a lock on fencepost.leases) and guard.ErrOutcomeUnknown (calling again is harmless).
 func (o *Operator) AdvanceFloor(ctx context.Context, above guard.Token) (guard.Token, error) {
 	if err := o.namespace.Everything("AdvanceFloor"); err != nil {
@@ -156,7 +156,7 @@ func (o *Operator) AdvanceFloor(ctx context.Context, above guard.Token) (guard.T
 	if err := validateAdvance(above); err != nil {
 		return guard.NoToken, err
 	}
-	epoch, err := o.lift(ctx, "advance floor", pglease.Lift{Epoch: int64(above >> pglease.EpochShift), Floor: int64(above), Exclusive: true})
+	epoch, err := o.raise(ctx, "advance floor", pglease.Raise{Epoch: int64(above >> pglease.EpochShift), Floor: int64(above), Exclusive: true})
 	if err != nil {
 		return guard.NoToken, err
 	}
@@ -186,7 +186,7 @@ func (o *Operator) advance(ctx context.Context, resource string, above guard.Tok
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
 		if epoch := int64(above >> pglease.EpochShift); err == nil && in.Number < epoch {
-			_, err = o.server.Reenter(ctx, conn, pglease.Lift{Epoch: epoch}, lockTimeout)
+			_, err = o.server.Reenter(ctx, conn, pglease.Raise{Epoch: epoch}, lockTimeout)
 		}
 		if err != nil {
 			return pglease.Harmless(err)

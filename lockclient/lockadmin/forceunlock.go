@@ -271,7 +271,7 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 			err = burn(&named)
 		}
 		if err == nil && a.status == unlockMoved {
-			_, err = o.server.Reenter(ctx, conn, pglease.Lift{}, lockTimeout)
+			_, err = o.server.Reenter(ctx, conn, pglease.Raise{}, lockTimeout)
 			err = pglease.Harmless(err)
 		}
 		return err

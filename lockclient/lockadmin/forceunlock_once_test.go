@@ -106,7 +106,7 @@ func TestForceUnlockAtOnce(t *testing.T) {
 
 // TestForceUnlockIsOnDisk: where commits need not wait for the disk, this one
 // does, else a crash would issue the burned token again. The control is a
-// statement that lifts nothing.
+// statement that raises nothing.
 func TestForceUnlockIsOnDisk(t *testing.T) {
 	owner := migrated(t)
 	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })

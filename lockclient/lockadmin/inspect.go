@@ -220,7 +220,7 @@ func (in *Inspection) findings() []Finding {
 	add(in.FullPageWrites == "off", SeverityWarning, "full_page_writes", "is off: a crash of the machine can damage the table",
 		"set it to on, unless the file system writes whole pages")
 	add(in.SynchronousCommit == "off" || in.SynchronousCommit == "local", SeverityWarning, "synchronous_commit",
-		"is "+strconv.Quote(in.SynchronousCommit)+": grants and renewals lift it for themselves, the application's own writes do not",
+		"is "+strconv.Quote(in.SynchronousCommit)+": grants and renewals override it for themselves, the application's own writes do not",
 		"nothing for leases; check that the application's writes may be lost")
 	add(in.Hidden != "", SeverityWarning, "timeline", "the server does not show everything, so a failover may go unnoticed: "+in.Hidden,
 		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")

@@ -79,7 +79,7 @@ type Purged struct {
 
 // Purge deletes the rows of resources that have been free for long, so that the
 // table does not keep every name that was ever leased. No token is ever lowered
-// by it: in the same transaction the floor is lifted to the highest token that
+// by it: in the same transaction the floor is raised to the highest token that
 // is deleted, and every later grant, on any resource, is above the floor. Where
 // tokens should stay small, leave the rows.
 //
@@ -115,7 +115,7 @@ func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error
 // purge goes through the table once.
 func (o *Operator) purge(ctx context.Context, s PurgeOptions) (total Purged, err error) {
 	// The floor is told even if there is nothing to delete.
-	epoch, err := o.lift(ctx, "purge", pglease.Lift{})
+	epoch, err := o.raise(ctx, "purge", pglease.Raise{})
 	if err != nil {
 		return total, err
 	}

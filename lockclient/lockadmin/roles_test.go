@@ -263,12 +263,12 @@ func TestRolesForbid(t *testing.T) {
 	// Through the Go calls: unavailable, with the server's code for a cause.
 	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
 	_, cut := issuer.Operator.ForceUnlock(t.Context(), "r", "a", "b", nil)
-	_, lifted := issuer.RaiseEpoch(t.Context())
+	_, raised := issuer.RaiseEpoch(t.Context())
 	_, purged := issuer.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond})
 	_, read := all(issuer.Operator.Audit(t.Context(), "", nil))
 	_, probed := newRoleOperator(t, as(names.Operator)).Probe(t.Context(), nil)
 	_, advanced := reader.Advance(t.Context(), "r", 99)
-	for what, err := range map[string]error{"cut": cut, "raise": lifted, "purge": purged, "audit": read, "probe": probed, "advance": advanced} {
+	for what, err := range map[string]error{"cut": cut, "raise": raised, "purge": purged, "audit": read, "probe": probed, "advance": advanced} {
 		if pg := pglease.Error(err); pg == nil || pg.Code != "42501" || !errors.Is(err, guard.ErrUnavailable) {
 			t.Errorf("%s: %v", what, err)
 		}

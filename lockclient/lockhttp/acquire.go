@@ -290,11 +290,11 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 // rest returns when it is worth while to ask again or the wait is over.
 func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	const nap = 100 * time.Millisecond
-	rung := make(chan struct{}, 1)
+	woken := make(chan struct{}, 1)
 	watching, err := within(ctx, a.s, "watch", a.Claim(), func(ctx context.Context) (driver.Watching, error) {
 		return a.s.issuer.Watch(ctx, driver.Watch{Resource: a.Resource, LeaseID: a.LeaseID}, func() {
 			select {
-			case rung <- struct{}{}:
+			case woken <- struct{}{}:
 			default:
 			}
 		})
@@ -322,7 +322,7 @@ func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-rung:
+	case <-woken:
 	case <-timer.C:
 	case <-ctx.Done():
 	case <-a.s.closed:

@@ -59,14 +59,14 @@ func (s *stream) send(name string, data any) error {
 	return s.control.Flush()
 }
 
-// look asks the issuer who has the lease; rung gets a value when it is worth
+// look asks the issuer who has the lease; woken gets a value when it is worth
 // while to look again.
-func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, rung chan struct{}, err error) {
-	rung = make(chan struct{}, 1)
+func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, woken chan struct{}, err error) {
+	woken = make(chan struct{}, 1)
 	watching, err = within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, func(ctx context.Context) (driver.Watching, error) {
 		return s.issuer.Watch(ctx, w, func() {
 			select {
-			case rung <- struct{}{}:
+			case woken <- struct{}{}:
 			default:
 			}
 		})
@@ -79,11 +79,11 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
 		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that counts
 	}
-	return watching, rung, err
+	return watching, woken, err
 }
 
 // watch is [driver.Issuer]'s for the Go client: one event says who has the
-// lease, a second, "ring", that it is worth while to ask again.
+// lease, a second, "wake", that it is worth while to ask again.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	q := queryOf(r)
 	asked := driver.Watch{Resource: q.text("resource"), LeaseID: q.text("leaseId")}
@@ -118,7 +118,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 			return nil
 		}
 	}
-	watching, rung, err := s.look(ctx, asked)
+	watching, woken, err := s.look(ctx, asked)
 	if err != nil && out == nil {
 		return err
 	}
@@ -131,16 +131,16 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 		if place != nil {
 			place.note(watching.Held)
 		}
-		ring := place != nil && watching.Held == nil
-		if !ring {
+		wake := place != nil && watching.Held == nil
+		if !wake {
 			d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
 			if h := watching.Held; h != nil {
 				d = min(d, max(0, h.Remaining)+time.Millisecond)
 			}
 			timer := time.NewTimer(d)
 			select {
-			case <-rung:
-				ring = true
+			case <-woken:
+				wake = true
 			case <-timer.C:
 			case <-beat.C:
 				gone = out.send("", nil) != nil
@@ -152,21 +152,21 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 			timer.Stop()
 		}
 		watching.Stop()
-		if !ring && !gone {
-			if watching, rung, err = s.look(ctx, asked); err != nil {
+		if !wake && !gone {
+			if watching, woken, err = s.look(ctx, asked); err != nil {
 				return nil // the stream ends, and the client asks
 			}
-			ring = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
+			wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
 			if place != nil {
-				ring = watching.Held == nil
+				wake = watching.Held == nil
 			}
 		}
-		if ring {
+		if wake {
 			watching.Stop()
 			if place != nil {
 				place.call()
 			}
-			if out.send("ring", struct{}{}) != nil && place != nil {
+			if out.send("wake", struct{}{}) != nil && place != nil {
 				s.turns.asked(asked.Resource, id.Subject, asked.LeaseID)
 			}
 			return nil
@@ -356,7 +356,7 @@ func (f *feeds) tell(one *feed, seen sighting) {
 
 func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 	for attempt := 0; ctx.Err() == nil; {
-		watching, rung, err := s.look(ctx, driver.Watch{Resource: one.resource})
+		watching, woken, err := s.look(ctx, driver.Watch{Resource: one.resource})
 		if ctx.Err() != nil {
 			break
 		}
@@ -373,7 +373,7 @@ func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 		}
 		timer := time.NewTimer(d)
 		select {
-		case <-rung:
+		case <-woken:
 		case <-timer.C:
 		case <-ctx.Done():
 		}

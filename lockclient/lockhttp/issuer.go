@@ -316,8 +316,8 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 }
 
 // Watch reads a stream of events, until the lease is released or the stream
-// ends: then nobody knows, and it rings too.
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+// ends: then nobody knows, and it calls wake too.
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	// The watch goes on after the call; ctx ends it only while it begins.
 	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -369,12 +369,12 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 		defer cancel()
 		defer resp.Body.Close()
 		for {
-			if name, _, err := nextEvent(events); name == "ring" || err != nil {
+			if name, _, err := nextEvent(events); name == "wake" || err != nil {
 				break
 			}
 		}
 		if watching.Err() == nil {
-			ring()
+			wake()
 		}
 	}()
 	return driver.Watching{Held: first.Holder.held(w.Resource), Stop: cancel}, nil

@@ -155,9 +155,9 @@ func (c *counting) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	return g, err
 }
 
-func (c *counting) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (c *counting) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	c.watches.Add(1)
-	watching, err := c.Issuer.Watch(ctx, w, ring)
+	watching, err := c.Issuer.Watch(ctx, w, wake)
 	if err != nil {
 		return watching, err
 	}

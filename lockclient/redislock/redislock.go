@@ -10,7 +10,7 @@
 // further behind than the outage was long. They do not grow if the data is lost
 // while the clock is set back: an issuer that has seen a later time refuses then
 // (guard.ErrMarkAhead), a new process cannot know. Nor do they where
-// [Issuer.Advance] lifted a resource above the clock, or a clock that was ahead
+// [Issuer.Advance] raised a resource above the clock, or a clock that was ahead
 // did: such a token is in the counter alone. Where the counter is lost with the
 // data, call Advance once more with the resource's mark.
 //
@@ -112,7 +112,7 @@ type Issuer struct {
 	seen   int64         // the highest server time of any answer, in ms
 	closed bool
 	stop   func() // ends the subscription; nil before there is one
-	rings  map[string]map[*func()]struct{}
+	wakes  map[string]map[*func()]struct{}
 
 	subscribing *subscribing // nil before the first watch, and after a failure
 }
@@ -131,7 +131,7 @@ var (
 // New returns an issuer on the server that do speaks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do, process: rand.Text(), rings: map[string]map[*func()]struct{}{}}
+	i := &Issuer{do: do, process: rand.Text(), wakes: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
 	}
@@ -312,13 +312,13 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	return n == 1, nil
 }
 
-// Watch says who has the lease, puts a waiter in line, and rings at the release.
+// Watch says who has the lease, puts a waiter in line, and calls wake at the release.
 // Without Options.Subscribe it is [driver.ErrNoWatch].
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if i.opts.Subscribe == nil {
 		return driver.Watching{}, driver.ErrNoWatch
 	}
-	stop, err := i.listen(ctx, w, ring)
+	stop, err := i.listen(ctx, w, wake)
 	if err != nil {
 		return driver.Watching{}, fmt.Errorf("%w: %w", driver.ErrNoWatch, err)
 	}
@@ -341,29 +341,29 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 	return watching, nil
 }
 
-// listen has ring called once: a waiter's by this process's own channel, on
+// listen has wake called once: a waiter's by this process's own channel, on
 // which a release names the resource, an onlooker's by the resource's.
-func (i *Issuer) listen(ctx context.Context, w driver.Watch, ring func()) (stop func(), err error) {
+func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop func(), err error) {
 	var once sync.Once
 	if w.LeaseID == "" {
-		return i.opts.Subscribe(ctx, i.onlookers(w.Resource), func(string) { once.Do(ring) })
+		return i.opts.Subscribe(ctx, i.onlookers(w.Resource), func(string) { once.Do(wake) })
 	}
-	f := func() { once.Do(ring) }
+	f := func() { once.Do(wake) }
 	if err := i.subscribe(ctx); err != nil {
 		return nil, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.rings[w.Resource] == nil {
-		i.rings[w.Resource] = map[*func()]struct{}{}
+	if i.wakes[w.Resource] == nil {
+		i.wakes[w.Resource] = map[*func()]struct{}{}
 	}
-	i.rings[w.Resource][&f] = struct{}{}
+	i.wakes[w.Resource][&f] = struct{}{}
 	return func() {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		delete(i.rings[w.Resource], &f)
-		if len(i.rings[w.Resource]) == 0 {
-			delete(i.rings, w.Resource)
+		delete(i.wakes[w.Resource], &f)
+		if len(i.wakes[w.Resource]) == 0 {
+			delete(i.wakes, w.Resource)
 		}
 	}, nil
 }
@@ -404,10 +404,10 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 
 func (i *Issuer) wake(resource string) {
 	i.mu.Lock()
-	rings := i.rings[resource]
-	delete(i.rings, resource)
+	wakes := i.wakes[resource]
+	delete(i.wakes, resource)
 	i.mu.Unlock()
-	for f := range rings {
+	for f := range wakes {
 		go (*f)()
 	}
 }

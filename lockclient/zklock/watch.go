@@ -29,7 +29,7 @@ type watched struct {
 
 // Watch says who has the lease. A waiter stands in line with a node of its own
 // and watches the one before it, so that a release wakes the first alone.
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
 	if err != nil {
@@ -60,7 +60,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver
 			i.leave(w.Resource, p)
 		}
 		if watching.Err() == nil {
-			ring()
+			wake()
 		}
 	}()
 	out := driver.Watching{Stop: cancel}

@@ -6,7 +6,7 @@
 // node. Zxids grow over release, restart and election. The base makes tokens
 // survive more: it is set from the clock at first use, so that a data directory
 // that was wiped stays above its former self, and [Issuer.RaiseEpoch] raises it
-// after a restore. [Issuer.Advance] lifts one resource over the tokens of another
+// after a restore. [Issuer.Advance] raises one resource above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that runs through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.

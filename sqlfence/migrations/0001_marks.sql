@@ -307,7 +307,7 @@ BEGIN
       AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
 END $$;
 
--- retire forgets marks that were last raised before the given time and lifts
+-- retire forgets marks that were last raised before the given time and raises
 -- the floor to the highest token among them, in one step. A raise that runs at
 -- the same time either finds the mark, and then its update finds the row gone
 -- and starts over, or does not find it, and then finds the floor; a row that it

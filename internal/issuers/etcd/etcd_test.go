@@ -338,7 +338,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestAdvanceAndRaiseEpoch lift tokens and never lower them, and a running lease
+// TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
 // keeps its token.
 func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
@@ -476,18 +476,18 @@ func TestLateAcquire(t *testing.T) {
 	}
 }
 
-// TestWakeOne: a release rings at the longest waiting process alone, and its
+// TestWakeOne: a release wakes the longest waiting process alone, and its
 // release at the next.
 func TestWakeOne(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	a := issuer(t, addr)
 	held := acquire(t, a, "r", "a")
-	rung := make(chan int, 10)
+	woken := make(chan int, 10)
 	var waiting []*etcdlock.Issuer
 	for n := range 3 {
 		i := issuer(t, addr)
 		waiting = append(waiting, i)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { rung <- n })
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
 		if err != nil || w.Held == nil || w.Held.Token != held.Token {
 			t.Fatalf("%+v, %v", w, err)
 		}
@@ -503,14 +503,14 @@ func TestWakeOne(t *testing.T) {
 		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
 			t.Fatal(freed, err)
 		}
-		if got := <-rung; got != n {
+		if got := <-woken; got != n {
 			t.Fatalf("process %d was woken, process %d waits longest", got, n)
 		}
 		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
 	}
 	<-changed
 	select {
-	case n := <-rung:
+	case n := <-woken:
 		t.Errorf("process %d was woken while the lease was held", n)
 	case <-time.After(time.Second):
 	}

@@ -37,7 +37,7 @@ func TestRepeatedAcquireUnderALongerTTL(t *testing.T) {
 }
 
 // TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
-// ahead; RaiseEpoch lifts it all the same.
+// ahead; RaiseEpoch raises it all the same.
 func TestRaiseEpochBehindTheBase(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
@@ -50,7 +50,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	}
 	const lost = 1 << 30 // revisions that the restore may have lost
 	if after := acquire(t, issuer(t, addr), "other", "a"); after.Token < before.Token+lost {
-		t.Errorf("token %v after %v and RaiseEpoch, which said that it lifted them", after.Token, before.Token)
+		t.Errorf("token %v after %v and RaiseEpoch, which said that it raised them", after.Token, before.Token)
 	}
 }
 

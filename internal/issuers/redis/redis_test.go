@@ -234,7 +234,7 @@ func TestTokensAbove53Bits(t *testing.T) {
 	}
 }
 
-// TestAdvance lifts and never lowers, and not under a holder.
+// TestAdvance raises and never lowers, and not under a holder.
 func TestAdvance(t *testing.T) {
 	s := startServer(t)
 	i := s.issuer(t, s.addr)
@@ -321,7 +321,7 @@ func TestServerWentBack(t *testing.T) {
 	acquire(t, i, "r", "c")
 }
 
-// TestAdvanceIsLostWithTheData: a token that Advance lifted above the clock is in
+// TestAdvanceIsLostWithTheData: a token that Advance raised above the clock is in
 // the counter alone, which the package's documentation says. Once more with the
 // mark, and the tokens grow.
 func TestAdvanceIsLostWithTheData(t *testing.T) {
@@ -393,22 +393,22 @@ func TestOneCommandForAnAcquire(t *testing.T) {
 	}
 }
 
-// TestWakeOne: a release rings at the longest waiting process alone.
+// TestWakeOne: a release wakes the longest waiting process alone.
 func TestWakeOne(t *testing.T) {
 	s := startServer(t)
 	a := s.issuer(t, s.addr)
 	held := acquire(t, a, "r", "a")
-	rung := make(chan int, 10)
+	woken := make(chan int, 10)
 	for n := range 3 {
 		i := s.issuer(t, s.addr)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { rung <- n })
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
 		if err != nil || w.Held == nil || w.Held.Token != held.Token {
 			t.Fatalf("%+v, %v", w, err)
 		}
 		t.Cleanup(w.Stop)
 		time.Sleep(2 * time.Millisecond) // the order in line is by milliseconds
 	}
-	onlooker, err := s.issuer(t, s.addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { rung <- 99 })
+	onlooker, err := s.issuer(t, s.addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { woken <- 99 })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,9 +416,9 @@ func TestWakeOne(t *testing.T) {
 	if freed, err := a.Release(t.Context(), held); !freed || err != nil {
 		t.Fatal(freed, err)
 	}
-	got := map[int]bool{<-rung: true, <-rung: true}
+	got := map[int]bool{<-woken: true, <-woken: true}
 	if !got[0] || !got[99] {
-		t.Errorf("rung: %v; want the longest waiting and the onlooker", got)
+		t.Errorf("woken: %v; want the longest waiting and the onlooker", got)
 	}
 	// Kept for the first for a moment: another waiter is put off, though the
 	// lease is free.
@@ -430,7 +430,7 @@ func TestWakeOne(t *testing.T) {
 		t.Error(err)
 	}
 	select {
-	case n := <-rung:
+	case n := <-woken:
 		t.Errorf("process %d was woken as well", n)
 	case <-time.After(300 * time.Millisecond):
 	}

@@ -178,7 +178,7 @@ func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
 	return n
 }
 
-// TestAdvanceAndRaiseEpoch lift tokens and never lower them, and a running lease
+// TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
 // keeps its token.
 func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	z := startServers(t, 1)
@@ -235,7 +235,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 }
 
 // TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
-// ahead; RaiseEpoch lifts it all the same.
+// ahead; RaiseEpoch raises it all the same.
 func TestRaiseEpochBehindTheBase(t *testing.T) {
 	z := startServers(t, 1)
 	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
@@ -248,7 +248,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	}
 	const lost = 1 << 36 // what the restore may have lost: 16 elections
 	if after := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); after.Token < before.Token+lost {
-		t.Errorf("token %v after %v and RaiseEpoch, which said that it lifted them", after.Token, before.Token)
+		t.Errorf("token %v after %v and RaiseEpoch, which said that it raised them", after.Token, before.Token)
 	}
 }
 
@@ -358,18 +358,18 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWakeOne: a release rings at the longest waiting process alone, and its
+// TestWakeOne: a release wakes the longest waiting process alone, and its
 // release at the next.
 func TestWakeOne(t *testing.T) {
 	z := startServers(t, 1)
 	a := issuer(t, nil, z.Addrs()...)
 	held := acquire(t, a, "r", "a")
-	rung := make(chan int, 10)
+	woken := make(chan int, 10)
 	var waiting []*zklock.Issuer
 	for n := range 3 {
 		i := issuer(t, nil, z.Addrs()...)
 		waiting = append(waiting, i)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { rung <- n })
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
 		if err != nil || w.Held == nil || w.Held.Token != held.Token {
 			t.Fatalf("%+v, %v", w, err)
 		}
@@ -385,14 +385,14 @@ func TestWakeOne(t *testing.T) {
 		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
 			t.Fatal(freed, err)
 		}
-		if got := <-rung; got != n {
+		if got := <-woken; got != n {
 			t.Fatalf("process %d was woken, process %d waits longest", got, n)
 		}
 		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
 	}
 	<-changed
 	select {
-	case n := <-rung:
+	case n := <-woken:
 		t.Errorf("process %d was woken while the lease was held", n)
 	case <-time.After(time.Second):
 	}

@@ -115,13 +115,13 @@ func (a *app) advance(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	resource, question := "", "Lift every resource above token "+token.String()+"."
+	resource, question := "", "Raise every resource above token "+token.String()+"."
 	if !cmd.Bool("floor") {
 		resource = given[0]
 		if err := guard.ValidateResource(resource); err != nil {
 			return err
 		}
-		question = "Lift " + shown(resource) + " above token " + token.String() + "."
+		question = "Raise " + shown(resource) + " above token " + token.String() + "."
 	}
 	s, err := connect(ctx, cmd, leasesComponent)
 	if err != nil {

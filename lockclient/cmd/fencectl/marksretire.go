@@ -14,7 +14,7 @@ func (a *app) marksRetireCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "retire",
 		Usage: "forget the marks of resources that nobody wrote to for long",
-		Description: "In the order in which no new holder is refused: it lifts the issuer's floor\n" +
+		Description: "In the order in which no new holder is refused: it raises the issuer's floor\n" +
 			"above the marks, waits for leases from before to end, and then retires the\n" +
 			"marks. No stale token is admitted by it, whatever fails.",
 		Flags: []cli.Flag{

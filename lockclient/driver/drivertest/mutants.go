@@ -275,8 +275,8 @@ func forgetting(i driver.Issuer) driver.Issuer {
 
 type blind struct{ driver.Issuer }
 
-func (b blind) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
-	got, err := b.Issuer.Watch(ctx, w, ring)
+func (b blind) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	got, err := b.Issuer.Watch(ctx, w, wake)
 	got.Held = nil
 	return got, err
 }

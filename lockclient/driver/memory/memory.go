@@ -59,7 +59,7 @@ type watch struct {
 	issuer   *Issuer
 	resource string
 	waiter   bool
-	ring     func()
+	wake     func()
 }
 
 // NewServer returns an empty server.
@@ -150,7 +150,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 		l.expires = until
 	}
 	grant.Token, grant.AcquiredAt = l.token, l.acquired
-	s.ring(r.Resource, func(w *watch) bool { return !w.waiter })
+	s.wake(r.Resource, func(w *watch) bool { return !w.waiter })
 	return grant, nil
 }
 
@@ -206,26 +206,26 @@ func (s *Server) free(resource string, l *row, now time.Time) {
 		}
 		l.line = l.line[1:]
 	}
-	s.ring(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
+	s.wake(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
 }
 
-// ring calls the chosen watches of a resource, which are over then.
-func (s *Server) ring(resource string, chosen func(*watch) bool) {
+// wake calls the chosen watches of a resource, which are over then.
+func (s *Server) wake(resource string, chosen func(*watch) bool) {
 	for w := range s.watches {
 		if w.resource == resource && chosen(w) {
 			delete(s.watches, w)
-			go w.ring()
+			go w.wake()
 		}
 	}
 }
 
-// Watch says who has the lease, and rings at its release.
-func (i *Issuer) Watch(_ context.Context, r driver.Watch, ring func()) (driver.Watching, error) {
+// Watch says who has the lease, and calls wake at its release.
+func (i *Issuer) Watch(_ context.Context, r driver.Watch, wake func()) (driver.Watching, error) {
 	s := i.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held := s.holder(r.Resource, r.LeaseID)
-	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", ring: ring}
+	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", wake: wake}
 	if l := s.rows[r.Resource]; l != nil && w.waiter {
 		if held == nil && l.keptFor != nil && l.keptFor != i && s.now().Before(l.keptUntil) {
 			held = s.kept(r.Resource, l)
@@ -323,7 +323,7 @@ func (s *Server) Expire(resource string) bool {
 	held := s.holder(resource, "") != nil
 	if held {
 		s.rows[resource].expires = s.now()
-		s.ring(resource, func(*watch) bool { return true })
+		s.wake(resource, func(*watch) bool { return true })
 	}
 	return held
 }
@@ -336,7 +336,7 @@ func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 	l.token++
 	l.leaseID, l.owner, l.metadata = "stolen-"+l.token.String(), owner, ""
 	l.acquired, l.expires = now, now.Add(ttl)
-	s.ring(resource, func(w *watch) bool { return !w.waiter })
+	s.wake(resource, func(w *watch) bool { return !w.waiter })
 	return guard.Claim{Resource: resource, Token: l.token, LeaseID: l.leaseID}
 }
 

@@ -29,9 +29,9 @@ type Instance struct {
 	Leases  uint32
 }
 
-// Lift says what is to be raised: the epoch to at least Epoch and by More, the
+// Raise says what is to be raised: the epoch to at least Epoch and by More, the
 // floor to at least Floor. Only an operator raises; an issuer's is zero.
-type Lift struct {
+type Raise struct {
 	Epoch, More, Floor int64
 	// Exclusive waits for the grants under way.
 	Exclusive bool
@@ -50,7 +50,7 @@ func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) 
 	if in := s.entered.Load(); in != nil && (!in.Started.IsZero() || conn.PgConn().CustomData()[enteredKey] == s) {
 		return in, nil
 	}
-	return s.Reenter(ctx, conn, Lift{}, lockTimeout)
+	return s.Reenter(ctx, conn, Raise{}, lockTimeout)
 }
 
 // Entered returns the server that was entered last; nil if none was.
@@ -66,7 +66,7 @@ FROM fencepost.`
 )
 
 // Reenter asks the server who it is, and raises what is to be raised.
-func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, l Lift, lockTimeout string) (*Instance, error) {
+func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeout string) (*Instance, error) {
 	var in Instance
 	var timeline *int64
 	var system, hidden *string
@@ -75,7 +75,7 @@ func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, l Lift, lockTimeou
 	var moved, raised bool
 	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
-		statement, args = raiseSQL, append(args, l.Epoch, l.More, l.Floor, l.Exclusive)
+		statement, args = raiseSQL, append(args, r.Epoch, r.More, r.Floor, r.Exclusive)
 	}
 	err := conn.QueryRow(ctx, statement, args...).
 		Scan(&in.Number, &in.Base, &timeline, &system, &started, &in.Leases, &floor, &moved, &raised, &hidden)

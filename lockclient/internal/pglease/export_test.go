@@ -23,8 +23,8 @@ func (i *Issuer) Process() string { return i.process }
 func (i *Issuer) Listening() bool { return i.listener.listening(context.Background(), 0) }
 
 // Subscribe is the first step of Watch.
-func (i *Issuer) Subscribe(resource string, ring func()) (stop func()) {
-	sub := i.listener.subscribe(resource, "a waiter", ring)
+func (i *Issuer) Subscribe(resource string, wake func()) (stop func()) {
+	sub := i.listener.subscribe(resource, "a waiter", wake)
 	return func() { i.listener.unsubscribe(sub) }
 }
 

@@ -218,7 +218,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 		return nil, err
 	}
 	if len(answers) == 0 { // not the server that was entered
-		if _, err = i.Reenter(ctx, conn, Lift{}, lockTimeout); err != nil {
+		if _, err = i.Reenter(ctx, conn, Raise{}, lockTimeout); err != nil {
 			return nil, Harmless(err)
 		}
 		for _, o := range ops {
@@ -416,8 +416,8 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 }
 
 // Watch sets the wake mark, and subscribes before.
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
-	sub := i.listener.subscribe(w.Resource, w.LeaseID, ring)
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	sub := i.listener.subscribe(w.Resource, w.LeaseID, wake)
 	stop := func() { i.listener.unsubscribe(sub) }
 	if w.LeaseID != "" && !i.listener.listening(ctx, w.Wait) {
 		stop()

@@ -15,7 +15,7 @@ import (
 
 // TestLongestWaitingFirst: among processes the lease goes around in the order in
 // which they came. A process that has died in its place costs the time for which
-// the lease is kept and no more: the next one is rung, which is not left to the
+// the lease is kept and no more: the next one is woken, which is not left to the
 // time at which it looks by itself.
 func TestLongestWaitingFirst(t *testing.T) {
 	pool := migrated(t)
@@ -86,8 +86,8 @@ func TestLongestWaitingFirst(t *testing.T) {
 }
 
 // TestTurnInLine: who is not named first looks when the lease has been kept for
-// those before it, and is rung if it is still free then and nobody has come. The
-// controls are not rung.
+// those before it, and is woken if it is still free then and nobody has come. The
+// controls are not woken.
 func TestTurnInLine(t *testing.T) {
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
@@ -116,13 +116,13 @@ func TestTurnInLine(t *testing.T) {
 			}
 			if test.turn < 0 {
 				settle(t, pool, i) // what came before is over
-				var rings rings
-				defer i.Subscribe("r", rings.ring)()
+				var wakes wakes
+				defer i.Subscribe("r", wakes.wake)()
 				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel+"."+me, test.payloads)
 				settle(t, pool, i)
 				time.Sleep(3 * pglease.KeepFor)
-				if rings.rung() {
-					t.Error("rung")
+				if wakes.woken() {
+					t.Error("woken")
 				}
 				// Who took it dropped those before it; whoever is alive is in line again.
 				if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); test.held && !slices.Equal(line, []string{me}) {
@@ -133,16 +133,16 @@ func TestTurnInLine(t *testing.T) {
 			// A busy machine may be late; one round in time shows when it looks.
 			least, best := time.Duration(test.turn)*pglease.KeepFor, time.Hour
 			for round := 0; round < 20 && best > least+pglease.KeepFor/2; round++ {
-				rung := make(chan struct{})
-				stop := i.Subscribe("r", sync.OnceFunc(func() { close(rung) }))
+				woken := make(chan struct{})
+				stop := i.Subscribe("r", sync.OnceFunc(func() { close(woken) }))
 				began := time.Now()
 				notify(test.payloads[0])
-				<-rung
+				<-woken
 				stop()
 				best = min(best, time.Since(began))
 			}
 			if best < least || best > least+pglease.KeepFor/2 {
-				t.Errorf("rung after %v at best, want %v", best, least)
+				t.Errorf("woken after %v at best, want %v", best, least)
 			}
 		})
 	}

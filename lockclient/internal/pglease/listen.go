@@ -45,7 +45,7 @@ const (
 // 1's connection. If the release is first, the mark finds nothing held, and the
 // waiter asks instead of sleeping. A mark that is found, not set, was there
 // before the row's version that was read; a release after that version saw it.
-// If the connection breaks after step 1, every watch is rung. A mark that ran
+// If the connection breaks after step 1, every watch is woken. A mark that ran
 // out unnoticed, or a connection that is dead without having said so, costs the
 // waiter at most the time until it looks again by itself.
 //
@@ -57,7 +57,7 @@ const (
 // A release is sent to nobody else, since everybody who is told takes time from
 // the one who is to go on: each process has a channel of its own. Onlookers have
 // one more, to which a process listens from its first onlooker on, and
-// [Channel] rings everybody, when no process is named.
+// [Channel] wakes everybody, when no process is named.
 type listener struct {
 	// connect opens a connection, notify sends a notification by another one.
 	connect func(ctx context.Context) (*pgx.Conn, error)
@@ -96,7 +96,7 @@ type listener struct {
 type subscription struct {
 	resource, topic string
 	leaseID         string // of a waiter; an onlooker has none
-	ring            func()
+	wake            func()
 	turn            *time.Timer // until those before it in line have had their time
 }
 
@@ -168,8 +168,8 @@ func (i *Issuer) newListener(c Config) *listener {
 	return l
 }
 
-func (l *listener) subscribe(resource, leaseID string, ring func()) *subscription {
-	s := &subscription{resource: resource, topic: Topic(resource), leaseID: leaseID, ring: ring}
+func (l *listener) subscribe(resource, leaseID string, wake func()) *subscription {
+	s := &subscription{resource: resource, topic: Topic(resource), leaseID: leaseID, wake: wake}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
@@ -347,7 +347,7 @@ func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
 }
 
 // onlookers reports whether there are any that are not told yet. With told they
-// are from now on, and are rung once, because they may have looked before.
+// are from now on, and are woken once, because they may have looked before.
 func (l *listener) onlookers(told bool) (waiting bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -359,7 +359,7 @@ func (l *listener) onlookers(told bool) (waiting bool) {
 		if s.leaseID == "" {
 			waiting = true
 			if told {
-				s.ring()
+				s.wake()
 			}
 		}
 	}
@@ -376,14 +376,14 @@ func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return string(results[0].Rows[0][0]) != fmt.Sprint(conn.PgConn().PID()), nil
 }
 
-// lost rings everybody: from now on releases may be missed. The next connection
+// lost wakes everybody: from now on releases may be missed. The next connection
 // is about to be opened.
 func (l *listener) lost() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.up, l.all, l.opening = false, false, make(chan struct{})
 	for s := range l.subs {
-		s.ring()
+		s.wake()
 	}
 }
 
@@ -438,7 +438,7 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 	}
 }
 
-// heard rings who watches a topic: onlookers, or everybody if no process is
+// heard wakes who watches a topic: onlookers, or everybody if no process is
 // named, or the waiters of this process. If others come before it in line, they
 // look when the lease has been kept for each of those.
 func (l *listener) heard(channel, payload string) {
@@ -450,18 +450,18 @@ func (l *listener) heard(channel, payload string) {
 		switch {
 		case s.topic != topic:
 		case s.leaseID == "":
-			s.ring()
+			s.wake()
 		case channel == onlookersChannel:
 		case turn > 0:
 			s.wait(time.Duration(turn)*keepFor, func() { l.look(s) })
 		default:
 			s.wait(0, nil)
-			s.ring()
+			s.wake()
 		}
 	}
 }
 
-// look rings a waiter if the lease is still free.
+// look wakes a waiter if the lease is still free.
 func (l *listener) look(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -470,7 +470,7 @@ func (l *listener) look(s *subscription) {
 	}
 	l.wg.Go(func() {
 		if l.free(l.ctx, s.resource, s.leaseID) {
-			s.ring()
+			s.wake()
 		}
 	})
 }

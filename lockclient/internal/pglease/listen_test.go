@@ -129,21 +129,21 @@ func releaseArgs(c guard.Claim) []any {
 	return []any{[]string{c.Resource}, []string{c.LeaseID}, []int64{int64(c.Token)}, []string{pglease.Topic(c.Resource)}, "60000"}
 }
 
-// rings counts how often a watch is rung.
-type rings struct{ n atomic.Int64 }
+// wakes counts how often a watch is woken.
+type wakes struct{ n atomic.Int64 }
 
-func (r *rings) ring()      { r.n.Add(1) }
-func (r *rings) rung() bool { return r.n.Load() > 0 }
+func (r *wakes) wake()       { r.n.Add(1) }
+func (r *wakes) woken() bool { return r.n.Load() > 0 }
 
 // settle returns when i has been told of every release up to now:
 // notifications arrive in the order of their commits.
 func settle(t *testing.T, pool *pgxpool.Pool, i *pglease.Issuer) {
 	t.Helper()
 	eventually(t, "it listens", i.Listening)
-	var last rings
-	defer i.Subscribe("the last one", last.ring)()
+	var last wakes
+	defer i.Subscribe("the last one", last.wake)()
 	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, pglease.Topic("the last one"))
-	eventually(t, "the last notification arrives", last.rung)
+	eventually(t, "the last notification arrives", last.woken)
 }
 
 // schedule is one waiter, one holder and the moment of the release.
@@ -154,27 +154,27 @@ type schedule struct {
 	waiter        *pglease.Issuer
 	lease         guard.Claim
 	gate          atomic.Pointer[chan struct{}] // keeps the waiter from listening
-	rings, breaks rings
+	wakes, breaks wakes
 	marked        func() // called by watches that have marked and do not listen yet
 }
 
 // watches are Watch as it is built and what leaves one of its steps out.
 var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, error){
 	"as built": func(s *schedule, w driver.Watch) (driver.Watching, error) {
-		return s.waiter.Watch(s.t.Context(), w, s.rings.ring)
+		return s.waiter.Watch(s.t.Context(), w, s.wakes.wake)
 	},
 	"no mark": func(s *schedule, w driver.Watch) (driver.Watching, error) {
-		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		stop := s.waiter.Subscribe(w.Resource, s.wakes.wake)
 		held, err := s.waiter.Look(s.t.Context(), w)
 		return driver.Watching{Held: held, Stop: stop}, err
 	},
 	"the mark does not look": func(s *schedule, w driver.Watch) (driver.Watching, error) {
-		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		stop := s.waiter.Subscribe(w.Resource, s.wakes.wake)
 		_, err := s.waiter.Mark(s.t.Context(), w)
 		return driver.Watching{Held: &driver.HeldError{Resource: w.Resource}, Stop: stop}, err // as the refusal said
 	},
 	"looks before it marks": func(s *schedule, w driver.Watch) (driver.Watching, error) {
-		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		stop := s.waiter.Subscribe(w.Resource, s.wakes.wake)
 		held, err := s.waiter.Look(s.t.Context(), w)
 		_, marks := s.waiter.Mark(s.t.Context(), w)
 		return driver.Watching{Held: held, Stop: stop}, errors.Join(err, marks)
@@ -182,17 +182,17 @@ var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, err
 	"marks before it listens": func(s *schedule, w driver.Watch) (driver.Watching, error) {
 		held, err := s.waiter.Mark(s.t.Context(), w)
 		s.marked()
-		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		stop := s.waiter.Subscribe(w.Resource, s.wakes.wake)
 		return driver.Watching{Held: held, Stop: stop}, err
 	},
 	"subscribes after it has marked": func(s *schedule, w driver.Watch) (driver.Watching, error) {
 		held, err := s.waiter.Mark(s.t.Context(), w)
-		stop := s.waiter.Subscribe(w.Resource, s.rings.ring)
+		stop := s.waiter.Subscribe(w.Resource, s.wakes.wake)
 		return driver.Watching{Held: held, Stop: stop}, err
 	},
 }
 
-// TestWatchAgainstRelease: whenever a release comes, the waiter is rung, or its
+// TestWatchAgainstRelease: whenever a release comes, the waiter is woken, or its
 // Watch says that nobody has the lease or that it cannot watch. Each order is the
 // worst one for the step that its control leaves out, who sleeps through it.
 func TestWatchAgainstRelease(t *testing.T) {
@@ -223,7 +223,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 		}},
 		{"released after the connection broke", "subscribes after it has marked", func(s *schedule, watch func() error) {
 			eventually(s.t, "it listens", s.waiter.Listening)
-			defer s.waiter.Subscribe("other", s.breaks.ring)()
+			defer s.waiter.Subscribe("other", s.breaks.wake)()
 			gate := make(chan struct{})
 			s.gate.Store(&gate)
 			tx, err := s.pool.Begin(s.t.Context())
@@ -237,7 +237,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 			for _, pid := range listenerPIDs(s.t, s.pool) {
 				mustExec(s.t, s.pool, "SELECT pg_terminate_backend($1)", pid)
 			}
-			eventually(s.t, "the break is noticed", s.breaks.rung)
+			eventually(s.t, "the break is noticed", s.breaks.woken)
 			s.must(tx.Rollback(s.t.Context()))
 			s.must(<-watched)
 			release(s.t, s.holder, s.lease)
@@ -269,7 +269,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 					return err
 				})
 				settle(t, pool, s.waiter)
-				slept := err == nil && got.Held != nil && !s.rings.rung()
+				slept := err == nil && got.Held != nil && !s.wakes.woken()
 				if slept != (flaw != "as built") {
 					t.Errorf("slept through the release: %t (%+v, %v)", slept, got.Held, err)
 				}
@@ -417,7 +417,7 @@ func (l *lines) count(what string) int {
 }
 
 // TestListenerSilent: where LISTEN is accepted and nothing is delivered, from
-// the beginning as behind a pooler or from some time on, the issuer notices, rings
+// the beginning as behind a pooler or from some time on, the issuer notices, wakes
 // everybody, says so once, and says when it listens again.
 func TestListenerSilent(t *testing.T) {
 	direct := migrated(t)
@@ -437,10 +437,10 @@ func TestListenerSilent(t *testing.T) {
 	watch := driver.Watch{Resource: "r", LeaseID: "waiter's"}
 
 	silent.Store(true)
-	var rings rings
-	stop := waiter.Subscribe("r", rings.ring)
+	var wakes wakes
+	stop := waiter.Subscribe("r", wakes.wake)
 	eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && log.count("lock_listen_failed") > 0 })
-	if _, err := waiter.Watch(t.Context(), watch, rings.ring); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
+	if _, err := waiter.Watch(t.Context(), watch, wakes.wake); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
 		t.Errorf("the issuer believes that it listens: %v", err)
 	}
 	if failed, restored := log.count("lock_listen_failed"), log.count("lock_listen_restored"); failed != 1 || restored != 0 || log.count("does not arrive") != 1 {
@@ -451,17 +451,17 @@ func TestListenerSilent(t *testing.T) {
 	eventually(t, "it says so", func() bool { return log.count("lock_listen_restored") == 1 })
 	stop()
 
-	rings.n.Store(0)
-	watching, err := waiter.Watch(t.Context(), watch, rings.ring)
+	wakes.n.Store(0)
+	watching, err := waiter.Watch(t.Context(), watch, wakes.wake)
 	if err != nil || watching.Held == nil {
 		t.Fatal(watching, err)
 	}
 	time.Sleep(300 * time.Millisecond) // it tests itself some times
-	if rings.rung() {
+	if wakes.woken() {
 		t.Error("a connection that only has nothing to say is given up")
 	}
 	silent.Store(true)
-	eventually(t, "the waiter is rung", rings.rung)
+	eventually(t, "the waiter is woken", wakes.woken)
 	eventually(t, "it says so", func() bool { return log.count("lock_listen_failed") == 2 })
 	silent.Store(false)
 	eventually(t, "it listens again", waiter.Listening)

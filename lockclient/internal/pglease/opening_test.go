@@ -21,7 +21,7 @@ import (
 type asked struct {
 	driver.Issuer
 	hasty                    bool // Watch does not wait for a connection
-	attempts, watches, rings *atomic.Int64
+	attempts, watches, wakes *atomic.Int64
 }
 
 func (a asked) Limits() driver.Limits {
@@ -35,17 +35,17 @@ func (a asked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, err
 	return a.Issuer.Acquire(ctx, r)
 }
 
-func (a asked) Watch(ctx context.Context, w driver.Watch, ring func()) (driver.Watching, error) {
+func (a asked) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	a.watches.Add(1)
 	if a.hasty {
 		w.Wait = 0
 	}
-	return a.Issuer.Watch(ctx, w, func() { a.rings.Add(1); ring() })
+	return a.Issuer.Watch(ctx, w, func() { a.wakes.Add(1); wake() })
 }
 
 // TestProcessesBeginTogether: many processes begin to wait for one lease at the
 // same time. Until each has its listening connection it asks once and no more,
-// and then when it is rung: two attempts for each grant. The control polls until
+// and then when it is woken: two attempts for each grant. The control polls until
 // it listens, however long the others' polls make that.
 func TestProcessesBeginTogether(t *testing.T) {
 	const processes = 12
@@ -54,13 +54,13 @@ func TestProcessesBeginTogether(t *testing.T) {
 			pool := migrated(t)
 			holder := newIssuer(t, pool, nil)
 			lease := acquire(t, holder, "r", "holder's")
-			var attempts, watches, rings atomic.Int64
+			var attempts, watches, wakes atomic.Int64
 			connect := make(chan struct{})
 			var wg sync.WaitGroup
 			for n := range processes {
 				i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)
 				i.BeforeListen(func() error { <-connect; return nil })
-				client, err := lockclient.NewWith(asked{i, hasty, &attempts, &watches, &rings}, fmt.Sprint("process ", n), nil)
+				client, err := lockclient.NewWith(asked{i, hasty, &attempts, &watches, &wakes}, fmt.Sprint("process ", n), nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -91,9 +91,9 @@ func TestProcessesBeginTogether(t *testing.T) {
 			mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
 			release(t, holder, lease)
 			wg.Wait()
-			// Who is named and comes late, on a busy machine, has rung the next in line.
-			if n := attempts.Load() - before; n > rings.Load() {
-				t.Errorf("%d attempts for %d grants, and %d rings", n, processes, rings.Load())
+			// Who is named and comes late, on a busy machine, has woken the next in line.
+			if n := attempts.Load() - before; n > wakes.Load() {
+				t.Errorf("%d attempts for %d grants, and %d wake-ups", n, processes, wakes.Load())
 			}
 		})
 	}
