@@ -54,7 +54,7 @@ type Lease struct {
 	renewing bool          // one is under way
 	failures int           // in a row
 	trying   time.Duration // since when a renewal is tried, by the client's clock; 0 if none is
-	low      bool          // the margin was told to be gone
+	warned   bool          // of a low margin
 
 	next  time.Duration // when the keeper looks, guarded by its mutex
 	place int           // in its heap; -1 if in none
@@ -361,11 +361,11 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 	if err == nil {
 		l.freed = true
 		switch {
-		case found == gone && wasHeld:
+		case found == notFound && wasHeld:
 			err = &LostError{Claim: l.claim, Cause: l.client.why(ctx, l.claim, whyTimeout)}
 			l.client.events.lost(ctx, l, err)
 			return err
-		case found == gone && errors.Is(l.Err(), ErrLeaseLost):
+		case found == notFound && errors.Is(l.Err(), ErrLeaseLost):
 			return nil // told as lost already
 		}
 	}
@@ -379,7 +379,7 @@ type found uint8
 const (
 	freedNow    found = iota // the lease, and freed it
 	freedBefore              // nothing, perhaps since an attempt before did it
-	gone                     // nothing, at the first attempt
+	notFound                 // nothing, at the first attempt
 )
 
 // free sends releases until one is answered or ctx ends. An issuer that cannot
@@ -397,7 +397,7 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 		case err == nil && lost != nil:
 			return freedBefore, nil
 		case err == nil:
-			return gone, nil
+			return notFound, nil
 		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
 			lost = err
 		}
@@ -410,7 +410,7 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 	}
 }
 
-// whyTimeout bounds the question why a lease is gone: to end the lease soon is
+// whyTimeout bounds the question why a lease is lost: to end the lease soon is
 // worth more than the answer.
 const whyTimeout = time.Second
 

@@ -76,9 +76,9 @@ func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed
 	if renewed {
 		l.trying = 0
 	}
-	gone := left < l.ttl/lowMargin
-	warn := gone && !l.low && l.every > 0 && l.err == nil
-	l.low = l.low && !(renewed && !gone) || warn
+	low := left < l.ttl/lowMargin
+	warn := low && !l.warned && l.every > 0 && l.err == nil
+	l.warned = l.warned && !(renewed && !low) || warn
 	l.mu.Unlock()
 	if renewed {
 		l.client.renewal.add(took)

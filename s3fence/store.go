@@ -173,10 +173,10 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 		if s.b.opts.AtomicDelete {
 			drop = s.drop
 		}
-		gone, err := drop(ctx, m)
+		removed, err := drop(ctx, m)
 		mu.Lock()
 		defer mu.Unlock()
-		if gone && m.at.kind == kindMark {
+		if removed && m.at.kind == kindMark {
 			done.Count++
 		}
 		return err
@@ -247,7 +247,7 @@ func (s *Store) raiseFloor(ctx context.Context, c *change, to guard.Token) (guar
 
 // drop deletes a mark if it is as it was when it was chosen. The floor covers
 // it, whenever the deletion takes effect.
-func (s *Store) drop(ctx context.Context, m retiring) (gone bool, err error) {
+func (s *Store) drop(ctx context.Context, m retiring) (removed bool, err error) {
 	s.b.forget(m.key)
 	sent := false
 	for try := range maxSends {
@@ -274,7 +274,7 @@ func (s *Store) drop(ctx context.Context, m retiring) (gone bool, err error) {
 }
 
 // empty puts a blank in the place of a mark if that is as it was.
-func (s *Store) empty(ctx context.Context, m retiring) (gone bool, err error) {
+func (s *Store) empty(ctx context.Context, m retiring) (removed bool, err error) {
 	if m.at.kind == kindBlank {
 		return false, nil
 	}

@@ -126,8 +126,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 		return nil // the stream ends, and the client asks
 	}
 	first := watching.Held
-	gone := out == nil && !tell(first)
-	for !gone {
+	ended := out == nil && !tell(first)
+	for !ended {
 		if place != nil {
 			place.note(watching.Held)
 		}
@@ -143,16 +143,16 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 				wake = true
 			case <-timer.C:
 			case <-beat.C:
-				gone = out.send("", nil) != nil
+				ended = out.send("", nil) != nil
 			case <-ctx.Done():
-				gone = true
+				ended = true
 			case <-s.closed:
-				gone = true
+				ended = true
 			}
 			timer.Stop()
 		}
 		watching.Stop()
-		if !wake && !gone {
+		if !wake && !ended {
 			if watching, woken, err = s.look(ctx, asked); err != nil {
 				return nil // the stream ends, and the client asks
 			}
