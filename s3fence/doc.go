@@ -18,7 +18,7 @@
 //     could not be learned is ErrOutcomeUnknown, never success, never stale.
 //   - P6: every reason is told apart, with the token and the mark.
 //   - P9: with [ObjectsOptions].Resource a claim for another resource than the
-//     key's is refused before anything is sent.
+//     key's is refused before anything is sent. Without it any claim is believed.
 //   - A pointer's data is there as long as the pointer names it, and for a grace
 //     period longer.
 //
@@ -42,7 +42,8 @@
 // # Use
 //
 //	bucket, err := s3fence.Open(ctx, s3.NewFromConfig(cfg), "invoices", nil)
-//	exports, err := bucket.Objects(s3fence.Sealed, nil)
+//	exports, err := bucket.Objects(s3fence.Sealed, &s3fence.ObjectsOptions{
+//		Resource: closes, KeyPattern: "{tenant}/{period}.csv"})
 //	err = exports.Raise(ctx, claim, key)          // take over, before reading
 //	object, err := exports.Get(ctx, key)          // then read
 //	err = exports.Put(ctx, claim, key, s3fence.Bytes(csv), nil)
@@ -108,8 +109,7 @@
 //
 // A writer and a raise with one E: if the raise is first, the writer's PUT fails,
 // it reads the new mark and is stale; if the writer is first, the raise's PUT
-// fails, it reads the new body and carries that over, so what the raising holder
-// reads next includes it. No acknowledged write is lost.
+// fails, reads the new body and carries that over. No acknowledged write is lost.
 //
 // # How a pointer works
 //
@@ -121,7 +121,7 @@
 // takes effect twice. Hence no order of writing, pausing and collecting leaves
 // a pointer to nothing. The grace period is for readers alone.
 //
-// A process that is killed cannot abort its upload: set a lifecycle rule for that.
+// A process that is killed cannot abort its upload: a lifecycle rule does that.
 //
 // # Which stores
 //

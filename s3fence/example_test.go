@@ -46,7 +46,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	exports, err := bucket.Objects(s3fence.Sealed, nil)
+	exports, err := bucket.Objects(s3fence.Sealed, &s3fence.ObjectsOptions{
+		Resource: guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}")), KeyPattern: "{tenant}/{period}.csv"})
 	if err != nil {
 		log.Fatal(err)
 	}

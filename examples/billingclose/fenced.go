@@ -43,7 +43,8 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	exports, err := bucket.Objects(s3fence.SealedGzip, nil) // any reader of gzip sees exactly the CSV
+	exports, err := bucket.Objects(s3fence.SealedGzip, // any reader of gzip sees exactly the CSV
+		&s3fence.ObjectsOptions{Resource: billingClose, KeyPattern: "{tenant}/{period}.csv"})
 	if err != nil {
 		return nil, err
 	}

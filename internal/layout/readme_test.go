@@ -35,7 +35,7 @@ var snippetImports = map[string]string{
 
 // Each snippet is the body of a function with these around it.
 const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
-	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, opts *lockclient.AcquireOptions,
+	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, closes *guard.Template, opts *lockclient.AcquireOptions,
 	pause time.Duration, parts []string, work func(context.Context) error) any {
 `
 
