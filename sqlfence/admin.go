@@ -11,11 +11,11 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// Admin has the calls of operators and of those who set a database up; get it
-// from [DB.Admin]. Writers need none of them. It is safe for concurrent use.
+// Admin has the calls for operators and for setting up a database; get it from
+// [DB.Admin]. Writers need none of them. It is safe for concurrent use.
 type Admin[Tx any] struct{ db *DB[Tx] }
 
-// Admin returns the calls of operators on d.
+// Admin returns the calls for operators on d.
 func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{d} }
 
 const (
@@ -45,16 +45,16 @@ type Reset struct {
 	FromLease string      `json:"from_lease"`
 	ToToken   guard.Token `json:"to_token"`
 	ToLease   string      `json:"to_lease"`
-	// IssuersLast is the issuer's last token as the operator gave it.
+	// IssuersLast is the issuer's last token as given by the operator.
 	IssuersLast guard.Token `json:"issuers_last"`
 	Actor       string      `json:"actor"`
 	Reason      string      `json:"reason"`
-	// Role is the database role that did it.
+	// Role is the database role that did the reset.
 	Role string `json:"db_role"`
 }
 
-// Resets returns the record of resets, oldest first, those with an ID above
-// after; 0 is all. It is read in pages, each when it is reached: a reset that is
+// Resets returns the record of resets with an ID above after, oldest first; 0
+// means all. It reads page by page as the iteration proceeds: a reset that is
 // being committed may appear below one that was seen. The role needs SELECT on
 // fencepost.mark_resets. The last element has an error if one occurred:
 // ErrInvalid, ErrUnavailable.
@@ -74,10 +74,10 @@ type ResourceMark struct {
 	RaisedAt time.Time `json:"raised_at"`
 }
 
-// Marks returns the marks of the resources that begin with prefix, in the order
-// of their bytes; an empty prefix is every resource. It reads ranges of the
-// index, a page at a time, each when it is reached. The last element has an
-// error if one occurred: ErrInvalid, ErrUnavailable.
+// Marks returns the marks of the resources that begin with prefix, in byte
+// order; an empty prefix means every resource. It reads ranges of the index,
+// page by page as the iteration proceeds. The last element has an error if one
+// occurred: ErrInvalid, ErrUnavailable.
 func (a Admin[Tx]) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error] {
 	if prefix != "" && guard.ValidateResource(prefix) != nil {
 		return failing[ResourceMark](guard.Invalid("prefix", prefix, "must be empty or 1 to 512 bytes of UTF-8 without control characters"))
@@ -85,9 +85,9 @@ func (a Admin[Tx]) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceM
 	return pages(ctx, a.db, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
 }
 
-// beyond returns the first text that comes after all that begin with prefix,
-// empty if none does. In the order of their bytes texts of UTF-8 are in the
-// order of their code points.
+// beyond returns the first text that sorts after all texts that begin with
+// prefix, empty if there is none. UTF-8 texts in byte order are in code point
+// order.
 func beyond(prefix string) string {
 	for prefix != "" {
 		r, size := utf8.DecodeLastRuneInString(prefix)
@@ -107,8 +107,8 @@ func failing[Entry any](err error) iter.Seq2[Entry, error] {
 }
 
 // pages runs a query for page after page of entries. A page is one JSON text,
-// which every driver can read; next gives the arguments of the page behind an
-// entry, the zero Entry for the first.
+// which every driver can read; next returns the arguments of the page after an
+// entry, the zero Entry for the first page.
 func pages[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var last Entry
@@ -145,24 +145,24 @@ const resetSQL = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg
 // maxReason is how long the reason of a reset may be, in bytes.
 const maxReason = 1024
 
-// Reset puts the mark to in the place of the mark from, which may be higher: it
+// Reset replaces the mark from, which may be higher, with the mark to: it
 // repairs a mark that is ahead of everything its issuer issued (ErrMarkAhead),
-// after a restore of the issuer or a token that was made up. It is the only way
-// in which a mark is lowered: claims between to and from, which were stale, are
-// admitted again. Make sure first that no holder of one is still at work.
+// after a restore of the issuer or a made-up token. It is the only way to lower
+// a mark: claims between to and from, which were stale, are admitted again.
+// Make sure first that no holder of such a claim is still at work.
 //
 // It compares and sets: the mark must be exactly from, lease ID included, as
 // [DB.Mark] returned it. It waits for the transactions that entered under the
 // mark. The reset is recorded with actor and reason, in the same transaction,
-// in fencepost.mark_resets, which is only ever added to ([Admin.Resets]).
+// in fencepost.mark_resets, which is append-only ([Admin.Resets]).
 //
 // issuersLast is the highest token that the resource's issuer ever issued; a
-// mark above it would be ahead again.
+// mark above it would again be ahead.
 //
-// The errors: ErrInvalid for a to above issuersLast, for a from that is a
-// floor, for an actor or a reason that is empty, of white space alone or longer
-// than 128 and 1024 bytes, for a malformed resource, token or lease ID: nothing
-// was sent. [*guard.RejectedError], which has from as its claim, if the mark is
+// The errors: ErrInvalid if to is above issuersLast, if from is a floor, if
+// actor or reason is empty, only white space, or longer than 128 or 1024 bytes
+// respectively, or if a resource, token or lease ID is malformed: nothing was
+// sent. [*guard.RejectedError], which has from as its claim, if the mark is
 // another one: ErrStale (higher), ErrConflict (lower, or of another lease),
 // ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
 // read the mark.
@@ -214,8 +214,9 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 	return nil
 }
 
-// notTheMark tells the ways apart in which a mark is not the one to be reset.
-// Only pgx passes on the facts of a refusal; else the mark is read once more.
+// notTheMark distinguishes the ways in which a mark is not the one to be reset.
+// Only pgx passes on the facts of a refusal; with other drivers the mark is
+// read once more.
 func (a Admin[Tx]) notTheMark(ctx context.Context, was guard.Claim, err error) error {
 	f := factsOf(err)
 	if f.Resource == "" {

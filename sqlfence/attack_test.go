@@ -12,10 +12,10 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// TestEnterAnotherTransaction (P1, P5): Enter in a callback of InTx leaves
-// alone the transaction of that InTx only. Another transaction, which may
-// outlive it, is fenced for itself; so is one that is entered with the
-// callback's context when InTx is over.
+// TestEnterAnotherTransaction (P1, P5): Enter in a callback of InTx skips only
+// the transaction of that InTx. Another transaction, which may outlive it, is
+// fenced separately; so is one that is entered with the callback's context
+// after InTx is over.
 func TestEnterAnotherTransaction(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		claim := claimOf("r", 5)
@@ -58,8 +58,8 @@ func TestEnterAnotherTransaction(t *testing.T) {
 }
 
 // TestBatchOfSeveralStatements (P1, P5): a write of a batch is one statement in
-// the simple protocol, too, where the server would take several: a COMMIT among
-// them would leave what follows without a fence.
+// the simple protocol, too, where the server would accept several: a COMMIT
+// among them would leave what follows without a fence.
 func TestBatchOfSeveralStatements(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v text); INSERT INTO n VALUES (1, 'old')")

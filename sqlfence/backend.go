@@ -16,11 +16,12 @@ type backend[Tx any] interface {
 	// errors are known to have sent nothing.
 	conn(ctx context.Context) (conn[Tx], error)
 	in(tx Tx) querier
-	// same reports that two handles are of one transaction, if both are open.
+	// same reports whether two handles, if both are open, belong to one
+	// transaction.
 	same(a, b Tx) bool
 }
 
-// conn is one connection, on which one transaction may be begun. It is its own
+// conn is one connection, on which one transaction may be begun. It is reserved
 // until it is released, so that a callback that ended the transaction is noticed.
 type conn[Tx any] interface {
 	querier
@@ -31,20 +32,20 @@ type conn[Tx any] interface {
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error
-	// release never blocks for long and may be called again.
+	// release never blocks for long and may be called more than once.
 	release()
 	migrations() migrate.Conn
 }
 
-// pipeliner is a connection that sends a transaction as a whole. committing says
-// that a COMMIT may have been sent.
+// pipeliner is a connection that sends a transaction as a whole. committing
+// reports that a COMMIT may have been sent.
 type pipeliner interface {
 	batch(ctx context.Context, first statement, writes []Expr) (rows []int64, committing bool, err error)
 }
 
 // txMode says how a transaction begins.
 type txMode struct {
-	level sql.IsolationLevel // named in every BEGIN, so that the server's default has no say
+	level sql.IsolationLevel // named in every BEGIN, so that the server's default does not apply
 	// readOnly is for a transaction that may run on a standby.
 	readOnly bool
 	// marker, if there is one, is what the first statements put into the setting
@@ -62,12 +63,12 @@ type statement struct {
 	dest []any
 }
 
-// querier runs statements. Errors are the driver's own, or a notSent, an
-// unsendable or an unreadable around it.
+// querier runs statements. Errors are the driver's own, possibly wrapped in a
+// notSent, an unsendable or an unreadable.
 type querier interface {
 	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
-	// query calls each for each row that a statement returns. Its own error
-	// ends the reading and comes back as an unreadable.
+	// query calls each for each row that a statement returns. An error from
+	// each ends the reading and is returned as an unreadable.
 	query(ctx context.Context, sql string, args []any, each eachRow) error
 }
 
@@ -79,7 +80,7 @@ type unreadable struct{ error }
 
 func (e unreadable) Unwrap() error { return e.error }
 
-// readRows reads the rows of either driver.
+// readRows reads the rows of both drivers.
 func readRows(rows interface {
 	Next() bool
 	Scan(dest ...any) error
@@ -99,12 +100,12 @@ func row(ctx context.Context, q querier, sql string, args []any, dest ...any) (f
 	return found && err == nil, err
 }
 
-// maxBadConns is how many dead connections are put aside before giving up, as
-// database/sql itself does it.
+// maxBadConns is how many dead connections are discarded before giving up, as
+// in database/sql itself.
 const maxBadConns = 3
 
-// with runs f, which commits nothing, on a connection, and on another one if that
-// was dead. What f leaves open is the caller's to release.
+// with runs f, which commits nothing, on a connection, and on another one if the
+// first was dead. The caller releases what f leaves open.
 func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
 	for try := 1; ; try++ {
 		c, err := d.backend.conn(ctx)
@@ -126,8 +127,8 @@ func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (con
 	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, how, first...) })
 }
 
-// once runs statements on schema fencepost in a transaction of their own. Only if
-// they are the caller's work is the lost answer of its COMMIT an unknown outcome.
+// once runs statements on schema fencepost in a transaction of their own. A lost
+// answer to its COMMIT is an unknown outcome only if they are the caller's work.
 func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
 	c, err := d.begin(ctx, readCommitted, statements...)
 	if err != nil {

@@ -18,24 +18,26 @@ import (
 const maxWrites = 1000
 
 // Batch runs the writes, in order, in one fenced transaction and returns how
-// many rows each changed. It is [DB.InTx] for work that is known beforehand:
-// on pgx BEGIN, the fence, the writes and COMMIT are one round trip; on
-// database/sql, which has no pipeline, each is one of its own. Either all of
-// the writes are committed or none; a write that changes no row is no error,
-// so put what must hold into constraints. A write is made with [Raw]; its rows, if
-// it returns any, are dropped. It must be one statement and begin with one of the
-// words SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE, TRUNCATE,
-// LOCK, SET, NOTIFY, CALL or DO: none of these can end the transaction or copy
-// from or to the client. Comments may stand before it.
+// many rows each changed. It is [DB.InTx] for work that is known in advance: on
+// pgx BEGIN, the fence, the writes and COMMIT are one round trip; on
+// database/sql, which has no pipeline, each is a round trip of its own. Either
+// all of the writes are committed or none; a write that changes no row is not an
+// error, so use constraints for what must hold. A write is made with [Raw]; any
+// rows that it returns are discarded. It must be one statement and begin with
+// one of the words SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES, TABLE,
+// TRUNCATE, LOCK, SET, NOTIFY, CALL or DO: none of these can end the transaction
+// or copy from or to the client. Comments may stand before it.
 //
 // Since the COMMIT travels with the writes, a context that ends meanwhile, or
 // a lost connection, is ErrOutcomeUnknown on pgx. The other errors are those of
 // InTx; an error of a write is passed on with the driver's inside, and nothing
-// was committed. Nothing is retried but the raise of the mark before the first
-// write, which refused the batch as a whole.
+// was committed. Nothing is retried, except that a batch whose claim is above
+// the mark, refused as a whole before its first write, is sent again after the
+// raise.
 func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error) {
 	start := time.Now()
 	rows, err := d.batch(ctx, claim, writes)
+	err = interrupted(ctx, err)
 	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return rows, err
 }
@@ -105,10 +107,10 @@ func (d *DB[Tx]) batchOnce(ctx context.Context, first statement, writes []Expr) 
 	return rows, true, c.commit(ctx, d.commits)
 }
 
-// checkStatement takes only what cannot end the transaction before its COMMIT, so that
-// the writes behind it were not fenced. By its first word the grammar knows
-// which statement it is, so the list is of those that are known to be harmless;
-// a COMMIT in what CALL and DO run is an error inside a transaction.
+// checkStatement accepts only what cannot end the transaction before its COMMIT,
+// since later writes would then not be fenced. The first word determines the
+// statement in the grammar, so the list has those known to be harmless; a COMMIT
+// in what CALL and DO run is an error inside a transaction.
 func (w Expr) checkStatement(field string) error {
 	switch strings.ToUpper(firstWord(w.sql)) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "TRUNCATE", "LOCK", "SET", "NOTIFY", "CALL", "DO":
@@ -121,8 +123,8 @@ func (w Expr) checkStatement(field string) error {
 	return nil
 }
 
-// batchFailure is failure for a batch, in which it is the writes that may name
-// what does not exist.
+// batchFailure is failure for a batch, in which the writes may name what does
+// not exist.
 func batchFailure(op string, claim guard.Claim, err error, committing bool) error {
 	var pg *pgconn.PgError
 	if pgerr.Undefined(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {

@@ -13,14 +13,14 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// benchServer waits for a disk, as a server in production does.
+// benchServer waits for the disk, as a production server does.
 var benchServer = sync.OnceValues(func() (*pgtest.Server, error) {
 	return pgtest.Start(context.Background(), &pgtest.Options{Durable: true})
 })
 
-// paired runs b.N operations of each of two kinds in small blocks that take
-// turns, so that whatever else the machine does meets both alike, and reports
-// the throughput of fenced as a ratio of floor's, and the time of each.
+// paired runs b.N operations of each of two kinds in alternating small blocks,
+// so that other load on the machine affects both equally, and reports the
+// throughput of fenced as a ratio of floor's, and the time of each.
 func paired(b *testing.B, clients int, fenced, floor func(client, i int) error) {
 	kinds := [2]func(client, i int) error{fenced, floor}
 	const block = 24
@@ -54,7 +54,8 @@ func paired(b *testing.B, clients int, fenced, floor func(client, i int) error) 
 		run(first)
 		run(1 - first)
 	}
-	// The median, because one block that met a checkpoint outweighs the rest.
+	// The median, because one block during a checkpoint would outweigh the
+	// rest.
 	for kind := range took {
 		slices.Sort(took[kind])
 	}
@@ -62,7 +63,7 @@ func paired(b *testing.B, clients int, fenced, floor func(client, i int) error) 
 	b.ReportMetric(theirs/mine, "ratio")
 	b.ReportMetric(mine, "fenced-us/op")
 	b.ReportMetric(theirs, "floor-us/op")
-	b.ReportMetric(0, "ns/op") // of both together, which says nothing
+	b.ReportMetric(0, "ns/op") // of both together, which means nothing
 }
 
 // benchmark runs a benchmark for both drivers, one client and sixteen, with

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// commitBound bounds COMMITs. Each needs a deadline of its own choosing, since
-// the caller's context must not end it; but to start a timer wakes a thread of
-// the runtime, which costs more than the rest of a transaction's bookkeeping.
-// So the COMMITs of one eighth of the timeout share a deadline, that of the
-// last of them: each is given the timeout, and up to an eighth more.
+// commitBound bounds COMMITs. Each needs its own deadline, since the caller's
+// context must not end it; but starting a timer wakes a thread of the runtime,
+// which costs more than the rest of a transaction's bookkeeping. So the COMMITs
+// that begin within one eighth of the timeout share the deadline of the last of
+// them: each gets the timeout, and up to an eighth more.
 type commitBound struct {
 	timeout time.Duration
 	shared  atomic.Pointer[sharedDeadline]
@@ -31,7 +31,7 @@ func (b *commitBound) context(ctx context.Context) context.Context {
 	if s == nil || now.After(s.until) {
 		s = &sharedDeadline{until: now.Add(b.timeout / 8)}
 		s.ctx, s.cancel = context.WithTimeout(context.Background(), b.timeout+b.timeout/8)
-		b.shared.Store(s) // two at once make two, and either will do
+		b.shared.Store(s) // two callers at once make two, and either will do
 	}
 	return committing{s.ctx, ctx}
 }
@@ -42,8 +42,9 @@ type committing struct {
 	values context.Context
 }
 
-// Value asks the deadline first: by its values package context recognises what
-// it can watch without a goroutine, and there are no others.
+// Value asks the deadline first: package context uses its values to recognise a
+// context that it can watch without a goroutine. The deadline has no other
+// values.
 func (c committing) Value(key any) any {
 	if v := c.Context.Value(key); v != nil {
 		return v

@@ -23,7 +23,7 @@ func TestServerKilled(t *testing.T) {
 			e := newEnv(t, i, url)
 			e.createPairs()
 			e.createWritten()
-			// A COMMIT that takes long, and a row and a resource that are locked.
+			// A slow COMMIT, and a locked row and a locked resource.
 			e.exec(`INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old');
 				CREATE TABLE slow (id int);
 				CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END';
@@ -148,7 +148,7 @@ func TestLockTimeout(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {
 			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
 		}
-		// A negative timeout leaves the session's own.
+		// A negative timeout keeps the session's setting.
 		own := e.open(&Options{LockTimeout: -1, IdleTimeout: -1})
 		err = own.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name IN ('lock_timeout', 'idle_in_transaction_session_timeout') AND setting = '0'")

@@ -19,7 +19,7 @@ type DB[Tx any] struct {
 	commits *commitBound
 	marker  string
 	holders holderTimes
-	tables  sync.Map // IDs of the tables that were looked at
+	tables  sync.Map // IDs of the tables that were inspected
 }
 
 func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
@@ -38,22 +38,22 @@ func newDB[Tx any](d backend[Tx], opts *Options) (*DB[Tx], error) {
 type Querier interface {
 	querier
 	observe(ctx context.Context, e guard.Event)
-	// autocommit says that a statement commits by itself.
+	// autocommit reports whether a statement commits by itself.
 	autocommit() bool
 	// atomically runs statements in a transaction of their own.
 	atomically(ctx context.Context, op string, write func(q Querier) error) error
-	// usable refuses the DB itself inside its own InTx, and tables that keep no
-	// mark.
+	// usable refuses the DB itself inside its own InTx, and tables that cannot
+	// keep a mark.
 	usable(ctx context.Context, t *Table) error
 }
 
-// systemNames makes the rest of a transaction resolve names in pg_catalog alone:
+// systemNames makes the rest of a transaction resolve names in pg_catalog only:
 // a schema on the search_path may have functions, operators or types of another
 // role, which would run with the caller's rights.
 var systemNames = statement{sql: "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"}
 
-// inspect runs queries of an operator's, which see the names of the system alone.
-// What comes first sees the caller's.
+// inspect runs an operator's queries, which see only the system's names. The
+// statements in first see the caller's.
 func (d *DB[Tx]) inspect(ctx context.Context, op string, read func(q querier) error, first ...statement) error {
 	c, err := d.begin(ctx, txMode{level: sql.LevelReadCommitted, readOnly: true}, append(first, systemNames)...)
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *DB[Tx]) inspect(ctx context.Context, op string, read func(q querier) er
 	return read(d.backend.in(c.tx()))
 }
 
-// exec is never repeated, nor is query: what they run commits by itself.
+// exec and query are never repeated: what they run commits by itself.
 func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error) {
 	c, err := d.backend.conn(ctx)
 	if err != nil {
@@ -91,8 +91,9 @@ func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
 	d.opts.Observer.Observe(ctx, e)
 }
 
-// In returns tx as a place for the statements of a [Table]: they compare with
-// the row's mark as always, and apply when tx commits. tx may be one that [DB.InTx] opened or any other of the driver's.
+// In returns a [Querier] that runs the statements of a [Table] in tx: they
+// compare with the row's mark as always, and take effect when tx commits. tx
+// may be one that [DB.InTx] opened or any other transaction of the driver.
 func (d *DB[Tx]) In(tx Tx) Querier { return &txQuerier[Tx]{querier: d.backend.in(tx), db: d} }
 
 type txQuerier[Tx any] struct {
@@ -132,10 +133,11 @@ func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error {
 	return q.db.guardable(ctx, q, t)
 }
 
-// kindSQL says what a table is, whether it has rules or inheritance children, and
-// whether one of its partitions or children is a foreign table. It names the schema of everything:
-// it runs in transactions of the caller's, whose search_path stays as it is, and
-// which may have functions and operators of another role.
+// kindSQL says what a table is, whether it has rules or inheritance children,
+// and whether one of its partitions or children is a foreign table. It names
+// the schema of everything: it runs in the caller's transactions, whose
+// search_path is not changed and may lead to functions and operators of another
+// role.
 const kindSQL = `WITH RECURSIVE tree AS (
 	SELECT pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid AS oid
 	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
@@ -158,27 +160,33 @@ SELECT CASE WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or f
 		WHERE CASE WHEN t.typtype OPERATOR(pg_catalog.=) 'd' THEN t.typbasetype ELSE t.oid END OPERATOR(pg_catalog.<>) ALL (
 			CASE WHEN b.type OPERATOR(pg_catalog.=) 'int' THEN ARRAY['pg_catalog.int2', 'pg_catalog.int4', 'pg_catalog.int8']
 				WHEN b.type OPERATOR(pg_catalog.=) 'uuid' THEN ARRAY['pg_catalog.uuid'] ELSE ARRAY['pg_catalog.text', 'pg_catalog.varchar'] END::pg_catalog.regtype[]::pg_catalog.oid[])
-			OR NOT coalesce(l.collisdeterministic, true))
+			OR NOT coalesce(l.collisdeterministic, true)),
+	(SELECT coalesce(pg_catalog.max(pg_catalog.format_type(a.atttypid, a.atttypmod)), '') FROM pg_catalog.pg_attribute a
+		JOIN pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
+		WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text) AND a.attname OPERATOR(pg_catalog.=) $3::pg_catalog.text AND NOT a.attisdropped
+			AND CASE WHEN t.typtype OPERATOR(pg_catalog.=) 'd' THEN t.typbasetype ELSE t.oid END OPERATOR(pg_catalog.<>) 'pg_catalog.int8'::pg_catalog.regtype::pg_catalog.oid)
 FROM kinds`
 
-// guardable refuses, when a table is first used, what does not keep a mark as a
-// table does: an INSTEAD OF trigger or a rule may write another row, or another
-// mark; beside a row of an inheritance child an upsert would insert one that has no
-// mark. And key columns of which several values are equal, or have other texts
-// than the resource's name is built from. A table that is not there is left to
-// the statement.
+// guardable refuses, when a table is first used, a relation that does not keep a
+// mark as a table does: an INSTEAD OF trigger or a rule may write another row, or
+// another mark; next to a row of an inheritance child an upsert would insert one
+// without a mark. It also refuses key columns in which different values are
+// equal, or have texts other than those the resource's name is built from. A
+// table that does not exist is left to the statement.
 func (d *DB[Tx]) guardable(ctx context.Context, q querier, t *Table) error {
 	if _, known := d.tables.Load(t.id); known {
 		return nil
 	}
-	id, obstacle, unfit := t.id.(tableID), "", ""
+	id, obstacle, unfit, inexact := t.id.(tableID), "", "", ""
 	var there bool
-	_, err := row(ctx, q, kindSQL, []any{id.name, id.bound}, &obstacle, &there, &unfit)
+	_, err := row(ctx, q, kindSQL, []any{id.name, id.bound, id.token}, &obstacle, &there, &unfit, &inexact)
 	switch {
 	case err != nil:
 		return t.failure("look at "+t.label, guard.Claim{}, err, false)
 	case obstacle != "":
 		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
+	case inexact != "":
+		return guard.Invalid("token column "+id.token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
 	case unfit != "":
 		return guard.Invalid("template "+t.resource.String(), unfit,
 			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")

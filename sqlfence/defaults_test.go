@@ -100,8 +100,8 @@ func TestDefaultIsolation(t *testing.T) {
 }
 
 // TestDefaultIsolationControls: without the check a stale commit is possible
-// under REPEATABLE READ, and so it is where the mark is read with the snapshot
-// of the statement that waited.
+// under REPEATABLE READ, and also if the mark is read with the snapshot of the
+// statement that waited.
 func TestDefaultIsolationControls(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("ALTER FUNCTION fencepost.enter STABLE")
@@ -146,7 +146,7 @@ func TestReadInTheRaise(t *testing.T) {
 }
 
 // TestDefaultReadOnly: pgx asks for a READ WRITE transaction; database/sql has
-// no word for it, and the refusal says what it is.
+// no option for it, and the refusal says what is wrong.
 func TestDefaultReadOnly(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
@@ -170,7 +170,8 @@ func TestDefaultReadOnly(t *testing.T) {
 	})
 }
 
-// TestDefaultSynchronousCommit: only raises override it; the marks behave as ever.
+// TestDefaultSynchronousCommit: only raises override it; the marks behave as
+// usual.
 func TestDefaultSynchronousCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("synchronous_commit", "off")

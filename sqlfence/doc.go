@@ -8,33 +8,34 @@
 // # What it guarantees
 //
 // P1, no stale write: once a mark is T, no write under a lower token takes
-// effect, by any way that compares with that mark. P2, no lost takeover: a
-// holder that raised before it read, or reads inside InTx, loses no acknowledged
-// update of an older one. P4, P5, P6 and P9 as the README says; P4 on a [Table] only
+// effect, by any way that compares with that mark. P2, no lost takeover: a holder
+// that raised before it read, or reads inside InTx, loses no acknowledged update
+// of an older holder. P4, P5, P6 and P9 as the README says; P4 on a [Table] only
 // with a lease column.
 //
 // # What it does not
 //
-//   - Writers that do not go through it are stopped by triggers alone. Who owns
-//     a table may disable its triggers; the application's role must not.
+//   - Only triggers stop writers that do not use this package. The owner of a
+//     table may disable its triggers; the application's role must not own it.
 //   - P1 and P2 do not hold across a failover to a standby that lost the raise,
-//     nor P2 if what is read after the raise is read on a replica.
-//   - A row that is not there has no mark, and one that was deleted other than
-//     by [Table.Delete] has forgotten it.
-//   - A trigger BEFORE UPDATE that changes the token column undoes a row's mark.
-//     Takeover notices; [Admin.Verify] shows what it can recognise. Views, foreign
-//     tables and tables with rules are refused at their first use, but not if a
-//     table becomes one later.
+//     nor does P2 if the reads after the raise go to a replica.
+//   - A row that does not exist has no mark, and a row deleted other than by
+//     [Table.Delete] has lost it.
+//   - A BEFORE UPDATE trigger that changes the token column undoes a row's mark.
+//     Takeover detects this; [Admin.Verify] reports what it can recognise. Views,
+//     foreign tables and tables with rules are refused at first use, but not
+//     tables that become such later.
 //   - A writer that only presents its claim locks its rows first and the resource
-//     at the end of each statement; InTx and Enter lock the resource first. Both
-//     on the same rows may deadlock: one gets 40P01 ([ErrorFrom]: ErrUnavailable)
-//     and has written nothing. Where all enter, the fence adds no deadlock.
-//   - The key of a resource's lock is a hash of its name and of a secret, but
-//     pg_locks shows the keys of held locks to any login role. One that polls it
-//     can take such a lock, too, and delay the resource's next raise for as long as
-//     its session lasts; it cannot enter, raise or write. The raise names it in its
-//     log and its error, for an operator to end: PostgreSQL has no rights on
-//     advisory locks, only CONNECT on the database.
+//     at the end of each statement; InTx and Enter lock the resource first. On
+//     the same rows the two may deadlock: one gets 40P01 ([ErrorFrom]:
+//     ErrUnavailable) and has written nothing. If all enter, the fence adds no
+//     deadlock.
+//   - The key of a resource's lock is a hash of its name and a secret, but
+//     pg_locks shows the keys of held locks to any login role. A role that polls
+//     it can take such a lock, too, and delay the resource's next raise for as
+//     long as its session lasts; it cannot enter, raise or write. The raise names
+//     the session in its log and its error, for an operator to end: PostgreSQL
+//     has no privileges on advisory locks, only CONNECT on the database.
 //   - What a callback of InTx does outside its transaction is not fenced.
 //   - The apply process of a logical subscription, and pg_restore of data with
 //     --disable-triggers, fire no triggers.
@@ -45,9 +46,9 @@
 // protects only the writes that are compared with the mark it raised.
 //
 // A single statement on a table of your own, [Table]: the row is the resource
-// and one of its columns its mark. It costs what the plain UPDATE costs and
+// and one of its columns is its mark. It costs what the plain UPDATE costs and
 // fences that one row. The template names the row's resource, so that a claim
-// for another one is refused before anything is sent.
+// for another resource is refused before anything is sent.
 //
 //	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
 //
@@ -60,22 +61,22 @@
 //		return err // succeeded by a newer holder: stop
 //	}
 //
-// A fenced transaction, [DB.InTx]: everything that is written in it under the
-// resource is fenced, sets of rows, rows that do not exist yet and several
-// tables. Its marks, and those of the next two ways, are in the schema
-// fencepost, which [DB.Migrate] creates.
+// A fenced transaction, [DB.InTx]: everything written in it under the resource
+// is fenced: sets of rows, rows that do not exist yet, several tables. Its
+// marks, and those of the next two ways, are in the schema fencepost, which
+// [DB.Migrate] creates.
 //
 //	err := db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, "INSERT INTO invoices ...")
 //		return err
 //	})
 //
-// Triggers on a table, [Admin.InstallTrigger]: every writer is refused that does
-// not present a current claim in its transaction, an ORM or a person at psql as
-// well. [Options].PresentClaims makes InTx present its claim, other code calls
-// [DB.Present], and [ErrorFrom] makes guard's errors of the driver's.
+// Triggers on a table, [Admin.InstallTrigger]: every writer that does not
+// present a current claim in its transaction is refused, even an ORM or a
+// person at psql. [Options].PresentClaims makes InTx present its claim, other
+// code calls [DB.Present], and [ErrorFrom] turns driver errors into guard's.
 //
-// A [guard.Store], which a [DB] is, for what writes elsewhere: replicas of an
+// A [guard.Store], which [DB] implements, for writes elsewhere: replicas of an
 // HTTP service, with [DB.Transactor], share the marks of fenced transactions.
 //
 // # Taking over
@@ -83,63 +84,62 @@
 // A new holder raises the mark before it reads: [Table.Takeover] for a row,
 // [DB.Raise] for the schema's marks, or it reads inside InTx, which raises
 // first. Comparing at write time alone is not enough: between the new holder's
-// read and its write the old one, whose token is still the highest that wrote,
-// may write once more, and the new one would write over that.
+// read and its write, the old holder, whose token is still the highest that
+// wrote, may write once more, and the new holder would overwrite that write.
 //
 // # Transactions in other shapes
 //
-// Several resources, another isolation level, retries, asking what became of a
-// lost COMMIT: [DB.InTxAll]. Writes that are known beforehand, in one round trip
-// on pgx: [DB.Batch]. A transaction begun by sqlc, GORM or the driver:
-// [DB.Enter]; by code that hides the driver's transaction, ent and bun:
-// [DB.EnterOn]. An UPDATE of your own with the fence in its text:
-// [Table.Refused].
+// Several resources, another isolation level, retries, finding out what became
+// of a lost COMMIT: [DB.InTxAll]. Writes that are known in advance, in one round
+// trip on pgx: [DB.Batch]. A transaction begun by sqlc, GORM or the driver:
+// [DB.Enter]; by code that hides the driver's transaction, such as ent and bun:
+// [DB.EnterOn]. Your own UPDATE with the fence in its text: [Table.Refused].
 //
-// There is no Begin beside the callback: statements that go past the transaction
-// would not be noticed. Who must begin it uses Enter and keeps its COMMIT.
+// There is no Begin besides the callback: statements that bypass the transaction
+// would go unnoticed. Code that must begin it uses Enter and keeps its COMMIT.
 //
 // # How a transaction is fenced
 //
-// fencepost.raise takes the resource's advisory lock exclusively and puts the
-// claim in the place of a lower mark, in a transaction of its own.
-// fencepost.enter takes the lock in shared mode as the first statement of the
-// work's transaction and compares the claim with the mark as it is under the
-// lock. So transactions of one holder run side by side, a raise waits for all
-// that entered before it, and whatever enters after it sees the new mark.
+// fencepost.raise takes the resource's advisory lock exclusively and replaces a
+// lower mark with the claim, in a transaction of its own. fencepost.enter takes
+// the lock in shared mode as the first statement of the work's transaction and
+// compares the claim with the mark as it is under the lock. So transactions of
+// one holder run concurrently, a raise waits for all transactions that entered
+// before it, and whatever enters after it sees the new mark.
 //
 // enter also sets a marker that lives as long as the transaction, and COMMIT's
-// round trip looks for it (on database/sql, which has no pipeline, the one
+// round trip checks for it (on database/sql, which has no pipeline, the one
 // before it). So a callback that ended the transaction in SQL, or by COMMIT AND
 // CHAIN, gets ErrOutcomeUnknown, and what it wrote after that is not committed.
 //
-// A stopped holder delays its successor by at most 2 s, because a raise that
-// waits has the server end the sessions in its way ([Options].TerminateAfter). It
-// logs and observes for whom it waits; who was ended gets ErrStale. Without a
-// successor [Options].IdleTimeout ends them.
+// A stopped holder delays its successor by at most 2 s, because a waiting raise
+// has the server terminate the sessions in its way ([Options].TerminateAfter). It
+// logs and observes the sessions it waits for; a terminated holder gets ErrStale.
+// Without a successor [Options].IdleTimeout ends them.
 //
 // # Failure by failure
 //
 //   - A lower token: ErrStale. The same token under another lease: ErrConflict
-//     (on a Table only with a LeaseColumn). The same token twice on a Table:
+//     (on a Table, only with a LeaseColumn). The same token twice on a Table:
 //     ErrSpent, unless its rule is [guard.SameOrNewer].
 //   - A claim for another row's resource: a [*guard.MisdirectedError].
 //   - The answer to a COMMIT, or to a statement that commits by itself, was
-//     lost: ErrOutcomeUnknown, never success; [DB.Resolve] can ask.
+//     lost: ErrOutcomeUnknown, never success; [DB.Resolve] can find out.
 //   - The context ended before anything was sent: ErrUnavailable, or
 //     ErrLeaseLost if it ended with its lease.
 //   - A deadlock, a lock timeout, a lost connection before COMMIT:
-//     ErrUnavailable, nothing was written. Nothing is retried unless asked for.
+//     ErrUnavailable, nothing was written. Nothing is retried unless requested.
 //   - A server whose default isolation is not READ COMMITTED, or whose
 //     synchronous_commit is off: no difference for the schema's marks. A raise
-//     and a takeover survive a crash once they returned; a Table's plain write
-//     is as durable as its commit.
+//     and a takeover survive a crash once they have returned; a Table's plain
+//     write is as durable as its commit.
 //
 // # Operating
 //
 // [Admin.Verify] compares a database with what is described here, at start-up
-// and in tests. [RolesSQL] makes the roles; PUBLIC has no right on the schema. A
-// poisoned mark is put right by [Admin.Reset], which compares and records;
-// [DB.Retire] forgets marks of resources that are gone.
+// and in tests. [RolesSQL] creates the roles; PUBLIC has no rights on the
+// schema. [Admin.Reset] repairs a poisoned mark: it compares and records;
+// [DB.Retire] removes marks of resources that are gone.
 //
 // A fenced transaction costs the server about 20 us of processor time, of which 8
 // are two timeouts: negative [Options].LockTimeout and IdleTimeout save them.

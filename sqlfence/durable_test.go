@@ -57,8 +57,8 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		envs[i] = e
 	}
 	lost, rounds := 0, campaign(5)
-	// The server may write a control to the disk of its own accord, as it does
-	// with one in ten; then there is another round.
+	// The server may write a control to disk on its own, as it does with one in
+	// ten; then there is another round.
 	for round := 1; round <= rounds || lost == 0 && round <= rounds+20; round++ {
 		token := guard.Token(2 * round)
 		floors := make([]guard.Token, len(envs))

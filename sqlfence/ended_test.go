@@ -59,7 +59,7 @@ func (e *env) openWrapped() stdFence {
 	return stdFence{db, db.Admin(), pool}
 }
 
-// unmarked takes away what notices that a transaction ended.
+// unmarked removes the marker that shows that a transaction ended.
 func unmarked(db fence) {
 	switch db := db.(type) {
 	case pgxFence:
@@ -70,9 +70,9 @@ func unmarked(db fence) {
 }
 
 // TestInTxEndedInSQL (P1, P5): a callback that ends the transaction in SQL, and
-// perhaps begins another, gets ErrOutcomeUnknown on every driver, also one that
-// is wrapped, and what it wrote in a transaction that nothing fences is not
-// committed. The control is the same without the marker: it answers nil.
+// perhaps begins another, gets ErrOutcomeUnknown on every driver, including a
+// wrapped one, and what it wrote in an unfenced transaction is not committed.
+// The control is the same without the marker: it returns nil.
 func TestInTxEndedInSQL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
@@ -118,7 +118,7 @@ func TestInTxEndedInSQL(t *testing.T) {
 	})
 }
 
-// TestEnterAfterRollback (P1): Enter in a callback of InTx answers nil only for
+// TestEnterAfterRollback (P1): Enter in a callback of InTx returns nil only for
 // the transaction that was fenced, not for one that the callback began on the
 // same connection.
 func TestEnterAfterRollback(t *testing.T) {
@@ -141,9 +141,9 @@ func TestEnterAfterRollback(t *testing.T) {
 }
 
 // TestTableInsideInTx: a statement of a Table on the DB itself inside its own
-// InTx would run in another transaction, and wait for ever for a connection of
-// a pool of one: it is refused, with the way out. The controls are the same
-// statements on the transaction, and after it.
+// InTx would run in another transaction, and wait forever for a connection of a
+// pool of one: it is refused, and the error says what to do instead. The
+// controls are the same statements on the transaction, and after it.
 func TestTableInsideInTx(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
@@ -180,8 +180,8 @@ func TestTableInsideInTx(t *testing.T) {
 	})
 }
 
-// TestBatchTransactionControl (P1): whatever stands around a keyword, a batch
-// takes only statements that cannot end its transaction nor wait for the
+// TestBatchTransactionControl (P1): whatever surrounds a keyword, a batch
+// accepts only statements that can neither end its transaction nor wait for the
 // client.
 func TestBatchTransactionControl(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -205,9 +205,10 @@ func TestBatchTransactionControl(t *testing.T) {
 	})
 }
 
-// TestTableKinds (P1): what is no table, or has rules, is refused at its first
-// use, before anything is written: an INSTEAD OF trigger of a view let token 10
-// write over 11. The controls are the table itself and a partitioned one.
+// TestTableKinds (P1): a relation that is not a table, or has rules, is refused
+// at its first use, before anything is written: an INSTEAD OF trigger of a view
+// let token 10 overwrite 11. The controls are the table itself and a
+// partitioned one.
 func TestTableKinds(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		const columns = "(id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0)"
@@ -242,7 +243,7 @@ func TestTableKinds(t *testing.T) {
 }
 
 // TestConnectionClosedInside (P5): a callback that closes its connection and
-// returns nil has committed nothing, and is told so.
+// returns nil has committed nothing, and gets an error.
 func TestConnectionClosedInside(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.exec("CREATE TABLE written (token bigint)")

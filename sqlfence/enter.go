@@ -16,16 +16,17 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 
 // Enter fences a transaction that was begun elsewhere, by sqlc, gorm or the
 // driver itself: from here to its end no claim above these can be raised on
-// their resources, and it is refused unless each is the resource's mark or
-// above it. Call it before anything else in the transaction, at its top level,
-// with all claims at once; they are entered in the order of their resources,
-// one round trip each.
+// their resources, and Enter is refused unless each claim is its resource's
+// mark or above it. Call it before anything else in the transaction, at its top
+// level, with all claims at once; they are entered in the order of their
+// resources, one round trip each.
 //
 // It gives less than [DB.InTx]:
 //
-//   - P2 holds only for what is read in this transaction after Enter. What was
-//     read before, in it or elsewhere, may miss a predecessor's updates.
-//   - Under READ COMMITTED a claim above the mark is raised in this very
+//   - P2 holds only for what is read in this transaction after Enter. Earlier
+//     reads, in this transaction or elsewhere, may miss a predecessor's
+//     updates.
+//   - Under READ COMMITTED a claim above the mark is raised in this same
 //     transaction: the mark is rolled back with it, and until it ends every
 //     other transaction on the resource waits. Call [DB.Raise] first to avoid
 //     both.
@@ -33,18 +34,18 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 //     before the transaction took its snapshot, else ErrInvalid; if it was
 //     raised after that, or another Enter committed since, the answer is
 //     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
-//   - It writes the mark's row, so that transactions of one holder that use
-//     Enter on one resource run one after another.
+//   - It writes the mark's row, so transactions of one holder that use Enter on
+//     one resource run one after another.
 //   - COMMIT, its lost answer and retries are the caller's.
 //
 // Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
 // with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint
-// would free the fence and keep the transaction.
+// would release the fence but keep the transaction.
 //
 // Any error leaves the transaction aborted; roll it back. The errors:
 // [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid also for no
-// claim, two for one resource, and in the transaction of an [DB.InTx] a claim
-// that is not one of its own, which is the only thing it checks there;
+// claim, for two claims on one resource, and in the transaction of a [DB.InTx]
+// for a claim that is not one of its own, which is the only check made there;
 // ErrUnavailable.
 func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
 	in := d.backend.in(tx)
@@ -66,13 +67,13 @@ func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func
 		err = ended(ctx, "enter", claims[0])
 	}
 	if err == nil {
-		err = enter(sorted)
+		err = interrupted(ctx, enter(sorted))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
-// entered looks whether the transaction of a callback is still fenced by claims.
+// entered checks that the transaction of a callback is still fenced by claims.
 func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
 	for _, claim := range claims {
 		if !slices.Contains(own.claims, claim) {
@@ -105,10 +106,10 @@ type Execer interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// EnterOn is [DB.Enter] for a transaction that can only be told to run a
-// statement. tx must be a transaction: on anything else the fence would end
-// with its own statement, which is refused with ErrInvalid. The statement has
-// no placeholders, since such code has placeholders of its own.
+// EnterOn is [DB.Enter] for a transaction that can only run a statement. tx
+// must be a transaction: on anything else the fence would end with its own
+// statement, which is refused with ErrInvalid. The statement has no
+// placeholders, since such code has its own placeholder syntax.
 func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
 	send := func(s statement) error {
 		_, err := tx.ExecContext(ctx, inlined(s))
@@ -127,13 +128,13 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 	})
 }
 
-// inlined puts the arguments into the text, as literals.
+// inlined returns the text of s with its arguments as literals.
 func inlined(s statement) string {
 	for i := len(s.args); i > 0; i-- {
 		literal := fmt.Sprint(s.args[i-1])
 		if text, ok := s.args[i-1].(string); ok {
 			literal = "'" + strings.ReplaceAll(text, "'", "''") + "'"
-			if strings.Contains(text, `\`) { // whatever standard_conforming_strings is
+			if strings.Contains(text, `\`) { // whatever the value of standard_conforming_strings
 				literal = " E" + strings.ReplaceAll(literal, `\`, `\\`)
 			}
 		}
@@ -162,7 +163,8 @@ func enterFailure(claim guard.Claim, err error) error {
 	return schemaFailure("enter", claim, err)
 }
 
-// invalidUse is an InvalidError with the server's error, which found it out.
+// invalidUse is an InvalidError with the server's error that detected the
+// misuse.
 type invalidUse struct {
 	error
 	cause error

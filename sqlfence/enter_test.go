@@ -177,6 +177,9 @@ func TestEnterBadInput(t *testing.T) {
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "another resource", tx.enter(ctx, claimOf("other", 5)), "claim", `"other"`)
 			wantInvalid(t, "a newer raise inside", e.db.Raise(ctx, claimOf("r", 6)), "claim.Token", `"6"`)
+			if err := e.db.Raise(ctx, claimOf("another", 6)); err != nil {
+				t.Errorf("a raise of another resource inside: %v", err)
+			}
 			return tx.enter(ctx, claimOf("r", 5))
 		})
 		if err != nil {

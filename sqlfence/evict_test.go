@@ -30,7 +30,7 @@ func TestEvictIsNarrow(t *testing.T) {
 			}
 		}
 		end, endOther := e.holding(claimOf("r", 5)), e.holding(claimOf("other", 5))
-		// evict ends whom it is told to, if it sees them as in the way of the claim.
+		// evict ends the given sessions if it finds them in the way of the claim.
 		keys := e.text("SELECT string_agg(pid || '@' || extract(epoch FROM xact_start), ' ') FROM pg_stat_activity WHERE xact_start IS NOT NULL")
 		evict := func(role string, claim guard.Claim, keys string) (n int64, err error) {
 			err = pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error {
@@ -56,8 +56,8 @@ func TestEvictIsNarrow(t *testing.T) {
 				t.Errorf("%s: %d sessions, %v", what, n, err)
 			}
 		}
-		// A newer holder that raises in its own transaction cannot be told from
-		// its lock, and is not ended for an older one.
+		// A newer holder that raises in its own transaction cannot be
+		// recognised by its lock, and is not ended for an older one.
 		err := entering(e.db)(t.Context(), claimOf("new", 7), func(context.Context, testTx) error {
 			if n, err := evict("DEFAULT", claimOf("new", 6), keys); err != nil || n != 0 {
 				t.Errorf("a newer holder: %d sessions, %v", n, err)
@@ -72,7 +72,7 @@ func TestEvictIsNarrow(t *testing.T) {
 				t.Errorf("%s: got %v, want a refusal", what, err)
 			}
 		}
-		// The control: what none of these ended can be ended.
+		// The control: the session that none of these ended can be ended.
 		if n, err := evict("DEFAULT", claimOf("r", 6), keys); err != nil || n != 1 {
 			t.Errorf("the older holder: %d sessions, %v", n, err)
 		}
@@ -86,7 +86,7 @@ func TestEvictIsNarrow(t *testing.T) {
 }
 
 // TestEvictNotGranted: a role that may not look for holders waits as long as
-// one that does not terminate, and is told both reasons.
+// one that does not terminate, and its error has both reasons.
 func TestEvictNotGranted(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
@@ -106,7 +106,7 @@ func TestEvictNotGranted(t *testing.T) {
 	})
 }
 
-// events keeps what an observer is told.
+// events keeps the events of an observer.
 type events struct {
 	mu   sync.Mutex
 	seen []guard.Event
@@ -130,9 +130,9 @@ func (e *events) of(op guard.Op) (of []guard.Event) {
 }
 
 // TestIdleHolderIsEnded (P2, P6): with the defaults a holder that sits idle in
-// its transaction delays its successor by at most 2 s; the raise says for whom
-// it waits; and the one that was ended learns that it is stale. The control is
-// the same without ending anybody: the raise is ErrUnavailable, and says why.
+// its transaction delays its successor by at most 2 s; the raise reports the
+// sessions it waits for; and the ended holder gets ErrStale. The control is the
+// same without ending any session: the raise is ErrUnavailable, and says why.
 func TestIdleHolderIsEnded(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
@@ -188,11 +188,11 @@ func TestIdleHolderIsEnded(t *testing.T) {
 }
 
 // TestEndedHolderCommits (P1, P6): a holder that was ended and whose next use is
-// the COMMIT learns that it is stale, by which mark, if the server can say that
-// nothing was committed: always on database/sql, which asks the server before
-// the COMMIT, and with TxOptions.Resolve on pgx. The control is pgx without it,
-// which does not know. A COMMIT that was lost under the same mark stays what the
-// server says: unavailable.
+// the COMMIT learns that it is stale, and by which mark, if the server can say
+// that nothing was committed: always on database/sql, which asks the server
+// before the COMMIT, and with TxOptions.Resolve on pgx. The control is pgx
+// without it, which does not know. A COMMIT that was lost under the same mark
+// stays what the server says: unavailable.
 func TestEndedHolderCommits(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
@@ -227,8 +227,8 @@ func TestEndedHolderCommits(t *testing.T) {
 	})
 }
 
-// TestRaiseNamesStrangers (P6): a raise that waits for a session which merely
-// took the advisory lock says so, and does not end it.
+// TestRaiseNamesStrangers (P6): a raise that waits for a session that only took
+// the advisory lock says so, and does not end it.
 func TestRaiseNamesStrangers(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
@@ -258,9 +258,9 @@ func TestRaiseNamesStrangers(t *testing.T) {
 	})
 }
 
-// TestTerminateCountsFromEntering: a transaction that was open for long when it
-// entered has TerminateAfter from then on, also if the raises that find it in
-// their way are short; then it is ended, although it works.
+// TestTerminateCountsFromEntering: a transaction that had been open for long
+// when it entered has TerminateAfter from then on, even if the raises that find
+// it in their way are short; then it is ended, although it is working.
 func TestTerminateCountsFromEntering(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		const after = 4 * time.Second
@@ -296,8 +296,9 @@ func TestTerminateCountsFromEntering(t *testing.T) {
 	})
 }
 
-// TestIdleConnections: a connection that the pool gives away in the middle of a
-// transaction is refused, because a BEGIN in it would be a mere warning.
+// TestIdleConnections: a connection that the pool hands out in the middle of a
+// transaction is refused, because for a BEGIN in it the server would only give
+// a warning.
 func TestIdleConnections(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.open(nil, func(c *pgx.ConnConfig) {

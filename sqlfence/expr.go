@@ -18,8 +18,8 @@ type Expr struct {
 }
 
 // Raw returns a piece of SQL: Raw("total_cents + $1", 250), Raw("now()"). Its
-// placeholders count from $1, whatever else the statement holds. The text is sent
-// as it is: never build it from input.
+// placeholders count from $1, whatever else the statement contains. The text is
+// sent unchanged: never build it from input.
 func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
 
 // render writes the expression with its placeholders moved up by offset.
@@ -56,9 +56,9 @@ func (e Expr) render(field string, offset int) (string, error) {
 			open++
 		case text == ")" && open > 0:
 			open--
-		case text == ";" || text == ")": // the parentheses around it must not be closed
+		case text == ";" || text == ")": // it must not close the parentheses around it
 			return invalid("must be one expression")
-		case kind == parameter && i+n < len(s) && isWord(s[i+n]): // older servers read it as two words
+		case kind == parameter && i+n < len(s) && isWord(s[i+n]): // older servers read this as two words
 			return invalid("has letters after " + text)
 		case kind == parameter:
 			number, err := strconv.Atoi(text[1:])
@@ -73,8 +73,8 @@ func (e Expr) render(field string, offset int) (string, error) {
 	}
 }
 
-// oneStatement reports that s has nothing behind its first semicolon but white
-// space and comments, and leaves nothing open.
+// oneStatement reports whether s has only white space and comments after its
+// first semicolon, and leaves nothing open.
 func oneStatement(s string) bool {
 	ended := false
 	for i := 0; i < len(s); {
@@ -104,12 +104,13 @@ func firstWord(s string) string {
 	return ""
 }
 
-// lexeme is what is known here of PostgreSQL's lexer (PostgreSQL documentation,
-// 4.1), for standard_conforming_strings as it is by default.
+// lexeme is a kind of token that this package knows of PostgreSQL's lexer
+// (PostgreSQL documentation, 4.1), with standard_conforming_strings at its
+// default.
 type lexeme byte
 
 const (
-	other lexeme = iota // a byte of anything else
+	other lexeme = iota // any other byte
 	space
 	comment
 	quoted
@@ -118,7 +119,8 @@ const (
 	word
 )
 
-// lex returns what stands at s[i] and its length, 0 if it is not closed.
+// lex returns the kind of the lexeme at s[i] and its length, 0 if it is not
+// closed.
 func lex(s string, i int) (kind lexeme, n int) {
 	rest := s[i:]
 	switch c := rest[0]; {
@@ -171,9 +173,9 @@ func quotedLen(s string, quote byte, escapes bool) int {
 	return 0
 }
 
-// continued returns the length of the white space with a line break, perhaps with
-// comments of one line, and the quote after it that s begins with, 0 if it does
-// not.
+// continued returns the length of a continuation at the start of s: white space
+// with a line break, perhaps with one-line comments, and then a quote. It returns
+// 0 if there is none.
 func continued(s string) int {
 	broken := false
 	for i := 0; i < len(s); i++ {
@@ -192,7 +194,7 @@ func continued(s string) int {
 	return 0
 }
 
-// escaped reports that the quote at i begins a text with escapes, E'...'.
+// escaped reports whether the quote at i begins a text with escapes, E'...'.
 func escaped(s string, i int) bool {
 	return i > 0 && (s[i-1] == 'e' || s[i-1] == 'E') && (i == 1 || !isWord(s[i-2]))
 }
@@ -218,7 +220,7 @@ func commentLen(s string) int {
 }
 
 // dollarLen returns the length of the dollar-quoted text that s begins with, 0
-// if it is not closed, and 1 if the dollar begins none.
+// if it is not closed, and 1 if the dollar does not begin one.
 func dollarLen(s string) int {
 	end := 1
 	for end < len(s) && isWord(s[end]) && s[end] != '$' {

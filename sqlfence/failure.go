@@ -27,13 +27,13 @@ type unsendable struct{ error }
 func (e unsendable) Unwrap() error { return e.error }
 
 // errEnded and errAborted are answers to a COMMIT that committed nothing. What
-// the callback itself did before errEnded is not known.
+// the callback itself did before errEnded is unknown.
 var (
 	errEnded   = errors.New("the callback ended the transaction itself")
 	errAborted = errors.New("nothing was committed: the transaction was aborted by an earlier error, which the callback did not return")
 )
 
-// failure turns a driver's error into one of guard's, by the table of package
+// failure turns a driver's error into one of guard's, by the table in package
 // pgerr. wrote says whether the statement may have committed something.
 func failure(op string, claim guard.Claim, err error, wrote bool) error {
 	sent := pgerr.Work
@@ -80,7 +80,7 @@ func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) err
 	return failure(op, claim, err, wrote)
 }
 
-// wayOut says how to mend the likeliest of what does not exist.
+// wayOut says how to fix the most likely cause of a missing object.
 func (t *Table) wayOut(err error) string {
 	token := strings.Trim(t.token, `"`)
 	switch state := pgerr.State(err); {
@@ -93,8 +93,8 @@ func (t *Table) wayOut(err error) string {
 }
 
 // misfit reports that the statement does not fit the table: no unique index on
-// the key, a column that cannot be written or has another type, a name that
-// means two columns.
+// the key, a column that cannot be written or has another type, an ambiguous
+// column name.
 func misfit(err error) bool {
 	switch pgerr.State(err) {
 	case "42P10", "428C9", "42601", "42804", "42702": // 42601: a generated column, before PostgreSQL 14
@@ -138,8 +138,8 @@ func refusedClaim(claims []guard.Claim, err error) guard.Claim {
 	return claims[0]
 }
 
-// sessionLost reports errors of a session that the server ended, or that was
-// ended and is used again.
+// sessionLost reports errors of a session that the server ended, or of using a
+// session again after it ended.
 func sessionLost(err error) bool {
 	switch pgerr.State(err) {
 	case "57P01", "25P03":
@@ -151,7 +151,7 @@ func sessionLost(err error) bool {
 	return false
 }
 
-// ended reports that ctx is over before anything was sent.
+// ended returns an error if ctx is over before anything was sent.
 func ended(ctx context.Context, op string, claim guard.Claim) error {
 	if ctx.Err() == nil {
 		return nil
@@ -160,4 +160,23 @@ func ended(ctx context.Context, op string, claim guard.Claim) error {
 		return fmt.Errorf("sqlfence: %s: nothing was sent: %w: %w", op, guard.ErrLeaseLost, context.Cause(ctx))
 	}
 	return guard.Unavailable(op, claim, context.Cause(ctx))
+}
+
+// interrupted adds to the error of an operation during which ctx ended why it
+// ended, because a driver says no more than "context canceled". So a lease that
+// was lost meanwhile is reported as that, unless the outcome is unknown.
+func interrupted(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, guard.ErrOutcomeUnknown) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return err // not for that reason
+	}
+	if cause := context.Cause(ctx); !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	if lease, held := guard.LeaseFrom(ctx); held && !lease.Valid() && !errors.Is(err, guard.ErrLeaseLost) {
+		err = fmt.Errorf("%w: %w", err, guard.ErrLeaseLost)
+	}
+	return err
 }

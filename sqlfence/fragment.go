@@ -7,9 +7,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// fragmentProblem says what an UPDATE of the application's own lacks of the fence
-// as [Table.Refused] documents it, "" if nothing. It knows that text and no other
-// that means the same.
+// fragmentProblem says what part of the fence documented at [Table.Refused] is
+// missing in one of the application's own UPDATEs, "" if nothing. It recognises
+// only that text, not others that mean the same.
 func (t *Table) fragmentProblem(text string) string {
 	words := t.lexemes(text)
 	set, where := slices.Index(words, "set"), slices.Index(words, "where")

@@ -8,8 +8,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestVerifyStatements (P1): Verify finds the UPDATEs of the application's own
-// that lack a part of the documented fence, and passes those that have it.
+// TestVerifyStatements (P1): Verify reports the application's own UPDATEs that
+// lack a part of the documented fence, and passes those that have it.
 func TestVerifyStatements(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE own (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')")
@@ -61,7 +61,7 @@ func TestVerifyStatements(t *testing.T) {
 			if named := slices.ContainsFunc(found, func(f Finding) bool { return f.Subject == c.text }); err != nil || named == c.fine {
 				t.Errorf("%q: %v, %v; fine is %v", c.text, found, err, c.fine)
 			}
-			// What is no such UPDATE at all is called so.
+			// A text that is no such UPDATE at all is reported as such.
 			if i := slices.IndexFunc(found, func(f Finding) bool { return strings.Contains(f.Problem, "it is not one UPDATE with SET and WHERE") }); (i >= 0) != c.shapeless {
 				t.Errorf("%q: %v; shapeless is %v", c.text, found, c.shapeless)
 			}

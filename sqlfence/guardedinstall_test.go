@@ -14,7 +14,7 @@ import (
 )
 
 // TestInstallConcurrently: replicas that install at once all succeed; the
-// result is what one makes, and installing again touches nothing.
+// result is what one installation makes, and installing again changes nothing.
 func TestInstallConcurrently(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
@@ -46,7 +46,8 @@ func TestInstallConcurrently(t *testing.T) {
 		if after := e.text(state); after != before {
 			t.Errorf("installing again changed %s to %s", before, after)
 		}
-		// Another description replaces the old one, a removal takes all away.
+		// Another description replaces the old one; a removal removes
+		// everything.
 		g = triggerOn(g.Table, "{tenant}")
 		for range 2 {
 			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
@@ -71,7 +72,7 @@ func TestInstallConcurrently(t *testing.T) {
 }
 
 // TestTriggerSQL: the printed text installs the same, with names that need
-// quoting, a backslash included.
+// quoting, including a backslash.
 func TestTriggerSQL(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE SCHEMA "O'Brien"; CREATE TABLE "O'Brien"."a.""b\" (id int, "parts" text NOT NULL, "TG_OP" text NOT NULL)`)
@@ -99,8 +100,8 @@ func TestTriggerSQL(t *testing.T) {
 	})
 }
 
-// TestInstallRefuses: what cannot be guarded in full is refused for the reason
-// that says so, and nothing is made.
+// TestInstallRefuses: what cannot be fully guarded is refused with the reason,
+// and nothing is created.
 func TestInstallRefuses(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL + `
@@ -171,8 +172,8 @@ func TestInstallRefuses(t *testing.T) {
 	})
 }
 
-// TestReportOnly: nothing is refused, whatever is presented, and the server is
-// told what would be; switching it on refuses.
+// TestReportOnly: nothing is refused, whatever is presented, and the server
+// logs what would be; switching the triggers on refuses.
 func TestReportOnly(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)

@@ -14,13 +14,14 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// isolationLevels are those of the torture: named in the transaction, and as
-// the server's default.
+// isolationLevels are the levels of the torture: named in the transaction, and
+// as the server's default.
 var isolationLevels = []string{"read committed", "repeatable read", "serializable"}
 
 // byTrigger is an application's own transaction on guarded tables: raise,
 // begin, present, work. The tables are guarded, or broken on purpose, before
-// the first. What fails with 40001 is begun again, as an application would.
+// the first. What fails with 40001 is started again, as an application would
+// do.
 func (e *env) byTrigger(db fence, level string, install func()) work {
 	var once sync.Once
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
@@ -59,11 +60,11 @@ func (e *env) guardLedger() {
 }
 
 // ledgerTorture lets 12 clients, most of them former holders, read, write and
-// commit. It is aimed: a holder pauses before its write or before its COMMIT
-// until a newer one has read, or for as long as nothing should keep a newer one
-// from reading. It returns how many transactions were acknowledged, how many of
-// their additions are missing, how many entries a newer holder did not see, and
-// how many came in behind a newer holder's.
+// commit. It is targeted: a holder pauses before its write or before its COMMIT
+// until a newer one has read, or for as long as nothing should prevent a newer
+// one from reading. It returns how many transactions were acknowledged, how
+// many of their additions are missing, how many entries a newer holder did not
+// see, and how many came in behind a newer holder's.
 func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stale, backwards int64) {
 	var next, read, entries, additions atomic.Int64
 	var wg sync.WaitGroup
@@ -72,7 +73,7 @@ func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stal
 			token := next.Add(1)
 			for range rounds {
 				// The next takeover once the newest holder is between its read
-				// and its end; the others come back as who they were.
+				// and its end; the others come back under their old claims.
 				if newest := next.Load(); read.Load() >= newest && rand.IntN(3) == 0 && next.CompareAndSwap(newest, newest+1) {
 					token = newest + 1
 				}
@@ -127,7 +128,7 @@ func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stal
 	lost = additions.Load() - e.int("SELECT v FROM counter")
 	stale = e.int(staleEntries)
 	backwards = e.int("SELECT count(*) FROM entries a WHERE EXISTS (SELECT FROM entries b WHERE b.n < a.n AND b.token > a.token)")
-	if n := e.int("SELECT count(*) FROM entries"); n != acked { // a verdict that is not so
+	if n := e.int("SELECT count(*) FROM entries"); n != acked { // a false verdict
 		t.Errorf("%d entries were acknowledged, %d are there", acked, n)
 	}
 	return acked, lost, stale, backwards
@@ -135,7 +136,7 @@ func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stal
 
 // TestTriggersUnderTorture (P1, P2): 12 clients that take over from each other
 // through triggers alone lose no acknowledged update, get no stale row and no
-// verdict that is not so, whatever the isolation level.
+// false verdict, whatever the isolation level.
 func TestTriggersUnderTorture(t *testing.T) {
 	for i, level := range isolationLevels {
 		for j, way := range []string{"named", "the server's default"} {
@@ -158,8 +159,8 @@ func TestTriggersUnderTorture(t *testing.T) {
 
 // TestTriggersInterleaved (P1, P2): when the successor comes before the older
 // holder's write it is the write that is refused, and when it comes after it
-// waits for the older holder's COMMIT. The control: triggers that compare and do
-// not lock let it read what is not committed yet as not there.
+// waits for the older holder's COMMIT. The control: triggers that compare but do
+// not lock let it read without seeing what is not yet committed.
 func TestTriggersInterleaved(t *testing.T) {
 	for i, level := range isolationLevels {
 		t.Run(level, func(t *testing.T) {
@@ -187,7 +188,7 @@ func TestTriggersInterleaved(t *testing.T) {
 			e.mutate("enter", "pg_catalog.pg_advisory_xact_lock_shared(", "pg_catalog.concat(")
 			e.mutate("enter_snapshot", "PERFORM pg_advisory_xact_lock_shared(", "PERFORM hashtextextended('', ")
 			e.mutate("enter_snapshot", "FOR SHARE", "")
-			// REPEATABLE READ notices two updates of one row by itself.
+			// REPEATABLE READ detects two updates of one row by itself.
 			adds := level == isolationLevels[0]
 			acked, lost, stale := run(adds, true)
 			if acked != 2 || stale != 1 || adds && lost != 1 {
@@ -247,7 +248,8 @@ func TestTriggerStopsAResumedHolder(t *testing.T) {
 		g := e.guardBy("account", `account`)
 		for _, level := range isolationLevels {
 			sum, err5, err6 := e.aim(level)
-			// Under a snapshot, 40001 and a second attempt that is told stale.
+			// Under a snapshot, 40001 and a second attempt that is refused as
+			// stale.
 			if err5 == nil || err6 != nil || sum != 1 {
 				t.Errorf("%s: holder 5: %v, holder 6: %v, sum %d", level, err5, err6, sum)
 			}

@@ -17,10 +17,10 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// long says that tests may take minutes.
+// long reports whether tests may take minutes.
 var long = os.Getenv("FENCEPOST_LONG") != ""
 
-// longer is n, or more in the long form.
+// longer returns n, or more in the long form.
 func longer(n, more int) int {
 	if long {
 		return more
@@ -275,7 +275,8 @@ func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {
 }
 
 // bothDrivers is eachDriver for tests that mostly wait, so at the same time. It
-// must be the last that a test does, and the test may make no role of one name.
+// must be the last thing that a test does, and the test must not create roles
+// with a fixed name.
 func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) {
@@ -285,8 +286,8 @@ func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
 	}
 }
 
-// someDriver runs a test for one driver, another one each time. It is for
-// controls that are about the database functions alone.
+// someDriver runs a test for one driver, a different one each time. It is for
+// controls that are only about the database functions.
 func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
 	i := rand.IntN(len(openers))
 	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })

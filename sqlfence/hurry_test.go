@@ -12,8 +12,8 @@ import (
 )
 
 // TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
-// than the wait for an older holder raises all the same, once that holder has
-// been ended. The control is the statement alone, which is cancelled.
+// than the wait for an older holder still raises, once that holder has been
+// ended. The control is the statement alone, which is cancelled.
 func TestRaiseUnderStatementTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
@@ -53,8 +53,8 @@ func (e *env) settingOf(db fence) (ms int64) {
 	return ms
 }
 
-// TestBatchDoesNotCopy: a COPY from the client would take the COMMIT behind it
-// for rows, and without a deadline wait for ever.
+// TestBatchDoesNotCopy: a COPY from the client would take the COMMIT after it
+// for rows, and without a deadline wait forever.
 func TestBatchDoesNotCopy(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int); CREATE TABLE copy (stdin int)")
@@ -68,7 +68,7 @@ func TestBatchDoesNotCopy(t *testing.T) {
 		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != guard.NoToken {
 			t.Errorf("something was sent: mark %v, %v", mark, err)
 		}
-		// The control: the words alone are no reason.
+		// The control: the words alone are not refused.
 		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw("INSERT INTO copy (stdin) VALUES (1)")); err != nil {
 			t.Error(err)
 		}

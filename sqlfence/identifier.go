@@ -8,8 +8,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// maxIdentifier is NAMEDATALEN-1: PostgreSQL cuts longer names silently, so
-// that two of them could mean one column (PostgreSQL documentation, 4.1.1).
+// maxIdentifier is NAMEDATALEN-1: PostgreSQL silently truncates longer names,
+// so that two of them could mean one column (PostgreSQL documentation, 4.1.1).
 const maxIdentifier = 63
 
 // quoteIdentifier quotes one part of a name. A dot in it is part of the name.

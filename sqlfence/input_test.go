@@ -80,7 +80,7 @@ func TestInvalidOptions(t *testing.T) {
 	}
 }
 
-// invalidClaims are refused everywhere alike.
+// invalidClaims are refused everywhere in the same way.
 var invalidClaims = map[string]struct {
 	claim        guard.Claim
 	field, shown string
@@ -119,7 +119,7 @@ func TestInvalidClaims(t *testing.T) {
 			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
 			"Mark": func(c guard.Claim) error {
 				if guard.ValidateResource(c.Resource) == nil {
-					return c.Validate() // Mark takes no more than the resource
+					return c.Validate() // Mark takes only the resource
 				}
 				_, err := closed.Mark(t.Context(), c.Resource)
 				return err
@@ -130,7 +130,7 @@ func TestInvalidClaims(t *testing.T) {
 			for what, c := range invalidClaims {
 				wantInvalid(t, name+" with "+what, call(c.claim), c.field, c.shown)
 			}
-			// The control: a good claim does meet the closed pool.
+			// The control: a good claim does reach the closed pool.
 			if err := call(claimOf("r", 1)); name != "Mark" && guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
 			}

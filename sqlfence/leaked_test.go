@@ -14,7 +14,7 @@ import (
 // TestLeakedPgxHandles (P1): nothing that a callback of InTx got from its
 // transaction writes once the transaction is over, on a connection that may be in
 // a newer holder's transaction by then. The control is pgx's own handle, which
-// does not know that a COMMIT went past it.
+// does not know of a COMMIT that bypassed it.
 func TestLeakedPgxHandles(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.createWritten()

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -16,8 +17,9 @@ type testLease struct {
 func (l *testLease) Claim() guard.Claim { return l.claim }
 func (l *testLease) Valid() bool        { return l.valid }
 
-// TestContextOfALostLease (P6): a context that is over with its lease is
-// ErrLeaseLost, not an unavailable store. The control is one whose lease is good.
+// TestContextOfALostLease (P6): a context that ended with its lease gives
+// ErrLeaseLost, not an unavailable store. The control is one whose lease is still
+// valid.
 func TestContextOfALostLease(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		over := errors.New("the hold ended")
@@ -36,6 +38,79 @@ func TestContextOfALostLease(t *testing.T) {
 				}
 			}
 			lease.valid = false
+		}
+	})
+}
+
+// TestLeaseLostMeanwhile (P6): an operation that waits when its lease is lost
+// returns ErrLeaseLost with the cause, because nothing was written; if that is
+// not known, ErrOutcomeUnknown, with the cause too. The control is a context
+// that ends under a good lease.
+func TestLeaseLostMeanwhile(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old', 0)`)
+		table, over := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}), errors.New("the hold ended")
+		e.holding(claimOf("r", 5))
+		sleep := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, "SELECT pg_sleep(60)"); return err }
+		blocked := func() { e.waitForBlocked(1) }
+		asleep := func() {
+			e.waitFor("asleep", "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+		}
+		for _, lost := range []bool{true, false} {
+			for what, c := range map[string]struct {
+				call func(ctx context.Context) error
+				wait func()
+				want guard.Reason // with a lost lease
+			}{
+				"Raise":    {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 6)) }, blocked, guard.ReasonLeaseLost},
+				"Admit":    {func(ctx context.Context) error { _, err := e.db.Admit(ctx, claimOf("r", 6)); return err }, blocked, guard.ReasonLeaseLost},
+				"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 6), nil) }, blocked, guard.ReasonLeaseLost},
+				"callback": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("s", 6), sleep) }, asleep, guard.ReasonLeaseLost},
+				"Update": {func(ctx context.Context) error {
+					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
+				}, blocked, ""},
+				"Takeover": {func(ctx context.Context) error { return table.Takeover(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
+				"UpdateMany": {func(ctx context.Context) error {
+					_, err := table.UpdateMany(ctx, e.db, []RowUpdate{{claimOf("1", 6), Key{1}, Set{"v": "new"}}})
+					return err
+				}, blocked, ""},
+			} {
+				row, err := e.admin.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := row.Exec(t.Context(), "UPDATE docs SET v = v"); err != nil {
+					t.Fatal(err)
+				}
+				lease := &testLease{claim: claimOf("r", 6), valid: true}
+				ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+				done := make(chan error, 1)
+				go func() { done <- c.call(ctx) }()
+				c.wait()
+				lease.valid = !lost
+				cancel(over)
+				err = <-done
+				if !errors.Is(err, over) || errors.Is(err, guard.ErrLeaseLost) != lost {
+					t.Errorf("%s, lease lost %v: %v", what, lost, err)
+				}
+				if got := guard.ReasonOf(err); lost && got != guard.ReasonOutcomeUnknown && got != guard.ReasonLeaseLost || lost && c.want != "" && got != c.want {
+					t.Errorf("%s: reason %s", what, got)
+				}
+				row.Rollback(t.Context())
+			}
+		}
+		// What has another reason keeps it.
+		lease := &testLease{claim: claimOf("r", 6)}
+		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+		cancel(over)
+		for _, err := range []error{nil, guard.Invalid("a", "b", "c"), state("23505")} {
+			if got := interrupted(ctx, err); got != err {
+				t.Errorf("%v became %v", err, got)
+			}
+		}
+		if err := interrupted(t.Context(), guard.Unavailable("a", guard.Claim{}, context.Canceled)); strings.Contains(err.Error(), "lease") {
+			t.Error(err)
 		}
 	})
 }

@@ -12,37 +12,37 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// RowUpdate is one row of [Table.UpdateMany], with the meaning that Claim, Key and
-// Set have for [Table.Update].
+// RowUpdate is one row of [Table.UpdateMany]. Claim, Key and Set mean the same as
+// for [Table.Update].
 type RowUpdate struct {
 	Claim guard.Claim
 	Key   Key
 	Set   Set
 }
 
-// UpdateMany updates many rows, each under its own claim, in one statement: each
-// row as [Table.Update] would, all those that their marks admit, and none else.
-// It returns a verdict for each write, in their order: nil if it was applied,
-// else the [*guard.RejectedError] that Update would return, or ErrUnavailable
-// if a trigger or policy held it back.
+// UpdateMany updates many rows, each under its own claim, in one statement: it
+// writes each row as [Table.Update] would, all rows whose marks admit their
+// claims, and no others. It returns a verdict for each write, in order: nil if
+// it was applied, else the [*guard.RejectedError] that Update would return, or
+// ErrUnavailable if a trigger or policy prevented it.
 //
 // All sets must name the same columns. A value may differ from row to row; an
 // [Expr] must be the same, with the same arguments, in all of them. No two
-// writes may have one key: what the database finds equal (1 and 1.0, too) is
-// ErrInvalid, and nothing is written. No writes are no error. Writes with more
-// than 65535 parameters in all (of each row its key, its claim and its values)
-// take several statements in one transaction, so that they too are written
-// together or not at all; inside a transaction of the caller's that is refused,
-// because two writes with one key could not be seen there.
+// writes may have the same key: keys that the database finds equal (such as 1
+// and 1.0) are ErrInvalid, and nothing is written. If there are no writes, the
+// error is nil. Writes with more than 65535 parameters in all (each row's key,
+// claim and values) take several statements in one transaction, so that they
+// too are written together or not at all; inside a transaction of the caller
+// that is refused, because two writes with one key could not be detected there.
 //
 // If err is not nil there are no verdicts, and nothing was written, unless it
-// is ErrOutcomeUnknown or says that the key is not unique; that is also so for
-// a constraint that one row violates. A transaction must then be rolled back.
+// is ErrOutcomeUnknown or says that the key is not unique; this includes a
+// constraint that one row violates. A transaction must then be rolled back.
 //
-// Rows are locked in the order of their keys, so that calls of one statement do
+// Rows are locked in the order of their keys, so that single-statement calls do
 // not deadlock with each other. Rows that were replaced while the statement ran
-// take another one. If that one fails, the rows that it is about have its error as
-// their verdict.
+// take another statement. If that fails, its error is the verdict of the rows
+// that it covers.
 func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowUpdate) (verdicts []error, err error) {
 	if len(writes) == 0 {
 		return nil, nil
@@ -50,7 +50,7 @@ func (t *Table) UpdateMany(ctx context.Context, q Querier, writes []RowUpdate) (
 	start := time.Now()
 	b := batch{t: t, q: q, writes: writes, verdicts: make([]error, len(writes)), marks: make([]guard.Mark, len(writes))}
 	if err = b.check(ctx); err == nil {
-		err = b.runAll(ctx)
+		err = interrupted(ctx, b.runAll(ctx))
 	}
 	took := time.Since(start)
 	for i, w := range writes {
@@ -74,7 +74,7 @@ type batch struct {
 	keys     []Key    // of the writes, as they are sent
 	columns  []string // of every set
 	verdicts []error
-	marks    []guard.Mark // what each was compared with
+	marks    []guard.Mark // the marks that the claims were compared with
 	later    bool         // the transaction has written rows of an earlier statement
 }
 
@@ -105,8 +105,9 @@ func (b *batch) runAll(ctx context.Context) error {
 	})
 }
 
-// run sends a statement, and again what neither was written nor refused: such a
-// row was changed or replaced while the statement waited for it.
+// run sends a statement, and sends again the writes that were neither applied
+// nor refused: such a row was changed or replaced while the statement waited
+// for it.
 func (b *batch) run(ctx context.Context, open []int) error {
 	for try := 1; len(open) > 0; try++ {
 		left, err := b.send(ctx, open, try)
@@ -180,8 +181,9 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 			if r.locked { // else it was replaced while the statement waited for it
 				b.marks[i], b.verdicts[i] = b.t.decide(updates, r, claim)
 			}
-			// The row as it was locked says why it was not written. If it does
-			// not, the one that the statement's older snapshot saw refused.
+			// The row as it was locked tells why it was not written. If it does
+			// not, the version in the statement's older snapshot was the one
+			// that refused.
 			switch {
 			case b.verdicts[i] != nil:
 			case try == maxReplaced:
@@ -196,8 +198,8 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 
 func (b *batch) op() string { return "update many of " + b.t.label }
 
-// maxParameters is what a statement may have: their number has 16 bits in the
-// protocol (PostgreSQL documentation, 55.7, Bind).
+// maxParameters is the most a statement may have: the protocol counts them in
+// 16 bits (PostgreSQL documentation, 55.7, Bind).
 const maxParameters = 65535
 
 // check validates the writes and finds the columns that they have in common.
@@ -262,7 +264,7 @@ func (b *batch) values() (columns []string) {
 	return columns
 }
 
-// shared returns the parameters that are there once, behind those of the rows.
+// shared returns the parameters that occur once, after those of the rows.
 func (b *batch) shared() (args []any) {
 	for _, column := range b.columns {
 		if expr, computed := b.writes[0].Set[column].(Expr); computed {
@@ -274,8 +276,8 @@ func (b *batch) shared() (args []any) {
 }
 
 // padded rounds the number of rows up, by a quarter at most, so that a driver
-// prepares a few statements and not one for each size. What is added has no key,
-// which meets no row, and no token.
+// prepares a few statements and not one for each size. An added row has no key,
+// so it matches no row, and no token.
 func padded(rows, width, others int) int {
 	step := 1
 	for rows > 8*step {
@@ -325,20 +327,20 @@ func (b *batch) statement(indices []int) (string, []any, error) {
 	return text.String(), args, nil
 }
 
-// many writes the statement. No name in it can be one of the table's but on
-// purpose, so that expressions find their columns.
+// many writes the statement. Its own names collide with the table's only if
+// chosen on purpose, so that expressions find their columns.
 //
-//   - "fence in" is the writes. Its first row gives each parameter the type of
-//     its column, and has no token: no key tells it from a write, since a
-//     composite value with a NULL in it is not NOT NULL.
-//   - "fence twice" finds keys that are equal to the database. Then nothing is
-//     locked or written.
+//   - "fence in" has the writes. Its first row gives each parameter the type of
+//     its column, and is recognised by having no token: a NULL key would not
+//     do, since a composite value with a NULL in it is not NOT NULL.
+//   - "fence twice" finds keys that the database considers equal. Then nothing
+//     is locked or written.
 //   - "fence row" locks the rows in the order of their keys and reads what the
 //     verdict needs, from the locked version.
 //   - "fence out" compares with the row itself and writes. Its own snapshot is
 //     from before the lock, but PostgreSQL compares again with the version
 //     that it finds locked (PostgreSQL documentation, 13.2.1). A comparison
-//     with a token that was read elsewhere in the statement would not be.
+//     with a token read elsewhere in the statement would not be repeated.
 func (b *builder) many(of *batch, rows int) error {
 	t, values := of.t, of.values()
 	b.WriteString(`WITH "fence in" ("fence n"`)
@@ -419,7 +421,7 @@ func (b *builder) manyRest(of *batch) error {
 	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in"` +
 		` WHERE "fence token" IS NOT NULL GROUP BY ` + key + " HAVING pg_catalog.count(*) > 1)")
 	again, other := "false", "0"
-	if of.later { // a row that this very transaction wrote
+	if of.later { // a row that this same transaction wrote
 		again, other = t.row+`.xmin = pg_catalog.pg_current_xact_id()::xid`, `CASE WHEN "fence again" THEN -1 ELSE 0 END`
 	}
 	b.WriteString(`, "fence row" AS MATERIALIZED (SELECT "fence in".*, ` + t.token + ` AS "fence mark", ` + t.leaseOrNull(t.lease) + ` AS "fence whose", ` +
@@ -448,5 +450,5 @@ func (b *builder) manyRest(of *batch) error {
 	return nil
 }
 
-// own is a name that the statement gives a column of its own.
+// own returns the name of one of the statement's own columns.
 func own(kind string, i int) string { return `"fence ` + kind + strconv.Itoa(i) + `"` }

@@ -95,8 +95,8 @@ func (e *env) putMark(resource string, mark guard.Mark) {
 	e.exec(sql)
 }
 
-// compareMarks returns where the given surfaces differ from guard.Decide, at
-// most limit times.
+// compareMarks returns the cases, at most limit, in which the given surfaces
+// differ from guard.Decide.
 func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 	const resource = "a:b"
 	marks := someMarks()
@@ -169,8 +169,9 @@ func (e *env) compareMark(name string, call func(context.Context, guard.Claim) e
 	return ""
 }
 
-// TestMarkSurvivesRollback: the mark that InTx raised stays, whatever becomes
-// of the work, so that a failed takeover still keeps the predecessor out.
+// TestMarkSurvivesRollback: the mark that InTx raised stays, whatever the
+// outcome of the work, so that a failed takeover still keeps the predecessor
+// out.
 func TestMarkSurvivesRollback(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		failed := errors.New("failed")

@@ -10,19 +10,19 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// The shapes of marks that do harm without losing data, kept to show that the
-// tests notice.
+// Variants of marks that do harm without losing data, kept to show that the
+// tests detect them.
 
-// sharingTheRow is the enter that takes a lock on the mark's row in place of
-// the advisory lock. It keeps stale writers out as well.
+// sharingTheRow is an enter that takes a lock on the mark's row instead of the
+// advisory lock. It keeps stale writers out as well.
 const sharingTheRow = `CREATE OR REPLACE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 	RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN
 		PERFORM FROM fencepost.marks WHERE resource = p_resource AND token = p_token AND lease_id = p_lease FOR SHARE;
 		IF NOT FOUND THEN PERFORM fencepost.refuse_entry(p_resource, p_token, p_lease); END IF; END $$`
 
-// overtakes lets transactions of the mark's holder come while a raise waits,
-// each of them before the one before it has ended, and returns how many got in
-// front of the raise; at most three.
+// overtakes starts transactions of the mark's holder while a raise waits, each
+// before the previous one has ended, and returns how many got in front of the
+// raise; at most three.
 func (e *env) overtakes() (n int) {
 	e.Helper()
 	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
@@ -65,10 +65,11 @@ func (e *env) overtakes() (n int) {
 	return n
 }
 
-// TestRaiseIsNotStarved (P2): the queue of the lock is fair: who comes while a
-// raise waits is behind it. The control locks the mark's row FOR SHARE: those
-// that come join those that are in, for as long as any come; and lock_timeout
-// does not end the wait, because it is for each of them.
+// TestRaiseIsNotStarved (P2): the lock's queue is fair: a transaction that
+// arrives while a raise waits is behind it. The control locks the mark's row
+// FOR SHARE: new transactions join those that are in, for as long as any
+// arrive; and lock_timeout does not end the wait, because it applies to each of
+// them.
 func TestRaiseIsNotStarved(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
@@ -82,9 +83,9 @@ func TestRaiseIsNotStarved(t *testing.T) {
 	})
 }
 
-// TestRaiseDoesNotLower (P1, P3): a raise that comes while a newer one is not
-// committed yet is refused. The control takes no lock: it has read the mark
-// before, and puts its own in the place of the newer.
+// TestRaiseDoesNotLower (P1, P3): a raise that arrives while a newer one is not
+// yet committed is refused. The control takes no lock: it has read the mark
+// before, and overwrites the newer one with its own.
 func TestRaiseDoesNotLower(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		overtaken := func() (mark guard.Mark, err error) {
@@ -118,8 +119,8 @@ func TestRaiseDoesNotLower(t *testing.T) {
 	})
 }
 
-// TestRaisedAtIsNotTheBegin: a raise that waited is dated when it was done: by
-// now(), which is when its transaction began, it would be retired at once.
+// TestRaisedAtIsNotTheBegin: a raise that waited is dated when it was done:
+// with now(), which is when its transaction began, it would be retired at once.
 func TestRaisedAtIsNotTheBegin(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()

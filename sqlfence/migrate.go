@@ -28,10 +28,9 @@ func schema() migrate.Component {
 // transaction. Single statements on a table of your own ([Table])
 // need none of it.
 //
-// The role that migrates owns the schema and may use it, and nobody else may:
-// [RolesSQL] gives the rights that each use needs to roles, which are then
-// granted to those that log in. To call Migrate where it has nothing to do takes
-// RoleNames.Reader.
+// Only the role that migrates owns the schema and may use it: [RolesSQL] gives
+// the rights that each use needs to roles, which are then granted to login
+// roles. Calling Migrate when there is nothing to do needs RoleNames.Reader.
 //
 // A database whose schema is newer than this build is refused with
 // ErrUnavailable and left alone.

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"flag"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // catalogSQL describes schema fencepost as pg_dump would see it.
@@ -28,9 +30,9 @@ const catalogSQL = `SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") FRO
 	UNION ALL SELECT format('applied %s %s %s', component, version, name) FROM fencepost.migrations
 ) AS lines(line)`
 
-// TestMigrateConcurrently: 16 replicas that start at once on an empty
-// database all succeed, and so does each a second time; the schema is what one
-// of them makes.
+// TestMigrateConcurrently: 16 replicas that start at once on an empty database
+// all succeed, and so does each a second time; the schema is the same as one
+// replica creates.
 func TestMigrateConcurrently(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		want := e.text(catalogSQL)
@@ -55,7 +57,7 @@ func TestMigrateConcurrently(t *testing.T) {
 	})
 }
 
-// TestMigrationSQL: the printed text makes the same schema, and Migrate finds
+// TestMigrationSQL: the printed text creates the same schema, and Migrate finds
 // it applied.
 func TestMigrationSQL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -110,7 +112,7 @@ func TestMigrateRollsBack(t *testing.T) {
 	})
 }
 
-// as opens a DB for a new role without rights.
+// as opens a DB as a new role without rights.
 func (e *env) as(t *testing.T, role string) fence {
 	t.Helper()
 	e.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'secret'")
@@ -119,8 +121,8 @@ func (e *env) as(t *testing.T, role string) fence {
 }
 
 // TestApplicationRole: with the rights that the documentation of Migrate
-// names, and no others, a role can do everything, and neither touch the marks
-// nor create; without them, nothing.
+// names, and no others, a role can do everything except touch the marks and
+// create objects; without them, nothing.
 func TestApplicationRole(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		role := "fencepost_app_" + e.driver
@@ -189,4 +191,12 @@ func TestMigrateCancelled(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+var update = flag.Bool("update", false, "write testdata/schema.txt in place of comparing with it")
+
+// TestSchema: what Migrate makes is what testdata/schema.txt says.
+func TestSchema(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	pgtest.CheckSchema(t, e.admin, "fencepost", "testdata/schema.txt", *update)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// mocked returns a DB on a driver that answers as it is told. It shows what is
-// made of a driver's errors; what PostgreSQL does, the other tests ask it.
+// mocked returns a DB on a driver with configured answers. It shows how a
+// driver's errors are handled; the other tests ask PostgreSQL what it does.
 func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	t.Helper()
 	pool, m, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
@@ -37,7 +37,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.tables.Store(tableID{`"jobs"`, "null"}, true)
+	db.tables.Store(tableID{`"jobs"`, "last_fencing_token", "null"}, true)
 	return db
 }
 
@@ -239,8 +239,8 @@ func TestFailureOfInTx(t *testing.T) {
 	}
 }
 
-// TestFailureOfRaise: the lost answer of a raise's COMMIT is an unknown
-// outcome to whom the raise is the work.
+// TestFailureOfRaise: the lost answer of a raise's COMMIT is an unknown outcome
+// only for a caller whose work is the raise.
 func TestFailureOfRaise(t *testing.T) {
 	for what, c := range map[string]struct {
 		want   guard.Reason

@@ -11,7 +11,7 @@ import (
 )
 
 // TestTellingNobodyAllocatesNothing: without an observer an event costs no
-// allocation; with one, an event of a success neither.
+// allocation; with one, the event of a success does not either.
 func TestTellingNobodyAllocatesNothing(t *testing.T) {
 	ctx, start := context.Background(), time.Now()
 	claim := guard.Claim{Resource: "r", Token: 1, LeaseID: "l"}

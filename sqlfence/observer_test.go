@@ -73,6 +73,9 @@ func TestObserver(t *testing.T) {
 				t.Errorf("%s: %d events", what, len(events))
 				continue
 			}
+			if what == "update many" && guard.ReasonOf(events[0].Err) != guard.ReasonNotFound {
+				t.Errorf("the first row's event has %v", events[0].Err)
+			}
 			got := events[len(events)-1]
 			if got.Duration <= 0 || got.Duration > time.Minute {
 				t.Errorf("%s took %v", what, got.Duration)

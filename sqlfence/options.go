@@ -15,41 +15,41 @@ type Options struct {
 	LockTimeout time.Duration
 	// IdleTimeout is PostgreSQL's idle_in_transaction_session_timeout for each
 	// fenced transaction: it bounds how long a callback of InTx may compute
-	// without the database, and a stopped process block its successor. 0 means
-	// 15 s; negative leaves the session's own.
+	// without using the database, and how long a stopped process may block its
+	// successor. 0 means 15 s; negative leaves the session's own.
 	IdleTimeout time.Duration
 	// RaiseTimeout bounds how long a raise waits for the transactions that
-	// entered under a lower token to end, also where the session has a shorter
-	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a stopped
-	// holder is waited out.
+	// entered under a lower token to end, even if the session has a shorter
+	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a raise
+	// outwaits a stopped holder.
 	RaiseTimeout time.Duration
 	// TerminateAfter is how long a transaction that entered under a lower token
 	// may go on working while a raise waits for it; then the raise has the
 	// server end its session (pg_terminate_backend). It counts from when a raise
 	// of this DB first found the transaction in its way, because the server does
-	// not say when it entered. A transaction that waits for its client, as that
-	// of a stopped process does, has a fifteenth of it, from when it became idle
-	// if the server says so. Only sessions of the same login role are ended, and
-	// none that raises a mark itself, as [DB.Enter] may. 0 means 15 s, so that a
-	// stopped holder delays its successor by at most 2 s; negative never ends
-	// one.
+	// not say when it entered. A transaction that waits for its client, as a
+	// stopped process's does, has a fifteenth of that time, counted from when it
+	// became idle if the server says so. Only sessions of the same login role
+	// are ended, and none that itself raises a mark, as [DB.Enter] may. 0 means
+	// 15 s, so that a stopped holder delays its successor by at most 2 s;
+	// negative never ends one.
 	TerminateAfter time.Duration
-	// CommitTimeout bounds a COMMIT. A COMMIT that was sent is waited for even
-	// if the caller's context ends meanwhile, because giving it up would only
-	// make its outcome unknown. It may take an eighth longer. 0 means 5 s.
+	// CommitTimeout bounds a COMMIT. The answer to a COMMIT is awaited even if
+	// the caller's context ends meanwhile, because giving up would only make
+	// its outcome unknown. It may take an eighth longer. 0 means 5 s.
 	CommitTimeout time.Duration
-	// Logger is told when a raise has waited for half a second, with the process
-	// IDs and application names of those that it waits for, and when it ends a
+	// Logger logs when a raise has waited for half a second, with the process
+	// IDs and application names of the sessions it waits for, and when it ends a
 	// session; nil means slog.Default().
 	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
 	// present their claims to triggers ([Admin.InstallTrigger]), as [DB.Present]
-	// does. Without it a write of such a table is refused with
+	// does. Without it a write to such a table is refused with
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
 	// off by default. Set it before the first triggers are installed.
 	PresentClaims bool
-	// Observer is told of every fenced write, transaction, raise and
-	// admission; nil means nobody.
+	// Observer receives an event for every fenced write, transaction, raise and
+	// admission; nil means none.
 	Observer guard.Observer
 }
 
@@ -61,12 +61,13 @@ const (
 	rollbackTimeout      = 5 * time.Second
 	// idleShare is how much sooner a session that waits for its client is ended.
 	idleShare = 15
-	// maxTimeout keeps a timeout in the milliseconds of an integer setting.
+	// maxTimeout keeps a timeout within the range of an integer setting in
+	// milliseconds.
 	maxTimeout = 24 * time.Hour
 )
 
 // resolve fills in the defaults. A timeout below a millisecond would reach the
-// server as 0, which means "none" there.
+// server as 0, which disables it.
 func (o Options) resolve() (Options, error) {
 	for _, t := range []struct {
 		field string

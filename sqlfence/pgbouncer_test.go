@@ -36,8 +36,8 @@ func findPgBouncer(t *testing.T) string {
 
 // pgBouncer starts PgBouncer with transaction pooling in front of the database
 // and returns its port. Its databases are "few", with three connections to the
-// server, and "one", with one. It goes when this process ends, however it ends:
-// then the pipe that the shell reads is closed.
+// server, and "one", with one. It exits when this process ends, however it
+// ends: then the pipe that the shell reads is closed.
 func (e *env) pgBouncer(t *testing.T) uint16 {
 	t.Helper()
 	for range 10 {
@@ -49,7 +49,7 @@ func (e *env) pgBouncer(t *testing.T) uint16 {
 	return 0
 }
 
-// tryPgBouncer fails if somebody else takes the port that was free.
+// tryPgBouncer fails if another process takes the free port.
 func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	t.Helper()
 	c := e.admin.Config().ConnConfig
@@ -71,7 +71,7 @@ func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	}
 	const script = `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`
 	args := []string{"-c", script, "sh", findPgBouncer(t)}
-	if os.Getuid() == 0 { // which PgBouncer refuses to run as
+	if os.Getuid() == 0 { // PgBouncer refuses to run as root
 		name := "nobody"
 		if _, err := user.Lookup("postgres"); err == nil {
 			name = "postgres"
@@ -123,8 +123,8 @@ func (e *env) through(port uint16, database string, mode pgx.QueryExecMode) fenc
 	})
 }
 
-// TestPgBouncer (P1, P2, P4, P6): every way works, and refuses, with connections
-// to the server that many clients share.
+// TestPgBouncer (P1, P2, P4, P6): every way works, and refuses, when many
+// clients share connections to the server.
 func TestPgBouncer(t *testing.T) {
 	for driver := range openers {
 		for _, mode := range pooledModes {
@@ -171,8 +171,8 @@ func TestPgBouncer(t *testing.T) {
 
 // TestPgBouncerClaimsDoNotLeak (P1): a claim that was presented ends with its
 // transaction, although the next client's transaction runs on the same
-// connection to the server. The control: one that was set for the session is
-// the next client's too.
+// connection to the server. The control: a claim set for the session is visible
+// to the next client, too.
 func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -212,8 +212,8 @@ func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 }
 
 // TestPgBouncerPreparedStatements (P5): pgx's default mode prepares statements,
-// which two clients of one connection to the server do not share. The error says
-// which mode to set.
+// which two clients on one server connection do not share. The error says which
+// mode to set.
 func TestPgBouncerPreparedStatements(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		port := e.pgBouncer(t)

@@ -40,21 +40,21 @@ func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
 	return &pgxConn{pgxQuerier: pgxQuerier{c.Conn(), c.Conn()}, pooled: c}, nil
 }
 
-// busy reports a transaction that is open: a BEGIN in it would be a mere warning
-// of the server's.
+// busy reports whether a transaction is open: for a BEGIN in it the server would
+// only give a warning.
 func busy(c *pgx.Conn) bool { return !c.IsClosed() && c.PgConn().TxStatus() != 'I' }
 
 func (b pgxBackend) in(tx pgx.Tx) querier { return pgxQuerier{tx, tx.Conn()} }
 
-// same looks at the connections, because a savepoint of pgx's has a handle of
-// its own.
+// same compares the connections, because a pgx savepoint has its own handle.
 func (b pgxBackend) same(x, y pgx.Tx) bool { return x.Conn() == y.Conn() }
 
-// pgxConn is a connection of the pool. A transaction of the pool's own would give
-// it back when the callback ends it, and the next to use it would be seen here.
+// pgxConn is a connection of the pool. With a transaction of the pool, pgx would
+// return the connection when the callback ends the transaction, and its next user
+// would be seen here.
 type pgxConn struct {
 	pgxQuerier
-	pooled *pgxpool.Conn // nil once it was released
+	pooled *pgxpool.Conn // nil once released
 	handle *pgxHandle
 	marker string
 }
@@ -88,9 +88,9 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 	return br.Close()
 }
 
-// commit sends the look for the marker and COMMIT in one round trip. Both come
+// commit sends the check for the marker and COMMIT in one round trip. Both come
 // before one Sync, or are one message of the simple protocol, so that the server
-// skips the COMMIT if the marker is not there.
+// skips the COMMIT if the marker is missing.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	if err := committable(c.conn); err != nil {
 		return err
@@ -117,8 +117,8 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	return err
 }
 
-// checkMarkerSQL fails where the marker is not, with an error of a setting that
-// nobody has, whatever language the server speaks.
+// checkMarkerSQL fails if the marker is missing. The error is recognised by the
+// name of a setting that nobody has, whatever the server's language.
 const (
 	checkMarkerSQL = "SELECT pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=)" +
 		" $1::pg_catalog.text THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END)"
@@ -130,8 +130,8 @@ func noMarker(err error) bool {
 	return errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText)
 }
 
-// committable looks at a connection before a COMMIT is sent. On one without a
-// transaction a COMMIT would be a success.
+// committable checks a connection before a COMMIT is sent. On a connection
+// without a transaction a COMMIT would succeed.
 func committable(c *pgx.Conn) error {
 	switch {
 	case c.IsClosed():
@@ -152,7 +152,7 @@ func (c *pgxConn) release() {
 		if busy(c.conn) {
 			ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 			defer cancel()
-			c.handle.Rollback(ctx) // a connection that cannot roll back is closed, and the server does it
+			c.handle.Rollback(ctx) // a connection that cannot roll back is closed, and the server rolls back
 		}
 		c.handle.end()
 	}
@@ -161,13 +161,13 @@ func (c *pgxConn) release() {
 }
 
 // batchBuildText begins the error of pgx 5.12.0 for an argument that it cannot
-// encode; its type is not exported, and the connection is closed. Without it
-// the outcome would be called unknown.
+// encode; its type is not exported, and the connection is closed. Without this
+// check the outcome would be called unknown.
 const batchBuildText = "error preprocessing batch (build)"
 
-// batch has COMMIT in the same round trip. The server skips it after an error,
-// since both come before one Sync; so an error with an open transaction committed
-// nothing.
+// batch sends COMMIT in the same round trip. The server skips it after an error,
+// since both come before one Sync; so after an error with an open transaction
+// nothing was committed.
 func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]int64, bool, error) {
 	b := pgxBegin(readCommitted, first)
 	rows := make([]int64, len(writes))
@@ -190,13 +190,13 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 	}
 }
 
-// pgxHandle is the handle of a transaction, or of a savepoint in it. COMMIT goes past
-// pgx's own handle, which would not know that it is over and would write on, on a
-// connection that is somebody else's by then.
+// pgxHandle is the handle of a transaction, or of a savepoint in it. COMMIT
+// bypasses pgx's own handle, which would not know that the transaction is over
+// and would keep writing, on a connection that somebody else uses by then.
 type pgxHandle struct {
 	pgx.Tx
 	savepoints []*pgxHandle
-	objects    bool // large objects were asked for
+	objects    bool // LargeObjects was called
 }
 
 func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -215,8 +215,9 @@ func (t *pgxHandle) LargeObjects() pgx.LargeObjects {
 	return t.Tx.LargeObjects()
 }
 
-// end makes every use an error. pgx's own handle is closed by a COMMIT that is
-// not sent, which a tracer sees, so only where something still has that handle.
+// end makes every further use an error. pgx's own handle is closed by a COMMIT
+// that is not sent but that a tracer sees, so this is done only if something
+// still has that handle.
 func (t *pgxHandle) end() {
 	if t.objects {
 		over, cancel := context.WithCancel(context.Background())
@@ -229,8 +230,8 @@ func (t *pgxHandle) end() {
 	}
 }
 
-// pgxSent tells an argument that could not be encoded from a lost answer: pgx
-// closes a connection on which anything went wrong after it was written to.
+// pgxSent distinguishes an argument that could not be encoded from a lost
+// answer: pgx closes a connection if anything went wrong after writing to it.
 func pgxSent(c *pgx.Conn, err error) error {
 	switch {
 	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// presentSQL adds claims to those that the transaction presented before.
+// presentSQL adds claims to those that the transaction has already presented.
 const presentSQL = `SELECT pg_catalog.count(fencepost.present(c OPERATOR(pg_catalog.->>) 'resource',
 		(c OPERATOR(pg_catalog.->>) 'token')::bigint, coalesce(c OPERATOR(pg_catalog.->>) 'leaseId', '')))
 	FROM pg_catalog.jsonb_array_elements($1::pg_catalog.text::pg_catalog.jsonb) c`
@@ -25,9 +25,9 @@ func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
 
 // Present makes claims known to triggers ([Admin.InstallTrigger]) for the rest of
 // tx, one of the driver's own transactions; with [Options].PresentClaims
-// [DB.InTx] does it by itself. It decides nothing: the triggers compare a claim
-// when something is written under its resource. A claim takes the place of one
-// that was presented for its resource before.
+// [DB.InTx] does so itself. It decides nothing: the triggers compare a claim when
+// something is written under its resource. A claim replaces one that was
+// presented earlier for the same resource.
 //
 // The marks must have been raised before ([DB.Raise]). The setting ends with the
 // transaction and so works behind PgBouncer's transaction pooling. Programs in
@@ -36,7 +36,7 @@ func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
 //	SELECT set_config('fencepost.claims', '[{"resource":"r","token":"11","leaseId":"l"}]', true)
 //
 // The errors: ErrInvalid for a malformed claim, nothing sent; else those of a
-// statement in a transaction that committed nothing yet.
+// statement in a transaction that has committed nothing yet.
 func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) error {
 	for _, c := range claims {
 		if err := c.Validate(); err != nil {
@@ -69,7 +69,7 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 //	       fencepost.claims is malformed, or the row names no resource
 //
 // The driver's error stays reachable with errors.As. Facts other than the
-// reason, and ErrInvalid, need pgx, or its stdlib.
+// reason, and ErrInvalid, need pgx or its stdlib.
 func ErrorFrom(err error) error {
 	if guard.ReasonOf(err) != guard.ReasonOther {
 		return err
@@ -87,7 +87,7 @@ func ErrorFrom(err error) error {
 
 const guardedWrite = "guarded write"
 
-// offeredIn is what the database says was offered.
+// offeredIn returns the claim that the database says was offered.
 func offeredIn(err error) (c guard.Claim) {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {

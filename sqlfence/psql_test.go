@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// findPSQL looks in PATH and beside the servers of the usual packages.
+// findPSQL looks in PATH and next to the servers of the usual packages.
 func findPSQL(t *testing.T) string {
 	t.Helper()
 	if path, err := exec.LookPath("psql"); err == nil {
@@ -38,9 +38,9 @@ func (e *env) psql(t *testing.T, script string) (out string, ok bool) {
 	return b.String(), err == nil
 }
 
-// TestPSQLIsRefused (P1, P5): what a person types is refused as what a program
-// sends, COPY included, until it presents a current claim; the control is the
-// same script without triggers.
+// TestPSQLIsRefused (P1, P5): a person at psql is refused like a program, COPY
+// included, until the session presents a current claim; the control is the same
+// script without triggers.
 func TestPSQLIsRefused(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()

@@ -16,8 +16,8 @@ var (
 // unqualified returns what in the body of a function is looked up on the
 // caller's search_path: operators outside OPERATOR(schema.x), functions, types
 // after ::, collations and tables without a schema, and words of the language
-// that stand for an operator. It knows as much SQL as such functions may use
-// and calls everything else unqualified.
+// that stand for an operator. It knows only as much SQL as such functions may
+// use and reports everything else as unqualified.
 func unqualified(body string) (found []string) {
 	words := sqlWords.FindAllString(sqlText.ReplaceAllString(body, " "), -1)
 	at := func(i int) string {
@@ -51,8 +51,8 @@ func unqualified(body string) (found []string) {
 	return found
 }
 
-// TestUnqualified: the check finds each kind of name when its schema is taken
-// away.
+// TestUnqualified: the check finds each kind of name when its schema is
+// removed.
 func TestUnqualified(t *testing.T) {
 	const body = `BEGIN
 		IF (CASE WHEN p OPERATOR(pg_catalog.>) 0 AND pg_catalog.f(p::pg_catalog.text COLLATE pg_catalog."C") IS NULL THEN true END) THEN

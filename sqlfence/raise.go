@@ -15,11 +15,11 @@ import (
 
 const (
 	raiseSQL = "SELECT fencepost.raise($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int)"
-	// A statement of its own: a timer that runs is not stopped by it.
+	// A statement of its own: it does not stop a timer that is already running.
 	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true)"
-	// holdersSQL lists who keeps a claim from being raised: a session and its
-	// transaction, whose it is, and how long it has been waiting for its client;
-	// -1 if it works. Of other roles' sessions the server shows little.
+	// holdersSQL lists what keeps a claim from being raised: a session and its
+	// transaction, its role, and how long it has been waiting for its client; -1
+	// if it is working. The server shows little of other roles' sessions.
 	holdersSQL = `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
 		coalesce(` + heldBy + `, ''),
 		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.xact_start) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
@@ -29,23 +29,24 @@ const (
 		` + sameRole + `, h.entered
 	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
 	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid ORDER BY a.xact_start`
-	// terminateSQL ends those of them that are still in the transactions that
-	// were seen, with the caller's own rights.
+	// terminateSQL ends those sessions that are still in the transactions seen
+	// before, with the caller's own rights.
 	terminateSQL = `SELECT pg_catalog.count(*) FROM (
 	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
 	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
 	WHERE h.entered AND ` + sameRole + `
 		AND ` + heldBy + ` OPERATOR(pg_catalog.=) ANY (pg_catalog.string_to_array($4::pg_catalog.text, ' '))
 ) AS ended`
-	// heldBy is a session and its transaction.
+	// heldBy identifies a session and its transaction.
 	heldBy   = `CASE WHEN a.xact_start IS NOT NULL THEN pg_catalog.concat(a.pid, '@', extract(epoch FROM a.xact_start)) END`
 	sameRole = `a.usesysid OPERATOR(pg_catalog.=) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) session_user)`
 )
 
-// When a raise that waits looks for whom it waits: it says so at the first
-// look, and at the second ends who has been idle for too long. After
-// that the pauses grow, because each time it leaves its place in the queue of
-// the lock, and younger transactions of the old holder pass it.
+// The times at which a waiting raise looks for the sessions it waits for: it
+// logs them at the first look, and at the second ends those that have been idle
+// for too long. After that the pauses grow, because at each look it gives up
+// its place in the lock's queue, and younger transactions of the old holder
+// pass it.
 const (
 	firstLook = 500 * time.Millisecond
 	soonest   = 100 * time.Millisecond
@@ -54,8 +55,8 @@ const (
 // Raise makes the claim the resource's mark, unless it is already, and waits
 // until every fenced transaction of an older holder has ended. A new holder
 // that calls it before it reads loses none of the acknowledged updates of its
-// predecessor and is overwritten by none (P2). It is idempotent, and survives
-// a crash of the server once it returned.
+// predecessor and is overwritten by none (P2). It is idempotent, and survives a
+// crash of the server once it has returned.
 //
 // It raises the marks of schema fencepost, with which [DB.InTx] and
 // [DB.Admit] compare; a [Table]'s rows have marks of their own.
@@ -70,14 +71,14 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 		err = ended(ctx, "raise", claim)
 	}
 	if err == nil {
-		err = d.raise(ctx, claim, true)
+		err = interrupted(ctx, d.raise(ctx, claim, true))
 	}
 	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return err
 }
 
-// raise raises the mark. Only for a caller to whom the raise is the work is
-// the lost answer of its COMMIT an unknown outcome; work says so.
+// raise raises the mark. work reports whether the raise is the caller's work:
+// only then is a lost answer to its COMMIT an unknown outcome.
 func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the InTx that it is called in, which a raise waits for")
@@ -86,7 +87,7 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 	looks := raiseLooks[Tx]{db: d, claim: claim, start: start, idle: map[string]time.Time{}}
 	for pause := 2 * firstLook; ; pause *= 2 {
 		err := d.raiseOnce(ctx, claim, wait, work, unhurried)
-		left := d.opts.RaiseTimeout - time.Since(start) // before the look, which takes little
+		left := d.opts.RaiseTimeout - time.Since(start) // before the look, which is short
 		if pgerr.State(err) == pgerr.Canceled && !unhurried && left >= time.Millisecond {
 			unhurried, wait = true, min(wait, left)
 			continue
@@ -101,20 +102,20 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 		if left < time.Millisecond {
 			return looks.explain(err)
 		}
-		if lookErr != nil { // the role may not; what is left is to wait
+		if lookErr != nil { // the role may not look, so all it can do is wait
 			if err := d.raiseOnce(ctx, claim, left, work, unhurried); err != nil {
 				return errors.Join(err, lookErr)
 			}
 			return nil
 		}
-		if wait = left; d.opts.TerminateAfter > 0 { // else there is nothing more to look for
+		if wait = left; d.opts.TerminateAfter > 0 { // else there is no need to look again
 			wait = min(max(min(pause, due), soonest), left)
 		}
 	}
 }
 
-// belowOwn reports that a transaction's claims have one that the given claim
-// supersedes.
+// belowOwn reports whether the given claim supersedes one of a transaction's
+// claims.
 func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 	for _, c := range claims {
 		if c.Resource == claim.Resource && c.Token < claim.Token {
@@ -126,7 +127,7 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 
 // raiseOnce waits for the lock once. A session's statement_timeout may be
 // shorter than the wait; unhurried removes it for this transaction, which has
-// lock_timeout in its place, and which the first try need not pay for.
+// lock_timeout instead; the first try need not pay for that.
 func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
 	statements := make([]statement, 0, 2)
 	if unhurried {
@@ -136,23 +137,23 @@ func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Dur
 	return d.once(ctx, "raise", claim, work, statements...)
 }
 
-// raiseLooks is what a raise that waits has seen of those it waits for.
+// raiseLooks is what a waiting raise has seen of the sessions it waits for.
 type raiseLooks[Tx any] struct {
 	db    *DB[Tx]
 	claim guard.Claim
 	start time.Time
-	idle  map[string]time.Time // since when each transaction waits for its client, by its key
+	idle  map[string]time.Time // when each transaction began to wait for its client, by its key
 	seen  []session
 }
 
-// session is one that keeps a mark from being raised.
+// session is a session that keeps a mark from being raised.
 type session struct {
 	pid                int
 	application, state string
 	key                string // of its transaction; empty if it cannot be seen
 	open, idle         int64  // milliseconds
 	own                bool   // its role is the caller's
-	entered            bool   // else it only took the same advisory lock
+	entered            bool   // false if it only took the same advisory lock
 }
 
 func (h session) String() string {
@@ -166,9 +167,9 @@ func (h session) String() string {
 	return s
 }
 
-// look reports who is in the way, ends those that have been for too long, and
-// returns in what time the next one is due. The last one ends nobody: the raise
-// has given up.
+// look reports the sessions in the way, ends those that have been there for too
+// long, and returns the time until the next look. The last look ends none: the
+// raise has given up.
 func (r *raiseLooks[Tx]) look(ctx context.Context, last bool) (due time.Duration, err error) {
 	d, first, args := r.db, r.seen == nil, []any{r.claim.Resource, int64(r.claim.Token), r.claim.LeaseID}
 	r.seen = []session{}
@@ -227,7 +228,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context, last bool) (due time.Duration
 	})
 }
 
-// explain adds to the error of a raise for whom it waited.
+// explain adds to the error of a raise the sessions that it waited for.
 func (r *raiseLooks[Tx]) explain(err error) error {
 	if len(r.seen) == 0 || err == nil || errors.As(err, new(*guard.RejectedError)) {
 		return err
@@ -239,7 +240,7 @@ type waitsFor []session
 
 func (w waitsFor) Error() string { return "it waits for " + fmt.Sprint([]session(w)) }
 
-// holderTimes remembers since when transactions have been in the way of raises,
+// holderTimes remembers when transactions were first seen in the way of raises,
 // because the server does not say when they entered, and the contexts of raises
 // may be shorter than TerminateAfter.
 type holderTimes struct {

@@ -15,7 +15,7 @@ import (
 )
 
 // TestReset: a poisoned mark is lowered to what the issuer issued, tokens above
-// it are admitted again and others not, and who did it and why is on record.
+// it are admitted again and others not, and the record says who did it and why.
 func TestReset(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		poisoned, repaired := guard.Mark{Token: 1 << 60, LeaseID: "made up"}, guard.Mark{Token: 7, LeaseID: "lease-7"}
@@ -51,7 +51,7 @@ func TestReset(t *testing.T) {
 }
 
 // TestResetCompares: a mark that is not the one the operator saw is left alone,
-// and the reason says how it differs; so is one for which an input is bad.
+// and the reason says how it differs; so is one if an input is invalid.
 func TestResetCompares(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		mark, to := guard.Mark{Token: 50, LeaseID: "a"}, guard.Mark{Token: 7}
@@ -85,6 +85,11 @@ func TestResetCompares(t *testing.T) {
 		wantInvalid(t, "no token", call("r", guard.Mark{}, to, 9, "op", "why"), "token", "")
 		wantInvalid(t, "resource", call("", mark, to, 9, "op", "why"), "resource", "")
 		wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := e.db.Reset(over, "r", mark, to, 9, "op", "why"); guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("a context that is over: %v", err)
+		}
 		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
 			t.Errorf("%d resets are on record", n)
 		}
@@ -105,7 +110,7 @@ func TestResetWaits(t *testing.T) {
 			defer end()
 			return e.open(&Options{RaiseTimeout: 100 * time.Millisecond}).Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
 		}
-		if err := attempt(); guard.ReasonOf(err) != guard.ReasonUnavailable {
+		if err := attempt(); guard.ReasonOf(err) != guard.ReasonUnavailable || strings.Contains(err.Error(), "raise the mark first") {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
 		e.mutate("reset", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
@@ -159,7 +164,7 @@ func TestResetsAreKept(t *testing.T) {
 				t.Errorf("%s: got %v, want 42501", sql, err)
 			}
 		}
-		// What other callers than this module may not leave out either.
+		// What callers outside this module must not omit either.
 		for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
 			if err := as(role, "SELECT fencepost.reset("+call+", 1000)"); err == nil {
 				t.Errorf("reset(%s) was carried out", call)
@@ -213,14 +218,14 @@ func TestPages(t *testing.T) {
 		if err != nil || !slices.Equal(rest, all[1:]) {
 			t.Errorf("after the first: %+v, %v", rest, err)
 		}
-		for range e.db.Marks(ctx, "") { // whoever breaks off is asked no more, and no connection is kept
+		for range e.db.Marks(ctx, "") { // a caller that stops is not called again, and no connection is kept
 			break
 		}
 		_, err = collect(e.db.Marks(ctx, "a\x00"))
 		wantInvalid(t, "prefix", err, "prefix", `\x00`)
 		_, err = collect(e.db.Resets(ctx, -1))
 		wantInvalid(t, "after", err, "after", "-1")
-		// More than a page, to one behind its end and to its end.
+		// More than a page, to one past its end and to its end.
 		for n, extra := range []int{pageSize + 1, pageSize - 1} {
 			prefix := fmt.Sprintf("many%d/", n)
 			e.exec("INSERT INTO fencepost.marks SELECT $1::text || lpad(n::text, 5, '0'), n FROM generate_series(1, $2::int) n", prefix, pageSize+extra)

@@ -21,12 +21,13 @@ const (
 	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
 )
 
-// resolveEvery is how often a transaction in progress is asked after.
+// resolveEvery is how often Resolve asks about a transaction in progress.
 const resolveEvery = 50 * time.Millisecond
 
 type transactionID struct{ xid, timeline string }
 
-// lostCommit is the error of a COMMIT with what is needed to ask after it.
+// lostCommit is the error of a COMMIT with what is needed to look up its
+// outcome.
 type lostCommit struct {
 	id transactionID
 	error
@@ -37,16 +38,17 @@ func (e *lostCommit) Unwrap() error { return e.error }
 // Resolve asks the server what became of the transaction whose COMMIT was
 // lost. err is the ErrOutcomeUnknown that [DB.InTxAll] returned with
 // [TxOptions].Resolve, from this DB or another one on the same database; any
-// other error is ErrInvalid. As long as the server is still busy with the
-// transaction, Resolve waits, until ctx ends or Options.CommitTimeout is over.
+// other error is ErrInvalid. While the transaction is still in progress,
+// Resolve waits, until ctx ends or Options.CommitTimeout is over.
 //
-// committed tells what happened if the error is nil. ErrOutcomeUnknown is
-// returned where it cannot be told: the transaction is still in progress, it
-// is so old that the server has forgotten it (PostgreSQL documentation, 9.26,
-// pg_xact_status), or the server was replaced by a standby meanwhile, on which
-// the same ID may be another transaction. ErrUnavailable means that nobody was
-// there to be asked. A replacement that keeps the WAL's timeline, such as a
-// restored volume or a dump, is not noticed: do not resolve across one.
+// committed says what happened if the error is nil. The error is
+// ErrOutcomeUnknown if that cannot be determined: the transaction is still in
+// progress, it is so old that the server has forgotten it (PostgreSQL
+// documentation, 9.26, pg_xact_status), or the server was meanwhile replaced by
+// a standby, on which the same ID may be another transaction. ErrUnavailable
+// means that no server could be reached. A replacement that keeps the WAL's
+// timeline, such as a restored volume or a dump, is not detected: do not
+// resolve across one.
 func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ error) {
 	const op = "resolve a lost COMMIT"
 	var lost *lostCommit
@@ -62,7 +64,7 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 		var standby bool
 		var timeline, status string
 		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
-			if pgerr.State(err) == pgerr.InvalidParameter { // an ID of the future
+			if pgerr.State(err) == pgerr.InvalidParameter { // an ID in the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}
 			return false, failure(op, claim, err, false)
@@ -85,11 +87,11 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 	}
 }
 
-// resolved makes of a lost COMMIT what the server says became of it, and
-// leaves it as it is if the server does not say. A COMMIT that was sent is
-// asked after even if the caller's context ends meanwhile, like it is waited for.
-// Where a raise ended the session, which it does to those that it waits for, a
-// transaction that is not committed is the refusal by the raised mark.
+// resolved turns a lost COMMIT into what the server says became of it, and leaves
+// it unchanged if the server does not say. It asks even if the caller's context
+// has ended, just as the answer to a COMMIT is awaited. If a raise ended the
+// session, as a raise does to those it waits for, a transaction that is not
+// committed becomes the refusal by the raised mark.
 func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, claims []guard.Claim, unknown error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()

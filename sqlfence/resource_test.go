@@ -56,7 +56,7 @@ func TestBindTemplate(t *testing.T) {
 
 // TestMisdirected (P9): a claim for another resource is refused by every
 // statement before anything is sent, with both names. The control is a table
-// without a template: it writes, and makes the row's holder stale.
+// without a template: the claim writes, and makes the row's holder stale.
 func TestMisdirected(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TABLE closes (tenant text, period int, status text, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
@@ -108,7 +108,7 @@ type valued struct{ value any }
 
 func (v valued) Value() (driver.Value, error) { return v.value, nil }
 
-// Types whose text is another one to the driver, or at its second look.
+// Types whose text differs for the driver, or on a second call.
 type (
 	shouting string
 	twofold  struct{ text string }
@@ -176,7 +176,7 @@ func TestKeyTexts(t *testing.T) {
 			t.Fatal(err)
 		}
 		e.exec("DELETE FROM k_t; INSERT INTO k_t SELECT 'call ' || i FROM generate_series(1, 4) i")
-		named := guard.Claim{Resource: "k:call 2", Token: 6} // the first look is for NULL
+		named := guard.Claim{Resource: "k:call 2", Token: 6} // the first call is for NULL
 		if err := table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}); err != nil {
 			t.Error(err)
 		}

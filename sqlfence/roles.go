@@ -13,7 +13,7 @@ import (
 // the default names.
 type RoleNames struct {
 	// Enforcer is for applications that write under a fence: it may raise
-	// marks, enter and present claims, and touches no table of schema
+	// marks, enter and present claims, and has no access to tables of schema
 	// fencepost. Empty means "fencepost_enforcer".
 	Enforcer string
 	// Operator is for people: it may also retire and reset marks and read what
@@ -25,7 +25,7 @@ type RoleNames struct {
 	Reader string
 }
 
-// What of schema fencepost each role may call and read, as far as it is there.
+// What each role may call and read in schema fencepost, if it exists.
 var (
 	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "present", "join_resource"}
 	operatorFunctions = []string{"retire", "reset"}
@@ -33,13 +33,13 @@ var (
 	readerTables      = []string{"marks", "mark_resets", "guarded", "migrations"}
 )
 
-// RolesSQL returns the SQL that creates the roles, which cannot log in and are
-// to be granted to those that do, and gives them their rights. It needs the
-// schema of [MigrationSQL], is idempotent, and is to be run again after an
-// upgrade. roles may be nil; the error is an [*guard.InvalidError].
+// RolesSQL returns the SQL that creates the roles and gives them their rights.
+// The roles cannot log in; grant them to those that do. It needs the schema of
+// [MigrationSQL], is idempotent, and must be run again after an upgrade. roles
+// may be nil; the error is an [*guard.InvalidError].
 //
 // The application's own role must own neither the guarded tables nor schema
-// fencepost and what is in it. [Admin.Verify] checks.
+// fencepost and what is in it. [Admin.Verify] checks this.
 func RolesSQL(roles *RoleNames) (string, error) {
 	if roles == nil {
 		roles = &RoleNames{}
@@ -65,9 +65,9 @@ func RolesSQL(roles *RoleNames) (string, error) {
 	).Replace(rolesSQL), nil
 }
 
-// rolesSQL takes the functions by name, whatever version of the schema there
-// is. Roles belong to the whole cluster, and two databases may be migrated at
-// once; hence the exceptions.
+// rolesSQL finds the functions by name, whatever the version of the schema.
+// Roles belong to the whole cluster, and two databases may be migrated at once;
+// hence the exceptions.
 const rolesSQL = `DO $roles$
 DECLARE
   path pg_catalog.text := pg_catalog.current_setting('search_path');

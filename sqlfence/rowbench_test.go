@@ -12,7 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// claimsOf are the claims of some clients, with tokens to come.
+// claimsOf returns the claims of some clients, with future tokens.
 func claimsOf(clients int) func(client, i int) guard.Claim {
 	resources := make([]string, clients)
 	for i := range resources {
@@ -36,7 +36,7 @@ func BenchmarkUpdateHot(b *testing.B) {
 	})
 }
 
-// BenchmarkStale: a write that is refused, which asks twice but writes nothing,
+// BenchmarkStale: a refused write, which makes two queries but writes nothing,
 // against an UPDATE without a fence.
 func BenchmarkStale(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
@@ -71,7 +71,7 @@ func BenchmarkTakeover(b *testing.B) {
 	})
 }
 
-// BenchmarkUpsert: of rows that are there, against the same without a fence.
+// BenchmarkUpsert: existing rows, against the same without a fence.
 func BenchmarkUpsert(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
 		table, claim := e.table("jobs", []string{"id"}, nil), claimsOf(clients)
@@ -112,7 +112,7 @@ func BenchmarkUpdateMany(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
 				if _, ok := db.(pgxFence); !ok && name == "batch" {
-					b.ReportMetric(0, "ns/op") // database/sql has no such thing
+					b.ReportMetric(0, "ns/op") // database/sql has no batches
 					return
 				}
 				e.exec("INSERT INTO jobs SELECT generate_series($1::int, $2::int - 1)", clients, clients*size)

@@ -26,8 +26,8 @@ func TestTakeoverSurvivesCrash(t *testing.T) {
 		envs[i].exec("INSERT INTO taken VALUES ('alone', 7), ('in a transaction', 7), ('control', 7)")
 	}
 	kept, lost, rounds := 0, 0, longer(2, 20)
-	// The server may write a control to the disk of its own accord, as it does
-	// with one in ten; then there is another round.
+	// The server may write a control to disk on its own, as it does with one in
+	// ten; then there is another round.
 	for round := 1; round <= rounds || lost == 0 && round <= rounds+20; round++ {
 		token := guard.Token(2 * round)
 		for _, e := range envs {

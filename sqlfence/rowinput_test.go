@@ -70,7 +70,7 @@ func TestInvalidRows(t *testing.T) {
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
 		}
-		// The control: good input does meet the closed pool.
+		// The control: good input does reach the closed pool.
 		for what, err := range map[string]error{
 			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
 			"Takeover": take(Dest{"v": &n}), "UpdateMany": many(one(RowUpdate{claim, key, set})),
@@ -87,8 +87,8 @@ func newTableError(opts *TableOptions) error {
 	return err
 }
 
-// TestUnreadable: a dest that cannot take the value is no success, and says
-// what may have happened; a caller's transaction goes on.
+// TestUnreadable: a dest that cannot take the value is not a success, and the
+// error says what may have happened; a caller's transaction continues.
 func TestUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
@@ -111,7 +111,7 @@ func TestUnreadable(t *testing.T) {
 				t.Errorf("the transaction is of no use any more: %v", err)
 			}
 		}
-		// A tombstone's NULL is not the caller's concern.
+		// A tombstone's NULL does not reach the caller.
 		if err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestUnreadable(t *testing.T) {
 		if n := e.int("SELECT last_fencing_token FROM docs"); n != 6 {
 			t.Errorf("the tombstone's mark is %d", n)
 		}
-		// Other arguments than the driver can send.
+		// Arguments that the driver cannot send.
 		err := table.Takeover(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
 		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
 			t.Errorf("a channel as a key: %v", err)
@@ -130,7 +130,7 @@ func TestUnreadable(t *testing.T) {
 }
 
 // TestRowsClosedAfterUnreadable: a row that the reader refuses ends the reading,
-// and the connection takes the next statement although rows were left.
+// and the connection accepts the next statement although rows were left.
 func TestRowsClosedAfterUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		refused, read := errors.New("refused"), 0

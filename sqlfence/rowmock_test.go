@@ -53,8 +53,8 @@ func newer(t *testing.T) *Table {
 	return table
 }
 
-// TestFailureOfRows (P5, P6): what an error of each statement means, also one
-// that comes after rows, when the statement is committed.
+// TestFailureOfRows (P5, P6): what an error of each statement means, including
+// one after rows, when the statement is committed.
 func TestFailureOfRows(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
@@ -93,7 +93,7 @@ func TestFailureOfRows(t *testing.T) {
 }
 
 // TestFailureAroundMany: what an error means after the statement has left rows
-// open, and a row that is replaced for ever.
+// open, and a row that is replaced every time.
 func TestFailureAroundMany(t *testing.T) {
 	missing := func(m sqlmock.Sqlmock, there bool) {
 		m.ExpectQuery(mockMany).WillReturnRows(sqlmock.NewRows(make([]string, 8)).

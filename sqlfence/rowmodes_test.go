@@ -10,9 +10,9 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// TestExecModes: the statements work in every exec mode of pgx, those without
-// prepared statements, which poolers need, included; there the key's Go type
-// must be the column's.
+// TestExecModes: the statements work in every exec mode of pgx, including those
+// without prepared statements, which poolers need; in these the key's Go type
+// must match the column's.
 func TestExecModes(t *testing.T) {
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) {

@@ -34,7 +34,7 @@ var fencedWays = map[string]rowWay{
 		}
 		return s.table.Upsert(ctx, q, claim, Key{id}, set)
 	}},
-	// Row 0 is in every batch besides, in either order.
+	// Row 0 is also in every batch, in either order.
 	"update many": {take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		writes := []RowUpdate{{claim, Key{id}, set}, {claim, Key{0}, Set{"v": 0, "op": set["op"]}}}
 		mine := rand.IntN(2)
@@ -49,7 +49,7 @@ var fencedWays = map[string]rowWay{
 	}},
 }
 
-// take reads a row that is a tombstone after its mark was raised, too.
+// take also reads a row that is a tombstone after its mark was raised.
 func take(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (v int64, err error) {
 	err = s.table.Takeover(ctx, q, claim, Key{id}, Dest{"v": &v})
 	if errors.Is(err, guard.ErrNotFound) {
@@ -66,9 +66,9 @@ func readRow(ctx context.Context, q Querier, id int, v *int64) error {
 	return err
 }
 
-// steps is one torture: 12 clients that take over rows from each other, read,
-// and write what they read plus one. Half of them pause between the two, and
-// go on exactly when their successor has read and not yet written.
+// steps is one torture run: 12 clients that take over rows from each other,
+// read, and write what they read plus one. Half of them pause between the two,
+// and resume exactly when their successor has read and not yet written.
 type steps struct {
 	*env
 	db         fence
@@ -97,7 +97,7 @@ const createSteps = `DROP TABLE IF EXISTS steps, log;
 // damage is what a torture found.
 type damage struct{ writes, backwards, lost, contradicted, missing int64 }
 
-// setUp makes the tables anew.
+// setUp recreates the tables.
 func (s *steps) setUp() {
 	s.exec(createSteps)
 	s.exec("INSERT INTO steps (id) SELECT generate_series(0, $1::int)", s.rows)
@@ -173,7 +173,7 @@ func (s *steps) round(ctx context.Context) {
 		mine = &write
 	}
 	if resume := s.paused[id].Swap(mine); resume != nil {
-		(*resume)() // the older holder goes on between this one's read and write
+		(*resume)() // the older holder resumes between this one's read and write
 	}
 	if mine == nil {
 		write()
@@ -190,14 +190,14 @@ func (s *steps) noWrite(id int, err error) bool {
 		s.mu.Unlock()
 	}
 	switch reason := guard.ReasonOf(err); {
-	case reason == guard.ReasonNotFound: // the row is there all the time
+	case reason == guard.ReasonNotFound: // the row exists all the time
 		s.missing.Add(1)
 		return true
 	case reason == guard.ReasonNone:
 		return false
 	case reason == guard.ReasonStale, pgerr.State(err) == "40001":
 		return true
-	// Replaced as often as it was tried, or by a control under a lower mark.
+	// Replaced at every try, or by a control under a lower mark.
 	case (s.antagonist || s.broken) && errors.Is(err, errHeldBack):
 		return true
 	}
@@ -239,7 +239,7 @@ func (s *steps) damage() (d damage) {
 }
 
 // TestRowTorture (P1, P2, P6): whatever the statement and the isolation level,
-// with an old holder that goes on between the new one's read and write, and
+// with an old holder that resumes between the new one's read and write, and
 // while rows are replaced: no write goes backwards, no acknowledged update is
 // lost, and the database's log agrees with every verdict.
 func TestRowTorture(t *testing.T) {

@@ -61,7 +61,8 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 	return verdicts, nil
 }
 
-// fewer leaves out tokens that TestUpdateDecides has and that show no more.
+// fewer leaves out tokens that TestUpdateDecides has and that show nothing
+// more.
 func fewer(token guard.Token) bool { return token != 3 && token != guard.MaxToken-1 }
 
 // rowCases are all small marks and claims on rows in each state.
@@ -82,8 +83,8 @@ func rowCases(rule guard.Rule, leases bool) (cases []rowCase) {
 	return cases
 }
 
-// compareRows returns where a way differs from guard.Decide, at most limit
-// times, and what it then does to the rows from what it should.
+// compareRows returns the cases, at most limit, in which a way differs from
+// guard.Decide, or changes the rows in another way than it should.
 func (e *env) compareRows(limit int, q Querier, way string) (problems []string) {
 	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
 		for _, lease := range []string{"", "last_lease_id"} {
@@ -149,7 +150,7 @@ func (e *env) docs(n int) []string {
 	return rows
 }
 
-// compareRow says what should have become of one row.
+// compareRow compares one row with what it should be.
 func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, id int, row string) string {
 	shown, written := c.mark, c.claim.LeaseID
 	if !leases {
@@ -193,9 +194,9 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 	return ""
 }
 
-// TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, on rows
-// that are there, deleted or absent, each statement admits what guard.Decide
-// admits, gives its reason and facts, and changes the row by that much.
+// TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, on
+// existing, deleted and absent rows, each statement admits what guard.Decide
+// admits, gives its reason and facts, and changes the row accordingly.
 func TestRowsDecide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()

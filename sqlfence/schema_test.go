@@ -12,8 +12,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestTableIsNotAsDescribed (P5, P6): the server's word that a table or column
-// is missing is ErrInvalid with that word inside, whatever the table is called.
+// TestTableIsNotAsDescribed (P5, P6): the server's error for a missing table or
+// column is ErrInvalid with that error inside, whatever the name of the table.
 func TestTableIsNotAsDescribed(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TABLE plain (id int PRIMARY KEY, v text);
@@ -53,7 +53,7 @@ func TestTableIsNotAsDescribed(t *testing.T) {
 }
 
 // TestKeyIsNotUnique: the fence cannot know before the write; the error must
-// not be one that says that nothing was written.
+// not be one that promises that nothing was written.
 func TestKeyIsNotUnique(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
@@ -65,7 +65,7 @@ func TestKeyIsNotUnique(t *testing.T) {
 	})
 }
 
-// TestHeldBack: a row that a trigger keeps from being written is neither
+// TestHeldBack: a row that a trigger does not let be written is neither a
 // success nor stale.
 func TestHeldBack(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -80,8 +80,9 @@ func TestHeldBack(t *testing.T) {
 	})
 }
 
-// TestSchemaMissing: without schema fencepost everything that needs it is
-// ErrUnavailable that says what to do, and a table of one's own still works.
+// TestSchemaMissing: without schema fencepost everything that needs it returns
+// ErrUnavailable and says what to do, and a table of the application still
+// works.
 func TestSchemaMissing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
@@ -99,7 +100,7 @@ func TestSchemaMissing(t *testing.T) {
 				}
 			}
 		}
-		e.exec("DROP TABLE fencepost.marks") // as if half of it were there
+		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
 		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
 			t.Errorf("without the table: %v", err)
 		}
@@ -152,7 +153,7 @@ func TestCancelledBefore(t *testing.T) {
 }
 
 // TestNested: InTx inside InTx of the same DB would be another transaction. It
-// is refused, behind another DB's too, and raises no mark.
+// is refused, even if another DB's InTx is in between, and raises no mark.
 func TestNested(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		other, never := e.open(nil), func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
@@ -168,6 +169,61 @@ func TestNested(t *testing.T) {
 		}
 		if n := e.int("SELECT count(*) FROM fencepost.marks WHERE resource = 'b'"); n != 0 {
 			t.Error("a refused call raised the mark")
+		}
+	})
+}
+
+// TestTokenColumnType: a mark of a type that rounds admits an older token, and
+// one that is too short stops a holder after the first failover, so only bigint
+// is accepted, also as a domain, before anything is written.
+func TestTokenColumnType(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE DOMAIN mark AS bigint CHECK (VALUE >= 0)")
+		for kind, good := range map[string]bool{"bigint": true, "mark": true, "real": false, "double precision": false, "numeric": false, "integer": false, "smallint": false} {
+			e.exec(`DROP TABLE IF EXISTS marked; CREATE TABLE marked (id int PRIMARY KEY, v text, "the ""mark""" ` + kind + ` NOT NULL DEFAULT 0); INSERT INTO marked VALUES (1, 'old')`)
+			for _, in := range []string{"", " in a transaction"} {
+				table := e.table("marked", []string{"id"}, &TableOptions{TokenColumn: `the "mark"`, Rule: guard.SameOrNewer})
+				update := func(q Querier, token guard.Token) error {
+					return table.Update(t.Context(), q, claimOf("1", token), Key{1}, Set{"v": "new"})
+				}
+				if in == "" {
+					db := e.open(nil)
+					newer, older := update(db, 1<<40+9), update(db, 1<<40+2)
+					if good {
+						if newer != nil || !errors.Is(older, guard.ErrStale) {
+							t.Errorf("%s: %v, then %v", kind, newer, older)
+						}
+						continue
+					}
+					wantInvalid(t, kind, newer, `token column the "mark"`, kind)
+				} else if !good {
+					err := e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return update(tx.in(), 1<<40+9) })
+					wantInvalid(t, kind+in, err, `token column the "mark"`, kind)
+				}
+			}
+			if n := e.int("SELECT count(*) FROM marked WHERE v = 'old'"); n != 1 != good {
+				t.Errorf("%s: %d rows are old", kind, n)
+			}
+		}
+	})
+}
+
+// TestErrorsNameTheOperation (P6): the error of a write says which one it was.
+func TestErrorsNameTheOperation(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old');
+			CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+			CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON docs EXECUTE FUNCTION fail()`)
+		table, claim, key := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}), claimOf("1", 5), Key{1}
+		for want, call := range map[string]func() error{
+			"update docs":      func() error { return table.Update(t.Context(), e.db, claim, key, Set{"v": "new"}) },
+			"upsert into docs": func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
+			"delete from docs": func() error { return table.Delete(t.Context(), e.db, claim, key, nil) },
+			"take over docs":   func() error { return table.Takeover(t.Context(), e.db, claim, key, nil) },
+		} {
+			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
+				t.Errorf("%q is not in the error %v", want, err)
+			}
 		}
 	})
 }

@@ -45,8 +45,9 @@ func columnsOf[V any, M ~map[string]V](m M, into []string) []string {
 
 // statement returns a statement and its parameters: the key's come first, then
 // the claim's, then the set's in the order of their columns, then the
-// predicates', so that one list of columns is one statement, here and in the
-// driver's cache. It returns the given columns of the row, if there are any.
+// predicates', so that each list of columns gives one statement, here and in
+// the driver's cache. It returns the given columns of the row, if there are
+// any.
 func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning []string) (statement, error) {
 	switch {
 	case k == updates && len(set) == 0:
@@ -106,7 +107,8 @@ func (t *Table) verdict(key Key) (string, []any, error) {
 	return sql, args, nil
 }
 
-// appendShape writes s with its length, so that no two lists read alike.
+// appendShape writes s with its length, so that different lists give different
+// shapes.
 func appendShape(shape []byte, s string) []byte {
 	shape = strconv.AppendInt(append(shape, ' '), int64(len(s)), 10)
 	return append(append(shape, ':'), s...)
@@ -125,12 +127,12 @@ func (t *Table) appendPredicates(shape []byte, args []any) ([]byte, []any) {
 	return shape, args
 }
 
-// maxStatements bounds what a table remembers. Who makes up more sets than
+// maxStatements bounds what a table remembers. A caller with more sets than
 // that pays for building their statements.
 const maxStatements = 512
 
-// statements remembers the text of statements by their shape. It is copied to
-// be changed, so that reading, which every write does, takes no lock.
+// statements remembers the text of statements by their shape. It is copied on
+// change, so that reading, which every write does, takes no lock.
 type statements struct {
 	known atomic.Pointer[map[string]string]
 	mu    sync.Mutex // held to change known
@@ -172,8 +174,8 @@ func (t *Table) isDeleted() string {
 }
 
 // admits compares the token and lease that a statement offers with those of
-// the row, whose columns have the given prefix. The collation is named because
-// under the column's own two lease IDs may be one.
+// the row, whose columns have the given prefix. The collation is explicit
+// because two lease IDs may be equal under the column's own.
 func (t *Table) admits(prefix, token, lease string) string {
 	mark := prefix + t.token
 	switch {
@@ -221,7 +223,7 @@ func (b *builder) write(t *Table, k kind, columns []string, set Set, returning [
 	}
 	row := ""
 	if k == upserts {
-		row = t.row + "." // there is EXCLUDED besides
+		row = t.row + "." // EXCLUDED is there too
 		b.upsert(t, names, values)
 	} else {
 		b.WriteString("UPDATE " + t.name + " SET ")
@@ -260,8 +262,8 @@ func (b *builder) write(t *Table, k kind, columns []string, set Set, returning [
 	return nil
 }
 
-// upsert writes up to the comparison. The row's own values come from EXCLUDED,
-// so that a parameter or an expression is there once.
+// upsert writes the statement up to the comparison. The row's own values come
+// from EXCLUDED, so that each parameter or expression occurs once.
 func (b *builder) upsert(t *Table, names, values []string) {
 	keys := strings.Join(t.keyColumns, ", ")
 	b.WriteString("INSERT INTO " + t.name + " (" + keys + ", " + strings.Join(names, ", ") + ") VALUES (")
@@ -301,7 +303,7 @@ func (b *builder) expr(field string, e Expr) (string, error) {
 	return text, err
 }
 
-// predicates writes those of Where: true or false, never NULL.
+// predicates writes the predicates of Where: true or false, never NULL.
 func (b *builder) predicates(t *Table) (string, error) {
 	if len(t.predicates) == 0 {
 		return "true", nil

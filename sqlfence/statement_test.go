@@ -9,8 +9,8 @@ import (
 )
 
 // TestStatementsRemembered: what a table remembers is what it would build
-// again, whatever sets it was given before, however alike they look, and there
-// is an end to it.
+// again, whatever sets it was given before, however alike they look, and the
+// number is bounded.
 func TestStatementsRemembered(t *testing.T) {
 	names := []string{"a", "b", " 1:a", "a 1:b", "a=0 1:b", "=", "1", "a=1 2:$1"}
 	exprs := []Expr{Raw("$1", 1), Raw("$1", 2), Raw("now()"), Raw("$2 || $1", 1, 2), Raw("$1 ", 1)}

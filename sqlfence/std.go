@@ -17,9 +17,9 @@ import (
 // nothing. opts may be nil; the error is an [*guard.InvalidError] that names
 // the option.
 //
-// The reasons of a refusal come from the server's SQLSTATE, which every driver
-// offers that has a SQLState method on its errors (pgx's stdlib, lib/pq); the
-// mark in a [*guard.RejectedError] needs pgx's stdlib.
+// The reasons of a refusal come from the server's SQLSTATE, which is available
+// from every driver whose errors have a SQLState method (pgx's stdlib, lib/pq);
+// the mark in a [*guard.RejectedError] needs pgx's stdlib.
 func Std(db *sql.DB, opts *Options) (*DB[*sql.Tx], error) {
 	if db == nil {
 		return nil, guard.Invalid("db", "nil", "must not be nil")
@@ -67,8 +67,8 @@ func (c *stdConn) tx() *sql.Tx { return c.handle }
 func (c *stdConn) migrations() migrate.Conn { return migrate.Std(c.pooled) }
 
 // exec and query prefer pgx's own connection, which tells whether anything was
-// sent: pgx's stdlib makes ErrBadConn, which should mean that nothing was, of
-// errors that do not.
+// sent: pgx's stdlib returns ErrBadConn, which should mean that nothing was,
+// for errors that do not mean that.
 func (c *stdConn) exec(ctx context.Context, query string, args []any) (int64, error) {
 	if c.native != nil {
 		return pgxQuerier{c.native, c.native}.exec(ctx, query, args)
@@ -85,7 +85,7 @@ func (c *stdConn) query(ctx context.Context, query string, args []any, each each
 }
 
 // begin detaches the transaction from ctx: database/sql would roll back by
-// itself when ctx ends, in the middle of a COMMIT too. The statements inside
+// itself when ctx ends, even in the middle of a COMMIT. The statements inside
 // still take the caller's context.
 func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (err error) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -112,7 +112,7 @@ func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (er
 }
 
 func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
-	// A callback's own COMMIT or ROLLBACK in SQL goes past database/sql.
+	// A callback's own COMMIT or ROLLBACK in SQL bypasses database/sql.
 	if c.native != nil {
 		if err := committable(c.native); err != nil {
 			return err
@@ -122,8 +122,8 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 	stop := context.AfterFunc(bounded, c.cancel)
 	defer stop()
 	// The driver may be wrapped by another one, and knows nothing of COMMIT AND
-	// CHAIN: only the server does. It is a round trip of its own here, because
-	// database/sql has no pipeline; on pgx it is none.
+	// CHAIN: only the server does. It is a separate round trip here, because
+	// database/sql has no pipeline; on pgx it costs none.
 	if c.marker != "" {
 		var same bool
 		if _, err := row(bounded, stdQuerier{c.handle}, markedSQL, []any{c.marker}, &same); err != nil {
@@ -164,7 +164,7 @@ func (c *stdConn) release() {
 	if c.handle != nil {
 		timer := time.AfterFunc(rollbackTimeout, c.cancel)
 		defer timer.Stop()
-		c.handle.Rollback() // a connection that cannot roll back is closed, and the server does it
+		c.handle.Rollback() // a connection that cannot roll back is closed, and the server rolls back
 	}
 	c.cancel()
 	c.pooled.Close()

@@ -22,8 +22,9 @@ const childURL = "FENCEPOST_SQLFENCE_CHILD_URL"
 
 func init() { children["receive"] = receiveLarge }
 
-// receiveLarge is a holder that writes and then receives a result that no
-// buffer holds. It forgives the error of the result, so that a COMMIT follows.
+// receiveLarge is a holder that writes and then receives a result that is too
+// large for any buffer. It ignores the error of the result, so that a COMMIT
+// follows.
 func receiveLarge() error {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv(childURL))
@@ -56,8 +57,7 @@ func receiveLarge() error {
 	return nil
 }
 
-// stopped starts a holder in a process of its own and stops it while it
-// receives.
+// stopped starts a holder in its own process and stops it while it receives.
 func (e *env) stopped(t *testing.T) *child {
 	t.Helper()
 	holder := startChild(t, "receive", childURL+"="+e.url)
@@ -75,7 +75,7 @@ func (e *env) stopped(t *testing.T) *child {
 // result keeps its transaction, and none of the server's timeouts reaches it.
 // Without termination its successor's raise is ErrUnavailable after its
 // timeout, the control; with it the raise is through within the grace period
-// and a second, and the stopped process commits nothing when it goes on.
+// and a second, and the stopped process commits nothing when it resumes.
 func TestStoppedWhileReceiving(t *testing.T) {
 	const grace = 2 * time.Second
 	bothDrivers(t, func(t *testing.T, e *env) {
@@ -83,18 +83,18 @@ func TestStoppedWhileReceiving(t *testing.T) {
 		holder := e.stopped(t)
 		start := time.Now()
 		err := e.open(&Options{RaiseTimeout: time.Second, TerminateAfter: -1}).Raise(t.Context(), claimOf("r", 6))
-		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || took < 900*time.Millisecond { // by another clock than the server's
+		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || took < 900*time.Millisecond { // by a clock other than the server's
 			t.Errorf("without termination: %v after %v, want ErrUnavailable", err, took)
 		}
-		// A raise of which the context ends within the grace period ends nobody.
+		// A raise whose context ends within the grace period ends no session.
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		if err := e.open(&Options{TerminateAfter: time.Hour, RaiseTimeout: 2 * time.Hour}).Raise(ctx, claimOf("r", 6)); guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("within the grace period: %v", err)
 		}
-		// What a loaded machine adds is not the raise's. Nothing but the machine
-		// differs from one try to the next, so one in time shows that the raise
-		// waits no longer than it says.
+		// Delays of a loaded machine do not count. Only the machine's load
+		// differs from one try to the next, so one try in time shows that the
+		// raise waits no longer than promised.
 		for try := 1; ; try++ {
 			start = time.Now()
 			err = e.open(&Options{TerminateAfter: grace, RaiseTimeout: patience}).Raise(t.Context(), claimOf("r", 6))

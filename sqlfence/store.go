@@ -31,20 +31,20 @@ var errStandby = errors.New("this server is a standby: its marks lag behind the 
 // that already is the mark costs one SELECT; a higher one is raised as by
 // [DB.Raise], which waits for older fenced transactions.
 //
-// It reports nothing to Options.Observer: the surface that asks a store answers
-// the request, and reports it, once.
+// It reports nothing to Options.Observer: the surface that uses the store
+// answers the request and reports it, once.
 func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
 	if err := claim.Validate(); err != nil {
 		return guard.Mark{}, err
 	}
 	mark, err := d.mark(ctx, "admit", claim)
 	if err != nil {
-		return guard.Mark{}, err
+		return guard.Mark{}, interrupted(ctx, err)
 	}
 	if claim.Token <= mark.Token { // nothing to raise: marks only grow, so this verdict stands
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
-	if err := d.raise(ctx, claim, true); err != nil {
+	if err := interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
 		return markOf(claim, err), err
 	}
 	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
@@ -81,7 +81,7 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 }
 
 // Retire implements [guard.Store] on the marks of schema fencepost. Marks are
-// stamped by the server's clock when they are raised.
+// timestamped by the server's clock when they are raised.
 func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
 	const op = "retire"
 	if err := ended(ctx, op, guard.Claim{}); err != nil {

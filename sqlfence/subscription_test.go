@@ -10,9 +10,10 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// TestSubscription: what the documentation of triggers says of logical
+// TestSubscription: what the documentation of triggers says about logical
 // replication. On a subscriber replicated changes pass, local writers are
-// refused, and Verify says so; the initial copy of a guarded table is refused.
+// refused, and Verify reports it; the initial copy of a guarded table is
+// refused.
 func TestSubscription(t *testing.T) {
 	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{"wal_level": "logical"}})
 	if err != nil {

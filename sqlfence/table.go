@@ -26,23 +26,23 @@ type TableOptions struct {
 	// "last_fencing_token".
 	TokenColumn string
 	// LeaseColumn holds the lease ID of the mark; it must be text NOT NULL
-	// DEFAULT ''. Empty means that the table has none: then one token under
-	// two leases is not told apart (no promise P4 on this table).
+	// DEFAULT ''. Empty means that the table has none: then one token under two
+	// leases is not detected (no promise P4 on this table).
 	LeaseColumn string
 	// DeletedColumn says when the row was deleted by [Table.Delete]; it must be
 	// timestamptz, NULL for a row that is not deleted. Empty means that the
-	// table has none, and no Delete.
+	// table has none, and does not support Delete.
 	DeletedColumn string
 	// Rule says what a second write under one token may do. Zero means
 	// [guard.OncePerToken]: token > last_fencing_token. [Table.Takeover] needs
 	// [guard.SameOrNewer].
 	Rule guard.Rule
 	// Columns binds each variable of the table's template to a key column, by
-	// the variable's name. nil binds every key column to the variable of its
-	// name.
+	// the variable's name. nil binds every key column to the variable of the
+	// same name.
 	Columns map[string]string
 	// InsecureAnyResource is for a table without a template: a claim for any
-	// resource writes any row, so that a mistaken claim under a high token makes
+	// resource can write any row, so a mistaken claim with a high token makes
 	// the row's true holder stale.
 	InsecureAnyResource bool
 }
@@ -52,7 +52,7 @@ type TableOptions struct {
 // is not usable; call [NewTable].
 type Table struct {
 	name       string // quoted
-	row        string // quoted: the last part of the name, by which a statement knows the row
+	row        string // quoted: the last part of the name, by which a statement refers to the row
 	label      string // for errors
 	keys       []string
 	keyColumns []string // quoted
@@ -70,15 +70,15 @@ type Table struct {
 	statements *statements
 }
 
-// NewTable describes a guarded table. The name comes in parts, {"billing",
-// "closes"} or {"closes"}, key is the columns of its primary key or of another
-// unique key. Names are quoted, so they are written as the catalog has them. A
-// key that is not unique would be written in all its rows. opts may be nil.
+// NewTable describes a guarded table. name is given in parts, {"billing",
+// "closes"} or {"closes"}; key has the columns of its primary key or of another
+// unique key. Names are quoted, so write them as in the catalog. A write to a
+// key that is not unique would change all its rows. opts may be nil.
 //
-// resource names the resource that a row is, from its key: a claim for another
-// one is refused with a [*guard.MisdirectedError], before anything is sent. Each
-// of its variables is a key column, and the type of the variable must be that of
-// the column, so that a value has one text: {x:int} for smallint, integer and
+// resource names a row's resource from its key: a claim for another resource is
+// refused with a [*guard.MisdirectedError], before anything is sent. Each of its
+// variables is a key column, and the type of the variable must match that of the
+// column, so that a value has one text: {x:int} for smallint, integer and
 // bigint, {x:uuid} for uuid, {x} for text and varchar with a deterministic
 // collation. Other columns are refused at the first use. nil is refused unless
 // [TableOptions].InsecureAnyResource is set.
@@ -136,12 +136,12 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 	if err := t.bind(o); err != nil {
 		return nil, err
 	}
-	t.id = tableID{t.name, jsonText(t.bound)}
+	t.id = tableID{t.name, o.TokenColumn, jsonText(t.bound)}
 	return t, nil
 }
 
-// tableID is what a DB looks at of a table when it is first used.
-type tableID struct{ name, bound string }
+// tableID identifies what a DB checks when a table is first used.
+type tableID struct{ name, token, bound string }
 
 // bind finds the key column of each variable of the table's template.
 func (t *Table) bind(o TableOptions) error {
@@ -190,8 +190,8 @@ type bound struct {
 }
 
 // resourceOf names the resource of the row with the given key, and returns the
-// key as it is to be sent: a type of the caller's may have another value for the
-// driver than the one that the name was built from.
+// key as it is to be sent: the driver may get another value from a caller's type
+// than the one that the name was built from.
 func (t *Table) resourceOf(key Key) (string, Key, error) {
 	var few [4]string
 	values, sent := few[:0], key
@@ -219,7 +219,7 @@ func (t *Table) resourceOf(key Key) (string, Key, error) {
 	return name, sent, err
 }
 
-// plainKeyValue returns the string or int64 that a value of another type is.
+// plainKeyValue converts a value of another type to a string or int64.
 func plainKeyValue(v any) (any, error) {
 	if valuer, ok := v.(driver.Valuer); ok {
 		value, err := valuer.Value()
@@ -243,8 +243,8 @@ func plainKeyValue(v any) (any, error) {
 	return nil, errKeyType
 }
 
-// keyValueText returns the text that the database gives back for a value of a
-// key column: what it is written with must be the only spelling of it.
+// keyValueText returns the text that the database returns for a value of a key
+// column: the value's spelling must be the only one.
 func keyValueText(v any, kind string) (string, error) {
 	switch v := v.(type) {
 	case string:
@@ -272,24 +272,24 @@ func spelled(s, kind string) (string, error) {
 	if kind == guard.TypeText && strings.HasSuffix(s, " ") {
 		return "", errors.New("must not end with a space, which varchar(n) may cut off")
 	}
-	return s, nil // the template knows the one spelling of its types
+	return s, nil // the template checks the spelling of its types
 }
 
 var errKeyType = errors.New("is not a type whose text the resource's name can be built from: use whole numbers for {x:int}, a string or [16]byte for {x:uuid}, a string for {x}")
 
-// ErrPredicate: the row is there and its mark admits the claim, but it does not
+// ErrPredicate: the row exists and its mark admits the claim, but it does not
 // satisfy the predicate of [Table.Where]. It comes inside a
-// [*guard.RejectedError] that is guard.ErrNotFound, too: there is no such row.
+// [*guard.RejectedError] that also is guard.ErrNotFound: there is no such row.
 var ErrPredicate = errors.New("the row does not satisfy the predicate")
 
 // Where returns a table whose statements apply only to rows that satisfy
-// predicate as well, besides those of t: closes.Where(sqlfence.Raw("status = $1",
-// "open")).Update(...). t stays as it is. The predicate stands in parentheses,
-// and is compared in the same step as the claim; a row that the claim may
-// write and the predicate excludes is refused with [ErrPredicate]. NULL is not
-// satisfied. A row that [Table.Upsert] inserts is not compared, and there the
-// predicate must name columns with their table, "closes.status", because the
-// row to be inserted has the same ones.
+// predicate in addition to the predicates of t: closes.Where(sqlfence.Raw("status
+// = $1", "open")).Update(...). t is not changed. The predicate is put in
+// parentheses, and is evaluated in the same step as the claim; a row that the
+// claim may write but the predicate excludes is refused with [ErrPredicate]. NULL
+// does not satisfy it. A row that [Table.Upsert] inserts is not checked, and
+// there the predicate must qualify columns with their table, "closes.status",
+// because the row to be inserted has the same ones.
 //
 // A malformed predicate is refused by the statement, before anything is sent.
 func (t *Table) Where(predicate Expr) *Table {
@@ -311,8 +311,8 @@ func (t *Table) reserve(what, column string) (string, error) {
 	return quoted, nil
 }
 
-// isNull reports values that the drivers send as NULL, with which no key is
-// equal. Only unusual types pay for looking closer.
+// isNull reports whether the drivers send v as NULL, which equals no key. Only
+// unusual types pay for a closer look.
 func isNull(v any) bool {
 	switch v := v.(type) {
 	case nil:
@@ -333,7 +333,7 @@ func isNull(v any) bool {
 	return false
 }
 
-// check validates what a write is given before anything is sent, and returns the
+// check validates the input of a write before anything is sent, and returns the
 // key to send.
 func (t *Table) check(ctx context.Context, claim guard.Claim, key Key) (Key, error) {
 	if err := claim.Validate(); err != nil {

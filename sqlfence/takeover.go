@@ -18,26 +18,27 @@ type Dest map[string]any
 // row as it is under that mark, in one statement. From then on no older holder
 // can write the row, so that what a holder computes from what it read here
 // overwrites no acknowledged update (P2); comparing at write time alone does
-// not give this. dest may be nil, for a raise alone. Calling it again with the
-// same claim reads again.
+// not give this. dest may be nil, to raise only. Calling it again with the same
+// claim reads again.
 //
-// The mark is durable once Takeover returned, whatever the server's
+// The mark is durable once Takeover has returned, whatever the server's
 // synchronous_commit default is. In a transaction ([DB.In]) both hold from its
 // COMMIT on, which is made synchronous; until then the row is locked, so that
 // older holders wait.
 //
-// The table's rule must be [guard.SameOrNewer], else it is ErrInvalid, nothing
-// sent: under [guard.OncePerToken] the raise would spend the token. The other
-// errors are those of [Table.Update]. A tombstone ([Table.Delete]) is
-// ErrNotFound and its mark is raised all the same, so that no older holder
-// brings the row back; where there is no row at all, nothing is raised. A
-// trigger that puts another mark in the place of the claim is ErrUnfenced. A dest
-// that cannot take its column's value is an error by which the mark may be
-// raised: ErrOutcomeUnknown, but in a transaction, where the caller decides.
-// What an error leaves in dest means nothing.
+// The table's rule must be [guard.SameOrNewer], else the error is ErrInvalid,
+// nothing sent: under [guard.OncePerToken] the raise would spend the token. The
+// other errors are those of [Table.Update]. For a tombstone ([Table.Delete]) the
+// error is ErrNotFound but its mark is raised all the same, so that no older
+// holder brings the row back; if there is no row at all, nothing is raised. If a
+// trigger replaces the claim with another mark, the error is ErrUnfenced. If a
+// dest cannot take its column's value, the mark may have been raised:
+// ErrOutcomeUnknown, except in a transaction, where the caller decides. After an
+// error the contents of dest are meaningless.
 func (t *Table) Takeover(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) error {
 	start := time.Now()
 	mark, err := t.takeover(ctx, q, claim, key, dest)
+	err = interrupted(ctx, err)
 	q.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
@@ -80,7 +81,7 @@ func discarded(n int) []any {
 	return discard
 }
 
-// pointers returns the columns in order and where they are to be put.
+// pointers returns the columns in order and their destinations.
 func (d Dest) pointers() (columns []string, into []any, err error) {
 	columns = columnsOf(d, nil)
 	for _, column := range columns {
@@ -98,7 +99,7 @@ func (d Dest) pointers() (columns []string, into []any, err error) {
 const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local')" +
 	" THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
 
-// raised says of a row that was written that it has the claim as its mark.
+// raised is the condition that a written row has the claim as its mark.
 func (t *Table) raised() string {
 	n := len(t.keys) + 1
 	raised := t.token + " = " + placeholder(n) + "::bigint"

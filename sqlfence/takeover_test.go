@@ -23,9 +23,9 @@ func unfenced(e *env) work {
 }
 
 // overlappingTakeover lets holder 5 read, holder 6 take over, read and write,
-// and only then holder 5 write, each adding one to what it read. It returns
-// the sum and how many additions were acknowledged. Holder 5 goes on when
-// holder 6 has either ended or waits for it.
+// and only then holder 5 write, each adding one to what it read. It returns the
+// sum and how many additions were acknowledged. Holder 5 resumes when holder 6
+// has either ended or waits for it.
 func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.Claim) error) (sum, acked int64) {
 	ctx := context.Background()
 	e.exec(`DROP TABLE IF EXISTS account; CREATE TABLE account (id int PRIMARY KEY, v bigint NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0);
@@ -37,7 +37,7 @@ func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.C
 				return err
 			}
 			pause()
-			token, _ := guard.ClaimFrom(ctx) // the control has none: it writes as it likes
+			token, _ := guard.ClaimFrom(ctx) // the control has none: it writes without comparing
 			n, err := tx.exec(ctx, "UPDATE account SET v = $1, last_fencing_token = greatest($2::bigint, last_fencing_token) WHERE id = 1 AND ($2::bigint >= last_fencing_token OR $2::bigint = 0)", v+1, int64(token.Token))
 			if err == nil && n == 0 {
 				return &guard.RejectedError{Reason: guard.ReasonStale}
@@ -68,8 +68,8 @@ func overlappingTakeover(e *env, in work, takeOver func(context.Context, guard.C
 	return e.int("SELECT v FROM account"), acked
 }
 
-// TestNoLostTakeover (P2): what holder 5 was told is written is in what holder
-// 6 reads, although it was still writing when holder 6 came.
+// TestNoLostTakeover (P2): holder 6 reads every write that was acknowledged to
+// holder 5, although holder 5 was still writing when holder 6 arrived.
 func TestNoLostTakeover(t *testing.T) {
 	none := func(context.Context, guard.Claim) error { return nil }
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -84,8 +84,8 @@ func TestNoLostTakeover(t *testing.T) {
 	})
 }
 
-// TestNoLostTakeoverControls: without a raise, neither plain transactions nor
-// a comparison in the write keep the update that the successor was told of.
+// TestNoLostTakeoverControls: without a raise, neither plain transactions nor a
+// comparison in the write keep the acknowledged update.
 func TestNoLostTakeoverControls(t *testing.T) {
 	none := func(context.Context, guard.Claim) error { return nil }
 	eachDriver(t, func(t *testing.T, e *env) {

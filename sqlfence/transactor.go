@@ -6,18 +6,18 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Transactor runs functions in transactions of its [DB] that they find in
-// their context. It is the Transactor of package httpfence, and its
-// UnfencedTransactor, without either package knowing the other. Get one from
+// Transactor runs functions in transactions of its [DB] that they find in their
+// context. It implements the Transactor and the UnfencedTransactor of package
+// httpfence, without either package importing the other. Get one from
 // [DB.Transactor]; it is safe for concurrent use.
 type Transactor[Tx any] struct{ db *DB[Tx] }
 
-// Transactor returns d as something that needs no type of a driver: the
-// transaction travels in the context, where [DB.TxFrom] finds it.
+// Transactor returns d in a form without driver types: the transaction travels
+// in the context, where [DB.TxFrom] finds it.
 func (d *DB[Tx]) Transactor() Transactor[Tx] { return Transactor[Tx]{d} }
 
-// openTx is the key of a transaction in a context. It has the DB in it, so
-// that the transaction of another database is never taken for this one's.
+// openTx is the key of a transaction in a context. It contains the DB, so that
+// the transaction of another database is never mistaken for this one's.
 type openTx[Tx any] struct{ of *DB[Tx] }
 
 // Marks returns the DB: its transactions compare with, and raise, the marks
@@ -25,7 +25,8 @@ type openTx[Tx any] struct{ of *DB[Tx] }
 func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 
 // InTx is [DB.InTx] for a function that takes its transaction from the context.
-// It reports nothing to Options.Observer: its caller does, as with [DB.Admit].
+// It reports nothing to Options.Observer: its caller reports, as with
+// [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
 	opts, err := (*TxOptions)(nil).resolve()
 	if err != nil {
@@ -37,9 +38,9 @@ func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx
 }
 
 // InsecureTx runs fn in a transaction that nothing fences: it looks at no
-// claim, and a newer holder's raise does not wait for it. It is for rolling
-// fences out, where a request that would be refused is to be counted and
-// carried out all the same. For the rest it is as InTx, its errors included.
+// claim, and a newer holder's raise does not wait for it. It is for rolling out
+// fences, when a request that would be refused is counted but still carried
+// out. Otherwise it is like InTx, including its errors.
 func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error {
 	const op = "unfenced transaction"
 	if t.db.callback(ctx) != nil {
@@ -60,8 +61,8 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 }
 
 // TxFrom returns the transaction in which a function of d's [Transactor] runs,
-// and whether ctx is of such a function. A callback of [DB.InTx] was given its
-// transaction and does not find it here.
+// and whether ctx belongs to such a function. A callback of [DB.InTx] receives
+// its transaction as an argument and does not find it here.
 func (d *DB[Tx]) TxFrom(ctx context.Context) (tx Tx, ok bool) {
 	tx, ok = ctx.Value(openTx[Tx]{d}).(Tx)
 	return tx, ok

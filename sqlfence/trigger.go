@@ -12,33 +12,32 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// Trigger describes a table whose triggers refuse every writer without a
-// current claim for the resource of the rows that it writes, whatever program
-// it is.
+// Trigger describes a table whose triggers refuse every writer, in any program,
+// without a current claim for the resource of the rows that it writes.
 type Trigger struct {
-	// Table is its name in parts: {"billing", "closes"} or {"closes"}. With
-	// partitions or inheritance children it is the root, which brings them along.
+	// Table is its name in parts: {"billing", "closes"} or {"closes"}. For
+	// partitions or inheritance children it is the root, which includes them.
 	Table []string
 	// Resource names the resource that a row belongs to:
 	// "{tenant}:billing-close:{period}". The triggers build the same bytes as
 	// [guard.Template.Name], and refuse rows for which it has no name. A template
 	// without variables makes the table one resource.
 	Resource *guard.Template
-	// Columns has the column for each variable of Resource, as the catalog has
-	// its name. It must be NOT NULL and of type text, varchar, smallint, integer,
-	// bigint, uuid or an enum of the table's owner: of other types, equal values
-	// may have several texts, or the text depends on a setting that a session may
-	// change. A variable of type int needs an integer column, one of type uuid a
-	// uuid column.
+	// Columns has the column for each variable of Resource, named as in the
+	// catalog. It must be NOT NULL and of type text, varchar, smallint, integer,
+	// bigint, uuid or an enum of the table's owner: with other types, equal
+	// values may have several texts, or the text depends on a setting that a
+	// session may change. A variable of type int needs an integer column, one of
+	// type uuid a uuid column.
 	Columns map[string]string
 	// InsecureReportOnly makes the triggers refuse nothing and raise a WARNING
 	// with the SQLSTATE of the refusal instead, for rollout: the server's log
 	// counts them with %e in log_line_prefix, pgx shows them to OnNotice. They
-	// read the mark without a lock, so that nobody waits for them.
+	// read the mark without a lock, so nobody waits for them.
 	InsecureReportOnly bool
 }
 
-// triggerPart is a component of the resource's name as the database has it.
+// triggerPart is a component of the resource's name as stored in the database.
 type triggerPart struct {
 	Text     string `json:"text,omitempty"`
 	Variable string `json:"variable,omitempty"`
@@ -71,7 +70,7 @@ func (t Trigger) check() (name, parts string, err error) {
 	return name, jsonText(all), nil
 }
 
-// triggerOf is the description of what is installed.
+// triggerOf returns the description of what is installed.
 func triggerOf(schema, table string, parts []triggerPart, reportOnly bool) Trigger {
 	t := Trigger{Table: []string{schema, table}, InsecureReportOnly: reportOnly}
 	components := make([]string, len(parts))
@@ -94,7 +93,7 @@ func triggerOf(schema, table string, parts []triggerPart, reportOnly bool) Trigg
 	return t
 }
 
-// triggerTable quotes the name of a table of the database at hand.
+// triggerTable quotes the name of a table in the current database.
 func triggerTable(name []string) (string, error) {
 	if len(name) > 2 {
 		return "", guard.Invalid("Trigger.Table", strings.Join(name, "."), "must have 1 or 2 parts, table or schema and table")
@@ -109,18 +108,20 @@ const (
 
 // InstallTrigger puts the table under triggers, its partitions and inheritance
 // children too. It is idempotent, safe when several replicas start at once, and
-// takes no lock on the table if all is in place; else it waits for writers, at
-// most Options.LockTimeout. A table that cannot be guarded in full is refused.
+// takes no lock on the table if everything is in place; else it waits for
+// writers, at most Options.LockTimeout. A table that cannot be fully guarded is
+// refused.
 //
 // It runs in one transaction, as a role that owns the table and what [DB.Migrate]
-// made; the application's should not, because who owns a table may disable its
-// triggers. A partition that is attached later is covered as far as it is written
-// through its root; install again to cover direct writes. [Admin.Verify] and
-// [Admin.Triggers] find it. Roll out [Options].PresentClaims first.
+// created; the application's role should not own them, because a table's owner
+// may disable its triggers. A partition that is attached later is covered only
+// for writes through its root; install again to cover direct writes.
+// [Admin.Verify] and [Admin.Triggers] report such a partition. Roll out
+// [Options].PresentClaims first.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
-// with the reason; ErrUnavailable: nothing was changed (also if the role may
-// not); ErrOutcomeUnknown: call it again.
+// with the reason; ErrUnavailable: nothing was changed (also if the role lacks
+// the rights); ErrOutcomeUnknown: call it again.
 func (a Admin[Tx]) InstallTrigger(ctx context.Context, trigger Trigger) error {
 	name, parts, err := trigger.check()
 	if err != nil {
@@ -129,9 +130,9 @@ func (a Admin[Tx]) InstallTrigger(ctx context.Context, trigger Trigger) error {
 	return a.db.administer(ctx, "install triggers on "+name, installSQL, name, parts, trigger.InsecureReportOnly, a.db.lockTimeoutMS())
 }
 
-// RemoveTrigger takes the triggers away again, which lets every writer through.
-// A table that has none, or does not exist, is left as it is. The errors are
-// those of [Admin.InstallTrigger].
+// RemoveTrigger removes the triggers, which lets every writer through. A table
+// that has none, or does not exist, is left unchanged. The errors are those of
+// [Admin.InstallTrigger].
 func (a Admin[Tx]) RemoveTrigger(ctx context.Context, name []string) error {
 	quoted, err := triggerTable(name)
 	if err != nil {

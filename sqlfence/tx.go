@@ -50,7 +50,7 @@ type callback[Tx any] struct {
 	over   atomic.Bool // the context may outlive the transaction
 }
 
-// callback returns that of ctx, nil if there is none or it is over.
+// callback returns the callback of ctx, or nil if there is none or it is over.
 func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 	if c, inside := ctx.Value(txKey[Tx]{d}).(*callback[Tx]); inside && !c.over.Load() {
 		return c
@@ -59,21 +59,21 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 }
 
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
-// can be raised on the resource, and it does not begin unless this claim is
-// the resource's mark. So nothing that fn writes can take effect after a newer
-// holder has taken over (P1), and a newer holder's raise waits for it (P2):
-// rows, sets of rows, inserts, several tables. The transaction is READ
-// COMMITTED; [DB.InTxAll] has the other levels, and several resources.
+// can be raised on the resource, and it does not begin unless this claim is the
+// resource's mark. So nothing that fn writes, whether rows, sets of rows,
+// inserts or several tables, can take effect after a newer holder has taken
+// over (P1), and a newer holder's raise waits for it (P2). The transaction is
+// READ COMMITTED; [DB.InTxAll] has the other levels, and several resources.
 //
 // If the claim is above the mark, the mark is first raised in a transaction of
-// its own; it stays raised whatever becomes of fn. To take over, read what the
-// predecessor left inside fn, not before.
+// its own; it stays raised whatever the result of fn. To take over, read what
+// the predecessor left inside fn, not before.
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
-// or panic passed on as it is. fn must not end the transaction, and must return
-// the error of a statement that failed. A nested InTx of the same DB is refused,
-// because it would be another transaction.
+// or panic is passed on unchanged. fn must not end the transaction, and must
+// return the error of a statement that failed. A nested InTx of the same DB is
+// refused, because it would be a separate transaction.
 //
 // The errors, besides fn's: [*guard.RejectedError] with ErrStale or
 // ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
@@ -88,24 +88,24 @@ func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx contex
 
 // InTxAll is [DB.InTx] on several resources and with options, which may be nil:
 // the transaction is fenced by all of the claims, or does not begin. They are
-// entered in the order of their resources' bytes, so that two transactions never
-// wait for each other in a circle. A mark that is raised stays raised even if
-// another claim is then refused. fn's context carries the first claim given.
+// entered in the order of their resources' bytes, so that transactions never
+// deadlock on them. A mark that is raised stays raised even if another claim is
+// then refused. fn's context carries the first claim given.
 //
-// ErrInvalid is also returned for no claim, more than 64, or two for one
+// ErrInvalid is also returned for no claims, more than 64, or two for one
 // resource. A [*guard.RejectedError] names the claim that was refused.
 func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx Tx) error) error {
 	start := time.Now()
 	o, err := opts.resolve()
 	if err == nil {
-		err = d.inTx(ctx, claims, o, fn)
+		err = interrupted(ctx, d.inTx(ctx, claims, o, fn))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
-// observeAll reports a transaction once for each of its claims, or for the one
-// alone that was refused.
+// observeAll reports a transaction once for each of its claims, or only for the
+// one that was refused.
 func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start time.Time, err error) {
 	if d.opts.Observer == nil {
 		return
@@ -161,14 +161,14 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
 		return d.succeeded(ctx, sorted, err)
-	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
+	case reason == guard.ReasonOutcomeUnknown && opts.Resolve:
 		return d.resolved(ctx, first, sorted, err)
 	}
 	return err
 }
 
-// call runs fn in the transaction of c, commits it and releases c, also if fn
-// panics or calls runtime.Goexit. committing says that err is of the COMMIT.
+// call runs fn in the transaction of c, commits it and releases c, even if fn
+// panics or calls runtime.Goexit. committing reports that err is the COMMIT's.
 func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing bool, err error) {
 	own := &callback[Tx]{tx: c.tx(), claims: claims}
 	defer c.release()
@@ -183,9 +183,9 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 	return true, c.commit(ctx, d.commits)
 }
 
-// succeeded makes of the error of a transaction that committed nothing, because
-// its session was ended, the refusal by a newer holder's mark, if there is one:
-// the raise ended it.
+// succeeded handles the error of a transaction that committed nothing because
+// its session was ended. If there is a newer holder's mark, its raise ended the
+// session, and succeeded returns the refusal by that mark.
 func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error) error {
 	if !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
 		return err
@@ -193,8 +193,8 @@ func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error)
 	return d.refusedBy(ctx, claims, err)
 }
 
-// refusedBy makes of err the refusal by a mark above one of the claims, if there
-// is one.
+// refusedBy returns the refusal by a mark above one of the claims, if there is
+// one, else err.
 func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
@@ -206,10 +206,10 @@ func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error)
 	return err
 }
 
-// enter begins the fenced transaction, raising the marks first that claims are
-// above. An unknown outcome of that raise is no unknown outcome of the caller's
-// work, of which nothing was sent; and for the same reason a snapshot that
-// came too early is simply taken again.
+// enter begins the fenced transaction, after raising the marks that claims are
+// above. An unknown outcome of that raise is not an unknown outcome of the
+// caller's work, of which nothing was sent; for the same reason a snapshot that
+// was taken too early is simply taken again.
 func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (conn[Tx], error) {
 	const op = "enter"
 	text, presented := enterSQL+markSetSQL, d.presented(claims)
@@ -246,10 +246,10 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	return nil, guard.Unavailable(op, claims[0], err)
 }
 
-// entering is a statement that enters under claim, marks the transaction, and
-// presents what [DB.presented] made of all claims that it enters under. The
-// marker is what COMMIT looks for: a callback that ended the transaction in SQL
-// wrote what follows without a fence, and only the server knows.
+// entering returns a statement that enters under claim, marks the transaction,
+// and presents the setting that [DB.presented] made of all claims that it
+// enters under. COMMIT checks for the marker: a callback that ended the
+// transaction in SQL wrote the rest without a fence, and only the server knows.
 func (d *DB[Tx]) entering(text string, claim guard.Claim, presented string) statement {
 	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
@@ -259,7 +259,8 @@ func (d *DB[Tx]) entering(text string, claim guard.Claim, presented string) stat
 	return statement{sql: text + presentsSQL, args: append(args, presented)}
 }
 
-// presented is the setting that presents claims to triggers; empty for none.
+// presented returns the setting that presents claims to triggers; empty for
+// none.
 func (d *DB[Tx]) presented(claims []guard.Claim) string {
 	if !d.opts.PresentClaims {
 		return ""
@@ -299,26 +300,26 @@ const maxRetries = 100
 // TxOptions configures [DB.InTxAll]. The zero value is the default.
 type TxOptions struct {
 	// Isolation is the transaction's level, which every BEGIN names, so that the
-	// server's default has no say. Under [sql.LevelReadCommitted], which is also
-	// meant by zero, transactions of one holder run side by side and never fail
-	// because of the fence. [sql.LevelRepeatableRead] and [sql.LevelSerializable]
-	// take their snapshot when they enter; if the mark is raised meanwhile they
-	// begin again by themselves, and beyond that the level's own conflicts are
-	// 40001.
+	// server's default does not apply. Under [sql.LevelReadCommitted], which is
+	// also the meaning of zero, transactions of one holder run concurrently and
+	// never fail because of the fence. Under [sql.LevelRepeatableRead] and
+	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark is
+	// raised meanwhile they begin again by themselves, and apart from that the
+	// level's own conflicts are 40001.
 	Isolation sql.IsolationLevel
-	// Retries is how many more times the whole callback is run, in a fresh
+	// Retries is how many more times the whole callback is run, each in a new
 	// transaction that enters again, after a serialization failure (SQLSTATE
-	// 40001) or a deadlock (40P01), with a random pause of up to 5 ms at first
-	// and 500 ms at last. 0 means none; at most 100. An unknown outcome is never
-	// retried.
+	// 40001) or a deadlock (40P01), with a random pause of at first up to 5 ms
+	// and finally up to 500 ms. 0 means none; at most 100. An unknown outcome is
+	// never retried.
 	Retries int
-	// Resolve asks for the transaction's ID when it begins, and after a COMMIT
-	// whose answer was lost asks the server what became of it, for up to
+	// Resolve asks for the transaction's ID when it begins, and if the answer to
+	// the COMMIT is lost, asks the server for its outcome, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
 	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
 	// session before the COMMIT. What could not be learned stays
-	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no
-	// round trip on pgx and one on database/sql.
+	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no round
+	// trip on pgx and one on database/sql.
 	Resolve bool
 }
 
@@ -340,8 +341,8 @@ func (o *TxOptions) resolve() (TxOptions, error) {
 	return resolved, nil
 }
 
-// mayRetry reports failures after which the server has rolled back everything
-// because of what ran at the same time.
+// mayRetry reports whether the server has rolled back everything because of
+// what ran at the same time.
 func mayRetry(err error) bool {
 	state := pgerr.State(err)
 	return (state == pgerr.Serialization || state == pgerr.Deadlock) && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown

@@ -12,7 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// written counts what the transactions of a test got committed.
+// written counts what the transactions of a test committed.
 func (e *env) written() int64 { e.Helper(); return e.int("SELECT count(*) FROM written") }
 
 func (e *env) createWritten() {
@@ -31,7 +31,7 @@ func TestInTxCommits(t *testing.T) {
 }
 
 // TestInTxRollsBack: an error, a panic and runtime.Goexit roll back and are
-// passed on as they are; the mark stays raised, and later transactions run.
+// passed on unchanged; the mark stays raised, and later transactions run.
 func TestInTxRollsBack(t *testing.T) {
 	failed := errors.New("failed")
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -201,7 +201,7 @@ func TestInTxCancelledInside(t *testing.T) {
 }
 
 // TestUpdateInTx: the single statement inside a transaction applies with it,
-// and a lost connection there is no unknown outcome: nobody sent a COMMIT.
+// and a lost connection there is not an unknown outcome: no COMMIT was sent.
 func TestUpdateInTx(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()

@@ -11,7 +11,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Finding is one thing in the database that is not as a promise needs it.
+// Finding is one thing in the database that does not meet the needs of a
+// promise.
 type Finding struct {
 	// Subject is what it is about: a table or partition, a role, a function.
 	Subject string `json:"subject"`
@@ -22,33 +23,33 @@ type Finding struct {
 // String returns "subject: problem".
 func (f Finding) String() string { return f.Subject + ": " + f.Problem }
 
-// Verification says what [Admin.Verify] looks at. The zero value looks at the
-// functions of schema fencepost alone.
+// Verification says what [Admin.Verify] checks. The zero value checks only the
+// functions of schema fencepost.
 type Verification struct {
 	// Tables are those that single statements write ([NewTable]): the columns
 	// that the fence needs, and the key.
 	Tables []*Table
-	// Statements are UPDATEs of the application's own with the fence in their text,
-	// by their table: the SET and the WHERE that [Table.Refused] documents. Texts
-	// that mean the same otherwise are found, too.
+	// Statements are the application's own UPDATEs with the fence in their text,
+	// by their table: the SET and the WHERE that [Table.Refused] documents.
+	// Equivalent texts in another form are reported, too.
 	Statements map[*Table][]string
-	// Triggers are those that triggers must guard.
+	// Triggers are the tables that triggers must guard.
 	Triggers []Trigger
 	// Role is the role as which the application writes: it must not be able to
-	// get around the fence. Empty means that no role is looked at.
+	// get around the fence. Empty means that no role is checked.
 	Role string
-	// WithoutSchema leaves schema fencepost alone, for an application that uses
-	// single statements only. Triggers must be empty then.
+	// WithoutSchema skips schema fencepost, for an application that uses single
+	// statements only. Triggers must be empty then.
 	WithoutSchema bool
 }
 
 // Verify compares the database with what the promises of this package need
-// and returns what is wrong, nothing if all is well. It changes nothing. It is
-// for start-up and for users' own tests, and needs the rights of
-// RoleNames.Reader, or the owner's.
+// and returns what is wrong, or nothing. It changes nothing. It is for start-up
+// and for users' own tests, and needs the rights of RoleNames.Reader, or the
+// owner's.
 //
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
-// database could not be asked, also if schema fencepost is missing.
+// database could not be queried, also if schema fencepost is missing.
 func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 	const op = "verify"
 	if v.WithoutSchema && len(v.Triggers) > 0 {
@@ -60,7 +61,7 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return nil, err
 	}
-	names := make([]string, len(v.Tables)+len(v.Triggers)) // with their schemas, as the caller's search_path has them
+	names := make([]string, len(v.Tables)+len(v.Triggers)) // with their schemas, as resolved by the caller's search_path
 	parts := make([]string, len(v.Triggers))
 	var first []statement
 	for i, t := range v.Tables {
@@ -117,7 +118,7 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 	return found, nil
 }
 
-// column returns the column that was reserved as what, "" if there is none.
+// column returns the column that was reserved as what, or "".
 func (t *Table) column(what string) string {
 	for column, is := range t.reserved {
 		if is == what {
@@ -129,18 +130,18 @@ func (t *Table) column(what string) string {
 
 // TriggerStatus is a table under triggers and what is wrong with it.
 type TriggerStatus struct {
-	// Trigger describes it as it was installed. Resource is nil for a table that
-	// has triggers without being listed.
+	// Trigger describes the table as it was installed. Resource is nil for a
+	// table that has triggers but is not listed.
 	Trigger Trigger
 	// Findings is empty if every writer is guarded.
 	Findings []Finding
 }
 
 // Triggers lists every table of the database that was put under triggers
-// ([Admin.InstallTrigger]), with what is wrong about each: triggers that are gone
-// or disabled, partitions that came later, a table that was renamed. It needs
-// the rights of RoleNames.Reader, or the owner's, and changes nothing. The errors
-// are those of [Admin.Verify].
+// ([Admin.InstallTrigger]), with what is wrong with each: missing or disabled
+// triggers, partitions added later, a renamed table. It needs the rights of
+// RoleNames.Reader, or the owner's, and changes nothing. The errors are those of
+// [Admin.Verify].
 func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 	const op = "list guarded tables"
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
@@ -179,7 +180,8 @@ func findings(ctx context.Context, q querier, op, sql string, args ...any) (f []
 	return f, err
 }
 
-// jsonText encodes what cannot fail; arrays are no driver's common ground.
+// jsonText encodes a value that cannot fail to encode. JSON is used because
+// drivers differ in how they take arrays.
 func jsonText(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -192,7 +194,7 @@ func jsonText(v any) string {
 func readJSON(ctx context.Context, q querier, op string, dest any, sql string, args ...any) error {
 	var text string
 	if _, err := row(ctx, q, sql, args, &text); err != nil {
-		return schemaFailure(op, guard.Claim{}, err) // tables of the caller's are only ever looked up
+		return schemaFailure(op, guard.Claim{}, err) // the caller's tables are only looked up
 	}
 	if err := json.Unmarshal([]byte(text), dest); err != nil {
 		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
@@ -200,8 +202,8 @@ func readJSON(ctx context.Context, q querier, op string, dest any, sql string, a
 	return nil
 }
 
-// functionText finds what a migration does to functions: the name of one that
-// it drops, or of one that it creates, what stands between its arguments and
+// functionText finds what a migration does to functions: the name of a function
+// that it drops, or of one that it creates, with the text from its arguments to
 // its body, and its body.
 var functionText = regexp.MustCompile(`(?ms)^DROP FUNCTION (?:IF EXISTS )?fencepost\.(\w+)|^CREATE (?:OR REPLACE )?FUNCTION fencepost\.(\w+)\((.*?)AS \$\$(.*?)\$\$;?$`)
 

@@ -31,7 +31,7 @@ func (e *env) wantFindings(what string, v Verification, says ...string) {
 	}
 }
 
-// TestVerifyTable: what single statements need of a table.
+// TestVerifyTable: what single statements need from a table.
 func TestVerifyTable(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		verify := func(name string, key ...string) Verification {
@@ -72,8 +72,8 @@ func TestVerifyTable(t *testing.T) {
 	})
 }
 
-// TestVerifyGuarded: every way in which triggers can be missing or not what
-// they were is found, and installing again repairs it.
+// TestVerifyGuarded: every way in which triggers can be missing or changed is
+// found, and installing again repairs it.
 func TestVerifyGuarded(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -110,7 +110,7 @@ func TestVerifyGuarded(t *testing.T) {
 }
 
 // TestVerifyUnderQuoteAllIdentifiers: a setting that changes how names are
-// written is no finding.
+// written is not a finding.
 func TestVerifyUnderQuoteAllIdentifiers(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -194,8 +194,8 @@ func TestVerifyInvalid(t *testing.T) {
 	})
 }
 
-// TestTriggers: the list says what is wrong with which table, one that is
-// gone or was renamed included.
+// TestTriggers: the list says what is wrong with which table, including one
+// that is gone or was renamed.
 func TestTriggers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -218,21 +218,23 @@ func TestTriggers(t *testing.T) {
 		if strings.Join(got, "\n") != want {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 		}
-		// The next installation forgets what is gone and takes the renamed table in.
+		// The next installation removes the entry of the missing table and adds
+		// the renamed one.
 		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"lines2"}, `{tenant}`)); err != nil {
 			t.Fatal(err)
 		}
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[2].Trigger.Table[1] != "lines2" || len(tables[2].Findings) > 0 {
 			t.Errorf("%+v, %v", tables, err)
 		}
-		// A removal forgets its own table and no other of the schema.
+		// A removal removes the entry of its own table and no other of the
+		// schema.
 		if err := e.db.RemoveTrigger(t.Context(), []string{"items"}); err != nil {
 			t.Fatal(err)
 		}
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 4 {
 			t.Errorf("after one removal: %+v, %v", tables, err)
 		}
-		// Tables of one name in two schemas are two tables.
+		// Tables with the same name in two schemas are two tables.
 		e.exec("CREATE SCHEMA q; CREATE TABLE q.parts (tenant text NOT NULL)")
 		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"q", "parts"}, `{tenant}`)); err != nil {
 			t.Fatal(err)
@@ -240,7 +242,7 @@ func TestTriggers(t *testing.T) {
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[3].Trigger.Table[0] != "public" || tables[4].Trigger.Table[0] != "q" {
 			t.Errorf("two schemas: %+v, %v", tables, err)
 		}
-		// A caller of the function, which has no Template to ask, cannot
+		// A direct caller of the function, which has no Template, cannot
 		// install triggers for resources without a name.
 		for _, parts := range []string{`[]`, `{}`, `"x"`, `null`, `[{}]`, `[{"text": ""}]`, `[{"text": "x", "column": "tenant"}]`} {
 			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.install_guard('items', '"+parts+"', false, 0)")

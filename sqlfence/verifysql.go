@@ -1,18 +1,17 @@
 package sqlfence
 
-// qualifiedSQL puts the schema before a table's name, $1, if it is there. It runs
-// under the caller's search_path, and so names the schema of everything.
+// qualifiedSQL puts the schema before a table's name, $1, if the table exists. It
+// runs under the caller's search_path, and so names the schema of everything.
 const qualifiedSQL = `SELECT coalesce((SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
 	FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 	WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)), $1::pg_catalog.text)`
 
-// The queries below run where names are resolved in pg_catalog alone
-// ([DB.inspect]).
+// The queries below run with names resolved in pg_catalog only ([DB.inspect]).
 
-// verifyTableSQL looks at a table that single statements write: $1 its quoted
-// name, $2 the token column, $3 the lease column or "", $4 the key, a JSON
-// array, $5 the deleted column or "". That a trigger changes the mark can only
-// be guessed: from an assignment in PL/pgSQL, or a column named in its arguments.
+// verifyTableSQL checks a table that single statements write: $1 its quoted name,
+// $2 the token column, $3 the lease column or "", $4 the key, a JSON array, $5
+// the deleted column or "". Whether a trigger changes the mark can only be
+// guessed: from an assignment in PL/pgSQL, or a column named in its arguments.
 const verifyTableSQL = `
 	WITH t AS (SELECT to_regclass($1::text)::oid AS oid),
 	tree AS (SELECT oid FROM t WHERE oid IS NOT NULL UNION SELECT relid FROM t, pg_partition_tree(t.oid)),
@@ -72,7 +71,7 @@ const verifyTableSQL = `
 	SELECT $1::text, 'it has inheritance children, across which no index keeps the key unique' FROM t
 		WHERE EXISTS (SELECT FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = t.oid AND NOT c.relispartition)`
 
-// verifyGuardSQL looks at a table that triggers must guard: $1 its quoted name,
+// verifyGuardSQL checks a table that triggers must guard: $1 its quoted name,
 // $2 the parts, $3 report-only.
 const verifyGuardSQL = `
 	SELECT coalesce(relation, $1::text), problem FROM fencepost.guard_problems(to_regclass($1::text), $2::text::jsonb, $3::boolean)
@@ -82,7 +81,8 @@ const verifyGuardSQL = `
 	SELECT srrelid::regclass::text, 'a logical subscription writes it, whose changes fire no statement trigger: guard the publisher' FROM pg_subscription_rel
 		WHERE srrelid IN (SELECT to_regclass($1::text) UNION ALL SELECT relid FROM pg_partition_tree(to_regclass($1::text)))`
 
-// verifyRoleSQL looks at what a role may do: $1 its name, $2 the tables, a JSON array.
+// verifyRoleSQL checks what a role may do: $1 its name, $2 the tables, a JSON
+// array.
 const verifyRoleSQL = `
 	WITH r AS (SELECT * FROM pg_roles WHERE rolname = $1::text),
 	tree AS (SELECT to_regclass(n) AS oid FROM json_array_elements_text($2::text::json) n UNION SELECT relid FROM json_array_elements_text($2::text::json) n, pg_partition_tree(to_regclass(n)))

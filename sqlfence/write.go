@@ -10,45 +10,45 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Set is what a write assigns, by column. A value is sent as a parameter; an
-// [Expr] is computed by the database.
+// Set has the values that a write assigns, by column. A value is sent as a
+// parameter; an [Expr] is computed by the database.
 type Set map[string]any
 
-// Key is the values of a table's key columns, in the order of [NewTable].
+// Key has the values of a table's key columns, in the order of [NewTable].
 type Key []any
 
-// maxReplaced bounds how often a write is repeated because the row that
-// refused it was gone, or younger, when its mark was read.
+// maxReplaced bounds how often a write is repeated because the row that refused
+// it was gone, or replaced by a newer one, when its mark was read.
 const maxReplaced = 3
 
 // Update writes set to the row with the given key if, in the same statement,
 // the claim is above the row's mark (or equal to it, under
 // [guard.SameOrNewer]); the claim becomes the row's mark. q is a [DB], or a
-// transaction through [DB.In]. With a dest, of which there is at most one, it
-// reads columns of the row as it wrote it.
+// transaction through [DB.In]. With a dest, at most one, it reads columns of
+// the row as written.
 //
 // An update that applies is one statement and costs what the same UPDATE
-// without a fence costs. Only one that changed no row is followed by a read
-// that tells why.
+// without a fence costs. Only an update that changed no row is followed by a
+// read to find out why.
 //
 // The errors: [*guard.RejectedError] with ErrStale, ErrSpent, ErrConflict,
 // ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
 // [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
 // column is NULL); ErrInvalid for malformed input, nothing sent;
-// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost, or
-// a dest cannot take its column's value: the row's mark tells. Errors of the
-// statement itself, such as a violated constraint, are passed on with the
+// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost, or a
+// dest cannot take its column's value: the row's mark shows the outcome. Errors
+// of the statement itself, such as a violated constraint, are passed on with the
 // driver's error inside. An update that returns an error other than
-// ErrOutcomeUnknown has changed nothing, but for two: if the key turns out not to
-// be unique, the error says how many rows were written; and in a transaction a
-// dest that cannot take its value is the driver's error, and the caller decides.
-// What an error leaves in dest means nothing.
+// ErrOutcomeUnknown has changed nothing, with two exceptions: if the key turns
+// out not to be unique, the error says how many rows were written; and in a
+// transaction, if a dest cannot take its value, the error is the driver's, and
+// the caller decides. After an error the contents of dest are meaningless.
 //
-// Where several reasons apply, those of the claim come first: a stale holder
-// is told so even if the row was deleted.
+// If several reasons apply, those of the claim come first: a stale holder gets
+// ErrStale even if the row was deleted.
 //
-// Update fences one row. It cannot stop an older holder from inserting another
-// row into a set: use [DB.InTx] for sets.
+// Update fences one row. It cannot stop an older holder from adding another row
+// to a set: use [DB.InTx] for sets.
 func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
 	return t.write(ctx, q, updates, claim, key, set, dest)
 }
@@ -75,8 +75,8 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 	})
 }
 
-// prepare checks what a statement on one row is given and returns it, and the key
-// that it has.
+// prepare checks the input of a statement on one row and returns the statement
+// and its key.
 func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) (s statement, sent Key, err error) {
 	if sent, err = t.check(ctx, claim, key); err != nil {
 		return s, sent, err
@@ -107,12 +107,13 @@ func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guar
 func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, write func() (guard.Mark, error)) error {
 	start := time.Now()
 	mark, err := write()
+	err = interrupted(ctx, err)
 	q.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
 
-// Refused tells why a statement of the application's own changed no row, such
-// as one that sqlc generated from text that has the fence in it:
+// Refused returns why one of the application's own statements changed no row,
+// such as one that sqlc generated from text with the fence in it:
 //
 //	-- name: CloseBilling :execrows
 //	UPDATE tenant_billing_close SET status = 'closed', last_fencing_token = sqlc.arg(token)::bigint
@@ -120,9 +121,10 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 //
 // The SET and the comparison are what [Table.Update] writes under
 // [guard.OncePerToken]; under [guard.SameOrNewer] it is >=, and a table with a
-// LeaseColumn sets that too and compares it where the tokens are equal. The
-// [Admin.Verify] checks such texts. The errors are those of Update: a [*guard.RejectedError], and ErrUnavailable if
-// the row as it is now admits the claim: run the statement again.
+// LeaseColumn also sets that column and compares it where the tokens are equal.
+// [Admin.Verify] checks such texts. The errors are those of Update: a
+// [*guard.RejectedError], and ErrUnavailable if the row as it is now admits the
+// claim: run the statement again.
 func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key Key) error {
 	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
 		key, err := t.check(ctx, claim, key)
@@ -142,8 +144,8 @@ func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key K
 
 var errAdmitted = errors.New("the row as it is now admits the claim: it was changed meanwhile, or the statement has another condition")
 
-// untilDecided sends a statement that writes the row and returns how many it
-// wrote, until it has, or the row's mark says why not.
+// untilDecided repeats send, which writes the row and returns how many rows it
+// wrote, until the row is written or its mark says why not.
 func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
 	for range maxReplaced {
 		n, err := send()
@@ -155,7 +157,7 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 		case n > 1:
 			return guard.Mark{}, t.notUnique(k, n)
 		}
-		// If the row as it is now admits the claim, the one that refused was
+		// If the row as it is now admits the claim, the row that refused it was
 		// replaced meanwhile. Nothing was written, so it may be sent again.
 		if mark, err := t.refusal(ctx, q, k, claim, key); err != nil {
 			return mark, err
@@ -170,8 +172,8 @@ func (t *Table) notUnique(k kind, n int64) error {
 	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
 }
 
-// refusal reads why a statement changed nothing. It is nil if the row as it is
-// now would be written.
+// refusal reads why a statement changed nothing. The error is nil if the row as
+// it is now would be written.
 func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
 	sql, args, err := t.verdict(key)
 	if err != nil {
@@ -190,7 +192,7 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 	return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
 }
 
-// rowState is what decides about a write, as the database has it.
+// rowState is the state in the database that decides about a write.
 type rowState struct {
 	there, locked      bool // UpdateMany's: in its snapshot, and still there when it was locked
 	token              *int64
@@ -199,10 +201,10 @@ type rowState struct {
 }
 
 // decide compares a claim with a row. The claim's reasons come first: a stale
-// holder must stop, whatever became of the row.
+// holder must stop, whatever happened to the row.
 func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error) {
 	if r.token == nil || r.lease == nil && t.lease != "" {
-		// NULL compares with nothing: no write would ever be admitted.
+		// NULL compares with nothing, so no write would ever be admitted.
 		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
 			Cause: guard.Invalid("column "+t.token, "NULL", "the mark must be NOT NULL, with DEFAULT 0 for the token and '' for the lease")}
 	}
@@ -211,7 +213,7 @@ func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error
 	case r.lease != nil:
 		mark.LeaseID = *r.lease
 	case mark.Token == claim.Token:
-		mark.LeaseID = claim.LeaseID // the table does not say whose it is
+		mark.LeaseID = claim.LeaseID // the table does not record the lease
 	}
 	if err := guard.Decide(t.rule, mark, claim); err != nil {
 		return mark, err
@@ -232,17 +234,16 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // Upsert writes set to the row with the given key as [Table.Update] does, or
 // inserts the row, with the claim as its mark, if there is none. It is one
 // statement, INSERT ... ON CONFLICT DO UPDATE, with the dest and the errors of
-// Update; the key must be the columns of a unique index, else it is ErrInvalid. set holds
-// for both cases, so that an [Expr] in it cannot refer to the row's columns; it
-// may be empty. Columns that set does not name get their default in a row that
-// is inserted and keep what they have in one that is there.
+// Update; the key must be the columns of a unique index, else the error is
+// ErrInvalid. set applies to both cases, so an [Expr] in it cannot refer to the
+// row's columns; it may be empty. Columns that set does not name get their
+// default in an inserted row and keep their value in an existing row.
 //
-// A row that is not there has no mark: whoever inserts it is admitted, under
-// any token. So P1 holds from the row's first insert on, and it ends with a
-// DELETE, after which an older holder's Upsert brings the row back. Delete with
-// [Table.Delete] instead, which keeps the mark; Upsert under a newer claim makes
-// DeletedColumn NULL again. A predicate of [Table.Where] is compared with a row
-// that is there.
+// A row that does not exist has no mark: whoever inserts it is admitted, under
+// any token. So P1 holds from the row's first insert until a DELETE, after which
+// an older holder's Upsert brings the row back. Delete with [Table.Delete]
+// instead, which keeps the mark; Upsert under a newer claim makes DeletedColumn
+// NULL again. A predicate of [Table.Where] is applied only to an existing row.
 func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
 	return t.write(ctx, q, upserts, claim, key, set, dest)
 }
@@ -250,14 +251,14 @@ func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Ke
 // Delete marks the row as deleted: it stays, as a tombstone, with the claim as
 // its mark and the server's time in DeletedColumn, so that no older holder can
 // bring it back. set, which may be nil, is written with it, to clear columns
-// that should not be kept. The table must have a DeletedColumn, else it is
-// ErrInvalid, nothing sent; the other errors are those of [Table.Update].
+// that should not be kept. The table must have a DeletedColumn, else the error
+// is ErrInvalid, nothing sent; the other errors are those of [Table.Update].
 //
-// To Update and Delete a tombstone is ErrNotFound, to [Table.Takeover] as well,
-// and [Table.Upsert] under a newer claim (or the same, under
-// [guard.SameOrNewer]) brings the row back. Readers must look at DeletedColumn
-// themselves. A tombstone may be removed by a plain DELETE once no claim below
-// its mark can come any more.
+// For a tombstone, Update, Delete and [Table.Takeover] return ErrNotFound, and
+// [Table.Upsert] under a newer claim (or the same, under [guard.SameOrNewer])
+// brings the row back. Readers must look at DeletedColumn themselves. A
+// tombstone may be removed by a plain DELETE once no claim below its mark can
+// arrive any more.
 func (t *Table) Delete(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
 	return t.write(ctx, q, deletes, claim, key, set, nil)
 }

@@ -108,7 +108,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
-		edits: []edit{{epochSQL, "    PERFORM fencepost.lift_floor(v_highest);\n", "    NULL;\n"}},
+		edits: []edit{{epochSQL, "    PERFORM fencepost.raise_floor(v_highest);\n", "    NULL;\n"}},
 		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),
 	},
 	{

@@ -18,7 +18,7 @@ import (
 // What the controls take out of purge_leases.
 const (
 	theLock  = "PERFORM fencepost.lock_leases(p_wait_ms);"
-	theFloor = "PERFORM fencepost.lift_floor(v_highest);"
+	theFloor = "PERFORM fencepost.raise_floor(v_highest);"
 )
 
 // TestPurgeThenInsert is the order that breaks a purge without the lock: an

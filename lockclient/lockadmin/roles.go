@@ -16,28 +16,28 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// RoleNames are the names of the roles that [RolesSQL] makes, for logins to be
-// members of. An empty name is the default.
+// RoleNames are the names of the roles that [RolesSQL] makes; logins become
+// members of them. An empty name means the default.
 type RoleNames struct {
 	// Issuer is for applications: it acquires, waits, renews and releases, on any
-	// resource. It can raise tokens and cannot lower one, delete a row, cut a
+	// resource. It can raise tokens but cannot lower one, delete a row, cut a
 	// lease with a record or read the audit. Default fencepost_issuer.
 	Issuer string
 	// Operator is for people on call: it reads everything and calls what an
-	// [Operator] does. It writes no table directly, so there is no force unlock
-	// without a record. Default fencepost_operator.
+	// [Operator] calls. It writes no table directly, so there is no force
+	// unlock without a record. Default fencepost_operator.
 	Operator string
 	// Reader is for dashboards: it reads leases, epoch and audit. Default
 	// fencepost_reader.
 	Reader string
 }
 
-// RolesSQL returns the SQL that makes the three roles where they are missing,
-// without the right to log in, and gives each exactly its rights on lockclient's
-// tables and functions. It is one statement, may be run again, and takes away
-// what these roles were given there besides. It must be run by the owner of the
-// schema; a role that is missing takes the right to create roles. names may be
-// nil.
+// RolesSQL returns the SQL that creates those of the three roles that are
+// missing, without the right to log in, and gives each exactly its rights on
+// lockclient's tables and functions. It is one statement, may be run again, and
+// revokes any other rights that these roles were given there. The owner of the
+// schema must run it; creating a missing role needs the right to create roles.
+// names may be nil.
 //
 // The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
 // field: names have 1 to 63 bytes, no control characters, are not "public" or
@@ -55,7 +55,7 @@ func RolesSQL(names *RoleNames) (string, error) {
 	all := identifier(n.Issuer) + ", " + identifier(n.Operator) + ", " + identifier(n.Reader)
 	body.WriteString(strings.NewReplacer("ISSUER", identifier(n.Issuer), "OPERATOR", identifier(n.Operator),
 		"READER", identifier(n.Reader), "EVERYBODY", all).Replace(rightsSQL))
-	// A tag that no name contains, so that none can end the body.
+	// A tag that no name contains, so that no name can end the body.
 	tag := "$fencepost$"
 	for i := 0; strings.Contains(body.String(), tag); i++ {
 		tag = "$fencepost" + strconv.Itoa(i) + "$"
@@ -63,11 +63,11 @@ func RolesSQL(names *RoleNames) (string, error) {
 	return "DO " + tag + "\nBEGIN\n" + body.String() + "END " + tag + ";\n", nil
 }
 
-// lockSQL lets one at a time change the rights: two at once fail in the server's
-// catalogue. The number spells "fencrole".
+// lockSQL lets only one session at a time change the rights: two at once fail in
+// the server's catalogue. The number spells "fencrole".
 const lockSQL = "  PERFORM pg_catalog.pg_advisory_xact_lock(7378424937917148261);\n"
 
-// roleSQL makes a role, perhaps beside somebody else who does.
+// roleSQL creates a role, perhaps while another session does.
 const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) %[1]s) THEN
     BEGIN
       CREATE ROLE %[2]s NOLOGIN;
@@ -76,11 +76,11 @@ const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname 
   END IF;
 `
 
-// rightsSQL begins from nothing, so that what an earlier version granted goes.
-// The issuer's rights are by column: without UPDATE of resource no row can be
-// renamed, which would begin its name's tokens anew.
+// rightsSQL starts from no rights, so that those granted by an earlier version
+// are revoked. The issuer's rights are per column: without UPDATE of resource
+// no row can be renamed, which would restart the tokens of its name.
 const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.audit, fencepost.migrations FROM EVERYBODY;
-  REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.lift_floor, fencepost.purge_leases, fencepost.raise_epoch, fencepost.adopt_epoch,
+  REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch, fencepost.adopt_epoch,
     fencepost.enter_epoch, fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM EVERYBODY;
   GRANT USAGE ON SCHEMA fencepost TO EVERYBODY;
   GRANT SELECT ON fencepost.migrations, fencepost.leases, fencepost.epoch TO EVERYBODY;
@@ -131,15 +131,15 @@ func (r *RoleNames) withDefaults() (RoleNames, error) {
 
 func identifier(name string) string { return pgx.Identifier{name}.Sanitize() }
 
-// literal quotes for either setting of standard_conforming_strings.
+// literal quotes s for either setting of standard_conforming_strings.
 func literal(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// Migrate makes the whole schema fencepost or brings it to this build's version:
-// the leases of package lockclient and the marks of package sqlfence.
-// [lockclient.Migrate] does the first alone, sqlfence's DB.Migrate the second.
-// It is safe while replicas start at once, and beside running holders.
+// Migrate creates the whole schema fencepost or brings it to this build's
+// version: the leases of package lockclient and the marks of package sqlfence.
+// [lockclient.Migrate] does only the first, sqlfence's DB.Migrate only the
+// second. It is safe while replicas start concurrently and while holders run.
 //
 // Errors: those of [lockclient.Migrate].
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {

@@ -202,7 +202,7 @@ func TestRolesForbid(t *testing.T) {
 		{"SELECT fencepost.raise_epoch(0, 1, 0, true, 100)", false, []string{names.Issuer, names.Reader}},
 		{"SELECT fencepost.enter_epoch(100)", false, others},
 		{"SELECT fencepost.adopt_epoch(100)", false, others},
-		{"SELECT fencepost.lift_floor(99)", false, everybody},
+		{"SELECT fencepost.raise_floor(99)", false, everybody},
 		{"SELECT fencepost.lock_leases(100)", false, everybody},
 		{"UPDATE fencepost.leases SET token = 9223372036854775806 WHERE resource = ''", false, everybody},
 		{"INSERT INTO fencepost.leases (resource, token) VALUES ('', 99) ON CONFLICT (resource) DO UPDATE SET token = 1 + fencepost.leases.token", false, everybody},

@@ -1,16 +1,16 @@
--- Schema fencepost, the part of package sqlfence: the marks, and the functions
--- that raise them and enter under them. 0002_triggers.sql has the triggers that
--- make any writer enter.
+-- The part of schema fencepost that belongs to package sqlfence: the marks, and
+-- the functions that raise them and enter under them. 0002_triggers.sql has the
+-- triggers that make any writer enter.
 --
--- Reading order: verdict, which is the rule; raise and enter, which are P1 and
--- P2; then the other ways in and the operators' functions.
+-- Reading order: verdict, which is the rule; raise and enter, which give P1 and
+-- P2; then the other ways to enter and the operators' functions.
 --
--- No function that runs with its owner's rights (SECURITY DEFINER) runs code of
--- anybody else: names are resolved in pg_catalog alone.
+-- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
+-- else's code: names are resolved in pg_catalog only.
 
--- Marks: the highest claim that each resource admitted. Nothing but the
--- functions below touches this table. The row whose resource is '' is the
--- floor: the highest token among the marks that were retired.
+-- Marks: the highest claim that each resource has admitted. Only the functions
+-- below touch this table. The row whose resource is '' is the floor: the
+-- highest token among the marks that were retired.
 CREATE TABLE fencepost.marks (
   resource  text COLLATE "C" PRIMARY KEY CHECK (octet_length(resource) <= 512),
   token     bigint      NOT NULL CHECK (token BETWEEN 1 AND 9223372036854775806),
@@ -18,35 +18,36 @@ CREATE TABLE fencepost.marks (
   raised_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
 
--- The secret of the keys of the locks, made once.
+-- The secret for the lock keys, generated once.
 CREATE TABLE fencepost.lock_salt (
   one  boolean PRIMARY KEY DEFAULT true CHECK (one),
   salt bigint  NOT NULL
 );
 INSERT INTO fencepost.lock_salt (salt) VALUES (hashtextextended(gen_random_uuid()::text, 0));
 
--- lock_salt is called IMMUTABLE, which it is for as long as the schema exists,
--- so that a session reads the table once for each of its plans.
+-- lock_salt is declared IMMUTABLE, which holds for as long as the schema
+-- exists, so that a session reads the table once for each of its plans.
 CREATE FUNCTION fencepost.lock_salt()
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT salt FROM fencepost.lock_salt
 $$;
 
 -- lock_key is the key of a resource's advisory lock. Anybody who may log in may
--- take any advisory lock, and so could hold up every raise of a resource whose
--- key is known: hence the salt. (Who watches pg_locks still sees the keys of
--- locks that are held: holders tells such sessions apart.) The collation is
--- named because under a caller's one name may have several hashes. It is
--- written so that the planner puts it in the place of its calls.
+-- take any advisory lock, and so could block every raise of a resource whose
+-- key is known: hence the salt. (Anybody who watches pg_locks still sees the
+-- keys of held locks: holders distinguishes such sessions.) The collation is
+-- explicit because one name may have several hashes under a caller's collation.
+-- It is written so that the planner inlines its calls.
 CREATE FUNCTION fencepost.lock_key(p_resource text)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT pg_catalog.hashtextextended(p_resource COLLATE pg_catalog."C", fencepost.lock_salt())
 $$;
 
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
--- that compares a claim with a mark, but for the first look of enter: 'stale',
--- 'conflict', 'current' (the claim is the mark) or 'newer' (it may be raised).
--- A mark of NULL is none. A floor has no lease: a token that equals it is stale.
+-- that compares a claim with a mark, except for the first check in enter:
+-- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
+-- raised). A NULL mark means none. A floor has no lease: a token that equals it
+-- is stale.
 CREATE FUNCTION fencepost.verdict(p_token bigint, p_lease text, p_mark bigint, p_mark_lease text, p_floor boolean)
 RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT CASE
@@ -59,7 +60,7 @@ $$;
 
 -- refuse raises the error of a refused claim. Class SF is in the range that
 -- the SQL standard leaves to implementations (classes that begin with I to Z).
--- It must be an error: a pipeline goes on past a mere result.
+-- It must be an error: a pipeline would continue after a mere result.
 CREATE FUNCTION fencepost.refuse(p_state text, p_why text, p_resource text, p_token bigint, p_lease text, p_mark bigint, p_mark_lease text, p_floor boolean)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -73,7 +74,7 @@ END $$;
 -- judge reads the resource's mark, or the floor where it has none, and returns
 -- the verdict, 'current' or 'newer'; the others are errors, and so is 'newer'
 -- for a caller that cannot raise. Mark and floor are read in one statement: a
--- mark that is being retired is the one or the other.
+-- mark that is being retired is read either as the mark or as the floor.
 CREATE FUNCTION fencepost.judge(p_resource text, p_token bigint, p_lease text, p_may_raise boolean)
 RETURNS text LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -104,9 +105,9 @@ BEGIN
   END IF;
 END $$;
 
--- check_level refuses transactions of another isolation level than the caller
--- is safe under. What reads a mark under its lock needs READ COMMITTED: only
--- there does a statement that follows the lock see what was committed before it.
+-- check_level refuses transactions with an isolation level that is not safe for
+-- the caller. Reading a mark under its lock needs READ COMMITTED: only there
+-- does a statement that follows the lock see what was committed before it.
 CREATE FUNCTION fencepost.check_level(VARIADIC p_levels text[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -117,7 +118,7 @@ BEGIN
   PERFORM fencepost.check_primary();
 END $$;
 
--- check_claim refuses malformed claims of callers that are not this module.
+-- check_claim refuses malformed claims from callers outside this module.
 CREATE FUNCTION fencepost.check_claim(p_resource text, p_token bigint, p_lease text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -128,8 +129,9 @@ BEGIN
   END IF;
 END $$;
 
--- set_timeouts bounds waiting for a lock and idling in the transaction, so that
--- a stopped holder does not block its successor for ever; 0 leaves the session's.
+-- set_timeouts bounds waiting for a lock and idling in the transaction, so that a
+-- stopped holder does not block its successor forever; 0 leaves the session's
+-- setting.
 CREATE FUNCTION fencepost.set_timeouts(p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -142,7 +144,7 @@ BEGIN
 END $$;
 
 -- make_durable makes the transaction's commit survive a crash, as an
--- acknowledged mark must, whatever the server's default.
+-- acknowledged mark must, whatever the server's default is.
 CREATE FUNCTION fencepost.make_durable()
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -151,11 +153,11 @@ BEGIN
   END IF;
 END $$;
 
--- raise puts a claim in the place of a lower mark. It waits until every
--- transaction that entered under the lower mark has ended, so that what is
--- read after it cannot be overwritten by them. Run it in a transaction of its
--- own, so that the mark survives a rollback of the work. Raising to the claim
--- that already is the mark changes nothing and waits for nobody.
+-- raise replaces a lower mark with a claim. It waits until every transaction
+-- that entered under the lower mark has ended, so that these cannot overwrite
+-- what is read after the raise. Run it in a transaction of its own, so that the
+-- mark survives a rollback of the work. Raising to the claim that already is
+-- the mark changes nothing and waits for nobody.
 CREATE FUNCTION fencepost.raise(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -181,18 +183,18 @@ END $$;
 
 -- enter fences the transaction that calls it: it holds the resource's lock in
 -- shared mode until the transaction ends, so that no raise can pass it, and
--- compares the claim with the mark as it is under that lock. It writes
--- nothing; one holder may run many transactions side by side. A claim above
--- the mark is told to raise first (SF004).
+-- compares the claim with the mark as it is under that lock. It writes nothing;
+-- one holder may run many transactions concurrently. A claim above the mark is
+-- refused and must be raised first (SF004).
 --
--- Every fenced transaction pays for it, so it is written for speed: it pins no
--- search_path, which would cost as much as its work, and so names the schema
--- of every operator, function, type and collation, since they would be the
--- caller's otherwise; and it asks in one expression, since each is set up
--- anew in each transaction. Only CASE fixes an order of evaluation
--- (PostgreSQL documentation, 4.2.14). It is the exception to "verdict alone
--- compares": that the claim equals the mark is asked of the index, and only the
--- answer no is passed on to judge. NULLs and tokens out of range equal no mark.
+-- Every fenced transaction pays for it, so it is written for speed. It pins no
+-- search_path, which would cost as much as its work, and so names the schema of
+-- every operator, function, type and collation, since they would otherwise be
+-- the caller's. It uses a single expression, since each is set up anew in each
+-- transaction. Only CASE fixes an order of evaluation (PostgreSQL
+-- documentation, 4.2.14). It is the exception to "only verdict compares": the
+-- index tells whether the claim equals the mark, and only if not is judge
+-- called. NULLs and tokens out of range equal no mark.
 CREATE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
 BEGIN
@@ -229,7 +231,7 @@ END $$;
 -- statement of a transaction. There the snapshot is older than the lock, so
 -- reading the mark is not enough: locking its row fails with 40001 if a raise,
 -- which always writes the row, was committed in between. It must not be called
--- inside a savepoint, which it cannot see; enter_row can.
+-- inside a savepoint, which it cannot detect; enter_row can.
 CREATE FUNCTION fencepost.enter_snapshot(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -246,10 +248,10 @@ END $$;
 -- caller is in a subtransaction (a savepoint, a block with EXCEPTION), whose
 -- rollback would free the lock and leave the transaction without a fence; that
 -- is refused (SF006). Under READ COMMITTED a claim above the mark is raised
--- here, under the exclusive lock until the transaction ends; above it the
--- snapshot may miss what older holders committed since, so the raise must have
--- come first (SF004). The kind of lock is chosen before it is taken: two that
--- go from shared to exclusive would wait for each other.
+-- here, under the exclusive lock until the transaction ends; at the levels
+-- above, the snapshot may miss what older holders committed since, so the raise
+-- must have come first (SF004). The kind of lock is chosen before it is taken:
+-- two that go from shared to exclusive would wait for each other.
 CREATE FUNCTION fencepost.enter_row(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -285,10 +287,10 @@ END $$;
 
 -- holders lists the sessions that keep a claim above the mark from being
 -- raised. Those that entered also have a lock on the table of marks, which only
--- the functions here and a reader can take; the others merely took an advisory
--- lock that happens, or was meant, to be the same. Who holds the lock
--- exclusively is raising the mark, perhaps above the claim, and is not listed.
--- A claim that could not be raised learns nothing. Who may end those sessions
+-- the functions here and a reader can take; the others only took an advisory
+-- lock that is the same by accident or on purpose. A session that holds the
+-- lock exclusively is raising the mark, perhaps above the claim, and is not
+-- listed. A claim that could not be raised gets no list. Ending those sessions
 -- is left to the caller's own rights: this function has its owner's.
 CREATE FUNCTION fencepost.holders(p_resource text, p_token bigint, p_lease text)
 RETURNS TABLE (pid integer, entered boolean) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -307,11 +309,11 @@ BEGIN
       AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
 END $$;
 
--- retire forgets marks that were last raised before the given time and raises
--- the floor to the highest token among them, in one step. A raise that runs at
--- the same time either finds the mark, and then its update finds the row gone
--- and starts over, or does not find it, and then finds the floor; a row that it
--- raises meanwhile is compared again and stays.
+-- retire deletes marks that were last raised before the given time and raises
+-- the floor to the highest token among them, in one step. A concurrent raise
+-- either finds the mark, then finds the row gone in its update and starts over,
+-- or does not find it, and then finds the floor; a row that it raises meanwhile
+-- is compared again and stays.
 CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, OUT retired bigint, OUT floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -333,7 +335,7 @@ BEGIN
   floor := coalesce(floor, 0);
 END $$;
 
--- Every reset of a mark, for ever.
+-- Every reset of a mark, kept forever.
 CREATE TABLE fencepost.mark_resets (
   id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   reset_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -355,12 +357,13 @@ BEGIN
 END $$;
 CREATE TRIGGER keep_resets BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.mark_resets
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.keep_resets();
--- Also where session_replication_role is replica, which silences the others.
+-- It also fires where session_replication_role is replica, which disables other
+-- triggers.
 ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets;
 
--- reset puts one mark in the place of another, lower or higher, if it is still
--- the one that the operator saw. It waits for the transactions that entered
--- under it. Nothing else ever lowers a mark.
+-- reset replaces a mark with another, lower or higher, if it is still the one
+-- that the operator saw. It waits for the transactions that entered under it.
+-- Nothing else ever lowers a mark.
 CREATE FUNCTION fencepost.reset(p_resource text, p_from bigint, p_from_lease text, p_to bigint, p_to_lease text,
   p_issuers_last bigint, p_actor text, p_reason text, p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -384,7 +387,8 @@ BEGIN
     VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
 END $$;
 
--- Only the owner, who migrates, may use any of this until somebody is granted to.
+-- Only the owner, who migrates, may use any of this until others are granted
+-- rights.
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
 REVOKE ALL ON FUNCTION
   fencepost.lock_salt, fencepost.lock_key, fencepost.verdict, fencepost.refuse, fencepost.judge, fencepost.check_primary,

@@ -1,15 +1,16 @@
--- Schema fencepost, the part of package sqlfence: triggers that refuse every
--- writer of a table without a current claim, whatever program it is.
+-- The part of schema fencepost that belongs to package sqlfence: triggers that
+-- refuse every writer of a table without a current claim, in any program.
 --
 -- Reading order: present, and require, which each trigger calls; then guard_body,
 -- which writes the trigger of a table, and install_guard.
 --
--- Values of types that an application may own are turned into text by their
--- output function only (see guard_body), because the triggers run with the
--- rights of their owner.
+-- Values of types that an application may own are converted to text only by
+-- their output function (see guard_body), because the triggers run with their
+-- owner's rights.
 
--- join_resource is guard.JoinResource: of the values of a template's variables
--- and of its literals, which have nothing to escape, it makes Template.Name.
+-- join_resource is guard.JoinResource: from the values of a template's
+-- variables and from its literals, which need no escaping, it builds
+-- Template.Name.
 CREATE FUNCTION fencepost.join_resource(VARIADIC p_parts text[])
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -33,7 +34,7 @@ END $$;
 
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.
--- It is the same as setting fencepost.claims oneself, with is_local true, to a
+-- It is the same as setting fencepost.claims directly, with is_local true, to a
 -- JSON array of claims. It takes no lock: a writer that only presents locks its
 -- rows first and the resource at the end of its statement.
 CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
@@ -67,13 +68,13 @@ BEGIN
   END IF;
 END $$;
 
--- require refuses a write of the resource unless the transaction presented a
+-- require refuses a write to the resource unless the transaction presented a
 -- claim for it and the claim is the resource's mark, and keeps it so until the
--- transaction ends. It remembers nothing from one statement to the next: a lock
--- that was taken inside a savepoint goes with it. A stale writer, who has locked
--- rows already, does not queue for the lock behind a raise, which may wait for
--- one who waits for those rows; marks only grow, so its verdict stands without
--- the lock.
+-- transaction ends. It keeps no state from one statement to the next: a lock
+-- taken inside a savepoint is released with it. A stale writer, which has
+-- already locked rows, does not queue for the lock behind a raise, which may be
+-- waiting for a session that waits for those rows; marks only grow, so its
+-- verdict stands without the lock.
 CREATE FUNCTION fencepost.require(p_resource text, p_table text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -90,8 +91,8 @@ BEGIN
   END IF;
 END $$;
 
--- report is require in report-only mode: it takes no lock and warns of what
--- would have been refused.
+-- report is require in report-only mode: it takes no lock and warns of writes
+-- that would have been refused.
 CREATE FUNCTION fencepost.report(p_resource text, p_table text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -100,8 +101,8 @@ EXCEPTION WHEN OTHERS THEN
   RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, SQLERRM);
 END $$;
 
--- refuse_truncate refuses to empty a table that holds many resources: no claim
--- covers them all.
+-- refuse_truncate refuses to truncate a table that holds many resources: no
+-- claim covers them all.
 CREATE FUNCTION fencepost.refuse_truncate(p_table text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -111,8 +112,8 @@ BEGIN
     HINT = 'Delete the rows of a resource under its claim.';
 END $$;
 
--- guarded lists the tables that were put under triggers, so that triggers that
--- are gone, or a partition that came later, are noticed. parts are the
+-- guarded lists the tables that were put under triggers, so that missing
+-- triggers, or a partition added later, can be detected. parts are the
 -- components of the resource's template, in order: {"text"} for a literal,
 -- {"variable", "type", "column"} for a variable and the column it is bound to.
 CREATE TABLE fencepost.guarded (
@@ -131,15 +132,15 @@ RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT 'guard_' || left(encode(sha256(convert_to(length(p_schema) || ':' || p_schema || p_table, 'UTF8')), 'hex'), 32)
 $$;
 
--- guard_body is the text of the trigger function of a table. It is made for
--- the table, so that its plans are kept; one check for each resource that a
--- statement touched, after everything else that may change its rows. An update
--- is checked for the resources that its rows left and those they came to.
+-- guard_body is the text of the trigger function of a table. It is specific to
+-- the table, so that its plans are kept. It makes one check for each resource
+-- that a statement touched, after everything else that may change its rows. An
+-- update is checked for the old and the new resources of its rows.
 --
 -- A column's text is taken with format, which calls the type's output function:
--- those are the server's or a superuser's. A cast would not do: it may be a
+-- those belong to the server or a superuser. A cast would not do: it may be a
 -- function of the type's owner, which would run with the rights of this
--- function, and the type may be another one tomorrow. quote_all_identifiers is
+-- function, and the column's type may change later. quote_all_identifiers is
 -- pinned because the text is compared with the one installed.
 CREATE FUNCTION fencepost.guard_body(p_schema text, p_table text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
@@ -191,7 +192,8 @@ RETURNS SETOF oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $
   ) SELECT relid FROM tree
 $$;
 
--- guard_obstacle says why a table cannot be guarded as described; NULL if it can.
+-- guard_obstacle returns why a table cannot be guarded as described; NULL if it
+-- can.
 CREATE FUNCTION fencepost.guard_obstacle(p_table oid, p_parts jsonb)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -317,8 +319,8 @@ BEGIN
   END IF;
 END $$;
 
--- lock_guards lets one installation run at a time and forgets tables that are
--- gone.
+-- lock_guards lets one installation run at a time and removes entries of tables
+-- that are gone.
 CREATE FUNCTION fencepost.lock_guards(p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -330,9 +332,9 @@ BEGIN
 END $$;
 
 -- install_guard puts a table, its partitions and children under triggers. It
--- changes nothing, and takes no lock on the table, if all is as it should be.
--- It runs with the rights of its caller, who must own the table and may write
--- in schema fencepost.
+-- changes nothing, and takes no lock on the table, if everything is in place.
+-- It runs with the rights of its caller, who must own the table and be allowed
+-- to write in schema fencepost.
 CREATE FUNCTION fencepost.install_guard(p_table regclass, p_parts jsonb, p_report_only boolean, p_lock_timeout_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -370,7 +372,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- remove_guard takes the triggers away again. A NULL table only forgets the
+-- remove_guard removes the triggers. A NULL table only removes the entries of
 -- tables that are gone.
 CREATE FUNCTION fencepost.remove_guard(p_table regclass, p_lock_timeout_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -400,7 +402,7 @@ BEGIN
 END $$;
 
 -- guard_status lists every guarded table, and every table that has triggers of
--- this schema without being listed, with what is wrong about it.
+-- this schema but is not listed, with what is wrong with it.
 CREATE FUNCTION fencepost.guard_status()
 RETURNS TABLE (schema_name text, table_name text, parts jsonb, report_only boolean, relation text, problem text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -50,9 +50,9 @@ BEGIN
   LOCK TABLE fencepost.leases IN SHARE ROW EXCLUSIVE MODE;
 END $$;
 
--- lift_floor raises the floor to a token, in a transaction that waits for the
+-- raise_floor raises the floor to a token, in a transaction that waits for the
 -- disk. It never lowers it.
-CREATE FUNCTION fencepost.lift_floor(p_token bigint)
+CREATE FUNCTION fencepost.raise_floor(p_token bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -88,7 +88,7 @@ BEGIN
   )
   SELECT count(*), max(token) INTO o_purged, v_highest FROM dead;
   IF v_highest IS NOT NULL THEN
-    PERFORM fencepost.lift_floor(v_highest);
+    PERFORM fencepost.raise_floor(v_highest);
   END IF;
   SELECT coalesce(max(f.token), 0) INTO o_floor FROM fencepost.leases f WHERE f.resource = '';
 END $$;
@@ -166,7 +166,7 @@ BEGIN
   SELECT coalesce(max(f.token), 0) INTO o_floor FROM fencepost.leases f WHERE f.resource = '';
   IF o_floor < greatest(o_epoch << 40, p_floor) THEN
     o_raised := true;
-    PERFORM fencepost.lift_floor(greatest(o_epoch << 40, p_floor));
+    PERFORM fencepost.raise_floor(greatest(o_epoch << 40, p_floor));
     SELECT f.token INTO o_floor FROM fencepost.leases f WHERE f.resource = '';
   END IF;
 END $$;
@@ -202,7 +202,7 @@ END $$;
 
 -- These have their owner's rights, or are of use to those alone, so they are
 -- nobody's until they are granted.
-REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.lift_floor, fencepost.purge_leases, fencepost.raise_epoch,
+REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch,
   fencepost.adopt_epoch, fencepost.enter_epoch FROM PUBLIC;
 
 -- What operators did. A record is written by force_unlock and by nothing else,
