@@ -12,9 +12,9 @@ const (
 // job's metadata. Adapters are a few lines each, so this package needs none of
 // those libraries.
 type Carrier interface {
-	// Get returns the values stored under key, none if there are none. A
-	// carrier that can hold several must return them all: two tokens in one
-	// message are refused, not guessed between.
+	// Get returns the values stored under key, or none. A carrier that can hold
+	// several must return them all: two tokens in one message are refused;
+	// Extract does not choose one.
 	Get(key string) []string
 	// Set stores value under key in place of what was there.
 	Set(key, value string)
@@ -35,7 +35,7 @@ func (m MapCarrier) Get(key string) []string {
 func (m MapCarrier) Set(key, value string) { m[key] = value }
 
 // Inject writes claim to carrier. It refuses an invalid claim ([ErrInvalid])
-// and writes nothing then.
+// without writing anything.
 func Inject(claim Claim, carrier Carrier) error {
 	if err := claim.Validate(); err != nil {
 		return err
@@ -46,12 +46,13 @@ func Inject(claim Claim, carrier Carrier) error {
 	return nil
 }
 
-// Extract reads the claim that a message carries for resource, which the
-// consumer derives itself from what it is about to write. A message that names
+// Extract reads the claim that a message carries for resource. The consumer
+// derives resource itself from what it is about to write. A message that names
 // another resource is refused: its token says nothing about this one.
 //
-// All three keys must be there, the lease too, though its value may be empty: a
-// relay that drops it would otherwise turn two leases into one without an ID.
+// All three keys must be present, including the lease, though its value may be
+// empty: a relay that drops it would otherwise turn two leases into one without
+// an ID.
 //
 // Errors: [ErrMissing] if the message carries no token, a [*MisdirectedError]
 // if it names another resource, else [ErrInvalid].

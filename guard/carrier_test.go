@@ -94,7 +94,7 @@ func TestExtractRefuses(t *testing.T) {
 			t.Errorf("%s: Extract = %+v, %v (%s); want no claim and %s", name, got, err, guard.ReasonOf(err), c.want)
 		}
 	}
-	// What the consumer derives itself is checked too.
+	// The resource that the consumer derives is checked too.
 	if got, err := guard.Extract("", multi{token: one("1"), resource: one(""), lease: one("a")}); got != (guard.Claim{}) || !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("Extract of an empty resource = %+v, %v; want ErrInvalid", got, err)
 	}

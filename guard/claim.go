@@ -10,7 +10,7 @@ type Claim struct {
 	Resource string `json:"resource"`
 	// Token is the fencing token of the writer's lease.
 	Token Token `json:"token"`
-	// LeaseID tells two holders of one token apart (promise P4): at most 128
+	// LeaseID distinguishes two holders of one token (promise P4): at most 128
 	// bytes, compared byte by byte. Empty means that the issuer has no lease
 	// IDs; empty equals only empty.
 	LeaseID string `json:"leaseId,omitempty"`
@@ -37,7 +37,7 @@ func (c Claim) CheckResource(guarded string) error {
 	return &MisdirectedError{Claimed: c.Resource, Guarded: guarded}
 }
 
-// Mark is what a resource remembers: the highest claim that it admitted. The
+// Mark is what a resource remembers: the highest claim it has admitted. The
 // zero value is the mark of a resource that never admitted a claim.
 type Mark struct {
 	// Token is the highest token admitted; NoToken if none was.
@@ -46,7 +46,7 @@ type Mark struct {
 	LeaseID string `json:"leaseId,omitempty"`
 	// Floor reports that the resource has no mark of its own and that Token is
 	// its store's floor, the highest token among the marks that the store has
-	// retired ([Store.Retire]). The mark that was forgotten may have been that
-	// very token, so a claim must be above a floor; equal is stale.
+	// retired ([Store.Retire]). The retired mark may have had that very token,
+	// so a claim must be above a floor; equal is stale.
 	Floor bool `json:"floor,omitempty"`
 }

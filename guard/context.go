@@ -2,15 +2,15 @@ package guard
 
 import "context"
 
-// Lease is what a fence needs to know of a held lease: its claim, and whether
-// it is still good by the holder's own clock. lockclient's leases are Leases.
-// Implementations are safe for concurrent use.
+// Lease is what a fence needs to know about a held lease: its claim, and
+// whether it is still valid by the holder's own clock. lockclient's leases are
+// Leases. Implementations are safe for concurrent use.
 type Lease interface {
 	// Claim returns the claim that the lease entitles its holder to.
 	Claim() Claim
 	// Valid reports whether the lease is still held by the holder's clock. It
-	// is a courtesy that saves a request: a paused process learns it late, and
-	// only the resource's comparison is safe.
+	// is an optimization that saves a request: a paused process learns of the
+	// loss late, and only the resource's comparison is safe.
 	Valid() bool
 }
 
@@ -31,8 +31,9 @@ func (c *claimContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// WithClaim returns a context that carries claim, for writers further down to
-// present. The claim is not checked here: every fence checks what it is given.
+// WithClaim returns a context that carries claim, for writers further down the
+// call stack to present. The claim is not checked here: every fence checks what
+// it is given.
 func WithClaim(ctx context.Context, claim Claim) context.Context {
 	return &claimContext{Context: ctx, claim: claim}
 }

@@ -51,8 +51,8 @@ func TestClaimInContext(t *testing.T) {
 	}
 }
 
-// TestClaimContextKeepsTheRest: the carrier is a context of its own make, so
-// it is shown to pass on what contexts pass on.
+// TestClaimContextKeepsTheRest: the carrier is a custom context, so the test
+// shows that it passes on what contexts pass on.
 func TestClaimContextKeepsTheRest(t *testing.T) {
 	deadline := time.Now().Add(time.Hour)
 	parent, cancel := context.WithDeadline(t.Context(), deadline)

@@ -1,11 +1,11 @@
 package guard
 
-// Rule says what a claim whose token equals the mark may do. It is fixed when
-// a guard is constructed, never per call: two callers that compare one mark by
+// Rule says what a claim whose token equals the mark may do. It is fixed when a
+// guard is constructed, never per call: two callers that compare one mark under
 // two rules guard nothing.
 //
-// The zero value is no rule; [Decide] refuses it. Constructors that take a
-// Rule document which one zero stands for.
+// The zero value is not a rule; [Decide] refuses it. Constructors that take a
+// Rule document which rule zero stands for.
 type Rule uint8
 
 const (
@@ -47,8 +47,7 @@ func (r Rule) String() string {
 func Decide(rule Rule, mark Mark, claim Claim) error { return decide(rule, &mark, &claim) }
 
 // decide takes references, and Decide is inlined, because ten words do not fit
-// into the registers that a call has, and copying them costs more than
-// comparing.
+// into the registers of a call, and copying them costs more than comparing.
 func decide(rule Rule, mark *Mark, claim *Claim) error {
 	if rule != SameOrNewer && rule != OncePerToken {
 		return Invalid("rule", rule.String(), "must be SameOrNewer or OncePerToken")

@@ -8,7 +8,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// decision is a Decide that may be wrong.
+// decision is an implementation of Decide that may be wrong.
 type decision func(guard.Rule, guard.Mark, guard.Claim) guard.Reason
 
 func decide(r guard.Rule, m guard.Mark, c guard.Claim) guard.Reason {
@@ -69,7 +69,8 @@ func TestDecideIsTheRule(t *testing.T) {
 	}
 }
 
-// TestDecideControls: the table tells every neighbour of the rule from it.
+// TestDecideControls: the table distinguishes the rule from every rule close to
+// it.
 func TestDecideControls(t *testing.T) {
 	for name, wrong := range map[string]decision{
 		"lower admitted": func(r guard.Rule, m guard.Mark, c guard.Claim) guard.Reason {

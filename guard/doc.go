@@ -1,20 +1,21 @@
 // Package guard holds what every fence of this module shares: fencing tokens,
 // claims, marks, the rule that compares them, the errors that say why a claim
-// was refused, and a store of marks in memory. It needs the standard library
-// alone.
+// was refused, and a store of marks in memory. It depends only on the standard
+// library.
 //
 // # The problem
 //
 // A worker takes a lease with token 10 and is paused past its expiry. Another
-// takes token 11 and works. The first resumes and writes. No lock can prevent
-// that: the lock is not asked. Only the resource can, by remembering the
-// highest token it has admitted, its mark, and by comparing inside the write.
+// worker takes token 11 and starts to write. The first resumes and writes. No
+// lock can prevent that: the write does not consult the lock. Only the resource
+// can, by remembering the highest token it has admitted, its mark, and by
+// comparing inside the write.
 //
 // # Words
 //
-// A claim is what a writer presents: a resource, a token, a lease ID. A mark
-// is the highest claim a resource admitted. To raise a mark is to put a higher
-// claim in its place; marks are never lowered. To take over is to raise the
+// A claim is what a writer presents: a resource, a token, a lease ID. A mark is
+// the highest claim a resource has admitted. To raise a mark is to replace it
+// with a higher claim; marks are never lowered. To take over is to raise the
 // mark before reading, so that what was read cannot be overwritten by an older
 // holder that is still writing (promise P2: comparing at write time alone does
 // not give this). A resource has exactly one mark: two surfaces that guard one
@@ -24,8 +25,8 @@
 // A resource's name is declared once, as a [Template], and every surface builds
 // the same bytes from it (promise P9): the lease client asks the template for a
 // name, sqlfence binds its variables to key columns, httpfence to parameters of
-// a route, s3fence to parts of a key. A claim for another resource is refused
-// there with [ErrMisdirected] and both names, and raises nothing. Writers in
+// a route, s3fence to parts of a key. Each surface refuses a claim for another
+// resource with [ErrMisdirected] and both names, and raises nothing. Writers in
 // other languages find test vectors in testdata/templates.json.
 //
 // # What it guarantees
@@ -35,18 +36,18 @@
 //     mark is T, no claim under a lower token is admitted (P1), and a token
 //     under another lease ID is a conflict (P4).
 //   - Different values of one Template never give the same name (P9).
-//   - A refusal is a [*RejectedError] with the facts; a malformed input an
-//     [*InvalidError] with the field; a claim for another resource a
-//     [*MisdirectedError]; a failure a [*FailedError] that says whether
+//   - A refusal is a [*RejectedError] with the facts; a malformed input is an
+//     [*InvalidError] with the field; a claim for another resource is a
+//     [*MisdirectedError]; a failure is a [*FailedError] that says whether
 //     something may have been written (P5, P6).
 //
 // # What it does not
 //
-// Admitting a claim at the door does not stop a write that was admitted before
-// and is still on its way. Compare inside the write: package sqlfence and
-// package s3fence do, and httpfence says how to pair the two. [Memory] forgets
-// at restart. Two templates can give the same name; a literal component of its
-// own keeps each kind of resource apart.
+// Admitting a claim when a request arrives does not stop a write that was
+// admitted earlier and is still in flight. Compare inside the write: packages
+// sqlfence and s3fence do, and httpfence says how to combine the two. [Memory]
+// loses its marks at restart. Two templates can give the same name; a distinct
+// literal component keeps each kind of resource apart.
 //
 // # Use
 //
@@ -66,24 +67,24 @@
 //
 // # Failure by failure
 //
-// Each error is one of the sentinels beside [ErrStale] by [errors.Is];
-// [ReasonOf] names it. Stale: stop, never retry. Spent: the token has written
-// already. Conflict: two holders have one token; stop both and alarm.
-// Unavailable: nothing was written, a retry is safe. Outcome unknown: the write
-// may have taken effect; read before you write again. Invalid, missing and
-// misdirected: nothing was sent; correct the caller. FAILURES.md says what each
-// part of the module does when an issuer or a store is away, and shows how to
-// fail fast, to wait and to go on without.
+// Each error matches one of the sentinels listed with [ErrStale] by
+// [errors.Is]; [ReasonOf] names it. Stale: stop, never retry. Spent: the token
+// has written already. Conflict: two holders have one token; stop both and
+// raise an alarm. Unavailable: nothing was written, a retry is safe. Outcome
+// unknown: the write may have taken effect; read before you write again.
+// Invalid, missing and misdirected: nothing was sent; correct the caller.
+// FAILURES.md says what each part of the module does when an issuer or a store
+// is down, and shows how to fail fast, wait, or continue without it.
 //
 // # Where this departs from the textbook
 //
 // [Mark] has a Floor flag, so that a comparison with "no mark of its own, but
-// the store has retired marks up to here" is the same call of [Decide] as any
-// other, also for a reader that only looks.
+// the store has retired marks up to here" is the same call to [Decide] as any
+// other, even for a caller that only reads.
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. What is
-// stored or sent will not change its meaning: tokens, names built by a Template,
+// Until version 1 exported names may change between minor versions. The meaning
+// of what is stored or sent will not change: tokens, names built by a Template,
 // carrier keys, reasons.
 package guard

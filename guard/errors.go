@@ -5,26 +5,26 @@ import (
 	"strings"
 )
 
-// RejectedError says that a claim was refused, and by which facts. It unwraps
+// RejectedError says that a claim was refused, and on which facts. It unwraps
 // to its reason's sentinel, and to Cause if there is one.
 //
-// Its message names the mark. That is meant for the inside of a trust
-// boundary; httpfence does not pass it to clients.
+// Its message names the mark. It is meant for use inside a trust boundary;
+// httpfence does not pass it to clients.
 type RejectedError struct {
-	// Reason is why: stale, spent, conflict, not found, mark ahead, unfenced,
-	// lease lost.
+	// Reason is why it was refused: stale, spent, conflict, not found, mark
+	// ahead, unfenced, lease lost.
 	Reason Reason
 	// Claim is what was offered.
 	Claim Claim
-	// Mark is what it was compared with; the zero value where there was none
+	// Mark is what Claim was compared with; the zero value where there was none
 	// or where it was not disclosed.
 	Mark Mark
 	// Cause is the driver's error that carried the refusal; may be nil.
 	Cause error
 }
 
-// Error says the reason, the token offered, the resource and the mark, and where
-// these do not tell why, the cause.
+// Error gives the reason, the token offered, the resource and the mark, and the
+// cause where these do not explain the refusal.
 func (e *RejectedError) Error() string {
 	var b strings.Builder
 	b.WriteString("fencepost: ")
@@ -66,7 +66,7 @@ type InvalidError struct {
 	Value string
 	// Problem says what is wrong with it.
 	Problem string
-	// Missing says that nothing was given at all.
+	// Missing reports that nothing was given at all.
 	Missing bool
 
 	cut bool // Value is not all that was given
@@ -129,9 +129,9 @@ func (e *MisdirectedError) Error() string {
 // Unwrap returns ErrMisdirected and ErrInvalid.
 func (e *MisdirectedError) Unwrap() []error { return []error{ErrMisdirected, ErrInvalid} }
 
-// FailedError says that an operation could not be carried out or its outcome
-// not learned. It unwraps to [ErrUnavailable] or [ErrOutcomeUnknown] and to
-// Cause.
+// FailedError says that an operation could not be carried out, or that its
+// outcome could not be learned. It unwraps to [ErrUnavailable] or
+// [ErrOutcomeUnknown] and to Cause.
 type FailedError struct {
 	// Reason is [ReasonUnavailable] or [ReasonOutcomeUnknown].
 	Reason Reason
@@ -155,7 +155,7 @@ func OutcomeUnknown(op string, claim Claim, cause error) error {
 	return &FailedError{Reason: ReasonOutcomeUnknown, Op: op, Claim: claim, Cause: cause}
 }
 
-// Error says the operation, the reason, the claim and the cause.
+// Error gives the operation, the reason, the claim and the cause.
 func (e *FailedError) Error() string {
 	s := "fencepost: " + e.Op
 	if err := e.Reason.Err(); err != nil {

@@ -41,8 +41,8 @@ func TestErrorMessages(t *testing.T) {
 	}
 }
 
-// TestErrorsOfHugeInputsAreShort: a client must not be able to fill a log, nor
-// to keep a megabyte alive in an error that somebody stores.
+// TestErrorsOfHugeInputsAreShort: a client must not be able to fill a log, or
+// to keep a megabyte alive in a stored error.
 func TestErrorsOfHugeInputsAreShort(t *testing.T) {
 	huge := strings.Repeat("\x1b", 1<<20)
 	_, parse := guard.ParseToken(huge)

@@ -13,7 +13,7 @@ func ExampleNewMemory() {
 	store := guard.NewMemory(nil)
 	const resource = "tenant_123:billing-close:2026-04"
 
-	// B took the lease over while A was paused; then A wakes up.
+	// B took over the lease while A was paused; then A wakes up.
 	for _, claim := range []guard.Claim{
 		{Resource: resource, Token: 10, LeaseID: "a"},
 		{Resource: resource, Token: 11, LeaseID: "b"},
@@ -81,7 +81,8 @@ func ExampleTemplate() {
 }
 
 func ExampleJoinResource() {
-	// A tenant whose name holds a separator does not reach into another's.
+	// A tenant whose name contains a separator cannot name another tenant's
+	// resources.
 	one, _ := guard.JoinResource("acme:eu", "close")
 	two, _ := guard.JoinResource("acme", "eu", "close")
 	fmt.Println(one)

@@ -7,23 +7,24 @@ import (
 	"time"
 )
 
-// With names and lease IDs of 70 bytes together these take about 300 MB.
+// With names and lease IDs of 70 bytes in total this many take about 300 MB.
 const defaultMaxResources = 1 << 20
 
 // MemoryOptions configures [NewMemory]. The zero value is the default.
 type MemoryOptions struct {
-	// MaxResources is how many marks are kept; zero or less means 2^20. A claim for one more resource is refused with
-	// ErrUnavailable: a mark is never evicted, because forgetting one admits a
-	// stale writer.
+	// MaxResources is how many marks are kept; zero or less means 2^20. A claim
+	// for one more resource is refused with ErrUnavailable: a mark is never
+	// evicted, because evicting one admits a stale writer.
 	MaxResources int
 }
 
-// Memory forgets at restart: it is a [Store] in the memory of one process.
+// Memory is a [Store] in the memory of one process: it loses its marks at
+// restart.
 //
 // After a restart, or on a second replica, a stale token is admitted again as
 // if it were new. Use it for tests, for a single process whose resource dies
-// with it, and as the reference for other stores; a service with replicas or
-// restarts keeps its marks in a database.
+// with it, and as the reference for other stores; a service that has replicas
+// or restarts should keep its marks in a database.
 //
 // The zero value is not usable; call [NewMemory]. It is safe for concurrent use;
 // calls that raise nothing share the lock.
@@ -34,8 +35,8 @@ type Memory struct {
 	max   int
 }
 
-// raisedMark is a mark and when it was raised. It is no larger than it must be,
-// because a look-up among many marks costs what it reads from memory.
+// raisedMark is a mark and when it was raised. It is as small as possible,
+// because the cost of a look-up among many marks is what it reads from memory.
 type raisedMark struct {
 	token   Token
 	leaseID string
@@ -53,7 +54,7 @@ func NewMemory(opts *MemoryOptions) *Memory {
 	return m
 }
 
-// mark returns the mark of resource; if it has none, the floor and false. The
+// mark returns the mark of resource, or the floor and false if it has none. The
 // caller holds the lock.
 func (m *Memory) mark(resource string) (Mark, bool) {
 	if r, ok := m.marks[resource]; ok {
@@ -91,8 +92,9 @@ func (m *Memory) raise(claim Claim) (Mark, error) {
 	if !known && len(m.marks) >= m.max {
 		return mark, Unavailable("admit", claim, fmt.Errorf("the in-memory store is full: MaxResources is %d", m.max))
 	}
-	// A copy, so that the store does not keep the request alive that the claim
-	// was cut from; one for both, because who reads the name then reads the ID.
+	// A copy, so that the store does not keep alive the request that the claim
+	// was cut from. One copy for both, because a reader of the name also reads
+	// the ID.
 	both := claim.Resource + claim.LeaseID
 	resource, leaseID := both[:len(claim.Resource)], both[len(claim.Resource):]
 	m.marks[resource] = raisedMark{claim.Token, leaseID, time.Now().UnixNano()}

@@ -23,7 +23,7 @@ type races struct {
 	raised, below, torn, admitted atomic.Int64
 }
 
-// bg is used because a call is never cut off.
+// bg is used because no call is ever cancelled.
 var bg = context.Background()
 
 func nameOf(resource int) string       { return fmt.Sprint("account-", resource) }
@@ -97,7 +97,7 @@ func TestP1MemoryConcurrentReads(t *testing.T) {
 		for i := range goroutines {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(uint64(goroutines), uint64(i)))
-				// There is no other end: a machine that has no time takes longer.
+				// There is no other end condition: a busy machine takes longer.
 				for n.raised.Load() < raises || time.Since(start) < atLeast {
 					f(rng)
 				}
@@ -112,9 +112,9 @@ func TestP1MemoryConcurrentReads(t *testing.T) {
 }
 
 // TestP1MemoryConcurrentReadsControls: the same raises and reads, one after the
-// other in the order that shows it, notice a store that answers with an old
-// mark, one that puts a mark together from two raises, and one that compares
-// with what it read before.
+// other in an order that shows the bug, detect a store that answers with an old
+// mark, one that combines a mark from two raises, and one that compares with
+// what it read before.
 func TestP1MemoryConcurrentReadsControls(t *testing.T) {
 	old := &races{t: t, s: &oldReads{Store: guard.NewMemory(nil)}}
 	old.raise(0)
@@ -143,7 +143,7 @@ func TestP1MemoryConcurrentReadsControls(t *testing.T) {
 	right.check(0, 0, 0)
 }
 
-// oldReads answers with the mark that the call before saw.
+// oldReads answers with the mark that the previous call saw.
 type oldReads struct {
 	guard.Store
 	last sync.Map
@@ -171,7 +171,7 @@ func (s *tornReads) Mark(ctx context.Context, resource string) (guard.Mark, erro
 	return mark, err
 }
 
-// oldVerdicts admits what is at most a few tokens too old.
+// oldVerdicts admits claims that are at most a few tokens too old.
 type oldVerdicts struct{ guard.Store }
 
 func (s *oldVerdicts) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {

@@ -36,26 +36,26 @@ func TestMemoryIsBounded(t *testing.T) {
 	for i := range limit {
 		admit(claim(i, 10), nil)
 	}
-	for range 2 { // a refusal must not take room either
+	for range 2 { // a refusal must not take space either
 		admit(claim(limit, 99), guard.ErrUnavailable)
 	}
 	if mark, err := m.Mark(t.Context(), claim(limit, 99).Resource); err != nil || mark != (guard.Mark{}) {
 		t.Errorf("the refused resource has the mark %+v, %v", mark, err)
 	}
-	// Those that are in go on, and none was evicted.
+	// Existing marks keep working, and none was evicted.
 	for i := range limit {
 		admit(claim(i, 10), nil)
 		admit(claim(i, 11), nil)
 		admit(claim(i, 10), guard.ErrStale)
 	}
-	// What needs no room is decided though the store is full.
+	// Claims that need no space are decided although the store is full.
 	admit(guard.Claim{Resource: "new", Token: -1}, guard.ErrInvalid)
 
 	r, err := m.Retire(t.Context(), time.Now().Add(time.Hour))
 	if want := (guard.Retired{Count: limit, Floor: 11}); err != nil || r != want {
 		t.Fatalf("Retire = %+v, %v; want %+v", r, err, want)
 	}
-	admit(claim(limit, 11), guard.ErrStale) // takes no room
+	admit(claim(limit, 11), guard.ErrStale) // takes no space
 	for i := range limit {
 		admit(claim(limit+i, 12), nil)
 	}

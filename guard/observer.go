@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Observer is told what the guards and the lease client do, for metrics and
-// audit. It is called on the caller's path, so it must be quick, must not
-// block and must be safe for concurrent use. A nil Observer costs nothing.
+// Observer receives events from the guards and the lease client, for metrics
+// and audit. It is called synchronously, so it must be quick, must not block
+// and must be safe for concurrent use. A nil Observer costs nothing.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
 
-// ObserverFunc is a function as an [Observer].
+// ObserverFunc adapts a function to [Observer].
 type ObserverFunc func(ctx context.Context, e Event)
 
 // Observe calls f.
@@ -25,7 +25,7 @@ type Op string
 // client reports the rest.
 const (
 	OpCheck       Op = "check"       // a mark was compared, nothing written
-	OpAdmit       Op = "admit"       // a claim was admitted or refused at the door
+	OpAdmit       Op = "admit"       // a claim was admitted or refused before any write
 	OpRaise       Op = "raise"       // a mark was raised ahead of reading
 	OpWrite       Op = "write"       // a fenced write
 	OpTransaction Op = "transaction" // a fenced transaction
@@ -34,11 +34,11 @@ const (
 	OpRelease     Op = "release"
 	OpLost        Op = "lost"    // a held lease ended before its holder released it
 	OpContend     Op = "contend" // an acquire found the lease held; once per call
-	OpReclaim     Op = "reclaim" // a grant replaced a lease that had run out unreleased
+	OpReclaim     Op = "reclaim" // a grant replaced a lease that had expired unreleased
 	OpForceUnlock Op = "force_unlock"
 )
 
-// Surface names who reports an [Event].
+// Surface names the package that reports an [Event].
 type Surface string
 
 // The surfaces of this module.
@@ -62,8 +62,8 @@ type Event struct {
 	Mark Mark
 	// Reason is ReasonNone for success.
 	Reason Reason
-	// Duration is how long it took; for OpLost and OpRelease how long the
-	// lease had been held.
+	// Duration is how long the operation took; for OpLost and OpRelease it is
+	// how long the lease had been held.
 	Duration time.Duration
 	// Err is the error that the caller gets; nil for success.
 	Err error

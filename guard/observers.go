@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// Observers returns an observer that tells each of the given ones in turn; nil
-// ones are left out. It is nil, and so costs nothing, if none is left.
+// Observers returns an observer that calls each of the given ones in turn; nil
+// ones are skipped. It returns nil, which costs nothing, if none remains.
 func Observers(observers ...Observer) Observer {
 	var all manyObservers
 	for _, o := range observers {
@@ -34,9 +34,10 @@ func (m manyObservers) Observe(ctx context.Context, e Event) {
 // LogObserver returns an observer that logs what a fence refused or could not
 // carry out, as fencing_rejected with the attributes op, surface, reason,
 // resource, fencingToken, leaseId, mark and error; nil for a nil logger. A
-// conflict and a mark ahead of the issuer are errors, the rest warnings. It is
-// for sqlfence and s3fence, which have no logger of their own; events of the
-// lease client, which has one, are left out.
+// conflict and a mark ahead of the issuer are logged as errors, the rest as
+// warnings. It is for sqlfence and s3fence, which do not log refusals
+// themselves; events of the lease client, which has its own logger, are
+// skipped.
 func LogObserver(logger *slog.Logger) Observer {
 	if logger == nil {
 		return nil

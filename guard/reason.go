@@ -6,13 +6,14 @@ import "errors"
 // none declares its own for the same meaning.
 var (
 	// ErrStale: the token is below the resource's mark. The writer has been
-	// succeeded; it must stop, and must not retry.
+	// superseded; it must stop, and must not retry.
 	ErrStale = errors.New("stale fencing token")
 	// ErrSpent: the token equals the mark and the rule is [OncePerToken]. The
 	// token has already written; if that write was the caller's own, it stands.
 	ErrSpent = errors.New("fencing token already spent")
 	// ErrConflict: the token equals the mark under another lease ID. Two
-	// holders have one token: the issuer is broken or was restored. Alarm.
+	// holders have one token: the issuer is broken or was restored. Raise an
+	// alarm.
 	ErrConflict = errors.New("fencing token belongs to another lease")
 	// ErrNotFound: there is no such row, object or resource to write to.
 	ErrNotFound = errors.New("resource not found")
@@ -20,29 +21,28 @@ var (
 	// the issuer was restored from a backup, or the mark was poisoned. Every
 	// claim will be stale until an operator repairs one of the two.
 	ErrMarkAhead = errors.New("mark is ahead of the issuer")
-	// ErrUnfenced: the object exists and was never put under a token.
+	// ErrUnfenced: the object exists but was never written under a token.
 	ErrUnfenced = errors.New("resource is not fenced")
 	// ErrInvalid: the input is malformed; nothing was sent or changed.
 	ErrInvalid = errors.New("invalid")
-	// ErrMisdirected: the claim is for another resource than the one that is
+	// ErrMisdirected: the claim is for a resource other than the one being
 	// written. Nothing was sent or changed. It is also ErrInvalid.
 	ErrMisdirected = errors.New("claim for another resource")
 	// ErrMissing: no token was presented at all. It is also ErrInvalid.
 	ErrMissing = errors.New("fencing token missing")
-	// ErrUnavailable: the store cannot be asked, or answered that it cannot
-	// serve. Nothing was written; a retry is safe.
+	// ErrUnavailable: the store could not be queried, or answered that it
+	// cannot serve. Nothing was written; a retry is safe.
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrOutcomeUnknown: a write was sent and its outcome could not be learned.
 	// It may have taken effect. A blind retry may write twice.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
-	// ErrLeaseLost: by the holder's own clock its lease is over, or the issuer
-	// said so. Nothing was sent.
+	// ErrLeaseLost: the lease has ended by the holder's own clock, or the
+	// issuer said so. Nothing was sent.
 	ErrLeaseLost = errors.New("lease lost")
 )
 
 // Reason names why something was refused or failed. It is a stable, short
-// string for logs, metrics and problem types. The zero value means "it was
-// not": success.
+// string for logs, metrics and problem types. The zero value means success.
 type Reason string
 
 // The reasons, one for each sentinel.
@@ -67,7 +67,7 @@ const (
 
 // reasons pairs each Reason with its sentinel in the order in which
 // [ReasonOf] looks: where an error wraps several, the one that promises least
-// comes first, so that an unknown outcome is never reported as less.
+// comes first, so that an unknown outcome is never reported as anything milder.
 var reasons = [...]struct {
 	reason Reason
 	err    error
@@ -86,8 +86,8 @@ var reasons = [...]struct {
 	{ReasonUnavailable, ErrUnavailable},
 }
 
-// Reasons returns every reason that has a sentinel, so that a table over them
-// can be shown to be total.
+// Reasons returns every reason that has a sentinel, so that a test can show
+// that a table covers all of them.
 func Reasons() []Reason {
 	out := make([]Reason, len(reasons))
 	for i, r := range reasons {
@@ -97,7 +97,7 @@ func Reasons() []Reason {
 }
 
 // Err returns the sentinel of r: nil for [ReasonNone], [ReasonOther] and
-// strings that are no reason.
+// strings that are not a reason.
 func (r Reason) Err() error {
 	for i := range reasons {
 		if reasons[i].reason == r {

@@ -77,7 +77,7 @@ func TestUnknownOutcomeWins(t *testing.T) {
 				t.Errorf("ReasonOf(unknown outcome and %s) = %s", r, got)
 			}
 		}
-		// Unavailable promises that nothing was written: any other reason is
+		// Unavailable promises that nothing was written: any other reason says
 		// more than that.
 		if got := guard.ReasonOf(errors.Join(guard.ErrUnavailable, err)); got != r {
 			t.Errorf("ReasonOf(unavailable and %s) = %s", r, got)

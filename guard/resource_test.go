@@ -80,12 +80,13 @@ func TestJoinResourceIsInjective(t *testing.T) {
 	if n, example := collisions(guard.JoinResource, lists); n != 0 {
 		t.Errorf("%d collisions, such as %q", n, example)
 	}
-	// The control: the same lists collide when they are only strung together.
+	// The control: the same lists collide when they are only concatenated.
 	naive := func(c ...string) (string, error) { return strings.Join(c, ":"), nil }
 	if n, _ := collisions(naive, lists); n == 0 {
 		t.Error("the lists do not even tell a plain strings.Join")
 	}
-	// And when the separator is escaped but the escape character is not.
+	// They also collide when the separator is escaped but the escape character
+	// is not.
 	half := func(c ...string) (string, error) {
 		for i := range c {
 			c = slices.Clone(c)
@@ -98,8 +99,8 @@ func TestJoinResourceIsInjective(t *testing.T) {
 	}
 }
 
-// FuzzJoinResource: whatever was joined can be taken apart again, which is
-// what injective means.
+// FuzzJoinResource: whatever was joined can be split again, so the join is
+// injective.
 func FuzzJoinResource(f *testing.F) {
 	f.Add("a", "b", "c")
 	f.Add("a:b", "%3A", "%")

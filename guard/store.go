@@ -9,8 +9,8 @@ import (
 // resource must share one Store; [NewMemory] is for one process.
 //
 // Implementations are safe for concurrent use and pass
-// [github.com/fencepost-go/fencepost/guard/guardtest]. A call whose context has
-// ended before it began is never a success: it is ErrUnavailable, or
+// [github.com/fencepost-go/fencepost/guard/guardtest]. A call whose context
+// ended before the call began never succeeds: it returns ErrUnavailable, or
 // ErrOutcomeUnknown if something was sent.
 type Store interface {
 	// Admit decides claim against its resource's mark by [Decide] and
@@ -19,12 +19,13 @@ type Store interface {
 	// own if it was admitted, else the one that refused it.
 	//
 	// Admitting a token that already is the mark is a read: it writes nothing
-	// and costs no more. A refused or invalid claim changes nothing and leaves
-	// no state behind.
+	// and costs no more than a read. A refused or invalid claim changes nothing
+	// and leaves no state behind.
 	//
 	// Errors: a [*RejectedError] ([ErrStale], [ErrConflict]), ErrInvalid,
 	// ErrUnavailable (nothing was written), ErrOutcomeUnknown (the mark may
-	// have been raised; presenting the same claim again is safe and tells).
+	// have been raised; presenting the same claim again is safe and shows
+	// whether it was).
 	Admit(ctx context.Context, claim Claim) (Mark, error)
 
 	// Mark returns the resource's mark; the zero Mark, or the floor with
@@ -35,13 +36,13 @@ type Store interface {
 	// Retire deletes the marks that were last raised before the given time
 	// and, in the same atomic step, raises the store's floor to the highest
 	// token among them. From then on a resource without a mark admits only
-	// tokens above the floor. Growth is bounded by it, and no clock is trusted
-	// for safety: retiring too much, or by a wrong clock, refuses good claims
-	// and never admits a stale one.
+	// tokens above the floor. Retiring bounds growth, and safety depends on no
+	// clock: retiring too much, or by a wrong clock, refuses good claims and
+	// never admits a stale one.
 	//
-	// The order that refuses nobody: first advance the issuer beyond the highest
-	// mark that will be retired, so that every later grant is above the coming
-	// floor; let the leases granted before run out; then retire.
+	// To retire without refusing any holder: first advance the issuer beyond the
+	// highest mark that will be retired, so that every later grant is above the
+	// new floor; let the earlier leases expire; then retire.
 	// Errors: ErrUnavailable, ErrOutcomeUnknown; calling again is safe.
 	Retire(ctx context.Context, before time.Time) (Retired, error)
 }

@@ -15,10 +15,10 @@ import (
 // # Syntax
 //
 // A template has components, separated by ":". Each is either literal text or
-// one variable. A literal is not empty and has no "{", "}", "%" or control
-// character. A variable is a name in braces, an ASCII letter or "_" followed by
-// letters, digits and "_"; no name occurs twice. At least one component must
-// be there; a template without variables names one resource.
+// one variable. A literal is not empty and contains no "{", "}", "%" or control
+// character. A variable is a name in braces: an ASCII letter or "_" followed by
+// letters, digits and "_". No name occurs twice. There must be at least one
+// component; a template without variables names one resource.
 //
 // A variable may have a type, which restricts its values to one spelling:
 //
@@ -63,8 +63,8 @@ const (
 	TypeUUID = "uuid"
 )
 
-// Must returns v, or panics if err is not nil. It is for declarations that
-// cannot fail unless the program itself is wrong:
+// Must returns v, or panics if err is not nil. It is for declarations that fail
+// only if the program itself is wrong:
 //
 //	var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 func Must[T any](v T, err error) T {
@@ -197,9 +197,9 @@ func (t *Template) Name(values ...string) (string, error) {
 	return b.String(), nil
 }
 
-// Match returns the values of a name that [Template.Name] gave, in the order of
-// the variables. The error is an [*InvalidError] for the field "resource" if
-// the name is not one that this template gives.
+// Match returns the values from which [Template.Name] built name, in the order
+// of the variables. The error is an [*InvalidError] for the field "resource" if
+// the template cannot give that name.
 func (t *Template) Match(name string) ([]string, error) {
 	if err := ValidateResource(name); err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func (t *Template) CheckVariables(bound ...string) error {
 
 func (p TemplatePart) field() string { return "template variable " + p.Variable }
 
-// problem says why v cannot be the value of the variable, or is empty.
+// problem returns why v cannot be the value of the variable, or "".
 func (p TemplatePart) problem(v string) string {
 	switch {
 	case v == "":
@@ -325,7 +325,7 @@ func writeEscaped(b *strings.Builder, v string) {
 	}
 }
 
-// unescaped is the value that writeEscaped turns into s, if there is one.
+// unescaped returns the value that writeEscaped turns into s, if there is one.
 func unescaped(s string) (string, bool) {
 	if !strings.Contains(s, "%") {
 		return s, true

@@ -169,8 +169,8 @@ func TestMustPanics(t *testing.T) {
 	guard.Must(guard.NewTemplate("{"))
 }
 
-// templateAlphabet has what could be taken for the syntax of a name, at every
-// length of UTF-8.
+// templateAlphabet has what could be mistaken for the syntax of a name, and
+// characters of every length in UTF-8.
 var templateAlphabet = []string{"a", "b", ":", "%", "%3A", "%25", "%3a", "{", "}", "2", "5", "3A", "é", "日", "😀", " "}
 
 func randomValue(rng *rand.Rand) string {
@@ -182,7 +182,7 @@ func randomValue(rng *rand.Rand) string {
 }
 
 // TestP9TemplateIsInjective names a million random lists of values, and then
-// the same lists by joins that forget one half of the escaping.
+// the same lists with joins that omit one half of the escaping.
 func TestP9TemplateIsInjective(t *testing.T) {
 	tmpl := guard.Must(guard.NewTemplate("{a}:b:{c}"))
 	naive := func(v ...string) (string, error) { return v[0] + ":b:" + v[1], nil }

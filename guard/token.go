@@ -38,10 +38,9 @@ func (t Token) String() string { return strconv.FormatInt(int64(t), 10) }
 
 // ParseToken parses the one accepted spelling of a token: a decimal number of
 // 1 to 19 digits that does not start with zero (^[1-9][0-9]{0,18}$), at most
-// [MaxToken]. Two spellings of one number would be two tokens for a proxy or a
-// log and one for the comparison, so signs, spaces, leading zeros and other
-// scripts' digits are refused. The error is an [*InvalidError] for the field
-// "token".
+// [MaxToken]. Two spellings of one number would be two tokens to a proxy or a
+// log but one to the comparison, so signs, spaces, leading zeros and non-ASCII
+// digits are refused. The error is an [*InvalidError] for the field "token".
 func ParseToken(s string) (Token, error) {
 	// 19 digits cannot overflow a uint64, so the range is tested once, at the end.
 	if len(s) == 0 || len(s) > 19 || s[0] == '0' {

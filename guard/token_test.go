@@ -46,8 +46,8 @@ func TestParseToken(t *testing.T) {
 
 var spelling = regexp.MustCompile(`^[1-9][0-9]{0,18}$`)
 
-// FuzzParseToken holds ParseToken against the expression of its documentation
-// and against numbers that cannot overflow.
+// FuzzParseToken compares ParseToken with the expression in its documentation
+// and with numbers that cannot overflow.
 func FuzzParseToken(f *testing.F) {
 	for _, s := range []string{"1", "0", "007", "+5", "9223372036854775806", "9223372036854775807", "99999999999999999999", "1\n", "１"} {
 		f.Add(s)
@@ -108,7 +108,7 @@ func TestTokenText(t *testing.T) {
 }
 
 // TestTokenJSON: a number would lose digits in readers that hold numbers as
-// floating point, so only the string is a token.
+// floating point, so only a string is a token.
 func TestTokenJSON(t *testing.T) {
 	in := guard.Claim{Resource: "r", Token: 1<<53 + 1, LeaseID: "a"}
 	b, err := json.Marshal(in)

@@ -16,7 +16,7 @@ const (
 )
 
 // ValidateResource checks a resource name: 1 to [MaxResourceLen] bytes of
-// UTF-8, no control characters. Every package checks at its door with this
+// UTF-8, no control characters. Every package checks its input with this
 // function. The error is an [*InvalidError] for the field "resource".
 func ValidateResource(s string) error { return validateText("resource", s, 1, MaxResourceLen) }
 
@@ -30,9 +30,9 @@ func ValidateOwner(s string) error { return validateText("owner", s, 1, MaxOwner
 // an [*InvalidError] for the field "lease ID".
 func ValidateLeaseID(s string) error { return validateText("lease ID", s, 0, MaxLeaseIDLen) }
 
-// validateText accepts printable ASCII, which nearly every text is, on its own;
-// only the rest pays for more. It looks at eight bytes at a time, because every
-// request pays for it; the last eight may overlap the eight before.
+// validateText handles printable ASCII, which nearly every text is, by itself;
+// other texts take the slower path. It looks at eight bytes at a time, because
+// every request pays for it; the last eight may overlap the previous eight.
 func validateText(field, s string, low, high int) error {
 	if len(s) < low || len(s) > high {
 		return examineText(field, s, low, high)
@@ -54,8 +54,7 @@ func validateText(field, s string, low, high int) error {
 	return nil
 }
 
-// examineText is validateText for a text of which it only knows that it may be
-// wrong.
+// examineText is validateText for a text that may be invalid.
 func examineText(field, s string, low, high int) error {
 	switch {
 	case len(s) < low:
@@ -77,7 +76,7 @@ func examineText(field, s string, low, high int) error {
 // notPrintable is 0 if the first eight bytes of s are from ' ' to '~'. In each
 // byte of the word, bit 7 is set if the byte is above 0x7f, by the subtraction
 // if it is below ' ', and by the addition if it is 0x7f. A borrow or a carry
-// comes only out of a byte that is refused itself, so it can hide nothing.
+// comes only out of a byte that is itself refused, so it can hide nothing.
 func notPrintable(s string) uint64 {
 	const ones, high = 0x0101010101010101, 0x8080808080808080
 	x := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |

@@ -240,7 +240,8 @@ func TestHTTP2(t *testing.T) {
 	}
 }
 
-// TestResponseWriterIsNotWrapped: the handler has the server's own.
+// TestResponseWriterIsNotWrapped: the handler gets the server's own
+// ResponseWriter.
 func TestResponseWriterIsNotWrapped(t *testing.T) {
 	fence := newFence(newStore(), literal("r"), nil)
 	server := httptest.NewServer(fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -275,8 +276,8 @@ func override(next http.Handler) http.Handler {
 }
 
 // TestMethodOverride: the method that counts is the one Admit sees. Whatever
-// rewrites it has to stand in front; the control has it behind, and a "GET"
-// gets through that is a DELETE to the handler.
+// rewrites the method must be in front; the control has it behind, and a "GET"
+// that is a DELETE to the handler gets through.
 func TestMethodOverride(t *testing.T) {
 	for name, c := range map[string]struct {
 		build  func(*Middleware, http.Handler) http.Handler
@@ -339,8 +340,8 @@ func TestChiRewriters(t *testing.T) {
 	}
 }
 
-// TestRejectDropsTheOtherAnswer: what a handler has set for the answer that it
-// does not give must not describe the refusal.
+// TestRejectDropsTheOtherAnswer: fields that a handler has set for an answer
+// that it does not send must not describe the refusal.
 func TestRejectDropsTheOtherAnswer(t *testing.T) {
 	fence := newFence(newStore(), literal("r"), nil)
 	w := httptest.NewRecorder()

@@ -116,7 +116,7 @@ var badInputs = func() []struct {
 	protocol("2 MiB name", 431, strings.Repeat("X", 2<<20)+": 5")
 	rows = append(rows, row{"two lengths", rawPost(goodPath, "X-Fencing-Token: 5", "Content-Length: 1"), 400, ""})
 
-	// A resource that is none.
+	// An invalid resource.
 	resource("resource: NUL", "/acct/a%00/close")
 	resource("resource: newline", "/acct/a%0Ab/close")
 	resource("resource: DEL", "/acct/%7F/close")
@@ -139,8 +139,8 @@ func slicesRepeat(s string, n int) []string {
 	return out
 }
 
-// TestBadInputNeverReachesTheHandler sends every malformed request there is a
-// name for, and shows by the same harness that a good one does get through.
+// TestBadInputNeverReachesTheHandler sends every named kind of malformed
+// request, and shows with the same harness that a good one gets through.
 func TestBadInputNeverReachesTheHandler(t *testing.T) {
 	if len(badInputs) < 60 {
 		t.Fatalf("only %d cases", len(badInputs))
@@ -250,8 +250,8 @@ var guardedBy = map[string]func(*service, http.Handler) http.Handler{
 }
 
 // TestBadInputAtEverySurface: whatever guards the handler, a malformed request
-// gets the same answer, and neither a handler nor a store nor a transaction
-// hears of it. That a good one gets through is the control.
+// gets the same answer, and it reaches no handler, store or transaction. The
+// control is a good request that gets through.
 func TestBadInputAtEverySurface(t *testing.T) {
 	for surface, guarded := range guardedBy {
 		if surface == "Admit" {

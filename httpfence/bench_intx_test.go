@@ -91,7 +91,7 @@ func benchmarkInTx(b *testing.B, url string) {
 		}
 	}
 	paths := []string{"/own/", "/direct/", "/fenced/"}
-	for i := 0; b.Loop(); i++ { // none always comes after the same other
+	for i := 0; b.Loop(); i++ { // none always follows the same other
 		for j := range paths {
 			send(paths[(i+j)%len(paths)])
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// discard is a ResponseWriter that costs nothing, so that what is measured is
-// the route and the guard.
+// discard is a ResponseWriter that costs nothing, so that only the route and
+// the guard are measured.
 type discard struct{ h http.Header }
 
 func (d *discard) Header() http.Header         { return d.h }
@@ -84,8 +84,8 @@ func (x *bench) check(next http.HandlerFunc) http.Handler {
 	})
 }
 
-// byHand is the least that compares: it takes what ParseInt takes, trusts every
-// name, and forgives nothing else. It is the floor of Check.
+// byHand is the minimal check: it accepts what ParseInt accepts, trusts every
+// name, and tolerates nothing else. It is the floor for Check.
 func (x *bench) byHand(next http.HandlerFunc) http.Handler {
 	type mark struct {
 		token   int64
@@ -129,13 +129,13 @@ func (x *bench) run(h http.Handler, n int) {
 	}
 }
 
-// compare runs a and b by turns in blocks too small for the machine to change
-// much between them, and returns what each block took per request.
+// compare runs a and b in turn in blocks too small for the machine to change
+// much between them, and returns the time per request of each block.
 func (x *bench) compare(a, b http.Handler) (of [2][]float64) {
 	const block = 500
 	for i := 0; x.b.Loop(); i++ {
 		for j, h := range [2]http.Handler{a, b} {
-			if i%2 == 1 { // neither is always the one that comes second
+			if i%2 == 1 { // neither always runs second
 				j = 1 - j
 				h = [2]http.Handler{a, b}[j]
 			}
@@ -152,7 +152,7 @@ func (x *bench) compare(a, b http.Handler) (of [2][]float64) {
 
 func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// BenchmarkOverhead reports what Check, Admit and a check by hand cost over the
+// BenchmarkOverhead reports what Check, Admit and a manual check cost over the
 // bare route: the difference of the fastest blocks and of the medians.
 func BenchmarkOverhead(b *testing.B) {
 	for _, resources := range []int{1, 100_000} {

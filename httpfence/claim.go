@@ -13,26 +13,26 @@ const (
 	// TokenHeader carries the fencing token: exactly one field line whose
 	// value is accepted by [guard.ParseToken].
 	TokenHeader = "X-Fencing-Token"
-	// LeaseHeader carries the lease ID: exactly one field line; none, if
+	// LeaseHeader carries the lease ID: exactly one field line, or none if
 	// [Options.TokenOnly] allows it.
 	LeaseHeader = "X-Fencing-Lease"
 	// ResourceHeader carries the name of the resource that the claim is for,
-	// percent-encoded ([EncodeResource]): exactly one field line; none, if
+	// percent-encoded ([EncodeResource]): exactly one field line, or none if
 	// [Options.InsecureAnyResource] allows it.
 	ResourceHeader = "X-Fencing-Resource"
 	// ReasonHeader is in the answer to each refused request: the
-	// [guard.Reason], for clients that see no body (HEAD) or cannot read it.
+	// [guard.Reason], for clients that get no body (HEAD) or cannot read it.
 	ReasonHeader = "X-Fencing-Reason"
 )
 
-// presented reads into claim what r presents, as far as it goes; claim is zero
-// before. It looks at all lines of a field, not at the first as Header.Get
+// presented reads into claim what r presents, up to the first error; claim must
+// be zero. It looks at all lines of a field, not just the first as Header.Get
 // does: with two lines, the proxy in front and the handler behind might each
-// believe another one. No error has a field's value in it, because errors are
+// use a different one. No error contains a field's value, because errors are
 // logged, and a bearer token in the wrong field must not be.
 //
-// The token comes before the resource: it is cheap, and a request without
-// a token must not make the resource function ask a database.
+// The token comes before the resource: it is cheap, and a request without a
+// token must not make the resource function query a database.
 func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	lines := r.Header[m.names.token]
 	if len(lines) != 1 {
@@ -45,7 +45,8 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	}
 	claim.Token = token
 	if lines = r.Header[m.names.lease]; len(lines) == 1 {
-		// Empty is no way to say "none", so that there is one way to say it.
+		// An empty value does not mean "none", so that there is only one way to
+		// say it.
 		if lines[0] == "" || guard.ValidateLeaseID(lines[0]) != nil {
 			return malformed(m.names.lease, lines[0],
 				"must be 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
@@ -64,8 +65,8 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	}
 	claim.Resource = resource
 	if len(named) != 1 || named[0] != resource || !plain(resource) { // nearly never
-		// A name that is empty or malformed came out of the request, so it is
-		// the client's mistake. It stops here and never becomes a mark.
+		// An empty or malformed name came from the request, so it is the
+		// client's mistake. It stops here and never becomes a mark.
 		if err := guard.ValidateResource(resource); err != nil {
 			claim.Resource = ""
 			return err
@@ -96,14 +97,14 @@ func malformed(name, value, problem string) error {
 }
 
 // EncodeResource returns the value of [ResourceHeader] for a resource: every
-// byte but ASCII letters, digits and "-._~:" becomes "%" with two upper-case
+// byte except ASCII letters, digits and "-._~:" becomes "%" with two upper-case
 // hexadecimal digits (RFC 3986, section 2.1).
 //
 // A server reads any percent-encoding of the same bytes as the same name, so
-// that what encodeURIComponent (JavaScript), quote (Python) and PathEscape (Go)
-// give will do; "%3a", "%3A" and ":" are one. A space, a comma, a quote and
-// bytes outside ASCII have to be encoded: a proxy that joins two lines to one
-// with a comma makes it malformed. "+" is a plus sign. Nothing is decoded
+// the results of encodeURIComponent (JavaScript), quote (Python) and PathEscape
+// (Go) will do; "%3a", "%3A" and ":" are the same. A space, a comma, a quote
+// and bytes outside ASCII must be encoded: a proxy that joins two lines with a
+// comma makes the value malformed. "+" is a plus sign. Nothing is decoded
 // twice: "%2541" is the name "%41".
 func EncodeResource(resource string) string {
 	var b strings.Builder
@@ -120,8 +121,8 @@ func EncodeResource(resource string) string {
 
 const hexDigits = "0123456789ABCDEF"
 
-// The bytes that may stand for themselves in a ResourceHeader: the unreserved
-// ones of RFC 3986 with ":", and the others of its paths but the comma.
+// The bytes that need no encoding in a ResourceHeader: the unreserved ones of
+// RFC 3986 and ":", and the others that it allows in paths except the comma.
 const unreserved, allowed = 1, 2
 
 var classes = func() (t [256]byte) {
@@ -136,8 +137,7 @@ var classes = func() (t [256]byte) {
 	return t
 }()
 
-// plain reports whether name is a valid resource that needs no encoding, and so
-// is its own.
+// plain reports whether name is a valid resource that is its own encoding.
 func plain(name string) bool {
 	for i := range len(name) {
 		if classes[name[i]] == 0 {

@@ -27,8 +27,8 @@ func (s *service) whole(t testing.TB, resource, token, lease string, more ...str
 }
 
 // TestMisdirected: a claim for another resource is refused with both names and
-// raises nothing. The control, which does not ask for the name, raises the mark
-// of the wrong resource, and its true holder is stale.
+// raises nothing. The control, which does not require the name, raises the mark
+// of the wrong resource, and its true holder becomes stale.
 func TestMisdirected(t *testing.T) {
 	for surface, guarded := range guardedBy {
 		for _, asked := range []bool{true, false} {
@@ -72,7 +72,7 @@ func TestMisdirected(t *testing.T) {
 }
 
 // TestMisdirectedClient: the Transport names the resource, and the client's
-// error has both names; without a body, its own.
+// error has both names; without a body, only its own.
 func TestMisdirectedClient(t *testing.T) {
 	s := newStrict(t, &Options{Logger: slog.New(slog.DiscardHandler), UnguardedMethods: []string{}})
 	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
@@ -199,7 +199,7 @@ func TestStrippedLease(t *testing.T) {
 }
 
 // TestTwoStores: New refuses a Transactor whose marks are not the store's. The
-// control makes two fences of it, and the raise does not stop the transaction.
+// control uses two fences instead, and the raise does not stop the transaction.
 func TestTwoStores(t *testing.T) {
 	memory, f := newStore(), &fakeTx{store: newStore()}
 	if _, err := New(memory, byPath, &Options{Transactor: f}); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "Options.Transactor") {
@@ -225,7 +225,7 @@ type uncomparable struct {
 	_ []int
 }
 
-// TestMistakesAreErrors: what is wrong with the program is said when it starts.
+// TestMistakesAreErrors: mistakes in the program are reported when it starts.
 func TestMistakesAreErrors(t *testing.T) {
 	store := newStore()
 	f := &fakeTx{store: store}
@@ -274,8 +274,8 @@ func TestMistakesAreErrors(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestVerify: a made-up token is refused before anything is raised, whoever
-// guards; the control believes it, and locks all others out.
+// TestVerify: a made-up token is refused before anything is raised, for every
+// kind of guard; the control accepts it, and locks all others out.
 func TestVerify(t *testing.T) {
 	const madeUp = "9223372036854775806"
 	for _, verified := range []bool{true, false} {
@@ -309,7 +309,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestLimitNames: a caller gets so many names and no more; the others go on.
+// TestLimitNames: a caller gets the given number of names and no more; other
+// callers are not affected.
 func TestLimitNames(t *testing.T) {
 	verify, err := LimitNames(2, 2, func(r *http.Request) (string, error) { return r.Header.Get("X-Caller"), nil })
 	if err != nil {
@@ -370,8 +371,8 @@ func TestRefusalsLeaveNoState(t *testing.T) {
 	}
 }
 
-// TestNothingThere: what the router answers with 404 or 405 raises no mark, nor
-// does a resource that the ResourceFunc does not find.
+// TestNothingThere: a request that the router answers with 404 or 405 raises no
+// mark, nor does a resource that the ResourceFunc does not find.
 func TestNothingThere(t *testing.T) {
 	store := newStore()
 	id := ChiParam("id")
@@ -517,7 +518,7 @@ func TestCORS(t *testing.T) {
 }
 
 // TestTransportIsNotReplayed: http.Transport repeats a POST that carries an
-// idempotency key when a reused connection ends before the answer. Beneath a
+// idempotency key when a reused connection ends before the answer. Under a
 // Transport it does not; the control, without one, arrives twice.
 func TestTransportIsNotReplayed(t *testing.T) {
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {

@@ -1,4 +1,4 @@
-// Package httpfence lets a net/http service refuse requests of a stale lock
+// Package httpfence lets a net/http service refuse requests from a stale lock
 // holder, and lets its clients present their fencing tokens. It works with chi,
 // with [net/http.ServeMux] and with any other router.
 //
@@ -14,51 +14,53 @@
 //
 //   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
 //     admits no request under a lower token, on any replica that shares the
-//     store (promise P1 at the door); the same token under another lease ID is
+//     store (promise P1 at admission); the same token under another lease ID is
 //     a conflict (P4), unless [Options.TokenOnly] gives that up.
 //   - A claim for another resource is refused with both names and raises
 //     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
 //   - Behind [Middleware.InTx] no write under a lower token takes effect (P1),
 //     and a client is told of success only after COMMIT. A failure that the
-//     handler reports by a status however late, by [Rollback], by a panic or by
-//     the status of an RPC is rolled back. After [Middleware.Raise] on the same
-//     database has answered, no older holder changes anything any more (P2).
+//     handler reports by a status, however late, by [Rollback], by a panic or
+//     by the status of an RPC is rolled back. After [Middleware.Raise] on the
+//     same database has answered, no older holder changes anything any more
+//     (P2).
 //   - A request that has not arrived in full holds its socket and nothing else;
 //     waiting for the store ends with 503 ([Options.MaxWait]).
-//   - It fails closed (P5): a field that is missing, doubled or malformed,
-//     a resource that cannot be named, a store that cannot be asked: the
-//     handler is not called. A field that a proxy removed is a missing one.
+//   - It fails closed (P5): if a field is missing, duplicated or malformed, a
+//     resource cannot be named, or the store cannot be queried, the handler is
+//     not called. A field that a proxy removed is a missing field.
 //   - The reason is exact (P6), in the answer's problem type, in [ReasonHeader]
 //     and, by [ErrorFrom], in the client's error; the log has the cause.
 //   - All spellings of one path give one name or are refused ([ChiParam],
-//     [PathValue]), and so do those of one number and one UUID by the types of
+//     [PathValue]), and so do those of one number or UUID by the types of
 //     [guard.Template].
 //   - [Transport] sends tokens to the origins it was given and to no others,
 //     begins no request once the lease is over by the holder's clock (P7), and
-//     is not replayed.
+//     does not replay a write.
 //   - A refused request leaves no state behind.
 //
 // # What it does not
 //
 //   - Admission does not stop a write already in flight: in a hostile test more
 //     than a fifth of all writes came after a newer holder's admission. Present
-//     the claim to a write that compares inside itself, or use InTx.
-//   - It does not make a request that arrives twice happen once: under a live
-//     token a proxy's replay is admitted again. PROXIES.md says which settings
-//     repeat what; examples/idempotency puts a key into the transaction.
-//   - [net/http.TimeoutHandler] answers 503 while the handler goes on, and may
-//     still write. Neither it nor a client that has gone undoes an admission.
-//     Around InTx it rolls back what is not at its COMMIT yet; if the COMMIT was
-//     on its way, the 503 says nothing about it and has no problem type. Inside
-//     InTx the transaction would end while the handler still uses it.
-//   - A token proves nothing about who sends it. Authenticate first, take the
-//     tenant from the identity, and judge who issued the token
+//     the claim to a write that makes the comparison itself, or use InTx.
+//   - It does not deduplicate requests: under a live token a proxy's replay is
+//     admitted again. PROXIES.md says which settings repeat what;
+//     examples/idempotency puts a key into the transaction.
+//   - [net/http.TimeoutHandler] answers 503 while the handler continues, and the
+//     handler may still write. Neither it nor a disconnected client undoes an
+//     admission. Around InTx it rolls back what has not reached its COMMIT; if
+//     the COMMIT was in flight, the 503 says nothing about it and has no problem
+//     type. Inside InTx the transaction would end while the handler still uses
+//     it.
+//   - A token proves nothing about its sender. Authenticate first, take the
+//     tenant from the identity, and verify who issued the token
 //     ([Options.Verify]): whoever can send a high token can lock others out.
-//   - GET, HEAD, OPTIONS and TRACE are not guarded unless told otherwise
-//     ([Options.UnguardedMethods]); a GET that writes has to be.
+//   - GET, HEAD, OPTIONS and TRACE are not guarded by default
+//     ([Options.UnguardedMethods]); a GET that writes must be.
 //   - A claim is compared once per request. A hijacked connection and a stream
-//     of server-sent events go on under a token that may be stale by now:
-//     compare in each write. InTx refuses the one and holds the other back.
+//     of server-sent events continue under a token that may have become stale:
+//     compare in each write. InTx refuses the former and holds back the latter.
 //   - What a handler does outside its transaction is not rolled back.
 //
 // # Use
@@ -86,30 +88,31 @@
 // Each name's guarantee is the first sentence of its documentation.
 //
 //   - [Middleware.Check] compares and writes nothing.
-//   - [Middleware.Admit] admits at the door and raises the mark. It does not by
-//     itself stop a write already in flight: pair it with a fenced write.
+//   - [Middleware.Admit] admits before the handler and raises the mark. It does
+//     not by itself stop a write already in flight: pair it with a fenced
+//     write.
 //   - [Middleware.InTx] runs the handler in a fenced transaction and holds the
 //     answer back until COMMIT. The handler need not know about tokens.
 //   - [Middleware.Raise] is the endpoint that a new holder calls before it
 //     reads.
 //
 // The order in front of them: authentication, routing (404, 405), what exists
-// (404), the fence. A fence in front of these raises marks for nothing, and the
-// store of marks is filled by whoever makes up names ([LimitNames]).
+// (404), the fence. A fence in front of these raises marks needlessly, and
+// anyone who makes up names can fill the store of marks ([LimitNames]).
 //
 // # Idempotency keys
 //
-// A key says that two requests are one, not who may still send it. The order:
-// authentication, not found, the look-up of a finished request (answered as it
-// was, whatever its token is by now), the fence, If-Match and the handler in one
-// transaction with the key. The token is no part of the fingerprint, refusals
-// are not stored, and a key that was left unfinished may be taken over by
-// a higher token. examples/idempotency is all of this.
+// A key says that two requests are the same, not who may still send it. The
+// order: authentication, not found, the look-up of a finished request (answered
+// as before, even if its token is stale by now), the fence, If-Match and the
+// handler in one transaction with the key. The token is not part of the
+// fingerprint, refusals are not stored, and a higher token may take over a key
+// that was left unfinished. examples/idempotency shows all of this.
 //
 // # Other transports and frameworks
 //
 // Package grpcfence has interceptors for Connect and grpc-go, and
-// internal/httpintegration recipes for echo, gin and fiber. For messages,
+// internal/httpintegration has recipes for echo, gin and fiber. For messages,
 // [guard.Inject] and [guard.Extract] carry the claim. openapi.json describes the
 // fields and the answers for a service's own description.
 //
@@ -131,11 +134,11 @@
 //
 // The mark is not disclosed unless [Options.DiscloseMark] is set. Each field is
 // one line; spaces and tabs around a value are removed by net/http (RFC 9110,
-// section 5.5); anything else is refused, a list "11, 11" as much as "+11".
-// A field in a trailer is none.
+// section 5.5); anything else is refused, including a list "11, 11" and "+11".
+// A field in a trailer does not count.
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. What is
-// sent will not change its meaning: header names, statuses, problem types.
+// Until version 1 exported names may change between minor versions. The meaning
+// of what is sent will not change: header names, statuses, problem types.
 package httpfence

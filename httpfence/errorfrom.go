@@ -12,34 +12,35 @@ import (
 )
 
 // maxProblem bounds, in bytes, how much of a body [ErrorFrom] reads. The
-// longest problem of this package has about a kilobyte.
+// longest problem of this package is about a kilobyte.
 const maxProblem = 64 << 10
 
-// ErrorFrom returns the error that resp stands for, as the server's guard had
-// it: a *guard.RejectedError, *guard.InvalidError or *guard.FailedError, so
-// that errors.Is works with the sentinels of package guard on both sides. The
-// claim is the one in the context of resp.Request; the mark is there if the
-// server disclosed it.
+// ErrorFrom returns the error that resp stands for, as on the server: a
+// *guard.RejectedError, *guard.InvalidError or *guard.FailedError, so that
+// errors.Is works with the sentinels of package guard on both sides. The claim
+// is the one in the context of resp.Request; the mark is there if the server
+// disclosed it.
 //
 // It recognises an answer by the problem type in its body, or, where there is
 // no body to read (HEAD, a body that a proxy compressed), by [ReasonHeader];
 // not by the status, because statuses can be overridden and proxies have their
-// own. It returns nil for every other answer: a success, a 412 of somebody's
-// own If-Match, a 502 or 504 of a proxy. nil therefore does not mean that the
-// request succeeded: look at the status as well, and treat a 5xx of a proxy to
-// a request that writes as an unknown outcome. A problem type that only
-// a later version of this package knows is a *guard.RejectedError of
-// [guard.ReasonOther].
+// own. It returns nil for every other answer: a success, a 412 for an
+// application's own If-Match, a 502 or 504 from a proxy. nil therefore does not
+// mean that the request succeeded: look at the status as well, and treat a 5xx
+// from a proxy to a request that writes as an unknown outcome. A problem type
+// that only a later version of this package knows gives a *guard.RejectedError
+// of [guard.ReasonOther].
 //
 // Only a body of status 400 or above with the type application/problem+json is
-// read, at most 64 KiB of it; larger is not ours. The caller can read the body
-// again in full, and closes it as always. If reading it fails and the header
-// does not say the reason, the error is that failure, of none of guard's kinds.
+// read, at most 64 KiB of it; a larger body is not from this package. The
+// caller can read the body again in full, and closes it as always. If reading
+// it fails and the header does not give the reason, the error is that failure,
+// which matches none of guard's sentinels.
 //
-// A misdirected claim is a *guard.MisdirectedError with both names; without
+// A misdirected claim gives a *guard.MisdirectedError with both names; without
 // a body Guarded is empty.
 //
-// ErrorFrom believes the server. Call it for answers of origins that you trust
+// ErrorFrom trusts the server. Call it for answers from origins that you trust
 // with your tokens.
 func ErrorFrom(resp *http.Response) error {
 	if resp == nil || resp.StatusCode < 400 {
@@ -74,9 +75,9 @@ func ErrorFrom(resp *http.Response) error {
 	return errorOf(reason, op, claim, disclosedMark(members))
 }
 
-// problemOf returns the members of a problem, none if the body is no problem.
-// A map, because member names are compared exactly (RFC 9457 follows RFC 8259),
-// which decoding into a struct does not do.
+// problemOf returns the members of a problem, none if the body is not a
+// problem. A map, because member names are compared exactly (RFC 9457 follows
+// RFC 8259), which decoding into a struct does not do.
 func problemOf(resp *http.Response) (members map[string]any, err error) {
 	if mt, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); resp.Body == nil || err != nil || mt != problemType {
 		return nil, nil
@@ -103,7 +104,7 @@ func disclosedMark(members map[string]any) guard.Mark {
 	return guard.Mark{Token: token, Floor: floor}
 }
 
-// replayed is a body that has been read in part and put together again.
+// replayed is a body that was partly read and can be read again in full.
 type replayed struct {
 	io.Reader
 	io.Closer

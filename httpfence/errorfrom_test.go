@@ -133,7 +133,8 @@ func mustRead(t *testing.T, resp *http.Response) string {
 	return string(b)
 }
 
-// TestErrorFromABrokenBody: not knowing is neither nil nor one of guard's.
+// TestErrorFromABrokenBody: if the reason is unknown, the error is neither nil
+// nor one of guard's.
 func TestErrorFromABrokenBody(t *testing.T) {
 	broken := errors.New("connection reset")
 	b := &body{Reader: io.MultiReader(strings.NewReader(`{"type":`), iotest.ErrReader(broken))}

@@ -18,7 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// send is a client in one line for the examples below: the holder of a lease on
+// send is a one-line client for the examples below: the holder of a lease on
 // acme. Programs use a Transport.
 func send(h http.Handler, method, path, token string) *http.Response {
 	r := httptest.NewRequest(method, path, nil)
@@ -35,7 +35,7 @@ func send(h http.Handler, method, path, token string) *http.Response {
 // acme names one resource for all requests.
 var acme = guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("acme")), nil))
 
-// The last holder is told that it was succeeded.
+// The superseded holder is refused.
 func ExampleNew() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true}))
 
@@ -86,8 +86,8 @@ func ExampleMiddleware_Admit() {
 	// 412
 }
 
-// Check asks and raises nothing: here for a preview that is of no use to
-// a holder who has been succeeded.
+// Check compares and raises nothing: here for a preview that is of no use to a
+// superseded holder.
 func ExampleMiddleware_Check() {
 	marks := guard.NewMemory(nil)
 	_, _ = marks.Admit(context.Background(), guard.Claim{Resource: "acme", Token: 11, LeaseID: "lease-11"})
@@ -111,8 +111,8 @@ func ExampleMiddleware_Check() {
 	// 412
 }
 
-// The new holder raises before it reads: from then on nothing that it has read
-// is changed by its predecessor.
+// The new holder raises before it reads: from then on its predecessor cannot
+// change anything that it has read.
 func ExampleMiddleware_Raise() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil))
 	mux := http.NewServeMux()
@@ -128,8 +128,8 @@ func ExampleMiddleware_Raise() {
 	// 412
 }
 
-// A fenced write deeper in the handler may refuse, too; Reject gives its error
-// the same answer as the door would have.
+// A fenced write deeper in the handler may refuse, too; Reject answers its
+// error as the middleware would have.
 func ExampleMiddleware_Reject() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 
@@ -139,7 +139,8 @@ func ExampleMiddleware_Reject() {
 	// Output: 503 2 application/problem+json
 }
 
-// The hook sees every refusal; writing nothing leaves the default answer.
+// The hook sees every refusal; if it writes nothing, the default answer is
+// sent.
 func ExampleOptions() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, &httpfence.Options{
 		Statuses: map[guard.Reason]int{guard.ReasonMissing: http.StatusBadRequest},
@@ -217,8 +218,8 @@ func ExampleNamed() {
 	// fencepost: invalid template variable "period": of template {tenant}:billing-close:{period} is not bound to anything: name its source (TableOptions.Columns, Bindings, KeyPattern)
 }
 
-// The client presents the claim in the context, and gets the server's reason
-// back as the same error.
+// The client presents the claim in the context, and gets back the server's
+// reason as the same error.
 func ExampleNewTransport() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
@@ -252,7 +253,7 @@ func ExampleNewTransport() {
 	// fencepost: stale fencing token: token 10 for "acme"
 }
 
-// A 412 of somebody's own If-Match is not a refusal by token.
+// A 412 for an application's own If-Match is not a refusal by token.
 func ExampleErrorFrom() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 	h := fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -265,8 +266,9 @@ func ExampleErrorFrom() {
 	// <nil>
 }
 
-// The handler writes by the transaction in its context, and its answer is sent
-// when that is committed. One database is the store and the transaction.
+// The handler writes through the transaction in its context, and its answer is
+// sent when that is committed. One database is both the store and the
+// transactor.
 func ExampleMiddleware_InTx() {
 	var pool *pgxpool.Pool // of the service
 	db, err := sqlfence.Pgx(pool, nil)
@@ -289,7 +291,7 @@ func ExampleMiddleware_InTx() {
 		}
 		w.WriteHeader(http.StatusNoContent) // sent after COMMIT
 	})
-	// The same with an error in place of a status.
+	// The same with an error instead of a status.
 	router.Method("POST", "/accounts/{id}/open", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 		tx, _ := db.TxFrom(r.Context())
 		_, err := tx.Exec(r.Context(), "UPDATE accounts SET closed = false WHERE id = $1", chi.URLParam(r, "id"))

@@ -16,8 +16,8 @@ import (
 
 var grammar = regexp.MustCompile(`^[1-9][0-9]{0,18}$`)
 
-// FuzzParseHeader compares the parser with the grammar, written down another
-// way, and shows that what is accepted goes back to the same field lines.
+// FuzzParseHeader compares the parser with the grammar, written in another way,
+// and shows that what is accepted converts back to the same field lines.
 func FuzzParseHeader(f *testing.F) {
 	for _, token := range []string{"", "1", "11", "0", "01", "+1", "-1", " 1", "1 ", "1,1", "1\n", "9223372036854775806", "9223372036854775807",
 		"9999999999999999999", "18446744073709551617", "\u0661", "\uff11", "1\x00", "1_0", "0x1", "1e3", "1.0"} {
@@ -60,7 +60,8 @@ func FuzzParseHeader(f *testing.F) {
 }
 
 // FuzzResourceKey gives two spellings of a path segment to chi and to ServeMux:
-// the same value of the route is the same resource, another is another.
+// the same route value gives the same resource, and different values give
+// different ones.
 func FuzzResourceKey(f *testing.F) {
 	seeds := []string{"a", "%61", "%2561", "%25%36%31", "%252561", "a%2Fb", "a%2fb", "a+b", "a%20b", "a:b", "a%3Ab", "100%25", "%C3%A4", "%c3%a4",
 		"%2e%2e", "%00", "%FF", "~", "%7e", "a;b", "a=b", "$", "%24", "%25", "%2525", "a%", "%zz"}

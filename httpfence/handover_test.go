@@ -22,8 +22,8 @@ const holders = 150
 // TestP1HostileHandOver: 150 holders with four requests each overlap on two
 // replicas, in handlers that take 0 to 6 ms. Every other holder is inside its
 // handlers until its successor's write is acknowledged, and then writes.
-// Admission alone lets each of those through, which is the control; a write that
-// compares lets none.
+// Admission alone lets each of those writes through, which is the control; a
+// write that compares lets none through.
 func TestP1HostileHandOver(t *testing.T) {
 	for name, surface := range surfaces {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestP1HostileHandOver(t *testing.T) {
 }
 
 // handOver runs all holders. overtaken says that every other one waits in its
-// handlers to be overtaken. Behind InTx that would be for ever: there a successor
+// handlers to be overtaken. Behind InTx that would never end: there a successor
 // waits until they have ended, so only the time that handlers take is hostile.
 func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Handler, overtaken bool) (stale, total, acknowledged int64) {
 	const requests = 4
@@ -118,7 +118,7 @@ func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Han
 				}
 			})
 		}
-		// The next holder comes while this one's handlers are at work.
+		// The next holder arrives while this one's handlers are at work.
 		await(inside[holder])
 		if overtaken && holder%2 == 0 {
 			await(written[holder])
@@ -135,8 +135,8 @@ func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Han
 	return stale, total, ok.Load()
 }
 
-// raiseTime is how long a hand-over takes here. Where that is milliseconds,
-// handlers have to take as much longer, or nothing would overlap.
+// raiseTime is how long a hand-over takes here. If that is milliseconds,
+// handlers must take that much longer, or nothing would overlap.
 func raiseTime(t *testing.T, p *replica) time.Duration {
 	t.Helper()
 	const tries = 21

@@ -21,8 +21,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// newFence is New for the tests that are about something else than the lease ID
-// and the resource's name: neither has to be sent. See strict_test.go.
+// newFence is New for tests that are not about the lease ID and the resource's
+// name: neither has to be sent. See newStrict.
 func newFence(store guard.Store, resource ResourceFunc, opts *Options) *Middleware {
 	var o Options
 	if opts != nil {
@@ -57,7 +57,7 @@ func literal(name string) ResourceFunc {
 }
 
 // countingStore counts the calls, so that a test can show that a refused
-// request did not even ask, and can fail in the store's place.
+// request did not even reach the store, and can fail in the store's place.
 type countingStore struct {
 	guard.Store
 	admits, reads atomic.Int64
@@ -106,7 +106,7 @@ type service struct {
 	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
 }
 
-// handler counts and says what was in the context.
+// handler counts requests and answers with what was in the context.
 func (s *service) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
@@ -242,11 +242,11 @@ func rawPost(path string, lines ...string) string {
 type fakeTx struct {
 	store     guard.Store
 	commitErr error
-	commit    func()        // called while the COMMIT is on its way
+	commit    func()        // called while the COMMIT is in flight
 	twice     bool          // broken: calls fn again
 	swallow   bool          // broken: hides fn's error and its panic
-	begun     chan struct{} // told of each BEGIN
-	slow      time.Duration // what a BEGIN takes, whatever becomes of the context
+	begun     chan struct{} // signalled at each BEGIN
+	slow      time.Duration // how long a BEGIN takes, even if the context ends
 
 	mu        sync.Mutex
 	committed []string
@@ -256,7 +256,7 @@ type fakeTx struct {
 
 type fakeTxKey struct{}
 
-// write is what a handler does with its transaction.
+// write is called by a handler on its transaction.
 func write(ctx context.Context, s string) bool {
 	work, ok := ctx.Value(fakeTxKey{}).(*[]string)
 	if ok {
@@ -316,7 +316,7 @@ func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err e
 	return nil
 }
 
-// insecureTx is a fakeTx that can leave the fence out.
+// insecureTx is a fakeTx that can leave out the fence.
 type insecureTx struct{ *fakeTx }
 
 func (f insecureTx) InsecureTx(ctx context.Context, fn func(context.Context) error) error {

@@ -15,13 +15,13 @@ import (
 )
 
 // The errors for which an answer behind [Middleware.InTx] is not sent. Whether
-// the handler heeds them or not, its transaction is rolled back.
+// or not the handler handles them, its transaction is rolled back.
 var (
 	// ErrResponseTooLarge: the answer is larger than [Options.MaxResponse].
 	ErrResponseTooLarge = errors.New("httpfence: the answer is larger than InTx may hold back until COMMIT")
 	// ErrResponseHeld: the handler hijacked the connection or switched
-	// protocols, which would have told the client of work that is not
-	// committed. It is [http.ErrNotSupported].
+	// protocols, which would have told the client about uncommitted work. It is
+	// [http.ErrNotSupported].
 	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the answer back until COMMIT, the connection cannot be hijacked: %w", http.ErrNotSupported)
 	// ErrResponseBroken: the handler set an error status after its answer had
 	// begun, its Content-Length does not match what it wrote, or the status of
@@ -29,8 +29,8 @@ var (
 	ErrResponseBroken = errors.New("httpfence: the handler's answer does not say whether it succeeded")
 )
 
-// heldAnswer is a ResponseWriter that keeps the answer until it is known whether the
-// work is committed. It has no Unwrap.
+// heldAnswer is a ResponseWriter that buffers the answer until it is known
+// whether the work is committed. It has no Unwrap.
 type heldAnswer struct {
 	under  http.ResponseWriter
 	method string
@@ -55,10 +55,10 @@ func (h *heldAnswer) Header() http.Header {
 	return h.header
 }
 
-// WriteHeader panics for a status that net/http would panic for, and does so
-// while there is something to roll back. Informational answers are dropped:
-// they would be about work that is not committed. The first status counts, but
-// an error that comes later is one: net/http would only log it.
+// WriteHeader panics for a status that net/http would panic for, while the
+// transaction can still be rolled back. Informational answers are dropped: they
+// would be about uncommitted work. The first status counts, but a later error
+// status is an error: net/http would only log it.
 func (h *heldAnswer) WriteHeader(status int) {
 	switch {
 	case status < 100 || status > 999:
@@ -91,14 +91,14 @@ func (h *heldAnswer) Write(b []byte) (int, error) {
 	return h.body.Write(b)
 }
 
-// Flush begins the answer, as it does on a connection, and sends nothing.
+// Flush begins the answer, as it would on a connection, but sends nothing.
 func (h *heldAnswer) Flush() {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
 }
 
-// FlushError is what http.ResponseController looks for first.
+// FlushError is the method that http.ResponseController looks for first.
 func (h *heldAnswer) FlushError() error {
 	h.Flush()
 	return nil
@@ -109,7 +109,7 @@ func (h *heldAnswer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
 
-// The rest of http.ResponseController sends nothing and is passed on.
+// The other methods of http.ResponseController send nothing and are passed on.
 
 func (h *heldAnswer) SetReadDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetReadDeadline(t)
@@ -130,7 +130,7 @@ func (h *heldAnswer) fail(err error) error {
 	return h.err
 }
 
-// end looks at the finished answer, and reports whether it is an RPC's error
+// end examines the finished answer, and reports whether it is an RPC's error
 // inside a success.
 func (h *heldAnswer) end() (failed bool) {
 	h.Flush()
@@ -149,14 +149,14 @@ func (h *heldAnswer) end() (failed bool) {
 	return failed
 }
 
-// release gives the answer to the client.
+// release sends the answer to the client.
 func (h *heldAnswer) release() {
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
 	h.under.WriteHeader(h.status)
 	if h.body.Len() > 0 {
-		_, _ = h.under.Write(h.body.Bytes()) // the client is gone if this fails; there is nobody to tell
+		_, _ = h.under.Write(h.body.Bytes()) // if this fails the client is gone, so the error is dropped
 	}
 	for name, values := range h.Header() {
 		if isTrailer(h.sent, name) {

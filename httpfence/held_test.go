@@ -92,8 +92,8 @@ func TestHeldAnswerIsTheBareOne(t *testing.T) {
 	}
 }
 
-// TestInTxReportOnly: what would have been refused is counted, logged and
-// carried out in a transaction all the same.
+// TestInTxReportOnly: what would have been refused is counted, logged and still
+// carried out in a transaction.
 func TestInTxReportOnly(t *testing.T) {
 	var events []guard.Event
 	var log bytes.Buffer
@@ -142,7 +142,7 @@ func TestInTxReportOnly(t *testing.T) {
 	if a := do(t, "POST", s.URL+goodPath+"?fail"); a.status != 409 || f.unfenced != 3 || f.rolled != 2 {
 		t.Errorf("%d, %d unfenced, %d rolled back", a.status, f.unfenced, f.rolled)
 	}
-	// COMMIT fails: report-only does not make that a success.
+	// COMMIT fails: report-only does not turn that into a success.
 	f.commitErr = guard.ErrOutcomeUnknown
 	for _, token := range []string{"11", "9"} {
 		if a := s.post(t, "acme", token, ""); a.status != 500 || a.reason() != "outcome_unknown" {

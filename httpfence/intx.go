@@ -16,14 +16,13 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// InTx lets no write of a stale holder take effect, as long as the handler
-// writes through the transaction in its context. Each request's handler runs
-// in a transaction of [Options.Transactor] that is fenced by the request's
-// claim; the transaction is committed when the handler has returned, and only
-// then is its answer sent. A newer holder's raise waits for it, or it is
-// refused.
+// InTx lets no write of a stale holder take effect, provided that the handler
+// writes through the transaction in its context. Each request's handler runs in
+// a transaction of [Options.Transactor] that is fenced by the request's claim;
+// the transaction is committed when the handler has returned, and only then is
+// its answer sent. A newer holder's raise waits for it, or it is refused.
 //
-// The handler finds its transaction by the Transactor's means, such as the
+// The handler gets its transaction from the Transactor, for example by the
 // TxFrom method of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must
 // not end the transaction, and must use it only until it returns.
 //
@@ -33,7 +32,8 @@ import (
 //
 // The transaction is rolled back
 //
-//   - if the handler panics; the panic goes on, [http.ErrAbortHandler] too,
+//   - if the handler panics; the panic continues, including
+//     [http.ErrAbortHandler],
 //   - if its answer has a status of 400 or above; that answer is sent,
 //   - if it has called [Rollback], or returned an error to
 //     [Middleware.InTxFunc]; an answer below 400 is replaced by the one of the
@@ -49,13 +49,14 @@ import (
 //     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's answer,
 //   - if the request's context has ended, by the Transactor.
 //
-// A panic that something inside InTx has recovered without a word leaves no
-// trace: such middleware has to call [Rollback] or set a status.
+// A panic that something inside InTx has silently recovered leaves no trace:
+// such middleware must call [Rollback] or set a status.
 //
 // If the COMMIT fails the answer is the one of the status table: 503 if
 // nothing was committed, 500 outcome_unknown if that could not be learned;
-// never the handler's. Header fields that the handler set go with its answer.
-// Flush does nothing, however it is asked for: the answer stays held back.
+// never the handler's. Header fields that the handler set are discarded with
+// its answer. Flush does nothing, however it is called: the answer is still
+// held back.
 //
 // Requests with [Options.UnguardedMethods] pass without a claim and without
 // a transaction. With [Options.InsecureReportOnly] a request that would have
@@ -63,7 +64,7 @@ import (
 // a claim, and reported.
 //
 // A raise of the mark is kept if the handler then answers 404: let middleware
-// in front, or the ResourceFunc, know what exists. Put [http.TimeoutHandler]
+// in front, or the ResourceFunc, check what exists. Put [http.TimeoutHandler]
 // around InTx, never inside: see the package documentation.
 //
 // InTx panics if next is nil, as http.Handle does, or if New was given no
@@ -84,9 +85,9 @@ func (m *Middleware) InTx(next http.Handler) http.Handler {
 	})
 }
 
-// InTxFunc is [Middleware.InTx] around a handler that says by its error that
-// the work is to be rolled back. If its answer is below 400, or not there, the
-// error is answered as by [Middleware.Reject].
+// InTxFunc is [Middleware.InTx] around a handler that returns an error to have
+// the work rolled back. If its answer is below 400, or absent, the error is
+// answered as by [Middleware.Reject].
 func (m *Middleware) InTxFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
 	if next == nil {
 		panic("httpfence: InTxFunc needs a handler")
@@ -100,12 +101,12 @@ func (m *Middleware) InTxFunc(next func(http.ResponseWriter, *http.Request) erro
 
 type voteKey struct{}
 
-// Rollback has the transaction of [Middleware.InTx] in whose handler ctx is
-// rolled back when the handler returns, whatever it answers, and reports
-// whether there is one. The client never sees a success: an answer below 400 is
-// replaced by the one of the status table for reason, 500 for an error that is
-// none of package guard's. The first call counts; it is safe for concurrent
-// use, but has no effect after the handler has returned.
+// Rollback marks the transaction of [Middleware.InTx] that ctx belongs to, so
+// that it is rolled back when the handler returns, whatever it answers, and
+// reports whether there is one. The client never sees a success: an answer
+// below 400 is replaced by the one in the status table for reason, 500 for an
+// error that is not one of package guard's. The first call counts; it is safe
+// for concurrent use, but has no effect after the handler has returned.
 func Rollback(ctx context.Context, reason error) bool {
 	h, ok := ctx.Value(voteKey{}).(*handling)
 	if !ok {
@@ -115,7 +116,7 @@ func Rollback(ctx context.Context, reason error) bool {
 	return true
 }
 
-// rolledBack says that the handler voted so.
+// rolledBack says that the handler asked for the rollback.
 type rolledBack struct{ reason error }
 
 func (e *rolledBack) Error() string {
@@ -128,7 +129,7 @@ func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Requ
 	var claim guard.Claim
 	run := &handling{next: next, w: w, r: r, limit: m.opts.MaxResponse}
 	err := m.presented(r, &claim)
-	unread := false // a body that is not there in full cannot be handled in report-only mode either
+	unread := false // an incomplete body cannot be handled in report-only mode either
 	if err == nil || m.opts.InsecureReportOnly {
 		if bodyErr := m.readBody(run); bodyErr != nil {
 			err, unread = bodyErr, true
@@ -144,7 +145,7 @@ func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Requ
 	if m.opts.Observer != nil {
 		m.observe(r, guard.OpTransaction, start, claim, markOf(claim, err), err)
 	}
-	if err != nil && !answered { // what the handler itself answered is nobody's refusal
+	if err != nil && !answered { // what the handler itself answered is not a refusal by a fence
 		m.log(r, guard.OpTransaction, claim, markOf(claim, err), err, passed)
 	}
 	if passed {
@@ -164,7 +165,7 @@ func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Requ
 	}
 }
 
-// bodyError says that a request's body did not arrive as it should. Nothing
+// bodyError says that a request's body did not arrive properly. No transaction
 // was begun.
 type bodyError struct {
 	status int
@@ -177,7 +178,7 @@ func (e *bodyError) Error() string {
 }
 func (e *bodyError) Unwrap() []error { return []error{guard.ErrInvalid, e.cause} }
 
-// problem is p, which is that of an invalid request, for this body.
+// problem adapts p, the problem of an invalid request, to this body.
 func (e *bodyError) problem(p *problem) *problem {
 	parts := p.parts
 	parts.Title, parts.Status, parts.Detail = http.StatusText(e.status), e.status, "Nothing was changed: "+e.detail+"."
@@ -198,7 +199,7 @@ func (m *Middleware) readBody(run *handling) error {
 		tooLong.cause = errTooLong
 		return tooLong
 	}
-	// It grows with what has arrived, not with what was announced.
+	// The buffer grows with what has arrived, not with what was announced.
 	body, err := io.ReadAll(http.MaxBytesReader(run.w, r.Body, m.opts.MaxRequest))
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
@@ -220,7 +221,7 @@ func (m *Middleware) readBody(run *handling) error {
 	return nil
 }
 
-// handling is one call of a handler inside a transaction.
+// handling is one call to a handler inside a transaction.
 type handling struct {
 	next     http.Handler
 	w        http.ResponseWriter
@@ -239,7 +240,7 @@ var (
 	errWaited      = errors.New("httpfence: the transaction did not begin within Options.MaxWait")
 )
 
-// in runs a transaction whose handler has to be called within wait.
+// in runs a transaction whose handler must be called within wait.
 func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(h.r.Context())
 	defer cancel(nil)
@@ -249,7 +250,8 @@ func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Con
 	if err != nil && !h.called && context.Cause(ctx) == errWaited {
 		switch reasonOf(err) {
 		case guard.ReasonOther, guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
-			// Whatever became of the raise, the handler has written nothing.
+			// Whatever the outcome of the raise, the handler has written
+			// nothing.
 			return guard.Unavailable("begin of a fenced transaction", claim, fmt.Errorf("%w: %v", errWaited, err))
 		}
 	}
@@ -282,11 +284,11 @@ func (h *handling) handle(ctx context.Context) error {
 	return nil
 }
 
-// outcome corrects what a Transactor returned. Its success counts only for
-// a handler that asked for it: one that hides an error or a panic would
-// otherwise have a 200 sent. And a claim that was presented well is not
-// malformed, so what the Transactor calls invalid, such as a second InTx
-// around the first, is the server's mistake and not the client's.
+// outcome corrects what a Transactor returned. Its success counts only if the
+// handler asked for a COMMIT: otherwise a Transactor that hides an error or a
+// panic would have a 200 sent. And a claim that was already validated is not
+// malformed, so what the Transactor calls invalid, such as a second InTx around
+// the first, is the server's mistake and not the client's.
 func (h *handling) outcome(err error) error {
 	switch {
 	case err == nil && !h.finished:
@@ -298,7 +300,7 @@ func (h *handling) outcome(err error) error {
 }
 
 // answeredError says that the handler itself answered with an error, so that
-// its work was rolled back. It is nobody's refusal.
+// its work was rolled back. It is not a refusal by a fence.
 type answeredError struct {
 	status int
 	vote   *rolledBack // nil if there was none

@@ -19,7 +19,7 @@ type Middleware struct {
 	resource   ResourceFunc
 	opts       Options // defaults filled in
 	names      headers
-	instant    bool // nobody waits for the store
+	instant    bool // calls to the store never wait
 	retryAfter string
 	problems   problems
 }
@@ -30,16 +30,16 @@ type Middleware struct {
 // error, which [Middleware.Reject] turns into the answer and the log record
 // that Admit would have given.
 //
-// It looks at the method as little as at InsecureReportOnly: whoever calls it
-// has decided to ask. The answer may be old as soon as it is given, because
+// It ignores the method and InsecureReportOnly: its caller has decided to
+// check. The result may be out of date as soon as it is returned, because
 // nothing was raised: present the claim to a fenced write.
 //
 // Errors: [guard.ErrMissing] and [guard.ErrInvalid] as an *guard.InvalidError
 // whose Field is the header's name or "resource", [guard.ErrMisdirected],
 // [guard.ErrStale] and [guard.ErrConflict] as a *guard.RejectedError,
 // [guard.ErrUnavailable], and what the ResourceFunc or [Options.Verify]
-// returned. The headers are read before the resource is asked for. A check
-// that succeeds on a [guard.Memory] allocates nothing of its own.
+// returned. The headers are read before the ResourceFunc is called. A check
+// that succeeds on a [guard.Memory] allocates nothing itself.
 func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 	start := m.clock()
 	var mark guard.Mark
@@ -67,8 +67,8 @@ func (m *Middleware) mark(ctx context.Context, claim guard.Claim) (guard.Mark, e
 	return mark, unavailableIf(ctx, "mark", claim, err)
 }
 
-// unavailableIf gives an error for which ctx's end is to blame its name, where
-// the store has not: nothing was asked for but a raise, which may be repeated.
+// unavailableIf turns an error caused by the end of ctx into ErrUnavailable, if
+// the store has not: at most a raise was requested, which may be repeated.
 func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error) error {
 	if err != nil && ctx.Err() != nil && guard.ReasonOf(err) == guard.ReasonOther {
 		return guard.Unavailable(op, claim, err)
@@ -77,21 +77,21 @@ func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error)
 }
 
 // Admit does not by itself stop a write already in flight; pair it with a
-// fenced write. It admits the claim of each request to the store at the door,
-// which raises the resource's mark, and calls next with the claim in the
-// request's context ([guard.ClaimFrom]), for the fenced write to present.
-// A request that was admitted and is still being handled when a newer holder
-// arrives is not called back.
+// fenced write. It first admits the claim of each request to the store, which
+// raises the resource's mark, and then calls next with the claim in the
+// request's context ([guard.ClaimFrom]), for the fenced write to present. A
+// request that was admitted and is still being handled when a newer holder
+// arrives is not revoked.
 //
 // A request that is refused never reaches next; see the package documentation
 // for the answers. Methods in [Options.UnguardedMethods] pass unexamined and
-// without a claim. The ResponseWriter is handed on as it is, so Flusher,
+// without a claim. The ResponseWriter is passed on unchanged, so Flusher,
 // Hijacker and http.ResponseController work.
 //
-// Put it behind whatever decides that there is such a resource and such
-// a method, or a request that is answered with 404 or 405 raises a mark: behind
-// routing (chi: With, or Group with full patterns, not Use on a router), and
-// behind middleware that rewrites the method or the path.
+// Put it behind whatever checks that the resource and the method exist, or a
+// request that is answered with 404 or 405 raises a mark: behind routing (chi:
+// With, or Group with full patterns, not Use on a router), and behind
+// middleware that rewrites the method or the path.
 //
 // It panics if next is nil, as http.Handle does.
 func (m *Middleware) Admit(next http.Handler) http.Handler {
@@ -117,9 +117,9 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
 // admits r's claim, reports a refusal to the log and the observer, and returns
-// the claim or the error. It answers nothing, and looks at neither the method
-// nor InsecureReportOnly. Errors are those of [Middleware.Check]. Package
-// grpcfence is made of it.
+// the claim or the error. It writes no answer, and ignores the method and
+// InsecureReportOnly. Errors are those of [Middleware.Check]. Package grpcfence
+// is built on it.
 func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 	claim, err := m.admit(r, guard.OpAdmit)
 	if err != nil {
@@ -128,22 +128,22 @@ func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 	return claim, nil
 }
 
-// Raise makes the request's claim the resource's mark and calls no handler:
-// what is read after its 204 cannot be changed by an older holder any more, if
-// the store waits for older writes as sqlfence's DB does (promise P2). It is
-// the endpoint that a new holder calls before it reads:
+// Raise makes the request's claim the resource's mark and calls no handler: an
+// older holder can no longer change what is read after its 204, if the store
+// waits for older writes as sqlfence's DB does (promise P2). It is the endpoint
+// that a new holder calls before it reads:
 //
 //	router.Post("/accounts/{id}/raise", fence.Raise)
 //
 // It stops only writes that are compared with the mark it raises: those of
 // [Middleware.InTx] and of sqlfence's InTx on the same database. A handler that
 // writes by a fenced single statement compares with the mark of the row
-// instead; take over there by raising the row's. A store that does not know of
-// the writes, such as [guard.Memory], stops only requests that are not yet
-// admitted: one that was may still be writing.
+// instead; take over there by raising the row's mark. A store that does not
+// know of the writes, such as [guard.Memory], stops only requests that are not
+// yet admitted: an admitted request may still be writing.
 //
-// It is idempotent. A refusal is answered as by [Middleware.Admit], also with
-// [Options.InsecureReportOnly]: who calls it wants to know. GET, HEAD, OPTIONS
+// It is idempotent. A refusal is answered as by [Middleware.Admit], even with
+// [Options.InsecureReportOnly]: its caller wants to know. GET, HEAD, OPTIONS
 // and TRACE, which must not change anything, are answered with 405.
 func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
@@ -160,7 +160,7 @@ func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// admit returns the claim as far as it is known, also with an error.
+// admit returns the claim as far as it is known, even with an error.
 func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err error) {
 	start := m.clock()
 	var mark guard.Mark
@@ -188,8 +188,8 @@ func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err
 }
 
 // resourceError marks what a [ResourceFunc] returned, because only some
-// sentinels keep their meaning there: a lookup that failed as "stale" by a
-// fence of its own says nothing about this request's claim.
+// sentinels keep their meaning there: a lookup that its own fence refused as
+// "stale" says nothing about this request's claim.
 type resourceError struct{ cause error }
 
 func (e *resourceError) Error() string {
@@ -209,7 +209,8 @@ func (e *resourceError) reason() guard.Reason {
 	return guard.ReasonOther
 }
 
-// reasonOf says which row of the status table err belongs to. Never success.
+// reasonOf returns the reason whose row of the status table err belongs to. It
+// never returns success.
 func reasonOf(err error) guard.Reason {
 	// Guards return these types as they are, and nearly always alone:
 	// searching them for every sentinel would make a refusal cost more than
@@ -234,7 +235,7 @@ func reasonOf(err error) guard.Reason {
 	return guard.ReasonOf(err)
 }
 
-// clock returns the time only if somebody will be told how long it took.
+// clock returns the time only if an observer will use the duration.
 func (m *Middleware) clock() time.Time {
 	if m.opts.Observer == nil {
 		return time.Time{}
@@ -253,8 +254,8 @@ func (m *Middleware) observe(r *http.Request, op guard.Op, start time.Time, clai
 	})
 }
 
-// log writes down what was refused; passed says that the request goes on all
-// the same.
+// log records what was refused; passed says that the request proceeds all the
+// same.
 func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, err error, passed bool) {
 	logger := m.opts.Logger
 	if logger == nil {

@@ -55,7 +55,7 @@ func TestCheckWritesNothing(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", c, claim, err)
 		}
 	}
-	// The method is not Check's business: it was asked.
+	// Check ignores the method: it was called explicitly.
 	r := newRequest("r", "5", "a")
 	r.Method = "GET"
 	if _, err := fence.Check(r); !errors.Is(err, guard.ErrStale) {
@@ -88,7 +88,8 @@ func TestCheckAndAdmitAgree(t *testing.T) {
 	}
 }
 
-// TestResourceIsAskedAfterTheHeader: a request without a token costs no lookup.
+// TestResourceIsAskedAfterTheHeader: a request without a token causes no
+// lookup.
 func TestResourceIsAskedAfterTheHeader(t *testing.T) {
 	asked := 0
 	fence := newFence(newStore(), func(*http.Request) (string, error) { asked++; return "r", nil }, nil)
@@ -158,7 +159,7 @@ func TestReportOnly(t *testing.T) {
 	if hooks != 0 {
 		t.Error("the hook was called although nothing was refused")
 	}
-	// Check tells the truth: its caller decides.
+	// Check is not affected: its caller decides.
 	if _, err := s.fence.Check(newRequest("acme", "", "")); err == nil {
 		t.Error("Check reports success")
 	}

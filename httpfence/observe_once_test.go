@@ -13,10 +13,10 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// TestRequestsAreReportedOnce: where one observer watches a fence and the
-// sqlfence.DB that is its store and its transactor, each request is one event,
-// and the fence's. The control is a transaction of the handler's own, which the
-// fence does not know.
+// TestRequestsAreReportedOnce: if one observer watches a fence and the
+// sqlfence.DB that is its store and its transactor, each request gives one
+// event, from the fence. The control is the handler's own transaction, which
+// the fence does not know about.
 func TestRequestsAreReportedOnce(t *testing.T) {
 	var events []guard.Event
 	observer := guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })

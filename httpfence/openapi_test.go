@@ -33,7 +33,8 @@ func schemaName(reason guard.Reason) string {
 	return name + "Problem"
 }
 
-// describe builds the document from the table that the code answers by.
+// describe builds the document from the table that the code uses for its
+// answers.
 func describe(t *testing.T) []byte {
 	t.Helper()
 	text := func(description string, more object) object {
@@ -124,8 +125,8 @@ func describe(t *testing.T) []byte {
 	return b.Bytes()
 }
 
-// TestOpenAPIIsTheTable: the file says what the code answers. A validator of
-// OpenAPI looks at it in examples/openapi.
+// TestOpenAPIIsTheTable: the file describes the code's answers. An OpenAPI
+// validator checks it in examples/openapi.
 func TestOpenAPIIsTheTable(t *testing.T) {
 	want := describe(t)
 	if *update {

@@ -17,15 +17,15 @@ import (
 
 // The defaults of [Options].
 const (
-	// DefaultRetryAfter is [Options.RetryAfter].
+	// DefaultRetryAfter is the default of [Options.RetryAfter].
 	DefaultRetryAfter = 2 * time.Second
-	// DefaultMaxRequest is [Options.MaxRequest], in bytes.
+	// DefaultMaxRequest is the default of [Options.MaxRequest], in bytes.
 	DefaultMaxRequest = 1 << 20
-	// DefaultMaxResponse is [Options.MaxResponse], in bytes.
+	// DefaultMaxResponse is the default of [Options.MaxResponse], in bytes.
 	DefaultMaxResponse = 1 << 20
-	// DefaultMaxWait is [Options.MaxWait].
+	// DefaultMaxWait is the default of [Options.MaxWait].
 	DefaultMaxWait = 10 * time.Second
-	// DefaultRaiseWait is [Options.RaiseWait].
+	// DefaultRaiseWait is the default of [Options.RaiseWait].
 	DefaultRaiseWait = 30 * time.Second
 )
 
@@ -34,42 +34,44 @@ const (
 type Options struct {
 	// TokenHeader, LeaseHeader and ResourceHeader name the fields that carry
 	// the claim; "" means [TokenHeader], [LeaseHeader] and [ResourceHeader].
-	// Any case; each must be a token by RFC 9110 section 5.6.2, no field that
-	// proxies or net/http consume (Connection, Host, TE...), and none twice.
+	// Case does not matter; each must be a token by RFC 9110 section 5.6.2,
+	// must not be a field that proxies or net/http consume (Connection, Host,
+	// TE...), and must differ from the others.
 	TokenHeader, LeaseHeader, ResourceHeader string
 	// TokenOnly admits requests without a lease ID; by default they are
 	// answered with 428. A request that has none then presents the empty lease
-	// ID. Two holders that send none cannot be told apart (no promise P4), and
-	// a proxy that strips the field goes unnoticed.
+	// ID. Two holders that send none cannot be distinguished (no promise P4),
+	// and a proxy that strips the field goes unnoticed.
 	TokenOnly bool
 	// InsecureAnyResource admits requests that do not say which resource their
 	// claim is for; by default they are answered with 428. A claim that is sent
 	// to the wrong route then raises the mark there, and the true holder is
-	// stale from then on. A field that is there is compared all the same.
+	// stale from then on. A field that is present is still compared.
 	InsecureAnyResource bool
-	// Verify judges who issued the claim, or whether this caller may present
-	// it, before anything is asked or raised; nil means that the token is
-	// believed. Whoever can send a high token to a service without Verify can
-	// lock all others out. The claim is complete and well formed, and its
-	// resource is the route's. An error is answered by its sentinel of package
-	// guard, such as [guard.ErrInvalid] for a token that was never issued; any
-	// other with 500. It must be safe for concurrent use. See [LimitNames], and
-	// package guard/proof for claims that their issuer has signed.
+	// Verify checks who issued the claim, or whether this caller may present
+	// it, before the store is queried or a mark raised; nil means that the
+	// token is trusted. Whoever can send a high token to a service without
+	// Verify can lock all others out. The claim is complete and well formed,
+	// and its resource is the route's. An error is answered by its sentinel of
+	// package guard, such as [guard.ErrInvalid] for a token that was never
+	// issued; any other error with 500. It must be safe for concurrent use. See
+	// [LimitNames], and package guard/proof for claims that their issuer has
+	// signed.
 	Verify func(claim guard.Claim, r *http.Request) error
 
 	// UnguardedMethods are the methods that [Middleware.Admit] and
 	// [Middleware.InTx] let through unexamined; nil means GET, HEAD, OPTIONS
 	// and TRACE, and an empty slice that is not nil means none. Methods are
-	// compared exactly, as in RFC 9110 section 9.1: "get" is another method
-	// than "GET", and guarded.
+	// compared exactly, as in RFC 9110 section 9.1: "get" is a different method
+	// from "GET", and guarded.
 	UnguardedMethods []string
 	// InsecureReportOnly lets every request through [Middleware.Admit], and
-	// only tells Observer and Logger what would have been refused. It is
+	// only reports to Observer and Logger what would have been refused. It is
 	// for finding the clients that send no token yet, and protects nothing.
-	// Admitted claims raise marks all the same, or nothing could be compared;
-	// a request that would have been refused gets no claim in its context.
-	// Behind [Middleware.InTx] it gets a transaction without a fence. Check and
-	// Raise tell the truth: their callers asked.
+	// Admitted claims still raise marks, or there would be nothing to compare
+	// with; a request that would have been refused gets no claim in its
+	// context. Behind [Middleware.InTx] it gets a transaction without a fence.
+	// Check and Raise are not affected: their callers want the real result.
 	InsecureReportOnly bool
 
 	// Transactor runs the transactions of [Middleware.InTx]; nil means that
@@ -80,9 +82,9 @@ type Options struct {
 	Transactor Transactor
 	// MaxRequest is how many bytes of body a request to [Middleware.InTx] may
 	// have; a larger one is answered with 413. The body is read before BEGIN,
-	// so each request in flight may hold that many in memory, and a slow sender
-	// holds its socket and nothing else. 0 means [DefaultMaxRequest]; it must
-	// not be negative.
+	// so each request in flight may hold that many bytes in memory, and a slow
+	// sender holds its socket and nothing else. 0 means [DefaultMaxRequest]; it
+	// must not be negative.
 	MaxRequest int64
 	// InsecureStreamRequest hands the handler of [Middleware.InTx] the body as
 	// it arrives, of any length: a slow sender then keeps a transaction open,
@@ -91,25 +93,25 @@ type Options struct {
 	InsecureStreamRequest bool
 	// MaxResponse is how many bytes of body an answer behind [Middleware.InTx]
 	// may have; a larger one rolls the work back. Each request in flight may
-	// hold that many in memory. 0 means [DefaultMaxResponse]; it must not be
-	// negative.
+	// hold that many bytes in memory. 0 means [DefaultMaxResponse]; it must not
+	// be negative.
 	MaxResponse int
 	// MaxWait bounds how long a request waits for the store, or for its fenced
 	// transaction to begin: for a connection, for a lock, for the raise of a
-	// new token. When it is over the answer is 503 with Retry-After, and
+	// new token. When it expires the answer is 503 with Retry-After, and
 	// nothing was written. It does not bound the handler. A [guard.Memory]
-	// makes nobody wait. 0 means [DefaultMaxWait]; it must not be negative.
+	// never waits. 0 means [DefaultMaxWait]; it must not be negative.
 	MaxWait time.Duration
 	// RaiseWait is MaxWait for [Middleware.Raise], which may have to wait for
-	// the transactions of an older holder: let it be longer than the store's
-	// own bound, such as RaiseTimeout of sqlfence. 0 means [DefaultRaiseWait];
-	// it must not be negative.
+	// the transactions of an older holder: make it longer than the store's own
+	// bound, such as RaiseTimeout of sqlfence. 0 means [DefaultRaiseWait]; it
+	// must not be negative.
 	RaiseWait time.Duration
 
 	// DiscloseMark adds to the answer for stale, spent, conflict and
-	// mark_ahead the members "token", what was offered, and "mark", the
-	// resource's highest token, as decimal strings. Where the mark is a store's
-	// floor the member "floor" is true. The lease ID of the mark is never
+	// mark_ahead the members "token", the token offered, and "mark", the
+	// resource's highest token, as decimal strings. If the mark is a store's
+	// floor, the member "floor" is true. The lease ID of the mark is never
 	// disclosed. Set it only for clients inside the trust boundary.
 	DiscloseMark bool
 	// RetryAfter is the Retry-After of an answer for an unavailable store,
@@ -123,32 +125,32 @@ type Options struct {
 	Statuses map[guard.Reason]int
 	// OnReject is called for every refusal, before anything is written; nil
 	// means the default answer. A hook that writes an answer replaces the
-	// default; one that writes none leaves it, with the header fields that
-	// the hook has set. It must be safe for concurrent use, and must not use w
+	// default; one that writes none keeps it, with the header fields that the
+	// hook has set. It must be safe for concurrent use, and must not use w
 	// after it has returned.
 	OnReject func(w http.ResponseWriter, r *http.Request, rej *Rejection)
 
-	// Observer is told every comparison: [guard.OpCheck], [guard.OpAdmit],
-	// [guard.OpTransaction] and [guard.OpRaise] on the surface "http"; a
-	// transaction when it has ended other than by a panic, with the reason
-	// other if the handler answered with an error. nil costs nothing, not even
-	// a clock reading.
+	// Observer receives an event for every comparison: [guard.OpCheck],
+	// [guard.OpAdmit], [guard.OpTransaction] and [guard.OpRaise] on the surface
+	// "http"; for a transaction when it has ended other than by a panic, with
+	// the reason other if the handler answered with an error. nil costs
+	// nothing, not even a clock reading.
 	Observer guard.Observer
 	// Logger gets one record "fencing_rejected" for every request that Admit,
 	// InTx, Raise or Reject refuses, with its cause: at level Warn, for
-	// conflict, mark_ahead and outcome_unknown at level Error. A malformed
-	// field's value is never in it, because people put passwords into the wrong
-	// field. nil means [slog.Default] at that moment; for no records at all
-	// give it slog.New(slog.DiscardHandler).
+	// conflict, mark_ahead and outcome_unknown at level Error. It never
+	// contains a malformed field's value, because people put passwords into the
+	// wrong field. nil means [slog.Default] at that moment; for no records at
+	// all use slog.New(slog.DiscardHandler).
 	Logger *slog.Logger
 }
 
 // defaultUnguarded are the methods that RFC 9110 section 9.2.1 calls safe.
 var defaultUnguarded = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace}
 
-// New returns a [Middleware] that compares claims with the marks in store. The
-// resource of a request is what resource says; see [Named]. opts may be nil.
-// All replicas of a service must be given one shared store.
+// New returns a [Middleware] that compares claims with the marks in store.
+// resource names the resource of a request; see [Named]. opts may be nil. All
+// replicas of a service must be given one shared store.
 //
 // The error is a *guard.InvalidError (guard.ErrInvalid) that names the field:
 // a mistake in the program, found before it serves.
@@ -224,7 +226,7 @@ func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, 
 	return m, nil
 }
 
-// checkTransactor sees to it that a resource has one mark.
+// checkTransactor ensures that a resource has one mark.
 func checkTransactor(store guard.Store, o *Options) error {
 	if o.Transactor == nil {
 		return nil
@@ -245,14 +247,14 @@ type headers struct{ token, lease, resource string }
 
 // consumed are fields that never reach a handler as the client sent them: a
 // proxy removes them or net/http takes them out of the map. A token sent there
-// would be missing for ever, or worse, sometimes.
+// would always be missing, or worse, sometimes.
 var consumed = []string{
 	"Connection", "Content-Length", "Host", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// headerNames returns the canonical names, defaults filled in; where names the
-// options struct in the error.
+// headerNames returns the canonical names with defaults filled in; where names
+// the options struct in the error.
 func headerNames(where, token, lease, resource string) (headers, error) {
 	h := headers{token, lease, resource}
 	seen := map[string]bool{}
@@ -298,17 +300,17 @@ func isToken(s string) bool {
 
 // LimitNames returns a function for [Options.Verify] that lets each caller name
 // at most names different resources, and at most callers different callers do
-// so, from when the process began; what is beyond is refused with
-// [guard.ErrUnavailable]. It is for services whose resources are made up by
-// their clients: every admitted name takes room in the store, for ever in
-// a [guard.Memory] and until [guard.Store]'s Retire in a database, and a store
-// that is full refuses everybody's new names. The memory it takes is bounded by
-// names times callers, 16 bytes each or somewhat more. caller gives the
+// so, since the process started; anything beyond is refused with
+// [guard.ErrUnavailable]. It is for services whose clients make up the
+// resources: every admitted name takes space in the store, forever in a
+// [guard.Memory] and until [guard.Store]'s Retire in a database, and a full
+// store refuses everybody's new names. The memory it takes is bounded by names
+// times callers, at 16 bytes each or somewhat more. caller returns the
 // authenticated identity; its errors are answered like those of a
 // [ResourceFunc].
 //
-// A name counts when it is verified, also if the store then refuses it. Each
-// replica counts for itself.
+// A name counts when it is verified, even if the store then refuses it. Each
+// replica counts separately.
 func LimitNames(names, callers int, caller ResourceFunc) (func(guard.Claim, *http.Request) error, error) {
 	if caller == nil {
 		return nil, guard.Invalid("caller", "", "must not be nil")

@@ -13,8 +13,9 @@ type origin struct {
 	port         uint16
 }
 
-// parseOrigin reads "https://ledger.internal:8443". Whatever an origin does
-// not have is an error, because who writes a path there believes it matters.
+// parseOrigin reads "https://ledger.internal:8443". Anything that is not part
+// of an origin is an error, because somebody who writes a path there expects it
+// to matter.
 func parseOrigin(s string) (origin, error) {
 	u, err := url.Parse(s)
 	switch {
@@ -32,8 +33,8 @@ func parseOrigin(s string) (origin, error) {
 	return o, nil
 }
 
-// originOf returns the origin that a request to u connects to. What cannot be
-// normalised with certainty has none, and so gets no token.
+// originOf returns the origin that a request to u connects to. A URL that
+// cannot be normalised with certainty has none, and so gets no token.
 func originOf(u *url.URL) (origin, bool) {
 	if u == nil {
 		return origin{}, false

@@ -115,7 +115,7 @@ func TestRPCOutcomes(t *testing.T) {
 	}
 }
 
-// TestVotes: a handler's word decides, and the client never hears of a success
+// TestVotes: the handler's result decides, and the client never sees a success
 // that was rolled back. The control lets the same handler return nil.
 func TestVotes(t *testing.T) {
 	sentinel := errors.New("out of stock")
@@ -172,7 +172,7 @@ func TestVotes(t *testing.T) {
 	}
 }
 
-// TestLateFailures: an answer that had begun well and did not end so.
+// TestLateFailures: an answer that began as a success and then failed.
 func TestLateFailures(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -266,7 +266,7 @@ func TestBodyBeforeBegin(t *testing.T) {
 		if streams {
 			<-begun
 		} else {
-			_, _ = io.WriteString(rest, "5678") // it has read the first half, and waits
+			_, _ = io.WriteString(rest, "5678") // the reader has the first half, and waits
 			select {
 			case <-begun:
 				t.Error("a transaction began before the body was there")
@@ -311,8 +311,9 @@ func TestBodyBeforeBegin(t *testing.T) {
 	}
 }
 
-// TestBoundedWaits: whoever waits for a store or for a transaction to begin is
-// answered with 503 when the time is over; the handler itself is not bounded.
+// TestBoundedWaits: a request that waits for a store or for a transaction to
+// begin is answered with 503 when the time is over; the handler itself is not
+// bounded.
 func TestBoundedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := &waiting{Store: guard.NewMemory(nil)}
@@ -366,7 +367,7 @@ func (s *waiting) Mark(ctx context.Context, resource string) (guard.Mark, error)
 	return s.Store.Mark(ctx, resource)
 }
 
-// TestWaitEndsAsItBegins: a transaction that begins when the time is just over
+// TestWaitEndsAsItBegins: a transaction that begins just after the time is over
 // does not run its handler.
 func TestWaitEndsAsItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

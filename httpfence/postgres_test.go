@@ -53,7 +53,7 @@ func TestRestartForgetsInMemory(t *testing.T) {
 
 // TestP2RaiseEndpoint: a new holder that raises before it reads loses no
 // update of an older one that was still writing, because the raise waits for
-// it. The control raises a mark that knows nothing of the transaction.
+// it. The control raises a mark that is unrelated to the transaction.
 func TestP2RaiseEndpoint(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -89,7 +89,7 @@ func TestP2RaiseEndpoint(t *testing.T) {
 			<-inside
 			raised := make(chan int)
 			go func() { raised <- send(router, "POST", "/accounts/acme/raise", "11").StatusCode }()
-			if c.lost { // it does not wait: the new holder would read now
+			if c.lost { // the raise does not wait: the new holder would read now
 				if status := <-raised; status != http.StatusNoContent {
 					t.Errorf("raise: %d", status)
 				}
@@ -146,10 +146,10 @@ func untilBlocked(t *testing.T, p *replica) {
 	}
 }
 
-// TestInTxOfAClientThatIsGone: over a socket and on PostgreSQL, whatever ends
-// a request after its handler has written leaves nothing of the work, no
-// connection in use, and no lock that the successor would wait for. The handler
-// that is let alone is the control: its work is there.
+// TestInTxOfAClientThatIsGone: over a socket and on PostgreSQL, whatever ends a
+// request after its handler has written leaves none of the work, no connection
+// in use, and no lock that the successor would wait for. The undisturbed
+// handler is the control: its work is there.
 func TestInTxOfAClientThatIsGone(t *testing.T) {
 	url := pgtest.Database(t)
 	p := newReplica(t, url)
@@ -205,7 +205,7 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 			if n := writes() - before; n != c.committed {
 				t.Errorf("%d writes are there, want %d", n, c.committed)
 			}
-			// What is leaked stays; what is only closed later does not.
+			// A leak stays; a connection that is only closed later does not.
 			for deadline := time.Now().Add(10 * time.Second); p.pool.Stat().AcquiredConns() != 0; time.Sleep(time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatalf("%d connections are still in use", p.pool.Stat().AcquiredConns())
@@ -222,9 +222,9 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 }
 
 // TestSlowBodies: eight senders that never finish their bodies, on a pool of
-// four connections. They hold none: other resources are answered at once, and
-// so is the successor's raise. The control lets the bodies stream, and then
-// nobody gets a connection: 503 after Options.MaxWait.
+// four connections. They hold none: requests for other resources are answered
+// at once, and so is the successor's raise. The control lets the bodies stream,
+// and then no request gets a connection: 503 after Options.MaxWait.
 func TestSlowBodies(t *testing.T) {
 	for _, streams := range []bool{false, true} {
 		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
@@ -276,7 +276,7 @@ func TestSlowBodies(t *testing.T) {
 			}
 			senders := 8
 			if streams {
-				senders = 4 // that is all there is
+				senders = 4 // as many as there are connections
 			}
 			for range senders {
 				conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -326,7 +326,7 @@ func TestSlowBodies(t *testing.T) {
 	}
 }
 
-// told says when its body is read.
+// told signals when its body is read.
 type told struct {
 	io.ReadCloser
 	reading chan struct{}

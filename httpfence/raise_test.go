@@ -68,7 +68,7 @@ func TestRaise(t *testing.T) {
 	if a := raise("POST", "12", "b"); a.status != 503 {
 		t.Errorf("store down: %+v", a)
 	}
-	// Report-only tells the truth here: who raises wants to know.
+	// Report-only does not apply here: a caller that raises wants to know.
 	report := newFence(s.store.Store, literal("acme"), &Options{InsecureReportOnly: true})
 	w := httptest.NewRecorder()
 	report.Raise(w, newRequest("", "10", "a"))

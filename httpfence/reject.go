@@ -12,9 +12,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Rejection is what [Options.OnReject] is told about a refused request.
+// Rejection describes a refused request to [Options.OnReject].
 type Rejection struct {
-	// Reason says why.
+	// Reason is why the request was refused.
 	Reason guard.Reason
 	// Status is the status of the default answer, overrides applied.
 	Status int
@@ -24,7 +24,7 @@ type Rejection struct {
 	// Claim is what was presented, as far as it could be read before the
 	// request was refused; it may be zero or incomplete.
 	Claim guard.Claim
-	// Err is the error. Its message may name the mark, which is not for
+	// Err is the error. Its message may name the mark, which must not reach
 	// clients outside the trust boundary.
 	Err error
 }
@@ -32,7 +32,7 @@ type Rejection struct {
 // Reject answers r as [Middleware.Admit] would have for err: with the status
 // table, the hook, the overrides, the problem body and a record in the log. It
 // is for handlers that call [Middleware.Check] or present the claim to a fenced
-// write themselves. An error that no sentinel of package guard describes is
+// write themselves. An error that matches no sentinel of package guard is
 // answered with 500, and so is nil: a refusal is never a success.
 func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 	var claim guard.Claim
@@ -77,14 +77,14 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 		h.Set("Retry-After", m.retryAfter)
 	}
 	w.WriteHeader(p.status)
-	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // the client is gone if this fails; there is nobody to tell
+	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // if this fails the client is gone, so the error is dropped
 }
 
-// otherAnswers are fields that a handler may have set for the answer that is
-// not going to be given, and that would be wrong about this one.
+// otherAnswers are fields that a handler may have set for the answer that will
+// not be sent, and that would be wrong for this one.
 var otherAnswers = [...]string{"Content-Length", "Content-Encoding", "Content-Range", "Etag", "Last-Modified"}
 
-// tracker learns whether a hook has answered. It is used for hooks alone:
+// tracker records whether a hook has answered. It is used only for hooks:
 // handlers get the server's own ResponseWriter.
 type tracker struct {
 	http.ResponseWriter
@@ -102,8 +102,8 @@ func (t *tracker) WriteHeader(status int) {
 	t.ResponseWriter.WriteHeader(status)
 }
 
-// FlushError and Hijack answer too; http.ResponseController finds them here
-// before it looks behind Unwrap.
+// FlushError and Hijack also answer; http.ResponseController finds them here
+// before it calls Unwrap.
 
 func (t *tracker) FlushError() error {
 	t.answered = true
@@ -135,8 +135,8 @@ type problemBody struct {
 	Guarded string `json:"guarded,omitempty"`
 }
 
-// problem is an answer rendered at construction. It has nothing of the request
-// in it, so nothing can be injected and nothing is disclosed.
+// problem is an answer rendered at construction. It contains nothing of the
+// request, so nothing can be injected and nothing is disclosed.
 type problem struct {
 	status int
 	parts  problemBody
@@ -163,8 +163,8 @@ func newProblem(parts problemBody) problem {
 }
 
 // with renders p with the facts of err that the client may know: the mark only
-// if it was asked for. Of a misdirected claim both names: one is the client's
-// own word, the other is what its own path means.
+// if disclose is set. For a misdirected claim it includes both names: one is
+// what the client sent, the other is what its own path means.
 func (p *problem) with(err error, reason guard.Reason, disclose bool) []byte {
 	var rejected *guard.RejectedError
 	var misdirected *guard.MisdirectedError
@@ -187,7 +187,7 @@ func render(parts problemBody) []byte {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(parts); err != nil {
-		panic("httpfence: " + err.Error()) // strings, an int and a bool cannot fail
+		panic("httpfence: " + err.Error()) // encoding strings, an int and a bool cannot fail
 	}
 	return b.Bytes()
 }

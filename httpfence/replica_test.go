@@ -46,7 +46,8 @@ func newReplica(t testing.TB, url string) *replica {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	// What ends a holder that hangs must not end one that a slow machine delays.
+	// The timeout for a hanging holder must not end one that a slow machine
+	// delays.
 	db, err := sqlfence.Pgx(pool, &sqlfence.Options{
 		LockTimeout: time.Minute, IdleTimeout: time.Minute, TerminateAfter: time.Minute, CommitTimeout: time.Minute,
 	})
@@ -63,8 +64,8 @@ func newReplica(t testing.TB, url string) *replica {
 	return &replica{db, pool, accounts}
 }
 
-// fence guards with the replica's marks and transactions. Most tests here tell
-// holders apart by their tokens alone.
+// fence guards with the replica's marks and transactions. Most tests here
+// distinguish holders only by their tokens.
 func (p *replica) fence() *httpfence.Middleware {
 	return guard.Must(httpfence.New(p.db, httpfence.ChiParam("id"), &httpfence.Options{
 		Transactor: p.db.Transactor(), MaxWait: time.Minute, RaiseWait: time.Minute, TokenOnly: true, InsecureAnyResource: true,

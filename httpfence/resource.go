@@ -14,12 +14,12 @@ import (
 
 // ResourceFunc names the resource that a request writes to, or one component
 // of the name; see [Named]. It is called once per guarded request, after the
-// header was found well formed, and must be safe for concurrent use.
+// header was found to be well formed, and must be safe for concurrent use.
 //
-// Two requests that write to one thing must give one name, whatever their
-// spelling; otherwise one row has two marks and neither guards it. Have the
-// handler name its row by the same function, or by the claim's resource, and
-// not by chi.URLParam, which may still be escaped. Take the tenant from the
+// Two requests that write to the same thing must give the same name, whatever
+// their spelling; otherwise one row has two marks and neither guards it. The
+// handler should name its row by the same function, or by the claim's resource,
+// and not by chi.URLParam, which may still be escaped. Take the tenant from the
 // authenticated identity, never from the path, a header or the body: a client
 // that may choose the tenant may raise another tenant's marks.
 //
@@ -29,7 +29,8 @@ import (
 // included, is answered with 400: it was read from the request.
 type ResourceFunc func(*http.Request) (string, error)
 
-// Bindings say where the value of each variable of a template comes from.
+// Bindings has the function that returns the value of each variable of a
+// template.
 type Bindings map[string]ResourceFunc
 
 // Named returns the [ResourceFunc] for resources that are named by a template,
@@ -43,9 +44,9 @@ type Bindings map[string]ResourceFunc
 //	})
 //
 // A value that the template refuses, such as "07" for {account:int}, is
-// [guard.ErrInvalid], and no resource: PostgreSQL and strconv read "7" and "07"
-// as one number, so without the type they would be one row under two marks.
-// The first error of a binding is returned as it is.
+// [guard.ErrInvalid] and not a resource: PostgreSQL and strconv read "7" and
+// "07" as one number, so without the type they would be one row under two
+// marks. The first error of a binding is returned as it is.
 //
 // The error of Named is a *guard.InvalidError (guard.ErrInvalid) for a variable
 // that is missing, unknown or bound to nil. A template without variables names
@@ -61,7 +62,7 @@ func Named(template *guard.Template, bindings Bindings) (ResourceFunc, error) {
 		}
 		bound = append(bound, name)
 	}
-	slices.Sort(bound) // one error of several, always the same
+	slices.Sort(bound) // always report the same one of several errors
 	if err := template.CheckVariables(bound...); err != nil {
 		return nil, err
 	}
@@ -87,20 +88,20 @@ func Named(template *guard.Template, bindings Bindings) (ResourceFunc, error) {
 	}, nil
 }
 
-// ChiParam returns a [ResourceFunc] that gives the chi URL parameter name, as
+// ChiParam returns a [ResourceFunc] that returns the chi URL parameter name, as
 // chi.URLParam finds it, unescaped exactly once: chi matches the escaped path
 // when the client's spelling is unusual ("/acct/%61/close" gives "%61") and the
 // unescaped one otherwise. "*" is the rest of a path.
 //
 // Errors: [guard.ErrInvalid] for an empty value, a malformed escape, and for
 // a value with an escape if middleware such as CleanPath, StripSlashes or
-// URLFormat has rewritten the path: whether it has been unescaped already
-// cannot be told then.
+// URLFormat has rewritten the path: it is then unknown whether the value has
+// already been unescaped.
 //
 // A request whose route has no such parameter, or is not complete yet, is
-// answered with 500, whoever sends it: the middleware stands in front of the
-// routing, in the Use of a router, where 404 and 405 would raise marks. Use
-// With, or Use in a Group whose patterns are complete.
+// answered with 500, whoever sends it: the middleware is in front of the
+// routing, in a router's Use, where 404 and 405 would raise marks. Use With, or
+// Use in a Group whose patterns are complete.
 //
 // A value without escapes costs no allocation.
 func ChiParam(name string) ResourceFunc {
@@ -122,22 +123,23 @@ func ChiParam(name string) ResourceFunc {
 
 var errUnfinished = fmt.Errorf("httpfence: chi has not finished routing: in a router's Use, a request for nothing (404, 405) would raise a mark; use With, or a Group with complete patterns")
 
-// PathValue returns a [ResourceFunc] that gives the request's path value name,
-// unescaped exactly once. [http.ServeMux] has unescaped it already; chi sets
-// path values too, and leaves them as it matched them (see [ChiParam]). For
-// another router that sets path values, write a ResourceFunc that knows
-// whether it unescapes.
+// PathValue returns a [ResourceFunc] that returns the request's path value
+// name, unescaped exactly once. [http.ServeMux] has already unescaped it; chi
+// sets path values too, and leaves them as it matched them (see [ChiParam]).
+// For another router that sets path values, write a ResourceFunc that knows
+// whether the router unescapes.
 //
-// Errors are those of [ChiParam]. What a ServeMux has routed to another mux is
-// not known to be complete: put the middleware around the handler, not around
-// the inner mux. A value without escapes costs no allocation.
+// Errors are those of [ChiParam]. If a ServeMux routes to another mux, the
+// route is not known to be complete: put the middleware around the handler, not
+// around the inner mux. A value without escapes costs no allocation.
 func PathValue(name string) ResourceFunc {
 	return func(r *http.Request) (string, error) {
 		value := r.PathValue(name)
 		if value == "" && !hasWildcard(r.Pattern, name) {
 			return "", fmt.Errorf("httpfence: the route %q has no path value %q; the middleware must run behind routing", r.Pattern, name)
 		}
-		// Only a value that chi set can still be escaped, or be too early.
+		// Only a value that chi set can still be escaped, or belong to an
+		// incomplete route.
 		rctx := chi.RouteContext(r.Context())
 		if v, ok := chiParam(rctx, name); ok && v == value {
 			if rctx.RoutePath != "" && !arrived(rctx) {
@@ -171,7 +173,7 @@ func hasWildcard(pattern, name string) bool {
 	}
 }
 
-// chiParam is chi.URLParam, but tells an empty value from none.
+// chiParam is chi.URLParam, but distinguishes an empty value from none.
 func chiParam(rctx *chi.Context, name string) (string, bool) {
 	if rctx != nil {
 		p := &rctx.URLParams
@@ -184,9 +186,9 @@ func chiParam(rctx *chi.Context, name string) (string, bool) {
 	return "", false
 }
 
-// arrived reports whether chi has found the endpoint: then its last pattern is
-// the path that it routed last. In the Use of a mounted router, the path that
-// is still to be routed stands there already.
+// arrived reports whether chi has found the endpoint: then its last pattern
+// matches the path that it routed last. In a mounted router's Use, the path is
+// already the one that is still to be routed.
 func arrived(rctx *chi.Context) bool {
 	n := len(rctx.RoutePatterns)
 	if n == 0 {
@@ -204,10 +206,10 @@ func arrived(rctx *chi.Context) bool {
 	return own <= len(values) && spells(rctx.RoutePatterns[n-1:], values[len(values)-own:], rctx.RoutePath)
 }
 
-// unescapeOnce returns value unescaped, if it was cut out of the escaped path,
-// and as it is, if it was cut out of the unescaped one. Which of the two chi
-// has matched is not said anywhere, so the route is spelled out with its values
-// and compared with both; a rewritten path is neither.
+// unescapeOnce returns value unescaped if it was cut out of the escaped path,
+// and unchanged if it was cut out of the unescaped one. chi does not record
+// which of the two it matched, so the route is spelled out with its values and
+// compared with both; a rewritten path is neither.
 func unescapeOnce(rctx *chi.Context, u *url.URL, name, value string) (string, error) {
 	values := rctx.URLParams.Values
 	switch {
@@ -225,12 +227,12 @@ func unescapeOnce(rctx *chi.Context, u *url.URL, name, value string) (string, er
 	return "", guard.Invalid(name, value, "has an escape, and the path was rewritten before it was routed")
 }
 
-// spells reports whether patterns, one mounted on the other, with values in the
-// place of their variables, are path. It allocates nothing.
+// spells reports whether patterns, one mounted on the other, spell path with
+// values in place of their variables. It allocates nothing.
 func spells(patterns, values []string, path string) bool {
 	for i, p := range patterns {
 		last := i == len(patterns)-1
-		if i > 0 { // the router that it is mounted on has matched the slash
+		if i > 0 { // the router it is mounted on has matched the slash
 			p = strings.TrimPrefix(p, "/")
 		}
 		for p != "" {
@@ -252,7 +254,7 @@ func spells(patterns, values []string, path string) bool {
 			value := values[0]
 			values = values[1:]
 			if p == "*" && !last {
-				value = "" // what is mounted there spells it
+				value = "" // the pattern mounted there spells it
 			}
 			if path, ok = strings.CutPrefix(path, value); !ok {
 				return false
@@ -267,7 +269,7 @@ func spells(patterns, values []string, path string) bool {
 }
 
 // variableLen returns the length of the variable that p begins with: "*" or
-// "{name}", in whose pattern there may be braces.
+// "{name}", which may contain a pattern with braces.
 func variableLen(p string) int {
 	depth := 0
 	for i := range len(p) {

@@ -15,8 +15,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// routed serves /acct/{id}/close over a socket and reports what the router
-// itself gives as id, and what resource makes of it.
+// routed serves /acct/{id}/close over a socket and reports the id that the
+// router itself gives, and what resource returns for it.
 type routed struct {
 	*service
 	value    string // the router's own
@@ -139,7 +139,7 @@ func TestSpellingOfTheRest(t *testing.T) {
 
 // TestRewrittenPaths: StripSlashes, URLFormat and CleanPath make chi route
 // a path that is neither the escaped nor the unescaped one of the request, and
-// do not say from which they made it. An escape in a value is then refused,
+// do not say which one they started from. An escape in a value is then refused,
 // not guessed; values without one are the same in both. The controls guess, by
 // RawPath and by looking for the value in both: one path under two names.
 func TestRewrittenPaths(t *testing.T) {
@@ -252,8 +252,7 @@ func TestRoutersInRouters(t *testing.T) {
 	}
 }
 
-// TestMalformedEscape: a URL off the wire has none; one rewritten on the way
-// may.
+// TestMalformedEscape: a URL from the wire has none; a rewritten one may.
 func TestMalformedEscape(t *testing.T) {
 	for _, raw := range []string{"/acct/%zz/close", "/acct/%6/close", "/acct/100%/close"} {
 		r := httptest.NewRequest("POST", "/acct/x/close", nil)
@@ -266,7 +265,7 @@ func TestMalformedEscape(t *testing.T) {
 	}
 }
 
-// TestUnrouted: where the route is not known yet, the server is wrong and not
+// TestUnrouted: if the route is not known yet, the server is at fault and not
 // the client; in any case nothing gets through.
 func TestUnrouted(t *testing.T) {
 	rootUse := func(f *Middleware, h http.Handler) http.Handler {
@@ -350,22 +349,23 @@ func TestUnrouted(t *testing.T) {
 	if !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("empty rest: %v", err)
 	}
-	// One whose name only begins alike is another one, and this one the server's mistake.
+	// A wildcard whose name only has the same prefix is a different one; its use
+	// is the server's mistake.
 	mux.HandleFunc("/y/{restored...}", func(_ http.ResponseWriter, r *http.Request) { _, err = PathValue("rest")(r) })
 	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/y/", nil))
 	if err == nil || errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("no such wildcard: %v", err)
 	}
-	// The error that is logged says where the name was to come from.
+	// The logged error says where the name should have come from.
 	_, err = newFence(newStore(), PathValue("rest"), nil).Check(newRequest("x", "5", ""))
 	if want := "httpfence: resource of the request: httpfence: the route "; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s...", err, want)
 	}
 }
 
-// TestPrefixesAndWildcards: what takes a part of the path away in front, and
-// what matches several segments at once, leaves one resource to one path,
-// however it is escaped; and a path that differs has another.
+// TestPrefixesAndWildcards: with handlers that strip a prefix of the path, and
+// patterns that match several segments, one path still gives one resource,
+// however it is escaped; and a different path gives another.
 func TestPrefixesAndWildcards(t *testing.T) {
 	id := map[string]string{
 		"a": "a", "%61": "a", "%2561": "%61", "%25%36%31": "%61", "a%2Fb": "a/b", "a%2fb": "a/b", "a%252Fb": "a%2Fb", "%C3%A4": "\u00e4", "%c3%a4": "\u00e4",
@@ -431,7 +431,7 @@ func TestPrefixesAndWildcards(t *testing.T) {
 	}
 }
 
-// An empty rest names nothing, and is not the mark of something else.
+// An empty rest names nothing, and does not match another resource's mark.
 func TestEmptyRest(t *testing.T) {
 	for name, c := range map[string]struct {
 		build    func(http.Handler) http.Handler
@@ -460,7 +460,7 @@ func TestEmptyRest(t *testing.T) {
 	}
 }
 
-// newServiceBy is newService with a router of the test's own.
+// newServiceBy is newService with the test's own router.
 func newServiceBy(t *testing.T, build func(http.Handler) http.Handler, resource ResourceFunc) *service {
 	t.Helper()
 	s := &service{store: newStore()}

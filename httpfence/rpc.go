@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// rpcFailed reports whether an answer below 300 says in the manner of its RPC
-// protocol that the call has failed. An answer of another media type has not.
-// The error says that the protocol demands a status and that none was found:
-// what clients make of that differs, so it must not be committed.
+// rpcFailed reports whether an answer below 300 says, in its RPC protocol, that
+// the call has failed. An answer of another media type has not. The error says
+// that the protocol requires a status and that none was found: clients
+// interpret that differently, so it must not be committed.
 //
 // The protocols: "gRPC over HTTP2" and "gRPC-Web" in the documents of grpc, and
 // the "Connect protocol" of connectrpc.com. Connect's unary errors have
@@ -45,8 +45,8 @@ func rpcFailed(sent, end http.Header, body []byte) (failed bool, err error) {
 
 var errNoStatus = errors.New("the RPC's answer has no status")
 
-// grpcStatus looks where a status may be: in a header of an answer without
-// messages, in a trailer, or in the last frame of gRPC-Web.
+// grpcStatus looks for the status in all possible places: in a header of an
+// answer without messages, in a trailer, or in the last frame of gRPC-Web.
 func grpcStatus(sent, end http.Header, web []byte) (failed bool, err error) {
 	const name = "Grpc-Status"
 	var found []string
@@ -84,7 +84,7 @@ func grpcStatus(sent, end http.Header, web []byte) (failed bool, err error) {
 	return false, nil
 }
 
-// connectEnd looks at the end of a stream: a JSON object with a member "error"
+// connectEnd examines the end of a stream: a JSON object with a member "error"
 // if the call has failed.
 func connectEnd(body []byte) (failed bool, err error) {
 	const endOfStream = 0x02
@@ -107,7 +107,7 @@ func connectEnd(body []byte) (failed bool, err error) {
 }
 
 // lastFrame returns the flags and the message of the last frame: a byte of
-// flags, whose lowest bit says compressed, four bytes of length, the message.
+// flags, whose lowest bit means compressed, four bytes of length, the message.
 func lastFrame(body []byte) (flags byte, payload []byte, err error) {
 	for len(body) > 0 {
 		if len(body) < 5 || uint64(len(body)-5) < uint64(binary.BigEndian.Uint32(body[1:5])) {
@@ -119,7 +119,7 @@ func lastFrame(body []byte) (flags byte, payload []byte, err error) {
 	if flags&1 == 0 || len(payload) == 0 {
 		return flags, payload, nil
 	}
-	// Another encoding than gzip cannot be read, and is an error.
+	// An encoding other than gzip cannot be read, and is an error.
 	z, err := gzip.NewReader(bytes.NewReader(payload))
 	if err != nil {
 		return 0, nil, fmt.Errorf("the last frame of the RPC: %w", err)

@@ -8,7 +8,7 @@ import (
 )
 
 // problemPrefix begins the type of every problem this package answers with.
-// Tag URIs (RFC 4151) identify without promising that there is a page to fetch.
+// Tag URIs (RFC 4151) identify without implying that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
 // outcome is a row of the status table.
@@ -21,13 +21,13 @@ type outcome struct {
 }
 
 // outcomes is the table between reasons and the wire, read from left to right
-// by [Middleware.Reject] and from right to left by [ErrorFrom]. It is total
-// over [guard.Reasons]; the last row stands for every other error.
+// by [Middleware.Reject] and from right to left by [ErrorFrom]. It covers all
+// [guard.Reasons]; the last row stands for every other error.
 //
 // A refusal by comparison is 412 (RFC 9110, sections 13.1 and 15.5.13), never
 // 409: proxies are configured to retry 409, and a stale claim stays stale.
 // A misdirected claim is 400: the request contradicts itself, whatever the
-// state of the resource. It is not 421, which clients repeat elsewhere.
+// state of the resource. It is not 421, which clients retry elsewhere.
 var outcomes = [...]outcome{
 	{guard.ReasonMissing, http.StatusPreconditionRequired, "Fencing token missing",
 		"Send the claim of your lease, each field once: the fencing token in {token}, the lease ID in {lease}, the percent-encoded name of the resource in {resource}."},
@@ -52,15 +52,15 @@ var outcomes = [...]outcome{
 	{guard.ReasonOutcomeUnknown, http.StatusInternalServerError, "Outcome unknown",
 		"It could not be learned whether the write took effect. Do not repeat it blindly."},
 	// No server refuses for a lost lease: only the holder's own clock knows.
-	// The row is here for a handler that answers for a lease of its own.
+	// The row is for a handler that answers for its own lease.
 	{guard.ReasonLeaseLost, http.StatusInternalServerError, "Lease lost",
 		"The lease under which the request was handled is over."},
 	{guard.ReasonOther, http.StatusInternalServerError, "Internal error",
 		"The claim could not be verified."},
 }
 
-// indexOf returns the row of reason; that of [guard.ReasonOther] for a string
-// that is no reason, so that nothing is ever answered with success.
+// indexOf returns the row of reason; the row of [guard.ReasonOther] for a
+// string that is not a reason, so that nothing is ever answered with success.
 func indexOf(reason guard.Reason) int {
 	for i := range outcomes {
 		if outcomes[i].reason == reason {
@@ -87,8 +87,9 @@ func reasonOfType(uri string) (guard.Reason, bool) {
 }
 
 // errorOf is the client's half of the table: the error that a guard on this
-// side would have returned for reason. What the server wrote for people is not
-// in it: it would carry another machine's text into this one's log.
+// side would have returned for reason. It does not include the server's
+// human-readable text, which would carry another machine's text into this one's
+// log.
 func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark) error {
 	switch reason {
 	case guard.ReasonMissing:

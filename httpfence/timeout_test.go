@@ -14,16 +14,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// The tests of this file say what admission does not do: they pin down what
-// happens to handlers that go on after their answer or their admission.
+// The tests in this file show what admission does not do: they pin down what
+// happens to handlers that continue after their answer or their admission.
 
-// inside is how long a handler gets. It is inside before its time runs out,
-// because on the fake time of synctest that happens when all wait.
+// inside is how long a handler gets. It is running before its time runs out,
+// because on the fake time of synctest that happens when all goroutines wait.
 const inside = 200 * time.Millisecond
 
-// TestTimeoutHandlerAroundAdmit: the client has its 503 while the handler goes
-// on and writes. Only the write's own comparison stops it, which the second
-// half shows: a newer holder came meanwhile.
+// TestTimeoutHandlerAroundAdmit: the client has its 503 while the handler
+// continues and writes. Only the write's own comparison stops it, which the
+// second half shows: a newer holder came in between.
 func TestTimeoutHandlerAroundAdmit(t *testing.T) { synctest.Test(t, timeoutAroundAdmit) }
 
 func timeoutAroundAdmit(t *testing.T) {
@@ -58,8 +58,8 @@ func timeoutAroundAdmit(t *testing.T) {
 }
 
 // TestTimeoutHandlerAroundInTx: work that is not yet at its COMMIT is rolled
-// back with the request's context. A COMMIT that is on its way is not: the 503
-// then says nothing, and has no problem type.
+// back with the request's context. A COMMIT in flight is not: the 503 then says
+// nothing about it, and has no problem type.
 func TestTimeoutHandlerAroundInTx(t *testing.T) { synctest.Test(t, timeoutAroundInTx) }
 
 func timeoutAroundInTx(t *testing.T) {
@@ -93,8 +93,8 @@ func timeoutAroundInTx(t *testing.T) {
 	}
 }
 
-// TestTimeoutHandlerInsideInTx: the transaction is over while the handler goes
-// on with it. That is why it does not belong there.
+// TestTimeoutHandlerInsideInTx: the transaction is over while the handler still
+// uses it. That is why a TimeoutHandler does not belong there.
 func TestTimeoutHandlerInsideInTx(t *testing.T) {
 	f := &fakeTx{store: newStore()}
 	proceed, after := make(chan struct{}), make(chan error, 1)
@@ -115,8 +115,8 @@ func TestTimeoutHandlerInsideInTx(t *testing.T) {
 }
 
 // TestStreamsGoOn: a stream and a hijacked connection were admitted once, and
-// go on after a newer holder has taken over. Behind InTx the stream is held back
-// to its end, and the hijacking refused.
+// continue after a newer holder has taken over. Behind InTx the stream is held
+// back to its end, and the hijacking is refused.
 func TestStreamsGoOn(t *testing.T) {
 	next := make(chan struct{})
 	for name, handler := range map[string]http.HandlerFunc{

@@ -12,26 +12,26 @@ import (
 // and has raised it. The Transactor method of package sqlfence's DB returns
 // one for pgx and for database/sql.
 //
-// fn is called at most once, with a context made from ctx that carries the
+// fn is called at most once, with a context derived from ctx that carries the
 // transaction. If fn returns an error or panics, the transaction is rolled
-// back, and the error or the panic passed on. nil means that fn returned nil
-// and that the transaction is committed. It must not wait for anything beyond
-// the end of ctx.
+// back, and the error or the panic is passed on. A nil error means that fn
+// returned nil and that the transaction is committed. It must not wait for
+// anything beyond the end of ctx.
 //
-// The errors are those of package guard. After one of [guard.ErrUnavailable]
-// nothing is committed; a COMMIT without an answer is
+// The errors are those of package guard. After [guard.ErrUnavailable] nothing
+// is committed; for a COMMIT without an answer the error is
 // [guard.ErrOutcomeUnknown].
 type Transactor interface {
 	InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error
-	// Marks returns the store whose marks InTx compares with and raises. It is
-	// the one that has to be given to [New].
+	// Marks returns the store whose marks InTx compares with and raises. The
+	// same store must be given to [New].
 	Marks() guard.Store
 }
 
-// UnfencedTransactor is a [Transactor] that can leave the fence out, which
+// UnfencedTransactor is a [Transactor] that can leave out the fence, which
 // [Options.InsecureReportOnly] needs: a handler behind [Middleware.InTx] takes
 // its transaction from the context, and a request that would have been refused
-// has to have one all the same.
+// needs one all the same.
 type UnfencedTransactor interface {
 	Transactor
 	// InsecureTx is InTx without a claim and without the fence.

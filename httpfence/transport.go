@@ -20,11 +20,11 @@ type TransportOptions struct {
 	TokenHeader, LeaseHeader, ResourceHeader string
 	// RequireClaim fails a request to a configured origin whose method is not
 	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
-	// [guard.ErrMissing], before anything is sent. By default it is sent as it
-	// is: a server that guards the method answers 428, and one that does not
-	// wants no claim.
+	// [guard.ErrMissing], before anything is sent. By default it is sent
+	// unchanged: a server that guards the method answers 428, and one that does
+	// not needs no claim.
 	RequireClaim bool
-	// Proof gives the proof that claim was issued, which is sent in the field
+	// Proof returns the proof that claim was issued, which is sent in the field
 	// [proof.Header]; nil sends none. It is called for each request that
 	// carries a claim; its error fails the request before anything is sent. It
 	// must be safe for concurrent use.
@@ -36,9 +36,10 @@ type TransportOptions struct {
 // origins, and to no others. Make one with [NewTransport]; the zero value is
 // not usable. It is safe for concurrent use.
 //
-// It goes by origin, not by resource: every request with that context presents
-// the claim, and names its resource in [ResourceHeader]. A server refuses one
-// that was sent to the route of another resource ([guard.ErrMisdirected]).
+// It decides by origin, not by resource: every request with that context
+// presents the claim, and names its resource in [ResourceHeader]. A server
+// refuses a claim that was sent to the route of another resource
+// ([guard.ErrMisdirected]).
 type Transport struct {
 	base         http.RoundTripper
 	origins      map[origin]struct{}
@@ -49,13 +50,13 @@ type Transport struct {
 
 var _ http.RoundTripper = (*Transport)(nil)
 
-// NewTransport returns a [Transport] that sends by base; nil means
-// [http.DefaultTransport]. origins are the servers that are given tokens, such
-// as "https://ledger.internal:8443": scheme, host and port, ports 80 and 443
-// being the defaults of their schemes; no path, no wildcard. opts may be nil.
+// NewTransport returns a [Transport] that sends with base; nil means
+// [http.DefaultTransport]. origins are the servers that receive tokens, such as
+// "https://ledger.internal:8443": scheme, host and port, where ports 80 and 443
+// are the defaults of their schemes; no path, no wildcard. opts may be nil.
 //
 // The error is a *guard.InvalidError (guard.ErrInvalid): origins is empty or
-// has one that is none, or the options are bad.
+// has an element that is not an origin, or the options are bad.
 func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptions) (*Transport, error) {
 	if base == nil {
 		base = http.DefaultTransport
@@ -83,23 +84,23 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 }
 
 // RoundTrip implements [http.RoundTripper]. The request is not modified:
-// a copy carries the fields. It never retries, and does not turn an answer
-// into an error, as net/http demands; [ErrorFrom] does that.
+// a copy carries the fields. It never retries, and does not turn an answer into
+// an error, as net/http requires; [ErrorFrom] does that.
 //
 // Nor does it let base retry a write: http.Transport repeats a POST with an
 // Idempotency-Key when a reused connection ends before the answer, and under
 // a live token both are admitted. The fields Idempotency-Key and
 // X-Idempotency-Key are therefore handed to base in lower case, where it does
-// not look for them; on the wire the names are the same. What it repeats all
-// the same was not sent (RFC 9113, section 8.7), or is a GET, HEAD, OPTIONS or
-// TRACE, behind which there must be no fenced write.
+// not look for them; on the wire the names are the same. A request that base
+// still repeats was not sent (RFC 9113, section 8.7), or is a GET, HEAD,
+// OPTIONS or TRACE, which must not cause a fenced write.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
 // server pointed. Nor is a claim attached once another origin has redirected
-// the request: a server that is given no tokens must not choose what one is
-// used for. A redirect within an origin carries the claim to the new
-// path, which is right if that names the same resource; see
+// the request: a server that receives no tokens must not choose what one is
+// used for. A redirect within an origin carries the claim to the new path,
+// which is right if that names the same resource; see
 // [http.Client.CheckRedirect] if it may not.
 //
 // Errors before anything is sent, for a configured origin:
@@ -110,9 +111,9 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // the error of Proof.
 // The request's body is closed in every case.
 //
-// The lease is asked once, at the beginning: a request that then waits for
-// a connection, or is long under way, ends with its context. Make that the one
-// of lockclient's Hold, which ends with the lease.
+// The lease is checked once, at the beginning: a request that then waits for a
+// connection, or takes long, ends with its context. Use the context of
+// lockclient's Hold, which ends with the lease.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	o, ok := t.configured(r.URL)
 	if !ok || t.sentByOthers(r) {
@@ -172,12 +173,12 @@ func (t *Transport) configured(u *url.URL) (origin, bool) {
 	return o, ok
 }
 
-// sentByOthers reports that a server that is not configured has chosen where r goes.
-// http.Client leaves the answer that redirected it in the request.
+// sentByOthers reports whether a server that is not configured has chosen where r
+// goes. http.Client keeps the answer that redirected the request in the request.
 func (t *Transport) sentByOthers(r *http.Request) bool {
 	for answer := r.Response; answer != nil; answer = answer.Request.Response {
 		if answer.Request == nil {
-			return true // who answered is not known
+			return true // the server that answered is unknown
 		}
 		if _, ok := t.configured(answer.Request.URL); !ok {
 			return true
@@ -186,14 +187,14 @@ func (t *Transport) sentByOthers(r *http.Request) bool {
 	return false
 }
 
-// CloseIdleConnections passes [http.Client.CloseIdleConnections] on to base.
+// CloseIdleConnections forwards [http.Client.CloseIdleConnections] to base.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// sendable reports why claim must not be sent.
+// sendable returns why claim must not be sent, or nil.
 func sendable(ctx context.Context, claim guard.Claim) error {
 	if lease, ok := guard.LeaseFrom(ctx); ok && !lease.Valid() {
 		return &guard.RejectedError{Reason: guard.ReasonLeaseLost, Claim: claim}
@@ -207,8 +208,8 @@ func sendable(ctx context.Context, claim guard.Claim) error {
 	return nil
 }
 
-// bare returns r without the fields of a claim and its proof, in any spelling: a copy if r has one,
-// else r itself.
+// bare returns r without the fields of a claim and its proof, in any spelling:
+// a copy if r has such a field, else r itself.
 func (t *Transport) bare(r *http.Request) *http.Request {
 	out := r
 	for name := range r.Header {
@@ -222,7 +223,7 @@ func (t *Transport) bare(r *http.Request) *http.Request {
 	return out
 }
 
-// withHeader returns a copy of r with a header of its own.
+// withHeader returns a copy of r with its own header.
 func withHeader(r *http.Request) *http.Request {
 	out := r.WithContext(r.Context())
 	if out.Header = r.Header.Clone(); out.Header == nil {

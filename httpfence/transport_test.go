@@ -143,7 +143,7 @@ func TestTransportRemovesWhatIsThere(t *testing.T) {
 	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 2 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" || h.Get(ResourceHeader) != "r" {
 		t.Errorf("our origin: %v", h)
 	}
-	// Without a claim the caller has spoken for itself.
+	// Without a claim the caller's own fields are kept.
 	if h := withHeaders(t.Context(), "http://ours.test/"); len(h) != 4 {
 		t.Errorf("no claim: %v", h)
 	}
@@ -189,7 +189,7 @@ func TestTransportFailsLocally(t *testing.T) {
 			if c.want == guard.ErrLeaseLost && (!errors.As(err, &rejected) || rejected.Claim != held) {
 				t.Errorf("%#v", err)
 			}
-			// Another origin is none of its business.
+			// It ignores other origins.
 			r, _ = outgoing(t, c.ctx, "http://other.test/x")
 			if _, err := tr.RoundTrip(r); err != nil {
 				t.Errorf("other origin: %v", err)
@@ -210,7 +210,7 @@ func TestTransportFailsLocally(t *testing.T) {
 }
 
 // TestTransportDoesNotRetry: one request, one attempt; the answer and the
-// transport's error are handed on untouched.
+// transport's error are passed on unchanged.
 func TestTransportDoesNotRetry(t *testing.T) {
 	for _, status := range []int{409, 412, 428, 429, 500, 502, 503, 504} {
 		base := &tape{answer: func(r *http.Request) (*http.Response, error) {
@@ -235,7 +235,7 @@ func TestTransportDoesNotRetry(t *testing.T) {
 }
 
 // TestTransportRedirects follows real redirects. The controls show that
-// http.Client would have taken a header that the caller set along.
+// http.Client would have carried along a header that the caller set.
 func TestTransportRedirects(t *testing.T) {
 	var seen atomic.Pointer[http.Header]
 	record := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { h := r.Header.Clone(); seen.Store(&h) })
@@ -290,7 +290,7 @@ func newTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 }
 
 // TestTransportRedirectedByOthers: a server that may not see a token must not
-// choose what it is used for. 307 repeats method and body at the new place.
+// choose what it is used for. 307 repeats method and body at the new location.
 func TestTransportRedirectedByOthers(t *testing.T) {
 	var got string
 	reached := false
@@ -340,7 +340,7 @@ func TestTransportRedirectedByOthers(t *testing.T) {
 	}
 }
 
-// A redirect whose answer does not say who gave it is not trusted.
+// A redirect whose answer does not say which server sent it is not trusted.
 func TestTransportRedirectedByNobodyKnown(t *testing.T) {
 	var got http.Header
 	transport := newTransport(roundTrip(func(r *http.Request) (*http.Response, error) {
@@ -391,7 +391,7 @@ func TestOriginsAreValidated(t *testing.T) {
 
 // TestTransportSendsTheProof: with the claim, to configured origins only, and
 // verified by the server before anything is raised. A client without a proof,
-// and one whose proof is of another lock server, raise nothing.
+// and one whose proof is from another lock server, raise nothing.
 func TestTransportSendsTheProof(t *testing.T) {
 	key, forged := proof.NewPrivateKey(), proof.NewPrivateKey()
 	verifier := guard.Must(proof.NewVerifier(guard.Must(proof.NewKeys(t.Context(), proof.Static(key.Public()), nil)), &proof.VerifierOptions{Audience: "ledger"}))

@@ -15,24 +15,27 @@ import (
 // request is one TryAcquire or Acquire with everything but the context.
 type request struct {
 	driver.Request
-	// given says that the caller chose the lease ID and may present it again.
+	// given reports whether the caller chose the lease ID and may present it
+	// again.
 	given bool
-	// lost says that an attempt was not answered, so that it may arrive yet.
+	// lost reports whether an attempt was not answered, so that it may still
+	// arrive.
 	lost bool
 }
 
-// TryAcquire asks once for the lease on resource. From PostgreSQL, granted it
+// TryAcquire asks once for the lease on resource. With PostgreSQL, a grant
 // costs one round trip; the client's first call, and the first after the server
 // was restarted or failed over, costs some more, for the schema's version, the
-// server's epoch and its time. Refused, it costs two and writes nothing.
+// server's epoch and its time. A refusal costs two and writes nothing.
 //
 // An attempt whose answer is lost is repeated under the same lease ID, until
 // ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx
-// ends, an attempt under way may take a tenth of a second more, so that its
-// outcome is known. A grant that cannot be handed out, or may have been made or
+// ends, an attempt in flight may take a tenth of a second more, so that its
+// outcome is known. A grant that cannot be returned, or that may have been or
 // may yet be made unnoticed, is released in the background, which spends its
-// lease ID: an attempt that arrives later is refused. Not so if the caller chose
-// the lease ID: he may present it again, and that release could come after.
+// lease ID: an attempt that arrives later is refused. This is not done if the
+// caller chose the lease ID: the caller may present it again, and the release
+// could arrive after that.
 //
 // Errors: [ErrHeld] (a [*HeldError]); [ErrSpent] (the lease ID was released or
 // abandoned before); guard.ErrInvalid (nothing was sent); guard.ErrUnavailable
@@ -50,9 +53,9 @@ func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireO
 	return c.finish(ctx, r, began, lease, err)
 }
 
-// finish is the end of every acquire. What an attempt whose answer was lost may
-// have left behind, or may yet leave, is released; it is the last that is done
-// under the lease ID.
+// finish ends every acquire. It releases what an attempt whose answer was lost
+// may have left behind, or may yet leave; nothing is done under the lease ID
+// after that.
 func (c *Client) finish(ctx context.Context, r *request, began time.Duration, lease *Lease, err error) (*Lease, error) {
 	if err != nil && r.lost && !r.given {
 		c.abandon(ctx, r)
@@ -103,7 +106,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 				continue
 			}
 			err = guard.Unavailable("acquire", r.Claim(), errRaced)
-		case errors.Is(err, ErrSpent):
+		case errors.Is(err, ErrSpent), errors.Is(err, guard.ErrInvalid):
 			return nil, err
 		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
 			lost, since, r.lost = err, c.clock(), true
@@ -117,9 +120,9 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	}
 }
 
-// handOut makes the lease of a grant, unless it came too late: after the
-// lease's own deadline or after the end of ctx. Then a grant under an ID of ours
-// is released, and the error says whether that is known to have worked.
+// handOut makes a Lease from a grant, unless it came too late: after the
+// lease's own deadline or after the end of ctx. Then a grant under an ID of
+// ours is released, and the error says whether that is known to have worked.
 func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Lease, error) {
 	claim := guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}
 	ttl := cmp.Or(g.TTL, r.TTL)
@@ -151,8 +154,8 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 	return nil, guard.OutcomeUnknown("acquire", claim, late)
 }
 
-// abandon releases, beside the caller, what may have been granted to nobody, or
-// may yet be, until that is over in any case. The channel gets the outcome.
+// abandon releases in the background a grant that nobody got or may yet be
+// made, until it would have run out in any case. The channel gets the outcome.
 func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 	outcome := make(chan error, 1)
 	ctx = context.WithoutCancel(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,11 +104,11 @@ func TestHeld(t *testing.T) {
 			t.Fatalf("got %+v", *held)
 		}
 	}
-	for range 20 { // may set hint bits, and get to the plan that stays
+	for range 20 { // may set hint bits, and reach the cached plan
 		try()
 	}
-	// Another process of the server may write to the log now and then, such as
-	// a checkpoint; a refused try that wrote would do so every time.
+	// Another process of the server, such as a checkpoint, may write to the log
+	// now and then; a refused try that wrote would do so every time.
 	for round := 1; ; round++ {
 		before := state()
 		try()
@@ -148,7 +149,7 @@ func TestOwnGrantAgain(t *testing.T) {
 }
 
 // TestIsolation: only READ COMMITTED grants. Under the other levels a statement
-// without the test of the level hands out a token twice (the control).
+// that does not check the level grants a token twice (the control).
 func TestIsolation(t *testing.T) {
 	for _, level := range []string{"read committed", "read uncommitted", "repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
@@ -190,8 +191,8 @@ func TestIsolation(t *testing.T) {
 	})
 }
 
-// TestGrantIsDurable: the statement waits for the disk where the default would
-// not, and leaves the connection as it found it.
+// TestGrantIsDurable: the statement waits for the disk even if the default
+// would not, and leaves the connection as it found it.
 func TestGrantIsDurable(t *testing.T) {
 	url := pgtest.Database(t)
 	for configured, want := range map[string]string{"off": "on", "local": "on", "on": "on", "remote_write": "remote_write"} {
@@ -204,7 +205,7 @@ func TestGrantIsDurable(t *testing.T) {
 			if err := Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}
-			// A deferred trigger runs at the commit and sees what the commit will do.
+			// A deferred trigger runs at commit and sees the settings of the commit.
 			mustSimple(t, pool, `CREATE TABLE IF NOT EXISTS seen (setting text, lock_timeout text);
 				CREATE OR REPLACE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 				INSERT INTO seen SELECT current_setting('synchronous_commit'), current_setting('lock_timeout'); RETURN NULL; END $$;
@@ -235,7 +236,7 @@ func TestGrantIsDurable(t *testing.T) {
 }
 
 // TestCommitFails: a grant that fails at its commit, after the row was
-// returned, is no grant.
+// returned, is not a grant.
 func TestCommitFails(t *testing.T) {
 	pool := migrated(t)
 	mustSimple(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'at the commit'; END $$;
@@ -251,4 +252,36 @@ func ExampleHeldError() {
 	var err error = &HeldError{Resource: "billing", Owner: "worker-7", Token: 12, Remaining: 8 * time.Second}
 	fmt.Println(err)
 	// Output: fencepost: lease is held: "billing" by "worker-7", token 12, for another 8s unless renewed
+}
+
+// TestLeaseIDOfTwoOwners: two holders that chose one lease ID would both write
+// under one token. The second is refused at once, however long it would wait, and
+// the first keeps its lease.
+func TestLeaseIDOfTwoOwners(t *testing.T) {
+	pool := migrated(t)
+	first := newTestClient(t, pool, nil)
+	second, err := New(pool, "another", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close(t.Context())
+	opts := &AcquireOptions{TTL: time.Minute, LeaseID: "nightly-job"}
+	lease, err := first.Acquire(t.Context(), "r", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, acquire := range map[string]func() error{
+		"TryAcquire": func() error { _, err := second.TryAcquire(t.Context(), "r", opts); return err },
+		"Acquire":    func() error { _, err := second.Acquire(t.Context(), "r", opts); return err },
+		"Hold": func() error {
+			return second.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute, LeaseID: "nightly-job"}, func(context.Context) error { t.Error("both hold it"); return nil })
+		},
+	} {
+		if err := acquire(); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(lease.Owner())) {
+			t.Errorf("%s: %v, want ErrInvalid that names the owner", what, err)
+		}
+	}
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Error("the holder:", err)
+	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// TestTellingNobodyAllocatesNothing: without an observer no event costs an
-// allocation that the logger is not told of, failures and losses included. With
-// an observer, successes do not; for the reason of a failure its chain of errors
-// is walked. To ask a lease whether it is valid costs none either.
+// TestTellingNobodyAllocatesNothing: without an observer, an event that the
+// logger does not get allocates nothing, failures and losses included. With an
+// observer, successes allocate nothing; for the reason of a failure its chain of
+// errors is walked. Asking a lease whether it is valid allocates nothing either.
 func TestTellingNobodyAllocatesNothing(t *testing.T) {
 	ctx := context.Background()
 	held := &HeldError{Resource: "r", Owner: "o", Token: 1}

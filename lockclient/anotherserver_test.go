@@ -8,8 +8,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// TestAnotherServer: behind a pooler a connection may come to another server, or
-// to the same one after a failover. The statement that grants notices, and the
+// TestAnotherServer: behind a pooler a connection may reach another server, or
+// the same one after a failover. The statement that grants notices, and the
 // client enters again before it is granted anything, alone or with others.
 func TestAnotherServer(t *testing.T) {
 	pool := migrated(t)
@@ -40,7 +40,7 @@ func TestAnotherServer(t *testing.T) {
 			t.Errorf("token %v", token)
 		}
 	}
-	// Control: a client that takes the server for the one that it entered.
+	// Control: a client that believes that the server is the one it entered.
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = '2'")
 	if token := mustTry(t, client, "v", time.Minute).Token(); token>>pglease.EpochShift != 1 {
 		t.Errorf("control: token %v", token)

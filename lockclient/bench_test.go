@@ -14,8 +14,8 @@ import (
 
 // BenchmarkAcquireRelease measures an acquire and its release against two
 // prepared single-row UPDATEs, each its own commit, taking turns in one run.
-// The metric updates/pair is the time of the two UPDATEs by that of the pair:
-// 1 is as fast, more is faster. Every client has a key of its own.
+// The metric updates/pair is the time of the two UPDATEs divided by that of the
+// pair: 1 is as fast, more is faster. Every client has a key of its own.
 func BenchmarkAcquireRelease(b *testing.B) {
 	for _, durable := range []bool{false, true} {
 		server, err := pgtest.Start(b.Context(), &pgtest.Options{Durable: durable})

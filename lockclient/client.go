@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Client holds leases for one owner. It is made by [New] or [NewWith], is safe
-// for concurrent use and is meant to live as long as the process: one client
-// holds any number of leases.
+// Client holds leases for one owner. Make one with [New] or [NewWith]. It is
+// safe for concurrent use and is meant to live as long as the process: one
+// client holds any number of leases.
 type Client struct {
 	issuer    driver.Issuer
 	limits    driver.Limits
@@ -28,7 +28,7 @@ type Client struct {
 	waiters waiters
 	keeper  keeper
 	renewal latencies // of all leases
-	offStep func()    // ends what the issuer's clock tells
+	offStep func()    // ends the issuer's clock notifications
 
 	mu         sync.Mutex
 	stepped    chan struct{} // closed when the issuer's clock was moved
@@ -44,8 +44,8 @@ type Client struct {
 
 // New returns a client whose leases are issued by PostgreSQL and owned by owner:
 // 1 to 128 bytes of UTF-8 without control characters, by which people recognise
-// the holder, such as a host name with a process ID. It tells nobody apart:
-// lease IDs do that. opts may be nil.
+// the holder, such as a host name with a process ID. It does not distinguish
+// holders: lease IDs do that. opts may be nil.
 //
 // Leases are acquired on pool. Renewals and releases use connections of their
 // own with pool's configuration, at most Options.RenewConns, opened when first
@@ -69,9 +69,9 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	return c, nil
 }
 
-// NewIssuer returns the issuer that [New] makes its client of, for a server that
-// issues leases to others. Of opts it reads OpTimeout, LockTimeout, RenewConns,
-// Wake and Logger.
+// NewIssuer returns the issuer on which [New] bases its client, for a server
+// that issues leases to others. From opts it reads OpTimeout, LockTimeout,
+// RenewConns, Wake and Logger.
 func NewIssuer(pool *pgxpool.Pool, opts *Options) (driver.Issuer, error) {
 	return newIssuer(pool, "", opts)
 }
@@ -121,8 +121,8 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 	return c, nil
 }
 
-// step follows a clock that was moved: leases whose deadline was passed over are
-// lost when it returns.
+// step follows a clock that was moved forward: when it returns, leases whose
+// deadline was skipped are lost.
 func (c *Client) step() {
 	c.mu.Lock()
 	close(c.stepped)
@@ -137,14 +137,11 @@ func (c *Client) steps() <-chan struct{} {
 	return c.stepped
 }
 
-// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
-// cause, waits until their functions have returned and their leases are
-// released, and closes the client's own connections; the pool stays the
-// caller's. A lease that is not in a Hold is not released and runs out by its
-// TTL; a request that is under way is answered, or ends by its own timeout. A waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
-// later call. If ctx ends first, Close goes on without waiting for what is left,
-// which can then neither renew nor release, and returns an error that wraps the
-// cause of ctx. Closing twice is allowed.
+// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their cause, waits until their functions have returned and their
+// leases are released, and closes the client's own connections; the caller's pool stays open. A lease that is not in a Hold is not released
+// and runs out by its TTL; a request that is in flight is answered, or ends by its own timeout. A waiting [Client.Acquire] returns
+// guard.ErrUnavailable, and so does every later call. If ctx ends first, Close stops waiting: what is left can neither renew nor release,
+// and Close returns an error that wraps the cause of ctx. Closing twice is allowed.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.isClosed {
@@ -184,7 +181,7 @@ func (c *Client) Close(ctx context.Context) error {
 	select {
 	case cerr := <-closing:
 		return cmp.Or(err, cerr)
-	case <-ctx.Done(): // statements under way end by their own timeouts
+	case <-ctx.Done(): // statements in flight end by their own timeouts
 		return cmp.Or(err, guard.Unavailable("close", guard.Claim{}, context.Cause(ctx)))
 	}
 }
@@ -206,7 +203,7 @@ func (c *Client) hold(l *Lease, cancel context.CancelCauseFunc) (end func(), ok 
 	}, true
 }
 
-// spawn runs f beside the caller; false if the client is closed.
+// spawn runs f in a goroutine; false if the client is closed.
 func (c *Client) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,7 +214,7 @@ func (c *Client) spawn(f func()) bool {
 	return true
 }
 
-// usable says why nothing can be sent; nil if it can.
+// usable returns why nothing can be sent, or nil.
 func (c *Client) usable(ctx context.Context) error {
 	select {
 	case <-c.closed:

@@ -73,8 +73,8 @@ func TestCloseEndsHolds(t *testing.T) {
 	})
 }
 
-// TestCloseIsBounded: an issuer that waits for requests under way does not keep
-// Close longer than its context says.
+// TestCloseIsBounded: an issuer that waits for requests in flight does not
+// block Close beyond its context.
 func TestCloseIsBounded(t *testing.T) {
 	slow := &closesSlowly{Issuer: memory.NewServer().Issuer(), gate: make(chan struct{}), closed: make(chan struct{})}
 	client, err := lockclient.NewWith(slow, "owner", nil)
@@ -87,7 +87,7 @@ func TestCloseIsBounded(t *testing.T) {
 		t.Errorf("Close says %v", err)
 	}
 	close(slow.gate)
-	<-slow.closed // all the same
+	<-slow.closed // it is closed nevertheless
 }
 
 type closesSlowly struct {
@@ -124,7 +124,7 @@ func TestTryHold(t *testing.T) {
 }
 
 // TestKeepAlive: the lease lasts without a callback until it is released, and
-// Done tells of a loss.
+// Done reports a loss.
 func TestKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, nil)
@@ -159,7 +159,7 @@ func TestKeepAlive(t *testing.T) {
 	})
 }
 
-// TestHolders: a follower sees who has the lease, nobody, and the next one.
+// TestHolders: a follower sees the holder, then nobody, then the next holder.
 func TestHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		follower, server := locktest.New(t, nil)
@@ -205,7 +205,7 @@ func TestHolders(t *testing.T) {
 }
 
 // TestFailuresAreToldOnceAMinute: a thousand leases whose renewals fail for
-// three minutes are a few lines, with how many were left out.
+// three minutes cause a few log lines, with how many were left out.
 func TestFailuresAreToldOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

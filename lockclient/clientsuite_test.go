@@ -17,16 +17,16 @@ import (
 // pair is two clients of one server.
 type pair struct {
 	a, b *Client
-	wire driver.Issuer // for requests that were held up in the network
+	wire driver.Issuer // for requests that were delayed in the network
 	// pass moves the clock of the server and the clients forward.
 	pass func(time.Duration)
-	// cut ends the lease on "r" on the server without its holder's doing.
+	// cut ends the lease on "r" on the server, without its holder.
 	cut func()
 	// waits returns when a waiter for "r" rests.
 	waits func()
 }
 
-// clientSuite has one promise of the client in each case.
+// clientSuite has one promise of the client per case.
 var clientSuite = map[string]func(ctx context.Context, p pair) error{
 	"a grant is a lease": func(ctx context.Context, p pair) error {
 		l, err := tryAs(ctx, p.a, "")
@@ -251,7 +251,7 @@ func tryAs(ctx context.Context, c *Client, id string) (*Lease, error) {
 	return c.TryAcquire(ctx, "r", &AcquireOptions{TTL: time.Minute, LeaseID: id})
 }
 
-// late sends what the network kept of a former holder.
+// late sends a former holder's requests that the network delayed.
 func (p pair) late(ctx context.Context, claim guard.Claim) error {
 	results := make([]driver.Renewed, 1)
 	p.wire.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: time.Minute}}, results)
@@ -280,7 +280,7 @@ func TestClientSuite(t *testing.T) {
 			p := pair{a: newTestClient(t, pool, nil), b: newTestClient(t, pool, nil)}
 			p.wire = p.b.issuer
 			moveA, moveB := movable(p.a), movable(p.b)
-			p.pass = func(d time.Duration) { // the server's clock stands still, so its leases come nearer
+			p.pass = func(d time.Duration) { // the server's clock cannot be moved, so its leases are shortened
 				mustExec(t, pool, `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
 					expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())
 				moveA(d)
@@ -300,7 +300,7 @@ func TestClientSuite(t *testing.T) {
 			}
 		})
 	}
-	// The controls: what is wrong with a server, some case tells.
+	// The controls: for every flaw of a server some case fails.
 	for _, flaw := range []string{"grants what is held", "forgets the lease ID", "refuses without the facts", "one token for all",
 		"renews anything", "renews nothing", "releases anybody's", "releases nothing", "tells no takeover"} {
 		t.Run("flaw: "+flaw, func(t *testing.T) {

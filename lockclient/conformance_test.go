@@ -54,7 +54,7 @@ func TestConformance(t *testing.T) {
 				}
 				return issuer(t, addr), proxy
 			},
-			// The server's clock stands still, so its leases come nearer.
+			// The server's clock cannot be moved, so its leases are shortened.
 			Pass: func(d time.Duration) {
 				_, err := pool.Exec(t.Context(), `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
 					expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())
@@ -77,7 +77,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// dialer connects to addr, whatever is asked for.
+// dialer connects to addr, whatever address is requested.
 func dialer(addr net.Addr) func(ctx context.Context, network, asked string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, addr.Network(), addr.String())

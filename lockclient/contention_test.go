@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestRowLocked: a statement that waits for the row gives up by lock_timeout,
+// TestRowLocked: a statement that waits for the row gives up at lock_timeout,
 // so that its outcome is known.
 func TestRowLocked(t *testing.T) {
 	pool := migrated(t)
@@ -39,8 +39,8 @@ func TestRowLocked(t *testing.T) {
 	if !lease.Valid() {
 		t.Error("a failed renewal ended the lease")
 	}
-	// Acquire and Release wait it out: each is refused again and again, until the
-	// row is unlocked.
+	// Acquire and Release wait it out: each is refused repeatedly, until the row
+	// is unlocked.
 	refusals := &refusals{Issuer: client.issuer}
 	client.issuer = refusals
 	acquired, released := make(chan error, 1), make(chan error, 1)
@@ -64,7 +64,7 @@ func TestRowLocked(t *testing.T) {
 	}
 }
 
-// refusals counts what lock_timeout ended.
+// refusals counts the requests that lock_timeout ended.
 type refusals struct {
 	driver.Issuer
 	acquires, releases atomic.Int64
@@ -87,8 +87,8 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 }
 
 // TestRaceForFreeRow: of several acquires that all saw the row free and wait
-// for its lock, one is granted. The control leaves out the statement's second
-// look, under the lock, and grants to all.
+// for its lock, one is granted. The control omits the statement's second check,
+// under the lock, and grants to all.
 func TestRaceForFreeRow(t *testing.T) {
 	const underLock = "(l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())"
 	race := func(t *testing.T, look string) (granted int) {

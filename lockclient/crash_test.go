@@ -16,18 +16,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// acknowledged is what a client was told about one resource.
+// acknowledged is what was acknowledged to a client about one resource.
 type acknowledged struct {
 	token   guard.Token
-	expires time.Time // not before this, by this machine's time of day
+	expires time.Time // not before this, by this machine's wall clock
 	live    bool      // granted, and no release was begun
 	last    error     // the error that ended the worker
 	after   bool      // a call that began after the server was gone succeeded
 }
 
 // TestServerKilled: a server whose default is synchronous_commit=off is killed
-// in the middle of acquires, renewals and releases. No error is a success; what
-// was granted and renewed is there afterwards, and the next token is higher.
+// in the middle of acquires, renewals and releases. No failure is reported as a
+// success; what was granted and renewed is there afterwards, and the next token
+// is higher.
 func TestServerKilled(t *testing.T) {
 	expectNoGoroutines(t)
 	server := forgetful(t)
@@ -37,7 +38,7 @@ func TestServerKilled(t *testing.T) {
 	}
 	client := newTestClient(t, pool, &Options{OpTimeout: 800 * time.Millisecond, RenewConns: 8})
 	var last [8]guard.Token
-	for round := range byLength(2, 5) { // by both ways to end
+	for round := range byLength(2, 5) { // for both ways to end
 		var gone atomic.Bool
 		var told [8]acknowledged
 		var wg, first sync.WaitGroup
@@ -48,7 +49,7 @@ func TestServerKilled(t *testing.T) {
 		first.Wait()
 		stop := server.Kill
 		if round%2 == 1 {
-			stop = server.StopImmediate // which waits for the stopped
+			stop = server.StopImmediate // which waits for the stopped processes
 		} else {
 			holdBack(t, pool)
 		}
@@ -157,7 +158,7 @@ func TestKilledControl(t *testing.T) {
 	}
 }
 
-// TestServerAway: nothing is sent to a server that is not there, renewals and
+// TestServerAway: nothing is sent to a server that is down, renewals and
 // releases included, and the lease is held up to its deadline.
 func TestServerAway(t *testing.T) {
 	expectNoGoroutines(t)

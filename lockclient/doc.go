@@ -13,13 +13,13 @@
 //     same lease ID gets its own token back while its lease runs, which is how
 //     an acquire whose answer was lost is repeated.
 //   - By the issuer's clock no two leases on a resource run at one time.
-//   - A lost lease is known before the issuer gives it away (P7): the holder's
-//     deadline counts from before its request was sent, less 0.1 % for drift.
-//     An answer that comes after that deadline is not handed out.
+//   - A lost lease is known before the issuer grants it to another (P7): the
+//     holder's deadline counts from before its request was sent, less 0.1 % for
+//     drift. A grant that is answered after that deadline is not returned.
 //   - Given up is over (P8): an attempt carries its end by the server's clock and
-//     takes no effect later. A release of what may not have been answered spends
-//     the lease ID: an attempt that the network kept is refused when it arrives,
-//     for an hour, the longest that an attempt may live.
+//     takes no effect later. A release of a grant whose answer was lost spends
+//     the lease ID: an attempt that the network delayed is refused when it
+//     arrives, for an hour, the longest that an attempt may live.
 //   - A renewal never brings back a lease that ended, and a release never frees
 //     a successor's, however late or often they arrive.
 //   - Nothing unknown is called success (P5). Errors say whether nothing was
@@ -29,16 +29,17 @@
 // # What it does not
 //
 // It does not stop a stale holder from writing. A process may be paused after
-// it has looked at [Lease.Valid] and before it writes; no lock can help, since
-// no lock is asked. P7 is comfort; the safety is P1, and it needs a fence:
-// present the token where you write, with package sqlfence, httpfence or
+// it has called [Lease.Valid] and before it writes; no lock can prevent that,
+// since no lock is consulted. P7 is a convenience; safety is P1, and it needs a
+// fence: present the token where you write, with package sqlfence, httpfence or
 // s3fence.
 //
-// P7 has a limit. A renewal that was answered by a server whose standby had not
-// got it is lost when that standby is promoted: the new server may give the lease
-// away up to a TTL before its holder's deadline. With synchronous replication
-// that does not happen. The next holder's token is higher in any case, so a fence
-// refuses the old one. P7 also assumes that the server's clock does not step.
+// P7 has a limit. A renewal that had not reached the standby when the server
+// answered it is lost when that standby is promoted: the new server may grant
+// the lease to another up to a TTL before its holder's deadline. With
+// synchronous replication that does not happen. The next holder's token is
+// always higher, so a fence refuses the old one. P7 also assumes that the
+// server's clock does not step.
 //
 // # Use
 //
@@ -56,65 +57,65 @@
 //		return closeBooks(ctx, claim)
 //	})
 //
-// A name that is declared by a guard.Template (P9) comes from it:
+// A name that a guard.Template (P9) declares is built by the template:
 //
 //	name, err := template.Name(tenant, period)
 //
-// and the fence that has the same template checks the claim's resource with it.
+// and a fence with the same template checks the claim's resource against it.
 //
 // # Waiting
 //
-// [Client.Acquire] sets a wake mark on the lease that it waits for and stands in
-// line there; the holder's release notifies if there is a mark, names the process
-// that has waited longest, and keeps the lease for it for a tenth of a second.
-// If that one has died and does not come, the next in line looks then; the others
-// hold back. Each client has one listening connection of its own, beside the
-// pool, from the first wait until half a minute after the last. What is sent on
-// its channel, "fencepost.leases" and a random name, is a hash of the resource's.
-// [Client.TryAcquire] may overtake the line. PostgreSQL signals every listening
-// session of the database at each release, so that a lease goes around among 40
-// processes 0.6 to 0.8 times as often as among 8.
+// [Client.Acquire] sets a wake mark on the lease that it waits for and joins
+// the line there. The holder's release notifies if there is a mark, names the
+// process that has waited longest, and keeps the lease for it for a tenth of a
+// second. If that one has died, the next in line asks then; the others hold
+// back. Each client has one listening connection of its own, beside the pool,
+// from the first wait until half a minute after the last. The payload on its
+// channel, "fencepost.leases" and a random name, is a hash of the resource's
+// name. [Client.TryAcquire] may overtake the line. PostgreSQL signals every
+// listening session of the database at each release, so a lease changes hands
+// among 40 processes 0.6 to 0.8 times as often as among 8.
 //
-// A notification can be lost with its connection; then a waiter looks by itself
-// after two seconds. Behind a pooler the client does not listen, since LISTEN
-// would stay on a server process that other applications get: it recognises one
-// by the server process's number, logs lock_listen_failed, and polls
-// ([Options.Wake]). A server whose queue of notifications is full, or a role that
-// may not notify, fails no release. A release need not reach the disk: a crash of
-// the server right after it brings the lease back for the rest of its TTL.
+// A notification can be lost with its connection; the waiter then asks on its
+// own after two seconds. Behind a pooler the client does not listen, since
+// LISTEN would stay on a server process that other applications get: it
+// recognises a pooler by the server process's number, logs lock_listen_failed,
+// and polls ([Options.Wake]). A full notification queue, or a role that may not
+// notify, does not fail a release. A release need not reach the disk: a server
+// that crashes right after it has the lease back for the rest of its TTL.
 //
 // # Many leases
 //
-// One goroutine of the client renews all leases that are kept, those together
-// that are due at about the same time; a row that is locked by somebody holds up
-// no other. Acquires that come while one is under way go out as one statement,
-// and so do releases; nothing waits for a timer.
+// One goroutine of the client renews all leases that are kept alive, and renews
+// together those that are due at about the same time; a row that is locked by
+// somebody delays no other row. Acquires that arrive while one is in flight are
+// sent as one statement, and so are releases; nothing waits for a timer.
 //
 // # Choosing the TTL
 //
 // TTL >= p99 of a pause + p99 of a renewal + margin, renewed every third of it or
-// sooner: [RecommendTTL] and [CheckTTL]. [Client.RenewalLatency] is measured. The
-// event lock_margin_low says that less than a third of the TTL was left when a
-// renewal was answered.
+// sooner: [RecommendTTL] and [CheckTTL]. [Client.RenewalLatency] is measured.
+// The event lock_margin_low reports that less than a third of the TTL was left
+// when a renewal was answered.
 //
 // # Clocks
 //
-// Whether a lease is over is decided by the issuer's clock alone. On Linux the
-// holder's clock is CLOCK_BOOTTIME, which goes on while the machine is suspended.
-// Elsewhere it is Go's monotonic clock, which may stand still then: such a holder
-// believes in its lease for as long as it slept. [Lease.Valid], [Lease.Remaining]
-// and [Lease.Err] read the clock at each call; [Lease.Done] and the context of
-// [Client.Hold] follow within a second of waking.
+// The issuer's clock alone decides whether a lease is over. On Linux the
+// holder's clock is CLOCK_BOOTTIME, which keeps running while the machine is
+// suspended. Elsewhere it is Go's monotonic clock, which may stop then: such a
+// holder believes in its lease for as long as it slept. [Lease.Valid],
+// [Lease.Remaining] and [Lease.Err] read the clock at each call; [Lease.Done]
+// and the context of [Client.Hold] follow within a second of waking.
 //
 // # Connections
 //
 // Leases are acquired on the caller's pool. Renewals and releases have a small
-// pool of their own, so that a caller who keeps all of his connections does not
-// lose his leases. Each statement is a transaction of its own, never inside a
-// caller's. Connections must have READ COMMITTED as their default isolation
-// level, or every acquire is refused. Statements leave no state on a connection,
-// so poolers in transaction mode work, with an exec mode of pgx that needs no
-// named prepared statements.
+// pool of their own, so that a caller that uses up all connections of its pool
+// does not lose its leases. Each statement is a transaction of its own, never
+// part of a caller's. Connections must have READ COMMITTED as their default
+// isolation level, or every acquire is refused. Statements leave no state on a
+// connection, so poolers in transaction mode work if pgx uses an exec mode that
+// needs no named prepared statements.
 //
 // # Tenants and roles
 //
@@ -124,9 +125,9 @@
 //
 // # Upgrades
 //
-// [Migrate] takes the schema to this build's, beside running holders. A client
-// refuses a schema that is older or newer than its build, at its first acquire;
-// one that runs already goes on. So migrate first, then roll out.
+// [Migrate] brings the schema to this build's version while holders run. A
+// client refuses a schema that is older or newer than its build, at its first
+// acquire; a running client goes on. So migrate first, then roll out.
 //
 // # Observing
 //
@@ -136,11 +137,11 @@
 // by the prefixes in Options.StatPrefixes. [Options.Logger] gets lock_acquired,
 // lock_contended (once per wait), lock_renewed (debug), lock_released, and as
 // warnings lock_acquire_failed, lock_renew_failed, lock_margin_low,
-// lock_release_failed and lock_lost, with resource, ownerId, leaseId,
-// fencingToken and ttlSeconds; of the listening connection lock_listen_failed and
-// lock_listen_restored; and of the server lock_epoch_raised and lock_epoch_hidden.
-// A warning comes when it is news and once a minute while it lasts, with the
-// number that was left out as suppressed.
+// lock_release_failed and lock_lost, with resource, ownerId, leaseId, fencingToken
+// and ttlSeconds; for the listening connection lock_listen_failed and
+// lock_listen_restored; and for the server lock_epoch_raised and
+// lock_epoch_hidden. A warning is logged when the condition is new and once a
+// minute while it lasts; suppressed is the number of those left out.
 //
 // # Compatibility
 //

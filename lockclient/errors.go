@@ -29,7 +29,7 @@ var (
 )
 
 type (
-	// HeldError says who has the lease that could not be had.
+	// HeldError says who holds the lease that was refused.
 	HeldError = driver.HeldError
 	// ForceUnlockedError says who ended a lease and why.
 	ForceUnlockedError = driver.ForceUnlockedError
@@ -46,14 +46,14 @@ var (
 // LostError says which lease was lost and why. It unwraps to [ErrLeaseLost]
 // and to Cause.
 type LostError struct {
-	// Claim is what the lease entitled to. Another holder may have a higher
-	// token by now.
+	// Claim is the lost lease's. Another holder may have a higher token by now.
 	Claim guard.Claim
 	// Cause says how the loss became known: the deadline passed, or the issuer
 	// no longer has the lease.
 	Cause error
 	// LastRenewal is why the last renewal before the deadline failed; nil if
-	// none failed. Unwrap leaves it out, because its reason is not the loss's.
+	// none failed. Unwrap leaves it out, because it is not the reason for the
+	// loss.
 	LastRenewal error
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// events tells the logger and the observer, which may be nil, and counts.
+// events reports to the logger and the observer, which may be nil, and counts.
 type events struct {
 	c        *Client
 	logger   *slog.Logger // nil: warnings go to slog's default
@@ -21,7 +21,7 @@ type events struct {
 	trouble map[string]*trouble // by the event's name
 }
 
-// trouble is what was told of one kind of failure.
+// trouble is what was logged of one kind of failure.
 type trouble struct {
 	lasts      bool          // the last attempt of this kind failed
 	told       time.Duration // when, by the client's clock
@@ -29,8 +29,8 @@ type trouble struct {
 }
 
 const (
-	// tellAgain is how often a failure that lasts is logged, and tellNews how
-	// often one that comes and goes.
+	// tellAgain is how often a lasting failure is logged, and tellNews how
+	// often an intermittent one.
 	tellAgain, tellNews = time.Minute, time.Second
 )
 
@@ -56,7 +56,7 @@ func (e *events) log(ctx context.Context, level slog.Level, name string, claim g
 		if level < slog.LevelWarn {
 			return
 		}
-		logger = slog.Default() // what operators must know
+		logger = slog.Default() // operators must see these
 	}
 	if !logger.Enabled(ctx, level) {
 		return
@@ -74,7 +74,7 @@ func (e *events) log(ctx context.Context, level slog.Level, name string, claim g
 	logger.LogAttrs(ctx, level, name, append(attrs, more...)...)
 }
 
-// failed logs a failure when it is news, and once a minute while it lasts, with
+// failed logs a failure when it is new, and once a minute while it lasts, with
 // how many were left out since.
 func (e *events) failed(ctx context.Context, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
 	e.mu.Lock()
@@ -101,7 +101,7 @@ func (e *events) failed(ctx context.Context, name string, claim guard.Claim, ttl
 	e.log(ctx, slog.LevelWarn, name, claim, ttl, more...)
 }
 
-// passed says that what failed works.
+// passed records that an operation that had failed works again.
 func (e *events) passed(name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -112,7 +112,7 @@ func (e *events) passed(name string) {
 
 func seconds(key string, d time.Duration) slog.Attr { return slog.Float64(key, d.Seconds()) }
 
-// because leaves it to the handler to make the text, which costs.
+// because leaves the formatting, which is expensive, to the handler.
 func because(err error) slog.Attr { return slog.Any("error", err) }
 
 const (
@@ -123,7 +123,7 @@ const (
 	lockLost      = "lock_lost"
 )
 
-// acquired tells the outcome of a whole TryAcquire or Acquire.
+// acquired reports the outcome of a whole TryAcquire or Acquire.
 func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, took time.Duration) {
 	claim := r.Claim()
 	held, isHeld := err.(*HeldError)
@@ -141,7 +141,7 @@ func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, 
 			c.events.observe(ctx, guard.OpReclaim, claim, took, nil)
 		}
 		c.events.log(ctx, slog.LevelInfo, "lock_acquired", claim, r.TTL, seconds("waitedSeconds", took))
-	case isHeld: // not the end of a wait, which was told as contended when it began
+	case isHeld: // not the end of a wait, which was reported as contended when it began
 		c.events.contended(ctx, r, held)
 	default:
 		c.events.failed(ctx, acquireFailed, claim, r.TTL, because(err))
@@ -173,8 +173,8 @@ func (e *events) renewed(ctx context.Context, l *Lease, err error, took time.Dur
 	e.observe(ctx, guard.OpRenew, l.claim, took, err)
 }
 
-// marginLow warns before it is too late: a little more, and a healthy holder
-// loses its lease.
+// marginLow warns before it is too late: with a little more delay a healthy
+// holder loses its lease.
 func (e *events) marginLow(ctx context.Context, l *Lease, took, left time.Duration) {
 	p99 := l.client.renewal.read().P99
 	e.failed(ctx, marginLow, l.claim, l.ttl,
@@ -195,7 +195,8 @@ func (e *events) released(ctx context.Context, l *Lease, err error) {
 	e.observe(ctx, guard.OpRelease, l.claim, age, err)
 }
 
-// releaseFailed tells of a grant that was handed to nobody and may still be there.
+// releaseFailed reports a grant that was returned to nobody and may still be
+// there.
 func (e *events) releaseFailed(ctx context.Context, claim guard.Claim, err error) {
 	e.stats.of(claim.Resource).releasesFailed.Add(1)
 	e.failed(ctx, releaseFailed, claim, 0, because(err))

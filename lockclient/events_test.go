@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestEvents: what each happening reports, by name, operation and attributes.
+// TestEvents: what each event reports, by name, operation and attributes.
 func TestEvents(t *testing.T) {
 	pool := migrated(t)
 	rec := &recorder{}
@@ -25,7 +25,7 @@ func TestEvents(t *testing.T) {
 		t.Helper()
 		events, lines := rec.Take(t)
 		client.events.mu.Lock()
-		clear(client.events.trouble) // each is news
+		clear(client.events.trouble) // each is new
 		client.events.mu.Unlock()
 		var gotOps []guard.Op
 		for _, e := range events {

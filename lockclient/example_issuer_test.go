@@ -11,9 +11,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// elected is a lock that somebody else keeps and whose token one already has:
-// the resourceVersion of a Kubernetes Lease's taking PUT, the ModifyIndex of a
-// Consul key, the attempt number of a workflow engine. It need only grow with
+// elected is a lock that another system keeps and that already has a token: the
+// resourceVersion of the PUT that took a Kubernetes Lease, the ModifyIndex of a
+// Consul key, the attempt number of a workflow engine. It only has to grow with
 // every holder.
 type elected struct {
 	resource string

@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/locktest"
 )
 
-// The issuer is away: give up, the job queue runs the work again.
+// The issuer is down: give up, the job queue runs the work again.
 func ExampleClient_TryAcquire_failFast() {
 	var t testing.T // a test has its own
 	client, issuer := locktest.New(&t, nil)
@@ -25,7 +25,7 @@ func ExampleClient_TryAcquire_failFast() {
 	// Output: run it again later: true
 }
 
-// The issuer is away: the work must be done, however late.
+// The issuer is down: the work must be done, however late.
 func ExampleClient_Acquire_wait() {
 	var t testing.T
 	client, issuer := locktest.New(&t, nil)
@@ -50,8 +50,8 @@ func ExampleClient_Acquire_wait() {
 	// Output: token 1
 }
 
-// The issuer is away while the work is under way: fenced writes go on under the
-// claim until a successor has begun.
+// The issuer goes down while the work is in progress: fenced writes go on under
+// the claim until a successor has begun.
 func ExampleClient_Hold_goOnWithout() {
 	var t testing.T
 	client, issuer := locktest.New(&t, nil)

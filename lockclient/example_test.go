@@ -96,9 +96,9 @@ func ExampleClient_TryAcquire() {
 }
 
 // Leader election is Hold in a loop. A leader that loses its lease stops, and
-// every candidate waits again; when a leader ends or dies, another one leads,
-// within the TTL at the latest. What a leader writes still needs a fence: a
-// paused leader believes that it leads.
+// every candidate waits again; when a leader ends or dies, another one leads
+// within the TTL. What a leader writes still needs a fence: a paused leader
+// believes that it leads.
 func ExampleClient_Hold_leaderElection() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -111,7 +111,7 @@ func ExampleClient_Hold_leaderElection() {
 		for ctx.Err() == nil {
 			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: 10 * time.Second}, lead)
 			if err != nil && ctx.Err() == nil {
-				log.Print(err) // lost, or the server is away
+				log.Print(err) // lost, or the server is down
 				time.Sleep(time.Second)
 			}
 		}
@@ -147,7 +147,7 @@ func ExampleRecommendTTL() {
 	ttl := lockclient.RecommendTTL(
 		2*time.Second,        // the p99 of a pause of the process
 		500*time.Millisecond, // the p99 of a renewal, from Client.RenewalLatency
-		10*time.Second,       // what is to be left then
+		10*time.Second,       // the margin that should be left then
 	)
 	fmt.Println(ttl)
 	fmt.Println(lockclient.CheckTTL(&lockclient.HoldOptions{TTL: time.Second}, 2*time.Second, 0, 0) != nil)

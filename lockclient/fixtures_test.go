@@ -23,7 +23,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What the tests of lockadmin have as well.
+// Shared with the tests of lockadmin.
 const patience = leasetest.Patience
 
 type (
@@ -56,8 +56,8 @@ func migrated(t testing.TB) *pgxpool.Pool {
 	return pool
 }
 
-// newTestClient returns a client whose limits a busy machine keeps as well, where
-// opts do not set them: only the tests of limits are about them.
+// newTestClient returns a client whose limits, unless opts set them, even a busy
+// machine keeps: only the tests of limits are about them.
 func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
 	t.Helper()
 	var o Options
@@ -75,8 +75,8 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
 	return c
 }
 
-// movable gives c a clock that the test moves, in place of waiting for the
-// system's. Leases whose deadline is passed over are lost when it returns.
+// movable gives c a clock that the test moves, instead of waiting for the
+// system's. Leases whose deadline is skipped are lost when move returns.
 func movable(c *Client) (move func(time.Duration)) {
 	m := &moved{Issuer: c.issuer}
 	c.issuer, c.clock = m, m.Now
@@ -109,7 +109,7 @@ func (m *moved) Renew(ctx context.Context, renewals []driver.Renewal, results []
 	}
 }
 
-// Why is driver.Explainer's.
+// Why implements driver.Explainer.
 func (m *moved) Why(ctx context.Context, claim guard.Claim) error {
 	return m.Issuer.(driver.Explainer).Why(ctx, claim)
 }
@@ -154,17 +154,17 @@ func alter(t testing.TB, pool *pgxpool.Pool, function, from, to string) {
 	mustExec(t, pool, altered)
 }
 
-// grantSQL asks for one lease and gives its token, 0 if it is refused.
+// grantSQL asks for one lease and returns its token, 0 if it is refused.
 const grantSQL = `SELECT coalesce(max(o_token) FILTER (WHERE o_granted), 0)
 	FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, NULL, 'fencepost.leases'::regclass::oid::bigint)`
 
-// grantArgs are those of grantSQL.
+// grantArgs returns the arguments of grantSQL.
 func grantArgs(resource, id string, ttl time.Duration) []any {
 	return []any{[]string{resource}, []string{id}, []string{"o"}, []string{""}, []int64{ttl.Microseconds()},
 		[]time.Time{time.Now().Add(time.Hour)}, []bool{false}, "process", "60000"}
 }
 
-// patient has c wait for every answer that is under way when a context ends.
+// patient makes c wait for every answer that is in flight when a context ends.
 func patient(c *Client) {
 	c.set.grace = patience
 	c.issuer.(*pglease.Issuer).Grace = patience
@@ -183,7 +183,7 @@ func waits(t testing.TB, c *Client, resource string, ttl time.Duration) <-chan *
 	return got
 }
 
-// refused reports that a waiter of c has been told who has the lease.
+// refused reports whether a waiter of c has been told who has the lease.
 func refused(c *Client, resource string) bool {
 	c.waiters.mu.Lock()
 	defer c.waiters.mu.Unlock()
@@ -191,7 +191,8 @@ func refused(c *Client, resource string) bool {
 	return l != nil && l.held != nil
 }
 
-// rests reports that the wake mark is set, so that the next release notifies.
+// rests reports whether the wake mark is set, so that the next release
+// notifies.
 func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
 	var marked bool
 	err := pool.QueryRow(context.Background(), `SELECT coalesce(wake_until > clock_timestamp(), false)
@@ -211,7 +212,7 @@ func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease
 	return lease
 }
 
-// row is a line of fencepost.leases.
+// row is a row of fencepost.leases.
 type row struct {
 	Resource, Owner       string
 	Token                 int64
@@ -310,7 +311,7 @@ func (c *child) say(t testing.TB, line string) {
 	}
 }
 
-// waiting waits until so many connections of the database wait for a lock.
+// waiting waits until n connections of the database wait for a lock.
 func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	eventually(t, "they wait for a lock", func() bool {

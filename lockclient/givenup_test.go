@@ -66,13 +66,14 @@ func TestLateDuplicateResurrectsNothing(t *testing.T) {
 }
 
 // TestCancelledAcquireLeaksNothing: the release in the background overtakes the
-// acquire that stalls in the network, which is not granted when it arrives. (P8)
+// acquire that stalls in the network; the acquire is not granted when it
+// arrives. (P8)
 func TestCancelledAcquireLeaksNothing(t *testing.T) {
 	direct := migrated(t)
 	stalled, network := stalling(t, direct.Config().ConnString())
 	client := newTestClient(t, stalled, nil)
 	mustTry(t, client, "warm", time.Minute).Release(t.Context())
-	// Releases have a way of their own: the one that overtakes.
+	// Releases have a path of their own, so that they overtake.
 	fast := newTestClient(t, direct, nil)
 	client.issuer = overtaking{client.issuer, fast.issuer}
 	network.Hold()
@@ -97,7 +98,7 @@ func TestCancelledAcquireLeaksNothing(t *testing.T) {
 	mustTry(t, fast, "r", time.Minute)
 }
 
-// overtaking sends releases by another way.
+// overtaking sends releases by another path.
 type overtaking struct {
 	driver.Issuer
 	other driver.Issuer
@@ -120,7 +121,7 @@ func backend(t testing.TB, url string) (network, address string) {
 	return "tcp", net.JoinHostPort(c.Host, port)
 }
 
-// through dials addr, whatever is asked for.
+// through dials addr, whatever address is requested.
 func through(addr string) func(ctx context.Context, network, asked string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", addr)

@@ -16,11 +16,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// sleepers finds waiters that slept through a release. Who looks by itself, as
-// every waiter does after a while, and finds the lease free, must have been woken,
-// since it had marked; on a busy machine the notification is read later than it
-// looks. The time that a wait takes says nothing there. Of several processes those
-// hold back that are not named: there the notification must have come.
+// sleepers finds waiters that slept through a release. A waiter that asks on its
+// own, as every waiter does after a while, and finds the lease free must have been
+// woken, since it had set a mark; on a busy machine the notification is read after
+// it asks, and the time that a wait takes proves nothing. Of several processes
+// those that are not named hold back: there the notification must have arrived.
 type sleepers struct {
 	driver.Issuer
 	several  bool
@@ -104,14 +104,14 @@ func (s *sleepers) close() {
 	}
 }
 
-// silent hides that an issuer can tell of releases.
+// silent hides that an issuer can notify of releases.
 type silent struct{ driver.Issuer }
 
 func (silent) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
 	return driver.Watching{}, driver.ErrNoWatch
 }
 
-// listens returns when a client is told of releases.
+// listens returns when a client is notified of releases.
 func listens(t *testing.T, c *Client) {
 	t.Helper()
 	resource := fmt.Sprintf("listens %s %p", t.Name(), c)
@@ -126,11 +126,12 @@ func listens(t *testing.T, c *Client) {
 	})
 }
 
-// TestHandOver: 2 and 16 waiters, in one client and in one client each, hand a
-// lease around. Every waiter is told: none looks by itself and finds the lease
-// free. The time is the machine's; half of the waiters must at least not wait for
-// as long as the others look. Polls come after more than five seconds here, so
-// that no hand-over is owed to one; the control has nothing else.
+// TestHandOver: 2 and 16 waiters, in one client and in one client each, pass a
+// lease around. Every waiter is notified: none asks on its own and finds the
+// lease free. The time depends on the machine; at least half of the waiters must
+// not wait as long as a waiter that asks on its own. Polls come after more than
+// five seconds here, so that no hand-over is due to one; the control has nothing
+// else.
 func TestHandOver(t *testing.T) {
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 16 })
 	for _, crowd := range []int{2, 16} {
@@ -165,7 +166,7 @@ func TestHandOver(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			cancel()
 			switch got := <-granted; {
-			case time.Since(began) > nap: // the machine stood still: nothing is shown
+			case time.Since(began) > nap: // the machine was stalled: nothing is proved
 				runOut(t, pool, t.Name())
 				continue
 			case got:
@@ -236,9 +237,10 @@ func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (
 }
 
 // TestTakeover: an expiring lease is taken over within TTL + 200 ms, by the
-// server's clock, by a waiter that is told of releases and by one that polls. A
-// busy machine may be late; one round in time shows that the waiter goes by what
-// is left of the lease, since it would look, or poll, much later otherwise.
+// server's clock, by a waiter that is notified of releases and by one that
+// polls. A busy machine may be late; one round in time shows that the waiter
+// goes by the lease's remaining time, since otherwise it would ask, or poll,
+// much later.
 func TestTakeover(t *testing.T) {
 	pool := migrated(t)
 	for name, change := range map[string]func(*Client){
@@ -320,8 +322,8 @@ func TestLineOfWaiters(t *testing.T) {
 	}
 }
 
-// TestOrderAfterFailure: a failure gives everybody his turn, so that nobody
-// waits for the time-outs of the others.
+// TestOrderAfterFailure: a failure gives everybody a turn, so that nobody waits
+// for the timeouts of the others.
 func TestOrderAfterFailure(t *testing.T) {
 	var w waiters
 	places := []*place{w.join("r"), w.join("r"), w.join("r")}
@@ -351,9 +353,9 @@ func TestOrderAfterFailure(t *testing.T) {
 	}
 }
 
-// TestListenerBroken: the listening connection is cut again and again while
-// waiters hand a lease around. None sleeps through a release, and what was lost is
-// restored. What a client is not told of must be found by the same means.
+// TestListenerBroken: the listening connection is cut repeatedly while waiters
+// pass a lease around. None sleeps through a release, and a lost connection is
+// restored. The same check must find a client that is not notified.
 func TestListenerBroken(t *testing.T) {
 	expectNoGoroutines(t)
 	pool := migrated(t)
@@ -399,7 +401,7 @@ func TestListenerBroken(t *testing.T) {
 	}
 }
 
-// TestSleepersControl: what finds sleepers finds a waiter whose wake-up is lost.
+// TestSleepersControl: sleepers finds a waiter whose wake-up is lost.
 func TestSleepersControl(t *testing.T) {
 	pool := migrated(t)
 	holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, nil)

@@ -12,10 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// offeredSQL is what a role that may create in a schema of other roles'
-// search_path can put there: what the functions of an issuer use, for paths that
-// name pg_catalog last, and overloads that match better than the system's own.
-// Each leaves a trace that no rollback takes away.
+// offeredSQL is what a role can create in a schema of other roles' search_path:
+// the names that the functions of an issuer use, for paths that name pg_catalog
+// last, and overloads that match better than the system's own. Each leaves a
+// trace that no rollback removes.
 const offeredSQL = `CREATE SEQUENCE shared.ran;
 	DO $do$ DECLARE o record; n integer := 0; BEGIN
 		FOR o IN SELECT oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
@@ -39,8 +39,9 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 	END $do$;`
 
 // TestHolderRunsNoCodeOfOthers: what another role put into a schema of the
-// search_path does not run with the rights of who acquires, waits, renews and
-// releases. The control is a function of the schema whose path is not pinned.
+// search_path does not run with the rights of a role that acquires, waits,
+// renews and releases. The control is a function of the schema whose path is
+// not pinned.
 func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 	admin := migrated(t)
 	var database string

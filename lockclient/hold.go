@@ -14,24 +14,24 @@ import (
 //
 // The context that fn gets carries the lease ([guard.WithLease]), so that the
 // fences further down find the claim. It ends when ctx ends, when the lease is
-// lost, then with a cause that is [ErrLeaseLost], and when the client is closed
-// ([ErrClosed]); fn should return soon after. One failed renewal is no loss: it
-// is repeated until the deadline. The lease is renewed until fn returns, even if
-// its context has ended. The event lock_margin_low says that the TTL is too short
-// for what renewals take; see [RecommendTTL].
+// lost (its cause is then [ErrLeaseLost]), and when the client is closed
+// ([ErrClosed]); fn should return soon after. One failed renewal does not lose
+// the lease: it is repeated until the deadline. The lease is renewed until fn
+// returns, even if its context has ended. The event lock_margin_low says that
+// the TTL is too short for how long renewals take; see [RecommendTTL].
 //
 // Hold returns fn's error. If the lease was lost before fn returned, the error
-// wraps [ErrLeaseLost] and fn's error, if any: fn may have gone on beside the
-// next holder, and it depends on the fences whether what it did since has
-// counted. If the lease was not granted, fn is not called and the error is
-// Acquire's. A release that fails is logged and observed, no error: the TTL
-// frees the lease. Hold starts no goroutine.
+// wraps [ErrLeaseLost] and fn's error, if any: fn may have run concurrently
+// with the next holder, and the fences decide whether its writes since then
+// took effect. If the lease was not granted, fn is not called and the error is
+// Acquire's. A failed release is logged and observed but is not an error: the
+// TTL frees the lease. Hold starts no goroutine.
 func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, c.Acquire, resource, opts, fn)
 }
 
-// TryHold is [Client.Hold] that does not wait: if somebody else has the lease,
-// fn is not called and the error is [ErrHeld].
+// TryHold is like [Client.Hold] but does not wait: if somebody else has the
+// lease, fn is not called and the error is [ErrHeld].
 func (c *Client) TryHold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, c.TryAcquire, resource, opts, fn)
 }
@@ -83,7 +83,7 @@ func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource str
 	return err
 }
 
-// outcome puts fn's error and the loss of the lease together.
+// outcome combines fn's error and the loss of the lease.
 func outcome(err, lost error) error {
 	switch {
 	case !errors.Is(lost, ErrLeaseLost):

@@ -47,7 +47,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// renewing20ms has a lease renewed soon, and not lost to a machine that is slow.
+// renewing20ms makes a lease be renewed soon but not be lost on a slow machine.
 var renewing20ms = &HoldOptions{TTL: time.Minute, RenewInterval: 20 * time.Millisecond}
 
 // awaitRenewals returns when the server has renewed the lease three times.
@@ -69,7 +69,7 @@ func renewing() bool {
 	return false
 }
 
-// TestHoldEndsAnyhow: a panic goes on with its value, Goexit ends the
+// TestHoldEndsAnyhow: a panic propagates with its value, Goexit ends the
 // goroutine, and both release first and leave no renewal behind.
 func TestHoldEndsAnyhow(t *testing.T) {
 	expectNoGoroutines(t)
@@ -109,7 +109,7 @@ func TestHoldEndsAnyhow(t *testing.T) {
 }
 
 // TestHoldLost: fn's context ends with the loss as its cause, and Hold's error
-// wraps the loss and fn's error, also when fn did not look.
+// wraps the loss and fn's error, even if fn ignored its context.
 func TestHoldLost(t *testing.T) {
 	expectNoGoroutines(t)
 	pool := migrated(t)
@@ -147,8 +147,8 @@ func TestHoldLost(t *testing.T) {
 	}
 }
 
-// TestHoldOutlivesCancel: the lease is renewed until fn returns, though its
-// context has ended, and is released then.
+// TestHoldOutlivesCancel: the lease is renewed until fn returns, even if its
+// context has ended, and is then released.
 func TestHoldOutlivesCancel(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)

@@ -14,18 +14,18 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
-// maxNap bounds how long a timer is trusted. Timers stand still while a machine
-// is suspended, the clock does not, so the keeper looks at the clock again at
-// least this often.
+// maxNap bounds how long a timer is trusted. Timers stop while a machine is
+// suspended and the clock does not, so the keeper looks at the clock at least
+// this often.
 const maxNap = time.Second
 
-// togetherShare is the part of the renewal interval by which a renewal may go out
-// early, with others that are due.
+// togetherShare is the part of the renewal interval by which a renewal may be
+// sent early, together with others that are due.
 const togetherShare = 25
 
-// keeper watches over the leases of a client with one goroutine: it ends those
-// whose deadline has passed, and renews those that are kept, many at once. The
-// goroutine is there while there are leases.
+// keeper watches the leases of a client with one goroutine: it ends those whose
+// deadline has passed, and renews those that are kept alive, many at once. The
+// goroutine runs while there are leases.
 type keeper struct {
 	c *Client
 
@@ -37,7 +37,8 @@ type keeper struct {
 	wg      sync.WaitGroup
 }
 
-// watch has the keeper look at a lease at next, in place of when it was to.
+// watch makes the keeper look at a lease at next instead of the time set
+// before.
 func (k *keeper) watch(l *Lease, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -79,7 +80,8 @@ func (k *keeper) forget(l *Lease) {
 	}
 }
 
-// step ends what is over by a clock that was moved, and looks at the rest.
+// step ends leases that are over after the clock was moved, and reschedules the
+// rest.
 func (k *keeper) step() {
 	k.mu.Lock()
 	all := slices.Clone(k.leases)
@@ -94,7 +96,7 @@ func (k *keeper) step() {
 	}
 }
 
-// lost ends a lease that the issuer noticed to be over.
+// lost ends a lease that the issuer reports to be over.
 func (k *keeper) lost(claim guard.Claim, cause error) {
 	k.mu.Lock()
 	all := slices.Clone(k.leases)
@@ -116,7 +118,7 @@ func (k *keeper) close() {
 	k.wg.Wait()
 }
 
-// run looks at the leases as their time comes, until there are none.
+// run looks at each lease when it is due, until there are none.
 func (k *keeper) run() {
 	timer := time.NewTimer(maxNap)
 	defer timer.Stop()
@@ -135,7 +137,7 @@ func (k *keeper) run() {
 }
 
 // take returns the leases that are to be renewed now, and how long to wait for
-// the next; false if the keeper is to end.
+// the next; false if the keeper should stop.
 func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 	var over []*Lease
 	k.mu.Lock()
@@ -147,10 +149,10 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 		switch {
 		case deadline <= now:
 			over = append(over, l)
-			heap.Pop(&k.leases) // it comes no more
+			heap.Pop(&k.leases) // it is not looked at again
 			continue
 		case renew:
-			if until == now { // the first: what is nearly due goes along
+			if until == now { // the first: what is nearly due is sent along
 				until = now + l.interval()/togetherShare
 			}
 			due = append(due, l)
@@ -172,13 +174,13 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 		l.Err() // ends it
 	}
 	if len(over) > 0 {
-		nap = 0 // whether it was the last is seen at once
+		nap = 0 // check at once whether it was the last
 	}
 	return due, nap, true
 }
 
-// renew sends renewals, earliest deadline first, those that failed before apart
-// from the rest: they may fail again.
+// renew sends renewals, earliest deadline first, and those that failed before
+// separately: they may fail again.
 func (k *keeper) renew(due []*Lease) {
 	if len(due) == 0 {
 		return
@@ -198,8 +200,8 @@ func (k *keeper) renew(due []*Lease) {
 	}
 }
 
-// send renews one batch. It takes at most half of what is left to the first
-// deadline in it, so that another attempt fits in.
+// send renews one batch. It takes at most half the time left to the first
+// deadline in it, so that another attempt fits.
 func (k *keeper) send(batch []*Lease) {
 	began := k.c.clock()
 	timeout := batch[0].renewTimeout()
@@ -225,7 +227,7 @@ func (k *keeper) send(batch []*Lease) {
 	}
 }
 
-// renewed takes a renewal's result, tells of it and returns when to renew next.
+// renewed applies a renewal's result, reports it and returns when to look next.
 func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Duration) {
 	c := l.client
 	ctx := context.Background()
@@ -251,8 +253,8 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 		l.failures = 0
 		l.renewAt = answered + pause.Jitter(l.every, 5)
 	} else {
-		// Soon enough for several tries before the deadline, and not in a
-		// storm: everybody's renewals fail together when the server restarts.
+		// Soon enough for several tries before the deadline, and jittered:
+		// everybody's renewals fail together when the server restarts.
 		l.failed = err
 		l.failures++
 		l.renewAt = answered + min(pause.Backoff(l.failures+2), max((l.deadline-answered)/4, time.Millisecond))
@@ -263,7 +265,7 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 	return next
 }
 
-// leaseHeap has the lease that is to be looked at first at its top.
+// leaseHeap has at its top the lease to look at first.
 type leaseHeap []*Lease
 
 func (h leaseHeap) Len() int           { return len(h) }

@@ -48,10 +48,10 @@ func (i *issued) killed() {
 	}
 }
 
-// underKills has workers take what issue gives, on a server whose default is
-// not to wait for the disk and of which nothing else writes, kills it again and
-// again, and returns what was acknowledged. It stops early at the first
-// repetition. issue returns 0 if nothing was acknowledged.
+// underKills makes workers take tokens from issue, on a server that by default
+// does not wait for the disk and to which nothing else writes, kills it
+// repeatedly, and returns what was acknowledged. It stops early at the first
+// repeated token. issue returns 0 if nothing was acknowledged.
 func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *pgxpool.Pool) func(resource string) guard.Token) *issued {
 	t.Helper()
 	server := forgetful(t)
@@ -110,9 +110,9 @@ func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *
 	return all
 }
 
-// TestNoTokenTwiceOverKills is P3 over kill -9 of a server whose default is
+// TestNoTokenTwiceOverKills is P3 across kill -9 of a server whose default is
 // synchronous_commit = off, under load: no token is acknowledged twice, and none
-// after a kill is as low as one from before. With the raise taken out of the
+// after a kill is as low as one from before. With the raise removed from the
 // statement all are, since the first kill loses everything.
 func TestNoTokenTwiceOverKills(t *testing.T) {
 	t.Parallel()

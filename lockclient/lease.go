@@ -14,32 +14,32 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// driftShare is the part of a TTL that the holder gives away for the drift of
-// two clocks against each other: a thousandth. NTP slews at half of that.
+// driftShare is the part of a TTL that the holder gives up for the drift
+// between two clocks: a thousandth. NTP slews at half of that.
 const driftShare = 1000
 
-// deadline is the moment up to which a holder may rely on a grant of ttl: it
+// deadline is the moment up to which a holder may rely on a grant of ttl. It
 // counts from before the request was sent, since the server counts from later,
-// and ends early by the drift.
+// and is early by the drift.
 func deadline(from, ttl time.Duration) time.Duration {
-	// Rounded up, so that a short TTL has a margin, too.
+	// Rounded up, so that a short TTL has a margin too.
 	return from + ttl - (ttl+driftShare-1)/driftShare
 }
 
-// Lease is a lease that was granted. It is held until its holder releases it,
-// its deadline passes without a renewal, or the issuer no longer has it;
-// whichever comes first is final. It is safe for concurrent use.
+// Lease is a granted lease. It is held until its holder releases it, its
+// deadline passes without a renewal, or the issuer no longer has it; whichever
+// comes first is final. It is safe for concurrent use.
 //
-// Valid, Remaining, Done and Err go by the holder's own clock and are a
-// courtesy (promise P7): a process can be paused between asking and writing.
-// What keeps a stale holder from writing is the token, compared at the resource.
+// Valid, Remaining, Done and Err use the holder's own clock and are a
+// convenience (P7): a process can be paused between asking and writing. What
+// keeps a stale holder from writing is the token, compared at the resource.
 type Lease struct {
 	client     *Client
 	claim      guard.Claim
 	acquiredAt time.Time
 	ttl        time.Duration
 	granted    time.Duration // by the client's clock
-	reclaimed  bool          // the lease before had run out
+	reclaimed  bool          // the previous lease had run out
 	spend      bool          // its release spends the lease ID
 	done       chan struct{}
 
@@ -53,13 +53,13 @@ type Lease struct {
 	renewAt  time.Duration // the next one
 	renewing bool          // one is under way
 	failures int           // in a row
-	trying   time.Duration // since when a renewal is tried, by the client's clock; 0 if none is
+	trying   time.Duration // since when a renewal has been tried, by the client's clock; 0 if none is
 	warned   bool          // of a low margin
 
 	next  time.Duration // when the keeper looks, guarded by its mutex
 	place int           // in its heap; -1 if in none
 
-	releasing sync.Mutex // one release at a time: each tells what it found
+	releasing sync.Mutex // one release at a time: each returns what it found
 	freed     bool       // one was answered
 }
 
@@ -74,10 +74,10 @@ func newLease(c *Client, claim guard.Claim, g driver.Grant, ttl, until time.Dura
 	return l
 }
 
-// Claim returns what the holder presents to the resources that it writes.
+// Claim returns what the holder presents to the resources it writes to.
 func (l *Lease) Claim() guard.Claim { return l.claim }
 
-// Resource returns the name of what is leased.
+// Resource returns the name of the leased resource.
 func (l *Lease) Resource() string { return l.claim.Resource }
 
 // Token returns the fencing token. Renewals keep it.
@@ -108,12 +108,13 @@ func (l *Lease) Remaining() time.Duration {
 }
 
 // Deadline returns the moment at which Remaining is zero, in Go's time, for
-// deadlines of requests made under the lease. A renewal moves it, and while a
-// machine is suspended Go's time stands still: Valid is exact, this is not.
+// deadlines of requests made under the lease. A renewal moves it, and Go's time
+// stops while a machine is suspended: Valid is exact, Deadline is not.
 func (l *Lease) Deadline() time.Time { return time.Now().Add(l.Remaining()) }
 
-// Done returns a channel that is closed when the lease has ended. While a
-// machine is suspended timers stand still; it is closed within a second after.
+// Done returns a channel that is closed when the lease has ended. Timers stop
+// while a machine is suspended; the channel is closed within a second after it
+// wakes.
 func (l *Lease) Done() <-chan struct{} { return l.done }
 
 // Err returns nil while the lease is held, then why it ended: a [*LostError]
@@ -140,7 +141,7 @@ func (l *Lease) currentDeadline() time.Duration {
 	return l.deadline
 }
 
-// extend moves the deadline after a renewal, unless it has passed before the
+// extend moves the deadline after a renewal, unless it had passed before the
 // answer came: a lease that was over for its holder stays over.
 func (l *Lease) extend(until time.Duration) {
 	l.mu.Lock()
@@ -151,7 +152,8 @@ func (l *Lease) extend(until time.Duration) {
 	}
 }
 
-// end makes err final and tells those who wait; false if the lease had ended.
+// end makes err final and notifies those that wait; false if the lease had
+// ended.
 func (l *Lease) end(err error) bool {
 	l.mu.Lock()
 	if l.err != nil {
@@ -172,7 +174,7 @@ func (l *Lease) end(err error) bool {
 	return true
 }
 
-// whenEnded has f called with Err when the lease ends, at once if it has ended.
+// whenEnded calls f with Err when the lease ends, at once if it has ended.
 func (l *Lease) whenEnded(f func(error)) {
 	l.mu.Lock()
 	l.onEnd = f
@@ -186,11 +188,11 @@ func (l *Lease) whenEnded(f func(error)) {
 // age is how long the lease has been held.
 func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 
-// KeepAlive has the client renew the lease every so often until it ends; 0 means
-// a third of the TTL, more is refused. Failed renewals are repeated until the
-// deadline; Done and Err tell of the end. It starts no goroutine and is not
-// undone: release the lease. The error is an InvalidError, or Err's if the lease
-// has ended.
+// KeepAlive makes the client renew the lease at the given interval until it
+// ends; 0 means a third of the TTL, more is refused. Failed renewals are
+// repeated until the deadline; Done and Err report the end. It starts no
+// goroutine and cannot be undone: release the lease. The error is an
+// InvalidError, or Err's if the lease has ended.
 func (l *Lease) KeepAlive(every time.Duration) error {
 	return cmp.Or(l.keepAlive(every), l.Err())
 }
@@ -213,7 +215,7 @@ func (l *Lease) keepAlive(every time.Duration) error {
 	return nil
 }
 
-// nextLook is when the keeper has something to do; l.mu is held.
+// nextLook returns when the keeper has something to do; l.mu is held.
 func (l *Lease) nextLook() time.Duration {
 	if l.every > 0 && !l.renewing {
 		return min(l.renewAt, l.deadline)
@@ -221,8 +223,8 @@ func (l *Lease) nextLook() time.Duration {
 	return l.deadline
 }
 
-// dueBy reports whether a renewal is to be sent, if it is due by until, and
-// counts it as sent then; the deadline; and when to look again.
+// dueBy reports whether a renewal is due by until, and then counts it as sent;
+// the deadline; and when to look again.
 func (l *Lease) dueBy(until time.Duration) (renew bool, deadline, look time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,7 +249,7 @@ func (l *Lease) urgency() int {
 	return 1
 }
 
-// renewTimeout is at most half of what is left, so that another attempt fits in
+// renewTimeout is at most half the time left, so that another attempt fits
 // before the deadline.
 func (l *Lease) renewTimeout() time.Duration {
 	left := l.Remaining()
@@ -255,10 +257,10 @@ func (l *Lease) renewTimeout() time.Duration {
 }
 
 // Renew extends the lease to its TTL from now. [Client.Hold] and
-// [Lease.KeepAlive] do this by themselves. The new deadline counts from before
+// [Lease.KeepAlive] do this automatically. The new deadline counts from before
 // the request was sent. An attempt whose answer is lost is repeated, which is
-// harmless, until ctx ends, the lease's deadline passes or Options.OpTimeout has
-// passed.
+// harmless, until ctx ends, the lease's deadline passes or Options.OpTimeout
+// has passed.
 //
 // Errors: [ErrLeaseLost] (final: the deadline has passed, or the issuer no
 // longer has the lease; a renewal never brings one back), [ErrReleased],
@@ -298,7 +300,7 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 		return guard.Unavailable("renew", l.claim, errDeadline)
 	}
 	l.trySince(began)
-	// The wait for a connection counts as well: to the lease it is all the same.
+	// The wait for a connection counts too: it uses up the lease just as well.
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	results := make([]driver.Renewed, 1)
@@ -315,21 +317,22 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 	return l.Err()
 }
 
-// Release gives the lease back. From its first call the lease has ended for its
-// holder, whatever becomes of the request: Valid is false, Done is closed, Err
-// is [ErrReleased] unless the lease was lost before.
+// Release gives the lease back. From the first call on the lease has ended for
+// its holder, whatever happens to the request: Valid is false, Done is closed,
+// Err is [ErrReleased] unless the lease was lost before.
 //
-// It compares the lease ID and the token, so however late or often it arrives
-// it never frees a successor's lease; nothing is granted under the lease ID
-// afterwards, also not to an attempt that the network kept. It does not end with
-// ctx, of which it takes only the values, so it may be deferred with the caller's
-// context; Options.ReleaseTimeout bounds it, and within that it repeats what was
-// lost.
+// It compares the lease ID and the token, so it never frees a successor's
+// lease, however late or often it arrives; nothing is granted under the lease
+// ID afterwards, not even to an attempt that the network delayed. It uses only
+// the values of ctx and does not end with it, so it may be deferred with the
+// caller's context; Options.ReleaseTimeout bounds it, and within that it
+// repeats what was lost.
 //
 // Errors: guard.ErrUnavailable and guard.ErrOutcomeUnknown (the lease may
 // still be there, at most until its TTL has passed; Release may be called
 // again), and [ErrLeaseLost] if the holder believed that it held the lease and
-// the issuer did not have it any more. Released before, or lost before, is nil.
+// the issuer no longer had it. If the lease was released or lost before,
+// Release returns nil.
 func (l *Lease) Release(ctx context.Context) error {
 	return l.release(ctx, l.endReleased())
 }
@@ -342,8 +345,8 @@ func (l *Lease) endReleased() bool {
 	return l.end(ErrReleased)
 }
 
-// release sends the release. wasHeld says that the lease was good until now, so
-// that the issuer not having it means a loss.
+// release sends the release. wasHeld says that the lease was held until now, so
+// that it was lost if the issuer does not have it.
 func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 	l.releasing.Lock()
 	defer l.releasing.Unlock()
@@ -366,7 +369,7 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 			l.client.events.lost(ctx, l, err)
 			return err
 		case found == notFound && errors.Is(l.Err(), ErrLeaseLost):
-			return nil // told as lost already
+			return nil // reported as lost already
 		}
 	}
 	l.client.events.released(ctx, l, err)
@@ -378,13 +381,13 @@ type found uint8
 
 const (
 	freedNow    found = iota // the lease, and freed it
-	freedBefore              // nothing, perhaps since an attempt before did it
+	freedBefore              // nothing, perhaps because an earlier attempt freed it
 	notFound                 // nothing, at the first attempt
 )
 
-// free sends releases until one is answered or ctx ends. An issuer that cannot
-// be reached ends it, so that nobody waits in vain, unless nobody waits: the
-// patient go on.
+// free sends releases until one is answered or ctx ends. If the issuer cannot
+// be reached, free returns at once, unless patient is set, as when nobody waits
+// for it.
 func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
 	var lost error // the first attempt whose answer was lost
 	for attempt := 0; ; attempt++ {
@@ -410,11 +413,11 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 	}
 }
 
-// whyTimeout bounds the question why a lease is lost: to end the lease soon is
-// worth more than the answer.
+// whyTimeout bounds the query for why a lease is lost: ending the lease soon
+// matters more than the answer.
 const whyTimeout = time.Second
 
-// why says why the issuer does not have the lease, if that is told in time.
+// why returns why the issuer does not have the lease, if it answers in time.
 func (c *Client) why(ctx context.Context, claim guard.Claim, within time.Duration) error {
 	if e, ok := c.issuer.(driver.Explainer); ok {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(within, whyTimeout))

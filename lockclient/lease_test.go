@@ -48,9 +48,9 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// TestRenewNeverResurrects: neither a released, an expired, a succeeded nor a
-// cut lease comes back by a renewal that is sent late, and the statement's own
-// tests are what keeps it.
+// TestRenewNeverResurrects: a late renewal brings back no lease that was
+// released, has expired, was succeeded or was cut, and it is the statement's
+// own conditions that prevent it.
 func TestRenewNeverResurrects(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -68,7 +68,7 @@ func TestRenewNeverResurrects(t *testing.T) {
 			lease := mustTry(t, client, "r", time.Minute)
 			finish(lease)
 			before := rowOf(t, pool, "r")
-			// On the wire, as a request that was held up in the network.
+			// On the wire, like a request that was delayed in the network.
 			if held, err := renewAs(client, lease.Claim()); held || err != nil {
 				t.Errorf("renewed: %t, %v", held, err)
 			}
@@ -90,7 +90,7 @@ func TestRenewNeverResurrects(t *testing.T) {
 }
 
 // TestLostOnServer: a lease that the server no longer has is lost at the first
-// renewal that says so, with time left on the clock.
+// renewal that finds so, with time left on the clock.
 func TestLostOnServer(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -112,8 +112,8 @@ func TestLostOnServer(t *testing.T) {
 	}
 }
 
-// TestRelease: it ends the lease at once, frees the row, may be repeated, works
-// under an ended context, and never frees a successor's lease.
+// TestRelease: Release ends the lease at once, frees the row, may be repeated,
+// works under an ended context, and never frees a successor's lease.
 func TestRelease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -138,7 +138,7 @@ func TestRelease(t *testing.T) {
 	if freed, err := client.issuer.Release(t.Context(), lease.Claim()); freed || err != nil {
 		t.Errorf("on the wire: %t, %v", freed, err)
 	}
-	// The same lease ID under an older token is no match either.
+	// The same lease ID with an older token does not match either.
 	old := successor.Claim()
 	old.Token--
 	if freed, err := client.issuer.Release(t.Context(), old); freed || err != nil {
@@ -191,7 +191,7 @@ func TestLeaseConcurrently(t *testing.T) {
 	}
 }
 
-// TestPoolOfOne: a caller who keeps his only connection does not starve the
+// TestPoolOfOne: a caller that keeps its only connection does not starve the
 // renewals. The control renews on the caller's pool: no renewal gets through,
 // and when the TTL has passed the lease is lost.
 func TestPoolOfOne(t *testing.T) {

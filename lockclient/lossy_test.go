@@ -91,12 +91,12 @@ func lossy(t *testing.T, rounds int, wrap func(*pglease.Issuer) driver.Issuer) (
 			t.Fatal(err)
 		}
 		t.Cleanup(pool.Close)
-		// What a busy machine takes for a new connection is no loss.
+		// The time that a busy machine takes for a new connection is no loss.
 		client := newTestClient(t, pool, nil)
 		client.issuer = wrap(client.issuer.(*pglease.Issuer))
 		wg.Go(func() {
 			l := &losing{t: t, db: direct, proxy: proxy, client: client, successors: successors, resource: fmt.Sprint("r", w)}
-			defer func() { // what was found is told also if a set-up statement ends the worker
+			defer func() { // findings are reported even if a set-up statement ends the worker
 				mu.Lock()
 				defer mu.Unlock()
 				bad, overtaken = append(bad, l.bad...), overtaken+l.overtaken
@@ -119,7 +119,7 @@ type losing struct {
 	token              guard.Token // the last one
 	bad                []string
 	overtaken          int
-	warm               bool // both connections are there
+	warm               bool // both connections exist
 }
 
 func (l *losing) check(ok bool, format string, args ...any) bool {
@@ -145,14 +145,14 @@ func (l *losing) lose(n int, f func()) {
 func (l *losing) acquire() (lease *Lease, err error) {
 	lease, err = l.client.TryAcquire(context.Background(), l.resource, &AcquireOptions{TTL: time.Hour})
 	if err != nil {
-		l.client.background.Wait() // what spends the lease ID meets no later loss
+		l.client.background.Wait() // the request that spends the lease ID meets no later loss
 	}
 	return lease, err
 }
 
 // free is what an operator does.
 func (l *losing) free() {
-	// An acquire that failed need not have made the row.
+	// An acquire that failed need not have created the row.
 	err := l.db.QueryRow(context.Background(), `WITH freed AS (UPDATE fencepost.leases SET lease_id = NULL WHERE resource = $1 RETURNING token)
 		SELECT coalesce(max(token), 0) FROM freed`, l.resource).Scan((*int64)(&l.token))
 	l.check(err == nil, "set-up: %v", err)
@@ -184,7 +184,7 @@ func (l *losing) round(n int) {
 		return
 	}
 	// A lease that was granted to a repeated attempt is released by spending its
-	// lease ID, one that was granted at once by its token: both are to be lost.
+	// lease ID, one that was granted at once by its token: both must be lost.
 	if n/2%2 == 1 {
 		err = lease.Release(ctx)
 		l.token = lease.Token()
@@ -204,8 +204,8 @@ func (l *losing) round(n int) {
 
 	next := waits(l.t, l.successors, l.resource, time.Hour)
 	eventually(l.t, "the successor rests", func() bool { return rests(l.t, l.db, l.resource) })
-	// Where the answer is lost the successor has been granted before the release
-	// is sent again: nothing gets through until then.
+	// If the answer is lost, the successor is granted before the release is sent
+	// again: nothing gets through until then.
 	var successor *Lease
 	if answer := n%2 == 1; answer {
 		gate := make(chan struct{})

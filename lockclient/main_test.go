@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// childVariable names what a copy of the test binary is to do instead of
-// testing; see [startChild].
+// childVariable names what a copy of the test binary does instead of testing;
+// see [startChild].
 const childVariable = "FENCEPOST_LOCKCLIENT_CHILD"
 
 // children are the programs of the copies, by name.
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "no child program %q\n", name)
 		os.Exit(2)
 	}
-	go func() { // a child does not outlive a parent that was killed
+	go func() { // a child does not outlive a killed parent
 		for parent := os.Getppid(); os.Getppid() == parent; {
 			time.Sleep(100 * time.Millisecond)
 		}

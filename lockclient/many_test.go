@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// counting counts what goes to an issuer.
+// counting counts the requests to an issuer.
 type counting struct {
 	driver.Issuer
 	attempts, grants, exchanges, renewals atomic.Int64
@@ -160,13 +160,14 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// crowd is what many clients saw that hand one lease around.
+// crowd is what many clients that pass one lease around measured.
 type crowd struct {
-	perSecond, attempts float64 // grants a second, attempts to a grant
+	perSecond, attempts float64 // grants per second, attempts per grant
 	longest, mean       time.Duration
 }
 
-// crowded has so many clients wait for one name, each of them for so many grants.
+// crowded makes processes clients wait for one name, each of them for each
+// grants.
 func crowded(t *testing.T, processes, each int) crowd {
 	url := migrated(t).Config().ConnString()
 	clients := make([]*Client, processes)
@@ -233,10 +234,10 @@ func crowded(t *testing.T, processes, each int) crowd {
 	return got
 }
 
-// TestManyProcessesWait: of many clients that wait for one name, the longest
-// waiting is woken and the others hold back: at most two attempts to a grant. The
-// long form, for a calm machine, compares forty with eight: the lease goes around
-// nearly as fast, and nobody waits for long.
+// TestManyProcessesWait: of many clients that wait for one name, the one that has
+// waited longest is woken and the others hold back: at most two attempts per
+// grant. The long form, for an idle machine, compares forty with eight: the lease
+// changes hands nearly as fast, and nobody waits for long.
 func TestManyProcessesWait(t *testing.T) {
 	many := crowded(t, 40, byLength(4, 40))
 	if many.attempts > 2.2 {

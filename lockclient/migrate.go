@@ -27,13 +27,13 @@ type Migration struct {
 // Migrate brings the database to the schema that this build needs: the tables
 // fencepost.leases, fencepost.epoch and fencepost.audit, the functions that issue
 // leases, raise the epoch, purge and force-unlock, and the record in fencepost.migrations. It
-// upgrades any earlier version in place, beside running holders, does nothing if
-// the schema is there, and may be called by any number of replicas at once. It needs the right to create the
-// schema fencepost, or to create in it and to change what it made.
+// upgrades any earlier version in place while holders run, does nothing if the schema is current, and may be
+// called by any number of replicas at once. It needs the right to create the schema fencepost, or to create
+// objects in it and to alter those it created.
 //
 // Errors: guard.ErrUnavailable (nothing was changed; also where the schema is
 // newer than this build) and guard.ErrOutcomeUnknown (the connection broke;
-// calling again is safe and tells).
+// calling again is safe and settles it).
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if pool == nil {
 		return guard.Invalid("pool", "nil", "must not be nil")
@@ -45,7 +45,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	defer conn.Release()
 	for attempt := 0; ; attempt++ {
 		err = pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn()))
-		// A lock was in the way: holders at work, or a transaction that stays open.
+		// A lock was in the way: active holders, or a transaction that stays open.
 		if pg := pglease.Error(err); pg == nil || !pglease.Passes(pg) || attempt == migrateAttempts || !pause.For(ctx, pause.Backoff(attempt), nil) {
 			break
 		}
@@ -59,7 +59,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	return pglease.Failure("migrate", guard.Claim{}, err)
 }
 
-// migrateAttempts make some five seconds.
+// migrateAttempts take some five seconds.
 const migrateAttempts = 20
 
 // MigrationSQL returns the whole schema as one script for an empty database,

@@ -60,7 +60,7 @@ func TestMigrateConcurrently(t *testing.T) {
 	mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 }
 
-// TestMigratePrinted: what is printed makes the same schema as Migrate, as one
+// TestMigratePrinted: the printed SQL makes the same schema as Migrate, as one
 // script and step by step, and a client accepts it.
 func TestMigratePrinted(t *testing.T) {
 	want := describe(t, migrated(t))
@@ -127,7 +127,7 @@ func describe(t *testing.T, pool *pgxpool.Pool) []string {
 }
 
 // TestSchemaVersion: a client refuses a schema that is not this build's, says
-// what to do, changes nothing, and works once that was done.
+// what to do, changes nothing, and works once that has been done.
 func TestSchemaVersion(t *testing.T) {
 	for _, test := range []struct {
 		name, prepare, says string

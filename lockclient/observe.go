@@ -13,8 +13,8 @@ import (
 
 // Holder is who has a lease. The zero value is nobody.
 type Holder struct {
-	// Claim is the holder's. It is a fact for a log or a forwarding follower;
-	// whoever presents it impersonates the holder.
+	// Claim is the holder's. It is for logs and for followers that forward;
+	// presenting it impersonates the holder.
 	Claim guard.Claim
 	// Owner and Metadata are what the holder says of itself.
 	Owner, Metadata string
@@ -23,16 +23,16 @@ type Holder struct {
 	ExpiresAt time.Time
 }
 
-// Holders tells who has the lease on resource, now and whenever that changes,
-// until ctx ends, the loop is left or the client is closed. It is for followers:
-// it asks for no lease and stands in no line. A release is seen at once where
-// the issuer tells of it; a grant, and where it is not told a release, after two
-// seconds, or what Limits.Poll of the issuer says. A holder that came and went in
-// between is not seen.
+// Holders yields who has the lease on resource, now and whenever that changes,
+// until ctx ends, the loop is left or the client is closed. It is for
+// followers: it asks for no lease and joins no line. A release is seen at once
+// if the issuer notifies of it; a grant, and a release without notification, is
+// seen after two seconds, or after the issuer's Limits.Poll. A holder that came
+// and went in between is not seen.
 //
-// An error (guard.ErrUnavailable, guard.ErrInvalid) says that it is not known
-// who has the lease; but for invalid names and a closed client the loop may go
-// on, and learns of the next change.
+// An error (guard.ErrUnavailable, guard.ErrInvalid) means that it is not known
+// who has the lease; except for invalid names and a closed client the loop may
+// go on, and learns of the next change.
 func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder, error] {
 	return func(yield func(Holder, error) bool) {
 		full, err := c.namespace.Resource(resource)

@@ -13,11 +13,11 @@ import (
 
 const (
 	// MinTTL is the shortest TTL. Below it, a renewal and its retry hardly fit
-	// between two collections of garbage; a second is a good lower end in
+	// between two garbage collections; a second is a good lower bound in
 	// practice, half a minute a usual choice.
 	MinTTL = 100 * time.Millisecond
-	// MaxTTL is the longest TTL: nobody else gets the lease of a crashed
-	// holder before it has run out.
+	// MaxTTL is the longest TTL: nobody else gets the lease of a crashed holder
+	// before its TTL has run out.
 	MaxTTL = 24 * time.Hour
 
 	defaultOpTimeout    = 5 * time.Second
@@ -31,22 +31,22 @@ const (
 // Options configures [New]. The zero value is the default.
 type Options struct {
 	// Logger gets the events that the package's documentation names, such as
-	// lock_acquired and lock_lost; nil means slog.Default() for warnings and
-	// none for the rest. A failure is logged when it begins and once a minute
+	// lock_acquired and lock_lost; if nil, warnings go to slog.Default() and
+	// the rest is dropped. A failure is logged when it begins and once a minute
 	// while it lasts, for the client as a whole, with how many were left out.
 	Logger *slog.Logger
 	// Observer is told of every acquire, renewal, release and loss; nil means
 	// none.
 	Observer guard.Observer
-	// OpTimeout bounds one statement on the client's side, and apart from it
-	// the wait for a connection; 0 means 5 s. The statements that grant or
-	// renew are further bounded by the TTL, since a later answer is of no use.
-	// It also bounds how long an attempt whose answer was lost is repeated.
+	// OpTimeout bounds one statement on the client's side, and separately the
+	// wait for a connection; 0 means 5 s. The statements that grant or renew
+	// are further bounded by the TTL, since a later answer is of no use. It
+	// also bounds how long an attempt whose answer was lost is repeated.
 	OpTimeout time.Duration
 	// LockTimeout bounds how long a statement waits for the row on the server
 	// (lock_timeout, set inside the statement); 0 means 2 s, or three quarters
-	// of OpTimeout if that is less. It must be less than OpTimeout: else the
-	// client gives up first and cannot know the outcome.
+	// of OpTimeout if that is less. It must be less than OpTimeout: otherwise
+	// the client gives up first and cannot know the outcome.
 	LockTimeout time.Duration
 	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
 	ReleaseTimeout time.Duration
@@ -58,21 +58,23 @@ type Options struct {
 	// [WakeAuto].
 	Wake Wake
 	// RenewConns is the most connections that the client opens for renewals
-	// and releases, beside the caller's pool; 0 means 4, at most 64. Until it
-	// renews, it releases by an idle connection of the pool if there is one.
+	// and releases, beside the caller's pool; 0 means 4, at most 64. Until its
+	// first renewal, it releases on an idle connection of the pool if there is
+	// one.
 	RenewConns int
 	// Namespace confines the client to the resources of one tenant, such as
 	// "tenant_123"; empty means not confined. Every resource that a call names
-	// is then a name within it. Leases, claims and errors say the whole name,
-	// which is what the fences compare: the escaped namespace, a colon and the
-	// name, so that the name guard.JoinResource(a, b) gives
+	// is a name within it. Leases, claims and errors have the whole name, which
+	// is what the fences compare: the escaped namespace, a colon and the name,
+	// so that the name guard.JoinResource(a, b) becomes
 	// guard.JoinResource(Namespace, a, b). No name reaches another namespace,
-	// whatever is in it. At most 256 bytes, of which "%" and ":" count three.
+	// whatever it contains. At most 256 bytes, of which "%" and ":" count
+	// three.
 	Namespace string
-	// StatPrefixes are the prefixes of resources that [Client.Stats] counts
-	// apart, within the namespace; at most 64. The longest that matches counts.
-	// What matches none is counted in one bucket, so that counting takes the
-	// same memory however many resources there are.
+	// StatPrefixes are the prefixes of resources, within the namespace, that
+	// [Client.Stats] counts separately; at most 64. The longest that matches
+	// counts. Resources that match none share one bucket, so memory does not
+	// grow with the number of resources.
 	StatPrefixes []string
 }
 
@@ -81,16 +83,16 @@ type Wake string
 
 const (
 	// WakeAuto listens for notifications, unless the connection turns out to
-	// come from a pooler: LISTEN would stay on a server process that other
-	// clients get. Then waiters poll.
+	// come from a pooler: LISTEN would stay on a server process that is handed
+	// to other clients. Then waiters poll.
 	WakeAuto Wake = Wake(pglease.WakeAuto)
-	// WakeNotify listens in any case, such as behind a pooler in session mode.
+	// WakeNotify always listens, such as behind a pooler in session mode.
 	WakeNotify Wake = Wake(pglease.WakeNotify)
 	// WakePoll never listens.
 	WakePoll Wake = Wake(pglease.WakePoll)
 )
 
-// settings are Options with every default filled in.
+// settings are Options with all defaults filled in.
 type settings struct {
 	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
 	grace                                                time.Duration
@@ -163,23 +165,23 @@ func (o *Options) settings() (settings, error) {
 	return s, nil
 }
 
-// AcquireOptions says what is asked for. The TTL is required, so there is no
-// default for a nil pointer.
+// AcquireOptions configures [Client.Acquire] and [Client.TryAcquire]. The TTL
+// is required, so nil is not valid.
 type AcquireOptions struct {
 	// TTL is how long the lease lasts unless it is renewed: [MinTTL] to
-	// [MaxTTL], cut to whole microseconds.
+	// [MaxTTL], truncated to whole microseconds.
 	TTL time.Duration
-	// LeaseID names this acquisition; empty means a new UUID, which is what
-	// nearly everybody wants. Whoever presents the ID of a lease that still
-	// runs is its holder and gets the same token: choose it in order to repeat
-	// an acquire whose outcome is unknown, also from another process. Never use
-	// an ID again after a release, which is refused for an hour ([ErrSpent]),
-	// nor for two holders.
+	// LeaseID names this acquisition. It is no name of a job: leave it empty for
+	// a new UUID, unless you repeat an acquire whose outcome is unknown. Whoever
+	// presents the ID of a lease that still runs, also from another process, is
+	// its holder and gets the same token, if the client's owner is the same;
+	// under another owner the error is guard.ErrInvalid. After a release the ID
+	// is refused for an hour ([ErrSpent]).
 	LeaseID string
 	// Metadata is a text for people, such as what is being done and where it
 	// logs: operators, refused clients and [Client.Holders] see it. At most
-	// 1,000 bytes of UTF-8 without control characters; other issuers than
-	// PostgreSQL may take less, or none.
+	// 1,000 bytes of UTF-8 without control characters; issuers other than
+	// PostgreSQL may accept less, or none.
 	Metadata string
 }
 
@@ -210,11 +212,11 @@ func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leas
 type HoldOptions struct {
 	// TTL is how long the lease lasts without a renewal: [MinTTL] to [MaxTTL].
 	// It must cover the longest pause of the process, the time that a renewal
-	// takes and a margin: less, and a healthy holder loses its lease.
+	// takes and a margin; with less, a healthy holder loses its lease.
 	TTL time.Duration
 	// RenewInterval is the time between renewals; 0 means a third of the TTL.
 	// More is refused, so that a renewal can fail and be repeated in time. Up
-	// to a fifth of it is taken off at random.
+	// to a fifth of it is subtracted at random.
 	RenewInterval time.Duration
 	// LeaseID and Metadata are as in [AcquireOptions].
 	LeaseID, Metadata string

@@ -9,11 +9,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestPlansUseTheIndex: plans that were made while the table was tiny, and was
-// known to be, do not read all of it when it has grown: in 100,000 rows as in
-// three the functions of an issuer begin no scan of a table, and read few rows by
-// an index. The controls, each with one function that may choose, do begin one
-// among three rows, or join all of the index to what they are asked for.
+// TestPlansUseTheIndex: plans that were made while the table was known to be tiny
+// do not read all of it after it has grown: with 100,000 rows as with three, the
+// functions of an issuer start no table scan, and read few rows through an index.
+// The controls, in each of which one function may choose its plan, start a table
+// scan with three rows, or join the whole index to the requested resources.
 func TestPlansUseTheIndex(t *testing.T) {
 	scans := func(t *testing.T, control string, joins bool) (n, read int64) {
 		url := pgtest.Database(t)

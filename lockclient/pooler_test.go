@@ -20,7 +20,7 @@ import (
 )
 
 // behindPgBouncer returns a pool behind PgBouncer in transaction mode, with five
-// connections to the server. PgBouncer goes when this process ends.
+// connections to the server. PgBouncer ends with this process.
 func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
 	path := "/usr/sbin/pgbouncer"
@@ -47,7 +47,8 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	for dir := filepath.Dir(config); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		os.Chmod(dir, 0o755)
 	}
-	// The shell ends it when the pipe that it reads is closed, however that comes.
+	// The shell ends it when the pipe that the shell reads is closed, for whatever
+	// reason.
 	args := []string{"-c", `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`, "sh", path}
 	if os.Getuid() == 0 { // which PgBouncer refuses to run as
 		name := "nobody"
@@ -76,11 +77,11 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 }
 
 // lookAt counts, as another application behind the pooler would, how many of
-// its five server processes listen and how many pass on a notification that is
+// its five server processes listen and how many forward a notification that is
 // not the application's. It has a transaction open on each of them at the same
-// time, so that none is left out; meanwhile is called with all of them open and
-// the processes that listen. A process sends its notifications with the end of
-// its transaction.
+// time, so that none is missed; meanwhile is called while all are open, with
+// the number that listen. A process sends its notifications at the end of its
+// transaction.
 func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening int)) (listening, foreign int) {
 	t.Helper()
 	var txs []pgx.Tx
@@ -121,9 +122,9 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 
 // TestPoolerNeverListens: behind PgBouncer in transaction mode no server process
 // is left listening, so that other applications get no notifications; waiters
-// poll and are granted. The control listens there in any case, and is closed
-// while it has no server process: PgBouncer ends those that a client leaves in
-// the middle of a statement.
+// poll and are granted. The control always listens there, and is closed while it
+// has no server process: PgBouncer ends those that a client leaves in the middle
+// of a statement.
 func TestPoolerNeverListens(t *testing.T) {
 	for wake, leaks := range map[Wake]bool{WakeAuto: false, WakePoll: false, WakeNotify: true} {
 		t.Run(string(wake), func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestExecModes: poolers in transaction mode need a mode without named
-// statements, so every mode of pgx must do.
+// statements, so every mode of pgx must work.
 func TestExecModes(t *testing.T) {
 	url := migrated(t).Config().ConnString()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
@@ -42,8 +42,8 @@ func TestExecModes(t *testing.T) {
 	}
 }
 
-// TestPoolExhausted: a pool without a free connection is told apart from a
-// server without an answer: nothing was sent.
+// TestPoolExhausted: a pool without a free connection is distinguished from a
+// server that does not answer: nothing was sent.
 func TestPoolExhausted(t *testing.T) {
 	base := migrated(t)
 	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -62,7 +62,7 @@ func TestPoolExhausted(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsBroken: connections that broke while idle cost no error:
+// TestIdleConnectionsBroken: connections that broke while idle cause no error:
 // an acquire, a renewal and a release each try another one.
 func TestIdleConnectionsBroken(t *testing.T) {
 	base := migrated(t)

@@ -26,8 +26,8 @@ func warm(t *testing.T, c *Client) {
 	}
 }
 
-// TestLostAnswers: the server does it and the answer is lost, once or three
-// times in a row; the repeated request finds that it was done.
+// TestLostAnswers: the server carries out a request and the answer is lost,
+// once or three times in a row; the repeated request finds that it was done.
 func TestLostAnswers(t *testing.T) {
 	direct := migrated(t)
 	for _, lost := range []int64{1, 3} {
@@ -66,7 +66,7 @@ func TestLostAnswers(t *testing.T) {
 }
 
 // TestLostAnswerThenSuccessor: a release whose answer is lost is repeated after
-// the successor was granted, and leaves its lease alone.
+// the successor was granted, and leaves the successor's lease alone.
 func TestLostAnswerThenSuccessor(t *testing.T) {
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
@@ -90,9 +90,9 @@ func TestLostAnswerThenSuccessor(t *testing.T) {
 	}
 }
 
-// TestOutcomeUnknown: where every answer is lost, nothing is called success or
-// refusal, the error names the lease, and what was granted is released once
-// the network lets it through.
+// TestOutcomeUnknown: if every answer is lost, nothing is called success or
+// refusal, the error names the lease, and what was granted is released once the
+// network lets that through.
 func TestOutcomeUnknown(t *testing.T) {
 	expectNoGoroutines(t)
 	direct := migrated(t)
@@ -100,7 +100,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
 	lease := mustTry(t, client, "mine", time.Minute)
-	client.set.opTimeout = 600 * time.Millisecond // after the warming up, which takes what it takes
+	client.set.opTimeout = 600 * time.Millisecond // after the warm-up, which takes as long as it takes
 	proxy.Cut.Store(1 << 40)
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
@@ -137,7 +137,7 @@ func TestOutcomeUnknown(t *testing.T) {
 
 // TestLateAnswer is P7 on the wire: the deadline counts from before the request
 // left, and a grant that is over for its holder when it arrives is released,
-// not handed out.
+// not returned.
 func TestLateAnswer(t *testing.T) {
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
@@ -154,11 +154,11 @@ func TestLateAnswer(t *testing.T) {
 	}
 	proxy.Delay.Store(0)
 
-	// The statement gets no longer than the TTL, so a late answer needs a clock
-	// that runs on between the answer and its reading.
+	// The statement gets no more time than the TTL, so a late answer needs a
+	// clock that runs on between the answer and its reading.
 	lease.Release(t.Context())
 	client = newTestClient(t, pool, nil)
-	patient(client) // with the release of the grant, too
+	patient(client) // for the release of the grant too
 	real := client.clock
 	slow := &jumping{Issuer: client.issuer}
 	client.clock = func() time.Duration { return real() + time.Duration(slow.jump.Load()) }
@@ -174,9 +174,9 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// TestCancelledInFlight: an attempt under way when its context ends is waited
-// for a moment, so that its outcome is known: what it was granted is released,
-// a refusal names the holder, and the connection lives on.
+// TestCancelledInFlight: the client waits a moment for an attempt in flight
+// when its context ends, so that its outcome is known: a grant is released, a
+// refusal names the holder, and the connection survives.
 func TestCancelledInFlight(t *testing.T) {
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
@@ -185,7 +185,7 @@ func TestCancelledInFlight(t *testing.T) {
 	holder := mustTry(t, client, "held", time.Minute)
 	conns := pool.Stat().NewConnsCount()
 	patient(client) // a busy machine takes longer than a moment
-	// The context ends when the answer has come as far as the proxy.
+	// The context ends when the answer has reached the proxy.
 	try := func(resource string) (*Lease, error) {
 		mine := errors.New("mine")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -217,7 +217,7 @@ func TestCancelledInFlight(t *testing.T) {
 	}
 }
 
-// jumping is an issuer after whose grants a minute passes.
+// jumping is an issuer whose clock jumps a minute after each grant.
 type jumping struct {
 	driver.Issuer
 	armed atomic.Bool

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TestReadmeWithoutALock runs what the README has in place of a lock, and each
-// refuses or passes over what it says.
+// TestReadmeWithoutALock runs the README's alternatives to a lock, and each
+// refuses or skips what the README says.
 func TestReadmeWithoutALock(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {

@@ -26,9 +26,9 @@ const schedules = 1000
 
 // TestLostBeforeExpiry is P7: in every schedule of hung, reset, refused and
 // late renewals, and of clocks that drift by up to 0.1 %, the holder's context
-// ends before the server would give the lease away, and the lease is not given
-// up while renewals succeed. A deadline that counts from the answer, or that
-// leaves out the drift, must not survive the same schedules.
+// ends before the server would grant the lease to another, and the lease is not
+// given up while renewals succeed. A deadline that counts from the answer, or
+// that ignores the drift, must fail under the same schedules.
 func TestLostBeforeExpiry(t *testing.T) {
 	seed := seed(t)
 	run := func(t *testing.T, lie func(sent, answered, ttl time.Duration) time.Duration) (violations int) {
@@ -117,7 +117,7 @@ func schedule(t *testing.T, rng *rand.Rand, lie func(sent, answered, ttl time.Du
 	return margin, lost
 }
 
-// TestOneFailureIsNoLoss: every second renewal fails, in every way there is,
+// TestOneFailureIsNoLoss: every second renewal fails, in every possible way,
 // and the lease is held for a hundred TTLs.
 func TestOneFailureIsNoLoss(t *testing.T) {
 	seed := seed(t)
@@ -152,11 +152,11 @@ func TestOneFailureIsNoLoss(t *testing.T) {
 	}
 }
 
-// TestTimersThatStandStill: while a machine is suspended the clock goes on and
-// timers do not. Valid knows at once; Done and the context within a second.
+// TestTimersThatStandStill: while a machine is suspended the clock runs and
+// timers stop. Valid knows at once; Done and the context within a second.
 func TestTimersThatStandStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asleep atomic.Int64 // what the timers did not see, in nanoseconds
+		var asleep atomic.Int64 // what the timers missed, in nanoseconds
 		awake := drifting(0)
 		clock := func() time.Duration { return awake() + time.Duration(asleep.Load()) }
 		server := &simulated{rng: rand.New(rand.NewPCG(1, 1)), ttl: time.Minute, simulation: simulation{clock}}

@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// scripted answers acquires from a list, the last one for ever, and counts
+// scripted answers acquires from a list, repeating the last answer, and counts
 // releases.
 type scripted struct {
 	simulation
@@ -23,7 +23,7 @@ type scripted struct {
 	released []guard.Claim
 }
 
-// Acquire is driver.Issuer's.
+// Acquire implements driver.Issuer.
 func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, e
 	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errSimulated)
 }
 
-// Release is driver.Issuer's.
+// Release implements driver.Issuer.
 func (s *scripted) Release(_ context.Context, claim guard.Claim) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,9 +54,9 @@ func (s *scripted) Release(_ context.Context, claim guard.Claim) (bool, error) {
 	return true, nil
 }
 
-// TestAcquireAnswers is the table of what a sequence of answers comes to. What
-// may have been granted to nobody is released, but never while the same lease
-// ID may yet be granted: that release could free the later grant.
+// TestAcquireAnswers is the table of the outcomes of sequences of answers. A
+// grant that nobody may have got is released, but never while the same lease ID
+// may yet be granted: that release could free the later grant.
 func TestAcquireAnswers(t *testing.T) {
 	for _, test := range []struct {
 		answers  []string
@@ -129,9 +129,9 @@ func TestAcquireAnswers(t *testing.T) {
 }
 
 // TestLateRenewal: an answer that comes after the deadline extends nothing,
-// though no timer has noticed the deadline.
+// even if no timer has noticed the deadline.
 func TestLateRenewal(t *testing.T) {
-	var now atomic.Int64 // the client's renewals read it, too
+	var now atomic.Int64 // the client's renewals read it too
 	client := simulate(t, simulation{func() time.Duration { return time.Duration(now.Load()) }}, nil)
 	defer client.Close(t.Context())
 	lease := newLease(client, guard.Claim{Resource: "r", Token: 1}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, MaxTTL)

@@ -9,7 +9,7 @@ import (
 )
 
 // P5, P4: over the simple protocol pgx 5.12.0 reports a lost answer as "conn
-// closed" and safe to retry. It is neither: the grant may be there, and the
+// closed" and safe to retry. It is neither: the grant may exist, and the
 // acquire must find it rather than say that nothing was written.
 func TestLostAnswerOverSimpleProtocol(t *testing.T) {
 	direct := migrated(t)

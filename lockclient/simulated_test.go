@@ -13,16 +13,16 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
-// simulated is a server with one lease and a network before and after it, for
+// simulated is a server with one lease and a network to and from it, for
 // bubbles of testing/synctest. Its clock is the bubble's. What happens to a
-// request is drawn from rng: it is a schedule.
+// request is drawn from rng: that is a schedule.
 type simulated struct {
 	rng *rand.Rand
 	ttl time.Duration
 	simulation
 	// fate draws what happens to the n-th renewal.
 	fate func(n int) fate
-	// sentAt is how the moment of sending is reported; mutants lie.
+	// sentAt returns the moment of sending as reported; mutants lie.
 	sentAt func(sent, answered time.Duration) time.Duration
 
 	mu      sync.Mutex
@@ -40,20 +40,21 @@ const (
 	hungAfter        // is carried out, and the answer never comes
 	resetBefore      // the connection breaks before the server sees it
 	resetAfter       // is carried out, and the connection breaks
-	refusedNow       // the server says no
+	refusedNow       // the server refuses
 	fates
 )
 
 var errSimulated = errors.New("simulated")
 
 // delay draws a time on the network: of any order of magnitude from a
-// microsecond up to a twentieth of the TTL, since the margins differ by orders.
+// microsecond up to a twentieth of the TTL, since the margins differ by orders
+// of magnitude.
 func (s *simulated) delay() time.Duration {
 	low, high := math.Log(float64(time.Microsecond)), math.Log(float64(s.ttl/20))
 	return time.Duration(math.Exp(low + s.rng.Float64()*(high-low)))
 }
 
-// Acquire is driver.Issuer's.
+// Acquire implements driver.Issuer.
 func (s *simulated) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	sent := s.clock()
 	time.Sleep(s.delay())
@@ -65,7 +66,7 @@ func (s *simulated) Acquire(ctx context.Context, r driver.Request) (driver.Grant
 	return driver.Grant{Token: 1, AcquiredAt: at, From: s.sentAt(sent, s.clock())}, nil
 }
 
-// Renew is driver.Issuer's.
+// Renew implements driver.Issuer.
 func (s *simulated) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	sent, held, err := s.renew(ctx, renewals[0].Claim, renewals[0].TTL)
 	switch {
@@ -129,7 +130,7 @@ func (s *simulated) renew(ctx context.Context, claim guard.Claim, ttl time.Durat
 	return s.sentAt(sent, s.clock()), held, nil
 }
 
-// Release is driver.Issuer's.
+// Release implements driver.Issuer.
 func (s *simulated) Release(context.Context, guard.Claim) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +145,7 @@ func (s *simulated) expiry() time.Time {
 	return s.expires
 }
 
-// drifting is a clock that runs at the given rate of the bubble's.
+// drifting returns a clock that differs from the bubble's by the given rate.
 func drifting(partsPerMillion int64) func() time.Duration {
 	start := time.Now()
 	return func() time.Duration {

@@ -34,7 +34,7 @@ type PrefixStats struct {
 	// being released.
 	Reclaimed int64 `json:"reclaimed"`
 	// Renewed is how many renewals succeeded, RenewalsFailed how many attempts
-	// did not; a failed one is repeated and need not cost the lease.
+	// failed; a failed one is repeated and need not lose the lease.
 	Renewed        int64 `json:"renewed"`
 	RenewalsFailed int64 `json:"renewalsFailed"`
 	// Released is how many leases were released, ReleasesFailed how many
@@ -43,17 +43,17 @@ type PrefixStats struct {
 	ReleasesFailed int64 `json:"releasesFailed"`
 	// Lost is how many leases ended without being released by their holder.
 	Lost int64 `json:"lost"`
-	// ForceUnlocked is how many leases were lost because an operator cut them;
-	// Lost counts them, too.
+	// ForceUnlocked is how many leases were lost because an operator ended
+	// them; Lost counts them too.
 	ForceUnlocked int64 `json:"forceUnlocked"`
-	// Waited is how long the acquires took in all, Held how long the leases that
-	// have ended had been held.
+	// Waited is how long all acquires took together, Held how long the leases
+	// that have ended had been held.
 	Waited time.Duration `json:"waitedNanoseconds"`
 	Held   time.Duration `json:"heldNanoseconds"`
 }
 
-// Stats returns the counts so far. They are of this client alone; the counters
-// are read one by one, beside what goes on.
+// Stats returns the counts so far. They cover this client alone; the counters
+// are read one by one while the client works.
 func (c *Client) Stats() Stats {
 	s := c.events.stats
 	out := Stats{Prefixes: make([]PrefixStats, len(s.prefixes)), Other: s.other.read("")}
@@ -65,7 +65,7 @@ func (c *Client) Stats() Stats {
 
 const maxStatPrefixes = 64
 
-// stats counts by prefix, in memory that does not grow.
+// stats counts by prefix, in bounded memory.
 type stats struct {
 	prefixes []string // of whole names
 	by       []counts

@@ -21,9 +21,9 @@ import (
 
 func init() { children["hold"] = holdUntilLost }
 
-// TestStoppedProcess: holders that were stopped past their TTL learn it from the
-// first Valid after they go on, a hundred of a hundred, and their successors were
-// granted meanwhile.
+// TestStoppedProcess: holders that were stopped past their TTL learn of it from
+// the first Valid after they continue, a hundred out of a hundred, and their
+// successors were granted meanwhile.
 func TestStoppedProcess(t *testing.T) {
 	t.Parallel() // it waits for a TTL that a busy machine keeps
 	const processes, each = 4, 25
@@ -90,8 +90,8 @@ func TestStoppedProcess(t *testing.T) {
 // and the TTL.
 const holdsVariable = "FENCEPOST_LOCKCLIENT_HOLDS"
 
-// holdUntilLost is the child. Each holder is told by SIGCONT that it was stopped,
-// and asks Valid before anything else.
+// holdUntilLost is the child. SIGCONT tells each holder that it was stopped, and
+// it calls Valid before anything else.
 func holdUntilLost() error {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv(databaseForKey))
@@ -149,7 +149,7 @@ func holdUntilLost() error {
 // TestKilledHolder: a worker killed with kill -9 is succeeded within TTL + 200 ms
 // by the server's clock, and leadership, which is Hold in a loop, moves with it.
 // A busy machine may be late: in the short form one round must be in time, which
-// shows that the candidate goes by what is left of the lease, in the long form
+// shows that the candidate goes by the lease's remaining time, in the long form
 // three.
 func TestKilledHolder(t *testing.T) {
 	t.Parallel()
@@ -189,7 +189,7 @@ func TestKilledHolder(t *testing.T) {
 		if int64(next.Token()) != token+1 {
 			t.Errorf("token %v after %d", next.Token(), token)
 		}
-		if took > 0 && took <= ttl+200*time.Millisecond { // before it, the leader was too busy to renew
+		if took > 0 && took <= ttl+200*time.Millisecond { // if before it, the leader was too busy to renew
 			inTime++
 		}
 	}

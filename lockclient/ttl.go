@@ -11,18 +11,18 @@ import (
 
 // RecommendTTL returns the TTL for a process whose pauses (garbage collection,
 // a busy machine, a container without processor time) are at most pauseP99 in
-// 99 of a hundred, whose renewals take at most renewalP99 as often
-// ([Client.RenewalLatency] measures them), and that wants to have margin left
-// then. The rule is
+// 99 of a hundred cases, whose renewals take at most renewalP99 as often
+// ([Client.RenewalLatency] measures them), and that then wants margin to spare.
+// The rule is
 //
 //	TTL >= p99 of a pause + p99 of a renewal + margin, renewed every TTL/3 or sooner
 //
-// A pause that begins just as a renewal was due finds a third of the TTL spent,
-// so the TTL is also at least one and a half times the pause and the renewal.
-// It is rounded up to a millisecond and is at least [MinTTL]. A TTL that is too
-// short costs takeovers from healthy holders, one that is too long costs waiting
-// after a crash; neither costs data, if what is written is fenced. Negative
-// arguments count as zero.
+// When a pause begins just as a renewal is due, a third of the TTL is already
+// spent, so the TTL is also at least one and a half times the pause and the
+// renewal. It is rounded up to a millisecond and is at least [MinTTL]. A TTL
+// that is too short causes takeovers from healthy holders, one that is too long
+// causes waiting after a crash; neither loses data if the writes are fenced.
+// Negative arguments count as zero.
 func RecommendTTL(pauseP99, renewalP99, margin time.Duration) time.Duration {
 	p, r, m := capped(pauseP99), capped(renewalP99), capped(margin)
 	ttl := max(p+r+m, (p+r)*3/2, MinTTL)
@@ -32,9 +32,10 @@ func RecommendTTL(pauseP99, renewalP99, margin time.Duration) time.Duration {
 // capped keeps sums of three from overflowing; it is far above [MaxTTL].
 func capped(d time.Duration) time.Duration { return min(max(d, 0), 100*MaxTTL) }
 
-// CheckTTL says why opts break the rule of [RecommendTTL]; nil if they keep it.
-// The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
-// field: the TTL, or the RenewInterval if with a shorter one the TTL would do.
+// CheckTTL returns why opts break the rule of [RecommendTTL], or nil if they
+// follow it. The error is an InvalidError (errors.Is guard.ErrInvalid) that
+// names the field: the TTL, or the RenewInterval if the TTL would suffice with
+// a shorter one.
 func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) error {
 	_, every, err := opts.validate()
 	if err != nil {
@@ -52,12 +53,12 @@ func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) err
 }
 
 // lowMargin is the part of the TTL below which lock_margin_low warns: with less
-// than a third left when a renewal is answered, another renewal interval would
+// than a third left when a renewal is answered, one more renewal interval would
 // have lost the lease.
 const lowMargin = 3
 
-// trySince notes when a renewal was first tried; repeated attempts are part of
-// the same one.
+// trySince records when a renewal was first tried; repeated attempts belong to
+// the same renewal.
 func (l *Lease) trySince(now time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,8 +69,8 @@ func (l *Lease) trySince(now time.Duration) {
 
 // checkMargin measures a renewal that was answered, before its new deadline is
 // set, and warns when little was left of the old one. It warns once until the
-// margin is back, and only of leases that Hold renews: who renews by hand may
-// have meant to come late.
+// margin is back, and only about leases that Hold renews: a caller that renews
+// by hand may be late on purpose.
 func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed bool) {
 	l.mu.Lock()
 	took, left := answered-l.trying, l.deadline-answered
@@ -89,8 +90,8 @@ func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed
 }
 
 // Latency is how long renewals took, from the first attempt to the answer that
-// made the lease last: the time for a connection and failed attempts count. It
-// is what the renewal's part of [RecommendTTL] is to be taken from.
+// extended the lease, including the wait for a connection and failed attempts.
+// Use it for renewalP99 of [RecommendTTL].
 type Latency struct {
 	// Count is how many renewals were measured in all. The rest is about the
 	// last 256 of them, and zero if there was none.
@@ -99,7 +100,7 @@ type Latency struct {
 	Last time.Duration `json:"lastNanoseconds"`
 	Max  time.Duration `json:"maxNanoseconds"`
 	// P50 and P99 are the longest of the fastest half and of the fastest 99 in
-	// a hundred. Of fewer than a hundred, P99 is Max.
+	// a hundred. With fewer than a hundred measured, P99 is Max.
 	P50 time.Duration `json:"p50Nanoseconds"`
 	P99 time.Duration `json:"p99Nanoseconds"`
 }

@@ -81,10 +81,11 @@ func TestLatency(t *testing.T) {
 }
 
 // TestMarginLow: renewals that take long are measured, failed attempts included,
-// and the warning comes once, when the margin is gone and before the lease is.
+// and the warning comes once, when the margin is used up and before the lease is
+// lost.
 func TestMarginLow(t *testing.T) {
 	for name, test := range map[string]struct {
-		fates   []fate // of the first renewals; the rest is prompt
+		fates   []fate // of the first renewals; the others are prompt
 		warns   int
 		slowest time.Duration
 	}{

@@ -34,8 +34,8 @@ func init() { children["contend"] = contend }
 
 // TestNoTokenTwice is P3 and P4 under contention: 64 goroutines in 4 processes
 // take one key 10,000 times, or a tenth of it in the short form, some renew, some let the lease run out, and
-// connections are terminated all the while. By the server's own history tokens
-// grow strictly and no two leases overlap; what the holders were told is in it.
+// connections are terminated throughout. By the server's own history tokens grow strictly and no two leases
+// overlap; it contains what the holders were told.
 func TestNoTokenTwice(t *testing.T) {
 	url := pgtest.Database(t)
 	pool := dial(t, url)
@@ -60,7 +60,7 @@ func TestNoTokenTwice(t *testing.T) {
 	var terminated atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() { terminate(t, pool, stop, &terminated) })
-	told := map[string]int64{} // lease ID by what its holder was told
+	told := map[string]int64{} // token that the holder was told, by lease ID
 	refused := 0
 	for _, c := range crew {
 		for {
@@ -207,9 +207,9 @@ func take(client *Client, taken, refused *atomic.Int64, share int64, leases chan
 	return nil
 }
 
-// TestTextbookToken is the control of TestNoTokenTwice: the acquire that is
-// found everywhere, which leaves the token to a BIGSERIAL column, hands out
-// tokens twice, and the same checker says so.
+// TestTextbookToken is the control of TestNoTokenTwice: the usual textbook
+// acquire, which leaves the token to a BIGSERIAL column, grants tokens twice,
+// and the same checker says so.
 func TestTextbookToken(t *testing.T) {
 	pool := pgtest.Pool(t)
 	mustExec(t, pool, `CREATE TABLE textbook (resource text PRIMARY KEY, token bigserial, lease_id text,

@@ -11,7 +11,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// TestInvalidInput: each is refused by field and value, and no row is made.
+// TestInvalidInput: each input is refused with its field and value, and no row
+// is created.
 func TestInvalidInput(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -77,8 +78,8 @@ func TestInvalidInput(t *testing.T) {
 	}
 }
 
-// TestUnusable: nothing is sent under a context that has ended, on a pool or by
-// a client that is closed, and the cause can be reached.
+// TestUnusable: nothing is sent under a context that has ended, on a closed
+// pool or by a closed client, and the error wraps the cause.
 func TestUnusable(t *testing.T) {
 	pool := migrated(t)
 	mine := errors.New("mine")
@@ -156,8 +157,8 @@ func TestNewInvalid(t *testing.T) {
 	}
 }
 
-// FuzzResource: what the door lets in is stored and found again byte by byte,
-// and what it keeps out is guard's to say.
+// FuzzResource: a name that is accepted is stored and found again byte by byte,
+// and guard decides which names are refused.
 func FuzzResource(f *testing.F) {
 	pool := migrated(f)
 	client := newTestClient(f, pool, nil)

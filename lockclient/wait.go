@@ -14,22 +14,22 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
-// lookAgain is after how long a waiter looks by itself, unless the issuer says
-// otherwise.
+// lookAgain is after how long a waiter asks again on its own, unless the issuer
+// says otherwise.
 const lookAgain = 2 * time.Second
 
 // Acquire waits until the lease on resource is granted or ctx ends. It asks
-// under one lease ID, again when the holder releases the lease, which the issuer
-// tells it, and when the holder's lease runs out. The waiters of one client stand
-// in line by resource and one of them asks. Among clients the issuer wakes the
-// one that has waited longest, if it can; PostgreSQL does. Where releases are not
-// told, as behind a pooler in transaction mode, it asks again and again, with
-// jittered pauses that grow from a fifth of Options.PollInterval to the whole.
+// under one lease ID, and asks again when the issuer notifies it of a release
+// and when the holder's lease runs out. The waiters of one client stand in line
+// per resource and only the first asks. Among clients the issuer wakes the one
+// that has waited longest, if it can; PostgreSQL does. Where releases are not
+// notified, as behind a pooler in transaction mode, it polls, with jittered
+// pauses that grow from a fifth of Options.PollInterval to the whole.
 //
-// The errors are those of [Client.TryAcquire], but a lease that is held is no
-// error until ctx ends: then the error wraps the cause of ctx and the last
-// [*HeldError]. A lock timeout on the server is waited out as well, and so are
-// other clients that come first each time; every other failure ends the wait.
+// The errors are those of [Client.TryAcquire], but a held lease is not an error
+// until ctx ends: then the error wraps the cause of ctx and the last
+// [*HeldError]. Acquire also goes on after a lock timeout on the server, and
+// when other clients come first each time; every other failure ends the wait.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	r, err := c.request(resource, opts)
 	if err != nil {
@@ -49,7 +49,7 @@ type waiter struct {
 	pause time.Duration // the next one between two polls
 
 	held    *HeldError // the last refusal
-	last    error      // what the last try said
+	last    error      // the last try's error
 	remains time.Duration
 	hurried int // how often it asked again at once
 }
@@ -58,7 +58,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 	w := &waiter{c: c, r: r, place: c.waiters.join(r.Resource), pause: c.set.pollInterval / 5}
 	defer func() { w.place.leave(err != nil && c.usable(ctx) == nil) }()
 	if !w.place.first() {
-		// Who presents a lease ID of his own may have the lease already.
+		// A caller with a lease ID of its own may have the lease already.
 		if r.given {
 			if lease, err = w.ask(ctx); lease != nil || err != nil {
 				return lease, err
@@ -84,7 +84,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 	}
 }
 
-// ask tries once. It returns neither lease nor error if it is to go on.
+// ask tries once. It returns neither lease nor error if the wait goes on.
 func (w *waiter) ask(ctx context.Context) (*Lease, error) {
 	lease, err := w.c.try(ctx, w.r)
 	var refusal *HeldError
@@ -114,7 +114,7 @@ func (w *waiter) note(ctx context.Context, held *HeldError) {
 	w.place.note(held)
 }
 
-// rest returns when it is worth while to ask again; its error ends the wait.
+// rest returns when it is worth asking again; its error ends the wait.
 func (w *waiter) rest(ctx context.Context) error {
 	woken := make(chan struct{})
 	var once sync.Once
@@ -127,7 +127,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		}
 		watching, err := w.c.issuer.Watch(ctx, watch, func() { once.Do(func() { close(woken) }) })
 		if err != nil {
-			return w.nap(ctx) // the next try says what is wrong
+			return w.nap(ctx) // the next try returns what is wrong
 		}
 		if watching.Held == nil {
 			watching.Stop()
@@ -139,7 +139,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		w.hurried = 0
 		w.note(ctx, watching.Held)
 		w.remains = watching.Held.Remaining
-		// Of several processes not all at once.
+		// Jittered, so that several processes do not ask at once.
 		timer := time.NewTimer(min(pause.Jitter(look, 5), max(0, w.remains)+pause.Jitter(5*time.Millisecond, 1)))
 		again := false
 		select {
@@ -165,7 +165,7 @@ func (w *waiter) nap(ctx context.Context) error {
 	nap := pause.Jitter(max(w.pause, time.Millisecond), 2)
 	w.pause = min(w.pause*3/2, w.c.set.pollInterval)
 	if w.remains >= 0 && w.remains < nap {
-		// Not before it is over, and not all waiters at once.
+		// Not before the lease is over, and not all waiters at once.
 		nap = w.remains + pause.Jitter(5*time.Millisecond, 1)
 	}
 	if !w.c.pause(ctx, nap) {
@@ -174,7 +174,7 @@ func (w *waiter) nap(ctx context.Context) error {
 	return nil
 }
 
-// ended is the error of a wait that was ended between two tries.
+// ended is the error of a wait that ended between two tries.
 func (w *waiter) ended(ctx context.Context) error {
 	last := w.last
 	if held := w.place.noted(); last == nil && held != nil {
@@ -194,7 +194,7 @@ func (w *waiter) ended(ctx context.Context) error {
 // waiters are the waiting acquires of one client, by resource and in the order
 // of their arrival. Only the first of each resource asks the server; the others
 // wait for their turn. So a release wakes one waiter of a process and not all,
-// and a process makes one connection busy however many wait in it.
+// and a process keeps one connection busy however many wait in it.
 type waiters struct {
 	mu sync.Mutex
 	by map[string]*line
@@ -215,7 +215,7 @@ type place struct {
 	hasTurn  bool
 }
 
-// join takes the last place. It has its turn at once if nobody is before it.
+// join takes the last place. It has its turn at once if nobody is ahead of it.
 func (w *waiters) join(resource string) *place {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,7 +243,7 @@ func (p *place) first() bool {
 	}
 }
 
-// pass gives the first its turn, or everybody.
+// pass gives the turn to the first, or to everybody.
 func (l *line) pass(everybody bool) {
 	for i, p := range l.places {
 		if !p.hasTurn && (i == 0 || everybody) {
@@ -254,8 +254,8 @@ func (l *line) pass(everybody bool) {
 }
 
 // leave gives the place up, and the turn to the next. After a failure everybody
-// gets his turn: in a line, each would first wait for the time-outs of those
-// before him.
+// gets a turn: otherwise each would first wait for the timeouts of those ahead
+// of it.
 func (p *place) leave(failure bool) {
 	p.all.mu.Lock()
 	defer p.all.mu.Unlock()
@@ -268,7 +268,7 @@ func (p *place) leave(failure bool) {
 	p.line.pass(failure)
 }
 
-// note keeps who has the lease, for those whose wait ends before their turn.
+// note records who has the lease, for those whose wait ends before their turn.
 func (p *place) note(held *HeldError) {
 	p.all.mu.Lock()
 	defer p.all.mu.Unlock()

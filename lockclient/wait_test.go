@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestAcquireWaits: for a release and for an expiry.
+// TestAcquireWaits: Acquire waits for a release and for an expiry.
 func TestAcquireWaits(t *testing.T) {
 	pool := migrated(t)
 	holder, waiter := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
@@ -38,13 +38,13 @@ func TestAcquireWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if next.AcquiredAt().Before(expires) { // how soon after it is another matter
+	if next.AcquiredAt().Before(expires) { // how soon after it is tested elsewhere
 		t.Errorf("granted %v before the expiry", expires.Sub(next.AcquiredAt()))
 	}
 }
 
-// expiresIn has a lease run out soon, and returns when. It is not granted for so
-// long only because a slow machine would not get it at all.
+// expiresIn makes a lease run out soon, and returns when. It is not granted with
+// that short a TTL because a slow machine would not get it at all.
 func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duration) (expires time.Time) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
@@ -55,7 +55,8 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duratio
 	return expires
 }
 
-// TestAcquireEnds: a wait that ctx ends says why, and who has the lease.
+// TestAcquireEnds: the error of a wait that ctx ends says why, and who has the
+// lease.
 func TestAcquireEnds(t *testing.T) {
 	pool := migrated(t)
 	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
@@ -92,18 +93,18 @@ func TestAcquireEnds(t *testing.T) {
 }
 
 // TestAcquireCancelledAnytime: whenever ctx ends, there is a lease, or none is
-// left behind, or the outcome is called unknown.
+// left behind, or the outcome is reported as unknown.
 func TestAcquireCancelledAnytime(t *testing.T) {
 	expectNoGoroutines(t)
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	mustTry(t, client, "warm", time.Minute)
 	granted, refused, unknown, inARow := 0, 0, 0, 0
-	// Each try gets a little longer than the one before, until the machine, as
-	// busy as it is, makes it again and again.
+	// Each try gets a little more time than the one before, until it succeeds
+	// repeatedly even on a busy machine.
 	for d := time.Duration(0); inARow < 10 && d < patience; d += 5*time.Microsecond + d/50 {
-		// One of its own: what is unknown may be there up to its TTL, since the
-		// release may have overtaken it.
+		// A separate resource: an unknown grant may last up to its TTL, since
+		// the release may have overtaken it.
 		resource := fmt.Sprint("r", d)
 		ctx, cancel := context.WithTimeout(t.Context(), d)
 		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
@@ -141,7 +142,7 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 }
 
 // outrun is an issuer at which others come first the given number of times: it
-// refuses, and their lease has run out by the time it says so.
+// refuses, and their lease has run out by the time of its answer.
 type outrun struct {
 	simulation
 	times int
@@ -156,8 +157,8 @@ func (o *outrun) Acquire(_ context.Context, r driver.Request) (driver.Grant, err
 
 func (o *outrun) Release(context.Context, guard.Claim) (bool, error) { return true, nil }
 
-// TestAcquireOutrun: who does not wait is told after some attempts that others
-// come first each time; who waits goes on.
+// TestAcquireOutrun: a caller that does not wait is told after some attempts
+// that others come first each time; one that waits goes on.
 func TestAcquireOutrun(t *testing.T) {
 	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*maxRaces + 1}
 	c := simulate(t, issuer, &Options{PollInterval: time.Millisecond})

@@ -16,7 +16,7 @@ import (
 // marked is a server with one lease, a wake mark, a listening connection and a
 // network, for bubbles of testing/synctest: an issuer whose Watch takes the steps
 // of PostgreSQL's. Every step takes a time drawn from rng, so that the waiter's
-// steps and the release come in every order. flaw is what a mutant does wrong.
+// steps and the release happen in every order. flaw is what a mutant does wrong.
 type marked struct {
 	simulation
 	rng   *rand.Rand
@@ -44,7 +44,7 @@ const (
 	afterBreak         = "after the connection broke"
 )
 
-// orders has for each step that a mutant leaves out the moment that shows it.
+// orders has, for each step that a mutant omits, the moment that reveals it.
 var orders = map[string]string{
 	"no mark":                             whileAsleep,
 	"the mark does not look":              beforeLook,
@@ -65,7 +65,7 @@ func (m *marked) delay() {
 	time.Sleep(d)
 }
 
-// Acquire is driver.Issuer's.
+// Acquire implements driver.Issuer.
 func (m *marked) Acquire(context.Context, driver.Request) (driver.Grant, error) {
 	from := m.clock()
 	m.delay()
@@ -84,7 +84,7 @@ func (m *marked) holder() *HeldError {
 	return &HeldError{Resource: "r", Token: m.token, Remaining: time.Hour}
 }
 
-// Release is driver.Issuer's.
+// Release implements driver.Issuer.
 func (m *marked) Release(context.Context, guard.Claim) (bool, error) {
 	m.delay()
 	defer m.delay()
@@ -102,7 +102,8 @@ func (m *marked) releaseNow() {
 	m.began.Do(func() { go m.Release(context.Background(), guard.Claim{}) })
 }
 
-// Watch is driver.Issuer's. It subscribes, sees whether it listens, and marks.
+// Watch implements driver.Issuer. It subscribes, checks whether it listens, and
+// marks.
 func (m *marked) Watch(_ context.Context, _ driver.Watch, wake func()) (driver.Watching, error) {
 	if m.flaw == "a wake-up before the return is lost" {
 		var mu sync.Mutex
@@ -166,7 +167,7 @@ func (m *marked) setMark() *HeldError {
 		held = true
 	}
 	if m.order == betweenLookAndMark {
-		m.releaseNow() // as built it waits for the row's lock
+		m.releaseNow() // in PostgreSQL it waits for the row's lock
 	}
 	if m.flaw == "looks before it marks" {
 		m.mu.Unlock()
@@ -181,7 +182,7 @@ func (m *marked) setMark() *HeldError {
 	return m.holder()
 }
 
-// set says whether the connection listens from now on.
+// set sets whether the connection listens from now on.
 func (m *marked) set(deaf bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -197,8 +198,8 @@ func (m *marked) set(deaf bool) {
 	}
 }
 
-// connection is opened, breaks after a while and comes back. In an order, by
-// each of the long sleeps the waiter has done what it does.
+// connection opens the connection, breaks it after a while and restores it. In
+// an order, the waiter has finished its steps by the end of each long sleep.
 func (m *marked) connection() {
 	if m.order == "" {
 		m.delay()
@@ -236,9 +237,9 @@ func (m *marked) connection() {
 
 // TestNoLostWakeUp: in every order of the mark, the release, LISTEN, and the
 // break of the listening connection, the waiter is granted soon after the
-// release. Each step left out must be noticed when the release comes at its worst
-// moment for that, at which the waiter as built is granted as well. What
-// PostgreSQL does in these orders, package pglease tests.
+// release. Each omitted step must be noticed when the release comes at the worst
+// moment for it, at which the unmodified waiter is granted too. Package pglease
+// tests what PostgreSQL does in these orders.
 func TestNoLostWakeUp(t *testing.T) {
 	seed := seed(t)
 	slept := 0
@@ -283,8 +284,8 @@ func TestNoLostWakeUp(t *testing.T) {
 	}
 }
 
-// sleepsThrough reports whether the waiter is granted only when it looks by
-// itself, if ever.
+// sleepsThrough reports whether the waiter is granted only when it asks on its
+// own, if ever.
 func sleepsThrough(t *testing.T, flaw, order string) (slept bool) {
 	synctest.Test(t, func(t *testing.T) {
 		client := simulate(t, newMarked(rand.New(rand.NewPCG(1, 1)), flaw, order), &Options{PollInterval: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})

@@ -12,7 +12,8 @@ import (
 
 // TestPreparedTransaction (P1, P2): a fenced transaction that is prepared for a
 // two-phase commit keeps its fence until it is committed, across a restart of
-// the server, too: no session holds it, so nobody can be ended in its place.
+// the server, too: no session holds it, so no session can be ended to release
+// it.
 func TestPreparedTransaction(t *testing.T) {
 	s := startServer(t, map[string]string{"max_prepared_transactions": "4"})
 	e := newEnv(t, 0, s.URL())
@@ -40,7 +41,7 @@ func TestPreparedTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	restart(t, s, e)
-	for range poolSize { // connections of before the restart
+	for range poolSize { // connections from before the restart
 		if _, err := impatient.Mark(t.Context(), "r"); err == nil {
 			break
 		}
@@ -56,7 +57,7 @@ func TestPreparedTransaction(t *testing.T) {
 }
 
 // TestMalformedClaims (P5, P6): whatever is in the setting that triggers read,
-// nothing is written, and what is no claim is not taken for a stale one.
+// nothing is written, and a malformed claim is not mistaken for a stale one.
 func TestMalformedClaims(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
@@ -96,8 +97,8 @@ func TestMalformedClaims(t *testing.T) {
 }
 
 // TestStatementsAfterDDL (P5, P6): a statement that was prepared before a
-// column's type changed is refused by the server. That is an unavailability
-// that writes nothing, and passes.
+// column's type changed is refused by the server. That is ErrUnavailable,
+// writes nothing, and is temporary.
 func TestStatementsAfterDDL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 7)")
@@ -123,8 +124,9 @@ func TestStatementsAfterDDL(t *testing.T) {
 	})
 }
 
-// TestPublicHasNoRights: nothing of schema fencepost is anybody's by default,
-// nor what installing triggers made. The control is a new function.
+// TestPublicHasNoRights: by default nobody has rights on anything in schema
+// fencepost, or on what installing triggers created. The control is a new
+// function.
 func TestPublicHasNoRights(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()

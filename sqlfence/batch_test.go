@@ -128,8 +128,8 @@ func TestBatchRoundTrips(t *testing.T) {
 	})
 }
 
-// TestLostBatch (P5): a batch whose answer is lost is an unknown outcome and is
-// sent once.
+// TestLostBatch (P5): a batch whose answer is lost has an unknown outcome and
+// is sent once.
 func TestLostBatch(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
@@ -144,7 +144,7 @@ func TestLostBatch(t *testing.T) {
 				t.Fatal(err)
 			}
 			var sent atomic.Int32
-			if e.driver == "pgx" { // the server goes ahead without a Sync
+			if e.driver == "pgx" { // the server proceeds without a Sync
 				at := map[fate]byte{cutBefore: 'B', cutAfter: 'S'}[c.fate]
 				p.set(func(message string) fate {
 					if message[0] != at {

@@ -22,8 +22,8 @@ func writeRow(client, i int) func(ctx context.Context, tx testTx) error {
 	}
 }
 
-// BenchmarkEnter: a transaction of the user's own with Enter in it against the
-// same without. Each client has a resource of its own: Enter writes its mark.
+// BenchmarkEnter: the user's own transaction with Enter in it against the same
+// without. Each client has its own resource, because Enter writes its mark.
 func BenchmarkEnter(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
 		claims := make([]guard.Claim, clients)
@@ -83,7 +83,7 @@ func BenchmarkBatchOfTwo(b *testing.B) {
 }
 
 // BenchmarkRaise: how long a raise takes while 32 clients of the older holder
-// run one transaction after another, and go on under the new token after it.
+// run one transaction after another, and continue under the new token after it.
 func BenchmarkRaise(b *testing.B) {
 	server, err := benchServer()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// childVariable names what a copy of the test binary is to do instead of
-// testing; see [startChild].
+// childVariable names the program that a copy of the test binary runs instead
+// of the tests; see [startChild].
 const childVariable = "FENCEPOST_SQLFENCE_CHILD"
 
 // children are the programs of the copies, by name.

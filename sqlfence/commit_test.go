@@ -43,7 +43,8 @@ func TestCommitBound(t *testing.T) {
 	})
 }
 
-// TestCommitAllocations: a bound costs no timer and no goroutine of its own.
+// TestCommitAllocations: a bound costs neither a timer nor a goroutine of its
+// own.
 func TestCommitAllocations(t *testing.T) {
 	b, ctx := &commitBound{timeout: time.Hour}, t.Context()
 	if n := testing.AllocsPerRun(100, func() { b.context(ctx) }); n > 1 {

@@ -16,7 +16,7 @@ import (
 // levels are the isolation levels with their names as a server's default.
 var levels = map[Isolation]string{ReadCommitted: "'read committed'", RepeatableRead: "'repeatable read'", Serializable: "serializable"}
 
-// entering is a transaction of the caller's own that Enter fences.
+// entering is the caller's own transaction that Enter fences.
 func entering(db fence) work {
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
 		return db.plain(ctx, func(ctx context.Context, tx testTx) error {
@@ -28,7 +28,7 @@ func entering(db fence) work {
 	}
 }
 
-// raising raises before the transaction, as Enter asks for above READ COMMITTED.
+// raising raises before the transaction, as Enter requires above READ COMMITTED.
 func raising(db fence, in work) work {
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
 		if err := db.Raise(ctx, claim); err != nil {
@@ -55,7 +55,8 @@ func TestEnterDecides(t *testing.T) {
 					}
 					admitted := guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
 					if level != ReadCommitted && want == guard.ReasonNone && mark != admitted {
-						// A snapshot must not raise: it is told to, and nothing is changed.
+						// A snapshot must not raise: the error says to raise
+						// first, and nothing is changed.
 						if guard.ReasonOf(err) != guard.ReasonInvalid || after != mark {
 							t.Errorf("%v, %+v under %+v: %v, mark %+v; want ErrInvalid", level, claim, mark, err, after)
 						}
@@ -73,8 +74,8 @@ func TestEnterDecides(t *testing.T) {
 	})
 }
 
-// TestEnterRollsBack: the mark that Enter raised goes with its transaction, and
-// until then a raise waits for it.
+// TestEnterRollsBack: the mark that Enter raised is rolled back with its
+// transaction, and until then a raise waits for it.
 func TestEnterRollsBack(t *testing.T) {
 	failed := errors.New("failed")
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -99,8 +100,8 @@ func TestEnterRollsBack(t *testing.T) {
 	})
 }
 
-// TestEnterInSavepoint (P1): inside a savepoint Enter is refused, whatever the
-// kind; before one it holds, also when the savepoint is rolled back.
+// TestEnterInSavepoint (P1): inside a savepoint of any kind Enter is refused;
+// before one it holds, even if the savepoint is rolled back.
 func TestEnterInSavepoint(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		for _, token := range []guard.Token{5, 6} { // the mark, and above it
@@ -129,7 +130,8 @@ func TestEnterInSavepoint(t *testing.T) {
 	})
 }
 
-// raiseMustWait reports if a raise does not wait for the transaction that calls.
+// raiseMustWait reports an error if a raise does not wait for the calling
+// transaction.
 func (e *env) raiseMustWait(claim guard.Claim) error {
 	err := e.open(&Options{RaiseTimeout: 50 * time.Millisecond}).Raise(context.Background(), claim)
 	if guard.ReasonOf(err) != guard.ReasonUnavailable {
@@ -138,7 +140,7 @@ func (e *env) raiseMustWait(claim guard.Claim) error {
 	return nil
 }
 
-// TestEnterInSavepointControl: without the look at xmin, Enter in a savepoint
+// TestEnterInSavepointControl: without the check of xmin, Enter in a savepoint
 // that is rolled back leaves a transaction whose stale write commits.
 func TestEnterInSavepointControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
@@ -188,8 +190,8 @@ func TestEnterBadInput(t *testing.T) {
 	})
 }
 
-// TestInTxAll: several resources are fenced at once, whatever the order they
-// come in; one refusal refuses all and names its claim.
+// TestInTxAll: several resources are fenced at once, in any order; one refusal
+// refuses all and names its claim.
 func TestInTxAll(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		nothing := func(context.Context, testTx) error { return nil }
@@ -227,7 +229,7 @@ func TestInTxAll(t *testing.T) {
 }
 
 // TestInTxAllNoCircle: transactions over the same resources in opposite orders,
-// with raises between them, never wait for each other in a circle.
+// with raises between them, never deadlock.
 func TestInTxAllNoCircle(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		var token atomic.Int64

@@ -9,12 +9,12 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// patience ends waits that would never end. Nothing that is promised depends
-// on it, so it is long: a loaded machine is no failure.
+// patience ends waits that would never end. No promise depends on it, so it is
+// long: a loaded machine is not a failure.
 const patience = time.Minute
 
-// patient lets a loaded machine take its time, and a raise keep its place in
-// the queue. Tests of the timeouts name their own.
+// patient allows for a loaded machine, and lets a raise keep its place in the
+// queue. Tests of the timeouts set their own.
 var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
 
 // exec runs SQL as the administrator.
@@ -75,8 +75,8 @@ func (e *env) waitForWaiters(n int) {
 }
 
 // blockedSQL counts the sessions of this database that wait for a lock of any
-// kind. Another test may run on the same server, and a wait for a row is
-// pg_locks' of no database.
+// kind. Another test may run on the same server, and pg_locks shows a wait for
+// a row without a database.
 const blockedSQL = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
 	AND state = 'active' AND cardinality(pg_blocking_pids(pid)) > 0`
 
@@ -86,8 +86,8 @@ func (e *env) waitForBlocked(n int) {
 }
 
 // start begins a call and returns once it has ended, waits for a lock, or has
-// called paused. So a test says in which order things happen, whatever the
-// speed of the machine.
+// called paused. So a test controls the order of events, whatever the speed of
+// the machine.
 func (e *env) start(call func(paused func()) error) (ended chan error) {
 	e.Helper()
 	blocked := e.int(blockedSQL)
@@ -102,7 +102,7 @@ func (e *env) start(call func(paused func()) error) (ended chan error) {
 }
 
 // mutate replaces text in a function of schema fencepost, to show that a test
-// notices. It fails if there is nothing to replace.
+// detects it. It fails if there is nothing to replace.
 func (e *env) mutate(function, old, new string) {
 	e.Helper()
 	def := e.text("SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'fencepost'::regnamespace AND p.proname = $1", function)
@@ -121,8 +121,8 @@ func (e *env) table(name string, key []string, opts *TableOptions) *Table {
 	return t
 }
 
-// anyTable is NewTable without a template, for tests of what does not concern
-// the names of resources.
+// anyTable is NewTable without a template, for tests that do not concern the
+// names of resources.
 func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
 	o := TableOptions{}
 	if opts != nil {

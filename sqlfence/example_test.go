@@ -30,7 +30,7 @@ func open(ctx context.Context) (*pgxpool.Pool, func()) {
 	return pool, pool.Reset
 }
 
-// scratch is not given back before the tests end.
+// scratch is kept until the tests end.
 var scratch = sync.OnceValues(func() (*pgxpool.Pool, error) {
 	url, drop, err := pgtest.Provide(context.Background())
 	if err != nil {
@@ -108,7 +108,7 @@ func ExampleDB_InTx() {
 	// a: fencepost: stale fencing token: token 10 for "tenant_123:invoices", the mark is 11
 }
 
-// Triggers refuse whatever writes a table without a current claim.
+// Triggers refuse every write to a table without a current claim.
 func ExampleAdmin_InstallTrigger() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

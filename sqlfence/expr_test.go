@@ -59,7 +59,8 @@ func TestExpr(t *testing.T) {
 }
 
 // TestSpareArguments: an argument that the expression does not use is refused,
-// also when the statement is known from an expression that uses all of its own.
+// even if the statement is known from an expression that uses all of its
+// arguments.
 func TestSpareArguments(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE spare (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO spare VALUES (1)")
@@ -93,7 +94,7 @@ var fuzzConn = sync.OnceValues(func() (*pgx.Conn, error) {
 
 // FuzzExpr asks PostgreSQL's own parser: an expression that render accepts and
 // the server parses has, with its placeholders moved up, the same parameters
-// and result as without, and leaves those in front of it alone.
+// and result as without, and does not affect those in front of it.
 func FuzzExpr(f *testing.F) {
 	for _, seed := range []string{
 		"$1::int + $2::int", "'$1' || $1", `E'\'$1' || $1`, `E'''\'$1' || $1`, "E'a'\n'\\'$1' || $1::text", `"$1"`, "1$1", "$1a", "a$1",
@@ -116,7 +117,7 @@ func FuzzExpr(f *testing.F) {
 		}
 		alone, err := conn.PgConn().Prepare(t.Context(), "", "SELECT ("+sql+")", nil)
 		if err != nil {
-			return // no expression to PostgreSQL
+			return // not an expression to PostgreSQL
 		}
 		inside, err := conn.PgConn().Prepare(t.Context(), "", "SELECT $1::point, $2::circle, "+moved, nil)
 		if err != nil {

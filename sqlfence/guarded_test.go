@@ -42,8 +42,8 @@ func (e *env) guardBy(table, template string) Trigger {
 	return g
 }
 
-// presenting runs SQL in a transaction of the application's own that presents
-// claims, and says what guard makes of the error.
+// presenting runs SQL in the application's own transaction that presents
+// claims, and returns guard's error for the result.
 func (e *env) presenting(sql string, claims ...guard.Claim) error {
 	return ErrorFrom(e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
 		if err := tx.present(ctx, claims...); err != nil {
@@ -58,7 +58,7 @@ func (e *env) presenting(sql string, claims ...guard.Claim) error {
 // partitions, family a child, and lines follows orders by foreign keys.
 var writers = []struct {
 	name, table, sql string
-	resources        string // those that must be claimed
+	resources        string // the resources that must be claimed
 }{
 	{"INSERT", "items", "INSERT INTO items VALUES (9, 'a', 9)", "a"},
 	{"INSERT of two resources", "items", "INSERT INTO items VALUES (9, 'a', 9), (10, 'b', 9)", "a b"},
@@ -137,15 +137,15 @@ func (e *env) guardWriters() {
 	e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) SELECT unnest(ARRAY['a', 'b', 'c', 'z', 'all:of:it']), 5, 'lease-5'")
 }
 
-// contents is all that the writers could change.
+// contents returns everything that the writers could change.
 const contents = `SELECT concat((SELECT json_agg(x ORDER BY id) FROM items x), (SELECT json_agg(x ORDER BY id) FROM moved x), (SELECT json_agg(x ORDER BY id) FROM parts x),
 	(SELECT json_agg(x ORDER BY id) FROM family x), (SELECT json_agg(x ORDER BY id) FROM lines x), (SELECT json_agg(x ORDER BY id) FROM whole x))`
 
 // TestEveryWriterIsRefused (P1, P4, P5, P6): whatever the way to write a
 // guarded table, without a claim, under a lower token, another lease, or a
-// claim for another resource it is refused for that reason and changes
-// nothing; under the current claims it is carried out. The control: with the
-// triggers disabled it is carried out without any claim.
+// claim for another resource it is refused for that reason and changes nothing;
+// under the current claims it succeeds. The control: with the triggers disabled
+// it succeeds without any claim.
 func TestEveryWriterIsRefused(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -177,7 +177,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 			}
 			refused("without a claim", guard.ReasonMissing)
 			refused("under another resource's claim", guard.ReasonMissing, claimOf("q", 5))
-			for i := range resources { // one of the claims does not do
+			for i := range resources { // one of the claims is not enough
 				some := claims(5)
 				some[i].Token = 4
 				refused("under a lower token", guard.ReasonStale, some...)
@@ -193,7 +193,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 	})
 }
 
-// carriedOut runs SQL, sees that it changes something, and undoes it.
+// carriedOut runs SQL, checks that it changes something, and undoes it.
 func (e *env) carriedOut(t *testing.T, what, sql, before string, triggers bool, claims ...guard.Claim) {
 	t.Helper()
 	undo := fmt.Errorf("undo")

@@ -10,10 +10,11 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// The shapes of triggers that were each shown to let a stale writer through, or
-// to cost too much, kept to show that the tests notice and why it is not done.
+// Variants of triggers that were each shown to let a stale writer through, or
+// to cost too much, kept to show that the tests detect them and why they are
+// not used.
 
-// shape replaces the triggers of a guarded table by others.
+// shape replaces the triggers of a guarded table with others.
 func (e *env) shape(table, sql string) {
 	e.Helper()
 	if err := e.db.RemoveTrigger(context.Background(), []string{table}); err != nil {
@@ -30,8 +31,8 @@ func (e *env) wantWritten(what string, err error) {
 	}
 }
 
-// TestTrapBeforeTrigger: a check before the write is passed by a row that a
-// later BEFORE trigger moves to another resource.
+// TestTrapBeforeTrigger: a row that a later BEFORE trigger moves to another
+// resource passes a check made before the write.
 func TestTrapBeforeTrigger(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -67,8 +68,7 @@ func TestTrapOneSideOfAnUpdate(t *testing.T) {
 }
 
 // TestTrapPartition: a statement trigger on the root does not see what is
-// written straight into a partition, one that was attached later included.
-// Verify does.
+// written directly into a partition, including one attached later. Verify does.
 func TestTrapPartition(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -97,7 +97,7 @@ func TestTrapPartition(t *testing.T) {
 	})
 }
 
-// TestTrapTokenColumn: a token on the row itself is forgotten with the row.
+// TestTrapTokenColumn: a token on the row itself is lost with the row.
 func TestTrapTokenColumn(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -128,8 +128,8 @@ func TestTrapTokenColumn(t *testing.T) {
 	})
 }
 
-// TestTrapRowLock: one holder's transactions run side by side; where the check
-// locks the mark's row against itself, one waits for the other.
+// TestTrapRowLock: one holder's transactions run concurrently; if the check
+// takes a conflicting lock on the mark's row, one waits for the other.
 func TestTrapRowLock(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -161,10 +161,10 @@ func TestTrapRowLock(t *testing.T) {
 	})
 }
 
-// TestTrapSavepoint: the lock that a check took inside a savepoint goes when
-// that is rolled back, and a successor comes; the next write must be checked
-// anew. The control remembers, in a sequence, which no rollback touches, that
-// the transaction was checked.
+// TestTrapSavepoint: the lock that a check took inside a savepoint is released
+// when that is rolled back, and a successor comes; the next write must be
+// checked again. The control remembers, in a sequence, which no rollback
+// touches, that the transaction was checked.
 func TestTrapSavepoint(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -264,7 +264,7 @@ func TestTriggersNotHijacked(t *testing.T) {
 
 // TestTrapDeadlock: a writer that only presents its claim has locked its rows
 // when it comes to the resource's lock, and deadlocks with one that entered and
-// comes to those rows. Where both enter, the one waits without any row.
+// comes to those rows. If both enter, one waits without holding any row.
 func TestTrapDeadlock(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()

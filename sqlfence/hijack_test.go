@@ -12,10 +12,11 @@ import (
 	"github.com/fencepost-go/fencepost/internal/migrate"
 )
 
-// betterSQL is what an application's role that may create in a schema of other
-// roles' search_path can offer: with pg_catalog in front, as it is unless a path
-// names it, overloads that match better than the system's own; for paths that
-// name pg_catalog last, all that the queries use. Whatever is used says so.
+// betterSQL is what an application's role can create if it may create objects in
+// a schema on other roles' search_path: with pg_catalog in front, as it is
+// unless a path names it, overloads that match better than the system's own; for
+// paths that name pg_catalog last, everything that the queries use. Each object
+// reports when it is used.
 const betterSQL = `CREATE FUNCTION shared.hijack() RETURNS boolean LANGUAGE plpgsql AS $f$ BEGIN RAISE 'hijacked, run by %', current_user; END $f$;
 	DO $do$ DECLARE o record; n integer := 0; BEGIN
 		FOR o IN SELECT oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
@@ -39,8 +40,9 @@ const betterSQL = `CREATE FUNCTION shared.hijack() RETURNS boolean LANGUAGE plpg
 		END LOOP;
 	END $do$;`
 
-// hijacker sets an application up: a role that owns a schema on the operators'
-// search_path, and nothing of schema fencepost. It returns paths with it.
+// hijacker sets up an application: a role that owns a schema on the operators'
+// search_path, and nothing of schema fencepost. It returns paths with that
+// schema.
 func (e *env) hijacker() (paths []string) {
 	e.Helper()
 	role := pgx.Identifier{"app_" + e.text("SELECT current_database()")}.Sanitize()
@@ -81,10 +83,10 @@ func (e *env) hijacked(path, sql string) bool {
 	return err != nil && strings.Contains(err.Error(), "hijacked")
 }
 
-// TestOperatorsRunNoCodeOfOthers: what another role put into a schema of the
-// caller's search_path, in front of the system's names or as an overload that
-// matches better, is not run by the calls of operators, migrators and holders.
-// The control is the SQL of some of them as it stands, under the same path.
+// TestOperatorsRunNoCodeOfOthers: what another role put into a schema on the
+// caller's search_path, in front of the system's names or as a better matching
+// overload, is not run by the calls of operators, migrators and holders. The
+// control is the plain SQL of some of them, under the same path.
 func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()

@@ -14,8 +14,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// randomPart makes a component of what could go wrong: separators, escapes,
-// control characters of each range, quotes, and any text.
+// randomPart makes a component from text that could cause errors: separators,
+// escapes, control characters of each range, quotes, and any text.
 func randomPart(rng *rand.Rand) string {
 	special := []rune{':', '%', '2', '5', '3', 'A', ' ', '"', '\'', '\\', '{', '}', ',', '$', 0x01, 0x1f, 0x7f, 0x80, 0x85, 0x9f, 0xa0, 0xe9, 0x2028, 0xfeff, 0xfffd, 0x1f512, 0x10ffff}
 	n := rng.IntN(6)
@@ -27,7 +27,7 @@ func randomPart(rng *rand.Rand) string {
 		switch rng.IntN(8) {
 		case 0, 1, 2:
 			b.WriteRune('a' + rune(rng.IntN(26)))
-		case 3: // any scalar value but NUL, which no text of PostgreSQL holds
+		case 3: // any scalar value except NUL, which PostgreSQL's text cannot contain
 			if r := rune(1 + rng.IntN(0x10ffff)); r < 0xd800 || r > 0xdfff {
 				b.WriteRune(r)
 			}
@@ -78,10 +78,10 @@ func (e *env) compareJoins(lists [][]string) (differ []string, joined, refused i
 	return differ, joined, refused
 }
 
-// TestJoinResourceAgrees: the name that the triggers make of a row's columns is
-// guard.JoinResource's, byte for byte, and what the one refuses, so does the
-// other. The controls: without the escaping, the length or the characters'
-// check they differ.
+// TestJoinResourceAgrees: the name that the triggers make from a row's columns
+// is guard.JoinResource's, byte for byte, and both refuse the same input. The
+// controls: without the escaping, the length or the characters' check they
+// differ.
 func TestJoinResourceAgrees(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		config := e.admin.Config().Copy()
@@ -119,7 +119,7 @@ func TestJoinResourceAgrees(t *testing.T) {
 		if joined < 500 || refused < 500 {
 			t.Errorf("%d were joined and %d refused", joined, refused)
 		}
-		seen := map[string][]string{} // injective: the point of it all
+		seen := map[string][]string{} // the join must be injective
 		for _, parts := range lists {
 			if name, err := guard.JoinResource(parts...); err == nil {
 				if other, taken := seen[name]; taken && !slices.Equal(other, parts) {

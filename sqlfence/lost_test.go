@@ -13,7 +13,7 @@ import (
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
-// whether it took effect or not; both are made to happen.
+// whether it took effect or not; the test makes both happen.
 func TestLostCommit(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
@@ -37,7 +37,7 @@ func TestLostCommit(t *testing.T) {
 				t.Errorf("%s: it took %v", what, took)
 			}
 			p.set(nil)
-			p.cut() // a driver waits for a connection that is silent before it gives it up
+			p.cut() // a driver waits for a silent connection before it gives up
 			// Once the server is done with the transaction, a successor sees it.
 			if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
 				t.Fatal(err)
@@ -52,7 +52,7 @@ func TestLostCommit(t *testing.T) {
 
 // TestLostUpdate (P5, P6): in every exec mode of pgx, a single statement whose
 // answer is lost is an unknown outcome and is sent once: a driver that repeats
-// it would write twice, or take its own write for another's.
+// it would write twice, or mistake its own write for another's.
 func TestLostUpdate(t *testing.T) {
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
 		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
@@ -76,7 +76,7 @@ func TestLostUpdate(t *testing.T) {
 				if cut || !last {
 					return forward
 				}
-				cut = true // a repetition would get through
+				cut = true // a repeated statement would get through
 				return cutAfter
 			})
 			if err := update(5); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
@@ -103,9 +103,9 @@ func TestLostUpdate(t *testing.T) {
 	})
 }
 
-// TestLostAnswers: what was lost on the way to a COMMIT that nobody sent wrote
-// nothing and is ErrUnavailable; a single statement commits by itself, so its
-// lost answer is an unknown outcome.
+// TestLostAnswers: an answer lost before any COMMIT was sent means that nothing
+// was written, and is ErrUnavailable; a single statement commits by itself, so
+// its lost answer is an unknown outcome.
 func TestLostAnswers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
@@ -150,7 +150,7 @@ func TestLostAnswers(t *testing.T) {
 	})
 }
 
-// TestCommitIgnoresCancel: a context that ends while the COMMIT is on its way
+// TestCommitIgnoresCancel: a context that ends while the COMMIT is in flight
 // does not turn a commit into an unknown outcome.
 func TestCommitIgnoresCancel(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {

@@ -36,8 +36,8 @@ type RowUpdate struct {
 // that is refused, because two writes with one key could not be detected there.
 //
 // If err is not nil there are no verdicts, and nothing was written, unless it
-// is ErrOutcomeUnknown or says that the key is not unique; this includes a
-// constraint that one row violates. A transaction must then be rolled back.
+// is ErrOutcomeUnknown or says that the key is not unique. The same holds if
+// one row violates a constraint. A transaction must then be rolled back.
 //
 // Rows are locked in the order of their keys, so that single-statement calls do
 // not deadlock with each other. Rows that were replaced while the statement ran

@@ -83,7 +83,7 @@ func TestUpdateMany(t *testing.T) {
 	})
 }
 
-// TestUpdateManyMissing (P6): a row that is not there is not found, in the
+// TestUpdateManyMissing (P6): a missing row is reported as not found, in the
 // same statement, also in a transaction.
 func TestUpdateManyMissing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -115,7 +115,8 @@ func TestUpdateManyMissing(t *testing.T) {
 }
 
 // TestUpdateManyReplaced (P6): rows that are deleted and inserted again while
-// the statement waits for them are there: written, or refused by the new mark.
+// the statement waits for them count as existing: written, or refused by the
+// new mark.
 func TestUpdateManyReplaced(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		table, ctx := e.manyTable(nil), context.Background()
@@ -149,8 +150,8 @@ func TestUpdateManyReplaced(t *testing.T) {
 	})
 }
 
-// TestUpdateManyAllOrNothing: what fails for one row of the statement fails
-// for all, and a trigger that holds a row back is told.
+// TestUpdateManyAllOrNothing: what fails for one row of the statement fails for
+// all, and a row that a trigger holds back is reported.
 func TestUpdateManyAllOrNothing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		table := e.manyTable(nil)
@@ -159,7 +160,7 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 		if pgerr.State(err) != "23514" || guard.ReasonOf(err) != guard.ReasonOther {
 			t.Errorf("a violated constraint: %v", err)
 		}
-		// 1.0 is 1 to the database alone.
+		// 1.0 equals 1 only to the database.
 		writes := writesOf(5, 1, 2, 2)
 		writes[2].Key[1] = "1.0"
 		_, err = table.UpdateMany(t.Context(), e.db, writes)
@@ -183,7 +184,7 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 // TestUpdateManyOrder: batches of the same rows in different orders do not
 // deadlock: at random, and when one that begins with row 1 and one that begins
 // with row 40 both are in the middle. The control locks in the order in which
-// the writes are given; there each then has what the other waits for.
+// the writes are given; there each holds what the other waits for.
 func TestUpdateManyOrder(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("deadlock_timeout", "'10ms'")

@@ -13,7 +13,7 @@ import (
 )
 
 // TestOldStrings: a session whose standard_conforming_strings is off gets the
-// same verdicts, of triggers and of Verify, whose texts have backslashes in them.
+// same verdicts from triggers and from Verify, whose texts contain backslashes.
 func TestOldStrings(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
@@ -52,7 +52,8 @@ func TestOldStrings(t *testing.T) {
 
 // TestExecModesOfTheSchema: what needs schema fencepost works in every exec
 // mode of pgx, with a resource and a lease that would end a literal, and still
-// refuses the stale; in simple protocol BEGIN, enter and the rest are one text.
+// refuses stale claims; in the simple protocol BEGIN, enter and the rest are
+// one text.
 func TestExecModesOfTheSchema(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")

@@ -9,9 +9,9 @@ import (
 )
 
 // TestUpdateManyOddKeys (P1, P5): in SQL a composite value with a NULL in it is
-// neither NULL nor NOT NULL, and it equals itself as a key: two writes of one row
-// are noticed all the same, and one that is refused is told so. A key that the
-// driver sends as NULL without looking like it meets no row.
+// neither NULL nor NOT NULL, and it equals itself as a key: two writes to one row
+// are still detected, and a refused one gets its verdict. A key that the driver
+// sends as NULL without looking like NULL matches no row.
 func TestUpdateManyOddKeys(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TYPE pair AS (a int, b int);
@@ -39,7 +39,7 @@ func TestUpdateManyOddKeys(t *testing.T) {
 		if verdicts, err := many(6, "(1,)", "(,)", "(3,)"); err != nil || verdicts[0] != nil || verdicts[1] != nil || guard.ReasonOf(verdicts[2]) != guard.ReasonNotFound {
 			t.Errorf("three keys: %v, %v", verdicts, err)
 		}
-		if e.driver == "pgx" { // database/sql knows no such value
+		if e.driver == "pgx" { // database/sql has no such value
 			e.exec("CREATE TABLE ranges (id int4range PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0)")
 			table = e.table("ranges", []string{"id"}, nil)
 			if verdicts, err := many(6, pgtype.Range[pgtype.Int4]{}); err != nil || guard.ReasonOf(verdicts[0]) != guard.ReasonNotFound {
@@ -51,8 +51,8 @@ func TestUpdateManyOddKeys(t *testing.T) {
 
 // TestInheritedRows (P1): no index keeps a key unique across a table and its
 // inheritance children, so that an upsert by an older holder inserted a second
-// row beside the newer holder's: such a table is refused at its first use.
-// The control is the child, which is a table like any other.
+// row next to the newer holder's: such a table is refused at its first use. The
+// control is the child, which is an ordinary table.
 func TestInheritedRows(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TABLE parent (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0);

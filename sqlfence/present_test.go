@@ -12,8 +12,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestRefusal (P6): what the SQLSTATEs of triggers mean, whatever is around
-// them, with the facts that the database gave; other errors are left as they are.
+// TestRefusal (P6): what the SQLSTATEs of triggers mean, however they are
+// wrapped, with the facts that the database gave; other errors are left
+// unchanged.
 func TestRefusal(t *testing.T) {
 	refused := func(code, detail string) error {
 		return fmt.Errorf("orm: %w", &pgconn.PgError{Severity: "ERROR", Code: code, Message: "refused", Detail: detail})
@@ -54,9 +55,9 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// TestPresent: claims add up in a transaction, one for the same resource takes
-// the other's place, and InTx presents its own if told to; a malformed one is refused
-// before anything is sent.
+// TestPresent: claims accumulate in a transaction, one for the same resource
+// replaces the other, and InTx presents its own if configured; a malformed one is
+// refused before anything is sent.
 func TestPresent(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)

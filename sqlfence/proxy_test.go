@@ -29,7 +29,7 @@ type proxy struct {
 	conns []net.Conn
 }
 
-// fate is what becomes of a message of the client.
+// fate is what happens to a message of the client.
 type fate int
 
 const (
@@ -39,7 +39,7 @@ const (
 	mute           // it is forwarded, and the answer never comes
 )
 
-// newProxy returns a proxy and what makes a DB use it.
+// newProxy returns a proxy and the configuration that makes a DB use it.
 func (e *env) newProxy() (*proxy, func(*pgx.ConnConfig)) {
 	e.Helper()
 	config, err := pgconn.ParseConfig(e.url)

@@ -38,8 +38,8 @@ func (e *env) holding(claim guard.Claim) (end func() error) {
 
 // TestRaiseWaits (P2): a raise waits for the older holder's transactions, all
 // of them, returns when they have committed, and what they wrote is then
-// visible. An enter under the older token is stale from then on, and already
-// while the raise waits it is not let in front of it for ever.
+// visible. An enter under the older token is stale from then on, and even while
+// the raise waits, such enters cannot pass it forever.
 func TestRaiseWaits(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
@@ -47,8 +47,8 @@ func TestRaiseWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
-		// Not Raise itself, which leaves the queue after half a second to look for
-		// whom it waits.
+		// Not Raise itself, which leaves the queue after half a second to look
+		// for the sessions it waits for.
 		raised := e.start(func(func()) error {
 			return e.db.unfenced(context.Background(), "SELECT fencepost.raise('r', 6, 'lease-6', "+itoa(int(patience.Milliseconds()))+")")
 		})
@@ -96,7 +96,7 @@ func TestRaiseWaitsControl(t *testing.T) {
 }
 
 // TestOneHolderSideBySide: transactions under one token do not wait for each
-// other, and neither does a raise to the token that is the mark already.
+// other, and neither does a raise to the token that already is the mark.
 func TestOneHolderSideBySide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		var inside sync.WaitGroup
@@ -127,13 +127,13 @@ func TestOneHolderSideBySide(t *testing.T) {
 	})
 }
 
-// TestStaleRaiseDoesNotQueue: a raise that is refused anyway takes no lock: in
-// front of the queue it would stop the holder's next transactions.
+// TestStaleRaiseDoesNotQueue: a raise that will be refused takes no lock: in
+// the queue it would block the holder's next transactions.
 func TestStaleRaiseDoesNotQueue(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
-		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // who waits gets no verdict
+		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
 		if err := impatient.Raise(t.Context(), claimOf("r", 4)); !errors.Is(err, guard.ErrStale) {
 			t.Errorf("an older token: %v", err)
 		}
@@ -202,9 +202,10 @@ func TestStoppedHolder(t *testing.T) {
 		e.exec("CREATE TABLE written (token bigint)")
 		db := e.open(&Options{IdleTimeout: 200 * time.Millisecond})
 		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			// It fails if this process was held up before it, which is as good.
+			// It fails if this process was delayed before it, which is just as
+			// good.
 			tx.exec(ctx, "INSERT INTO written VALUES (5)")
-			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process stands still meanwhile
+			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process is stopped meanwhile
 				t.Errorf("the successor's raise: %v", err)
 			}
 			return nil

@@ -10,9 +10,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestResolve (P5): what became of a COMMIT whose answer was lost is asked of
-// the server, by InTxAll itself or later; committed and not committed are told
-// apart. Without TxOptions.Resolve, the control, it stays unknown.
+// TestResolve (P5): InTxAll, or Resolve later, asks the server for the outcome
+// of a COMMIT whose answer was lost; committed and not committed are
+// distinguished. Without TxOptions.Resolve, the control, it stays unknown.
 func TestResolve(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
@@ -39,7 +39,7 @@ func TestResolve(t *testing.T) {
 }
 
 // TestResolveLater: an unknown outcome that could not be resolved at once is
-// resolved by another DB; what else is given to Resolve is refused.
+// resolved by another DB; any other error given to Resolve is refused.
 func TestResolveLater(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
@@ -58,7 +58,7 @@ func TestResolveLater(t *testing.T) {
 				lost := onCommit(c.fate)
 				p.set(func(message string) fate {
 					if down.Load() {
-						return cutBefore // nobody can be asked
+						return cutBefore // no server can be asked
 					}
 					what := lost(message)
 					if what != forward {
@@ -88,8 +88,8 @@ func TestResolveLater(t *testing.T) {
 	})
 }
 
-// TestResolveUnknowable (P5): a transaction in progress, one that the server
-// never heard of and one of another timeline are not guessed at.
+// TestResolveUnknowable (P5): the outcome of a transaction in progress, of one
+// that the server never saw and of one on another timeline is not guessed.
 func TestResolveUnknowable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}) // to which the one in progress is waited for

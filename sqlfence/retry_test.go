@@ -27,7 +27,7 @@ func TestRetries(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if calls == 1 { // somebody else is faster
+				if calls == 1 { // another client is faster
 					e.exec("UPDATE v SET n = 10")
 				}
 				_, err = tx.exec(ctx, "UPDATE v SET n = $1", n+1)

@@ -12,7 +12,7 @@ import (
 
 // TestReturning: Update and Upsert read the row as they wrote it; a refusal
 // reads nothing and has its reason, and a dest that does not fit its column is
-// an unknown outcome alone and an error in a transaction.
+// an unknown outcome outside a transaction and an error inside one.
 func TestReturning(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, w text DEFAULT 'd', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 40, 'a', 3)")
@@ -48,8 +48,8 @@ func TestReturning(t *testing.T) {
 	})
 }
 
-// TestRefused (P6): an UPDATE of the application's own with the fence in its
-// text, as sqlc has it, is admitted and refused as Table.Update is.
+// TestRefused (P6): the application's own UPDATE with the fence in its text, as
+// with sqlc, is admitted and refused like Table.Update.
 func TestRefused(t *testing.T) {
 	const own = "UPDATE n SET v = $2, last_fencing_token = $3::bigint WHERE id = $1 AND $3::bigint > last_fencing_token"
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -81,16 +81,17 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// opaque hides everything of a transaction but ExecContext.
+// opaque hides everything of a transaction except ExecContext.
 type opaque struct{ tx Execer }
 
 func (o opaque) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	return o.tx.ExecContext(ctx, query, args...)
 }
 
-// TestEnterOn (P1): a transaction that can only run statements is fenced, with
-// whatever is in the claim's text, and what is no transaction is refused. The
-// control is the same without EnterOn: a raise does not wait for it.
+// TestEnterOn (P1): a transaction that can only run statements is fenced,
+// whatever text is in the claim, and anything that is not a transaction is
+// refused. The control is the same without EnterOn: a raise does not wait for
+// it.
 func TestEnterOn(t *testing.T) {
 	t.Run("std", func(t *testing.T) {
 		e := newEnvOf(t, "std")
@@ -144,10 +145,10 @@ func TestEnterOn(t *testing.T) {
 	})
 }
 
-// TestUpdateManyStatements (P5): more writes than a statement has parameters
-// for are several statements and one transaction: verdicts for all, or nothing
-// written, also where two keys of different statements are equal to the database
-// alone. In a transaction of the caller's it is refused.
+// TestUpdateManyStatements (P5): more writes than a statement has parameters for
+// become several statements in one transaction: verdicts for all, or nothing
+// written, even if two keys of different statements are equal only to the
+// database. In the caller's transaction it is refused.
 func TestUpdateManyStatements(t *testing.T) {
 	const rows = 23001 // of three parameters each
 	eachDriver(t, func(t *testing.T, e *env) {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// testRoles are of this test alone: roles belong to the whole cluster.
+// testRoles belong only to this test: roles are shared by the whole cluster.
 func (e *env) testRoles(t *testing.T) *RoleNames {
 	suffix := "_" + strings.ReplaceAll(e.text("SELECT current_database()"), "-", "_")
 	suffix = suffix[max(0, len(suffix)-40):]
@@ -28,8 +28,8 @@ func (e *env) testRoles(t *testing.T) *RoleNames {
 	return r
 }
 
-// TestRoles (P1): what the application's role must not be able to do gets
-// 42501, each thing with the control that a superuser can; what it needs, it can.
+// TestRoles (P1): what the application's role must not do fails with 42501, each
+// with the control that a superuser can do it; the role can do what it needs.
 func TestRoles(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
@@ -113,7 +113,7 @@ func TestOperatorAndReader(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, may := range map[string]map[string]bool{
-			roles.Reader:   {"mark": true, "guarded": true, "verify": true, "admit": true}, // of the claim that is the mark, which is a read
+			roles.Reader:   {"mark": true, "guarded": true, "verify": true, "admit": true}, // admits the claim that is the mark, which is a read
 			roles.Operator: {"mark": true, "guarded": true, "verify": true, "retire": true, "raise": true, "admit": true},
 			roles.Enforcer: {"raise": true},
 		} {
@@ -147,9 +147,9 @@ func TestRolesSQLRefuses(t *testing.T) {
 	}
 }
 
-// TestRolesGrantExactly: each role gets the rights that it is listed with and no
-// other, on a schema in which another component and others have tables and
-// functions too, those of the same names in other schemas included.
+// TestRolesGrantExactly: each role gets exactly its listed rights, on a schema
+// in which another component and others also have tables and functions, and with
+// objects of the same names in other schemas.
 func TestRolesGrantExactly(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TABLE fencepost.leases (id int); CREATE TABLE fencepost.audit (id int);
@@ -182,10 +182,10 @@ func TestRolesGrantExactly(t *testing.T) {
 	})
 }
 
-// TestLockKeyIsSecret: a role that may only log in cannot hold up a raise with a
-// lock on the hash of the resource's name, nor learn the key or its salt. Who
-// takes the key from pg_locks all the same is told apart from those that entered.
-// The control is a key without the salt.
+// TestLockKeyIsSecret: a role that may only log in cannot block a raise with a
+// lock on the hash of the resource's name, nor learn the key or its salt. A
+// session that takes the key from pg_locks is distinguished from those that
+// entered. The control is a key without the salt.
 func TestLockKeyIsSecret(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		role := "fencepost_stranger_" + e.driver
@@ -238,7 +238,7 @@ func TestLockKeyIsSecret(t *testing.T) {
 
 const byName = "hashtextextended('r', 7378697629483820646)"
 
-// TestRolesSQLKeepsThePath: a script goes on with the names that it had.
+// TestRolesSQLKeepsThePath: a script keeps its search_path.
 func TestRolesSQLKeepsThePath(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	name := e.text("SELECT current_database()")

@@ -10,8 +10,8 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// A new holder takes over before it reads: what the old one still wants to
-// write is refused from then on, so nothing it was told is written is lost.
+// A new holder takes over before it reads: the old holder's later writes are
+// refused from then on, so none of its acknowledged writes is lost.
 func ExampleTable_Takeover() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -46,7 +46,7 @@ func ExampleTable_Takeover() {
 	// b writes: <nil>
 }
 
-// A row that may not be there yet, and one that must not come back.
+// A row that may not exist yet, and one that must not come back.
 func ExampleTable_Upsert() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -95,7 +95,7 @@ func ExampleTable_UpdateMany() {
 		fmt.Println(err)
 		return
 	}
-	// Where narrows a table; only parts that are not done yet are written.
+	// Where restricts a table; only parts that are not done yet are written.
 	verdicts, err := parts.Where(sqlfence.Raw("state = 'new' OR state = $1", "failed")).UpdateMany(ctx, db, []sqlfence.RowUpdate{
 		{Claim: guard.Claim{Resource: "part:1", Token: 7}, Key: sqlfence.Key{1}, Set: sqlfence.Set{"state": "done"}},
 		{Claim: guard.Claim{Resource: "part:2", Token: 8}, Key: sqlfence.Key{2}, Set: sqlfence.Set{"state": "done"}},

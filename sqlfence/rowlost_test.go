@@ -13,7 +13,8 @@ import (
 )
 
 // TestLostRows (P5): in every exec mode of pgx, a statement on rows whose
-// answer is lost is an unknown outcome and is sent once. The row counts.
+// answer is lost is an unknown outcome and is sent once. The row counts the
+// writes.
 func TestLostRows(t *testing.T) {
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
 		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
@@ -46,7 +47,7 @@ func TestLostRows(t *testing.T) {
 					if cut || !last {
 						return forward
 					}
-					cut = true // a repetition would get through
+					cut = true // a repeated statement would get through
 					return cutAfter
 				})
 				if err := call(db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {

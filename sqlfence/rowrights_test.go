@@ -13,8 +13,8 @@ import (
 
 // TestRowSecurity (P5, P6): on a table with row-level security and rights by
 // column a row that the role may not write is never success and never stale; a
-// row that it may not see is not there. No right is needed besides those on
-// the columns that are named, the key and the fence's.
+// row that it may not see does not exist. No rights are needed except on the
+// named columns, the key and the fence's columns.
 func TestRowSecurity(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		role := fmt.Sprintf("fencepost_rls_%s_%d", e.driver, e.int("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"))
@@ -76,8 +76,8 @@ func TestRowSecurity(t *testing.T) {
 }
 
 // TestRowMovesBetweenPartitions (P1): a row that a write moves into another
-// partition takes its mark along, and a write that meets it on its way is
-// neither success nor stale.
+// partition keeps its mark, and a write that meets it while it moves is neither
+// a success nor stale.
 func TestRowMovesBetweenPartitions(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE TABLE docs (id int, year int NOT NULL, v int, last_fencing_token bigint NOT NULL DEFAULT 0) PARTITION BY LIST (year);

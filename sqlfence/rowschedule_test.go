@@ -41,14 +41,14 @@ func (h *holder) write(ctx context.Context, in within) {
 	h.acked[op] = !refused
 }
 
-// schedules are courses of events on one row, each exact: what waits for a
-// lock is seen to wait before the next thing happens. A statement that is
-// fenced wrongly does its damage in one of them every time.
+// schedules are exact sequences of events on one row: a statement that waits
+// for a lock is seen to wait before the next event. A wrongly fenced statement
+// does its damage in one of them every time.
 var schedules = map[string]struct {
 	run     func(ctx context.Context, s *steps)
-	applied string // what alone is written if all is well
+	applied string // the only writes if all is well
 }{
-	// Holder 1 goes on when holder 2 has read and not yet written.
+	// Holder 1 resumes when holder 2 has read and not yet written.
 	"resumed after the read": {func(ctx context.Context, s *steps) {
 		old := s.taken(ctx, s.alone, 1)
 		newer := s.taken(ctx, func(f func(q Querier) error) error {
@@ -99,7 +99,7 @@ var schedules = map[string]struct {
 
 func (s *steps) alone(f func(q Querier) error) error { return f(s.db) }
 
-// taken is holder of row 1, which nothing refuses.
+// taken is holder for row 1, where nothing is refused.
 func (s *steps) taken(ctx context.Context, in within, token int64) *holder {
 	s.Helper()
 	h := s.holder(ctx, in, 1, token)
@@ -109,7 +109,7 @@ func (s *steps) taken(ctx context.Context, in within, token int64) *holder {
 	return h
 }
 
-// writeLate lets a holder write by a statement that must wait.
+// writeLate lets a holder write with a statement that must wait.
 func (s *steps) writeLate(h *holder) (done chan error) {
 	s.Helper()
 	done = s.start(func(func()) error { h.write(context.Background(), s.alone); return nil })
@@ -119,7 +119,7 @@ func (s *steps) writeLate(h *holder) (done chan error) {
 	return done
 }
 
-// afterFirst calls then after each statement; the schedule looks at the first.
+// afterFirst calls then after each statement; the schedule uses only the first.
 type afterFirst struct {
 	Querier
 	then func()
@@ -147,7 +147,7 @@ func (e *env) scheduled(t *testing.T, name string, way rowWay, broken bool) (d d
 }
 
 // TestRowSchedules (P1, P2, P6): no schedule in which one of the traps does
-// damage harms a statement that is fenced rightly.
+// damage harms a correctly fenced statement.
 func TestRowSchedules(t *testing.T) {
 	ways := map[string]rowWay{
 		"upsert":              {take, upsertStep},
@@ -168,7 +168,8 @@ func TestRowSchedules(t *testing.T) {
 	})
 }
 
-// TestRowTraps: each trap does the damage that it is known for, in one go.
+// TestRowTraps: each trap does the damage that it is known for, in a single
+// run.
 func TestRowTraps(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		for name, trap := range traps {
@@ -182,8 +183,8 @@ func TestRowTraps(t *testing.T) {
 }
 
 // TestRowTortureControl: the harness of TestRowTorture finds damage by itself.
-// Half of 120 holders write after their successor took over, so that no
-// chance is needed.
+// Half of 120 holders write after their successor took over, so that the result
+// does not depend on chance.
 func TestRowTortureControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		s := &steps{env: e, db: e.db, way: traps["upsert without a comparison"].way, rows: 1, broken: true}

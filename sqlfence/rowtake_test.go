@@ -9,9 +9,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestTakeoverLiftsCommit (P2): a takeover makes its own commit synchronous
-// and nothing else's: not that of a refused one's transaction, not the next
-// one's, and not where the setting is stronger already.
+// TestTakeoverLiftsCommit (P2): a takeover makes only its own commit
+// synchronous: not that of a refused takeover's transaction, not the next
+// one's, and it changes nothing if the setting is already stronger.
 func TestTakeoverLiftsCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
@@ -86,8 +86,8 @@ func TestTakeoverInTx(t *testing.T) {
 }
 
 // TestUpsertRaces (P1): holders that insert one row at the same time leave the
-// newest one's, and a row that is deleted physically forgets its mark, which
-// is why Delete keeps it.
+// newest one's, and a physically deleted row loses its mark, which is why
+// Delete keeps it.
 func TestUpsertRaces(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()

@@ -8,15 +8,15 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// traps are ways to fence a row that look right and are not, under READ
-// COMMITTED and statements by themselves, each with the schedule in which it
-// does damage. They share the harness with the ways that are right.
+// traps are ways to fence a row that look right but are not, under READ
+// COMMITTED and as single statements, each with the schedule in which it does
+// damage. They share the harness with the correct ways.
 var traps = map[string]struct {
 	way      rowWay
 	schedule string
 	shows    func(d damage) int64
 }{
-	// The token is compared in the write alone: an old holder, whose token is
+	// The token is compared only in the write: an old holder, whose token is
 	// still the highest that wrote, writes between the new one's read and write.
 	"no raise before the read": {rowWay{readOnly, fencedWays["update"].write}, "resumed after the read", lost},
 	"read, then raise":         {rowWay{readThenRaise, fencedWays["update"].write}, "resumed after the read", lost},
@@ -24,8 +24,8 @@ var traps = map[string]struct {
 	// not read again when the row was locked.
 	"self-join without a lock": {rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 FROM
 		(SELECT id, last_fencing_token AS token FROM steps WHERE id = $1 OFFSET 0) AS was WHERE steps.id = was.id AND $4::bigint >= was.token`)}, "waiting for the newer", backwards},
-	// The outer SELECT has the snapshot from before the write: the verdict that
-	// it gives is not that of the UPDATE.
+	// The outer SELECT has the snapshot from before the write: its verdict is
+	// not the UPDATE's.
 	"verdict outside the UPDATE": {rowWay{take, raw(`WITH done AS (UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint WHERE id = $1 AND $4::bigint >= last_fencing_token RETURNING id)
 		SELECT (SELECT count(*) FROM done) FROM steps WHERE id = $1 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", contradicted},
 	"OR without parentheses": {rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint
@@ -75,7 +75,7 @@ func readThenRaise(ctx context.Context, s *steps, q Querier, claim guard.Claim, 
 	return v, err
 }
 
-// raw writes by a statement of its own; no row changed means stale.
+// raw writes with its own statement; no row changed means stale.
 func raw(sql string) func(context.Context, *steps, Querier, guard.Claim, int, Set) error {
 	return func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		n, err := q.exec(ctx, sql, []any{id, set["v"], set["op"], int64(claim.Token)})

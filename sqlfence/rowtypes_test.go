@@ -58,7 +58,8 @@ func TestKeyTypes(t *testing.T) {
 		if err := table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil); err != nil {
 			t.Error(err)
 		}
-		// What only the server can tell: nothing is written, and the claim not used up.
+		// Errors that only the server can detect: nothing is written, and the
+		// claim is not used up.
 		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": Raw("1")}, "no column": {"none": 1}} {
 			for way, err := range map[string]error{
 				"Update":   table.Update(t.Context(), e.db, claimOf("r", 9), key, set),
@@ -128,7 +129,7 @@ func TestUnfitTables(t *testing.T) {
 		if n := e.int("SELECT count(*) FROM unfit WHERE v <> 0 OR last_fencing_token <> 0"); n != 0 {
 			t.Errorf("%d rows were written", n)
 		}
-		// A key that is not unique is found out after the fact; a caller's
+		// A key that is not unique is detected only afterwards; a caller's
 		// transaction can still be rolled back.
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			verdicts, err := good.UpdateMany(ctx, tx.in(), []RowUpdate{{claimOf("r", 5), Key{2}, Set{"v": 1}}})

@@ -6,24 +6,24 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// staleEntries counts the entries of older tokens that a newer one's did not
-// see. The entries of every newer token must have seen them.
+// staleEntries counts the entries of older tokens that a newer token's entries
+// did not see. The entries of every newer token must have seen them.
 const staleEntries = `SELECT count(*) FROM entries old WHERE EXISTS (
 	SELECT FROM entries new WHERE new.token > old.token AND new.seen < (SELECT count(*) FROM entries o WHERE o.token < new.token))`
 
-// freshLedger makes the tables of a ledger anew, and forgets the marks.
+// freshLedger recreates the tables of a ledger, and deletes the marks.
 func (e *env) freshLedger() {
 	e.Helper()
 	e.exec("DROP TABLE IF EXISTS counter, entries; DELETE FROM fencepost.marks;" + ledger)
 }
 
-// interleaved sends holders 5 and 6 through the schedule in which a fence that
-// has a gap lets data be lost: holder 5 has read, or, if written, has written
-// and not committed; holder 6 takes over and reads, unless something keeps it
-// waiting; holder 5 goes on to the end of its transaction; holder 6 writes.
-// Each adds one to a counter, if adds, and inserts an entry that says how many
-// of lower tokens it saw. It returns how many were acknowledged, how many of
-// their additions are missing, and how many entries holder 6 did not see.
+// interleaved runs holders 5 and 6 through the schedule in which a fence with a
+// gap loses data: holder 5 has read, or, if written, has written and not
+// committed; holder 6 takes over and reads, unless something keeps it waiting;
+// holder 5 continues to the end of its transaction; holder 6 writes. Each adds
+// one to a counter, if adds, and inserts an entry that says how many of lower
+// tokens it saw. It returns how many were acknowledged, how many of their
+// additions are missing, and how many entries holder 6 did not see.
 func (e *env) interleaved(in work, adds, written bool) (acked, lost, stale int64) {
 	e.Helper()
 	hold := func(token guard.Token, afterRead, afterWrite func()) error {
@@ -84,7 +84,7 @@ func (e *env) interleaved(in work, adds, written bool) (acked, lost, stale int64
 	if adds {
 		lost = acked - e.int("SELECT v FROM counter")
 	}
-	if n := e.int("SELECT count(*) FROM entries"); n != acked { // a verdict that is not so
+	if n := e.int("SELECT count(*) FROM entries"); n != acked { // a false verdict
 		e.Errorf("%d entries were acknowledged, %d are there", acked, n)
 	}
 	return acked, lost, e.int(staleEntries)

@@ -42,7 +42,7 @@ func TestSearchPathPinned(t *testing.T) {
 	})
 }
 
-// evilSQL makes what a caller could put in front of the system's names: each
+// evilSQL creates what a caller could put in front of the system's names: each
 // operator on the types in use, each function that the functions call, a type.
 const evilSQL = `CREATE SCHEMA evil;
 	CREATE DOMAIN evil.text AS pg_catalog.text CHECK (pg_catalog.length(VALUE) > 1000);
@@ -95,7 +95,7 @@ func TestNotHijacked(t *testing.T) {
 			}
 			e.exec("ALTER FUNCTION fencepost." + function + " SET search_path = pg_catalog, pg_temp")
 		}
-		// Each schema that enter names is needed.
+		// Every schema name in enter is needed.
 		whole := e.text("SELECT pg_get_functiondef('fencepost.enter'::regproc)")
 		for _, cut := range [][2]string{{"OPERATOR(pg_catalog.<>)", "<>"}, {"OPERATOR(pg_catalog.=)", "="}, {"OPERATOR(pg_catalog.>)", ">"},
 			{"pg_catalog.current_setting", "current_setting"}, {"pg_catalog.pg_is_in_recovery", "pg_is_in_recovery"}, {"pg_catalog.set_config", "set_config"},
@@ -114,7 +114,7 @@ func TestNotHijacked(t *testing.T) {
 	})
 }
 
-// application is how an application is set up: the role that migrates is no
+// application sets up an application: the role that migrates is not a
 // superuser, and the application owns its tables and types.
 const application = `CREATE ROLE %[1]s_migrator; CREATE ROLE %[1]s_app; GRANT %[1]s_app TO %[1]s_migrator;
 	GRANT CREATE ON DATABASE %[2]s TO %[1]s_migrator; CREATE SCHEMA app AUTHORIZATION %[1]s_app;
@@ -190,15 +190,16 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 			}
 			err := as("app", fmt.Sprintf(stale, c.value))
 			ran := mark() != 50 || err == nil
-			// PostgreSQL ignores casts of domains, so that one has no control.
+			// PostgreSQL ignores casts of domains, so there is no control for
+			// that one.
 			if wanted := control && c.column != "app.name"; ran != wanted {
 				t.Errorf("%s, control %t: the insert got %v, the mark is %d", attack, control, err, mark())
 			}
 			e.exec("DROP TABLE app.orders; UPDATE fencepost.marks SET token = 50; DROP CAST IF EXISTS (app.tenant AS text); DROP CAST IF EXISTS (app.pair AS text); DROP CAST IF EXISTS (app.name AS text);" + whole)
 		}
 	}
-	// Whoever may rename an enum's values may rename resources: not with a table
-	// of somebody else's.
+	// A role that may rename an enum's values may rename resources: this is
+	// refused for another role's table.
 	must(fmt.Sprintf("CREATE TABLE app.orders (tenant app.tenant NOT NULL); ALTER TABLE app.orders OWNER TO %s_migrator", name))
 	install := `SELECT fencepost.install_guard('app.orders', '[{"column": "tenant", "variable": "tenant", "type": ""}]', false, 1000)`
 	if err := as("migrator", install); err == nil || !strings.Contains(err.Error(), "the enum tenant, which must be the table owner's own") {

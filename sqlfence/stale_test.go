@@ -24,10 +24,10 @@ func writeNaive(ctx context.Context, e *env, _ *Table, id int, token guard.Token
 	return err
 }
 
-// torture lets 12 clients write few rows under tokens that grow, each a little
+// torture lets 12 clients write a few rows under growing tokens, each a little
 // behind or ahead of the others. It returns how many writes took effect, how
-// many of them went backwards according to the database's own log, and how
-// many acknowledgements or refusals the log contradicts.
+// many of them went backwards according to the database's own log, and how many
+// acknowledgements or refusals the log contradicts.
 func torture(t *testing.T, e *env, rule guard.Rule, rows, writes int, write rowWriter) (applied, backwards, contradicted int64) {
 	// The trigger draws the number under the row's lock: the log is in the
 	// order in which the writes of a row took effect.
@@ -41,7 +41,7 @@ func torture(t *testing.T, e *env, rule guard.Rule, rows, writes int, write rowW
 	table := e.table("jobs", []string{"id"}, &TableOptions{Rule: rule})
 	const clients = 12
 	var acked [clients]int64
-	var step atomic.Int64 // of all together, so that no client runs ahead of the rest
+	var step atomic.Int64 // shared by all, so that no client runs ahead of the rest
 	var wg sync.WaitGroup
 	for client := range clients {
 		rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(client)))
@@ -92,9 +92,9 @@ func TestNoStaleWrite(t *testing.T) {
 }
 
 // TestNoStaleWriteControl: the same clients without the comparison do go
-// backwards. Their 480 tokens come in a random order even where one writes after
-// the other, so that no chance is needed. A comparison that is not in the write
-// is one of the traps of TestRowTraps.
+// backwards. Their 480 tokens come in a random order even if they write one
+// after the other, so that the result does not depend on chance. A comparison
+// that is not in the write is one of the traps of TestRowTraps.
 func TestNoStaleWriteControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		applied, backwards, _ := torture(t, e, guard.SameOrNewer, 1, 40, writeNaive)

@@ -12,8 +12,8 @@ import (
 )
 
 // TestStandby (P5): a standby's marks lag behind the primary's and its locks
-// are its own, so everything but the refusal of malformed input is
-// ErrUnavailable there, reads included.
+// are its own, so everything except the refusal of malformed input is
+// ErrUnavailable there, including reads.
 func TestStandby(t *testing.T) {
 	s := startServer(t, nil)
 	envs := make([]*env, len(openers))
@@ -32,7 +32,7 @@ func TestStandby(t *testing.T) {
 	if err := s.StopFast(); err != nil {
 		t.Fatal(err)
 	}
-	// From its own data it starts as a standby of nobody.
+	// From its own data it starts as a standby without a primary.
 	if err := os.WriteFile(filepath.Join(s.Dir(), "data", "standby.signal"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // TestStore: the marks of a database are a guard.Store, shared by replicas and
-// kept over a restart of the process.
+// kept across a restart of the process.
 func TestStore(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		another := func(context.Context, guard.Store) (guard.Store, error) { return e.open(nil), nil }
@@ -35,12 +35,12 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStoreControls: the suite notices a database function that is broken.
+// TestStoreControls: the suite detects a broken database function.
 func TestStoreControls(t *testing.T) {
 	type mutation struct{ function, old, new string }
 	for name, mutations := range map[string][]mutation{
-		// All of the callers who race for a new resource have read that it has
-		// no mark before the first of them writes one.
+		// All callers that race for a new resource have read that it has no
+		// mark before the first of them writes one.
 		"no lock, read before written": {{"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM ("},
 			{"raise", "INSERT INTO fencepost.marks", "PERFORM pg_sleep(0.2) WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
 		"retire forgets the floor": {{"retire", "IF retired > 0", "IF false"}},
@@ -70,9 +70,9 @@ func TestStoreControls(t *testing.T) {
 	}
 }
 
-// crossRetire lets two retirements meet in the same rows in opposite order:
-// the first sees a before b and waits in front of them, then a is written
-// again and lies behind b for the second, which waits between the two.
+// crossRetire makes two retirements meet the same rows in opposite order: the
+// first sees a before b and waits in front of them; then a is written again and
+// comes after b for the second, which waits between the two.
 func (e *env) crossRetire() (err error) {
 	e.Helper()
 	ctx := context.Background()
@@ -103,7 +103,7 @@ func (e *env) crossRetire() (err error) {
 	go retire(time.January)
 	waiting(2)
 	releaseFirst()
-	waiting(2) // the first is at b now, if it may go on to it
+	waiting(2) // the first is at b now, if it may proceed to it
 	releaseBetween()
 	return errors.Join(<-done, <-done)
 }

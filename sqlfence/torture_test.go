@@ -19,7 +19,8 @@ func atLevel(db fence, level Isolation) work {
 	}
 }
 
-// retrying repeats work that the server rolled back because of others.
+// retrying repeats work that the server rolled back because of other
+// transactions.
 func retrying(in work) work {
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
 		for try := 0; ; try++ {
@@ -46,11 +47,11 @@ func someDefaults(t *testing.T, test func(t *testing.T, e *env, db fence, level 
 }
 
 // TestEveryWayUnderEveryDefault (P1, P2) is about the ways that compare with the
-// marks of schema fencepost. Single statements compare with their row's own, so
-// that Admit protects none of them: see TestRowTorture. Whatever the server's
-// default level, no way loses an acknowledged update, lets a stale insert in, or
-// refuses what it wrote; at random with 12 clients, and in the schedules in
-// which TestBrokenShapes finds damage.
+// marks of schema fencepost. Single statements compare with their row's own
+// mark, so that Admit protects none of them: see TestRowTorture. Whatever the
+// server's default level, no way loses an acknowledged update, admits a stale
+// insert, or refuses what it wrote; at random with 12 clients, and in the
+// schedules in which TestBrokenShapes finds damage.
 func TestEveryWayUnderEveryDefault(t *testing.T) {
 	none := func(context.Context, guard.Claim) error { return nil }
 	someDefaults(t, func(t *testing.T, e *env, db fence, level Isolation) {
@@ -84,8 +85,8 @@ func TestEveryWayUnderEveryDefault(t *testing.T) {
 	})
 }
 
-// TestBrokenShapes: each shape that is known to lose data loses it in the
-// schedule through which TestEveryWayUnderEveryDefault sends the right ones.
+// TestBrokenShapes: each variant that is known to lose data loses it in the
+// schedule in which TestEveryWayUnderEveryDefault runs the correct ones.
 func TestBrokenShapes(t *testing.T) {
 	enter := func(ctx context.Context, tx testTx, claim guard.Claim) error {
 		_, err := tx.exec(ctx, enterSQL, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
@@ -143,9 +144,9 @@ func TestBrokenShapes(t *testing.T) {
 	}
 }
 
-// TestSnapshotControls: above READ COMMITTED the lock alone does not do. An
+// TestSnapshotControls: above READ COMMITTED the lock alone is not enough. An
 // older holder that waits for it while the mark is raised reads the old mark
-// from its snapshot; only locking the row, or writing it, refuses it.
+// from its snapshot; it is refused only if it locks or writes the row.
 func TestSnapshotControls(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		for _, level := range []Isolation{RepeatableRead, Serializable} {
@@ -223,9 +224,10 @@ func batchWrites(token int64, pause string) []Expr {
 	}
 }
 
-// TestBatchOvertaken (P1): a batch that comes while an older holder's is in the
-// middle of its writes waits for it. The control sends the same writes without
-// a fence: it inserts, and does not see what the older one inserted.
+// TestBatchOvertaken (P1): a batch that arrives while an older holder's batch
+// is in the middle of its writes waits for it. The control sends the same
+// writes without a fence: it inserts, and does not see what the older batch
+// inserted.
 func TestBatchOvertaken(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		overtake := func(send func(claim guard.Claim, writes []Expr) error) (stale int64) {

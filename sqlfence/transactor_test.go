@@ -21,8 +21,8 @@ var (
 	_ httpfence.UnfencedTransactor = Transactor[*sql.Tx]{}
 )
 
-// transactor gives the Transactor of either driver, and how a handler inserts
-// by the transaction in its context.
+// transactor returns the Transactor of either driver, and a function that
+// inserts through the transaction in its context.
 func (e *env) transactor() (t httpfence.UnfencedTransactor, insert func(ctx context.Context, token guard.Token) error) {
 	const statement = "INSERT INTO work (token) VALUES ($1)"
 	errNone := errors.New("no transaction in the context")
@@ -133,8 +133,8 @@ func TestTransactor(t *testing.T) {
 	})
 }
 
-// TestTransactorBehindHTTP is the whole of it: a handler that finds its
-// transaction, and whose answer tells of a COMMIT that has happened.
+// TestTransactorBehindHTTP tests the whole chain: a handler that finds its
+// transaction, and whose answer is sent after the COMMIT.
 func TestTransactorBehindHTTP(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")

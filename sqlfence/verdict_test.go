@@ -33,7 +33,7 @@ func someClaims(resource string) (claims []guard.Claim) {
 	return claims
 }
 
-// mutantQuerier sends other SQL than it is given.
+// mutantQuerier sends SQL other than it is given.
 type mutantQuerier struct {
 	Querier
 	mutate func(string) string
@@ -81,15 +81,15 @@ func TestUpdateDecidesControls(t *testing.T) {
 	})
 }
 
-// createPairs makes a table whose key has two columns, so that either can be
-// got wrong, and rows that share one of the values.
+// createPairs creates a table whose key has two columns, so that a mistake in
+// either shows, and rows that share one of the values.
 func (e *env) createPairs() {
 	e.exec(`CREATE TABLE pairs (a int, b text, v text, n bigint NOT NULL DEFAULT 0,
 		last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
 }
 
-// compareUpdates returns where Update through q differs from guard.Decide, at
-// most limit times.
+// compareUpdates returns the cases, at most limit, in which Update through q
+// differs from guard.Decide.
 func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
 		for _, lease := range []string{"", "last_lease_id"} {
@@ -117,7 +117,7 @@ func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 
 func (e *env) compareUpdate(rule guard.Rule, leases bool, mark guard.Mark, claim guard.Claim, err error) string {
 	shown, written := mark, guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
-	if !leases { // the table cannot tell
+	if !leases { // the table cannot distinguish them
 		written.LeaseID = ""
 		if mark.Token == claim.Token {
 			shown.LeaseID = claim.LeaseID
@@ -155,7 +155,7 @@ func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
 	return ""
 }
 
-// TestUpdateNotFoundAndUnfenced (P6): a row that is not there and a row whose
+// TestUpdateNotFoundAndUnfenced (P6): a row that does not exist and a row whose
 // mark is NULL have their own reasons, and nothing is written.
 func TestUpdateNotFoundAndUnfenced(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {

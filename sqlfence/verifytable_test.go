@@ -9,8 +9,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// unfitSQL is a table that is as it should be, with triggers that leave its
-// mark alone: one that only looks at it, and those that every table has.
+// unfitSQL is a correct table, with triggers that leave its mark alone: one
+// that only reads it, and those that every table has.
 const unfitSQL = `
 	CREATE TABLE unfit (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz, changed timestamptz);
 	CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.changed := now(); RETURN NEW; END $$;
@@ -24,8 +24,8 @@ const unfitSQL = `
 	CREATE TRIGGER late AFTER UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep();
 	INSERT INTO unfit VALUES (1, 0)`
 
-// TestVerifyUndoing: what undoes the mark of a row behind the back of a
-// statement that was counted as written, and a deleted column that is none.
+// TestVerifyUndoing: what silently undoes the mark of a row after a statement
+// was counted as written, and an unsuitable deleted column.
 func TestVerifyUndoing(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		v := Verification{WithoutSchema: true, Tables: []*Table{e.table("unfit", []string{"id"}, &TableOptions{LeaseColumn: "lease", DeletedColumn: "deleted_at"})}}
@@ -59,8 +59,8 @@ func TestVerifyUndoing(t *testing.T) {
 	})
 }
 
-// TestTakeoverUndone (P2, P5): a mark that a trigger does not let stand was not
-// raised, whatever the server counted; the control is the same table without it.
+// TestTakeoverUndone (P2, P5): a mark that a trigger undoes was not raised,
+// whatever the server counted; the control is the same table without it.
 func TestTakeoverUndone(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(unfitSQL)

@@ -29,17 +29,17 @@
 //	fencepost.conflicts               counter    one token under two leases, by surface
 //	fencepost.token.highest           gauge      the highest token that was granted or admitted
 //
-// The attributes are surface, operation, reason and resource.prefix, each from
-// a list that is known beforehand: a resource is never a label, so the number of
-// series does not grow with the number of resources.
+// The attributes are surface, operation, reason and resource.prefix, each with
+// values from a fixed list: a resource is never a label, so the number of series
+// does not grow with the number of resources.
 //
 // # Spans
 //
 // With [Options].Tracer, "fencepost.acquire", "fencepost.renew",
 // "fencepost.hold" and, for a fenced write, "fencepost.write" or
 // "fencepost.transaction", each with fencepost.outcome ("ok" or the reason) and
-// fencepost.token. They are made when the operation has ended, with the time it
-// began, as children of the span in its context. A refusal is an error.
+// fencepost.token. They are made when the operation has ended, with its start
+// time, as children of the span in its context. A refusal is an error.
 //
 // # Alerts and a dashboard
 //
@@ -48,6 +48,6 @@
 //
 // # Compatibility
 //
-// As package guard: names may change until version 1. Those of instruments are
-// in the changelog when they do.
+// As in package guard, names may change until version 1. The changelog lists
+// changed instrument names.
 package guardotel

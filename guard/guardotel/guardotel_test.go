@@ -30,7 +30,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// happen makes events for real: granted, renewed, contended, cut, lost, refused
+// happen produces real events: granted, renewed, contended, cut, lost, refused
 // as stale.
 func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guard.Observer) {
 	t.Helper()
@@ -103,8 +103,8 @@ func collect(t *testing.T, reader sdk.Reader) map[string]int64 {
 	return got
 }
 
-// TestCounts: what really happened is what is counted and what has a span. The
-// control is a second observer that nobody was given.
+// TestCounts: what really happened is counted and has a span. The control is a
+// second observer that was given to nobody.
 func TestCounts(t *testing.T) {
 	reader, unused := sdk.NewManualReader(), sdk.NewManualReader()
 	spans := tracetest.NewSpanRecorder()
@@ -167,7 +167,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// A fenced write is a span below the one of its request, with its outcome.
+// A fenced write is a child span of its request's span, with its outcome.
 func TestWriteSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
@@ -193,7 +193,7 @@ func TestWriteSpans(t *testing.T) {
 	}
 }
 
-// everything makes each instrument have a value.
+// everything gives each instrument a value.
 func everything(observer guard.Observer) {
 	claim := guard.Claim{Resource: "close:1", Token: 7, LeaseID: "a"}
 	for _, op := range []guard.Op{guard.OpAcquire, guard.OpContend, guard.OpReclaim, guard.OpRenew, guard.OpRelease, guard.OpLost, guard.OpForceUnlock, guard.OpWrite} {
@@ -217,8 +217,8 @@ func scrape(t *testing.T, opts *Options) string {
 
 var metricName = regexp.MustCompile(`\bfencepost_[a-z_]+\b`)
 
-// What the alerts and the dashboard ask for is what /metrics shows, and the
-// documentation has each.
+// The metrics that the alerts and the dashboard use are served by /metrics, and
+// the documentation lists each.
 func TestNamesAreShown(t *testing.T) {
 	shown := scrape(t, &Options{Prefixes: []string{"close:"}})
 	exists := func(name string) bool {
@@ -265,7 +265,7 @@ func TestNamesAreShown(t *testing.T) {
 	}
 }
 
-// Each alert is in a test that shows it to fire; promtool runs them.
+// Each alert has a test that shows it firing; promtool runs them.
 func TestAlertsFire(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
@@ -321,11 +321,11 @@ func TestMistakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	everything(observer) // measures nothing, and does no harm
+	everything(observer) // measures nothing and must not fail
 }
 
-// What is held is forgotten when it is released, and what is offered and refused
-// is no token that was granted.
+// A held lease is dropped when it is released, and a token that was offered and
+// refused does not count as granted.
 func TestGauges(t *testing.T) {
 	reader := sdk.NewManualReader()
 	observer := guard.Must(New(&Options{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}))

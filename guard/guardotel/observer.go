@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultTTL is [Options].TTL.
+// DefaultTTL is the default of [Options].TTL.
 const DefaultTTL = 30 * time.Second
 
 // scope is the name of the meter and the tracer.
@@ -25,23 +25,24 @@ const scope = "github.com/fencepost-go/fencepost"
 // Options configures [New] and [Prometheus]. The zero value of every field is
 // its default.
 type Options struct {
-	// Meter gives the instruments; nil means no metrics. [Prometheus] has its
-	// own.
+	// Meter provides the instruments; nil means no metrics. [Prometheus] has
+	// its own.
 	Meter metric.MeterProvider
-	// Tracer gives the spans; nil means no spans.
+	// Tracer provides the spans; nil means no spans.
 	Tracer trace.TracerProvider
-	// Prefixes are the beginnings of resource names that become the attribute
-	// resource.prefix, the longest that fits; all other resources are "other".
-	// None, and there is no such attribute.
+	// Prefixes are prefixes of resource names. The longest that matches becomes
+	// the attribute resource.prefix; for all other resources it is "other". If
+	// Prefixes is empty, there is no such attribute.
 	Prefixes []string
-	// TTL is how long the leases of this process are asked for, which the alert
-	// on long holders compares with; the longest, if there are several. 0 means
+	// TTL is the TTL that this process requests for its leases, the longest if
+	// there are several. The alert on long holders compares with it. 0 means
 	// [DefaultTTL].
 	TTL time.Duration
 }
 
-// Observer is a [guard.Observer] that measures. Make one with [New] or
-// [Prometheus]; the zero value is not usable. It is safe for concurrent use.
+// Observer is a [guard.Observer] that records metrics and spans. Make one with
+// [New] or [Prometheus]; the zero value is not usable. It is safe for
+// concurrent use.
 type Observer struct {
 	prefixes []string // longest first
 	tracer   trace.Tracer
@@ -64,8 +65,9 @@ type holding struct {
 
 var _ guard.Observer = (*Observer)(nil)
 
-// New makes the instruments. opts may be nil, but then nothing is measured.
-// Errors are those of the meter, and a *guard.InvalidError for bad options.
+// New returns an [Observer] with its instruments. opts may be nil, but then
+// nothing is measured. Errors are those of the meter, and a *guard.InvalidError
+// for bad options.
 func New(opts *Options) (*Observer, error) {
 	o := &Observer{ttl: DefaultTTL, holding: map[string]holding{}}
 	if opts == nil {
@@ -148,8 +150,8 @@ func (o *Observer) instruments(meter metric.Meter) error {
 	return err
 }
 
-// now returns the age of the oldest lease by prefix, and the highest token. With
-// no lease held the age is zero, so that the series does not end.
+// now returns the age of the oldest lease by prefix, and the highest token. If
+// no lease is held the age is zero, so that the series does not end.
 func (o *Observer) now() (map[string]time.Duration, guard.Token) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -166,7 +168,8 @@ func (o *Observer) now() (map[string]time.Duration, guard.Token) {
 	return ages, o.highest
 }
 
-// other is the resource.prefix of the resources that have none of the configured.
+// other is the resource.prefix of the resources that have none of the configured
+// prefixes.
 const other = "other"
 
 func (o *Observer) prefix(resource string) string {
@@ -243,11 +246,11 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 	o.span(ctx, e, failed)
 }
 
-// remember keeps what the gauges show. What is held is known of the lease client
-// alone: a lock server is not told when a lease of its clients runs out.
+// remember keeps what the gauges show. Held leases are known only from the lease
+// client: a lock server is not notified when a client's lease expires.
 func (o *Observer) remember(e guard.Event, prefix string, failed bool) {
 	token := e.Mark.Token
-	if !failed { // what is only offered may be anything
+	if !failed { // a token that is only offered may be anything
 		token = max(token, e.Claim.Token)
 	}
 	o.mu.Lock()

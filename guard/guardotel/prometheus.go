@@ -16,8 +16,8 @@ import (
 var noMeter metric.MeterProvider = noop.NewMeterProvider()
 
 // Prometheus is [New] for programs that have no meter provider: it returns the
-// observer and the handler that shows its metrics to Prometheus, and those of
-// nobody else. opts may be nil; its Meter must be.
+// observer and a handler that serves its metrics, and no others, to Prometheus.
+// opts may be nil; opts.Meter must be nil.
 func Prometheus(opts *Options) (*Observer, http.Handler, error) {
 	var o Options
 	if opts != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// admitCases are about one resource, one caller and tokens alone.
+// admitCases are about one resource, one caller and tokens only.
 var admitCases = []testCase{
 	{name: "P6/unknown-resource-has-no-mark", promise: P6, run: unknownResource},
 	{name: "P6/new-resource-is-admitted", promise: P6, run: newResource},
@@ -25,7 +25,7 @@ func unknownResource(ctx context.Context, e *env) error {
 	return inOrder(
 		func() error { return hasMark(ctx, s, resource, guard.Mark{}) },
 		func() error { return hasMark(ctx, s, resource, guard.Mark{}) },
-		// Looking must not have left a mark for Retire to count.
+		// Reading must not have left a mark for Retire to count.
 		func() error { return retires(ctx, s, future(), 0, -1) },
 	)
 }
@@ -69,7 +69,8 @@ func lowerToken(ctx context.Context, e *env) error {
 	s := e.store()
 	return inOrder(
 		func() error { return admitted(ctx, s, claim(10, "a"), claim(20, "b")) },
-		// Under the lease of the mark, of an older mark, another and none.
+		// Under the lease of the mark, the lease of an older mark, another
+		// lease and none.
 		func() error {
 			return refused(ctx, s, guard.ReasonStale, claim(19, "b"), claim(10, "a"), claim(1, "c"), claim(19, ""))
 		},
@@ -110,7 +111,7 @@ func refusedChangesNothing(ctx context.Context, e *env) error {
 		return err
 	}
 	for _, c := range []guard.Claim{claim(19, "b"), claim(1, "a"), claim(20, "a"), claim(20, "")} {
-		// What it is refused for is another case's concern.
+		// Other cases check the reason.
 		if _, err := s.Admit(ctx, c); err == nil {
 			return fmt.Errorf("Admit(%s) was admitted over token 20 of lease \"b\"", show(c))
 		}

@@ -15,8 +15,8 @@ var cancelCases = []testCase{
 	{name: "P5/call-cut-halfway-tells-the-truth", promise: P5, run: cutHalfway},
 }
 
-// failed says whether err is one that a call whose context has ended may
-// return. A call that only reads cannot have an unknown outcome.
+// failed reports whether a call whose context has ended may return err. A call
+// that only reads cannot have an unknown outcome.
 func failed(call string, err error, reads bool) error {
 	switch r := guard.ReasonOf(err); {
 	case r == guard.ReasonUnavailable, r == guard.ReasonOutcomeUnknown && !reads:
@@ -66,7 +66,7 @@ func endedContexts(ctx context.Context) []context.Context {
 	return []context.Context{cancelled, late}
 }
 
-// unavailableUnchanged takes a store at its word that nothing was written.
+// unavailableUnchanged checks that nothing was written when a store says so.
 func unavailableUnchanged(ctx context.Context, e *env) error {
 	s := e.store()
 	if err := admitted(ctx, s, claim(10, "a")); err != nil {
@@ -78,7 +78,7 @@ func unavailableUnchanged(ctx context.Context, e *env) error {
 				return fmt.Errorf("after Retire = %s: %w", guard.ReasonUnavailable, err)
 			}
 		} else {
-			return nil // its outcome is unknown, and so are the marks from here on
+			return nil // the outcome is unknown, and so are the marks from here on
 		}
 		if _, err := s.Admit(ended, claim(11, "b")); guard.ReasonOf(err) == guard.ReasonUnavailable {
 			if err := hasMark(ctx, s, resource, guard.Mark{Token: 10, LeaseID: "a"}); err != nil {
@@ -91,9 +91,9 @@ func unavailableUnchanged(ctx context.Context, e *env) error {
 	return nil
 }
 
-// cutHalfway cancels calls at random moments. Whatever a call then says must
-// be so, also a little later: a write that was still on its way when the call
-// returned must not have been called unavailable.
+// cutHalfway cancels calls at random moments. Whatever a call reports must be
+// true, and still true a little later: a call must not report unavailable if
+// its write was still in flight when it returned.
 func cutHalfway(ctx context.Context, e *env) error {
 	s, rng := e.store(), e.rand(0)
 	usual := time.Second

@@ -31,8 +31,8 @@ const (
 	reopen
 )
 
-// cases returns the suite. The simple cases come first: what they find
-// explains what the later ones find.
+// cases returns the suite. The simple cases come first: their findings explain
+// those of the later ones.
 func cases() []testCase {
 	return slices.Concat(admitCases, leaseCases, nameCases, invalidCases, cancelCases,
 		retireCases, floorCases, replicaCases, reopenCases, raceCases, retireRaceCases, modelCases)
@@ -62,7 +62,7 @@ func (c testCase) check(ctx context.Context, h Harness) *Failure {
 	case <-ctx.Done():
 		select {
 		case err = <-done:
-		case <-time.After(grace): // the goroutine is given up with its store
+		case <-time.After(grace): // the goroutine and its store are abandoned
 			err = fmt.Errorf("did not return within %v of the end of its context: %w", grace, context.Cause(ctx))
 		}
 	}
@@ -108,7 +108,7 @@ func (e *env) open(ctx context.Context, replicas bool) error {
 	return nil
 }
 
-// restart replaces the store by what a restart gives.
+// restart replaces the store with the one that a restart gives.
 func (e *env) restart(ctx context.Context) error {
 	old := e.handles[0]
 	e.handles = nil
@@ -157,7 +157,7 @@ func (e *env) race(ctx context.Context, n int, call func(ctx context.Context, i 
 		wg.Go(func() {
 			<-start
 			if err := recovered(func() error { return call(ctx, i) }); err != nil {
-				once.Do(func() { first = err }) // the others' may only follow from the cancel
+				once.Do(func() { first = err }) // the others' errors may only follow from the cancel
 				cancel()
 			}
 		})
@@ -196,7 +196,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// cut returns a time that lies, by any clock within Margin of this one, after
+// cut returns a time that is, by any clock within Margin of this one, after
 // everything done before the call and before everything done after it.
 func (e *env) cut(ctx context.Context) (time.Time, error) {
 	if err := sleep(ctx, e.Margin); err != nil {

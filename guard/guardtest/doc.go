@@ -15,17 +15,18 @@
 // Declare what else the store can do: [Harness.Replica] if several processes
 // share the marks (the races are then run across two handles), and
 // [Harness.Reopen] if the marks outlive the process. A capability that is not
-// declared is not tested, and Run logs which cases that leaves out. A store
-// that is shared or durable and does not say so has not been shown to be.
+// declared is not tested, and Run logs which cases are skipped. A store whose
+// harness does not declare that it is shared or durable has not been shown to
+// be.
 //
 // Each case is a subtest named after its promise, so that
 //
 //	go test -run 'TestStore/P1'
 //
-// runs what concerns stale writes. A failure prints the sentence of the
-// promise that was broken and the seed that repeats the random choices.
-// [Check] runs the same cases without a [testing.T] and returns the failures,
-// to point the suite at a store that must fail.
+// runs the cases about stale writes. A failure prints the promise that was
+// broken and the seed that repeats the random choices. [Check] runs the same
+// cases without a [testing.T] and returns the failures, for running the suite
+// against a store that must fail.
 //
 // # What it asks of the harness
 //
@@ -36,6 +37,6 @@
 //
 // # What it does not show
 //
-// The suite neither kills the store nor cuts its network: what a crash, a
-// failover or a lost COMMIT does to marks, the store's own tests must show.
+// The suite neither kills the store nor cuts its network. The store's own tests
+// must show what a crash, a failover or a lost COMMIT does to marks.
 package guardtest

@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// resource is what the cases with one resource use. All share the name, so
+// resource is the name that the cases with one resource use. All share it, so
 // that a harness whose stores are not isolated fails.
 const resource = "tenant_123:billing-close:2026-04"
 
@@ -22,11 +22,12 @@ func claim(token guard.Token, lease string) guard.Claim {
 // markOf returns the mark that admitting c leaves.
 func markOf(c guard.Claim) guard.Mark { return guard.Mark{Token: c.Token, LeaseID: c.LeaseID} }
 
-// floorOf returns the mark of a resource without one in a store with that floor.
+// floorOf returns the mark of a resource that has none of its own, in a store
+// with that floor.
 func floorOf(t guard.Token) guard.Mark { return guard.Mark{Token: t, Floor: true} }
 
-// The expectations below look at one thing each, so that the cases that fail
-// say which thing is broken: admitted and refused look at the verdict alone.
+// Each expectation below checks one thing, so that the cases that fail say
+// which thing is broken: admitted and refused check only the verdict.
 
 func admitted(ctx context.Context, s guard.Store, cs ...guard.Claim) error {
 	for _, c := range cs {
@@ -49,8 +50,8 @@ func refused(ctx context.Context, s guard.Store, want guard.Reason, cs ...guard.
 	return nil
 }
 
-// rejected looks at the facts: the mark that Admit returns and all that the
-// *guard.RejectedError holds.
+// rejected checks the facts: the mark that Admit returns and everything in the
+// *guard.RejectedError.
 func rejected(ctx context.Context, s guard.Store, want guard.Reason, mark guard.Mark, c guard.Claim) error {
 	got, err := s.Admit(ctx, c)
 	if err == nil {
@@ -90,8 +91,7 @@ func hasMark(ctx context.Context, s guard.Store, resource string, want guard.Mar
 	return nil
 }
 
-// retires looks at the count of Retire and, unless floor is negative, at the
-// floor.
+// retires checks the count of Retire and, unless floor is negative, the floor.
 func retires(ctx context.Context, s guard.Store, before time.Time, count int64, floor guard.Token) error {
 	got, err := s.Retire(ctx, before)
 	switch {

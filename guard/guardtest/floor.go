@@ -20,7 +20,7 @@ var floorCases = []testCase{
 	{name: "P3/refused-by-the-floor-leaves-no-mark", promise: P3, run: floorLeavesNothing},
 }
 
-// retired brings the store to the floor 100 with "old" and "low" retired.
+// retired brings the store to floor 100, with "old" and "low" retired.
 func retired(ctx context.Context, e *env) error {
 	if err := admitted(ctx, e.store(), named("low", 40), named("old", 100)); err != nil {
 		return err
@@ -38,8 +38,8 @@ func belowFloor(ctx context.Context, e *env) error {
 	)
 }
 
-// atFloor: the mark that was forgotten may have been that very token under
-// any lease, so not even the lease that had it is admitted.
+// atFloor: the retired mark may have had that very token under any lease, so
+// not even the lease that had it is admitted.
 func atFloor(ctx context.Context, e *env) error {
 	return inOrder(
 		func() error { return retired(ctx, e) },
@@ -57,7 +57,7 @@ func aboveFloor(ctx context.Context, e *env) error {
 		func() error { return retired(ctx, e) },
 		func() error { return admitted(ctx, s, named("old", 101), named("low", 101), named("never seen", 102)) },
 		func() error { return hasMark(ctx, s, "old", markOf(named("old", 101))) },
-		// Back above the floor a resource is like any other.
+		// Once above the floor again, a resource is like any other.
 		func() error { return admitted(ctx, s, named("old", 101), named("old", 103)) },
 		func() error { return refused(ctx, s, guard.ReasonStale, named("old", 102)) },
 	)

@@ -11,21 +11,21 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Harness tells the suite how to get at the store under test and what the
-// store can do. Only New is required.
+// Harness tells the suite how to open the store under test and what the store
+// can do. Only New is required.
 type Harness struct {
 	// New returns an empty store that shares nothing with any store before it,
 	// the floor included. It is called once per case.
 	New func(ctx context.Context) (guard.Store, error)
 
 	// Replica returns a second handle on the marks of s, as another process of
-	// the same service would hold it. nil means that the store is for one
-	// process alone.
+	// the same service would hold it. nil means that the store is for a single
+	// process.
 	Replica func(ctx context.Context, s guard.Store) (guard.Store, error)
 
 	// Reopen ends s, which came from New, as a restart would, and returns the
 	// store that the restarted process opens; s is neither used nor closed
-	// after. nil means that the store forgets at restart.
+	// afterwards. nil means that the store loses its marks at restart.
 	Reopen func(ctx context.Context, s guard.Store) (guard.Store, error)
 
 	// Close ends a store that New, Replica or Reopen returned; replicas are
@@ -42,23 +42,23 @@ type Harness struct {
 	// model; 0 means 300.
 	Steps int
 
-	// Volume is how many claims are admitted in the case that looks for marks
-	// which a store forgets once it has many; 0 means 2,500. Give a store that
-	// is bounded on purpose a bound above it.
+	// Volume is how many claims are admitted in the case that checks that a
+	// store with many marks forgets none; 0 means 2,500. Give a store that is
+	// bounded on purpose a bound above it.
 	Volume int
 
-	// Margin is how far a store's clock may be off the test's, its resolution
-	// included. The cases of Retire sleep that long on either side of the time
-	// they give, some forty times in all. 0 means 20 ms, the coarsest clock
-	// tick in use.
+	// Margin is how far a store's clock may be from the test's, including its
+	// resolution. The cases of Retire sleep that long on either side of the
+	// time they give, some forty times in all. 0 means 20 ms, the coarsest
+	// clock tick in use.
 	Margin time.Duration
 
 	// Timeout ends a case that hangs; 0 means 3 minutes, which no case needs
-	// on a slow machine either.
+	// even on a slow machine.
 	Timeout time.Duration
 
-	// Seed makes the random choices repeatable; 0 means another one each time.
-	// A race that depends on scheduling is not repeated by it.
+	// Seed makes the random choices repeatable; 0 means a new seed each time.
+	// It does not repeat a race that depends on scheduling.
 	Seed uint64
 }
 
@@ -70,11 +70,11 @@ type Failure struct {
 	Promise Promise
 	// Seed repeats the random choices when given as [Harness.Seed].
 	Seed uint64
-	// Err says what was done, what came of it and what was wanted.
+	// Err says what was done, what happened and what was wanted.
 	Err error
 }
 
-// Error says what happened, the promise and the seed.
+// Error gives what happened, the promise and the seed.
 func (f Failure) Error() string {
 	return fmt.Sprintf("%s: %v\n\t%s: %s\n\tseed %d", f.Case, f.Err, f.Promise, f.Promise.Sentence(), f.Seed)
 }
@@ -104,7 +104,7 @@ func Run(t *testing.T, h Harness) {
 }
 
 // Check runs the suite and returns the cases that failed, in their order. An
-// unusable harness is one failure of the case "harness".
+// unusable harness is reported as one failure of the case "harness".
 func Check(ctx context.Context, h Harness) []Failure {
 	h, err := h.withDefaults()
 	if err != nil {

@@ -37,8 +37,8 @@ func TestUnusableHarness(t *testing.T) {
 	}
 }
 
-// TestFailureNamesPromiseAndSeed: whoever reads a failure has the promise before him and
-// can repeat the run.
+// TestFailureNamesPromiseAndSeed: a failure shows the promise and how to repeat
+// the run.
 func TestFailureNamesPromiseAndSeed(t *testing.T) {
 	h := harness("lower token admitted")
 	h.Steps = 20
@@ -116,7 +116,7 @@ func TestStoresAreClosed(t *testing.T) {
 	}
 }
 
-// TestHarnessErrorsAreFailures: a store that cannot be had must not pass.
+// TestHarnessErrorsAreFailures: a store that cannot be opened must not pass.
 func TestHarnessErrorsAreFailures(t *testing.T) {
 	broken := errors.New("broken")
 	cannot := func(context.Context, guard.Store) (guard.Store, error) { return nil, broken }
@@ -132,7 +132,7 @@ func TestHarnessErrorsAreFailures(t *testing.T) {
 		"Close":   {func(h *guardtest.Harness) { h.Close = func(guard.Store) error { return broken } }, len(guardtest.CaseNames())},
 	} {
 		h := harness("")
-		h.Operations, h.Steps = 4, 20 // the store is not what is tested
+		h.Operations, h.Steps = 4, 20 // the store is not under test
 		c.spoil(&h)
 		got := guardtest.Check(t.Context(), h)
 		if len(got) != c.want {
@@ -146,7 +146,7 @@ func TestHarnessErrorsAreFailures(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesAreOptional: what is not declared is not asked.
+// TestCapabilitiesAreOptional: what is not declared is not tested.
 func TestCapabilitiesAreOptional(t *testing.T) {
 	h := harness("forgets at restart")
 	h.Reopen, h.Replica = nil, nil
@@ -156,7 +156,7 @@ func TestCapabilitiesAreOptional(t *testing.T) {
 }
 
 func ExampleCheck() {
-	// A store that never refuses: the suite says what that costs.
+	// A store that never refuses: the suite reports what that breaks.
 	failures := guardtest.Check(context.Background(), guardtest.Harness{
 		New: func(context.Context) (guard.Store, error) { return yes{guard.NewMemory(nil)}, nil },
 	})

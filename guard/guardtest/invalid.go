@@ -9,7 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// invalidCases are about claims that are no claims.
+// invalidCases are about malformed claims.
 var invalidCases = []testCase{
 	{name: "P5/invalid-claim-is-refused", promise: P5, run: invalidIsRefused},
 	{name: "P5/invalid-claim-changes-nothing", promise: P5, run: invalidChangesNothing},
@@ -33,8 +33,8 @@ var invalidLeases = []string{
 	"\x00", "a\x00b", "a\n", "\x7f", "\u0085", "\xff", "a\xc3",
 }
 
-// invalidClaims are claims with one invalid field each; the others are those
-// of c.
+// invalidClaims returns claims with one invalid field each; the other fields
+// are those of c.
 func invalidClaims(c guard.Claim) []guard.Claim {
 	var out []guard.Claim
 	for _, r := range invalidResources {
@@ -56,7 +56,7 @@ func invalidIsRefused(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	// Over a mark, too, an invalid claim is invalid, not stale.
+	// With a mark, too, an invalid claim is invalid, not stale.
 	if err := admitted(ctx, s, claim(10, "a")); err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func (s *mutant) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		s.mu.Unlock()
 		window()
 		s.mu.Lock()
-		*s.floor = floor // whatever another Retire has made of it
+		*s.floor = floor // whatever another Retire has set it to
 	} else if floor > *s.floor || s.has("floor overwritten") {
 		*s.floor = floor
 	}
@@ -102,7 +102,7 @@ func (s *mutant) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 	return r, nil
 }
 
-// newMutant returns an empty store; the bug "" is none.
+// newMutant returns an empty store; the bug "" means none.
 func newMutant(bug string) *mutant {
 	return &mutant{marks: newMarks(), floor: new(guard.Token), bug: bug}
 }

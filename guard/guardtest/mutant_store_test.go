@@ -39,11 +39,11 @@ type mutant struct {
 
 func (s *mutant) has(bugs ...string) bool { return slices.Contains(bugs, s.bug) }
 
-// window is a gap that every other goroutine of a race runs into: on fake time
-// nobody wakes before all the others wait as well.
+// window is a gap in which every other goroutine of a race runs: on fake time
+// no goroutine wakes before all the others wait as well.
 func window() { time.Sleep(200 * time.Microsecond) }
 
-// key is where the marks of a resource lie.
+// key returns the key under which the mark of a resource is stored.
 func (s *mutant) key(resource string) string {
 	switch s.bug {
 	case "resource trimmed":
@@ -151,7 +151,7 @@ func (s *mutant) refusal(r guard.Reason, mark guard.Mark, c guard.Claim) error {
 	return e
 }
 
-// invalid is the door.
+// invalid validates the input.
 func (s *mutant) invalid(c guard.Claim) error {
 	switch s.bug {
 	case "nothing validated":
@@ -241,7 +241,7 @@ func (s *mutant) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
 	return now, invalid
 }
 
-// afterRefusal is what only a mutant does with a refused claim.
+// afterRefusal does what only a mutant does with a refused claim.
 func (s *mutant) afterRefusal(old guard.Mark, c guard.Claim) {
 	key := s.key(c.Resource)
 	switch s.bug {

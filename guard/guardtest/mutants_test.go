@@ -116,8 +116,8 @@ var mutants = []struct {
 }
 
 // onFakeTime checks a store in a bubble, where time passes only when every
-// goroutine waits: whoever sleeps in a mutant's window is overtaken by all the
-// others, and nothing is late on a slow machine.
+// goroutine waits: all other goroutines overtake one that sleeps in a mutant's
+// window, and nothing is late on a slow machine.
 func onFakeTime(t *testing.T, h guardtest.Harness) (failures []guardtest.Failure) {
 	t.Helper()
 	h.Seed = 1 // what the callers present is the same each time, too
@@ -141,7 +141,7 @@ func TestMutantsFail(t *testing.T) {
 	}
 }
 
-// TestNoIdleCase: a case that catches no mutant proves nothing that is known.
+// TestNoIdleCase: a case that catches no mutant is not known to prove anything.
 func TestNoIdleCase(t *testing.T) {
 	catching := map[string]bool{}
 	for _, m := range mutants {
@@ -163,7 +163,7 @@ func TestNoIdleCase(t *testing.T) {
 }
 
 // TestUnbrokenStorePasses is the control, on fake time, and on real time with
-// many at once, which varies how their goroutines are scheduled.
+// many runs at once, which varies the scheduling of their goroutines.
 func TestUnbrokenStorePasses(t *testing.T) {
 	var real [20][]guardtest.Failure
 	var wg sync.WaitGroup
@@ -176,8 +176,8 @@ func TestUnbrokenStorePasses(t *testing.T) {
 	}
 }
 
-// TestHungStoreFails: a store that never returns costs its cases, not the run,
-// and no case that it does not hang in.
+// TestHungStoreFails: a store that never returns fails only the cases in which
+// it hangs, and does not stop the run.
 func TestHungStoreFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

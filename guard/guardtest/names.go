@@ -24,8 +24,8 @@ var leaseCases = []testCase{
 }
 
 // alike are texts that a case-folding, trimming, normalising, truncating or
-// pattern-matching comparison takes for one another. None is empty and each
-// has at most 128 bytes, so that they serve as lease IDs too.
+// pattern-matching comparison would confuse. None is empty and each has at most
+// 128 bytes, so that they serve as lease IDs too.
 var alike = []string{
 	"a", "A", "a ", " a", "ａ", // case, space, full width
 	"\u00e9", "e\u0301", "\u00c9", "E\u0301", "e", // é composed and decomposed
@@ -40,13 +40,13 @@ var alike = []string{
 	strings.Repeat("x", 127), strings.Repeat("x", 128),
 }
 
-// independentResources gives each name the next lower token: a name taken for
-// an earlier one would be refused as stale.
+// independentResources gives each name the next lower token: a name mistaken
+// for an earlier one would be refused as stale.
 func independentResources(ctx context.Context, e *env) error {
 	return eachName(ctx, e.store(), func(i, n int) guard.Token { return guard.Token(n - i) })
 }
 
-// exactResources gives each name the next higher token: a name taken for an
+// exactResources gives each name the next higher token: a name mistaken for an
 // earlier one would raise the earlier one's mark.
 func exactResources(ctx context.Context, e *env) error {
 	return eachName(ctx, e.store(), func(i, n int) guard.Token { return guard.Token(i + 1) })
@@ -80,7 +80,8 @@ func otherLease(ctx context.Context, e *env) error {
 		func() error { return admitted(ctx, s, claim(10, "a")) },
 		func() error { return refused(ctx, s, guard.ReasonConflict, claim(10, "b"), claim(10, "c")) },
 		func() error { return admitted(ctx, s, claim(10, "a")) },
-		// Only the lease of the mark counts: an older one's is no better than another.
+		// Only the lease of the mark counts: that of an older mark is no better
+		// than any other.
 		func() error { return admitted(ctx, s, claim(11, "b")) },
 		func() error { return refused(ctx, s, guard.ReasonConflict, claim(11, "a")) },
 	)

@@ -3,8 +3,8 @@ package guardtest
 // Promise is one of the module's promises, "P1" and so on.
 type Promise string
 
-// The promises that a store can keep or break. (P2 is kept by how a store is
-// used, P7 by the lease client.)
+// The promises that a store can keep or break. (P2 depends on how a store is
+// used, P7 on the lease client.)
 const (
 	P1 Promise = "P1"
 	P3 Promise = "P3"

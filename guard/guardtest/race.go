@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// raceCases are about many callers of one resource, on every handle.
+// raceCases are about many callers on one resource, on every handle.
 var raceCases = []testCase{
 	{name: "P1/no-stale-admission-among-racing-raises", promise: P1, run: racingRaises},
 	{name: "P3/no-reader-sees-the-mark-fall", promise: P3, run: racingReaders},
@@ -19,7 +19,7 @@ var raceCases = []testCase{
 	{name: "P1/no-mark-is-forgotten-among-many", promise: P1, run: manyMarks},
 }
 
-// highest is the highest token of which somebody knows that it was admitted.
+// highest is the highest token that is known to have been admitted.
 type highest struct{ n atomic.Int64 }
 
 func (h *highest) load() guard.Token { return guard.Token(h.n.Load()) }
@@ -33,14 +33,14 @@ func (h *highest) raise(t guard.Token) {
 	}
 }
 
-// shared is a claim that every caller who has the token presents alike, so
-// that equal tokens do not conflict.
+// shared is a claim that is the same for every caller with the token, so that
+// equal tokens do not conflict.
 func shared(name string, t guard.Token) guard.Claim {
 	return guard.Claim{Resource: name, Token: t, LeaseID: "lease of " + t.String()}
 }
 
 // pause lets the callers of a store that is fast and never waits overlap in
-// ever other ways, instead of one doing all its calls within a time slice.
+// varying ways, instead of one making all its calls within a time slice.
 func pause(rng *rand.Rand) {
 	if rng.IntN(4) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Microsecond))))
@@ -48,7 +48,7 @@ func pause(rng *rand.Rand) {
 }
 
 // attempt presents c and checks the verdict against what was acknowledged
-// before the call began. Only a stale refusal is in order.
+// before the call began. Only a stale refusal is allowed.
 func attempt(ctx context.Context, s guard.Store, acked *highest, c guard.Claim) error {
 	low := acked.load()
 	_, err := s.Admit(ctx, c)
@@ -95,7 +95,7 @@ func racingReaders(ctx context.Context, e *env) error {
 			return raiseOften(ctx, e.Operations, s, rng, &acked)
 		}
 		seen := guard.NoToken
-		for writing.Load() > 0 { // readers may be faster; they must not be done first
+		for writing.Load() > 0 { // readers may be faster, but must not finish first
 			pause(rng)
 			low := max(seen, acked.load())
 			got, err := s.Mark(ctx, resource)
@@ -113,8 +113,8 @@ func racingReaders(ctx context.Context, e *env) error {
 	})
 }
 
-// raiseOften presents tokens around the mark, so that every call is a close
-// one.
+// raiseOften presents tokens close to the mark, so that every call is a close
+// call.
 func raiseOften(ctx context.Context, n int, s guard.Store, rng *rand.Rand, acked *highest) error {
 	for range n {
 		pause(rng)

@@ -7,20 +7,20 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// replicaCases are asked of stores that several processes share. The races
-// are run across both handles as well.
+// replicaCases run on stores that several processes share. The races are run
+// across both handles as well.
 var replicaCases = []testCase{
 	{name: "P1/replicas-share-marks", promise: P1, needs: replica, run: replicasShareMarks},
 	{name: "P1/replicas-share-the-floor", promise: P1, needs: replica, run: replicasShareFloor},
 }
 
-// reopenCases are asked of stores whose marks outlive the process.
+// reopenCases run on stores whose marks outlive the process.
 var reopenCases = []testCase{
 	{name: "P3/restart-remembers-marks", promise: P3, needs: reopen, run: reopenMarks},
 	{name: "P3/restart-remembers-the-floor", promise: P3, needs: reopen, run: reopenFloor},
 }
 
-// replicasShareMarks lets the handles take turns, so that neither may answer
+// replicasShareMarks alternates between the handles, so that neither can answer
 // from what it last saw itself.
 func replicasShareMarks(ctx context.Context, e *env) error {
 	for i := range 10 {

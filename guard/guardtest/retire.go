@@ -50,9 +50,9 @@ func retireOlder(ctx context.Context, e *env) error {
 	)
 }
 
-// readIsNoRaise: presenting the mark again is a read. A store that wrote then
-// would write on every request, and would keep alive the marks of a holder
-// that should have been gone.
+// readIsNoRaise: presenting the mark again is a read. A store that wrote here
+// would write on every request, and would keep the marks of a holder that
+// should be gone.
 func readIsNoRaise(ctx context.Context, e *env) error {
 	s := e.store()
 	if err := admitted(ctx, s, named("r", 10)); err != nil {

@@ -13,21 +13,21 @@ var retireRaceCases = []testCase{
 	{name: "P3/floor-never-lowers-while-raising", promise: P3, run: racingFloor},
 }
 
-// racingRetire deletes every mark again and again among callers that offer new
-// tokens and tokens a little older than what was acknowledged: a mark that
-// goes before the floor is up lets one of the latter in, and so does a mark
-// that was raised between being chosen and being deleted.
+// racingRetire repeatedly deletes every mark while callers offer new tokens and
+// tokens a little older than those acknowledged. A mark that is deleted before
+// the floor is raised admits one of the older tokens, and so does a mark that
+// was raised between being chosen and being deleted.
 func racingRetire(ctx context.Context, e *env) error {
 	var (
 		acked       [3]highest
-		next, floor highest // one issuer for all, as the floor is one for all
+		next, floor highest // one issuer for all, as there is one floor for all
 		name        = func(r int) string { return fmt.Sprint("resource ", r) }
 	)
 	err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
 		s, rng := e.handle(i), e.rand(i)
 		for n := range e.Operations {
 			pause(rng)
-			if n%24 == i*3%24 { // each at its own steps
+			if n%24 == i*3%24 { // each caller at its own steps
 				if err := retireAll(ctx, s, &floor); err != nil {
 					return err
 				}
@@ -71,8 +71,8 @@ func retireAll(ctx context.Context, s guard.Store, told *highest) error {
 	return nil
 }
 
-// racingFloor retires from several callers at once. What one of them was told
-// holds for a call that begins afterwards.
+// racingFloor retires from several callers at once. A floor that one of them
+// got holds for every call that begins afterwards.
 func racingFloor(ctx context.Context, e *env) error {
 	var told, next highest
 	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {

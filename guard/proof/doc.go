@@ -1,32 +1,32 @@
 // Package proof lets a service check that a lock server issued the claim that a
 // request presents. The server signs each claim that it grants; the service
-// verifies the signature before its fence compares the token. Without it a token
-// is only a number, and whoever can send a high one locks all others out.
+// verifies the signature before its fence compares the token. Without a proof a
+// token is only a number, and whoever can send a high one locks out everyone
+// else.
 //
 // # What it guarantees
 //
 // A request whose proof is missing, malformed, expired, signed by a key that is
 // not in the set, or made for another issuer, audience, resource, token or lease
-// is refused, and raises no mark. The service decides that proofs are needed and
-// by which algorithm; nothing in a request can change that. The key ID of
-// a request is only compared with the IDs of the set: it opens no file and no
-// URL.
+// is refused, and raises no mark. The service decides that proofs are required,
+// and the algorithm; nothing in a request can change that. The key ID in a
+// request is only compared with the IDs in the set: it opens no file and no URL.
 //
-// A key that was taken out of the source is refused after [KeysOptions].Refresh,
-// also for proofs that were verified while it was there. Keys that could not be
+// A key that was removed from the source is refused after [KeysOptions].Refresh,
+// even for proofs that were verified while it was there. Keys that could not be
 // confirmed for MaxAge verify nothing ([guard.ErrUnavailable]).
 //
 // # What it does not
 //
-// A proof is a bearer credential: who can read it can present it until it
+// A proof is a bearer credential: whoever can read it can present it until it
 // expires, for that one resource and token. Send it over TLS only. It does not
-// replace the comparison with the mark: a proof of a lease that was taken over
-// is genuine and its token stale.
+// replace the comparison with the mark: the proof of a lease that was taken
+// over is genuine, but its token is stale.
 //
 // # Use
 //
-// The lock server, which alone holds the private key. Identity.Audience says whom
-// each caller's proofs are made for:
+// The lock server, which alone holds the private key. Identity.Audience is the
+// audience of each caller's proofs:
 //
 //	signer, err := proof.NewSigner(key, &proof.SignerOptions{Issuer: "locks.example"})
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Signer: signer})
@@ -60,12 +60,12 @@
 //
 // # Rotation
 //
-// Put the new public key into the source; wait for Refresh; sign with the new
+// Add the new public key to the source; wait for Refresh; sign with the new
 // private key; wait until the last proof of the old key has expired; remove the
-// old public key. To withdraw a key at once, remove it: its proofs are refused
+// old public key. To revoke a key at once, remove it: its proofs are refused
 // after Refresh.
 //
 // # Compatibility
 //
-// As package guard: names may change until version 1, the format not.
+// As in package guard, names may change until version 1; the format will not.
 package proof

@@ -18,21 +18,22 @@ const (
 	// field line.
 	Header = "X-Fencing-Proof"
 	// Type is the type in the header of a proof (RFC 8725, section 3.11): no
-	// other token that the same key has signed can pass as a proof.
+	// other kind of token that the same key has signed can pass as a proof.
 	Type = "fence+jwt"
-	// MaxLen is how many bytes a proof may have.
+	// MaxLen is the maximum length of a proof, in bytes.
 	MaxLen = 4096
-	// MaxAudienceLen is how many bytes an issuer or an audience may have.
+	// MaxAudienceLen is the maximum length of an issuer or an audience, in
+	// bytes.
 	MaxAudienceLen = 256
 )
 
 const algorithm = "EdDSA"
 
-// encoding is Strict, so that the last character of a part has no bits that mean
-// nothing.
+// encoding is Strict, so that the last character of a part has no unused bits
+// set.
 var encoding = base64.RawURLEncoding.Strict()
 
-// decode accepts one spelling only: Go's decoder skips line breaks.
+// decode accepts only the canonical spelling: Go's decoder skips line breaks.
 func decode(s string) ([]byte, error) {
 	if strings.ContainsAny(s, "\r\n") {
 		return nil, errors.New("a line break")
@@ -76,8 +77,8 @@ func mustMarshal(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// split takes a proof apart and reads its header. Nothing of it is believed yet
-// but the key ID, which only looks up a key.
+// split takes a proof apart and reads its header. None of it is trusted yet
+// except the key ID, which is only used to look up a key.
 func split(compact string) (signed, payload, kid string, signature []byte, err error) {
 	if len(compact) > MaxLen {
 		return "", "", "", nil, malformed("has " + strconv.Itoa(len(compact)) + " bytes, at most " + strconv.Itoa(MaxLen) + " are allowed")
@@ -144,9 +145,9 @@ func parse(payload string) (content, error) {
 }
 
 // object decodes a part of a proof, a JSON object with exactly these members,
-// each once, and returns their values in this order. encoding/json's structs
-// would take the last of two members and ignore the case of names, where another
-// reader takes the first.
+// each once, and returns their values in this order. Decoding into a struct with
+// encoding/json would take the last of two members and ignore the case of names,
+// where another reader takes the first.
 func object(part string, names ...string) ([]any, error) {
 	b, err := decode(part)
 	if err != nil {
@@ -197,8 +198,8 @@ func object(part string, names ...string) ([]any, error) {
 	return values, nil
 }
 
-// malformed has nothing of the proof in it, because errors are logged and
-// a proof is a credential.
+// malformed includes nothing of the proof, because errors are logged and a
+// proof is a credential.
 func malformed(problem string) error { return guard.Invalid("proof", "", problem) }
 
 // checkName checks an issuer or an audience.

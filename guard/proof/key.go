@@ -19,7 +19,7 @@ type PublicKey struct {
 }
 
 // PrivateKey signs proofs. Printed or marshalled as part of something else it
-// shows its ID and nothing more; [PrivateKey.JWK] gives it away. The zero value
+// shows only its ID; only [PrivateKey.JWK] reveals the secret. The zero value
 // is not usable.
 type PrivateKey struct {
 	id  string
@@ -72,7 +72,7 @@ func (k PrivateKey) JWK() []byte {
 // String shows the ID, and no secret.
 func (k PrivateKey) String() string { return "proof.PrivateKey(" + k.id + ")" }
 
-// Format is String, whatever the verb: %d would show the secret.
+// Format writes String for every verb: %d would show the secret.
 func (k PrivateKey) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, k.String()) }
 
 // ID returns the key ID.
@@ -87,7 +87,7 @@ func (k PublicKey) MarshalJSON() ([]byte, error) {
 }
 
 // UnmarshalJSON implements [json.Unmarshaler]. It refuses a private key with
-// [guard.ErrInvalid]: who verifies must not be able to sign.
+// [guard.ErrInvalid]: a verifier must not be able to sign.
 func (k *PublicKey) UnmarshalJSON(b []byte) error {
 	parsed, err := parseJWK(b)
 	if err != nil {
@@ -131,8 +131,8 @@ func parseJWK(b []byte) (jwk, error) {
 	return k, nil
 }
 
-// isKeyID reports whether s can be a key ID: one that means nothing in a path,
-// a URL or a log line.
+// isKeyID reports whether s can be a key ID: one without special meaning in a
+// path, a URL or a log line.
 func isKeyID(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {

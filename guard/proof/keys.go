@@ -23,15 +23,15 @@ const (
 // default.
 type KeysOptions struct {
 	// Refresh is how old the keys may be, in whole seconds rounded down, before
-	// the source is asked again, at the next use: a key that was removed is
-	// refused from then on. An unknown key ID asks sooner, but at most every
-	// tenth of it. 0 means [DefaultRefresh]; at least a second.
+	// the next use asks the source again: a key that was removed is refused
+	// from then on. An unknown key ID asks sooner, but at most once every tenth
+	// of Refresh. 0 means [DefaultRefresh]; at least a second.
 	Refresh time.Duration
-	// MaxAge is for how long keys are used that the source could not confirm;
-	// after that nothing is verified ([guard.ErrUnavailable]). 0 means
+	// MaxAge is how long keys that the source could not confirm are used; after
+	// that nothing is verified ([guard.ErrUnavailable]). 0 means
 	// [DefaultMaxAge], or Refresh if that is longer; not below Refresh.
 	MaxAge time.Duration
-	// Logger is told that the source failed; nil means [slog.Default] at that
+	// Logger logs failures of the source; nil means [slog.Default] at that
 	// moment.
 	Logger *slog.Logger
 }
@@ -40,7 +40,7 @@ type KeysOptions struct {
 // serves the set as a JWKS (RFC 7517, section 5). Make one with [NewKeys]; the
 // zero value is not usable. It is safe for concurrent use and runs nothing in
 // the background: the request that finds the keys too old asks the source, for
-// at most fetchTimeout, while others go on with the keys of before.
+// at most fetchTimeout, while others continue with the previous keys.
 type Keys struct {
 	source Source
 	opts   KeysOptions
@@ -57,7 +57,7 @@ type keySet struct {
 	list []PublicKey
 }
 
-// fetchTimeout bounds one question to a source.
+// fetchTimeout bounds one request to a source.
 const fetchTimeout = 5 * time.Second
 
 // NewKeys asks the source for its keys. opts may be nil. Errors are those of the
@@ -88,7 +88,7 @@ func NewKeys(ctx context.Context, source Source, opts *KeysOptions) (*Keys, erro
 	return k, nil
 }
 
-// load asks the source. The caller is the only one.
+// load asks the source. There is only one caller at a time.
 func (k *Keys) load(ctx context.Context) error {
 	now := time.Now().Unix()
 	k.asked.Store(now)
@@ -106,7 +106,7 @@ func (k *Keys) load(ctx context.Context) error {
 		next.byID[key.id] = key
 	}
 	if !next.same(k.set.Load()) {
-		k.set.Store(next) // what was verified by the set before is verified anew
+		k.set.Store(next) // what the previous set verified is verified again
 	}
 	k.checked.Store(now) // when it was asked, not when it answered
 	return nil
@@ -125,7 +125,7 @@ func (s *keySet) same(other *keySet) bool {
 }
 
 // current returns the keys that may be used now, in seconds since 1970. A clock
-// that was set back makes them too old, not young.
+// that was set back makes them too old, not too young.
 func (k *Keys) current(ctx context.Context, now int64) (*keySet, error) {
 	age := now - k.checked.Load()
 	if age >= 0 && age < seconds(k.opts.Refresh) {
@@ -134,9 +134,9 @@ func (k *Keys) current(ctx context.Context, now int64) (*keySet, error) {
 	return k.refreshed(ctx, now, k.set.Load())
 }
 
-// refreshed asks the source, unless that was done a short while ago or is being
-// done, and returns the keys. It waits for another's question only if the keys
-// must not be used without an answer.
+// refreshed returns the keys, after asking the source unless that was done a
+// short while ago or is being done. It waits for another caller's request only
+// if the keys must not be used without an answer.
 func (k *Keys) refreshed(ctx context.Context, now int64, seen *keySet) (*keySet, error) {
 	usable := func() bool { age := now - k.checked.Load(); return age >= 0 && age < seconds(k.opts.MaxAge) }
 	alone := false
@@ -158,7 +158,7 @@ func (k *Keys) refreshed(ctx context.Context, now int64, seen *keySet) (*keySet,
 	if alone {
 		since := now - k.asked.Load()
 		if k.set.Load() == seen && (since < 0 || since >= k.pause()) {
-			// Not cut off by the one request that asks for all.
+			// The request that asks on behalf of all must not cut it off.
 			if err = k.load(context.WithoutCancel(ctx)); err != nil {
 				k.logger().LogAttrs(ctx, slog.LevelError, "proof_keys_unavailable", slog.String("error", err.Error()))
 			}
@@ -177,8 +177,8 @@ func (k *Keys) refreshed(ctx context.Context, now int64, seen *keySet) (*keySet,
 
 var errTooOld = errors.New("the source of the keys has not confirmed them for longer than MaxAge")
 
-// find returns the key of kid, of the set or of the one that the source has by
-// now.
+// find returns the key with the ID kid, from the set or from the one that the
+// source has by now.
 func (k *Keys) find(ctx context.Context, set *keySet, kid string, now int64) (PublicKey, *keySet, error) {
 	key, ok := set.byID[kid]
 	if !ok {
@@ -193,7 +193,7 @@ func (k *Keys) find(ctx context.Context, set *keySet, kid string, now int64) (Pu
 	return key, set, nil
 }
 
-// pause is how many seconds there are at least between two questions.
+// pause is the minimum number of seconds between two requests.
 func (k *Keys) pause() int64 { return max(1, seconds(k.opts.Refresh)/10) }
 
 func seconds(d time.Duration) int64 { return int64(d / time.Second) }

@@ -37,8 +37,8 @@ func (c *changing) source(context.Context) ([]PublicKey, error) {
 	return *c.keys.Load(), nil
 }
 
-// A key that is removed is refused also for the proofs that were verified while
-// it was there, and the others go on.
+// A key that is removed is refused even for proofs that were verified while it
+// was there, and the others keep working.
 func TestKeyRemovedWhileCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, next := NewPrivateKey(), NewPrivateKey()
@@ -56,7 +56,7 @@ func TestKeyRemovedWhileCached(t *testing.T) {
 		verify("before", byOld, true)
 		verify("before", byNext, false)
 		c.set(old.Public(), next.Public())
-		time.Sleep(DefaultRefresh / 10) // an unknown key asks before Refresh is over
+		time.Sleep(DefaultRefresh / 10) // an unknown key asks the source before Refresh is over
 		verify("both", byNext, true)
 		verify("both", byOld, true)
 		c.set(next.Public())
@@ -92,7 +92,7 @@ func TestExpiryWhileCached(t *testing.T) {
 	})
 }
 
-// A source that fails is asked seldom, and the keys of before are good until
+// A source that fails is asked rarely, and the previous keys stay valid until
 // MaxAge and no longer.
 func TestSourceAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestSourceAway(t *testing.T) {
 	})
 }
 
-// While one request asks, the others go on; past MaxAge they wait.
+// While one request asks, the others continue; past MaxAge they wait.
 func TestOneAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := NewPrivateKey()
@@ -168,7 +168,7 @@ func TestOneAsks(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { first <- v.Verify(ctx, compact, claim) }()
 		synctest.Wait()
-		cancel() // the question is for all
+		cancel() // the request to the source is for all
 		start := time.Now()
 		if err := v.Verify(t.Context(), compact, claim); err != nil || time.Since(start) != 0 {
 			t.Errorf("%v after %v", err, time.Since(start))
@@ -177,7 +177,7 @@ func TestOneAsks(t *testing.T) {
 		if err := v.Verify(t.Context(), compact, claim); !errors.Is(err, guard.ErrUnavailable) || time.Since(start) != fetchTimeout {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
-		// It began while the keys were good.
+		// It began while the keys were valid.
 		if err := <-first; err != nil {
 			t.Errorf("the one that asked: %v", err)
 		}
@@ -230,7 +230,7 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// A verifier that knows the lock server by its JWKS follows a rotation.
+// A verifier that gets the lock server's keys from its JWKS follows a rotation.
 func TestJWKS(t *testing.T) {
 	old, next := NewPrivateKey(), NewPrivateKey()
 	var c changing
@@ -300,7 +300,7 @@ func TestJWKS(t *testing.T) {
 	}
 }
 
-// The cache is bounded, and a proof that lost its place is verified again.
+// The cache is bounded, and an evicted proof is verified again.
 func TestCacheIsBounded(t *testing.T) {
 	key := NewPrivateKey()
 	v := guard.Must(NewVerifier(newKeys(t, Static(key.Public())), &VerifierOptions{Audience: audience, Cache: 3}))

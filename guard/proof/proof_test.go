@@ -42,7 +42,7 @@ func sign(t testing.TB, key PrivateKey, c guard.Claim, to string, expires time.T
 	return compact
 }
 
-// by makes a proof of any header and payload, with a genuine signature.
+// by makes a proof from any header and payload, with a genuine signature.
 func by(key PrivateKey, header, payload string) string {
 	signed := encoding.EncodeToString([]byte(header)) + "." + encoding.EncodeToString([]byte(payload))
 	return signed + "." + encoding.EncodeToString(ed25519.Sign(key.key, []byte(signed)))
@@ -88,8 +88,8 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// Everything that is not exactly a proof of this claim is refused, though each
-// but the first few is signed by the right key.
+// Everything that is not exactly a proof of this claim is refused, although all
+// but the first few are signed by the right key.
 func TestRefused(t *testing.T) {
 	key := NewPrivateKey()
 	other := NewPrivateKey()
@@ -180,7 +180,7 @@ func TestRefused(t *testing.T) {
 			if err := v.Verify(t.Context(), good, claim); err != nil { // the control
 				t.Errorf("the good one: %v", err)
 			}
-			// Remembered is not believed for anything else.
+			// A remembered proof is accepted for nothing else.
 			for _, other := range []guard.Claim{{Resource: "x", Token: 34, LeaseID: claim.LeaseID}, {Resource: claim.Resource, Token: 33, LeaseID: claim.LeaseID}, {Resource: claim.Resource, Token: 34}} {
 				if err := v.Verify(t.Context(), good, other); !errors.Is(err, guard.ErrInvalid) {
 					t.Errorf("%+v: %v", other, err)
@@ -293,8 +293,8 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// FuzzPayload signs whatever comes: only what says exactly the claim passes, and
-// what passes has one meaning.
+// FuzzPayload signs arbitrary payloads: only one that states exactly the claim
+// passes, and what passes has one meaning.
 func FuzzPayload(f *testing.F) {
 	key := NewPrivateKey()
 	v := newVerifier(f, Static(key.Public()))

@@ -9,19 +9,19 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultIssuer is the issuer that a signer states and a verifier expects unless
-// told otherwise.
+// DefaultIssuer is the issuer that a signer states and a verifier expects by
+// default.
 const DefaultIssuer = "fencepost"
 
 // SignerOptions configures [NewSigner]. The zero value is the default.
 type SignerOptions struct {
 	// Issuer names the lock server (iss), 1 to [MaxAudienceLen] bytes; "" means
-	// [DefaultIssuer]. Give each of several servers that share keys its own.
+	// [DefaultIssuer]. If several servers share keys, give each its own issuer.
 	Issuer string
 	// Leeway is how much longer than its claim's lease each proof is valid, for
-	// verifiers whose clocks are ahead, and so that a holder that comes late is
-	// told that it is stale and not that its proof has expired. 0 adds nothing.
-	// It weakens nothing: the mark protects the resource, not the proof's end.
+	// verifiers whose clocks are ahead, and so that a late holder is refused as
+	// stale and not because its proof has expired. 0 adds nothing. It weakens
+	// nothing: the mark protects the resource, not the proof's expiry.
 	Leeway time.Duration
 }
 
@@ -49,9 +49,9 @@ func NewSigner(key PrivateKey, opts *SignerOptions) (*Signer, error) {
 	return s, checkName("SignerOptions.Issuer", s.issuer)
 }
 
-// Sign returns a proof that claim was issued. audience is who may accept it,
+// Sign returns a proof that claim was issued. audience says who may accept it,
 // such as a service, or a service and a tenant: a verifier that expects another
-// one refuses it. The proof is valid until expires, the lease's end, and
+// audience refuses it. The proof is valid until expires, the lease's end, plus
 // [SignerOptions.Leeway], rounded up to a second, by the verifier's clock.
 //
 // The error is a *guard.InvalidError: claim, audience or expires is invalid, or

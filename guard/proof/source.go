@@ -16,8 +16,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Source gives all public keys that are valid now. It must be safe for
-// concurrent use. An empty list is an answer: nothing is valid. See [Dir],
+// Source returns all public keys that are valid now. It must be safe for
+// concurrent use. An empty list is an answer: no key is valid. See [Dir],
 // [JWKS] and [Static].
 type Source func(context.Context) ([]PublicKey, error)
 
@@ -27,14 +27,14 @@ func Static(keys ...PublicKey) Source {
 	return func(context.Context) ([]PublicKey, error) { return keys, nil }
 }
 
-// maxKeys bounds what a source is read for: bytes of a file or an answer.
+// maxKeys bounds how much is read of a file or an answer, in bytes.
 const maxKeys = 1 << 20
 
 // Dir is a [Source] that reads each file "<kid>.jwk" of a directory, which holds
-// the JWK of the public key with that ID; other files are left alone. Put a file
-// there by renaming it: one that cannot be read, is no public key or has another
-// ID fails the whole directory ([guard.ErrInvalid]), and the keys of before stay
-// until MaxAge.
+// the JWK of the public key with that ID; other files are ignored. Add a file by
+// renaming it into the directory: a file that cannot be read, is not a public
+// key or has another ID fails the whole directory ([guard.ErrInvalid]), and the
+// previous keys stay until MaxAge.
 func Dir(path string) Source {
 	return func(context.Context) ([]PublicKey, error) {
 		entries, err := os.ReadDir(path)
@@ -49,7 +49,7 @@ func Dir(path string) Source {
 			}
 			f, err := os.Open(filepath.Join(path, entry.Name()))
 			if errors.Is(err, os.ErrNotExist) {
-				continue // removed in this moment
+				continue // removed just now
 			}
 			if err != nil {
 				return nil, guard.Unavailable("read keys", guard.Claim{}, err)
@@ -73,13 +73,13 @@ func Dir(path string) Source {
 }
 
 // JWKS is a [Source] that fetches a JWKS (RFC 7517, section 5), such as [Keys]
-// serves. Keys of other kinds in it are left alone. client may be nil. Redirects
-// are not followed, and the URL must be https, or http on a loopback address:
-// who can change the answer can issue tokens.
+// serves. It ignores keys of other kinds. client may be nil. Redirects are not
+// followed, and the URL must be https, or http on a loopback address: whoever
+// can change the answer can issue tokens.
 //
 // Errors of the source: [guard.ErrUnavailable] if the server gives no answer or
-// another status than 200, [guard.ErrInvalid] for a bad URL or an answer that is
-// no JWKS or has a private key in it.
+// a status other than 200, [guard.ErrInvalid] for a bad URL or an answer that is
+// not a JWKS or contains a private key.
 func JWKS(address string, client *http.Client) Source {
 	if client == nil {
 		client = http.DefaultClient
@@ -131,7 +131,7 @@ func parseJWKS(b []byte) ([]PublicKey, error) {
 			return nil, guard.Invalid("JWKS", "", "has a key that is no JSON object")
 		}
 		if kind.Kty != "OKP" || kind.Crv != "Ed25519" || kind.Use != "" && kind.Use != "sig" || kind.Alg != "" && kind.Alg != algorithm {
-			continue // RFC 7517, section 5: leave alone what you do not know
+			continue // RFC 7517, section 5: ignore unknown keys
 		}
 		var key PublicKey
 		if err := key.UnmarshalJSON(raw); err != nil {

@@ -14,16 +14,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultCache is [VerifierOptions.Cache].
+// DefaultCache is the default of [VerifierOptions.Cache].
 const DefaultCache = 4096
 
 // VerifierOptions configures [NewVerifier]. The zero value of every field is its
 // default.
 type VerifierOptions struct {
-	// Issuer is the lock server whose proofs are believed (iss); "" means
+	// Issuer is the lock server whose proofs are accepted (iss); "" means
 	// [DefaultIssuer].
 	Issuer string
-	// Audience is whom proofs have to be made for (aud); "" means that
+	// Audience is the audience that proofs must name (aud); "" means that
 	// [Verifier.Verify] refuses everything and each call of
 	// [Verifier.VerifyFor] names it, such as the tenant of the request.
 	Audience string
@@ -39,19 +39,19 @@ type Verifier struct {
 	keys  *Keys
 	opts  VerifierOptions
 	seed  maphash.Seed
-	cache []atomic.Pointer[verified] // by the hash of the proof; a newer one takes the place
+	cache []atomic.Pointer[verified] // by the hash of the proof; a newer proof replaces an older one
 }
 
-// verified is a proof whose signature is genuine by a generation of keys. What
-// it says is compared at each use.
+// verified is a proof whose signature is genuine under a generation of keys.
+// Its contents are compared at each use.
 type verified struct {
 	compact string
 	by      *keySet
 	content
 }
 
-// NewVerifier returns a [Verifier] that believes these keys. opts may be nil.
-// The error is a *guard.InvalidError (guard.ErrInvalid).
+// NewVerifier returns a [Verifier] that trusts these keys. opts may be nil. The
+// error is a *guard.InvalidError (guard.ErrInvalid).
 func NewVerifier(keys *Keys, opts *VerifierOptions) (*Verifier, error) {
 	v := &Verifier{keys: keys, seed: maphash.MakeSeed()}
 	if opts != nil {
@@ -88,13 +88,13 @@ func (v *Verifier) Verify(ctx context.Context, compact string, claim guard.Claim
 
 // VerifyFor reports whether compact proves that the issuer granted claim, for
 // this audience. Signature, issuer, audience, resource, token, lease and expiry
-// are all compared, also for a proof that was verified before; so is whether its
+// are all checked, even for a proof that was verified before; so is whether its
 // key is still in the set.
 //
 // Errors: a *guard.InvalidError for the field "proof", which shows nothing of
-// it, [guard.ErrMissing] for an empty one; a *guard.MisdirectedError for
+// the proof, [guard.ErrMissing] for an empty one; a *guard.MisdirectedError for
 // a genuine proof of another resource; [guard.ErrUnavailable] if the keys are
-// too old to be believed. It allocates nothing for a proof that it remembers.
+// too old to be trusted. It allocates nothing for a proof that it remembers.
 func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, claim guard.Claim) error {
 	if compact == "" {
 		return guard.Missing("proof")
@@ -130,7 +130,7 @@ func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, clai
 	return nil
 }
 
-// compare says whether what a genuine proof says is what is asked.
+// compare checks the contents of a genuine proof against what is expected.
 func (v *Verifier) compare(said *content, audience string, claim *guard.Claim, now int64) error {
 	switch {
 	case said.issuer != v.opts.Issuer:
@@ -149,9 +149,9 @@ func (v *Verifier) compare(said *content, audience string, claim *guard.Claim, n
 	return nil
 }
 
-// Hook returns a function for httpfence's Options.Verify: a request has to carry
-// in [Header] a proof of its claim. audience names whom the proof has to be made
-// for, from the authenticated identity or a constant, never from what the
+// Hook returns a function for httpfence's Options.Verify: a request must carry
+// in [Header] a proof of its claim. audience returns the audience that the proof
+// must name, from the authenticated identity or a constant, never from what the
 // request merely says; its errors are answered by their sentinel. nil means
 // [VerifierOptions.Audience], and is an error if that is not set.
 func (v *Verifier) Hook(audience func(*http.Request) (string, error)) (func(guard.Claim, *http.Request) error, error) {

@@ -7,7 +7,7 @@
 //	ledgerv1connect.NewLedgerHandler(ledger, connect.WithInterceptors(guarded.Connect()))
 //
 // The claim comes in metadata under the names of httpfence's header fields. The
-// resource comes from the message, where an RPC has it:
+// resource comes from the message of the RPC:
 //
 //	resource, err := httpfence.Named(closes, httpfence.Bindings{
 //		"tenant": tenantOfIdentity, // r.Context() is the RPC's context
@@ -17,30 +17,31 @@
 // # What it guarantees
 //
 // What [httpfence.Middleware.Admit] does: nobody below the mark is admitted,
-// and the mark is raised. A unary call is judged before its handler, a stream
-// again for each message it receives, because a stream outlives its claim: the
-// first message under a claim that is stale by then ends it, whatever the
-// handler returns. [httpfence.Options.Verify], the log and the observer work as
-// they do there; its status overrides, OnReject and InsecureReportOnly do not.
+// and the mark is raised. A unary call is checked before its handler, and a
+// stream again for each message it receives, because a stream may outlive its
+// claim: the first message under a claim that is stale by then ends the stream,
+// whatever the handler returns. [httpfence.Options.Verify], the log and the
+// observer work as in httpfence; its status overrides, OnReject and
+// InsecureReportOnly do not.
 //
 // # What it does not
 //
 // Admission does not stop a write already in flight: present the claim
-// ([ClaimFrom]) to a fenced write. What a stream sends is not judged.
-// A transaction around a whole unary call is httpfence's InTx around a Connect
-// handler, which knows the statuses of gRPC, gRPC-Web and Connect.
+// ([ClaimFrom]) to a fenced write. Messages that a stream sends are not
+// checked. A transaction around a whole unary call is httpfence's InTx around a
+// Connect handler, which knows the statuses of gRPC, gRPC-Web and Connect.
 //
 // # Refusals
 //
 // Each is a status with a google.rpc.ErrorInfo, whose domain is [Domain] and
-// whose reason the [guard.Reason]; [ErrorFrom] makes package guard's error of
-// it. [Code] is the table of codes: FailedPrecondition and InvalidArgument say
-// "do not retry", Unavailable "do", as the gRPC guide has it. No refusal is
-// Aborted, which invites a retry at a higher level.
+// whose reason is the [guard.Reason]; [ErrorFrom] turns it into package guard's
+// error. [Code] is the table of codes: FailedPrecondition and InvalidArgument
+// mean "do not retry", Unavailable means "retry", as in the gRPC guide. No
+// refusal is Aborted, which invites a retry at a higher level.
 //
 // # Compatibility
 //
-// As package httpfence: names may change until version 1, meanings not.
+// As in package httpfence, names may change until version 1; meanings will not.
 package grpcfence
 
 import (
@@ -74,15 +75,15 @@ type Options struct {
 	Unguarded []string
 }
 
-// Fence judges the claims of RPCs. Make one with [New]; the zero value is not
+// Fence checks the claims of RPCs. Make one with [New]; the zero value is not
 // usable. It is safe for concurrent use.
 type Fence struct {
 	fence     *httpfence.Middleware
 	unguarded []string
 }
 
-// New returns a [Fence] that judges by fence. opts may be nil. The error is
-// a *guard.InvalidError (guard.ErrInvalid).
+// New returns a [Fence] that checks claims with fence. opts may be nil. The
+// error is a *guard.InvalidError (guard.ErrInvalid).
 func New(fence *httpfence.Middleware, opts *Options) (*Fence, error) {
 	if fence == nil {
 		return nil, guard.Invalid("fence", "", "must not be nil")
@@ -101,9 +102,9 @@ func New(fence *httpfence.Middleware, opts *Options) (*Fence, error) {
 
 type messageKey struct{}
 
-// Field returns a [httpfence.ResourceFunc], or a binding, that takes a value out
-// of the message of the RPC. A call with a message of another type is answered
-// with Internal: the method has no such resource, and no client can mend that.
+// Field returns a [httpfence.ResourceFunc], or a binding, that takes a value
+// from the RPC's message. A call with a message of another type is answered with
+// Internal: the method has no such resource, and no client can fix that.
 func Field[M any](get func(M) string) httpfence.ResourceFunc {
 	return func(r *http.Request) (string, error) {
 		m, ok := r.Context().Value(messageKey{}).(M)
@@ -127,14 +128,14 @@ func ClaimFrom(ctx context.Context) (guard.Claim, bool) {
 	return guard.ClaimFrom(ctx)
 }
 
-// admit judges one message.
+// admit checks one message.
 func (f *Fence) admit(ctx context.Context, procedure string, header http.Header, message any) (guard.Claim, error) {
 	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Path: procedure}, Header: header, Pattern: procedure}
 	return f.fence.AdmitRequest(r.WithContext(context.WithValue(ctx, messageKey{}, message)))
 }
 
-// Code returns the code that stands for a reason; Internal for one that it does
-// not know. It is never OK.
+// Code returns the code that stands for a reason; Internal for an unknown one.
+// It is never OK.
 func Code(reason guard.Reason) codes.Code {
 	switch reason {
 	case guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonUnfenced:
@@ -151,7 +152,8 @@ func Code(reason guard.Reason) codes.Code {
 	return codes.Internal
 }
 
-// info is what a refusal says besides its code. The mark is not in it.
+// info returns what a refusal says besides its code. It does not include the
+// mark.
 func info(err error) *errdetails.ErrorInfo {
 	i := &errdetails.ErrorInfo{Reason: string(guard.ReasonOf(err)), Domain: Domain}
 	var misdirected *guard.MisdirectedError
@@ -184,7 +186,7 @@ func ConnectError(err error) error {
 
 // ErrorFrom returns the error of package guard that an error of a client of
 // grpc-go or Connect stands for, with the claim that was sent, or err itself if
-// it is no refusal of a fence. The error of the library stays reachable by
+// it is not a fence's refusal. The library's error stays reachable with
 // errors.As.
 func ErrorFrom(err error, claim guard.Claim) error {
 	var found *errdetails.ErrorInfo
@@ -255,13 +257,13 @@ func (f *Fence) StreamServer() grpc.StreamServerInterceptor {
 		s.ctx = context.WithValue(stream.Context(), currentKey{}, &s.current)
 		err := next(server, s)
 		if refused := s.refused.Load(); refused != nil {
-			return *refused // whatever the handler has made of it
+			return *refused // whatever the handler returned
 		}
 		return err
 	}
 }
 
-// headerOf gives metadata the names of header fields, all values of each.
+// headerOf returns the metadata as header fields, with all values of each.
 func headerOf(ctx context.Context) http.Header {
 	header := http.Header{}
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -369,8 +371,8 @@ func (s *connectStream) Receive(message any) error {
 // ([guard.WithClaim], [guard.WithLease]) with unary calls of a grpc-go client,
 // under the default names. Errors before anything is sent, not as a status:
 // [guard.ErrLeaseLost] once the lease is over by the holder's clock,
-// [guard.ErrInvalid] for an invalid claim. It sends to whatever the connection
-// is to: use it for connections to servers that may see your tokens.
+// [guard.ErrInvalid] for an invalid claim. It sends to whatever server the
+// connection leads to: use it only for servers that may see your tokens.
 func UnaryClient() grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		ctx, err := outgoing(ctx)
@@ -392,7 +394,7 @@ func StreamClient() grpc.StreamClientInterceptor {
 	}
 }
 
-// outgoing puts the claim of ctx in place of what its metadata says.
+// outgoing replaces the claim in the metadata of ctx with the claim of ctx.
 func outgoing(ctx context.Context) (context.Context, error) {
 	claim, ok := guard.ClaimFrom(ctx)
 	if !ok {
@@ -404,7 +406,7 @@ func outgoing(ctx context.Context) (context.Context, error) {
 	if err := claim.Validate(); err != nil {
 		return nil, err
 	}
-	for i := range len(claim.LeaseID) { // gRPC's metadata is printable ASCII; anything else would arrive as something else
+	for i := range len(claim.LeaseID) { // gRPC's metadata is printable ASCII; other bytes would arrive changed
 		if c := claim.LeaseID[i]; c < ' ' || c > '~' || c == ' ' && (i == 0 || i == len(claim.LeaseID)-1) {
 			return nil, guard.Invalid("lease ID", claim.LeaseID, "cannot be sent as gRPC metadata")
 		}

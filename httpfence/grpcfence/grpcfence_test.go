@@ -51,14 +51,14 @@ func fence(t *testing.T, store guard.Store) *Fence {
 	return f
 }
 
-// client is one transport of RPCs: it calls, and sends messages one by one.
+// client is one RPC transport: it makes calls, and sends messages one by one.
 type client struct {
 	call func(ctx context.Context, method, account string) (string, error)
 	// open begins a stream; send sends a message and waits for the answer.
 	open func(ctx context.Context) (send func(account string) (string, error))
 }
 
-// told is what the handlers answer: under which claim they were called.
+// told is the handlers' answer: the claim under which they were called.
 func told(ctx context.Context) string {
 	claim, ok := ClaimFrom(ctx)
 	if !ok {
@@ -140,7 +140,7 @@ func grpcClient(t *testing.T, f *Fence, swallow bool) client {
 				if err != nil {
 					return "", err
 				}
-				_ = s.SendMsg(wrapperspb.String(account)) // what became of it is said to RecvMsg
+				_ = s.SendMsg(wrapperspb.String(account)) // RecvMsg returns the outcome
 				out := &text{}
 				err := s.RecvMsg(out)
 				return out.GetValue(), err
@@ -203,7 +203,7 @@ func claim(id string, token guard.Token, lease string) guard.Claim {
 	return guard.Claim{Resource: "account:" + id, Token: token, LeaseID: lease}
 }
 
-// code is the code of an error of either library.
+// code returns the code of an error from either library.
 func code(err error) codes.Code {
 	var c *connect.Error
 	if errors.As(err, &c) {
@@ -268,7 +268,7 @@ func TestUnary(t *testing.T) {
 
 // TestStreamPerMessage: a stream that was admitted ends with the first message
 // under a claim that is stale by then, even if its handler hides that. The
-// control goes on, because nobody has taken over.
+// control continues, because nobody has taken over.
 func TestStreamPerMessage(t *testing.T) {
 	for _, swallow := range []bool{false, true} {
 		for name := range clients(t, fence(t, guard.NewMemory(nil)), swallow) {
@@ -340,8 +340,8 @@ func TestClientFailsLocally(t *testing.T) {
 	}
 }
 
-// TestCodesAreTotal: no reason is a success or left to chance, and each comes
-// back as itself.
+// TestCodesAreTotal: every reason has a code, none is a success, and each is
+// read back as itself.
 func TestCodesAreTotal(t *testing.T) {
 	for _, reason := range guard.Reasons() {
 		c := Code(reason)

@@ -130,7 +130,7 @@ func TestScriptIsApplied(t *testing.T) {
 	})
 }
 
-// TestSchemaOfAnotherRole: a schema that another role made beforehand is
+// TestSchemaOfAnotherRole: a schema that another role created earlier is
 // refused, by Up and by the printed script, with both roles' names. That role
 // could drop what is in it, which the control shows.
 func TestSchemaOfAnotherRole(t *testing.T) {
@@ -172,11 +172,11 @@ func TestSchemaOfAnotherRole(t *testing.T) {
 	})
 }
 
-// TestDefaultPrivileges: a role to which who migrates gives rights on every new
-// table, function, sequence and schema, as applications' roles are often set up,
-// has none on what was migrated, by Up and by the printed script, in a savepoint,
-// too; what was granted before a later step stays. The control is the script
-// without what takes them away.
+// TestDefaultPrivileges: a role with default privileges from the migrating role
+// on every new table, function, sequence and schema, as applications' roles are
+// often set up, has none on what was migrated, by Up and by the printed script,
+// in a savepoint, too; what was granted before a later step stays. The control is
+// the script without the part that revokes them.
 func TestDefaultPrivileges(t *testing.T) {
 	onConnections(t, func(t *testing.T, admin *pgxpool.Pool, with func(func(Conn) error) error) {
 		exec := func(sql string) {
@@ -246,12 +246,12 @@ func TestDefaultPrivileges(t *testing.T) {
 }
 
 // TestScriptInOneTransaction: a script whose statements are sent one by one, each
-// in a transaction of its own, is refused before it makes anything. The control is
-// the same without the refusal, which applies all of it.
+// in a transaction of its own, is refused before it creates anything. The control
+// is the same without the refusal, which applies all of it.
 func TestScriptInOneTransaction(t *testing.T) {
 	pool := pgtest.Pool(t)
 	apply := func(script string) error {
-		for _, statement := range strings.SplitAfter(script, "$;\n") { // behind each DO
+		for _, statement := range strings.SplitAfter(script, "$;\n") { // after each DO
 			if _, err := pool.Exec(t.Context(), statement); err != nil {
 				return err
 			}

@@ -3,7 +3,7 @@
 //
 // Applying is idempotent and safe when several replicas start at once: all of
 // it happens in one transaction under one advisory lock. What was applied is
-// recorded in fencepost.migrations, also by the printed script, so that users
+// recorded in fencepost.migrations, even by the printed script, so that users
 // of goose, atlas or golang-migrate can apply the same text themselves.
 package migrate
 
@@ -22,10 +22,10 @@ const lockKey = 0x66656e6365707374
 // rollbackTimeout bounds how long a failed migration waits to be rolled back.
 const rollbackTimeout = 5 * time.Second
 
-// Pin makes the rest of a transaction resolve names in pg_catalog alone, and
-// unpin gives it its search_path back: a schema on the path of who migrates may
-// have functions, operators or types of another role, which would run with the
-// rights of who migrates.
+// Pin makes the rest of a transaction resolve names in pg_catalog only, and
+// unpin restores its search_path: a schema on the path of the migrating role
+// may have functions, operators or types of another role, which would run with
+// the migrating role's rights.
 const (
 	Pin = `DO $pin$ BEGIN
   PERFORM pg_catalog.set_config('fencepost.search_path', pg_catalog.current_setting('search_path'), true);
@@ -39,8 +39,8 @@ END $pin$;
 )
 
 // together refuses a script whose statements each commit by themselves, as psql
-// sends a file without --single-transaction: then Pin has been forgotten, and
-// sealed could not tell what the script made.
+// sends a file without --single-transaction: then the effect of Pin is lost,
+// and sealed could not tell what the script created.
 const together = `DO $together$ BEGIN
   IF pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.<>) 'pg_catalog, pg_temp' THEN
     RAISE EXCEPTION USING ERRCODE = 'no_active_sql_transaction',
@@ -49,7 +49,7 @@ const together = `DO $together$ BEGIN
 END $together$;
 `
 
-// prologue makes the schema and the record of what was applied.
+// prologue creates the schema and the record of what was applied.
 const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
 CREATE TABLE IF NOT EXISTS fencepost.migrations (
   component  text        NOT NULL,
@@ -60,8 +60,8 @@ CREATE TABLE IF NOT EXISTS fencepost.migrations (
 );
 `
 
-// owned refuses a schema of another role: who owns it may drop what is in it,
-// marks included, whoever made that. It is asked where something is applied.
+// owned refuses a schema of another role: its owner may drop what is in it,
+// including marks, whoever created them. It runs whenever something is applied.
 const owned = `DO $owned$
 DECLARE
   owner name := (SELECT pg_catalog.pg_get_userbyid(nspowner) FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) 'fencepost');
@@ -74,10 +74,11 @@ BEGIN
 END $owned$;
 `
 
-// sealed takes away what default privileges (ALTER DEFAULT PRIVILEGES) gave other
-// roles on what this transaction made, perhaps in a savepoint: an application's
-// role that may write every new table of the role that migrates could lower
-// marks, and call every function. What PUBLIC may call is left to the steps.
+// sealed revokes what default privileges (ALTER DEFAULT PRIVILEGES) gave other
+// roles on what this transaction created, perhaps in a savepoint: an
+// application's role that may write every new table of the migrating role could
+// lower marks, and call every function. What PUBLIC may call is left to the
+// steps.
 const sealed = `DO $sealed$
 DECLARE
   made record;
@@ -99,7 +100,7 @@ END $sealed$;
 type Migration struct {
 	// Version counts from 1 without gaps.
 	Version int
-	// Name is the file's name without number and ending: "leases".
+	// Name is the file's name without number and extension: "leases".
 	Name string
 	// SQL is the step without its record in fencepost.migrations.
 	SQL string
@@ -147,7 +148,7 @@ func Load(component string, dir fs.FS) Component {
 	return c
 }
 
-// Version is the version that this build expects.
+// Version returns the version that this build expects.
 func (c Component) Version() int { return len(c.Migrations) }
 
 // Script returns every step in order, for printing. It begins no transaction.
@@ -183,25 +184,25 @@ func (e *NewerError) Error() string {
 // A schema newer than c is a [*NewerError] and is left alone.
 func (c Component) Up(ctx context.Context, conn Conn) error { return c.UpTo(ctx, conn, c.Version()) }
 
-// UpTo is [Component.Up] that stops at version, for tests of upgrades.
+// UpTo is [Component.Up] but stops at version, for tests of upgrades.
 func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error) {
-	// The level is named: under a server's default of REPEATABLE READ the version
-	// would be read from a snapshot older than the lock.
+	// The level is explicit: under a server default of REPEATABLE READ the
+	// version would be read from a snapshot older than the lock.
 	if err := conn.Exec(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			// The caller's context may be why it failed; a network that says
-			// nothing must not hold the caller either. A connection that does
-			// not answer is closed by its driver, and the server rolls back.
+			// The caller's context may be why it failed, but a silent network
+			// must not block the caller either. A connection that does not
+			// answer is closed by its driver, and the server rolls back.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 			defer cancel()
 			conn.Exec(ctx, "ROLLBACK")
 		}
 	}()
-	// The lock is a statement of its own: what is read after it is newer than it.
-	// For the search_path see Pin.
+	// The lock is a separate statement: what is read after it is newer than the
+	// lock. For the search_path see Pin.
 	if err := conn.Exec(ctx, fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SELECT pg_advisory_xact_lock(%d)", int64(lockKey))); err != nil {
 		return err
 	}
@@ -217,7 +218,7 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 			return err
 		}
 	}
-	if have == 0 { // creating is asked only of those who need to: an application role may lack the right
+	if have == 0 { // creates only if necessary: an application role may lack the right
 		if err := conn.Exec(ctx, prologue); err != nil {
 			return err
 		}

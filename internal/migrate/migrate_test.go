@@ -83,9 +83,9 @@ func (r *recorder) all() string { return strings.Join(r.sent, "\n") }
 
 func component() Component { return Load("demo", files("0001_a.sql", "0002_b.sql", "0003_c.sql")) }
 
-// TestUpApplies: from each version what is missing is applied, in order, under
-// the lock, inside one transaction of a named level, and recorded; creating
-// the schema is tried only where nothing is.
+// TestUpApplies: from each version the missing steps are applied, in order,
+// under the lock, inside one transaction of an explicit level, and recorded;
+// creating the schema is tried only if nothing exists.
 func TestUpApplies(t *testing.T) {
 	for version := range int64(4) {
 		for _, to := range []int{1, 2, 3} {
@@ -121,8 +121,8 @@ func TestUpRefusesNewer(t *testing.T) {
 	}
 }
 
-// TestUpRollsBack: whatever fails, the transaction is ended, also under a
-// context that is over, and the step is named.
+// TestUpRollsBack: whatever fails, the transaction is ended, even if the
+// context is over, and the error names the step.
 func TestUpRollsBack(t *testing.T) {
 	for _, fail := range []string{"advisory", "to_regclass", "max(version)", "CREATE SCHEMA", "0002_b.sql", "COMMIT"} {
 		r := &recorder{there: fail == "max(version)", fail: fail}

@@ -2,8 +2,8 @@
 // table, for every package that writes to a database.
 //
 // The question is always the same: was anything written? The answer depends on
-// the error and on what had been sent when it came. Where two readings are
-// possible the stricter one stands: an outcome is called unknown unless it is
+// the error and on what had been sent when it came. If two readings are
+// possible, the stricter one applies: an outcome is called unknown unless it is
 // known that nothing was committed.
 package pgerr
 
@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Sent says what had been sent when an error came.
+// Sent says what had been sent when an error occurred.
 type Sent int
 
 // The zero value is the strictest.
@@ -37,7 +37,7 @@ const (
 	MustRaise      = "SF004" // the claim is above the mark: raise first
 	Isolation      = "SF005" // the transaction's isolation level is refused
 	Subtransaction = "SF006" // called inside a savepoint
-	NotTheMark     = "SF007" // a reset found another mark than it was told
+	NotTheMark     = "SF007" // a reset found a mark other than the one given
 )
 
 // SQLSTATEs of the server's own (PostgreSQL documentation, appendix A).
@@ -52,25 +52,25 @@ const (
 	UniqueViolation  = "23505"
 )
 
-// ends has the SQLSTATEs, and the classes of two characters, after which
-// nobody knows what became of a COMMIT, whatever the severity: the session or
-// the server ended, perhaps after the commit and before its answer.
+// ends has the SQLSTATEs, and the classes of two characters, after which the
+// outcome of a COMMIT is unknown, whatever the severity: the session or the
+// server ended, perhaps after the commit but before its answer.
 var ends = map[string]bool{
 	"08":    true, // connection exception; poolers use it for a lost server
 	"40003": true, // statement completion unknown
-	"25P03": true, // idle in transaction for too long: may be noticed after the commit before PostgreSQL 14
+	"25P03": true, // idle in transaction for too long: before PostgreSQL 14, may be noticed after the commit
 	"25P04": true, // transaction too long: may be noticed after the commit
 	"57P":   true, // shut down, crashed, dropped, idle
 	"58":    true, // system error, outside of PostgreSQL
 	"XX":    true, // internal error, corrupted data
 }
 
-// passes has the SQLSTATEs, and the classes, of refusals that another try, a
-// repaired server or another role may not meet. Everything else that is
-// definite lies in the statement or the data.
+// passes has the SQLSTATEs, and the classes, of refusals that may not recur on
+// another try, with a repaired server or as another role. Every other definite
+// error is due to the statement or the data.
 var passes = map[string]bool{
 	"25006": true, // read-only: a standby
-	"25P02": true, // the transaction was aborted before
+	"25P02": true, // the transaction was already aborted
 	"26000": true, // the driver's prepared statement is gone, as after DEALLOCATE ALL
 	"28":    true, // may not log in
 	"40":    true, // transaction rolled back: serialization, deadlock
@@ -82,7 +82,7 @@ var passes = map[string]bool{
 	"SF005": true,
 }
 
-// says has the verdicts of schema fencepost. Nothing was written.
+// says has the verdicts of schema fencepost, after which nothing was written.
 var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.ReasonConflict, Missing: guard.ReasonMissing}
 
 // Reason returns what err means for a write of which sent had been sent:
@@ -90,7 +90,7 @@ var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.Rea
 //   - ReasonStale, ReasonConflict, ReasonMissing: a function of schema fencepost
 //     refused it.
 //   - ReasonUnavailable: nothing was written and another try may succeed.
-//   - ReasonOther: nothing was written and the same again would fail again.
+//   - ReasonOther: nothing was written and the same statement would fail again.
 //   - ReasonOutcomeUnknown: it may have been written.
 //   - ReasonNone: err is nil.
 func Reason(err error, sent Sent) guard.Reason {
@@ -104,7 +104,7 @@ func Reason(err error, sent Sent) guard.Reason {
 }
 
 // reason is the table. An empty state is an error that the server did not send;
-// an empty severity is one that the driver does not tell.
+// an empty severity is one that the driver does not report.
 func reason(state, severity string, replanned bool, sent Sent) guard.Reason {
 	ended := state == "" || severity != "" && severity != "ERROR" || in(ends, state)
 	switch {
@@ -127,8 +127,8 @@ func in(set map[string]bool, state string) bool {
 	return false
 }
 
-// State returns err's SQLSTATE, empty if the server did not send it. Every
-// driver has it whose errors have a SQLState method: pgx, lib/pq.
+// State returns err's SQLSTATE, empty if the server did not send it. It works
+// with every driver whose errors have a SQLState method: pgx, lib/pq.
 func State(err error) string {
 	var coded interface{ SQLState() string }
 	if errors.As(err, &coded) {
@@ -137,8 +137,9 @@ func State(err error) string {
 	return ""
 }
 
-// severity returns the severity that the server sent, untranslated if it did
-// (since PostgreSQL 9.6), empty if the driver does not tell.
+// severity returns the severity that the server sent, untranslated if the
+// server sent it so (since PostgreSQL 9.6), empty if the driver does not report
+// it.
 func severity(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -157,17 +158,17 @@ func severity(err error) string {
 	return ""
 }
 
-// NotSent returns err as one after which nothing was sent.
+// NotSent marks err as an error from before anything was sent.
 func NotSent(err error) error { return notSent{err} }
 
 type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// Unsent reports an error from before a statement was sent: no connection, none
-// that would take it, or a [NotSent]. "conn closed" is no such error: pgx 5.12.0
-// also says it, and that a retry is safe, when the connection is lost while it
-// waits for the answer of a simple query, which a COMMIT is.
+// Unsent reports whether err is from before a statement was sent: no connection,
+// none that would accept it, or a [NotSent]. "conn closed" is not such an error:
+// pgx 5.12.0 also returns it, and says that a retry is safe, when the connection
+// is lost while it waits for the answer to a simple query, which a COMMIT is.
 func Unsent(err error) bool {
 	var connect *pgconn.ConnectError
 	var unsent notSent
@@ -175,25 +176,25 @@ func Unsent(err error) bool {
 		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
 }
 
-// replanned reports that a table changed under a statement that the driver
-// prepared before, which was not run and is prepared anew the next time. It
-// shares its SQLSTATE with much that is for good, and its text is translated.
+// replanned reports whether a table changed under a statement that the driver
+// had prepared, which was not run and will be prepared again the next time. It
+// shares its SQLSTATE with many permanent errors, and its text is translated.
 func replanned(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == NotSupported && pg.Routine == "RevalidateCachedQuery"
 }
 
-// Standby reports a standby's refusal of a transaction that may write.
+// Standby reports whether a standby refused a transaction that may write.
 func Standby(err error) bool { return State(err) == NotSupported && !replanned(err) }
 
-// Undefined reports that a table, column, function, schema or type of the
+// Undefined reports whether a table, column, function, schema or type of the
 // statement does not exist.
 func Undefined(err error) bool { return undefined[State(err)] }
 
 var undefined = map[string]bool{"42P01": true, "42703": true, "42883": true, "3F000": true, "42704": true}
 
-// Explain adds to the error of a prepared statement that is another session's, or
-// gone, what it most often means.
+// Explain adds the most common cause to the error of a prepared statement that is
+// another session's, or gone.
 func Explain(err error) error {
 	switch State(err) {
 	case "26000", "42P05":
@@ -202,7 +203,7 @@ func Explain(err error) error {
 	return err
 }
 
-// Contention reports that the server rolled back because of what ran at the
+// Contention reports whether the server rolled back because of what ran at the
 // same time: a row locked for too long, a deadlock, a serialization failure.
 func Contention(err error) bool {
 	switch State(err) {

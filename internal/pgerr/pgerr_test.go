@@ -14,8 +14,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// states has every SQLSTATE of PostgreSQL 15 (appendix A), those that came
-// later, this module's own, and some that nobody assigned.
+// states has every SQLSTATE of PostgreSQL 15 (appendix A), those added later,
+// this module's own, and some unassigned ones.
 var states = strings.Fields(`
 00000 01000 01003 01004 01006 01007 01008 0100C 01P01 02000 02001 03000 08000 08001 08003 08004 
 08006 08007 08P01 09000 0A000 0B000 0F000 0F001 0L000 0LP01 0P000 0Z000 0Z002 20000 21000 22000 
@@ -39,9 +39,9 @@ P0004 XX000 XX001 XX002
 var severities = []string{"", "ERROR", "FATAL", "PANIC"}
 
 // TestReasonIsTheStricter goes through the whole table and compares it with
-// what two packages of this module once said each for itself. One of them went
-// by SQLSTATE, the other by severity; who of the two called an outcome unknown
-// was the one to be believed.
+// what two packages of this module once said separately. One of them went by
+// SQLSTATE, the other by severity; if either called an outcome unknown, it
+// counts as unknown.
 func TestReasonIsTheStricter(t *testing.T) {
 	byState := func(state string) bool {
 		switch state {
@@ -71,7 +71,7 @@ func TestReasonIsTheStricter(t *testing.T) {
 	}
 }
 
-// TestReason is the table of answers by what is to be done about them. Where a
+// TestReason is the table of answers by what is to be done about them. If a
 // COMMIT could have been done, only an ERROR is definite.
 func TestReason(t *testing.T) {
 	want := map[guard.Reason]string{
@@ -123,7 +123,7 @@ func (e pqError) Error() string         { return e['M'] }
 func (e pqError) SQLState() string      { return e['C'] }
 func (e pqError) Get(field byte) string { return e[field] }
 
-// TestReasonOfErrors is about what the drivers make of it.
+// TestReasonOfErrors is about the errors that the drivers return.
 func TestReasonOfErrors(t *testing.T) {
 	_, refused := pgx.Connect(t.Context(), "postgres://127.0.0.1:1/none?sslmode=disable")
 	if !errors.As(refused, new(*pgconn.ConnectError)) {

@@ -8,10 +8,11 @@ import (
 )
 
 // clockBoottime is CLOCK_BOOTTIME of clock_gettime(2). Unlike CLOCK_MONOTONIC,
-// which Go's time package reads, it goes on while the machine is suspended.
+// which Go's time package reads, it keeps running while the machine is
+// suspended.
 const clockBoottime = 7
 
-// source remembers which clock the first call found: a sandbox may know no
+// source records which clock the first call found: a sandbox may not have
 // CLOCK_BOOTTIME, and times of two clocks cannot be compared.
 var source atomic.Int32
 
@@ -20,9 +21,9 @@ const (
 	isMonotonic
 )
 
-// Now tells the time since some fixed moment, on the clock that holders count
-// deadlines on: CLOCK_BOOTTIME. It is never zero. Where the clock fails after it
-// worked before, Now is past every deadline.
+// Now returns the time since some fixed moment, on the clock that holders use
+// for deadlines: CLOCK_BOOTTIME. It is never zero. If the clock fails after it
+// has worked before, Now is past every deadline.
 func Now() time.Duration {
 	for {
 		switch source.Load() {
@@ -42,9 +43,9 @@ func Now() time.Duration {
 	}
 }
 
-// readBoottime calls the kernel by hand: the standard library has no name for
-// this clock. syscall.Timespec has the word size that this system call writes,
-// on 32-bit systems too. The call does not block, so the scheduler need not know.
+// readBoottime calls the kernel directly: the standard library does not offer
+// this clock. syscall.Timespec has the word size that this system call writes, on
+// 32-bit systems too. The call does not block, so the scheduler need not know.
 func readBoottime() (time.Duration, bool) {
 	var ts syscall.Timespec
 	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&ts)), 0)

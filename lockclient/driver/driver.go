@@ -1,9 +1,9 @@
-// Package driver is the port between lockclient and what issues the leases:
+// Package driver is the interface between lockclient and what issues the leases:
 // PostgreSQL, memory, etcd, ZooKeeper, Redis, an HTTP lock server. Package
 // lockclient keeps the timing (waiting, renewing, deadlines, repeats); an
-// [Issuer] carries out single requests. Users hold a lockclient.Client; only who
-// connects another engine needs this package. An issuer imports guard and
-// driver and nothing of lockclient.
+// [Issuer] carries out single requests. Users hold a lockclient.Client; only
+// code that connects another engine needs this package. An issuer imports guard
+// and driver, and not lockclient.
 //
 // # What an issuer promises
 //
@@ -11,25 +11,28 @@
 //     also after release, expiry, takeover and purge (P3), and no two grants
 //     have one token (P4). A refused request's answer carries no token.
 //   - By the issuer's clock no two leases of a resource run at one time.
-//   - An acquire under the lease ID of a lease that runs is that lease again:
-//     same token. So a request whose answer was lost can be repeated.
+//   - An acquire under the lease ID of a lease that runs returns that lease
+//     again, with the same token. So a request whose answer was lost can be
+//     repeated.
 //   - Given up is over (P8): an acquire takes no effect once Request.Timeout has
 //     passed since Acquire was called, by the issuer's clock, however long the
-//     network keeps it. After a Release without a token no acquire under its
+//     network delays it. After a Release without a token no acquire under its
 //     lease ID is granted, not even one that was sent before. An issuer may
 //     forget such an ID after an hour, the longest Request.Timeout there is.
 //   - A renewal extends the lease of its claim, token and lease ID alike, and
 //     creates nothing. A release frees that lease and no successor's.
-//   - From is read before the request leaves. Who dates it later lets a holder
-//     believe in its lease after the issuer has given it away.
+//   - From is read before the request leaves. An issuer that dates it later
+//     lets a holder believe in its lease after the issuer has granted it to
+//     another.
 //   - An error that is guard.ErrUnavailable means that nothing was written and
-//     nothing will be; every doubt is guard.ErrOutcomeUnknown.
+//     nothing will be; if there is any doubt, the error is
+//     guard.ErrOutcomeUnknown.
 //
-// Package drivertest checks all of it on a real engine.
+// Package drivertest checks all of this on a real engine.
 //
 // # What it does not
 //
-// It sees every request as correct: lockclient has checked names, lease IDs and
+// It does not validate requests: lockclient has checked names, lease IDs and
 // TTLs with guard's rules and with [Limits]. It retries nothing that could be
 // carried out twice, keeps no goroutine per lease and logs nothing, unless it is
 // given a logger of its own.
@@ -37,12 +40,12 @@
 // # Optional interfaces
 //
 // [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An issuer that
-// wraps another must pass on what it has.
+// wraps another must forward those that the other has.
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. Afterwards
-// an Issuer gets no further method: what comes is an optional interface.
+// Until version 1 exported names may change between minor versions. After that
+// no method is added to Issuer: additions are optional interfaces.
 package driver
 
 import (
@@ -53,69 +56,76 @@ import (
 )
 
 // Issuer issues leases. It is safe for concurrent use. One call is one attempt:
-// lockclient repeats what may be repeated.
+// lockclient does the retrying.
 //
-// The context's end need not end an exchange at once: an issuer may wait a
-// moment for an answer that is under way, because that makes the outcome known.
+// The end of the context need not end an exchange at once: an issuer may wait a
+// moment for an answer that is in flight, because that makes the outcome known.
 type Issuer interface {
-	// Limits says what the engine can do. It answers at once and always the
-	// same.
+	// Limits returns what the engine can do. It does not block and always
+	// returns the same.
 	Limits() Limits
 
 	// Acquire asks for a lease; it does not wait for one.
 	//
+	// A request under the lease ID of a lease that runs gets that lease again,
+	// extended, if the owner is the same; else the error is [LeaseIDInUse].
+	//
 	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
-	// meanwhile, and short if it is kept for one who waits longer); [ErrSpent];
-	// guard.ErrUnavailable, within which [ErrBusy] passes and [ErrLate] says that
-	// it came after its timeout; guard.ErrOutcomeUnknown, after which the lease
-	// may have been granted.
+	// meanwhile, and short if it is kept for a process that has waited longer);
+	// [ErrSpent]; guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by
+	// itself) or [ErrLate] (the request came after its timeout);
+	// guard.ErrOutcomeUnknown, after which the lease may have been granted.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Renew extends leases in one exchange and fills in results[i] for
-	// renewals[i]; the slices are of one length, at most Limits.Batch, and no
-	// claim is in it twice. One item's trouble does not hold up the others.
+	// renewals[i]; the slices have the same length, at most Limits.Batch, and
+	// no claim is in it twice. An item that fails or blocks does not delay the
+	// others.
 	Renew(ctx context.Context, renewals []Renewal, results []Renewed)
 
 	// Release frees the lease of the claim; freed is false, with no error, if
 	// that lease is over. A claim without a token is an acquire that may have
 	// been granted or may arrive yet: its lease is freed, whatever its token,
-	// and its lease ID is spent. It wakes who watches.
+	// and its lease ID is spent. It wakes the watchers.
 	//
 	// Errors: guard.ErrUnavailable (nothing was freed) and
 	// guard.ErrOutcomeUnknown. Repeating it is harmless.
 	Release(ctx context.Context, claim guard.Claim) (freed bool, err error)
 
-	// Watch says who has the lease and calls wake, at most once, when it is
-	// worth while to ask again: the lease was released, or nobody knows. wake
-	// may be called falsely, late or never, from any goroutine, and must not
-	// block; lockclient asks by itself as well. An error means that this issuer
-	// cannot watch, for now: the waiter polls.
+	// Watch returns who has the lease and calls wake, at most once, when it is
+	// worth asking again: the lease was released, or that is not known. wake
+	// may be called spuriously, late or never, from any goroutine, and must not
+	// block; lockclient also asks on its own. An error means that this issuer
+	// cannot watch for now: the waiter polls.
 	//
 	// A watch with a lease ID is a waiter's and stands in line with those of
-	// other processes: an issuer that can wakes the longest waiting first. One
-	// without is an onlooker's: it is woken at every change that is seen.
+	// other processes: if it can, an issuer wakes the longest waiting first. A
+	// watch without one is an onlooker's: it is woken at every change that is
+	// seen.
 	Watch(ctx context.Context, w Watch, wake func()) (Watching, error)
 
-	// Close frees connections and ends what runs in the background. Requests
-	// under way may fail. It is called once.
+	// Close frees connections and ends background work. Requests in flight may
+	// fail. It is called once.
 	Close() error
 }
 
 // Limits is what an engine can do. A zero field is no limit, or the default.
 type Limits struct {
-	// MinTTL and MaxTTL bound the TTLs that are granted as asked; 0 is
+	// MinTTL and MaxTTL bound the TTLs that are granted as requested; 0 means
 	// lockclient's own bound.
 	MinTTL, MaxTTL time.Duration
-	// TTLStep is what a TTL is a multiple of; 0 is a microsecond.
+	// TTLStep is the unit of which every TTL is a multiple; 0 means a
+	// microsecond.
 	TTLStep time.Duration
 	// Batch is how many renewals go into one call; 0 means 1.
 	Batch int
-	// Poll is how long a waiter trusts a watch before it watches anew; 0 means
+	// Poll is how long a waiter trusts a watch before it watches again; 0 means
 	// two seconds.
 	Poll time.Duration
-	// ResourceBytes is the longest resource name; 0 is guard.MaxResourceLen.
+	// ResourceBytes is the longest resource name; 0 means guard.MaxResourceLen.
 	ResourceBytes int
-	// MetadataBytes is the longest metadata; 0 means that it has none.
+	// MetadataBytes is the longest metadata; 0 means that the engine stores
+	// none.
 	MetadataBytes int
 }
 
@@ -123,15 +133,15 @@ type Limits struct {
 type Request struct {
 	// Resource, LeaseID and Owner are valid by guard's rules.
 	Resource, LeaseID, Owner string
-	// Metadata is a text for people, kept with the lease; may be empty.
+	// Metadata is text for people, stored with the lease; may be empty.
 	Metadata string
 	// TTL is how long the lease lasts unless it is renewed.
 	TTL time.Duration
-	// Timeout is when the attempt is given up, counted from the call.
+	// Timeout is how long after the call the attempt is given up.
 	Timeout time.Duration
-	// Waiting says that the client has waited for the lease, or will if it is
-	// refused. An issuer that wakes the longest waiting may keep a lease that
-	// was released a moment ago for that one.
+	// Waiting says that the client has waited for the lease, or will wait if it
+	// is refused. An issuer that wakes the longest waiting may keep a lease
+	// that was just released for that one.
 	Waiting bool
 }
 
@@ -142,15 +152,16 @@ func (r Request) Claim() guard.Claim { return guard.Claim{Resource: r.Resource, 
 type Grant struct {
 	// Token is the fencing token.
 	Token guard.Token
-	// AcquiredAt is when, by the issuer's clock; of a lease that ran already,
-	// when it began.
+	// AcquiredAt is when the lease was granted, by the issuer's clock; for a
+	// lease that was already running, when it began.
 	AcquiredAt time.Time
 	// From is the reading of [Now], or of the issuer's own [Clock], that the TTL
 	// counts from: before the request left. Never zero.
 	From time.Duration
-	// TTL is the one in force, at most what was asked; 0 means what was asked.
+	// TTL is the one in force, at most the requested one; 0 means the requested
+	// one.
 	TTL time.Duration
-	// Reclaimed says that the lease before ran out without a release.
+	// Reclaimed says that the previous lease ran out without a release.
 	Reclaimed bool
 }
 
@@ -162,15 +173,15 @@ type Renewal struct {
 	TTL time.Duration
 }
 
-// Renewed is what became of a [Renewal]. The zero value says that nothing is
-// known, which an item that was left out is.
+// Renewed is what became of a [Renewal]. The zero value, which an omitted item
+// has, says that nothing is known.
 type Renewed struct {
 	// State says which of the fields below count.
 	State RenewState
 	// From and TTL are as in [Grant].
 	From, TTL time.Duration
 	// Err is why the state is unknown: guard.ErrUnavailable if the lease was
-	// surely not extended, else guard.ErrOutcomeUnknown.
+	// certainly not extended, else guard.ErrOutcomeUnknown.
 	Err error
 }
 
@@ -186,48 +197,46 @@ const (
 	Over
 )
 
-// Watch says what is watched.
+// Watch is what to watch.
 type Watch struct {
-	// Resource is whose lease.
+	// Resource is the resource whose lease is watched.
 	Resource string
 	// LeaseID is the waiter's; empty for an onlooker.
 	LeaseID string
-	// Wait is how long an issuer that is about to be able to watch, such as while
-	// it opens a connection for that, may take until it can; 0 means that it fails
-	// at once.
+	// Wait is how long an issuer that cannot watch yet, such as while it opens a
+	// connection, may take until it can; 0 means that it fails at once.
 	Wait time.Duration
 }
 
-// Watching is a watch that began.
+// Watching is a watch in progress.
 type Watching struct {
 	// Held is who has the lease; nil if nobody, or the waiter itself: then it
-	// is worth while to ask now.
+	// is worth asking now.
 	Held *HeldError
 	// Stop ends the watch. It may be called more than once, and does not wait
-	// for a wake-up under way. The place in line is kept for some seconds.
+	// for a running call of wake. The place in line is kept for some seconds.
 	Stop func()
 }
 
 // Explainer is an issuer that can say why it no longer has a lease.
 type Explainer interface {
-	// Why returns the reason, such as a forced unlock; nil if there is none to
-	// tell.
+	// Why returns the reason, such as a forced unlock; nil if none is known.
 	Why(ctx context.Context, claim guard.Claim) error
 }
 
 // Losses is an issuer that notices by itself that leases are over.
 type Losses interface {
-	// OnLoss has f called for every lease that is noticed to be over, from any
-	// goroutine. It is called once, before the first Acquire.
+	// OnLoss registers f to be called, from any goroutine, for every lease that
+	// is found to be over. OnLoss is called once, before the first Acquire.
 	OnLoss(f func(claim guard.Claim, cause error))
 }
 
-// Clock is an issuer that lives in a time of its own, as a simulated one does.
+// Clock is an issuer that has its own time, as a simulated one does.
 type Clock interface {
 	// Now is the clock of the holders; see [Now].
 	Now() time.Duration
-	// OnStep has f called, until stop, whenever the clock was moved forward
-	// rather than ran: timers have not noticed it.
+	// OnStep registers f to be called, until stop, whenever the clock jumped
+	// forward, which timers do not notice.
 	OnStep(f func()) (stop func())
 }
 

@@ -17,22 +17,21 @@ var (
 	ErrSpent = errors.New("lease ID is spent")
 	// ErrLate: the request came after its own timeout. Nothing was written.
 	ErrLate = errors.New("the request came after its timeout")
-	// ErrBusy: a lock on the server was in the way, which passes by itself. It
-	// comes within a guard.ErrUnavailable.
+	// ErrBusy: a lock on the server was in the way, which passes by itself. A
+	// guard.ErrUnavailable wraps it.
 	ErrBusy = errors.New("locked by somebody else for a moment")
-	// ErrNoWatch: the issuer cannot tell of releases, for now.
+	// ErrNoWatch: the issuer cannot report releases for now.
 	ErrNoWatch = errors.New("releases are not told")
 )
 
-// HeldError says who has the lease that could not be had. It unwraps to
-// [ErrHeld].
+// HeldError says who holds the lease that was refused. It unwraps to [ErrHeld].
 type HeldError struct {
-	// Resource is what was asked for.
+	// Resource is the requested resource.
 	Resource string
-	// Owner is the holder's owner name, Metadata what it says of itself.
+	// Owner is the holder's owner name, Metadata what it says about itself.
 	Owner, Metadata string
-	// Token and LeaseID are the holder's. They are facts for a log; whoever
-	// presents them as a claim impersonates the holder.
+	// Token and LeaseID are the holder's. They are for logs; presenting them as
+	// a claim impersonates the holder.
 	Token   guard.Token
 	LeaseID string
 	// ExpiresAt is when the lease runs out unless it is renewed, by the
@@ -40,12 +39,12 @@ type HeldError struct {
 	ExpiresAt time.Time
 	// Remaining is the time to ExpiresAt, by the issuer's clock when it
 	// answered. 0 means that the lease was freed meanwhile: ask again. It is
-	// short, and there is no LeaseID, if the lease is free and kept for one who
-	// waits longer.
+	// short, and there is no LeaseID, if the lease is free and kept for a
+	// process that has waited longer.
 	Remaining time.Duration
 }
 
-// Error names the resource, the holder, its token and the time that is left.
+// Error names the resource, the holder, its token and the time left.
 func (e *HeldError) Error() string {
 	return fmt.Sprintf("fencepost: %v: %s by %s, token %s, for another %v unless renewed",
 		ErrHeld, strconv.Quote(e.Resource), strconv.Quote(e.Owner), e.Token, e.Remaining.Round(time.Millisecond))
@@ -53,6 +52,13 @@ func (e *HeldError) Error() string {
 
 // Unwrap returns [ErrHeld].
 func (e *HeldError) Unwrap() error { return ErrHeld }
+
+// LeaseIDInUse is the guard.ErrInvalid of an acquire under the lease ID of a
+// running lease that has another owner: two holders chose one ID, and would both
+// write under one token.
+func LeaseIDInUse(leaseID, owner string) error {
+	return guard.Invalid("LeaseID", leaseID, "is the ID of a lease that "+strconv.Quote(owner)+" holds; leave it empty, or choose one for each acquisition")
+}
 
 // ErrForceUnlocked: an operator ended the lease. The error is a
 // [*ForceUnlockedError].

@@ -12,11 +12,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// lostAtMost is more revisions than a restore loses.
+// lostAtMost is more revisions than a restore can lose.
 const lostAtMost = 1 << 36
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
-// What it wrote is lost with lost data: repeat it after a restore.
+// What it wrote is lost if the data is lost: repeat it after a restore.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
 	for range maxRetries {
@@ -57,9 +57,9 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
 }
 
-// RaiseEpoch raises all later tokens above those of the cluster's former self: it
-// sets the base from this process's clock, or above the one that is there if that
-// is higher. Call it after every restore of a snapshot.
+// RaiseEpoch raises all later tokens above those that the cluster issued before:
+// it sets the base from this process's clock, or above the stored one if that is
+// higher. Call it after every restore of a snapshot.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	for range maxRetries {
 		resp, err := i.client.Get(ctx, i.baseKey())
@@ -76,7 +76,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 		}
 		if done {
 			i.mu.Lock()
-			i.revision, i.cluster = 0, 0 // what went back is dealt with
+			i.revision, i.cluster = 0, 0 // the step back has been handled
 			i.mu.Unlock()
 			return nil
 		}
@@ -84,8 +84,8 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base changes all the time"))
 }
 
-// currentBase returns the base as this issuer read it last. Where a cluster has
-// none it is set from the clock.
+// currentBase returns the base as this issuer read it last. If the cluster has
+// none, it is set from the clock.
 func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 	for range maxRetries {
 		i.mu.Lock()

@@ -5,16 +5,16 @@
 // The token is a base plus the revision of the transaction that created the
 // lease's key. etcd's revision grows over release, compaction, defragmentation,
 // restart and leader change. The base makes tokens survive more: it is set from
-// the clock at first use, so that a cluster that was wiped stays above its former
-// self, and [Issuer.RaiseEpoch] raises it after a restore. [Issuer.Advance] raises
-// one resource over the tokens of another lock system.
+// the clock at first use, so that the tokens of a wiped cluster stay above its
+// earlier ones, and [Issuer.RaiseEpoch] raises it after a restore.
+// [Issuer.Advance] raises one resource above the tokens of another lock system.
 //
 // # What it does not
 //
 // Residual risk: a snapshot that was restored without --bump-revision, or
 // --force-new-cluster, repeats revisions and with them tokens until RaiseEpoch is
-// called. An issuer that runs through it notices that the revision went back and
-// refuses (guard.ErrMarkAhead); a new process cannot know.
+// called. An issuer that keeps running through it notices that the revision went
+// back and refuses (guard.ErrMarkAhead); a new process cannot know.
 //
 // # Use
 //
@@ -30,18 +30,18 @@
 //
 // # Keys
 //
-// Below the prefix, "fencepost/" unless told otherwise: base, floor/RESOURCE,
+// Below the prefix, by default "fencepost/": base, floor/RESOURCE,
 // lease/RESOURCE (JSON, attached to an etcd lease), spent/RESOURCE/LEASE for an
 // hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS/N, slot/N.
 //
 // # What it costs
 //
-// An etcd lease is a third write beside the two transactions that put a key and
+// An etcd lease is a third write besides the two transactions that put a key and
 // delete it. A process that releases a lease in the first eighth of its TTL, and
-// within five seconds, keeps the etcd lease for the next one that it is granted
-// under that TTL: then two writes are all. That next lease counts from when the
-// etcd lease was granted, so its holder has at least seven eighths of the TTL to
-// renew it.
+// within five seconds, reuses the etcd lease for the next lease that it is
+// granted with that TTL, which then takes only two writes. That next lease
+// counts from when the etcd lease was granted, so its holder has at least seven
+// eighths of the TTL to renew it.
 //
 // # What a late request does
 //
@@ -49,20 +49,20 @@
 // takes effect only while the issuer's attempt key exists, which has an etcd
 // lease that ends before the request's timeout. etcd's leases end late: TTLs are
 // whole seconds, at least one and a half election timeouts (2 s by default), are
-// looked at twice a second, and are extended by a leader change. So an acquire
+// checked twice a second, and are extended by a leader change. So an acquire
 // that is delayed in the network may take effect up to two and a half seconds
-// after its timeout, or later where a leader was lost meanwhile. A lease ID that
+// after its timeout, or later if a leader was lost meanwhile. A lease ID that
 // was released without a token is never granted, however late.
 //
 // # Failure by failure
 //
 //   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant.
-//   - No rights, a foreign value under a key, fewer members than promised:
+//   - No rights, a foreign value under a key, fewer members than required:
 //     guard.ErrUnavailable, and nothing was written.
 //
 // AcquiredAt is the wall clock of the process that was granted the lease: etcd
-// tells no time. Reclaimed is never reported.
+// does not report a time. Reclaimed is never reported.
 package etcdlock
 
 import (
@@ -99,8 +99,8 @@ const (
 type Options struct {
 	// Prefix begins every key; empty means "fencepost/".
 	Prefix string
-	// Members is how many voting members the cluster has at least; fewer are
-	// refused, such as a single node. 0 asks for none.
+	// Members is how many voting members the cluster must have at least; with
+	// fewer, such as a single node, requests are refused. 0 means no minimum.
 	Members int
 }
 
@@ -115,26 +115,26 @@ type Issuer struct {
 
 	mu       sync.Mutex
 	cluster  uint64             // its ID, once it is known
-	revision int64              // the highest that was seen
+	revision int64              // the highest seen
 	base     stored             // as last read
 	attempts map[int64]*attempt // by TTL
 	count    int                // of attempt keys
 	places   map[string]clientv3.LeaseID
-	granted  map[guard.Claim]*etcdLease // a cache: what Release need not look for
-	spare    []*etcdLease               // that no key has
+	granted  map[guard.Claim]*etcdLease // a cache: what Release need not look up
+	spare    []*etcdLease               // that no key uses
 }
 
 // stored is a number under a key, and the key's revision; both 0 if there is
 // none.
 type stored struct{ value, modified int64 }
 
-// held is what is kept under a lease key.
+// held is the value of a lease key.
 type held struct {
 	Version  int    `json:"v"`
 	ID       string `json:"id"`
 	Owner    string `json:"owner"`
 	Metadata string `json:"metadata,omitempty"`
-	Base     int64  `json:"base,string"` // what the token is above the key's create revision
+	Base     int64  `json:"base,string"` // the token less the key's create revision
 	At       int64  `json:"at"`          // ms since 1970, by the holder's clock
 
 	token   guard.Token
@@ -147,7 +147,7 @@ var (
 	_ driver.Floors = (*Issuer)(nil)
 )
 
-// New returns an issuer on client, which stays the caller's. It sends nothing.
+// New returns an issuer on client, which the caller closes. It sends nothing.
 // opts may be nil. The error is a [*guard.InvalidError].
 func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
 	if client == nil {
@@ -174,7 +174,7 @@ func (i *Issuer) Limits() driver.Limits {
 		Batch: 100, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// Close ends the watches. The client is the caller's.
+// Close ends the watches. It does not close the client.
 func (i *Issuer) Close() error {
 	i.cancel()
 	return nil
@@ -193,7 +193,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	from := driver.Now()
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	if r.Waiting { // most likely it is held: one exchange instead of three
+	if r.Waiting { // most likely the lease is held: one exchange instead of three
 		if h, err := i.holder(ctx, r.Resource); err != nil || h != nil && h.ID != r.LeaseID {
 			return driver.Grant{}, i.refusal(ctx, r.Claim(), h, err)
 		}
@@ -212,16 +212,16 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case err == nil && grant.Token != guard.NoToken:
 			grant.From = l.from
 			return grant, nil
-		case err == nil: // it is this lease ID's already
+		case err == nil: // the lease is this lease ID's already
 			i.keep(l)
 			return i.extendOwn(ctx, r, from)
-		case errors.Is(err, driver.ErrHeld), errors.Is(err, driver.ErrSpent):
+		case errors.Is(err, driver.ErrHeld), errors.Is(err, driver.ErrSpent), errors.Is(err, guard.ErrInvalid):
 			i.keep(l)
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && spare: // the cluster lost it
 			continue
 		case errors.Is(err, guard.ErrOutcomeUnknown):
 			// The key may be there, and the next attempt of this lease ID may take it
-			// for its own: a revoke that is on its way would end that lease.
+			// for its own: a revoke in flight would end that lease.
 		default:
 			go i.revoke(l.id)
 		}
@@ -230,13 +230,13 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 }
 
 // create puts the lease's key if nobody has the lease. The grant has no token if
-// the lease runs already under the request's own ID.
+// the lease already runs under the request's own ID.
 func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, attemptKey string) (driver.Grant, error) {
 	base, err := i.currentBase(ctx)
 	if err != nil {
 		return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 	}
-	var floor stored // most resources have none; a transaction that fails tells
+	var floor stored // most resources have none; a failed transaction returns it
 	for range maxRetries {
 		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), At: time.Now().UnixMilli()}
 		text, err := json.Marshal(value)
@@ -295,12 +295,14 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
 		case get(1).Count > 0:
 			return driver.Grant{}, driver.ErrSpent
-		case h != nil && h.ID == r.LeaseID && h.lease == l.id: // this very transaction came twice
+		case h != nil && h.ID == r.LeaseID && h.lease == l.id: // this very transaction arrived twice
 			l.moved = h.created
 			i.remember(guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: h.token}, l)
 			return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At)}, nil
-		case h != nil && h.ID == r.LeaseID:
+		case h != nil && h.ID == r.LeaseID && h.Owner == r.Owner:
 			return driver.Grant{}, nil
+		case h != nil && h.ID == r.LeaseID:
+			return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, h.Owner)
 		case h != nil:
 			return driver.Grant{}, i.refusal(ctx, r.Claim(), h, nil)
 		case get(2).Count == 0:
@@ -328,6 +330,8 @@ func (i *Issuer) extendOwn(ctx context.Context, r driver.Request, from time.Dura
 		return driver.Grant{}, failed("acquire", r.Claim(), err)
 	case h == nil || h.ID != r.LeaseID:
 		return driver.Grant{}, i.refusal(ctx, r.Claim(), h, nil)
+	case h.Owner != r.Owner:
+		return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, h.Owner)
 	}
 	alive, err := i.client.KeepAliveOnce(ctx, h.lease)
 	if err != nil {
@@ -337,8 +341,8 @@ func (i *Issuer) extendOwn(ctx context.Context, r driver.Request, from time.Dura
 	return driver.Grant{Token: h.token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: min(r.TTL, time.Duration(alive.TTL)*time.Second)}, nil
 }
 
-// refusal says who has the lease and for how long; nobody is the same as held
-// for no time.
+// refusal returns who has the lease and for how long; if nobody has it,
+// Remaining is 0.
 func (i *Issuer) refusal(ctx context.Context, claim guard.Claim, h *held, err error) error {
 	if err != nil {
 		return unavailable("acquire", claim, err) // only reads were sent
@@ -351,7 +355,7 @@ func (i *Issuer) told(ctx context.Context, resource string, h *held) *driver.Hel
 	if h == nil {
 		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
 	}
-	remaining := time.Second // unless the cluster tells
+	remaining := time.Second // unless the cluster answers
 	if ttl, err := i.client.TimeToLive(ctx, h.lease); err == nil {
 		remaining = max(time.Duration(ttl.TTL)*time.Second, time.Millisecond)
 	}
@@ -359,8 +363,8 @@ func (i *Issuer) told(ctx context.Context, resource string, h *held) *driver.Hel
 		Remaining: remaining, ExpiresAt: time.Now().Add(remaining)}
 }
 
-// Renew looks at the keys in one transaction, so that a lease whose key was
-// deleted is over, and then extends the etcd leases side by side.
+// Renew reads the keys in one transaction, so that a lease whose key was
+// deleted is over, and then extends the etcd leases concurrently.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	from := driver.Now()
 	gets := make([]clientv3.Op, len(renewals))
@@ -411,8 +415,8 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 }
 
 // Release ends the claim's lease: it revokes the etcd lease, or deletes the key
-// that this claim created, never one by its name alone. Without a token it spends
-// the lease ID first.
+// that this claim created, never a key by its name alone. Without a token it
+// spends the lease ID first.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i.mu.Lock()
 	l := i.granted[claim]
@@ -443,20 +447,20 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	if h == nil || h.ID != claim.LeaseID || claim.Token != guard.NoToken && h.token != claim.Token {
 		return false, nil
 	}
-	// The etcd lease is another process's, which may have it for another key soon.
+	// The etcd lease is another process's, which may soon use it for another key.
 	return i.unlock(ctx, claim, h.created)
 }
 
-// reached is the highest revision that was seen. A transaction that is sent now
-// is answered with none below it.
+// reached is the highest revision seen. A transaction sent now is answered with
+// none below it.
 func (i *Issuer) reached() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.revision
 }
 
-// forward takes note of a transaction's revision and refuses one that is below
-// the least there can be, and another cluster than before.
+// forward records a transaction's revision and refuses one below the lowest
+// possible, and a cluster other than before.
 func (i *Issuer) forward(least int64, h *etcdserverpb.ResponseHeader) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -516,13 +520,13 @@ func (e foreign) Error() string {
 	return fmt.Sprintf("the key %q holds something else: %.64q", e.key, e.value)
 }
 
-// unavailable is for an error of a request that wrote nothing that counts.
+// unavailable is for an error of a request that wrote nothing that matters.
 func unavailable(op string, claim guard.Claim, err error) error {
 	return guard.Unavailable(op, claim, err)
 }
 
-// failed says what the error of a write means: the cluster's refusals came
-// before anything was written.
+// failed classifies the error of a write: the cluster refuses before anything
+// is written.
 func failed(op string, claim guard.Claim, err error) error {
 	code := status.Code(err)
 	var e rpctypes.EtcdError

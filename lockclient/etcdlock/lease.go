@@ -19,26 +19,26 @@ const (
 	patience = 200 * time.Millisecond // with another request's attempt key
 )
 
-// etcdLease is an etcd lease that this process asked for. It has one owner: a
+// etcdLease is an etcd lease that this process requested. It has one owner: a
 // claim, a request, or the spares.
 type etcdLease struct {
 	id   clientv3.LeaseID
 	ttl  int64         // seconds
-	from time.Duration // before it was asked for
+	from time.Duration // before it was requested
 	// slot is a key that every grant under this etcd lease writes, and moved is
-	// its revision then, 0 before the first. A transaction that a network repeats
-	// finds it moved: the lease ID that was released is not granted again, though
-	// the etcd lease still runs.
+	// its revision then, 0 before the first. A transaction that the network
+	// repeats finds it changed: the released lease ID is not granted again,
+	// though the etcd lease still runs.
 	slot  string
 	moved int64
 }
 
-// young says that enough of its TTL is left to be granted once more.
+// young reports whether enough of its TTL is left to be granted once more.
 func (l *etcdLease) young(now time.Duration) bool {
 	return now < l.from+min(time.Duration(l.ttl)*time.Second/8, youngFor)
 }
 
-// lease returns an etcd lease that no key has: a spare one, or a new one.
+// lease returns an etcd lease that no key uses: a spare one, or a new one.
 func (i *Issuer) lease(ctx context.Context, from time.Duration, ttl int64) (l *etcdLease, spare bool, err error) {
 	i.mu.Lock()
 	spares := i.spare
@@ -64,7 +64,7 @@ func (i *Issuer) lease(ctx context.Context, from time.Duration, ttl int64) (l *e
 	return &etcdLease{id: granted.ID, ttl: ttl, from: from, slot: i.prefix + "slot/" + strconv.FormatInt(int64(granted.ID), 16)}, false, nil
 }
 
-// keep has an etcd lease that no key has serve once more, or gives it back.
+// keep saves an etcd lease that no key uses for reuse, or revokes it.
 func (i *Issuer) keep(l *etcdLease) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -75,7 +75,7 @@ func (i *Issuer) keep(l *etcdLease) {
 	}
 }
 
-// remember notes whose an etcd lease is.
+// remember records which claim an etcd lease belongs to.
 func (i *Issuer) remember(claim guard.Claim, l *etcdLease) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -116,7 +116,7 @@ func (i *Issuer) unlock(ctx context.Context, claim guard.Claim, created int64) (
 	return resp.Succeeded, nil
 }
 
-// revoke gives an etcd lease back that no key needs; if that fails, it ends by
+// revoke revokes an etcd lease that no key needs; if that fails, it ends by
 // itself.
 func (i *Issuer) revoke(lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(i.ctx, 5*time.Second)
@@ -124,18 +124,17 @@ func (i *Issuer) revoke(lease clientv3.LeaseID) {
 	i.client.Revoke(ctx, lease)
 }
 
-// attempt is a key whose existence says that requests of its time may take
-// effect.
+// attempt is a key that exists as long as requests of its time may take effect.
 type attempt struct {
 	done chan struct{} // closed when it is written, or has failed
 	key  string        // empty until it is written
-	from time.Duration // before its lease was asked for
+	from time.Duration // before its lease was requested
 }
 
 // attempt returns the key that must exist for a request of this time to take
 // effect. Requests of one timeout share it for half of its life. One that finds
 // it being written waits a moment for it, and writes its own if that takes
-// longer: a request that hangs holds up no other.
+// longer: a request that hangs delays no other.
 func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (string, error) {
 	ttl := max(int64(timeout/time.Second)-1, minTTL)
 	late := time.NewTimer(patience)

@@ -9,8 +9,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Watch says who has the lease. A waiter stands in line with a key of its own
-// and watches the one before it, so that a release wakes the first alone.
+// Watch returns who has the lease. A waiter stands in line with a key of its
+// own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if w.LeaseID != "" {
 		if err := i.line(ctx, w.Resource); err != nil {
@@ -79,7 +79,7 @@ func (i *Issuer) leave(resource string) {
 }
 
 // turn returns when it is this process's turn: it is the first in line and the
-// lease's key was deleted since the revision; or when nobody knows.
+// lease's key was deleted since the revision; or when that is not known.
 func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 	mine := i.queue(resource) + i.process
 	for ctx.Err() == nil {
@@ -103,8 +103,9 @@ func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 		if !i.changed(ctx, before, resp.Header.Revision+1, true) {
 			return
 		}
-		// The one before was woken, or is gone. It gets a moment to take the
-		// lease; if nobody has it then, this process may already be the first.
+		// The one before was woken, or has gone. It gets a moment to take the
+		// lease; if nobody has it after that, this process may already be the
+		// first.
 		kept, stop := context.WithTimeout(ctx, keptFor)
 		for {
 			now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())

@@ -13,19 +13,20 @@ import (
 )
 
 // AuditRecord is one record of fencepost.audit. No role can change or delete
-// one; the table's owner would have to take its triggers away first.
+// one; the table's owner would have to drop its triggers first.
 type AuditRecord struct {
-	// ID grows from record to record; there may be gaps.
+	// ID increases from record to record; there may be gaps.
 	ID int64 `json:"id"`
-	// At is when, by the server's clock.
+	// At is when it was done, by the server's clock.
 	At time.Time `json:"at"`
 	// Action is what was done: "force_unlock".
 	Action string `json:"action"`
-	// Resource is the whole name, Name what the calls of this handle take.
+	// Resource is the whole name, Name the one that the calls of this handle
+	// take.
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
-	// Actor and Reason are as they were given; DatabaseUser is the role that
-	// the server had authenticated.
+	// Actor and Reason are as given; DatabaseUser is the role that the server
+	// had authenticated.
 	Actor        string `json:"actor"`
 	Reason       string `json:"reason"`
 	DatabaseUser string `json:"databaseUser"`
@@ -38,7 +39,7 @@ type AuditRecord struct {
 }
 
 // Holder returns who held the lease when it was cut; held is false if nobody did:
-// it was free, or had run out. Of one that had run out, Cut names whose it was.
+// it was free, or had run out. If it had run out, Cut names its last owner.
 func (r AuditRecord) Holder() (owner string, held bool) {
 	if r.Cut.State != StateHeld {
 		return "", false
@@ -48,16 +49,15 @@ func (r AuditRecord) Holder() (owner string, held bool) {
 
 // AuditOptions configures [Operator.Audit]. The zero value is the default.
 type AuditOptions struct {
-	// From and To bound the time of the records: from From up to, and without,
+	// From and To bound the time of the records: from From up to but excluding
 	// To, by the server's clock. A zero time is no bound.
 	From, To time.Time
 	// Before is the ID that all records are below; 0 begins with the latest.
 	Before int64
 }
 
-// Audit goes through what operators did to the resources that pattern chooses,
-// as in [Operator.List], the latest first. It is read page by page. opts may be
-// nil.
+// Audit yields what operators did to the resources that pattern selects, as in
+// [Operator.List], the latest first. It is read page by page. opts may be nil.
 //
 // An error ends the sequence: guard.ErrInvalid (pattern, From not
 // before To, Before) or guard.ErrUnavailable.

@@ -20,17 +20,17 @@
 //		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: lease.LeaseID})
 //	err = marks.Raise(ctx, cut.Burned) // until then the cut holder still writes
 //
-// The command fencectl is these calls for people, and "fencectl help runbook" is
-// the runbook: what is seen, what to look at, what to do.
+// The command fencectl offers these calls on the command line, and "fencectl
+// help runbook" is the runbook: symptoms, what to look at, what to do.
 //
 // # Rights
 //
 // [RolesSQL] makes three roles. An issuer acquires, renews and releases. The
-// database refuses it everything else: the floor that every later grant is above,
-// a token that skips others, an expiry further away than the longest TTL, the
-// epoch, the audit. An operator reads everything and changes leases only through
-// functions that leave a record or keep every token. A reader reads. These calls
-// need an operator, or the owner of the schema.
+// database refuses it everything else: the floor (the token that every later
+// grant is above), a token that skips others, an expiry later than the longest
+// TTL, the epoch, the audit. An operator reads everything and changes leases only
+// through functions that leave a record or keep every token. A reader reads.
+// These calls need an operator, or the owner of the schema.
 //
 // # Failover and restore
 //
@@ -38,47 +38,47 @@
 // token's bits from 40 up are an epoch ([Epoch]): a stored base plus the WAL
 // timeline less one. Tokens are small numbers (1, 2, 3) on a server that never
 // failed over, and 1,099,511,627,777 and up after the first promotion. Before a
-// client is granted anything on a server it has the server enter its epoch,
-// durably; every statement that grants checks that it is on that server still,
-// so a failover behind a pooler is noticed too. These are noticed without a call:
+// client is granted anything on a server it makes the server enter its epoch,
+// durably; every statement that grants checks that it is still on that server, so
+// a failover behind a pooler is noticed too. These are noticed without a call:
 //
 //   - the promotion of a standby, and recovery to a point in time: each begins
 //     a timeline;
 //   - a dump that is restored in another cluster, in another database or over
 //     itself, and an upgrade by pg_upgrade: the recorded system identifier or
-//     object numbers differ, and the base becomes the highest epoch that the
-//     leases know of plus one.
+//     object numbers differ, and the base becomes the highest epoch recorded in
+//     the leases plus one.
 //
 // The server cannot detect these. Call [Operator.RaiseEpoch] after them, before the
 // applications are started again:
 //
-//   - a snapshot or file copy of the server's disk was started instead of it:
+//   - a snapshot or file copy of the server's disk was started in its place:
 //     the timeline is the same;
 //   - two standbys were promoted without a common WAL archive: both are on one
 //     timeline;
 //   - the rows alone were copied into a schema that was migrated before, by a
 //     dump of the data only or by logical replication;
 //   - a dump was restored that is older than a failover, an earlier restore or a
-//     call of RaiseEpoch: it knows nothing of the epochs since. Call it until
+//     call of RaiseEpoch: it does not contain the epochs since. Call it until
 //     the epoch is above that of the highest token at the resources, or use
 //     [Operator.AdvanceFloor] with that token;
 //   - a failover or restore of a server that hides its timeline or its
-//     identifier. Ordinary roles see both on PostgreSQL as it comes. Where that
-//     was changed, the stored base counts alone: [Epoch].Hidden says why, and
+//     identifier. By default, ordinary PostgreSQL roles see both. Where that
+//     was changed, only the stored base counts: [Epoch].Hidden says why, and
 //     each client logs lock_epoch_hidden once.
 //
 // An [Operator.Advance] that was acknowledged by a lost server is lost with it:
-// repeat it. The server that was left must not be used any longer by anybody
-// who holds leases of the new one; its tokens are the lower ones, so the fences
-// refuse its holders once a new one has written.
+// repeat it. Once leases are held on the new server, nobody may use the old one
+// any longer; its tokens are lower, so the fences refuse its holders once a new
+// holder has written.
 //
 // # Rows
 //
-// The table keeps a row per resource name that was ever leased, until
-// [Operator.Purge] deletes those long free, by call or in a [Operator.PurgeLoop].
-// A purge raises the floor, the token that every later grant is above.
-// [Operator.AdvanceFloor] does so by itself, and has to come before
-// guard.Store.Retire.
+// The table keeps a row for every resource name that was ever leased, until
+// [Operator.Purge] deletes those long free, by call or in an
+// [Operator.PurgeLoop]. A purge raises the floor, the token that every later
+// grant is above. [Operator.AdvanceFloor] only raises the floor, and must be
+// called before guard.Store.Retire.
 //
 // # Compatibility
 //

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Epoch says on which server the leases are and what is known of it. A token's
+// Epoch says which server the leases are on and what is known of it. A token's
 // bits from 40 up are the epoch under which it was granted, or a higher one;
 // the epoch is Base + Timeline - 1, so it is 0, and tokens are small numbers,
 // on a server that never failed over and was never restored.
@@ -24,35 +24,35 @@ type Epoch struct {
 	// Timeline is the server's WAL timeline, 1 unless it was promoted or
 	// restored to a point in time; 0 if it cannot be read.
 	Timeline int64 `json:"timeline,omitempty"`
-	// SystemIdentifier names the database cluster; empty if it cannot be seen.
+	// SystemIdentifier names the database cluster; empty if it cannot be read.
 	SystemIdentifier string `json:"systemIdentifier,omitempty"`
 	// Floor is the token that every later grant is above, on any resource;
 	// [guard.NoToken] if there is none.
 	Floor guard.Token `json:"floor"`
 	// Hidden says what the server does not show, in its own words; empty if
-	// everything can be seen. Where the timeline is hidden, a failover is not
-	// noticed; where the identifier is, a copy is told by its object numbers
-	// alone; where the server's start is, another server is noticed on new
+	// everything can be read. If the timeline is hidden, a failover is not
+	// noticed; if the identifier is, a copy is recognised by its object numbers
+	// alone; if the server's start time is, another server is noticed on new
 	// connections only, not behind a pooler. Then call [Operator.RaiseEpoch] after
 	// every failover and restore.
 	Hidden string `json:"hidden,omitempty"`
 }
 
 // Epoch asks the server for its epoch and, like the first acquire on a server,
-// makes sure that tokens are granted in it. Watch Epoch.Hidden where failovers
-// must be noticed.
+// makes sure that tokens are granted in it. Monitor Epoch.Hidden where
+// failovers must be noticed.
 //
-// Errors: guard.ErrUnavailable, also for a server that is a standby.
+// Errors: guard.ErrUnavailable, also if the server is a standby.
 func (o *Operator) Epoch(ctx context.Context) (Epoch, error) {
 	return o.raise(ctx, "epoch", pglease.Raise{})
 }
 
 // RaiseEpoch puts every later token, on every resource, above all that this
 // server or one that had the same data can have issued. It is for what the
-// server cannot see; the package documentation says when, under "Failover and
-// restore". When it returns, no grant under an older epoch is under way.
+// server cannot detect; the package documentation says when, under "Failover
+// and restore". When it returns, no grant under an older epoch is in progress.
 //
-// It may be called at any time and costs nobody a lease. Calling it again
+// It may be called at any time and nobody loses a lease. Calling it again
 // raises the epoch again; there is room for eight million. It keeps grants and
 // renewals out for a moment, see [Operator.Purge], and waits up to
 // Options.OpTimeout for that moment.
@@ -67,7 +67,7 @@ func (o *Operator) RaiseEpoch(ctx context.Context) (Epoch, error) {
 	return o.raise(ctx, "raise epoch", pglease.Raise{More: 1, Exclusive: true})
 }
 
-// raise raises what r says, and repeats while locks are in the way.
+// raise raises what r says, and retries while locks are in the way.
 func (o *Operator) raise(ctx context.Context, op string, r pglease.Raise) (epoch Epoch, err error) {
 	err = o.retry(ctx, func() error {
 		err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
@@ -84,7 +84,7 @@ func (o *Operator) raise(ctx context.Context, op string, r pglease.Raise) (epoch
 			return err
 		})
 		if r == (pglease.Raise{}) {
-			err = pglease.Harmless(err) // a question, whatever it set right beside
+			err = pglease.Harmless(err) // a query, whatever it corrected on the side
 		}
 		return pglease.Failure(op, guard.Claim{}, err)
 	})
@@ -92,23 +92,25 @@ func (o *Operator) raise(ctx context.Context, op string, r pglease.Raise) (epoch
 }
 
 // MaxAdvance is the highest token that [Operator.Advance] and
-// [Operator.AdvanceFloor] take, 2^62-1. Times in nanoseconds, Snowflake IDs and
-// ZooKeeper transaction IDs are below it; what is above is left for epochs.
+// [Operator.AdvanceFloor] accept, 2^62-1. Times in nanoseconds, Snowflake IDs
+// and ZooKeeper transaction IDs are below it; the rest is left for epochs.
 const MaxAdvance guard.Token = 1<<62 - 1
 
 // Advance raises the issuer above the tokens that another system has issued for
 // the resource: every later grant's token is above the given one. Call it before
 // the first grant, with at least the highest token that the resource may have
-// admitted. It never lowers, and nothing happens if the token is that high.
+// admitted. It never lowers a token, and does nothing if the token is already
+// that high.
 //
-// It returns what every later grant is above: the given token or more. It is on
-// disk when it returns, and calling it again is harmless. A token of 2^40 or
-// more is in a later epoch; then all resources go on from that epoch, because
-// after a failover lost tokens could not be told from new ones otherwise.
+// It returns what every later grant is above: the given token or more. The
+// change is on disk when it returns, and calling it again is harmless. A token
+// of 2^40 or more is in a later epoch; then all resources continue from that
+// epoch, because otherwise lost tokens could not be told from new ones after a
+// failover.
 //
 // Errors: guard.ErrInvalid (also above [MaxAdvance]; nothing was sent);
 // lockclient.ErrHeld (a [*lockclient.HeldError]: somebody holds the resource with a token that is
-// not above, and raising it would end that lease; nothing was written there);
+// not above the given one, and raising it would end that lease; nothing was written there);
 // guard.ErrUnavailable and guard.ErrOutcomeUnknown.
 func (o *Operator) Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error) {
 	resource, err = o.namespace.Resource(resource)
@@ -136,15 +138,15 @@ func (o *Operator) Advance(ctx context.Context, resource string, above guard.Tok
 	return reached, nil
 }
 
-// AdvanceFloor is [Operator.Advance] for every resource, also those that the
-// issuer does not know: every later grant's token, on any resource, is above
-// the given one. It is the step before guard.Store.Retire: with the highest mark
-// that will be retired, so that no later grant is below the store's floor.
+// AdvanceFloor is [Operator.Advance] for every resource, including those that
+// the issuer does not know: every later grant's token, on any resource, is above
+// the given one. Call it before guard.Store.Retire, with the highest mark that
+// will be retired, so that no later grant is below the store's floor.
 //
-// It costs nobody a lease; leases that are held keep their tokens. When it
-// returns, no grant at or below the floor is under way. It returns the floor.
-// It keeps grants and renewals out for a moment, see [Operator.Purge], and waits
-// up to Options.OpTimeout for that moment.
+// Nobody loses a lease; held leases keep their tokens. When it returns, no grant
+// at or below the floor is in progress. It returns the floor. It keeps grants
+// and renewals out for a moment, see [Operator.Purge], and waits up to
+// Options.OpTimeout for that moment.
 //
 // Errors: guard.ErrInvalid (also above [MaxAdvance], and for a handle with a
 // namespace), guard.ErrUnavailable (not raised: among other reasons because an
@@ -179,7 +181,8 @@ func validateAdvance(above guard.Token) error {
 // lock_timeout in milliseconds.
 const advanceSQL = `SELECT r FROM fencepost.advance_lease($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text::integer) AS r WHERE r IS NOT NULL`
 
-// reachedSQL says what every later grant on the resource is above. $1 resource.
+// reachedSQL returns the token that every later grant on the resource is above.
+// $1 resource.
 const reachedSQL = `SELECT coalesce(pg_catalog.max(token), 0) FROM fencepost.leases WHERE resource OPERATOR(pg_catalog.=) ANY (ARRAY[$1::pg_catalog.text, ''])`
 
 func (o *Operator) advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, held *lockclient.HeldError, err error) {
@@ -199,7 +202,7 @@ func (o *Operator) advance(ctx context.Context, resource string, above guard.Tok
 		granted := err == nil
 		if err := conn.QueryRow(ctx, reachedSQL, resource).Scan(&token); err != nil {
 			if granted {
-				return err // raised, but not known how far
+				return err // raised, but it is not known how far
 			}
 			return pglease.Harmless(err)
 		}

@@ -21,7 +21,7 @@ import (
 // [*LeaseChangedError].
 var ErrLeaseChanged = errors.New("lease is not the expected one")
 
-// LeaseChangedError says what there is in place of the expected lease. It
+// LeaseChangedError says what there is instead of the expected lease. It
 // unwraps to [ErrLeaseChanged]. Nothing was changed.
 type LeaseChangedError struct {
 	// Expected is the lease ID that was expected.
@@ -45,18 +45,18 @@ func (e *LeaseChangedError) Unwrap() error { return ErrLeaseChanged }
 // ForceUnlockOptions configures [Operator.ForceUnlock]. The zero value is the
 // default.
 type ForceUnlockOptions struct {
-	// ExpectedLeaseID is the lease that is to be cut, as [Operator.Get] showed
-	// it; a successor's lease is then refused. Empty cuts whatever there is.
+	// ExpectedLeaseID is the lease to cut, as [Operator.Get] showed it; cutting
+	// a successor's lease is then refused. Empty cuts whatever lease there is.
 	ExpectedLeaseID string
-	// RequestID names this request: whoever repeats it under the same ID finds
-	// what it did, instead of cutting the next holder. At most 128 bytes without
+	// RequestID names this request: repeating it under the same ID returns what
+	// it did, instead of cutting the next holder. At most 128 bytes without
 	// control characters; empty means a new UUID.
 	RequestID string
 }
 
 // ForceUnlocked is what [Operator.ForceUnlock] did.
 type ForceUnlocked struct {
-	// Burned is the claim that nobody holds and that is above the cut holder's.
+	// Burned is a claim that nobody holds, with a token above the cut holder's.
 	// Its lease ID is the request's. Raise it at the resource: until then the
 	// cut holder still writes there.
 	Burned guard.Claim `json:"burned"`
@@ -70,23 +70,21 @@ type ForceUnlocked struct {
 	Repeated bool `json:"repeated"`
 }
 
-// ForceUnlock takes the lease on resource from whoever has it: it raises the
-// issuer's token by one, at least, and frees the lease, so that the next in line
-// is granted at once. The record of it, with actor and reason, is written in the
-// same statement; there is no force unlock without one. The holder's next
-// renewal finds its lease lost, with [lockclient.ErrForceUnlocked] as the cause; waiters
-// are woken. opts may be nil.
+// ForceUnlock ends the lease on resource, whoever has it: it raises the issuer's token
+// by at least one and frees the lease, so that the next in line is granted it at once.
+// The audit record, with actor and reason, is written in the same statement; there is no
+// force unlock without one. The holder's next renewal finds its lease lost, with
+// [lockclient.ErrForceUnlocked] as the cause; waiters are woken. opts may be nil.
 //
-// It does not stop the cut holder from writing: the resource knows nothing of it
-// until a higher token arrives there. Either raise the burned claim at the
-// resource (Raise of sqlfence's DB, of httpfence's Middleware or of s3fence's
-// Objects, or guard.Store.Admit), after which every write of the cut holder is
-// refused as stale, or wait for the next holder to do so. A lease that is expired or free can be
-// force-unlocked as well, for the sake of the burned claim: a paused holder may
-// come back to any of them.
+// It does not stop the cut holder from writing: the resource does not know until a higher token
+// arrives there. Either raise the burned claim at the resource (Raise of sqlfence's DB, of
+// httpfence's Middleware or of s3fence's Objects, or guard.Store.Admit), after which every write
+// of the cut holder is refused as stale, or wait for the next holder to do so. An expired or
+// free lease can be force-unlocked too, for the burned claim: a paused holder may come back to
+// any of them.
 //
-// Actor is who does it, 1 to 128 bytes, reason why, 1 to 1000 bytes; both must
-// have something besides spaces.
+// Actor is who does it, 1 to 128 bytes, reason is why, 1 to 1000 bytes; neither
+// may be only spaces.
 //
 // An attempt whose answer is lost is repeated under the same request ID.
 // Errors: guard.ErrInvalid (actor, reason, an ID; also a request ID that was
@@ -105,7 +103,7 @@ func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason stri
 	return done, err
 }
 
-// forceUnlock repeats what is contended or lost.
+// forceUnlock retries when the row is contended or the answer is lost.
 func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (ForceUnlocked, error) {
 	began := time.Now()
 	var lost error // the first attempt whose answer was lost
@@ -197,7 +195,7 @@ func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlo
 	return r, nil
 }
 
-// spoken checks what a person says.
+// spoken checks a text that a person wrote.
 func spoken(field, s string, most int) error {
 	if strings.TrimSpace(s) == "" {
 		return guard.Invalid(field, s, "must not be empty or only spaces")
@@ -213,7 +211,7 @@ func renamed(err error, field string) error {
 	return err
 }
 
-// unlockDone tells what was done, or not.
+// unlockDone reports what was done, or not done.
 func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUnlocked, err error, took time.Duration) {
 	claim := r.claim()
 	if err == nil {
@@ -242,7 +240,8 @@ FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_cat
 
 func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		// So that the burned token is above what a failover may have lost.
+		// So that the burned token is above those that a failover may have
+		// lost.
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
 		if err != nil {
 			return pglease.Harmless(err)
@@ -265,9 +264,9 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 		err = burn(&named)
 		switch pg := pglease.Error(err); {
 		case pg == nil || !pglease.SaidNo(pg):
-		case pg.Code == "54000": // a full queue of notifications must not keep an operator from it
+		case pg.Code == "54000": // a full notification queue must not stop an operator
 			err = burn(nil)
-		case pg.Code == "23505": // the request ID was used for another resource at the same moment: now it is seen
+		case pg.Code == "23505": // the request ID was used for another resource at the same moment: the retry sees it
 			err = burn(&named)
 		}
 		if err == nil && a.status == unlockMoved {

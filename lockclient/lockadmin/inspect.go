@@ -24,11 +24,11 @@ type Severity string
 const (
 	// SeverityError: leases cannot be granted, or a promise does not hold.
 	SeverityError Severity = "error"
-	// SeverityWarning: it works, and something will surprise somebody.
+	// SeverityWarning: it works, but with surprising behavior.
 	SeverityWarning Severity = "warning"
 )
 
-// Finding is something that [Operator.Inspect] found to be wrong.
+// Finding is a problem that [Operator.Inspect] found.
 type Finding struct {
 	// Severity is error or warning.
 	Severity Severity `json:"severity"`
@@ -54,8 +54,8 @@ type Inspection struct {
 	SchemaWanted int `json:"schemaWanted"`
 	// Standby says that the server is one, so that nothing can be granted there.
 	Standby bool `json:"standby"`
-	// Pooled says that a pooler or proxy stands between, which tells the client
-	// another process number than the server's.
+	// Pooled says that there is a pooler or proxy in between, which gives the
+	// client a process number other than the server's.
 	Pooled bool `json:"pooled"`
 	// The settings are those of this connection, in the server's words.
 	SynchronousCommit string `json:"synchronousCommit"`
@@ -63,8 +63,8 @@ type Inspection struct {
 	DefaultReadOnly   string `json:"defaultReadOnly"`
 	Fsync             string `json:"fsync"`
 	FullPageWrites    string `json:"fullPageWrites"`
-	// Timeline is the WAL timeline, 0 if it cannot be seen; SystemIdentifier
-	// names the cluster, empty if it cannot be seen; Hidden says why.
+	// Timeline is the WAL timeline, 0 if it cannot be read; SystemIdentifier
+	// names the cluster, empty if it cannot be read; Hidden says why.
 	Timeline         int64  `json:"timeline"`
 	SystemIdentifier string `json:"systemIdentifier"`
 	Hidden           string `json:"hidden,omitempty"`
@@ -78,24 +78,24 @@ type Inspection struct {
 	// role without pg_read_all_stats sees its own transactions alone.
 	Blocker int `json:"blocker,omitempty"`
 	// Ahead is how many leases were granted later than the server's clock shows:
-	// it was set back since. They last for longer by that.
+	// it was set back since. They last longer by that much.
 	Ahead int64 `json:"ahead,omitempty"`
 	// RoundTrip is how long the fastest of a few empty statements took.
 	RoundTrip time.Duration `json:"roundTripNanoseconds"`
-	// ClockAhead is how far the server's clock is ahead of this machine's, give
-	// or take ClockError. Leases do not depend on it; comparing logs does.
+	// ClockAhead is how far the server's clock is ahead of this machine's, plus
+	// or minus ClockError. Leases do not depend on it; comparing logs does.
 	ClockAhead time.Duration `json:"clockAheadNanoseconds"`
 	ClockError time.Duration `json:"clockErrorNanoseconds"`
-	// Findings are what is wrong, the worst first; none is a clean bill.
+	// Findings are the problems, the worst first; empty means none were found.
 	Findings []Finding `json:"findings"`
 }
 
-// Inspect reads the settings of the server that matter to leases, and says what
-// is wrong with them. It writes nothing, and works on a standby, on a database
-// without the schema and with one of another version. A setting that the role
-// may not see is left empty.
+// Inspect reads the settings of the server that matter to leases, and reports
+// what is wrong with them. It writes nothing, and works on a standby, on a
+// database without the schema and on one with another version of it. A setting
+// that the role may not see is left empty.
 //
-// The error is guard.ErrUnavailable: the server could not be asked at all.
+// The error is guard.ErrUnavailable: the server could not be reached at all.
 func (o *Operator) Inspect(ctx context.Context) (in Inspection, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		in, err = inspect(ctx, conn)
@@ -120,7 +120,7 @@ const (
 	baseSQL  = `SELECT coalesce((SELECT e.base FROM fencepost.epoch e), 0), coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0)`
 	aheadSQL = `SELECT count(*) FROM fencepost.leases l WHERE l.lease_id IS NOT NULL AND l.acquired_at > clock_timestamp() + interval '1 second'`
 	// blockerSQL finds the oldest of the transactions whose lock on the leases
-	// would keep the exclusive calls out.
+	// would block the exclusive calls.
 	blockerSQL = `SELECT coalesce(k.pid, 0) FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
 WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
   AND k.granted AND k.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
@@ -142,8 +142,8 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	return in, inspectRest(ctx, conn, &in)
 }
 
-// inspectRest asks what may be denied or missing; only a broken connection is an
-// error.
+// inspectRest queries what may be denied or missing; only a broken connection is
+// an error.
 func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 	var hidden []string
 	see := func(secret bool, sql string, into ...any) error {
@@ -197,7 +197,7 @@ func inspectClock(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 // machines are hard to compare.
 const skewWorthTelling = time.Second
 
-// findings says what is wrong with what was seen, the worst first.
+// findings returns what is wrong with what was read, the worst first.
 func (in *Inspection) findings() []Finding {
 	found := []Finding{}
 	add := func(bad bool, severity Severity, setting, problem, remedy string) {

@@ -17,7 +17,7 @@ type LeaseState string
 
 // The states.
 const (
-	// StateHeld: somebody has it, by the server's clock.
+	// StateHeld: somebody has the lease, by the server's clock.
 	StateHeld LeaseState = "held"
 	// StateExpired: it ran out without a release: its holder crashed, was
 	// paused or could not reach the server. Anybody may acquire it.
@@ -26,40 +26,40 @@ const (
 	StateFree LeaseState = "free"
 )
 
-// LeaseInfo is what the server knows of one resource. A free one keeps its row,
-// for the token, until [Operator.Purge] deletes it.
+// LeaseInfo is what the server knows about one resource. A free one keeps its
+// row, because of the token, until [Operator.Purge] deletes it.
 type LeaseInfo struct {
-	// Resource is the whole name, which the fences and claims know.
+	// Resource is the whole name, which the fences and claims use.
 	Resource string `json:"resource"`
 	// Name is what the calls of this handle take: Resource without the
 	// namespace of a handle that is confined to one.
 	Name string `json:"name"`
 	// State is held, expired or free, by the server's clock.
 	State LeaseState `json:"state"`
-	// Token is the last token that was granted or burned.
+	// Token is the last token granted or burned.
 	Token guard.Token `json:"token"`
 	// LeaseID is the holder's, or the last one's if the lease expired; empty if
 	// the state is free.
 	LeaseID string `json:"leaseId,omitempty"`
-	// Owner is the name of whom Token was granted to; empty if it was granted to
+	// Owner is the owner to whom Token was granted; empty if it was granted to
 	// nobody, because it was burned or advanced.
 	Owner string `json:"owner,omitempty"`
-	// AcquiredAt and ExpiresAt are by the server's clock; zero where there is no
-	// such moment. Of a free lease ExpiresAt is when it was freed.
+	// AcquiredAt and ExpiresAt are by the server's clock; zero if there is no
+	// such moment. For a free lease, ExpiresAt is when it was freed.
 	AcquiredAt time.Time `json:"acquiredAt,omitzero"`
 	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
 	// HeldFor is how long it has been held, Remaining how long it lasts unless
-	// it is renewed; both zero unless it is held. HeldFor is below zero if the
+	// it is renewed; both zero unless it is held. HeldFor is negative if the
 	// server's clock was set back since the grant.
 	HeldFor   time.Duration `json:"heldForNanoseconds"`
 	Remaining time.Duration `json:"remainingNanoseconds"`
-	// Awaited says that somebody waits for it, or did so within the last five
-	// seconds. Waiters that poll, behind a pooler, are not seen.
+	// Awaited says that somebody waits for it, or did within the last five
+	// seconds. Waiters that poll, behind a pooler, are not included.
 	Awaited bool `json:"awaited"`
 	// Waiters is how many processes wait for it; 0 unless it is awaited.
 	Waiters int `json:"waiters,omitempty"`
-	// Metadata is what the holder says of itself, or the last one if the lease
-	// expired; empty if it said nothing or the state is free.
+	// Metadata is what the holder, or the last one if the lease expired, says
+	// about itself; empty if it said nothing or the state is free.
 	Metadata string `json:"metadata,omitempty"`
 }
 
@@ -69,23 +69,24 @@ type ListOptions struct {
 	States []LeaseState
 	// AwaitedOnly lists only the leases that somebody waits for.
 	AwaitedOnly bool
-	// After is the Resource behind which the list begins; empty is the beginning.
+	// After is the Resource after which the list begins; empty means from the
+	// beginning.
 	After string
 }
 
-// List goes through the leases that pattern chooses, in the order of their
-// names' bytes. A pattern is read by components, which ":" separates:
+// List yields the leases that pattern selects, in byte order of their names. A
+// pattern is read by components, which ":" separates:
 //
 //	""                      every lease of the handle's namespace
 //	"tenant_1"              tenant_1, and every name that begins with "tenant_1:"
 //	"tenant_1:*:2026-04"    "*" in place of a component is any one
 //	"tenant_1:bill*"        at the end "*" is any rest
 //
-// So "tenant_1" never shows tenant_12. Components are escaped as in a name; write
-// "%2A" for a literal "*". List reads page by page, each by one statement on a
-// range of the primary key that looks at no more than 5,000 rows: it starts at
-// once and uses the same memory however many leases there are.
-// Leases that come and go meanwhile may be missed, none is listed twice.
+// So "tenant_1" never selects tenant_12. Components are escaped as in a name;
+// write "%2A" for a literal "*". List reads page by page, each by one statement
+// on a range of the primary key that looks at no more than 5,000 rows: it starts
+// at once and uses the same memory however many leases there are. Leases that
+// come and go meanwhile may be missed; none is listed twice.
 //
 // An error ends the sequence: guard.ErrInvalid (pattern, States,
 // After) or guard.ErrUnavailable. opts may be nil.
@@ -132,10 +133,10 @@ func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, er
 	return q, nil
 }
 
-// page returns the next leases, fewer than the limit where few are chosen, and
+// page returns the next leases, fewer than the limit if few are selected, and
 // where to go on.
 func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, last string, more bool, err error) {
-	// Without a selection one row more than the page says whether it is the end.
+	// Without a selection, one row beyond the page shows whether it is the last.
 	look := int64(q.limit) + 1
 	if q.states != nil || q.awaited || q.Expression != nil {
 		look = window
@@ -149,7 +150,7 @@ func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, las
 		q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression)
 	last = q.after
 	for _, l := range lines {
-		if len(page) == q.limit { // one more, chosen or not
+		if len(page) == q.limit { // one more, selected or not
 			return page, last, true, err
 		}
 		last, more = l.info.Resource, l.looked == look
@@ -160,7 +161,7 @@ func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, las
 	return page, last, more, err
 }
 
-// Get returns what the server knows of one resource.
+// Get returns what the server knows about one resource.
 //
 // Errors: guard.ErrInvalid, guard.ErrNotFound (it was never leased, or purged;
 // a [*guard.RejectedError]) and guard.ErrUnavailable.
@@ -189,7 +190,7 @@ type LongHeldOptions struct {
 
 // LongHeld returns the leases that have been held, renewals included, for
 // longer than threshold by the server's clock, the longest held first. No index
-// leads there: it reads every row under the pattern, once. opts may be nil. A
+// supports this: it reads every row under the pattern, once. opts may be nil. A
 // lease that was granted before the server's clock was set back counts from the
 // grant, by the new clock; Inspect has a finding for it.
 //
@@ -217,13 +218,14 @@ func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *
 }
 
 // These only read and wait for no row, so now() is the time of reading. Times of
-// minus infinity, for "never", come as NULL.
+// minus infinity, for "never", are returned as NULL.
 
-// stated is rows of fencepost.leases with their state; what follows says which.
+// stated selects rows of fencepost.leases with their state; the condition
+// follows.
 const stated = `SELECT f.*, CASE WHEN f.lease_id IS NULL THEN 'free' WHEN f.expires_at > now() THEN 'held' ELSE 'expired' END AS state
   FROM fencepost.leases f WHERE `
 
-// infoColumns are a [LeaseInfo]'s, of a stated row l.
+// infoColumns are the columns of a [LeaseInfo], from a stated row l.
 const infoColumns = `l.resource, l.token, coalesce(l.lease_id, ''), l.owner, l.state,
   CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END, now(),
   coalesce(l.wake_until > now(), false), CASE WHEN l.wake_until > now() THEN coalesce(cardinality(l.waiters), 0) ELSE 0 END,
@@ -233,7 +235,7 @@ const rangeEnd = "f.resource < $2::text"
 
 // listSQL looks at the next rows of a range, at most $4 of them, and returns up
 // to $5 of those in the states $6, awaited if $7, that match $8; also the $4th,
-// chosen or not, which says where to go on. It is one scan of the key's index
+// selected or not, which says where to go on. It is one scan of the key's index
 // between bounds, under a generic plan too, and it stops when it has enough rows.
 // $1 low, $2 high, $3 after.
 const listSQL = `SELECT ` + infoColumns + `, l.chosen, l.looked
@@ -255,13 +257,13 @@ ORDER BY l.acquired_at, l.resource LIMIT $4::bigint`
 
 func (o *Operator) scanLease(row pgx.Row, info *LeaseInfo) error { return o.scanInfo(row, info) }
 
-// scanInfo reads infoColumns and what comes after them.
+// scanInfo reads infoColumns and the columns after them.
 func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
 	return o.scanCut(row, info, append([]any{&info.Awaited, &info.Waiters, &info.Metadata}, more...)...)
 }
 
 // scanCut reads a lease as it was at a moment: resource, token, lease ID, owner,
-// state, acquired, expires and the moment, and what comes after them.
+// state, acquired, expires and the moment, and the columns after them.
 func (o *Operator) scanCut(row pgx.Row, info *LeaseInfo, more ...any) error {
 	var acquired, expires, at *time.Time
 	err := row.Scan(append([]any{&info.Resource, (*int64)(&info.Token), &info.LeaseID, &info.Owner, (*string)(&info.State), &acquired, &expires, &at}, more...)...)

@@ -15,9 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Operator inspects and repairs leases: what somebody on call needs. It is
-// made by [New]. It is safe for concurrent use, starts nothing and needs no
-// closing.
+// Operator inspects and repairs leases, for people on call. Make one with
+// [New]. It is safe for concurrent use, starts nothing and need not be closed.
 type Operator struct {
 	server    *pglease.Server
 	namespace pglease.Namespace
@@ -32,14 +31,13 @@ type Options struct {
 	// lock_advanced, lock_purged, lock_purge_failed, lock_epoch_raised and
 	// lock_epoch_hidden; nil means slog.Default().
 	Logger *slog.Logger
-	// Observer is told of every force unlock; nil means none.
+	// Observer gets every force unlock; nil means none.
 	Observer guard.Observer
 	// Namespace confines the operator to the resources of one tenant, as
 	// lockclient.Options.Namespace confines a client; empty means not confined.
 	Namespace string
-	// OpTimeout bounds one statement, and apart from it the wait for a
-	// connection and the repetition of what was contended; 0 means 5 s, at most
-	// an hour.
+	// OpTimeout bounds one statement, and separately the wait for a connection
+	// and the retries of what was contended; 0 means 5 s, at most an hour.
 	OpTimeout time.Duration
 	// LockTimeout bounds how long a statement waits for a row on the server; 0
 	// means 2 s, or three quarters of OpTimeout if that is less. It must be less
@@ -50,8 +48,8 @@ type Options struct {
 const maxOpTimeout = time.Hour
 
 // New returns an operator's handle on pool. It sends nothing. opts may be nil.
-// The role needs the rights that [RolesSQL] gives to an operator, or owns the
-// schema; for what only reads, a reader's are enough.
+// The role must have the rights that [RolesSQL] gives to an operator, or own
+// the schema; for calls that only read, a reader's are enough.
 //
 // The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
 // field.
@@ -100,7 +98,8 @@ func (o *Operator) do(ctx context.Context, run pglease.Statement) error {
 	return o.server.On(ctx, o.server.Pool, o.server.OpTimeout, run)
 }
 
-// read runs a statement that writes nothing, once the schema's version is right.
+// read runs a statement that writes nothing, after checking the schema's
+// version.
 func (o *Operator) read(ctx context.Context, op string, query func(ctx context.Context, conn *pgx.Conn) error) error {
 	err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		if err := o.server.CheckSchema(ctx, conn); err != nil {
@@ -111,7 +110,7 @@ func (o *Operator) read(ctx context.Context, op string, query func(ctx context.C
 	return pause.WithCause(ctx, pglease.Failure(op, guard.Claim{}, err))
 }
 
-// look runs a query that writes nothing where names are resolved in pg_catalog
+// look runs a query that writes nothing, with names resolved in pg_catalog
 // alone: a schema on the search_path may have functions or operators of another
 // role, which would run with the operator's rights.
 func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
@@ -119,12 +118,12 @@ func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
 		return err
 	}
 	err := query()
-	conn.PgConn().Exec(ctx, "ROLLBACK").ReadAll() // the pool closes a connection that did not
+	conn.PgConn().Exec(ctx, "ROLLBACK").ReadAll() // the pool closes a connection if this failed
 	return err
 }
 
-// retry repeats an attempt while locks are in its way, for as long as one
-// statement may take.
+// retry repeats an attempt while locks are in its way, for at most as long as
+// one statement may take.
 func (o *Operator) retry(ctx context.Context, attempt func() error) error {
 	began := time.Now()
 	for n := 0; ; n++ {
@@ -140,7 +139,7 @@ func (o *Operator) log(ctx context.Context, level slog.Level, name string, attrs
 	o.logger.LogAttrs(ctx, level, name, attrs...)
 }
 
-// query reads rows, each by scan, where nothing is written.
+// query reads rows, each with scan, and writes nothing.
 func query[T any](ctx context.Context, o *Operator, op string, scan func(pgx.Row, *T) error, sql string, args ...any) (all []T, err error) {
 	err = o.read(ctx, op, func(ctx context.Context, conn *pgx.Conn) error {
 		rows, _ := conn.Query(ctx, sql, args...) // rows has the error too

@@ -13,10 +13,10 @@ import (
 
 // ProbeOptions configures [Operator.Probe]. The zero value is the default.
 type ProbeOptions struct {
-	// Resource is what is leased; empty means "fencepost-probe". Its row stays
-	// until a purge.
+	// Resource is the resource to lease; empty means "fencepost-probe". Its row
+	// stays until a purge.
 	Resource string
-	// Rounds is how often; 0 means 5, at most 1000.
+	// Rounds is how many times to do so; 0 means 5, at most 1000.
 	Rounds int
 	// TTL is the lease's; 0 means 10 s.
 	TTL time.Duration
@@ -24,8 +24,8 @@ type ProbeOptions struct {
 
 // Probed is what [Operator.Probe] measured.
 type Probed struct {
-	// First is how long the first acquire took, which checks the schema and
-	// enters the epoch and may have had to connect. The rest is without it.
+	// First is how long the first acquire took, which checks the schema, enters
+	// the epoch and may have had to connect. The other fields exclude it.
 	First time.Duration `json:"firstNanoseconds"`
 	// Acquire, Renew and Release are how long these took.
 	Acquire lockclient.Latency `json:"acquire"`
@@ -39,8 +39,8 @@ type Probed struct {
 // measures. The role needs the rights of an issuer. opts may be nil.
 //
 // Errors: guard.ErrInvalid, and those of lockclient's TryAcquire, Renew and
-// Release, among them lockclient.ErrHeld if somebody else is probing. Probed is
-// what was measured before.
+// Release, among them lockclient.ErrHeld if somebody else is probing. On an
+// error, Probed is what was measured before it.
 func (o *Operator) Probe(ctx context.Context, opts *ProbeOptions) (p Probed, err error) {
 	if opts == nil {
 		opts = &ProbeOptions{}

@@ -29,14 +29,14 @@ type PurgeOptions struct {
 	// millisecond. Safety does not depend on it.
 	OlderThan time.Duration
 	// Batch is how many rows one transaction deletes at most; 0 means 100, at
-	// most 1000. Grants and renewals are kept out while it runs.
+	// most 1000. Grants and renewals are blocked while it runs.
 	Batch int
-	// LockTimeout bounds how long a batch waits for its lock, and with it how
-	// long it can make grants and renewals wait for nothing; 0 means 20 ms, at
-	// most a second. Raise it where a commit takes longer than that.
+	// LockTimeout bounds how long a batch waits for its lock, and so how long
+	// it can delay grants and renewals to no purpose; 0 means 20 ms, at most a
+	// second. Raise it where a commit takes longer than that.
 	LockTimeout time.Duration
-	// Every is the time between two rounds of [Operator.PurgeLoop], less up to a
-	// fifth at random; 0 means 10 minutes, at least a millisecond.
+	// Every is the time between two rounds of [Operator.PurgeLoop], minus up to
+	// a fifth at random; 0 means 10 minutes, at least a millisecond.
 	Every time.Duration
 }
 
@@ -73,27 +73,27 @@ type Purged struct {
 	// Floor is the token that every later grant is above, on any resource;
 	// [guard.NoToken] if nothing was ever purged or advanced.
 	Floor guard.Token
-	// Blocked is how often a batch was put off because a lock was in the way.
+	// Blocked is how often a batch was postponed because a lock was in the way.
 	Blocked int
 }
 
-// Purge deletes the rows of resources that have been free for long, so that the
-// table does not keep every name that was ever leased. No token is ever lowered
-// by it: in the same transaction the floor is raised to the highest token that
-// is deleted, and every later grant, on any resource, is above the floor. Where
-// tokens should stay small, leave the rows.
+// Purge deletes the rows of resources that have long been free, so that the
+// table does not keep every name that was ever leased. It never lowers a token:
+// in the same transaction it raises the floor to the highest deleted token, and
+// every later grant, on any resource, is above the floor. If tokens should stay
+// small, do not purge.
 //
-// Deleting takes a lock that keeps grants and renewals out, for some
-// milliseconds per batch, and the purge rests between batches. It takes the lock
-// only if it gets it at once: while a transaction that stays open (a forgotten
-// psql, a long report that writes, VACUUM) has a lock on fencepost.leases, it
-// tries again later and does not queue, because renewals would queue behind it.
-// nil options are the defaults. Several processes may purge.
+// Deleting takes a lock that blocks grants and renewals, for some milliseconds
+// per batch, and the purge pauses between batches. It takes the lock only if it
+// gets it at once: while a transaction that stays open (a forgotten psql, a long
+// report that writes, VACUUM) has a lock on fencepost.leases, it tries again
+// later and does not queue, because renewals would queue behind it. opts may be
+// nil. Several processes may purge.
 //
 // Errors: guard.ErrInvalid (also for a handle with a namespace);
 // guard.ErrUnavailable (the batch that failed deleted nothing, for example because
 // it got no lock within Options.OpTimeout); guard.ErrOutcomeUnknown. Purged says what was deleted
-// before; calling again goes on.
+// before; another call continues.
 func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
 	if err := o.namespace.Everything("Purge"); err != nil {
 		return Purged{}, err
@@ -114,7 +114,7 @@ func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error
 
 // purge goes through the table once.
 func (o *Operator) purge(ctx context.Context, s PurgeOptions) (total Purged, err error) {
-	// The floor is told even if there is nothing to delete.
+	// The floor is returned even if there is nothing to delete.
 	epoch, err := o.raise(ctx, "purge", pglease.Raise{})
 	if err != nil {
 		return total, err
@@ -136,7 +136,7 @@ func (o *Operator) purge(ctx context.Context, s PurgeOptions) (total Purged, err
 	}
 }
 
-// purgeBatch waits out locks, then rests for four times as long as it took.
+// purgeBatch waits out locks, then pauses for four times as long as it took.
 func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []string, total *Purged) error {
 	began := time.Now()
 	for attempt := 0; ; attempt++ {
@@ -159,7 +159,7 @@ func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []strin
 	}
 }
 
-// PurgeLoop calls [Operator.Purge] every PurgeOptions.Every, for the first time
+// PurgeLoop calls [Operator.Purge] every PurgeOptions.Every, the first time
 // after a random part of it, until ctx ends. It blocks: run it in a goroutine. A
 // purge that fails is logged as lock_purge_failed, and the loop continues.
 //
@@ -178,8 +178,8 @@ func (o *Operator) PurgeLoop(ctx context.Context, opts *PurgeOptions) error {
 	return context.Cause(ctx)
 }
 
-// idleSQL looks at so many rows and returns those that were free for long. $1
-// the resource before the first, $2 how long in microseconds, $3 how many.
+// idleSQL looks at $3 rows and returns those that have long been free. $1 the
+// resource before the first, $2 how long in microseconds, $3 how many.
 const idleSQL = `SELECT coalesce(array_agg(w.resource) FILTER (WHERE w.expires_at < clock_timestamp() - $2::bigint * interval '1 microsecond'), '{}'),
   coalesce(max(w.resource), ''), count(*)
 FROM (SELECT l.resource, l.expires_at FROM fencepost.leases l WHERE l.resource > $1::text ORDER BY l.resource LIMIT $3::bigint) AS w`

@@ -21,11 +21,11 @@ type acquiring struct {
 	s        *Server
 	id       *Identity
 	given    bool          // the client chose the lease ID and may present it again
-	wait     time.Duration // for how long at most
-	notAfter time.Time     // by this server's clock; zero is never
+	wait     time.Duration // the longest wait
+	notAfter time.Time     // by this server's clock; zero means never
 	arrived  time.Duration
 	from     time.Duration // when the last attempt began, by driver.Now
-	at       time.Time     // and by the clock of the day
+	at       time.Time     // and by the wall clock
 	lost     bool          // an attempt may have been granted unnoticed
 	hurried  int
 }
@@ -53,7 +53,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	}
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
 	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
-		// Nobody is there to take it, or it would be over.
+		// Nobody is left to take it, or it would be over.
 		a.lost, err = true, guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(r.Context()), driver.ErrLate))
 	}
 	ttl := cmp.Or(grant.TTL, a.TTL)
@@ -97,7 +97,7 @@ func heldOrNil(held *driver.HeldError) error {
 	return held
 }
 
-// parse reads and checks everything; nothing is sent before it succeeds.
+// parse reads and checks all fields; nothing is sent before it succeeds.
 func (a *acquiring) parse(f *fields) error {
 	a.Resource, a.Owner, a.LeaseID, a.Metadata = f.text("resource"), f.text("ownerId"), f.text("leaseId"), f.text("metadata")
 	a.TTL, a.wait, a.notAfter, a.Waiting = f.seconds("ttlSeconds"), f.seconds("waitSeconds"), f.moment("notAfter"), f.flag("waiting")
@@ -141,7 +141,7 @@ func (a *acquiring) parse(f *fields) error {
 	return nil
 }
 
-// checkTTL checks a TTL by what the identity may ask and the issuer can do.
+// checkTTL checks a TTL against the limits of the identity and the issuer.
 func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
 	low := max(cmp.Or(id.Limits.MinTTL, defaultMinTTL), s.limits.MinTTL)
 	high := cmp.Or(id.Limits.MaxTTL, defaultMaxTTL)
@@ -162,9 +162,9 @@ func (a *acquiring) over(g driver.Grant) bool {
 	return driver.Now()-a.from >= cmp.Or(g.TTL, a.TTL)
 }
 
-// abandon releases what may have been granted to nobody, or may yet be, unless
-// the client chose the lease ID: it may present that again, and this release
-// could come after.
+// abandon releases a grant that nobody got or may yet be made, unless the
+// client chose the lease ID: it may present that again, and this release could
+// arrive after that.
 func (a *acquiring) abandon() {
 	if a.given || !a.lost {
 		return
@@ -182,10 +182,10 @@ func (a *acquiring) abandon() {
 	})
 }
 
-// run asks, and waits if it may.
+// run asks, and waits if the request allows it.
 func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
-	// Whoever presents a lease ID may have the lease already. Anybody else
-	// stands in line if there is one.
+	// A client that presents a lease ID may have the lease already. Any other
+	// joins the line if there is one.
 	told := &driver.HeldError{Resource: a.Resource}
 	if a.Waiting && a.wait == 0 {
 		if d := a.s.turns.before(a.Resource, a.id.Subject, a.LeaseID); d > 0 {
@@ -223,8 +223,9 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		g, held, err := a.try(ctx)
 		failed := err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError
 		if l.failing(failed, began) >= a.s.opts.Timeout || failed && a.Timeout >= a.s.opts.Timeout {
-			// Else each in the line would wait for the time-outs of those before.
-			// Who had less time than that says nothing of the issuer.
+			// Otherwise each in the line would wait for the timeouts of those
+			// ahead. A request with less time than that proves nothing about the
+			// issuer.
 			a.s.lines.fail(l, lineError(a.Resource, err))
 		}
 		if err != nil || held == nil {
@@ -240,8 +241,8 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 	}
 }
 
-// lineError is what those in a line are told of another's failure: of their own
-// leases nothing was asked.
+// lineError is what those in a line get after another's failure: nothing was
+// asked about their own leases.
 func lineError(resource string, err error) error {
 	if kindOf(err) == &kindBehind {
 		return err
@@ -251,11 +252,11 @@ func lineError(resource string, err error) error {
 
 var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the server is closing"))
 
-// maxRaces bounds how often an acquire goes on at once where the holder changes
+// maxRaces bounds how often an acquire retries at once when the holder changes
 // between two statements.
 const maxRaces = 10
 
-// try asks the issuer. Of grant, refusal and error it returns one.
+// try asks the issuer. It returns one of grant, refusal and error.
 func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
 	for race := 0; ; race++ {
 		a.from, a.at = driver.Now(), time.Now()
@@ -279,7 +280,7 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		case errors.Is(err, driver.ErrBusy) && a.wait > 0:
 			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
 		case err != nil:
-			// Whatever the client's fault was, it was checked before.
+			// The client's own faults were checked before.
 			k := kindOf(err)
 			a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
 		}
@@ -287,7 +288,7 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 	}
 }
 
-// rest returns when it is worth while to ask again or the wait is over.
+// rest returns when it is worth asking again or the wait is over.
 func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	const nap = 100 * time.Millisecond
 	woken := make(chan struct{}, 1)
@@ -305,7 +306,7 @@ func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	})
 	d := pause.Jitter(nap, 2)
 	switch {
-	case err != nil: // the next try says what is wrong
+	case err != nil: // the next try returns what is wrong
 		if held.Remaining > 0 {
 			d = min(d, held.Remaining+pause.Jitter(5*time.Millisecond, 1))
 		}

@@ -10,13 +10,13 @@ import (
 const (
 	bucketTime = 5 * time.Second
 	buckets    = 60
-	// tenantsMost bounds the tenants that are counted, since a name costs
-	// memory; those that come later are not plotted.
+	// tenantsMost bounds the tenants that are counted, since each name takes
+	// memory; later ones are not plotted.
 	tenantsMost = 1000
 )
 
-// activity counts what acquires came to, by tenant, for the page's plots. Nobody
-// sees another tenant's, which would tell when it works.
+// activity counts the outcomes of acquires, by tenant, for the page's plots.
+// Nobody sees another tenant's, which would reveal when it works.
 type activity struct {
 	mu sync.Mutex
 	by map[string]*counts
@@ -31,7 +31,7 @@ type counts struct {
 
 func tenantOf(id *Identity) string {
 	if id.AllResources {
-		return "" // its own acquires alone
+		return "" // only its own acquires
 	}
 	return id.Tenant
 }

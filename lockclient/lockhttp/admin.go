@@ -17,7 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
-// lockBody is what is known of one resource.
+// lockBody is what is known about one resource.
 type lockBody struct {
 	Resource     string      `json:"resource"`
 	State        string      `json:"state"`
@@ -61,12 +61,12 @@ type recordBody struct {
 
 // unlockedBody answers a force unlock.
 type unlockedBody struct {
-	// Burned is the claim that has to be raised at the resource.
+	// Burned is the claim that must be raised at the resource.
 	Resource     string      `json:"resource"`
 	LeaseID      string      `json:"leaseId"`
 	FencingToken int64       `json:"fencingToken"`
 	Token        guard.Token `json:"token"`
-	// Raised says that the server has done it. Until somebody has, the cut
+	// Raised says that the server has done so. Until somebody has, the cut
 	// holder can still write.
 	Raised     bool      `json:"raised"`
 	Cut        lockBody  `json:"cut"`
@@ -79,7 +79,7 @@ func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
 	b := lockBody{
 		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
 		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
-		// The issuer counts processes, of which this server is one.
+		// The issuer counts processes, and this server is one of them.
 		Waiting: max(l.Waiters, s.waiting(l.Resource)),
 	}
 	if id.sees() {
@@ -88,7 +88,7 @@ func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
 	return b
 }
 
-// waiting is how many wait in this server.
+// waiting returns how many requests wait in this server.
 func (s *Server) waiting(resource string) int {
 	return s.lines.count(resource) + s.turns.count(resource)
 }
@@ -128,8 +128,8 @@ func statesOf(words []string) (states []lockadmin.LeaseState, err error) {
 	return states, nil
 }
 
-// place is where the next page begins: behind a resource of the identity's own,
-// in the list of one of its templates.
+// place is where the next page begins: after one of the identity's own
+// resources, in the list of one of its templates.
 type place struct {
 	Pattern int    `json:"p"`
 	After   string `json:"a"`
@@ -145,7 +145,7 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 			return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
 		}
 	}
-	type page struct { // what a call that is left behind writes into is its own
+	type page struct { // a call that is left behind writes into its own
 		locks []lockBody
 		next  string
 	}
@@ -225,7 +225,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	return nil
 }
 
-// readOnly: what did not come in time was not written either.
+// readOnly: a read that did not answer in time has written nothing.
 func readOnly(op string, err error) error {
 	if errors.Is(err, guard.ErrOutcomeUnknown) {
 		return guard.Unavailable(op, guard.Claim{}, errors.New(err.Error()))
@@ -255,8 +255,8 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	return nil
 }
 
-// unlock is a force unlock that ends in raising the burned claim, if the server
-// can do that.
+// unlock force-unlocks a resource and then raises the burned claim, if the
+// server can do that.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
 	if !id.Operator {
 		return body, &httpError{kind: &kindForbidden}
@@ -274,7 +274,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		return body, guard.Missing("reason")
 	}
 	if opts.RequestID == "" {
-		opts.RequestID = pglease.NewLeaseID() // known to who has to repeat it
+		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
 	}
 	began := driver.Now()
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
@@ -290,7 +290,8 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	}
 	if s.opts.Raise != nil {
 		_, err := within(ctx, s, "raise", done.Burned, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Burned) }, nil)
-		// A mark that is there already, or a higher one, stops the cut holder too.
+		// A mark that is already there, or a higher one, also stops the cut
+		// holder.
 		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
 		if !body.Raised {
 			s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
@@ -316,7 +317,8 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// audited is one page of the audit, the latest first, of all templates together.
+// audited returns one page of the audit, the latest first, of all templates
+// together.
 func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
 	switch {
 	case !id.Operator:

@@ -1,26 +1,26 @@
 // Package lockhttp is the lock server: leases with fencing tokens over HTTP, for
 // workers in any language, with identities, tenants and an operators' page. Its
-// Go client is a driver.Issuer, so that lockclient's waiting, renewing and Hold
-// work over it as over PostgreSQL.
+// Go client is a driver.Issuer, so lockclient's waiting, renewing and Hold work
+// over it as over PostgreSQL.
 //
-// examples/lockserver is a whole one. A lease protects nothing by itself: what
-// refuses a stale writer is the token, compared at the resource by sqlfence,
-// httpfence or s3fence.
+// examples/lockserver is a complete server. A lease protects nothing by itself:
+// a stale writer is refused because of its token, compared at the resource by
+// sqlfence, httpfence or s3fence.
 //
 // # What it guarantees
 //
-// What its issuer does, over HTTP: tokens only grow (P3), one token has one lease
-// (P4), what was given up is over (P8). An identity sees, names and counts
-// nothing outside its templates and its tenant. A claim that cannot be signed,
-// where [Options].Signer is set, is not handed out. With the issuer away every
-// request is answered within [Options].Timeout and a tenth of a second.
+// Its issuer's guarantees, over HTTP: tokens only grow (P3), one token has one
+// lease (P4), given up is over (P8). An identity sees, names and counts nothing
+// outside its templates and its tenant. If [Options].Signer is set, a claim that
+// cannot be signed is not returned. With the issuer down every request is
+// answered within [Options].Timeout and a tenth of a second.
 //
 // # What it does not
 //
-// It has no TLS, no passwords and no store of identities: those are the
-// http.Server's and the Authenticate hook's. Limits and counts are each server's
-// own. An answer that is lost on its way to a client without a leaseId of its
-// own leaves a lease that runs until its TTL.
+// It has no TLS, no passwords and no store of identities: those are left to the
+// http.Server and the Authenticate hook. Limits and counts are per server. If an
+// answer to a client without a leaseId of its own is lost, the lease runs until
+// its TTL.
 //
 // # Use
 //
@@ -58,12 +58,12 @@
 // An acquire is answered with 200 whether it was granted or refused: acquired is
 // true, with leaseId, the token and expiresAt, or false, with who holds it until
 // when. A token is there twice, as the number fencingToken and as the text
-// token; requests take either in fencingToken. Whoever reads JSON numbers as
-// floats must use the text. Count the TTL from when the request was sent plus
+// token; requests accept either in fencingToken. Clients that read JSON numbers
+// as floats must use the text. Count the TTL from when the request was sent plus
 // waitedSeconds.
 //
-// Of a batch each item has its own state: extended, over, or the word of an error
-// below. A bad item does not keep the others from being carried out.
+// Each item of a batch has its own state: extended, over, or the word of an error
+// below. A bad item does not prevent the others from being carried out.
 //
 // Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
 // name and "%61" an a.
@@ -71,32 +71,34 @@
 // # Given up is over (promise P8)
 //
 //   - A lost answer: repeat the request under the same leaseId, which gives the
-//     same lease and token. Without a leaseId of one's own the answer of a failed
+//     same lease and token. If the client sent no leaseId, the answer of a failed
 //     request names the one that the server made.
-//   - A client that goes away: its wait ends. What may have been granted to it
-//     under an ID that the server made is released. Under an ID of its own it is
-//     kept, since the client may come again, and runs out with its TTL.
-//   - To give up under an ID of one's own: DELETE without the token. Nothing is
-//     granted under that ID any more, also to a request that is still under way.
+//   - A client that goes away: its wait ends. A lease that may have been granted
+//     to it under an ID that the server made is released. Under an ID of the
+//     client's own it is kept, since the client may come back, and runs out with
+//     its TTL.
+//   - To give up under an ID of the client's own: DELETE without the token.
+//     Nothing is granted under that ID any more, not even to a request that is
+//     still in transit.
 //   - notAfter: a request that arrives later, by the server's clock, does
-//     nothing. The Go client always sends it, reckoned from the server's time as
-//     it was last told. Servers behind one name need clocks that agree within
-//     what such a request may be late.
+//     nothing. The Go client always sends it, computed from the server's time
+//     that it last received. The clocks of servers behind one name must agree
+//     within what such a request may be late.
 //
 // # Who may do what
 //
 // [Authenticate] returns an [Identity] for a request. It may name the resources
-// of its templates; the variable {tenant} has to be its tenant. Everything else
-// is answered with 403 alike, whether it exists or not, and is in no list, page,
-// count or audit that it sees. It sees who holds a lease of its own resources,
-// but not the lease ID or token, with which it could act as the holder, unless
-// Identity.SeeHolders says so. Force unlocks and the audit are the right of an
-// Operator. [Limits] bound each identity.
+// of its templates; the variable {tenant} must be its tenant. Everything else is
+// answered with 403, whether it exists or not, and is in no list, page, count or
+// audit that it sees. It sees who holds a lease on its own resources, but not
+// the lease ID or token, with which it could act as the holder, unless
+// Identity.SeeHolders allows it. Force unlocks and the audit need
+// Identity.Operator. [Limits] bound each identity.
 //
 // The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; it keeps no state of its own but the count of leases for
-// Limits.Leases and what the page's plots show. So any number of servers may
-// stand side by side on one issuer.
+// with the issuer's; its only state is the count of leases for Limits.Leases
+// and what the page's plots show. So any number of servers may share one
+// issuer.
 //
 // # Errors
 //
@@ -123,6 +125,6 @@
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. Of the wire,
+// Until version 1 exported names may change between minor versions. On the wire,
 // fields may be added to answers.
 package lockhttp

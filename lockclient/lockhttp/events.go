@@ -16,11 +16,12 @@ import (
 )
 
 const (
-	// heartbeat is how often a stream says something, so that proxies keep it.
+	// heartbeat is how often a stream sends something, so that proxies keep it
+	// open.
 	heartbeat = 15 * time.Second
 	// followMost is how many resources one stream may follow.
 	followMost = 20
-	// look is after how long a watch is begun anew, unless the issuer says
+	// look is after how long a watch is restarted, unless the issuer says
 	// otherwise.
 	look = 2 * time.Second
 )
@@ -35,15 +36,15 @@ func newStream(w http.ResponseWriter) *stream {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no") // nginx would keep events back
+	h.Set("X-Accel-Buffering", "no") // nginx would buffer events
 	return &stream{w, http.NewResponseController(w)}
 }
 
-// send writes one event; a comment if it has no name. An error means that the
-// reader is gone.
+// send writes one event, or a comment if it has no name. An error means that
+// the reader has gone.
 func (s *stream) send(name string, data any) error {
 	writeInTime(s.w)
-	// HTTP/2 resets a stream whose deadline passes although nothing is written.
+	// HTTP/2 resets a stream whose deadline passes even if nothing is written.
 	defer func() { _ = s.control.SetWriteDeadline(time.Time{}) }()
 	text := []byte(": still here\n\n")
 	if name != "" {
@@ -60,7 +61,7 @@ func (s *stream) send(name string, data any) error {
 }
 
 // look asks the issuer who has the lease; woken gets a value when it is worth
-// while to look again.
+// looking again.
 func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, woken chan struct{}, err error) {
 	woken = make(chan struct{}, 1)
 	watching, err = within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, func(ctx context.Context) (driver.Watching, error) {
@@ -77,13 +78,13 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 	})
 	var failed *guard.FailedError
 	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
-		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that counts
+		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that matters
 	}
 	return watching, woken, err
 }
 
-// watch is [driver.Issuer]'s for the Go client: one event says who has the
-// lease, a second, "wake", that it is worth while to ask again.
+// watch serves Watch of [driver.Issuer] to the Go client: one event says who
+// has the lease, a second, "wake", that it is worth asking again.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	q := queryOf(r)
 	asked := driver.Watch{Resource: q.text("resource"), LeaseID: q.text("leaseId")}
@@ -175,8 +176,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// takeTurn waits for a waiter's turn and tells it meanwhile who has the lease. It
-// is false if the stream is over.
+// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. It
+// returns false if the stream is over.
 func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) bool {
 	select {
 	case <-place.turn:
@@ -202,7 +203,7 @@ func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker,
 	}
 }
 
-// follow tells who holds the leases of some resources, and every change that is
+// follow sends who holds the leases of some resources, and every change that is
 // seen.
 func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	q := queryOf(r)
@@ -233,7 +234,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) er
 		defer s.feeds.leave(s.feeds.join(s, resource, changed), changed)
 	}
 	out := newStream(w)
-	if err := out.send("", nil); err != nil { // so that the reader knows that it is followed
+	if err := out.send("", nil); err != nil { // so that the reader knows that following has begun
 		return nil
 	}
 	told := map[string]int{}
@@ -268,8 +269,8 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) er
 	}
 }
 
-// feeds are the resources that are followed. However many follow one, the issuer
-// is asked once.
+// feeds are the resources that are followed. However many clients follow one,
+// the issuer is asked once.
 type feeds struct {
 	mu sync.Mutex
 	by map[string]*feed
@@ -334,7 +335,7 @@ func (f *feeds) now(resource string) (sighting, int) {
 	return sighting{}, 0
 }
 
-// tell takes note of what was seen, and wakes the readers if that is news.
+// tell records what was seen, and wakes the readers if it is new.
 func (f *feeds) tell(one *feed, seen sighting) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

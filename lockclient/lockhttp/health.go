@@ -12,7 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// readyFor is how long an answer of /readyz stands, since everybody may ask.
+// readyFor is how long an answer of /readyz is reused, since everybody may ask.
 const readyFor = time.Second
 
 // readiness is what /readyz found last.
@@ -26,7 +26,7 @@ type readiness struct {
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
 	if s.ready.at == 0 || driver.Now()-s.ready.at > readyFor {
-		// Not the context of one of those who ask: the answer is for all.
+		// Not the context of a single request: the answer is for all.
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
 		s.ready.at = driver.Now()
 	}
@@ -54,17 +54,17 @@ func (s *Server) probe(ctx context.Context) error {
 		return s.issuer.Acquire(ctx, q)
 	}, nil)
 	if errors.Is(err, driver.ErrHeld) {
-		return nil // by the last probe, or another process of this host: the issuer has decided
+		return nil // by the last probe or another process on this host: the issuer works
 	}
 	_, released := within(ctx, s, "release", q.Claim(), func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
 		defer cancel()
-		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // also if it was not answered
+		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // even if the acquire was not answered
 	}, nil)
 	return errors.Join(err, released)
 }
 
-// probeTTL is ten seconds, or what of the issuer's is nearest.
+// probeTTL is ten seconds, or the nearest TTL that the issuer allows.
 func probeTTL(l driver.Limits) time.Duration {
 	ttl := 10 * time.Second
 	if l.MaxTTL > 0 {

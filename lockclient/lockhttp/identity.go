@@ -12,48 +12,48 @@ import (
 
 // Identity is who asks and what it may do. The zero value may do nothing.
 type Identity struct {
-	// Subject names who it is, 1 to 128 bytes without control characters. Leases
-	// and waits are counted by it, and the log has it. Required.
+	// Subject names the identity, 1 to 128 bytes without control characters.
+	// Leases and waits are counted by it, and the log has it. Required.
 	Subject string
-	// Tenant is the value that the variable {tenant} of a template has to have.
-	// Empty: no template with that variable matches.
+	// Tenant is the value that the variable {tenant} of a template must have.
+	// If empty, no template with that variable matches.
 	Tenant string
-	// Templates name the resources that it may name. To it, nothing else
-	// exists.
+	// Templates define the resources that it may name. Nothing else exists for
+	// it.
 	Templates []*guard.Template
-	// AllResources is for operators of the whole server: every resource.
+	// AllResources allows every resource, for operators of the whole server.
 	AllResources bool
-	// Owner is the ownerId of its leases; another one is refused. Empty leaves
-	// it to the request, and then it is a text for people that proves nothing.
+	// Owner is the ownerId of its leases; another one is refused. If empty, the
+	// request chooses it, and then it is text for people that proves nothing.
 	Owner string
 	// SeeHolders lets it see the tokens and lease IDs of other holders, with
 	// which it could renew and release their leases: for processes that trust
 	// each other, as those of one application do.
 	SeeHolders bool
-	// Operator may force-unlock, read the audit and see what SeeHolders lets see.
+	// Operator may force-unlock, read the audit and see what SeeHolders shows.
 	Operator bool
-	// Audience is whom the proofs of its claims are made for, such as a service
-	// and its tenant: another one refuses them. Required with Options.Signer;
-	// without it nothing can be signed and so nothing granted.
+	// Audience is for whom the proofs of its claims are made, such as a service
+	// and its tenant: another audience refuses them. Required with
+	// Options.Signer; without it nothing can be signed and so nothing granted.
 	Audience string
-	// Limits bound what it may ask.
+	// Limits bound what it may request.
 	Limits Limits
 }
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is asked before every acquire and says whether it may go on; nil
-	// means always. The Allow method of a rate.Limiter of golang.org/x/time is
-	// one.
+	// Acquire is called before every acquire and reports whether it may go on;
+	// nil means always. The Allow method of a rate.Limiter of golang.org/x/time
+	// is one.
 	Acquire func() bool
 	// Leases is how many it may hold at a time, as far as this server knows: it
-	// counts what it has granted itself since it was started. 0 is no limit.
+	// counts what it has granted itself since it started. 0 means no limit.
 	Leases int
 	// Waiting is how many of its requests may wait for a lease or follow one at
 	// a time; 0 means 1,000.
 	Waiting int
-	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. What the
-	// issuer can bounds them further.
+	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. The
+	// issuer's limits bound them further.
 	MinTTL, MaxTTL time.Duration
 	// Body is the longest body of a request in bytes; 0 means 256 KiB.
 	Body int64
@@ -102,10 +102,10 @@ func (id *Identity) matches(t *guard.Template, resource string) bool {
 
 func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
 
-// patterns are what package lockadmin has to list for the identity under a
-// prefix, in its language: nothing of another tenant is in them, so that neither
-// a page nor where the next one begins can tell of one. prefix has whole
-// components; empty is all.
+// patterns returns the patterns, as of package lockadmin, that list the
+// identity's resources under a prefix. They include nothing of another tenant,
+// so that neither a page nor where the next one begins can reveal one. prefix
+// has whole components; empty means all.
 func (id *Identity) patterns(prefix string) []string {
 	prefix = strings.ReplaceAll(prefix, "*", "%2A")
 	if id.AllResources {
@@ -124,8 +124,8 @@ func (id *Identity) patterns(prefix string) []string {
 	return out
 }
 
-// pattern is the template with the tenant and the asked components filled in;
-// false if no name has both.
+// pattern returns the template with the tenant and the requested components
+// filled in; false if no name has both.
 func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
 	parts := t.Parts()
 	if len(asked) > len(parts) {
@@ -156,7 +156,7 @@ func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
 	return strings.Join(components, ":"), true
 }
 
-// usage is what identities hold and wait for, as far as this server knows.
+// usage counts what identities hold and wait for, as far as this server knows.
 type usage struct {
 	mu      sync.Mutex
 	waiting map[string]int
@@ -193,9 +193,9 @@ func (u *usage) wait(id *Identity) (done func(), ok bool) {
 	}, true
 }
 
-// hold counts a lease that is going to be asked for, named by a claim without
-// a token. It is false, and counts nothing, if that would be one too many. undo
-// takes back what this call added, unless the lease was granted meanwhile.
+// hold counts a lease that is about to be requested, named by a claim without a
+// token. It returns false, and counts nothing, if that would be one too many.
+// undo removes what this call added, unless the lease was granted meanwhile.
 func (u *usage) hold(id *Identity, lease guard.Claim, until time.Time) (undo func(), ok bool) {
 	if id.Limits.Leases <= 0 {
 		return func() {}, true
@@ -246,7 +246,7 @@ func (u *usage) add(id *Identity, claim guard.Claim, until time.Time) {
 	held[lease] = one
 }
 
-// over counts the lease of a claim no more. Under another token it may run.
+// over stops counting the lease of a claim. Under another token it may run.
 func (u *usage) over(id *Identity, claim guard.Claim) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -255,7 +255,7 @@ func (u *usage) over(id *Identity, claim guard.Claim) {
 	}
 }
 
-// free counts a lease no more that was released, or whose ID is spent.
+// free stops counting a lease that was released, or whose ID is spent.
 func (u *usage) free(id *Identity, claim guard.Claim) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

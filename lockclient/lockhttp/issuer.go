@@ -19,8 +19,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Issuer is the lock server as a [driver.Issuer], for lockclient.NewWith. It is
-// made by [NewIssuer] and is safe for concurrent use.
+// Issuer is the lock server as a [driver.Issuer], for lockclient.NewWith. Make
+// one with [NewIssuer]. It is safe for concurrent use.
 type Issuer struct {
 	base   string
 	client http.Client
@@ -40,9 +40,8 @@ var (
 // NewIssuer returns the issuer behind the lock server at baseURL, such as
 // "https://locks.example.com" or with a path that the server is mounted under.
 // It sends nothing. httpClient adds the credentials, in its Transport; nil means
-// [http.DefaultClient]. Redirects are not followed. A Transport that repeats
-// requests by itself is no danger, since a lease ID is granted once, but costs
-// time.
+// [http.DefaultClient]. Redirects are not followed. A Transport that retries
+// requests by itself is safe, since a lease ID is granted once, but costs time.
 //
 // The error is a [*guard.InvalidError].
 func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
@@ -55,7 +54,7 @@ func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
 	}
 	i := &Issuer{base: strings.TrimRight(baseURL, "/"), client: *httpClient}
 	i.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	i.client.Timeout = 0 // the contexts bound requests, and a stream lasts
+	i.client.Timeout = 0 // contexts bound requests, and a stream is long-lived
 	transport := i.client.Transport
 	if transport == nil {
 		transport = http.DefaultTransport
@@ -64,8 +63,8 @@ func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
 	return i, nil
 }
 
-// Limits: what the server of package lockhttp takes in any case. Its issuer and
-// its limits for an identity may allow less, which is guard.ErrInvalid then.
+// Limits: what a [Server] itself accepts. Its issuer and its limits for an
+// identity may allow less; the error is guard.ErrInvalid then.
 func (i *Issuer) Limits() driver.Limits {
 	return driver.Limits{Batch: batchMost, Poll: 15 * time.Second, MetadataBytes: 1000}
 }
@@ -76,8 +75,8 @@ func (i *Issuer) Close() error {
 	return nil
 }
 
-// learn takes note of the server's time, told between sent and now. The answer
-// took some time, so what is reckoned from it is early rather than late.
+// learn records the server's time, read between sent and now. The answer took
+// some time, so what is computed from it is early rather than late.
 func (i *Issuer) learn(at time.Time, sent time.Duration) {
 	if at.IsZero() {
 		return
@@ -97,11 +96,11 @@ func (i *Issuer) serverTime(at time.Duration) (time.Time, bool) {
 	return time.Unix(0, int64(at+i.ahead)).UTC(), i.known
 }
 
-// answerMost bounds the answers that are read.
+// answerMost bounds the size of an answer.
 const answerMost = 1 << 20
 
-// do sends one request and reads its answer into out. Whatever is not an answer
-// of the server is an error for which the outcome is unknown.
+// do sends one request and reads its answer into out. Anything other than an
+// answer of the server is an error with an unknown outcome.
 func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -140,7 +139,7 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 }
 
 // unsent: a connection that could not be made has carried nothing, if nothing in
-// between repeats.
+// between retries.
 func (i *Issuer) unsent(op string, claim guard.Claim, err error) error {
 	var dial *net.OpError
 	if i.owned && errors.As(err, &dial) && dial.Op == "dial" {
@@ -187,7 +186,7 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 	return guard.OutcomeUnknown(op, claim, said)
 }
 
-// behind is the error of an issuer that went back.
+// behind is the error of an issuer whose tokens went back.
 func behind(op string, said error) error {
 	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
 }
@@ -201,13 +200,13 @@ func is(err error, k *kind) bool {
 // Acquire asks once; the server does not wait.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if _, known := i.serverTime(0); !known {
-		// Apart, since without the server's time a request has no end.
+		// Separate, since without the server's time a request has no end.
 		if err := i.do(ctx, "acquire", r.Claim(), http.MethodGet, "/v1/time", nil, &timeBody{}); err != nil {
 			var invalid *guard.InvalidError
 			if errors.As(err, &invalid) {
 				return driver.Grant{}, err
 			}
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New(err.Error())) // only the time was asked for
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New(err.Error())) // only the time was requested
 		}
 	}
 	from := driver.Now()
@@ -222,7 +221,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		}, &g)
 		switch {
 		case errors.Is(err, driver.ErrLate) && attempt == 0 && driver.Now() < from+r.Timeout && ctx.Err() == nil:
-			// The server's clock may have stepped, which its answer has told.
+			// The server's clock may have stepped, which its answer has shown.
 			continue
 		case err != nil:
 			return driver.Grant{}, err
@@ -303,7 +302,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	return err == nil, err
 }
 
-// Why says who force-unlocked a lease.
+// Why returns who force-unlocked a lease.
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	var answer whyBody
 	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/why", map[string]any{
@@ -315,8 +314,9 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	return &driver.ForceUnlockedError{Actor: answer.Cut.Actor, Reason: answer.Cut.Reason, At: answer.Cut.At}
 }
 
-// Watch reads a stream of events, until the lease is released or the stream
-// ends: then nobody knows, and it calls wake too.
+// Watch reads a stream of events until the lease is released or the stream
+// ends. In the latter case it is not known who has the lease, and Watch calls
+// wake too.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	// The watch goes on after the call; ctx ends it only while it begins.

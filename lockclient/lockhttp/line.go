@@ -8,8 +8,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// lines are the acquires that wait in this server, by resource. One of a line
-// asks the issuer; the others wait for their turn, which costs the issuer
+// lines are the acquires that wait in this server, by resource. One in each
+// line asks the issuer; the others wait for their turn, which costs the issuer
 // nothing.
 type lines struct {
 	mu sync.Mutex
@@ -19,8 +19,8 @@ type lines struct {
 // line is the waiters for one resource.
 type line struct {
 	resource string
-	// turn has room for the one whose turn it is. The runtime lets senders in
-	// in the order in which they came.
+	// turn has room for the one whose turn it is. The runtime admits blocked
+	// senders in the order in which they came.
 	turn   chan struct{}
 	failed chan struct{} // closed when the issuer failed; err says how
 	err    error
@@ -28,7 +28,7 @@ type line struct {
 	waiting int // guarded by the lines' mutex
 
 	mu   sync.Mutex
-	held *driver.HeldError // what the last to ask was told
+	held *driver.HeldError // the refusal of the last to ask
 	// since is when the first of the latest failures in a row began; 0 if the
 	// last to ask had an answer.
 	since time.Duration
@@ -36,7 +36,7 @@ type line struct {
 
 func (all *lines) busy(resource string) bool { return all.count(resource) > 0 }
 
-// count is how many wait for the resource.
+// count returns how many wait for the resource.
 func (all *lines) count(resource string) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -69,7 +69,8 @@ func (all *lines) leave(l *line) {
 	}
 }
 
-// fail ends the wait of everybody in the line; who comes later begins another.
+// fail ends the wait of everybody in the line; those that come later begin
+// another.
 func (all *lines) fail(l *line, err error) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -80,7 +81,7 @@ func (all *lines) fail(l *line, err error) {
 	}
 }
 
-// failing takes note of an attempt and returns for how long all have failed.
+// failing records an attempt and returns for how long all have failed.
 func (l *line) failing(failed bool, began time.Duration) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +99,7 @@ func (l *line) note(held *driver.HeldError) {
 	l.held = held
 }
 
-// last is what is known of the holder; nil if nothing is.
+// last returns what is known about the holder; nil if nothing is.
 func (l *line) last() *driver.HeldError {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -39,21 +39,21 @@ func clock(s seconds) string {
 }
 
 const (
-	// cookieName is the cookie of who has signed in. It carries the bearer
+	// cookieName is the cookie of a signed-in user. It carries the bearer
 	// token, and only the page's own paths read it: no other request is
 	// authenticated by a cookie.
 	cookieName = "fencepost_page"
 	// shownMost is how many locks the page shows.
 	shownMost = 200
-	// formMost bounds a form.
+	// formMost bounds the size of a form.
 	formMost = 16 << 10
 )
 
 // view is what the templates show.
 type view struct {
 	Title    string
-	Assets   string // leads to what lies below /ui
-	Home     string // leads to /ui
+	Assets   string // the path to what is below /ui
+	Home     string // the path to /ui
 	Identity *Identity
 	Operator bool
 	Problem  string
@@ -92,7 +92,7 @@ func (s *Server) page(top chi.Router) {
 				http.ServeFileFS(w, r, files, "ui/"+name)
 			})
 		}
-		// A form of another site cannot be sent here.
+		// Forms of other sites are refused here.
 		r.Group(func(r chi.Router) {
 			r.Use(http.NewCrossOriginProtection().Handler)
 			r.Post("/ui/sign-in", s.signIn)
@@ -122,10 +122,11 @@ func (s *Server) render(w http.ResponseWriter, status int, name string, v *view)
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	writeInTime(w)
 	w.WriteHeader(status)
-	_, _ = w.Write(page.Bytes()) // the reader is gone if this fails
+	_, _ = w.Write(page.Bytes()) // if this fails, the reader has gone
 }
 
-// byCookie is the request with the bearer token of the cookie, if it has one.
+// byCookie returns the request with the bearer token of its cookie, if it has
+// one.
 func byCookie(r *http.Request) *http.Request {
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -140,7 +141,8 @@ func byCookie(r *http.Request) *http.Request {
 	return r
 }
 
-// signedIn has h show a page to who has signed in, and asks everybody else to.
+// signedIn makes h show a page to signed-in users, and asks everybody else to
+// sign in.
 func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http.Request, *view)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Assets: assets, Home: home, Raises: s.opts.Raise != nil}
@@ -182,9 +184,10 @@ func signOut(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// setCookie has no Path: a browser takes the directory that it sent the form to,
-// which is the page's, wherever the server is mounted. And it alone knows whether
-// it speaks TLS, to this server or to a proxy: its form's Origin says so.
+// setCookie sets no Path: a browser uses the directory that it sent the form to,
+// which is the page's, wherever the server is mounted. Only the browser knows
+// whether it speaks TLS, to this server or to a proxy: the Origin of its form
+// says so.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
 	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode})
@@ -257,7 +260,7 @@ func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) 
 	s.confirm(w, r, v, r.FormValue("resource"), http.StatusOK)
 }
 
-// confirm shows what is going to be cut.
+// confirm shows what is about to be cut.
 func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resource string, status int) {
 	v.Title = "Force-unlock - Fencepost"
 	err := allowed(v.Identity, resource)

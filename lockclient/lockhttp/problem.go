@@ -17,14 +17,14 @@ import (
 // URIs (RFC 4151) identify without promising that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// kind is a row of the table of errors: what is answered, and what the Go client
-// makes of it.
+// kind is a row of the table of errors: what is answered, and how the Go client
+// interprets it.
 type kind struct {
 	name   string
 	status int
 	title  string
-	// detail is what the answer says unless the error is the client's own doing
-	// and says more. It has nothing of the server's inside.
+	// detail is what the answer says unless the client caused the error and its
+	// text says more. It reveals no internals of the server.
 	detail string
 	// nothing says that nothing was written and nothing will be.
 	nothing bool
@@ -62,7 +62,7 @@ var kinds = []*kind{
 type httpError struct {
 	*kind
 	err     error
-	leaseID string // for who has to repeat or to release
+	leaseID string // for a client that has to repeat or release
 	cut     *driver.ForceUnlockedError
 }
 
@@ -75,7 +75,7 @@ func (e *httpError) Error() string {
 
 func (e *httpError) Unwrap() error { return e.err }
 
-// kindOf classifies what issuers and operators return.
+// kindOf classifies the errors of issuers and operators.
 func kindOf(err error) *kind {
 	var own *httpError
 	switch {
@@ -127,7 +127,7 @@ func cutOf(e *driver.ForceUnlockedError) *cut {
 	return &cut{e.Actor, e.Reason, e.At}
 }
 
-// fail answers with a problem. Errors of the inside are logged and not shown.
+// fail answers with a problem. Internal errors are logged and not shown.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	k := kindOf(err)
 	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
@@ -168,14 +168,14 @@ func (s *Server) write(w http.ResponseWriter, status int, body any) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	text, err := json.Marshal(body)
 	if err != nil {
-		// Tokens are valid and strings can be written: only an issuer that
-		// breaks its word comes here.
+		// Tokens are valid and strings can be encoded: only an issuer that
+		// breaks its promises gets here.
 		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The answer could not be written."}`)
 		h.Set("Content-Type", "application/problem+json")
 	}
 	writeInTime(w)
 	w.WriteHeader(status)
-	_, _ = w.Write(append(text, '\n')) // the client is gone if this fails; there is nobody to tell
+	_, _ = w.Write(append(text, '\n')) // if this fails the client has gone: there is nobody to report to
 }
 
 type identityKey struct{}
@@ -184,7 +184,8 @@ func withIdentity(ctx context.Context, id *Identity) context.Context {
 	return context.WithValue(ctx, identityKey{}, id)
 }
 
-// identityOf returns who asks; nobody, who may do nothing, before that is known.
+// identityOf returns who asks, or before that is known an identity that may do
+// nothing.
 func identityOf(ctx context.Context) *Identity {
 	if id, ok := ctx.Value(identityKey{}).(*Identity); ok {
 		return id

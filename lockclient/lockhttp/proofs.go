@@ -11,12 +11,12 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// proofs are those of the leases that run, as the server last sent them, and of
-// the latest that are over.
+// proofs are those of the running leases, as the server last sent them, and of
+// the leases that ended last.
 type proofs struct {
 	mu      sync.Mutex
 	byClaim map[guard.Claim]proven
-	sweep   int // when there are more, some of those of leases that are over go
+	sweep   int // when there are more, some of those of ended leases are dropped
 }
 
 type proven struct {
@@ -24,8 +24,8 @@ type proven struct {
 	until time.Duration // the lease's end, by driver.Now
 }
 
-// keep remembers a proof. Of two answers that overtook each other the one whose
-// lease lasts longer counts.
+// keep remembers a proof. If answers arrive out of order, the one whose lease
+// lasts longer counts.
 func (p *proofs) keep(claim guard.Claim, proof string, until time.Duration) {
 	if proof == "" {
 		return
@@ -44,12 +44,12 @@ func (p *proofs) keep(claim guard.Claim, proof string, until time.Duration) {
 	}
 }
 
-// overMost is how many proofs of leases that are over are kept: those that ended
-// last. A late holder presents its proof, and is told by the resource that it is
-// stale; one that comes later than that is told that the proof is missing.
+// overMost is how many proofs of ended leases are kept: those that ended last. A
+// late holder presents its proof, and the resource refuses it as stale; one that
+// comes later than that gets an error that the proof is missing.
 const overMost = 1000
 
-// forget leaves overMost of the proofs of leases that are over.
+// forget keeps overMost of the proofs of ended leases.
 func (p *proofs) forget(now time.Duration) {
 	var over []time.Duration
 	for _, v := range p.byClaim {
@@ -72,7 +72,7 @@ func (p *proofs) forget(now time.Duration) {
 	})
 }
 
-// end takes note that a lease is over before its time.
+// end records that a lease is over before its time.
 func (p *proofs) end(claim guard.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,13 +82,13 @@ func (p *proofs) end(claim guard.Claim) {
 	}
 }
 
-// Proof returns the proof that the lock server issued a claim, as it came with
-// the last grant or renewal: for Proof of httpfence's TransportOptions. It asks
-// nobody, so the context does not matter.
+// Proof returns the proof that the lock server issued a claim, from the last
+// grant or renewal. It is for Proof of httpfence's TransportOptions. It sends
+// nothing, so the context does not matter.
 //
-// Of the leases that are over it keeps the proofs of the last thousand, so that
-// a late holder hears from the resource that it is stale, for as long as the proof
-// is worth something (SignerOptions.Leeway of guard/proof).
+// It keeps the proofs of the last thousand ended leases, so that the resource
+// refuses a late holder as stale for as long as the proof is valid
+// (SignerOptions.Leeway of guard/proof).
 //
 // The error is [guard.ErrMissing]: the server signs nothing ([Options.Signer]),
 // or this issuer has not acquired the lease, or a thousand ended after it.

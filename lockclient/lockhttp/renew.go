@@ -14,13 +14,14 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// stateExtended and its like are the words for what became of a renewal.
+// The states of a renewal, as they are sent.
 const (
 	stateExtended = "extended"
 	stateOver     = "over"
 )
 
-// parseRenewal reads one renewal. The lease ID is in the path of a single one.
+// parseRenewal reads one renewal. For a single renewal the lease ID is in the
+// path.
 func (s *Server) parseRenewal(id *Identity, f *fields, inPath *string) (driver.Renewal, error) {
 	r := driver.Renewal{
 		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true)},
@@ -67,7 +68,8 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 	return nil
 }
 
-// cutOf says who ended a lease by force; nil if nobody did, or it cannot be told.
+// cutOf returns who ended a lease by force; nil if nobody did, or it cannot be
+// learned.
 func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.ForceUnlockedError) {
 	if e, ok := s.issuer.(driver.Explainer); ok {
 		_, err := within(ctx, s, "why", claim, func(ctx context.Context) (none, error) { return none{}, e.Why(ctx, claim) }, nil)
@@ -76,7 +78,7 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 	return cut
 }
 
-// why says who ended a lease by force. It changes nothing.
+// why answers who ended a lease by force. It changes nothing.
 func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	claim, err := s.readClaim(w, r, id, true)
 	if err != nil {
@@ -136,7 +138,7 @@ func refused(claim guard.Claim, err error) renewedBody {
 }
 
 // renew carries out renewals, as many at a time as the issuer takes. failures
-// are of those whose outcome is not known.
+// are the errors of those whose outcome is not known.
 func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
 	began := driver.Now()
 	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
@@ -201,7 +203,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity) e
 }
 
 // releaseByBody is release for lease IDs that do not fit into a path, such as
-// "..", which proxies take for something else.
+// "..", which proxies interpret differently.
 func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	claim, err := s.readClaim(w, r, id, false)
 	if err != nil {

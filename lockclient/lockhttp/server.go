@@ -24,15 +24,15 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
-// Authenticate says who sent a request: by its bearer token, its client
+// Authenticate returns who sent a request: by its bearer token, its client
 // certificate, its cookie. An error is answered with 401, one that is
 // guard.ErrUnavailable with 503; its text is logged and not shown. It is called
 // once for every request but those for health and the description, from many
 // goroutines.
 type Authenticate func(*http.Request) (*Identity, error)
 
-// Admin is what the operators' requests need. [lockadmin.Operator], without a
-// namespace, is one.
+// Admin is what the operators' requests need. A [lockadmin.Operator] without a
+// namespace is one.
 type Admin interface {
 	List(ctx context.Context, pattern string, opts *lockadmin.ListOptions) iter.Seq2[lockadmin.LeaseInfo, error]
 	Get(ctx context.Context, resource string) (lockadmin.LeaseInfo, error)
@@ -40,28 +40,28 @@ type Admin interface {
 	Audit(ctx context.Context, pattern string, opts *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error]
 }
 
-// Signer makes a proof that this server issued a claim, such as the Signer of
-// guard/proof.
+// Signer makes a proof that this server issued a claim. The Signer of
+// guard/proof is one.
 type Signer interface {
 	Sign(claim guard.Claim, audience string, expiry time.Time) (string, error)
 }
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Admin lists, force-unlocks and tells the audit; nil: these requests are
-	// answered with 501, and /ui shows nothing.
+	// Admin lists, force-unlocks and reads the audit; if nil, these requests
+	// are answered with 501, and /ui shows nothing.
 	Admin Admin
 	// Signer signs each claim that is granted or extended, for the identity's
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
-	// signed is not handed out.
+	// signed is not returned.
 	Signer Signer
 	// Raise raises the claim that a force unlock burned at the resource, after
 	// which the cut holder can no longer write there; nil leaves that to the
-	// operator, who is told so. It is called within Timeout.
+	// operator, who is told to do so. It is called within Timeout.
 	Raise func(ctx context.Context, burned guard.Claim) error
 	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. Every request
 	// that does not wait for a lease is answered within it and a tenth of a
-	// second more, also when the issuer is away.
+	// second more, even when the issuer is down.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
@@ -74,8 +74,8 @@ type Options struct {
 	// lock_unauthenticated; nil means slog.Default() for the last two and none
 	// for the rest.
 	Logger *slog.Logger
-	// Observer is told of every acquire, renewal, release and force unlock; nil
-	// means none.
+	// Observer gets every acquire, renewal, release and force unlock; nil means
+	// none.
 	Observer guard.Observer
 }
 
@@ -83,7 +83,7 @@ const (
 	defaultTimeout = 1500 * time.Millisecond
 	defaultMaxWait = time.Minute
 	// grace is how long an exchange may go on after its time: the answer is
-	// nearly always under way.
+	// nearly always in flight.
 	grace = 100 * time.Millisecond
 	// readTimeout bounds how long a request's body may take to arrive.
 	readTimeout = 10 * time.Second
@@ -94,9 +94,9 @@ const (
 	batchMost = 100
 )
 
-// Server is the lock server's [http.Handler]. It is made by [New], is safe for
-// concurrent use, and starts nothing until there are requests. Close it after
-// the http.Server has been told to shut down.
+// Server is the lock server's [http.Handler]. Make one with [New]. It is safe
+// for concurrent use, and starts nothing until there are requests. Close it
+// after the http.Server has been told to shut down.
 type Server struct {
 	issuer       driver.Issuer
 	limits       driver.Limits
@@ -123,8 +123,8 @@ var _ http.Handler = (*Server)(nil)
 //go:embed openapi.json
 var description []byte
 
-// New returns a server of the issuer's leases. The issuer stays the caller's,
-// who closes it after the server. opts may be nil.
+// New returns a server of the issuer's leases. The caller closes the issuer
+// after the server. opts may be nil.
 //
 // The error is a [*guard.InvalidError] that names the argument.
 func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Server, error) {
@@ -167,8 +167,8 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
-		// Also of a body that nobody reads: net/http waits for it before it answers.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)) // a recorder of a test has none
+		// Even if nobody reads the body: net/http waits for it before it answers.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)) // a test's recorder has none
 	}
 	s.router.ServeHTTP(w, r)
 	writeInTime(w)
@@ -176,11 +176,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // writeInTime bounds how long what is written next may take to be read.
 func writeInTime(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of a test has none
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's recorder has none
 }
 
-// Close ends the requests that wait and the streams, with 503, and then waits
-// for the releases that are under way, for as long as ctx lasts.
+// Close ends waiting requests and streams, with 503, and then waits for the
+// releases in flight until ctx ends.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	s.feeds.close()
@@ -240,7 +240,7 @@ func (s *Server) routes() chi.Router {
 	return top
 }
 
-// authenticated has h answer for the identity that sent the request.
+// authenticated makes h answer for the identity that sent the request.
 func (s *Server) authenticated(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, err := s.identify(r)
@@ -272,7 +272,7 @@ func (s *Server) identify(r *http.Request) (*Identity, error) {
 	return id, nil
 }
 
-// read takes a request's body: JSON, in time, and no more than the identity may
+// read reads a request's body: JSON, in time, and no more than the identity may
 // send.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fields, error) {
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
@@ -295,8 +295,8 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fi
 	return &f, f.err
 }
 
-// pathName returns the name in the path as it was meant: "%2F" is a slash, "%61"
-// an a. It is decoded once; where RawPath is empty, net/http has done it.
+// pathName returns the decoded name in the path: "%2F" is a slash, "%61" an a.
+// It is decoded once; if RawPath is empty, net/http has done it.
 func pathName(r *http.Request) (string, error) {
 	name := chi.URLParam(r, "name")
 	if r.URL.RawPath == "" {
@@ -309,7 +309,7 @@ func pathName(r *http.Request) (string, error) {
 	return decoded, nil
 }
 
-// query is a request's query, whose parameters are taken out one by one.
+// query is a request's query, whose parameters are removed one by one.
 type query struct {
 	in  url.Values
 	err error
@@ -337,7 +337,7 @@ func (q *query) text(name string) string {
 	return strings.Join(v[:min(len(v), 1)], "")
 }
 
-// number takes one from 0 to most; fallback if it is not there.
+// number takes a number from 0 to most; fallback if it is absent.
 func (q *query) number(name string, fallback, most int64) int64 {
 	text := q.text(name)
 	if text == "" {
@@ -381,7 +381,7 @@ func leaseID(text string) error {
 	return renamed(guard.ValidateLeaseID(text), "leaseId")
 }
 
-// renamed gives an error the name that the field has on the wire.
+// renamed gives an error the field's name on the wire.
 func renamed(err error, field string) error {
 	var invalid *guard.InvalidError
 	if errors.As(err, &invalid) {
@@ -391,7 +391,7 @@ func renamed(err error, field string) error {
 }
 
 // within carries out one exchange with the issuer and returns in time even if
-// the issuer does not. abandoned gets what comes later; it may be nil.
+// the issuer does not. abandoned gets what arrives later; it may be nil.
 func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (T, error) {
 	type result struct {
 		v   T

@@ -8,12 +8,14 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// turnFor is how long a client that was told to ask has the first try.
+// turnFor is how long a client that was told to ask has the right to the first
+// try.
 const turnFor = time.Second
 
-// turns are the clients that wait by GET /v1/watch, by resource. The first of a
-// resource watches at the issuer and is told to ask; the others wait for their
-// turn, so that a release wakes one of them and costs the issuer one attempt.
+// turns are the clients that wait by GET /v1/watch, by resource. The first for
+// a resource watches at the issuer and is told to ask; the others wait for
+// their turn, so that a release wakes one of them and costs the issuer one
+// attempt.
 type turns struct {
 	mu sync.Mutex
 	by map[string]*queue
@@ -24,9 +26,9 @@ type queue struct {
 	all      *turns
 	resource string
 	tickets  []*ticket
-	held     *driver.HeldError // what the last first was told
+	held     *driver.HeldError // what the last client to be first was told
 	seen     time.Duration     // when, by driver.Now
-	called   *ticket           // who was told to ask and has not yet
+	called   *ticket           // the one that was told to ask and has not yet
 	timer    *time.Timer       // ends called
 	until    time.Duration
 }
@@ -39,8 +41,8 @@ type ticket struct {
 	first            bool
 }
 
-// join takes the last place, or the first for who was told to ask and comes
-// back, because somebody else was faster.
+// join takes the last place, or the first for a client that was told to ask and
+// comes back because somebody else was faster.
 func (all *turns) join(resource, subject, leaseID string) *ticket {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -78,15 +80,15 @@ func (t *ticket) leave() {
 	q.pass()
 }
 
-// note keeps who has the lease, for those behind.
+// note records who has the lease, for those behind.
 func (t *ticket) note(held *driver.HeldError) {
 	t.queue.all.mu.Lock()
 	defer t.queue.all.mu.Unlock()
 	t.queue.held, t.queue.seen = held, driver.Now()
 }
 
-// known says who has the lease as far as the first was told; of a lease that may
-// be free, that others wait longer for it.
+// known returns who has the lease as far as the first was told; for a lease that
+// may be free, that others have waited longer for it.
 func (t *ticket) known() *driver.HeldError {
 	q := t.queue
 	q.all.mu.Lock()
@@ -100,12 +102,13 @@ func (t *ticket) known() *driver.HeldError {
 	return kept(q.resource, turnFor)
 }
 
-// kept is who has a lease that is kept for one who waits longer.
+// kept is the refusal for a lease that is kept for a client that has waited
+// longer.
 func kept(resource string, remaining time.Duration) *driver.HeldError {
 	return &driver.HeldError{Resource: resource, ExpiresAt: time.Now().Add(remaining), Remaining: remaining}
 }
 
-// call keeps the first try for this client, which is told to ask.
+// call reserves the first try for this client, which is told to ask.
 func (t *ticket) call() {
 	q := t.queue
 	q.all.mu.Lock()
@@ -135,7 +138,7 @@ func (all *turns) before(resource, subject, leaseID string) time.Duration {
 	return 0
 }
 
-// asked takes note that a client needs its first try no more.
+// asked records that a client no longer needs its first try.
 func (all *turns) asked(resource, subject, leaseID string) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -145,7 +148,7 @@ func (all *turns) asked(resource, subject, leaseID string) {
 	}
 }
 
-// count is how many wait for the resource.
+// count returns how many wait for the resource.
 func (all *turns) count(resource string) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -160,7 +163,7 @@ func (q *queue) end() {
 	q.called = nil
 }
 
-// pass gives the first its turn, unless one has been told to ask.
+// pass gives the first its turn, unless a client has been told to ask.
 func (q *queue) pass() {
 	switch {
 	case q.called != nil:

@@ -15,11 +15,11 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// seconds is a duration as JSON carries it: a decimal number of seconds, exact
+// seconds is a duration as encoded in JSON: a decimal number of seconds, exact
 // to the microsecond.
 type seconds time.Duration
 
-// MarshalJSON writes as many digits as there are.
+// MarshalJSON writes all significant digits.
 func (s seconds) MarshalJSON() ([]byte, error) {
 	d := time.Duration(s).Truncate(time.Microsecond)
 	text := strconv.FormatInt(int64(d/time.Second), 10)
@@ -29,7 +29,7 @@ func (s seconds) MarshalJSON() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// UnmarshalJSON is parseSeconds.
+// UnmarshalJSON reads the number as parseSeconds does.
 func (s *seconds) UnmarshalJSON(b []byte) error {
 	d, ok := parseSeconds(string(b))
 	if !ok {
@@ -54,9 +54,8 @@ func parseSeconds(text string) (time.Duration, bool) {
 	return time.Duration(sec)*time.Second + time.Duration(micro)*time.Microsecond, true
 }
 
-// grantBody answers an acquire. A token is there twice: as a number for whoever
-// can read it, and as text, since readers that know only floats lose what is
-// above 2^53.
+// grantBody answers an acquire. A token is there twice: as a number, and as
+// text, since readers that have only floats lose digits above 2^53.
 type grantBody struct {
 	Acquired     bool        `json:"acquired"`
 	Resource     string      `json:"resource"`
@@ -84,8 +83,8 @@ type holder struct {
 	Remaining seconds     `json:"remainingSeconds"`
 }
 
-// holderOf leaves out what would let the reader act as the holder, unless it may
-// see that.
+// holderOf omits what would let the reader act as the holder, unless it may see
+// that.
 func holderOf(h *driver.HeldError, all bool) *holder {
 	if h == nil {
 		return nil
@@ -110,15 +109,15 @@ func (h *holder) held(resource string) *driver.HeldError {
 	}
 }
 
-// renewedBody answers a renewal; of a batch it is one item.
+// renewedBody answers a renewal; in a batch it is one item.
 type renewedBody struct {
 	Resource     string      `json:"resource,omitempty"`
 	LeaseID      string      `json:"leaseId,omitempty"`
 	FencingToken int64       `json:"fencingToken,omitempty"`
 	Token        guard.Token `json:"token,omitzero"`
 	State        string      `json:"state"`            // extended, over, or the word of an error's type
-	Field        string      `json:"field,omitempty"`  // what is wrong, of an invalid item
-	Detail       string      `json:"detail,omitempty"` // of an item that was not carried out
+	Field        string      `json:"field,omitempty"`  // what is wrong with an invalid item
+	Detail       string      `json:"detail,omitempty"` // for an item that was not carried out
 	TTL          seconds     `json:"ttlSeconds,omitempty"`
 	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
 	Proof        string      `json:"proof,omitempty"`
@@ -152,9 +151,9 @@ type holderEvent struct {
 	ServerTime time.Time `json:"serverTime"`
 }
 
-// fields is a request's JSON object, whose members are taken out one by one.
-// encoding/json would take "RESOURCE" for "resource", the last of two members
-// with one name, and another text for one that is not UTF-8.
+// fields is a request's JSON object, whose members are removed one by one.
+// encoding/json would accept "RESOURCE" for "resource", take the last of two
+// members with the same name, and change text that is not UTF-8.
 type fields struct {
 	in  map[string]json.RawMessage
 	err error // the first
@@ -194,7 +193,7 @@ func parseFields(body []byte) (f fields) {
 	return f
 }
 
-// take removes a member; nil if it is not there or null.
+// take removes a member; nil if it is absent or null.
 func (f *fields) take(name string) json.RawMessage {
 	v := f.in[name]
 	delete(f.in, name)
@@ -210,7 +209,7 @@ func (f *fields) fail(name string, value []byte, problem string) {
 	}
 }
 
-// text takes a string; the empty one if it is not there.
+// text takes a string; empty if it is absent.
 func (f *fields) text(name string) string {
 	raw := f.take(name)
 	if raw == nil {
@@ -221,7 +220,8 @@ func (f *fields) text(name string) string {
 		f.fail(name, raw, "must be a string")
 		return ""
 	}
-	// Half a surrogate pair becomes U+FFFD, so that two texts would be one.
+	// Half a surrogate pair becomes U+FFFD, so that two texts would become the
+	// same.
 	if n := strings.Count(s, "\ufffd"); n > 0 && n != bytes.Count(raw, []byte("\ufffd"))+bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`)) {
 		f.fail(name, raw, "has half a surrogate pair")
 	}
@@ -252,7 +252,7 @@ func (f *fields) flag(name string) bool {
 	}
 }
 
-// moment takes a time of RFC 3339; zero if it is not there.
+// moment takes a time of RFC 3339; zero if it is absent.
 func (f *fields) moment(name string) time.Time {
 	s := f.text(name)
 	if s == "" {
@@ -281,7 +281,7 @@ func (f *fields) token(name string, required bool) guard.Token {
 	return t
 }
 
-// end refuses what was not taken.
+// end refuses members that were not taken.
 func (f *fields) end() error {
 	if f.err == nil && len(f.in) > 0 {
 		names := make([]string, 0, len(f.in))

@@ -1,5 +1,5 @@
 // Package locktest runs lockclient's client on a lease server in memory, so that
-// code which takes a *lockclient.Client is tested without PostgreSQL:
+// code which takes a *lockclient.Client can be tested without PostgreSQL.
 //
 // # What it guarantees
 //
@@ -9,9 +9,9 @@
 //
 // # What it does not
 //
-// It keeps nothing when the test ends, and it has no operators: lockadmin works
-// on PostgreSQL. It shows nothing about a fence: use guard.NewMemory, or the
-// fence's own tests, for that.
+// It keeps nothing after the test ends, and it has no operators: lockadmin
+// works on PostgreSQL. It proves nothing about a fence: use guard.NewMemory, or
+// the fence's own tests, for that.
 //
 // # Use
 //
@@ -34,8 +34,8 @@
 // There is one clock, the server's and the clients'. It runs as time.Now does,
 // so in a bubble of testing/synctest it is the bubble's, and a sleep there takes
 // no time and lets renewals happen in between. [Server.Advance] moves it forward
-// at once, as when the process was paused for so long: leases whose deadline is
-// passed over are lost.
+// at once, as if the process had been paused for that long: leases whose
+// deadline is skipped are lost.
 //
 // # Compatibility
 //
@@ -51,7 +51,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 )
 
-// TB is what [New] needs of a test; *testing.T and *testing.B have it.
+// TB is what [New] needs of a test; *testing.T and *testing.B implement it.
 type TB interface {
 	Helper()
 	Fatal(args ...any)
@@ -87,16 +87,16 @@ func (s *Server) Now() time.Time { return s.server.Now() }
 
 // Advance moves the clock forward by d, for the server and its clients. Leases
 // whose deadline has passed are lost when it returns; renewals that are due, and
-// waiters for an expired lease, are on their way. A negative d is ignored.
+// waiters for an expired lease, are then under way. A negative d is ignored.
 func (s *Server) Advance(d time.Duration) { s.server.Move(max(0, d)) }
 
 // Expire ends the lease on resource on the server, which makes it free for
-// others; false if nobody has it. The holder learns it at its next renewal.
+// others; false if nobody has it. The holder learns of it at its next renewal.
 func (s *Server) Expire(resource string) bool { return s.server.Expire(resource) }
 
 // Steal grants the lease on resource to somebody else for ttl, whoever has it,
 // and returns the claim that a fence should let through from now on. The former
-// holder learns it at its next renewal.
+// holder learns of it at its next renewal.
 func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 	return s.server.Steal(resource, owner, ttl)
 }
@@ -106,7 +106,7 @@ func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 func (s *Server) FailAcquires(n int) { s.fail(memory.Acquire, memory.Refuse, n) }
 
 // FailRenewals refuses the next n renewals. The client repeats them until the
-// deadline, so one is no loss.
+// deadline, so one failure does not lose the lease.
 func (s *Server) FailRenewals(n int) { s.fail(memory.Renew, memory.Refuse, n) }
 
 // FailReleases refuses the next n releases, which leaves the lease to its TTL.
@@ -126,8 +126,8 @@ func (s *Server) fail(op memory.Op, fault memory.Fault, n int) {
 	}
 }
 
-// Holder returns the claim and the owner of who has the lease by the server's
-// clock; ok is false if nobody has.
+// Holder returns the claim and the owner of whoever has the lease by the
+// server's clock; ok is false if nobody has it.
 func (s *Server) Holder(resource string) (claim guard.Claim, owner string, ok bool) {
 	h := s.server.Holder(resource)
 	if h == nil {
@@ -136,6 +136,5 @@ func (s *Server) Holder(resource string) (claim guard.Claim, owner string, ok bo
 	return guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.LeaseID}, h.Owner, true
 }
 
-// Last returns the last token that was granted on resource; guard.NoToken if
-// none was.
+// Last returns the last token granted on resource; guard.NoToken if none was.
 func (s *Server) Last(resource string) guard.Token { return s.server.Last(resource) }

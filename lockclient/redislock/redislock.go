@@ -8,19 +8,19 @@
 // release, expiry, a restart without persistence, FLUSHALL and a failover that
 // lost the last grant, as long as the clock of the server that takes over is not
 // further behind than the outage was long. They do not grow if the data is lost
-// while the clock is set back: an issuer that has seen a later time refuses then
-// (guard.ErrMarkAhead), a new process cannot know. Nor do they where
-// [Issuer.Advance] raised a resource above the clock, or a clock that was ahead
-// did: such a token is in the counter alone. Where the counter is lost with the
-// data, call Advance once more with the resource's mark.
+// while the clock is set back: an issuer that has seen a later time then refuses
+// (guard.ErrMarkAhead), a new process cannot know. Nor do they grow after a loss
+// of data if [Issuer.Advance], or a clock that was ahead, raised a resource
+// above the clock: such a token is in the counter alone. If the counter is lost
+// with the data, call Advance once more with the resource's mark.
 //
 // # What it does not
 //
 // Residual risk: Redis replicates asynchronously, so that a failover, lost data
 // or a clock that steps forward can give a lease to a second holder while the
-// first still believes in its own. The second has the higher token, so that a
-// fence refuses the first. Redlock is no way out: its servers agree on no order
-// and therefore on no token.
+// first still believes in its own. The second has the higher token, so a fence
+// refuses the first. Redlock does not help: its servers agree on no order and
+// therefore on no token.
 //
 // # Use
 //
@@ -33,9 +33,9 @@
 //	}
 //	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
 //
-// [Do] takes any client. It must not repeat a command by itself (go-redis:
-// MaxRetries: -1), because an error that says that nothing was written would
-// then speak of the last attempt alone. With rueidis it is
+// [Do] works with any client. The client must not retry a command by itself
+// (go-redis: MaxRetries: -1), because an error that says that nothing was
+// written would then be about the last attempt alone. With rueidis it is
 // client.Do(ctx, client.B().Arbitrary(...).Build()).ToAny(), with redigo
 // redis.DoContext(conn, ctx, name, args...).
 //
@@ -43,13 +43,13 @@
 //
 // For a resource "r" and the default prefix: fencepost:{r}:lease (a hash),
 // :counter, :spent:LEASE, :kept, :queue, :until and :watched. "{", "}" and "%" in a name
-// are percent-encoded, so that a resource's keys share one slot in Redis
-// Cluster. A counter is kept for six days or more after its last grant: by then
-// the clock is above it. No purge is needed. Redis 6.0 or later.
+// are percent-encoded, so that a resource's keys share one slot in Redis Cluster. A
+// counter is kept for six days or more after its last grant: by then the clock is above
+// it. No purge is needed. Redis 6.0 or later.
 //
 // # Failure by failure
 //
-//   - The server is away, or its answer was lost: guard.ErrOutcomeUnknown. The
+//   - The server is down, or its answer was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
 //   - No rights, a wrong password, a foreign value under a key, a replica:
 //     guard.ErrUnavailable with the server's words. Nothing was written.
@@ -57,7 +57,7 @@
 //     on that resource any more.
 //
 // A lease lasts by the server's wall clock, in whole milliseconds. Reclaimed is
-// never reported: Redis keeps nothing of a lease that ran out.
+// never reported: Redis stores nothing about a lease that ran out.
 package redislock
 
 import (
@@ -76,26 +76,26 @@ import (
 
 // Do sends one command and returns its answer: strings, int64 and slices of
 // them. It sends it at most once, and is safe for concurrent use. It need not
-// return when ctx ends, unless Options.Prompt says so: the issuer does not wait
-// for it then.
+// return when ctx ends, unless Options.Prompt says so: the issuer stops waiting
+// for it.
 type Do func(ctx context.Context, args ...any) (any, error)
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Prefix begins every key and channel; empty means "fencepost". It has no
-	// "{" or "}".
+	// Prefix begins every key and channel; empty means "fencepost". It must not
+	// contain "{" or "}".
 	Prefix string
 	// Subscribe listens on a channel and calls message with every payload until
-	// stop is called, also when ctx has ended since. message does not block. nil
-	// means that waiters poll.
+	// stop is called, even if ctx has ended. message does not block. nil means
+	// that waiters poll.
 	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
 	// Prompt says that Do returns soon after its context's end: rueidis does,
 	// go-redis with ContextTimeoutEnabled and a ReadTimeout of a second or two
 	// (it notices a deadline, and a cancellation at that timeout). Commands are
 	// then sent without a goroutine of their own, which takes half of the time of
-	// an acquire on loopback. A Do that does not return holds up the call.
+	// an acquire on loopback. A Do that does not return blocks the call.
 	Prompt bool
-	// Cluster says that keys lie on several servers, so that one command cannot
+	// Cluster says that keys are on several servers, so that one command cannot
 	// renew the leases of several resources.
 	Cluster bool
 }
@@ -117,7 +117,7 @@ type Issuer struct {
 	subscribing *subscribing // nil before the first watch, and after a failure
 }
 
-// subscribing is a subscription that begins; err counts when done is closed.
+// subscribing is a subscription being set up; err is valid once done is closed.
 type subscribing struct {
 	done chan struct{}
 	err  error
@@ -128,7 +128,7 @@ var (
 	_ driver.Floors = (*Issuer)(nil)
 )
 
-// New returns an issuer on the server that do speaks to. It sends nothing. opts
+// New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
 	i := &Issuer{do: do, process: rand.Text(), wakes: map[string]map[*func()]struct{}{}}
@@ -150,8 +150,8 @@ func New(do Do, opts *Options) (*Issuer, error) {
 	return i, nil
 }
 
-// within is do that returns when ctx ends: few clients of Redis notice a context
-// that is cancelled while they wait for an answer.
+// within is do, but returns when ctx ends: few Redis clients notice that a
+// context is cancelled while they wait for an answer.
 func (do Do) within(ctx context.Context, args ...any) (any, error) {
 	type result struct {
 		answer any
@@ -175,7 +175,7 @@ func (i *Issuer) Limits() driver.Limits {
 	return driver.Limits{MinTTL: 10 * time.Millisecond, TTLStep: time.Millisecond, Batch: 500, MetadataBytes: 1000}
 }
 
-// Close ends the subscription. The connection is the caller's.
+// Close ends the subscription. It does not close the connection.
 func (i *Issuer) Close() error {
 	i.mu.Lock()
 	stop := i.stop
@@ -201,7 +201,7 @@ func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	from := driver.Now()
 	if err := i.learn(ctx); err != nil {
-		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err) // only the time was asked for
+		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err) // only the time was requested
 	}
 	for attempt := 0; ; attempt++ {
 		notAfter, seen := i.notAfter(from + r.Timeout)
@@ -225,6 +225,8 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, &driver.HeldError{Resource: r.Resource, ExpiresAt: milliseconds(answer[1])}
 		case "spent":
 			return driver.Grant{}, driver.ErrSpent
+		case "in use":
+			return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, answer[2])
 		case "late":
 			// The server's clock may have stepped since it was learned; answer has
 			// corrected it. Nothing was written, so one more try is safe.
@@ -243,12 +245,13 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 
 func heldBy(resource string, answer []string) *driver.HeldError {
 	now, remaining := milliseconds(answer[1]), time.Duration(number(answer[6]))*time.Millisecond
-	token, _ := guard.ParseToken(answer[2]) // a malformed one is told as NoToken
+	token, _ := guard.ParseToken(answer[2]) // a malformed one is reported as NoToken
 	return &driver.HeldError{Resource: resource, Token: token, LeaseID: answer[3], Owner: answer[4], Metadata: answer[5],
 		ExpiresAt: now.Add(remaining), Remaining: max(remaining, time.Millisecond)}
 }
 
-// Renew extends what runs, in one command, or in Redis Cluster one for each.
+// Renew extends the leases that run, in one command, or in Redis Cluster one
+// for each.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	if !i.opts.Cluster {
 		i.renew(ctx, renewals, results)
@@ -292,7 +295,7 @@ func (i *Issuer) renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 }
 
-// Release frees the claim's lease; without a token it spends the lease ID, too.
+// Release frees the claim's lease; without a token it spends the lease ID too.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	token := ""
 	if claim.Token != guard.NoToken {
@@ -312,8 +315,8 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	return n == 1, nil
 }
 
-// Watch says who has the lease, puts a waiter in line, and calls wake at the release.
-// Without Options.Subscribe it is [driver.ErrNoWatch].
+// Watch returns who has the lease, puts a waiter in line, and calls wake at the
+// release. Without Options.Subscribe it is [driver.ErrNoWatch].
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if i.opts.Subscribe == nil {
 		return driver.Watching{}, driver.ErrNoWatch
@@ -341,8 +344,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	return watching, nil
 }
 
-// listen has wake called once: a waiter's by this process's own channel, on
-// which a release names the resource, an onlooker's by the resource's.
+// listen arranges one call of wake: a waiter's through this process's own
+// channel, on which a release names the resource, an onlooker's through the
+// resource's.
 func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop func(), err error) {
 	var once sync.Once
 	if w.LeaseID == "" {
@@ -368,8 +372,8 @@ func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop 
 	}, nil
 }
 
-// subscribe has the process's own channel listened on. It returns when ctx ends;
-// the subscription goes on, for the next.
+// subscribe listens on the process's own channel. It returns when ctx ends; the
+// subscription goes on, for the next caller.
 func (i *Issuer) subscribe(ctx context.Context) error {
 	i.mu.Lock()
 	s := i.subscribing
@@ -382,7 +386,7 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 			closed := i.closed
 			switch {
 			case err != nil:
-				s.err, i.subscribing = err, nil // the next tries again
+				s.err, i.subscribing = err, nil // the next caller tries again
 			case !closed:
 				i.stop = stop
 			}
@@ -426,7 +430,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 	return guard.ParseToken(answer[2])
 }
 
-// learn asks for the server's time unless an answer has told it.
+// learn asks for the server's time unless an answer has reported it.
 func (i *Issuer) learn(ctx context.Context) error {
 	i.mu.Lock()
 	known := i.known
@@ -446,9 +450,9 @@ func (i *Issuer) learn(ctx context.Context) error {
 	return nil
 }
 
-// heard takes note of a server time that has just been read. The answer took
-// some time to come, so the server's clock is this much ahead of driver.Now or
-// more: a not-after that is made of it is early rather than late.
+// heard records a server time that has just been read. The answer took some
+// time to arrive, so the server's clock is this much ahead of driver.Now or
+// more: a not-after computed from it is early rather than late.
 func (i *Issuer) heard(ms int64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -457,7 +461,7 @@ func (i *Issuer) heard(ms int64) {
 }
 
 // notAfter returns a moment of driver.Now as the server's milliseconds, and the
-// highest server time that was told.
+// highest server time seen.
 func (i *Issuer) notAfter(at time.Duration) (ms, seen int64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -479,8 +483,8 @@ func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s scr
 	return answer, nil
 }
 
-// failed says what an error means. The server's refusals of the first kind come
-// before anything is written, and would come to every attempt alike.
+// failed classifies an error. The server's refusals of the first kind come
+// before anything is written, and every attempt would get the same.
 func failed(op string, claim guard.Claim, err error) error {
 	for _, code := range []string{"NOAUTH ", "WRONGPASS ", "NOPERM ", "WRONGTYPE ", "READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ", "CROSSSLOT ", "MOVED ", "ERR fencepost: "} {
 		if strings.HasPrefix(err.Error(), code) {
@@ -490,7 +494,7 @@ func failed(op string, claim guard.Claim, err error) error {
 	return guard.OutcomeUnknown(op, claim, err)
 }
 
-// texts turns an answer into strings: clients give strings, bytes or numbers.
+// texts turns an answer into strings: clients return strings, bytes or numbers.
 func texts(raw any) ([]string, bool) {
 	list, ok := raw.([]any)
 	if !ok {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// script is a Lua program that the server keeps under its SHA-1. Every script
+// script is a Lua program that the server stores under its SHA-1. Every script
 // reads and checks all it needs before it writes, because Redis does not roll
 // back what a script wrote before it failed.
 type script struct{ text, sha string }
@@ -33,8 +33,9 @@ func (s script) run(ctx context.Context, do Do, keys []string, args ...any) (any
 	return answer, err
 }
 
-// prelude has what the scripts share. Numbers above 2^53 lose digits in Lua, so
-// tokens stay strings of decimal digits and are compared by length, then bytes.
+// prelude has the functions that the scripts share. Numbers above 2^53 lose
+// digits in Lua, so tokens stay strings of decimal digits and are compared by
+// length, then bytes.
 const prelude = `
 local function clock()
   local t = redis.call('TIME')
@@ -56,12 +57,12 @@ local function line(queue, till) -- an error if something else is there
   redis.call('ZCARD', queue)
   redis.call('HLEN', till)
 end
--- Without the right to it nobody is woken. Few commands of a script cost as much,
--- so that onlookers are told only where :watched says that there are any.
+-- Without the right to publish, nobody is woken. Few commands of a script cost as
+-- much, so onlookers are notified only if :watched says that there are any.
 local function tell(channel, payload)
   redis.pcall('PUBLISH', channel, payload)
 end
--- What is kept for a week is kept anew when a day of it is over.
+-- A counter kept for a week has its expiry renewed once a day of it is over.
 local function keep(key, token, now)
   if below(token, base(now + 604800000)) then
     redis.call('SET', key, token, 'PX', 604800000)
@@ -77,12 +78,13 @@ end
 var acquireScript = newScript(prelude + `
 local now = clock()
 if now >= tonumber(ARGV[5]) then return {'late', tostring(now)} end
--- Most often there is nothing but the counter: one look instead of six.
+-- Usually there is only the counter: one check instead of six.
 local alone = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) == 0
 if not alone then
   if redis.call('EXISTS', KEYS[3]) == 1 then return {'spent', tostring(now)} end
   local l = lease(KEYS[1])
   if l.err then return l end
+  if l[2] == ARGV[1] and l[4] ~= ARGV[2] then return {'in use', tostring(now), l[4]} end
   if l[2] == ARGV[1] then
     if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
     return {'granted', tostring(now), l[3], l[6]}
@@ -121,8 +123,8 @@ end
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
-// renew: KEYS one lease key an item. ARGV id, token, TTL in ms for each. One
-// item's foreign value is that item's error.
+// renew: KEYS one lease key per item. ARGV id, token, TTL in ms for each. A
+// foreign value under an item's key is that item's error only.
 var renewScript = newScript(`
 local out = {}
 for i, key in ipairs(KEYS) do
@@ -167,14 +169,14 @@ end
 return 1
 `)
 
-// watch: KEYS lease, kept, queue, until, watched. ARGV id or "", process.
-// It puts a waiter in line, notes that there is an onlooker, and says who has the
+// watch: KEYS lease, kept, queue, until, watched. ARGV id or "", process. It puts
+// a waiter in line, records that there is an onlooker, and returns who has the
 // lease.
 var watchScript = newScript(prelude + `
 local now = clock()
 local l = lease(KEYS[1])
 if l.err then return l end
-if ARGV[1] == '' then redis.pcall('SET', KEYS[5], '1', 'PX', 3600000) end -- who has no right to it looks by itself
+if ARGV[1] == '' then redis.pcall('SET', KEYS[5], '1', 'PX', 3600000) end -- a client without the right to it asks on its own
 local kept = redis.call('GET', KEYS[2])
 if (not l[2] or l[2] == ARGV[1]) and (ARGV[1] == '' or not kept or kept == ARGV[2]) then return {'free', tostring(now)} end
 if ARGV[1] ~= '' then

@@ -14,7 +14,7 @@ import (
 )
 
 // base is the number that every token is above, and the node that it was read
-// from. Created and ctime tell one ensemble's data from another's.
+// from. Created and ctime distinguish one ensemble's data from another's.
 type base struct {
 	value          int64
 	version        int32
@@ -27,11 +27,11 @@ type stored struct {
 	version int32
 }
 
-// lostAtMost is more than a restore takes a zxid back: 64 elections.
+// lostAtMost is more than a restore can set a zxid back: 64 elections.
 const lostAtMost = 1 << 38
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
-// What it wrote is lost with lost data: repeat it after a restore.
+// What it wrote is lost if the data is lost: repeat it after a restore.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
@@ -42,7 +42,8 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		return guard.NoToken, unsent("advance", claim, err)
 	}
 	for range maxRetries {
-		// A write, so that what is read after it is not old, and the zxid of now.
+		// A write, so that what is read after it is current, and for the current
+		// zxid.
 		answers, _, err := s.multi(ctx, s.touch())
 		if err != nil {
 			return guard.NoToken, failed("advance", claim, err)
@@ -69,7 +70,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		if floor.version == 0 {
 			ops = append(ops, i.create(i.container(resource)+"/floor", nil, zk.FlagPersistent))
 		}
-		// Nobody has got the lease meanwhile if its node can be created.
+		// If its node can be created, nobody was granted the lease meanwhile.
 		ops = append(ops, i.create(i.lockPath(resource), nil, zk.FlagEphemeral), &zk.DeleteRequest{Path: i.lockPath(resource), Version: -1})
 		_, which, err := s.multi(ctx, ops...)
 		switch {
@@ -85,13 +86,13 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
 }
 
-// RaiseEpoch raises all later tokens above those of the ensemble's former self: it
-// sets the base from this process's clock, or above the one that is there if that
-// is higher. Call it after every restore of a snapshot, and after data was lost
-// while workers ran.
+// RaiseEpoch raises all later tokens above those that the ensemble issued before:
+// it sets the base from this process's clock, or above the stored one if that is
+// higher. Call it after every restore of a snapshot, and after data was lost while
+// workers ran.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	i.mu.Lock()
-	i.base, i.seen = base{}, 0 // what went back is dealt with
+	i.base, i.seen = base{}, 0 // the step back has been handled
 	for _, s := range i.sessions {
 		s.before = 0
 	}
@@ -130,7 +131,7 @@ func (i *Issuer) knownBase() base {
 	return i.base
 }
 
-// learnBase reads the base. Where an ensemble has none it is set from the clock,
+// learnBase reads the base. If the ensemble has none, it is set from the clock,
 // unless this issuer has seen one before.
 func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 	if _, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(i.opts.Root) }); err != nil {

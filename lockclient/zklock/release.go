@@ -11,8 +11,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Release deletes the lease's two nodes, of which one is named by the lease ID:
-// so a successor's stays. Without a token it leaves one that spends the ID.
+// Release deletes the lease's two nodes. One of them is named by the lease ID,
+// so a successor's nodes stay. Without a token it leaves a node that spends the
+// ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	s, err := i.holding(ctx, claim)
 	if err != nil {
@@ -38,7 +39,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 }
 
 // holding returns the session that has the lease, or else the one for waiting:
-// any can delete any node.
+// any session can delete any node.
 func (i *Issuer) holding(ctx context.Context, claim guard.Claim) (*session, error) {
 	i.mu.Lock()
 	for _, s := range i.sessions {
@@ -63,8 +64,8 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 		case id != nil && id.EphemeralOwner == 0:
 			return false, nil
 		}
-		// The child keeps remove from taking the mark for a lease that runs, and
-		// with it the lock of a successor.
+		// The child prevents remove from deleting the mark as if it were a
+		// running lease, and with it a successor's lock.
 		ops := []any{i.create(path, nil, zk.FlagPersistent), i.create(path+"/spent", nil, zk.FlagPersistent)}
 		if id != nil {
 			ops = append([]any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}}, ops...)
@@ -88,8 +89,8 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 	return false, guard.Unavailable("release", claim, errors.New("the lease changes all the time"))
 }
 
-// sweepLater deletes the spent lease IDs of a resource that are an hour old, when
-// the one that was just spent is.
+// sweepLater deletes the resource's spent lease IDs that are an hour old, once
+// the one just spent is.
 func (i *Issuer) sweepLater(resource string) {
 	timer := time.AfterFunc(spentFor+time.Minute, func() {
 		ctx, cancel := context.WithTimeout(i.ctx, time.Minute)
@@ -101,7 +102,8 @@ func (i *Issuer) sweepLater(resource string) {
 	context.AfterFunc(i.ctx, func() { timer.Stop() })
 }
 
-// sweep deletes spent lease IDs of at least that age, by the servers' clock.
+// sweep deletes spent lease IDs of at least the given age, by the servers'
+// clock.
 func (s *session) sweep(ctx context.Context, resource string, age time.Duration) {
 	now, err := s.time(ctx)
 	if err != nil {
@@ -127,8 +129,8 @@ func (s *session) sweep(ctx context.Context, resource string, age time.Duration)
 	}
 }
 
-// remove deletes a lease's nodes; freed is false if they are gone. version -1 is
-// any.
+// remove deletes a lease's nodes; freed is false if they no longer exist.
+// version -1 matches any.
 func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {
 	_, which, err := s.multi(ctx,
 		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: version},

@@ -15,25 +15,24 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// session is a ZooKeeper session and what is known of its life. The fields below
-// mu are the issuer's to lock.
+// session is a ZooKeeper session and what is known about its state.
 type session struct {
 	i       *Issuer
 	timeout time.Duration
 	conn    *zk.Conn
-	beat    string        // a node of this session alone: without it nothing is granted
+	beat    string        // a node of this session only: without it nothing is granted
 	ready   chan struct{} // closed when err is set, or the session can be used
 	err     error
 	done    chan struct{} // closed when it is over
 
-	// Below Issuer.mu.
+	// Guarded by Issuer.mu.
 	id         int64
-	granted    time.Duration // the timeout that the servers gave
+	granted    time.Duration // the timeout that the servers granted
 	last       error         // why there is no connection
 	up         chan struct{} // closed while there is a connection
 	connected  bool
 	over       bool
-	before     int64 // the highest zxid that was seen when it began
+	before     int64 // the highest zxid seen when it began
 	safe       time.Duration
 	writes     []write
 	leases     map[guard.Claim]*lease
@@ -46,8 +45,8 @@ type session struct {
 type write struct{ sent, answered time.Duration }
 
 // lease is a lease that this session has. One under a claim without a token is a
-// request whose outcome is unknown, and is deleted as one that runs out: a session
-// that lives on would keep what nobody holds.
+// request whose outcome is unknown, and is deleted like one that runs out: a
+// session that lives on would keep a lease that nobody holds.
 type lease struct {
 	version int32 // of its ID's node
 	expires time.Duration
@@ -56,7 +55,8 @@ type lease struct {
 
 var errOver = errors.New("the session is over")
 
-// session returns the one with this timeout, and begins it if there is none.
+// session returns the session with this timeout, and begins it if there is
+// none.
 func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, error) {
 	i.mu.Lock()
 	s := i.sessions[timeout]
@@ -190,7 +190,7 @@ func (s *session) end(cause error) {
 		}
 	}
 	if conn != nil {
-		i.closing.Go(conn.Close) // which waits for an answer, a second at most
+		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
 	}
 }
 
@@ -220,8 +220,8 @@ type expired struct {
 	version int32
 }
 
-// keep notes that the session has a lease, whose ID's node has this version, and
-// returns what its TTL counts from.
+// keep records that the session has a lease whose ID's node has this version,
+// and returns the time from which its TTL counts.
 func (s *session) keep(claim guard.Claim, version int32) (from time.Duration) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
@@ -230,8 +230,8 @@ func (s *session) keep(claim guard.Claim, version int32) (from time.Duration) {
 	return s.safe
 }
 
-// doubt notes that a request may have given this session a lease, whose ID's node
-// would have this version. Nobody may ask for it again.
+// doubt records that a request may have given this session a lease whose ID's
+// node would have this version. Perhaps nobody asks for it again.
 func (s *session) doubt(claim guard.Claim, version int32) {
 	claim.Token = guard.NoToken
 	s.i.mu.Lock()
@@ -241,8 +241,9 @@ func (s *session) doubt(claim guard.Claim, version int32) {
 	}
 }
 
-// postpone keeps the session from deleting what it has of a lease ID until a TTL
-// after ctx, for a request that may take it. It is false if that has begun.
+// postpone keeps the session from deleting what it has under a lease ID until a
+// TTL after ctx, for a request that may take it. It returns false if the
+// deletion has begun.
 func (s *session) postpone(ctx context.Context, claim guard.Claim) bool {
 	until := driver.Now() + s.timeout
 	if end, ok := ctx.Deadline(); ok {
@@ -290,10 +291,10 @@ func (s *session) number() int64 {
 	return s.id
 }
 
-// answered notes a write that the leader has carried out. It proves that the
-// leader knew that the session lived when a write was sent that was answered a
-// tick before this one was sent: its pings, on the same way and twice a tick,
-// have told it.
+// answered records a write that the leader has carried out. It proves that the
+// leader knew the session to be alive when an earlier write was sent, if that
+// one was answered a tick before this one was sent: the follower's pings, on
+// the same path and twice a tick, have reported it.
 func (s *session) answered(sent, at time.Duration) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
@@ -310,7 +311,7 @@ func (s *session) answered(sent, at time.Duration) {
 	}
 }
 
-// forward takes note of a write's zxid and refuses one that went back.
+// forward records a write's zxid and refuses one that went back.
 func (s *session) forward(zxid int64) error {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
@@ -347,7 +348,7 @@ func (s *session) event(e zk.Event) {
 	}
 }
 
-// Printf is where the client logs, which is where it says why there is no
+// Printf is the client's logger, the only place where it says why there is no
 // connection.
 func (s *session) Printf(format string, args ...any) {
 	for _, arg := range args {
@@ -359,7 +360,7 @@ func (s *session) Printf(format string, args ...any) {
 	}
 }
 
-// dial makes a connection that is listened to for the server's first answer.
+// dial makes a connection on which the server's first answer is read along.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	dial := s.i.opts.Dialer
 	if dial == nil {
@@ -373,8 +374,9 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	return &wire{Conn: conn, s: s, began: began}, nil
 }
 
-// wire reads the session's timeout off the server's first answer, which the
-// client keeps to itself: a length, a version, the timeout in ms, the session.
+// wire reads the session's timeout from the server's first answer, since the
+// client does not expose it: a length, a version, the timeout in ms, the
+// session.
 type wire struct {
 	net.Conn
 	s     *session
@@ -393,9 +395,9 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// opened notes that the ensemble has begun the session. That a server found it
-// alive when a connection was made again proves nothing: a leader that was
-// stopped and deposed says so, too.
+// opened records that the ensemble has begun the session. That a server found
+// it alive at a reconnection proves nothing: a leader that was stopped and
+// deposed says so too.
 func (s *session) opened(began, granted time.Duration, id int64) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
@@ -404,8 +406,8 @@ func (s *session) opened(began, granted time.Duration, id int64) {
 	}
 }
 
-// wait returns when there is a connection: a request that is handed to the client
-// without one would be sent at any time later.
+// wait returns when there is a connection: a request passed to the client without
+// one might be sent at any later time.
 func (s *session) wait(ctx context.Context) error {
 	for {
 		s.i.mu.Lock()
@@ -430,7 +432,8 @@ func (s *session) wait(ctx context.Context) error {
 	}
 }
 
-// call sends one request. It returns when ctx ends: the client knows no contexts.
+// call sends one request. It returns when ctx ends: the client does not support
+// contexts.
 func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (T, error) {
 	var none T
 	if err := s.wait(ctx); err != nil {
@@ -453,12 +456,12 @@ func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (
 	}
 }
 
-// multi carries out a transaction. Where it was refused, which is the operation
-// that was; where it failed as a whole, which is -1.
+// multi carries out a transaction. If it was refused, which is the operation
+// that was; if it failed as a whole, which is -1.
 func (s *session) multi(ctx context.Context, ops ...any) (answers []zk.MultiResponse, which int, err error) {
 	sent := driver.Now()
 	answers, err = call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-	if len(answers) == len(ops) { // it has been to the leader and back
+	if len(answers) == len(ops) { // the leader has carried it out
 		s.answered(sent, driver.Now())
 		for n, a := range answers {
 			if a.Error == nil {
@@ -477,8 +480,8 @@ func (s *session) multi(ctx context.Context, ops ...any) (answers []zk.MultiResp
 	return answers, -1, err
 }
 
-// touch is the operation that shows that the session lives and tells the zxid of
-// its transaction.
+// touch is the operation that shows that the session lives and returns the zxid
+// of its transaction.
 func (s *session) touch() *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: s.beat, Version: -1}
 }
@@ -500,7 +503,7 @@ func (s *session) get(ctx context.Context, path string) (*node, error) {
 	return n, err
 }
 
-// stat reads what a node is; nil if there is none.
+// stat reads a node's metadata; nil if there is no such node.
 func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	return call(ctx, s, func(c *zk.Conn) (*zk.Stat, error) {
 		ok, stat, err := c.Exists(path)
@@ -522,7 +525,7 @@ func (s *session) children(ctx context.Context, resource string) ([]string, erro
 	return all, err
 }
 
-// time is the servers' clock, in ms since 1970.
+// time returns the servers' clock, in ms since 1970.
 func (s *session) time(ctx context.Context) (int64, error) {
 	answers, _, err := s.multi(ctx, s.touch())
 	if err != nil {

@@ -24,11 +24,11 @@ type place struct {
 
 // watched is a node that a watch of this session is set on.
 type watched struct {
-	changed chan struct{} // closed when it is, or nobody knows
+	changed chan struct{} // closed when it has, or that is not known
 }
 
-// Watch says who has the lease. A waiter stands in line with a node of its own
-// and watches the one before it, so that a release wakes the first alone.
+// Watch returns who has the lease. A waiter stands in line with a node of its
+// own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
@@ -116,7 +116,7 @@ func (i *Issuer) line(ctx context.Context, s *session, resource string) (*place,
 	return p, nil
 }
 
-// unwatch keeps the place of a waiter that asks or gave up for a moment.
+// unwatch keeps, for a moment, the place of a waiter that asks or has given up.
 func (i *Issuer) unwatch(resource string, p *place) {
 	if p == nil {
 		return
@@ -153,7 +153,7 @@ func (s *session) drop(resource, node string) {
 }
 
 // turn returns when it is this place's turn: it is the first in line and nobody
-// has the lease; or when nobody knows. It is false when ctx ends.
+// has the lease; or when that is not known. It returns false when ctx ends.
 func (s *session) turn(ctx context.Context, resource, mine string) bool {
 	for {
 		all, err := s.children(ctx, resource)
@@ -181,8 +181,9 @@ func (s *session) turn(ctx context.Context, resource, mine string) bool {
 			return false
 		}
 		if n > 0 {
-			// The one before was woken, or is gone. It gets a moment to take the
-			// lease; if nobody has it then, this process may already be the first.
+			// The one before was woken, or has gone. It gets a moment to take the
+			// lease; if nobody has it after that, this process may already be the
+			// first.
 			exists, changed, err := s.watch(ctx, s.i.lockPath(resource))
 			if err != nil {
 				return ctx.Err() == nil
@@ -197,14 +198,14 @@ func (s *session) turn(ctx context.Context, resource, mine string) bool {
 }
 
 // sequence is the number that ZooKeeper gave a node. It is an int32 that wraps,
-// so that two are compared by their difference.
+// so two are compared by their difference.
 func sequence(node string) int32 {
 	n, _ := strconv.ParseInt(strings.TrimPrefix(node, "wait-"), 10, 64)
 	return int32(n)
 }
 
-// watch says whether a node exists, and has changed closed when that changes or
-// nobody knows. All who watch a node share one watch, because the client keeps
+// watch reports whether a node exists, and closes changed when that changes or
+// is not known. All that watch a node share one watch, because the client keeps
 // each until it fires.
 func (s *session) watch(ctx context.Context, path string) (exists bool, changed <-chan struct{}, err error) {
 	s.i.mu.Lock()

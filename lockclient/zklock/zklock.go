@@ -4,21 +4,21 @@
 //
 // The token is a base plus the zxid of the transaction that created the lease's
 // node. Zxids grow over release, restart and election. The base makes tokens
-// survive more: it is set from the clock at first use, so that a data directory
-// that was wiped stays above its former self, and [Issuer.RaiseEpoch] raises it
+// survive more: it is set from the clock at first use, so that tokens after a wiped
+// data directory stay above the earlier ones, and [Issuer.RaiseEpoch] raises it
 // after a restore. [Issuer.Advance] raises one resource above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
-// RaiseEpoch is called: an issuer that runs through it notices and refuses
+// RaiseEpoch is called: an issuer that keeps running through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.
 //
 // # What it does not
 //
 // Residual risk: a holder whose server is cut off from the leader learns late
-// that its session has ended, because servers answer pings and reads by
-// themselves. So a deadline counts from an older write, see "Deadlines" below;
-// that is a measured margin and no proof. It is a matter of ticks: servers that
-// get no processor for longer use it up. Where it does not hold, a second holder
-// has the higher token and a fence refuses the first.
+// that its session has ended, because servers answer pings and reads on their
+// own. So a deadline counts from an older write, see "Deadlines" below; that is
+// a measured margin, not a proof. It is a matter of ticks: servers that get no
+// processor time for longer use it up. If it does not hold, a second holder has
+// the higher token and a fence refuses the first.
 //
 // # Use
 //
@@ -30,39 +30,39 @@
 //
 // # Deadlines
 //
-// ZooKeeper knows sessions, not leases. The issuer has one session for each TTL
-// that is in use, whose timeout is the TTL; a lease that is not renewed while its
-// session lives is deleted by the issuer. TTLs are multiples of a tick, at least
-// four and at most twenty: the servers' own bounds are two and twenty, and a
-// session of less than four would be over before a renewal is known to count.
+// ZooKeeper has sessions, not leases. The issuer has one session for each TTL in
+// use, with that TTL as its timeout; if a lease is not renewed while its session
+// lives, the issuer deletes it. TTLs are multiples of a tick, at least four and
+// at most twenty: the servers' own bounds are two and twenty, and a session of
+// less than four would be over before a renewal is known to count.
 //
 // A renewal is a write, and the issuer writes once a tick besides. The leader
-// hears of a follower's clients with its pings, twice a tick. So a write proves
-// that the leader knew of an earlier one that was answered a tick before it was
-// sent, and the deadline counts from that. It is one to two ticks older than the
-// renewal.
+// learns of a follower's clients with its pings, twice a tick. So a write proves
+// that the leader knew of an earlier write that was answered a tick before it
+// was sent, and the deadline counts from the earlier one, which is one to two
+// ticks older than the renewal.
 //
 // # Nodes
 //
-// Below the root, "/fencepost" unless told otherwise: base, beat-PROCESS
-// (ephemeral), and for each resource a container r-RESOURCE, whose value is the
-// floor of its tokens, with the children lock and id-LEASE (ephemeral), wait-N
-// (ephemeral, sequential), floor, and id-LEASE again, not ephemeral, for an hour
-// after a lease ID was spent.
+// Below the root, by default "/fencepost": base, beat-PROCESS (ephemeral), and
+// for each resource a container r-RESOURCE, whose value is the floor of its
+// tokens, with the children lock and id-LEASE (ephemeral), wait-N (ephemeral,
+// sequential), floor, and id-LEASE again, not ephemeral, for an hour after a
+// lease ID was spent.
 //
 // # What a late request does
 //
 // An acquire takes effect only in the session that it was sent in. One that is
 // delayed in the network may take effect until that session ends, which is its
-// TTL and a tick after the last that the servers heard of it. A lease ID that was
+// TTL and a tick after the servers last heard from it. A lease ID that was
 // released without a token is never granted, however late.
 //
 // # Failure by failure
 //
 //   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant, also in another session.
-//   - No rights, a foreign value under a node, fewer members than promised, a
-//     session that the servers grant for another time than asked:
+//   - No rights, a foreign value under a node, fewer members than required, a
+//     session that the servers grant for another time than requested:
 //     guard.ErrUnavailable, and nothing was written.
 //
 // Reclaimed is never reported.
@@ -98,19 +98,20 @@ const (
 // Options configures [New]. The zero value is the default.
 type Options struct {
 	// Root is the node that all others are below; empty means "/fencepost". It
-	// is created; its parent is not.
+	// is created if missing; its parent is not.
 	Root string
 	// TickTime is the servers' tickTime; 0 means two seconds, which is their
-	// default. Another one is noticed where a session gets another timeout than
-	// was asked for.
+	// default. A different one is noticed when a session gets a timeout other
+	// than the requested one.
 	TickTime time.Duration
-	// Members is how many voting servers the ensemble has at least; fewer are
-	// refused, such as a standalone server. 0 asks for none.
+	// Members is how many voting servers the ensemble must have at least; with
+	// fewer, such as a standalone server, requests are refused. 0 means no
+	// minimum.
 	Members int
 	// Auth and Scheme are presented to the servers, such as "user:password"
 	// under "digest"; empty means none.
 	Scheme, Auth string
-	// ACL is set on every node; nil means that everybody may do everything.
+	// ACL is set on every node; nil gives everybody all permissions.
 	ACL []zk.ACL
 	// Dialer connects, such as with TLS; nil means net.DialTimeout.
 	Dialer zk.Dialer
@@ -133,15 +134,15 @@ type Issuer struct {
 	closing  sync.WaitGroup
 }
 
-// held is what is kept under a lock node.
+// held is the value of a lock node.
 type held struct {
 	Version  int         `json:"v"`
 	ID       string      `json:"id"`
 	Owner    string      `json:"owner"`
 	Metadata string      `json:"metadata,omitempty"`
-	Base     int64       `json:"base,string"` // what the token is above the node's zxid
+	Base     int64       `json:"base,string"` // the token less the node's zxid
 	TTL      int64       `json:"ttl"`         // ms
-	Token    guard.Token `json:"token"`       // set where another session than the first has the lease
+	Token    guard.Token `json:"token"`       // set if a session other than the first has the lease
 	At       int64       `json:"at,omitempty"`
 
 	session int64
@@ -153,8 +154,8 @@ var (
 	_ driver.Losses = (*Issuer)(nil)
 )
 
-// New returns an issuer on an ensemble, each server as host:port. It connects to
-// none before the first request. opts may be nil. The error is a
+// New returns an issuer on an ensemble, each server as host:port. It does not
+// connect before the first request. opts may be nil. The error is a
 // [*guard.InvalidError].
 func New(servers []string, opts *Options) (*Issuer, error) {
 	i := &Issuer{servers: servers, sessions: map[time.Duration]*session{}, places: map[string]*place{}}
@@ -191,7 +192,8 @@ func (i *Issuer) Limits() driver.Limits {
 		Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// OnLoss has f called for the leases of a session that the servers ended.
+// OnLoss registers f to be called for the leases of a session that the servers
+// ended.
 func (i *Issuer) OnLoss(f func(claim guard.Claim, cause error)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -215,8 +217,7 @@ func (i *Issuer) Close() error {
 	return nil
 }
 
-// name escapes what may stand in a node's name: letters, digits and a few signs
-// stay.
+// name escapes s for a node's name: letters, digits and a few signs stay.
 func name(s string) string {
 	var out strings.Builder
 	for n := range len(s) {
@@ -249,7 +250,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if err != nil {
 		return driver.Grant{}, unsent("acquire", r.Claim(), err)
 	}
-	if r.Waiting { // most likely it is held: a read instead of a write
+	if r.Waiting { // most likely the lease is held: a read instead of a write
 		h, err := s.holder(ctx, r.Resource)
 		if err != nil {
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
@@ -258,7 +259,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, told(r.Resource, h)
 		}
 	}
-	var floor stored // most resources have none; a transaction that fails tells
+	var floor stored // most resources have none; a failed transaction shows it
 	for range maxRetries {
 		base := i.knownBase()
 		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), TTL: r.TTL.Milliseconds()}
@@ -307,7 +308,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("base or floor change all the time"))
 }
 
-// granted makes a grant of a transaction that was carried out.
+// granted makes a grant from a transaction that was carried out.
 func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, value held, stat *zk.Stat) (driver.Grant, error) {
 	claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + stat.Mzxid)}
 	err := s.forward(stat.Mzxid)
@@ -322,8 +323,8 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
 }
 
-// own answers an acquire whose lease ID is there already: its lease runs, or it
-// is spent. again says that neither is so any more.
+// own answers an acquire whose lease ID exists already: its lease runs, or it
+// is spent. again says that neither is the case any more.
 func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
 	if !s.postpone(ctx, r.Claim()) {
 		return grant, false, guard.Unavailable("acquire", r.Claim(), errors.New("the lease ran out and is being deleted"))
@@ -333,6 +334,9 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
 	}
 	if h != nil && h.ID == r.LeaseID {
+		if h.Owner != r.Owner {
+			return grant, false, driver.LeaseIDInUse(r.LeaseID, h.Owner)
+		}
 		from, ok, err := s.take(ctx, r.Resource, h)
 		if err != nil || !ok {
 			return grant, err == nil, err
@@ -349,8 +353,8 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 	return grant, true, nil
 }
 
-// told says who has the lease; nobody is the same as held for no time. How long
-// a session has left nobody can say: it is the whole TTL at most.
+// told returns who has the lease; if nobody has it, Remaining is 0. How long a
+// session has left is not known: it is at most the whole TTL.
 func told(resource string, h *held) *driver.HeldError {
 	if h == nil {
 		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
@@ -431,7 +435,7 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 	}
 }
 
-// renewOther renews a lease that another session has, by taking it over.
+// renewOther renews a lease of another session by taking it over.
 func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
 	if !s.postpone(ctx, claim) {
 		return driver.Renewed{State: driver.Over}
@@ -473,10 +477,10 @@ func (s *session) read(ctx context.Context, path string) (*held, error) {
 	return h, nil
 }
 
-// take makes a lease that runs this session's: it deletes its two nodes and
+// take moves a running lease to this session: it deletes its two nodes and
 // creates them again. The version of the lease ID's node counts how often that
-// was done, so that the session that had it before notices. ok is false if the
-// lease changed meanwhile.
+// was done, so that the session that had the lease before notices. ok is false
+// if the lease changed meanwhile.
 func (s *session) take(ctx context.Context, resource string, h *held) (from time.Duration, ok bool, err error) {
 	claim := guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.ID}
 	path := s.i.idPath(resource, h.ID)
@@ -532,7 +536,7 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// unsent is for an error of what wrote nothing that counts.
+// unsent is for an error of a request that wrote nothing that matters.
 func unsent(op string, claim guard.Claim, err error) error {
 	if errors.Is(err, guard.ErrMarkAhead) {
 		return err
@@ -540,8 +544,8 @@ func unsent(op string, claim guard.Claim, err error) error {
 	return guard.Unavailable(op, claim, err)
 }
 
-// failed says what the error of a write means: the servers' refusals came before
-// anything was written.
+// failed classifies the error of a write: the servers refuse before anything is
+// written.
 func failed(op string, claim guard.Claim, err error) error {
 	if errors.As(err, new(notSent)) {
 		return guard.Unavailable(op, claim, err)

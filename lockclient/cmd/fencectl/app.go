@@ -33,8 +33,8 @@ const (
 	formatJSON  = "json"
 )
 
-// root returns the command line. The library's own help command is left out,
-// because it would take a resource that is called "help" or "h" for itself.
+// root returns the command line. The library's own help command is omitted,
+// because it would capture a resource called "help" or "h".
 func (a *app) root() *cli.Command {
 	root := &cli.Command{
 		Name:    "fencectl",
@@ -93,15 +93,16 @@ func (a *app) root() *cli.Command {
 	return root
 }
 
-// prepare has a command's errors told apart from those of its command line,
-// which the library prints with a page of help unless it is asked not to.
+// prepare marks a command's errors, to distinguish them from those of its
+// command line, which the library prints with a page of help unless told not
+// to.
 func (a *app) prepare(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		message := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag ", 1)
 		return usage("%s%s (see %s --help)", inside(cmd), message, cmd.FullName())
 	}
 	action := cmd.Action
-	if action == nil { // it only has commands
+	if action == nil { // it only has subcommands
 		action = func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {
 				return usage("%s has no command %s%s", strings.TrimSuffix(inside(cmd), ": "), shown(name), suggestion(cmd.Commands, name))
@@ -117,8 +118,8 @@ func (a *app) prepare(cmd *cli.Command) {
 	}
 }
 
-// inside says in which command something is wrong; the program's name stands
-// before every error.
+// inside names the command in which something is wrong; the program's name
+// precedes every error.
 func inside(cmd *cli.Command) string {
 	if cmd == cmd.Root() {
 		return ""
@@ -148,8 +149,8 @@ func validTimeout(d time.Duration) error {
 	return nil
 }
 
-// wantsJSON reads the output format apart from the library: also an error of the
-// command line is printed in the format that it asks for.
+// wantsJSON reads the output format without the library: an error of the command
+// line is also printed in the requested format.
 func wantsJSON(args []string) bool {
 	format := os.Getenv("FENCECTL_OUTPUT")
 	for i, arg := range args {
@@ -169,8 +170,8 @@ func wantsJSON(args []string) bool {
 	return format == formatJSON
 }
 
-// arguments returns exactly the named arguments; a name that ends with "?" may
-// be left out and is "" then.
+// arguments returns exactly the named arguments; a name that ends with "?" is
+// optional and "" if omitted.
 func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 	given := cmd.Args().Slice()
 	if len(given) > len(names) {
@@ -226,7 +227,7 @@ func (a *app) say(format string, args ...any) error {
 	return err
 }
 
-// version is the module's, as the go command recorded it.
+// version returns the module's version, as the go command recorded it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

@@ -29,7 +29,7 @@ type session struct {
 	timeout time.Duration
 }
 
-// connect reads the configuration: --database-url, and what is not in it from
+// connect reads the configuration: --database-url, and what it leaves out from
 // the PG variables, the service file and ~/.pgpass.
 //
 // The database must have the given components in this build's version.
@@ -80,7 +80,7 @@ func open(ctx context.Context, cmd *cli.Command, components []string, names ...s
 	return given, s, err
 }
 
-// bounded ends with the timeout: a server that was reached may stop answering.
+// bounded adds the timeout: a server that was reached may stop answering.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)
 }
@@ -90,7 +90,7 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(url)
 	switch {
 	case err != nil && url != "":
-		// Malformed, it may hold a password at a place where nobody finds it.
+		// If malformed, it may contain a password where nothing would find it.
 		return nil, usage("--database-url (or FENCECTL_DATABASE_URL) is not a PostgreSQL URL or key=value string; it is not shown here because it may hold a password")
 	case err != nil:
 		return nil, usage("the PG variables: %v", err)
@@ -102,20 +102,20 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 		config.ConnConfig.ConnectTimeout = cmd.Duration("timeout")
 	}
 	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
-		// One statement each, so nothing is gained by naming them, and a pooler
-		// in transaction mode would lose the names.
+		// Each call sends one statement, so naming it gains nothing, and a
+		// pooler in transaction mode would lose the names.
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
 	config.MaxConns = 4
 	return config, nil
 }
 
-// target says in words where a session leads, without its password.
+// target describes what a session connects to, without its password.
 func target(config *pgx.ConnConfig) string {
 	return fmt.Sprintf("%s@%s:%d/%s", config.User, config.Host, config.Port, config.Database)
 }
 
-// failed adds what was being done, where the error itself does not say it.
+// failed adds what was being done if the error itself does not say so.
 func failed(op string, err error) error {
 	var known *guard.FailedError
 	if err == nil || errors.As(err, &known) {
@@ -134,7 +134,7 @@ const (
 	marksComponent  = "sqlfence"
 )
 
-// What a command needs.
+// The components that a command needs.
 var (
 	components = []string{leasesComponent, marksComponent}
 	leasesOnly = components[:1:1]
@@ -149,14 +149,14 @@ func schemaSQL(component string) string {
 	return lockclient.MigrationSQL()
 }
 
-// known is the version of a component that this build needs: the script has a
-// headline for each.
+// known returns the version of a component that this build needs: the script
+// has a headline for each.
 func known(component string) int64 {
 	return int64(strings.Count(schemaSQL(component), "\n-- "+component+" version "))
 }
 
 // checkSchema refuses a database whose schema is not this build's. A role that
-// may not see the versions is let through: what it does next says more.
+// may not see the versions is let through: its next error says more.
 func (s *session) checkSchema(ctx context.Context, needed []string) error {
 	have, err := s.versions(ctx)
 	switch {
@@ -185,7 +185,8 @@ func compare(component string, have, want int64) error {
 	return nil
 }
 
-// versions reads what was applied, by component; nothing if there is no schema.
+// versions reads the applied versions, by component; none if there is no
+// schema.
 func (s *session) versions(ctx context.Context) (map[string]int64, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -202,8 +203,8 @@ func (s *session) versions(ctx context.Context) (map[string]int64, error) {
 	return found, err
 }
 
-// missing reports that a table, function or schema of the statement is not
-// there (PostgreSQL documentation, appendix A).
+// missing reports that a table, function or schema of the statement does not
+// exist (PostgreSQL documentation, appendix A).
 func missing(err error) bool {
 	switch sqlState(err) {
 	case "42P01", "42883", "3F000", "42703":
@@ -220,7 +221,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// schemaReason says what is wrong with the database's schema; empty if the
+// schemaReason returns what is wrong with the database's schema; empty if the
 // error is about something else.
 func schemaReason(err error) string {
 	var newer *migrate.NewerError

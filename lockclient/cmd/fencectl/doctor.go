@@ -14,7 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// doctorResource is leased by doctor, always the same, so that it leaves one
+// doctorResource is what doctor leases, always the same, so that it leaves one
 // row and not one per call.
 const doctorResource = "fencepost-probe"
 
@@ -76,7 +76,7 @@ func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
 	if err := guard.ValidateResource(resource); err != nil {
 		return err
 	}
-	s, err := connect(ctx, cmd) // the schema is a finding here
+	s, err := connect(ctx, cmd) // here the schema is a finding
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
 	f := &findings{slow: cmd.Duration("slow")}
 	began := time.Now()
 	if err := s.ping(ctx); err != nil {
-		return failed("connect", err) // nothing else can be found out
+		return failed("connect", err) // nothing else can be checked
 	}
 	f.checks = append(f.checks, check{"connect", checkOK, target(s.pool.Config().ConnConfig), time.Since(began).Seconds()})
 	ready := f.schema(ctx, s)
@@ -133,15 +133,15 @@ func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
 	return ready
 }
 
-// guarded looks for tables that were put under triggers and are not guarded, or
-// not wholly, any more.
+// guarded looks for tables that were given triggers and are no longer guarded,
+// or not fully.
 func (f *findings) guarded(ctx context.Context, s *session) {
 	const name = "guarded tables"
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	tables, err := s.marks.Admin().Triggers(ctx)
 	switch {
-	case schemaReason(err) != "": // is said by the schema's row
+	case schemaReason(err) != "": // the schema's row says so
 		return
 	case noRights(err):
 		f.add(name, checkWarn, "not looked at: %v", err)
@@ -219,8 +219,8 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
 }
 
-// settings are the rows about the server: what [lockadmin.Operator.Inspect]
-// found wrong, and the rest as it is.
+// settings prints the rows about the server: what [lockadmin.Operator.Inspect]
+// found wrong, and the rest unchanged.
 func (f *findings) settings(ctx context.Context, s *session) {
 	in, err := s.op.Inspect(ctx)
 	if err != nil {
@@ -253,7 +253,7 @@ func (f *findings) settings(ctx context.Context, s *session) {
 		}
 		f.add(row.setting, checkOK, "%s", row.fine)
 	}
-	for _, found := range in.Findings { // what this list does not know
+	for _, found := range in.Findings { // those that this list does not include
 		if _, left := wrong[found.Setting]; left {
 			f.found(found)
 		}

@@ -27,8 +27,8 @@ func (a *app) explainCommand() *cli.Command {
 // explanation is what a fence would answer to a claim.
 type explanation struct {
 	Claim guard.Claim `json:"claim"`
-	// Issued is the highest token that was granted for the resource, or the
-	// floor that every grant is above.
+	// Issued is the highest token granted for the resource, or the floor that
+	// every grant is above.
 	Issued guard.Token  `json:"issued"`
 	Mark   *guard.Mark  `json:"mark"`
 	Answer guard.Reason `json:"answer"` // empty if it is admitted
@@ -90,8 +90,8 @@ func (s *session) explain(ctx context.Context, claim guard.Claim, exact bool) (*
 	return e, nil
 }
 
-// why is one sentence. Each is tested by presenting the claim to a fence. given
-// says that a lease with this token was not released.
+// why returns one sentence. Each is tested by presenting the claim to a fence.
+// given says that a lease with this token was not released.
 func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool) string {
 	token, held := e.Claim.Token, given && lease.LeaseID == e.Claim.LeaseID
 	switch {

@@ -40,8 +40,8 @@ type unlocked struct {
 	// Raised says that no holder below the burned token can write any more
 	// where sqlfence's marks are compared.
 	Raised bool `json:"raised"`
-	// Mark is the resource's afterwards, if it was raised: the burned claim or
-	// a newer holder's.
+	// Mark is the resource's mark afterwards, if it was raised: the burned
+	// claim or a newer holder's.
 	Mark *guard.Mark `json:"mark,omitempty"`
 	// Warning says who can still write.
 	Warning string `json:"warning,omitempty"`
@@ -65,7 +65,7 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 		}
 	}
 	needed := []string{leasesComponent}
-	if cmd.Bool("raise") { // known before the lease is cut
+	if cmd.Bool("raise") { // check before the lease is cut
 		needed = append(needed, marksComponent)
 	}
 	s, err := connect(ctx, cmd, needed...)
@@ -98,8 +98,8 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 	return printing
 }
 
-// stillWrites says who may until the burned claim is raised, unless the resource's
-// mark keeps it out already.
+// stillWrites says who may still write until the burned claim is raised, unless
+// the resource's mark refuses it already.
 func stillWrites(cut lockadmin.LeaseInfo) string {
 	who := "whoever had a lower token"
 	switch cut.State {
@@ -129,8 +129,8 @@ func accountable(what, actor, reason string) error {
 	return nil
 }
 
-// confirmUnlock shows whom it hits. What the operator has seen is what is cut:
-// a successor that comes while the question is open is left alone.
+// confirmUnlock shows whose lease is cut. Only the lease that the operator has
+// seen is cut: a successor that comes while the question is open is left alone.
 func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, resource string, opts *lockadmin.ForceUnlockOptions) error {
 	if cmd.Bool("yes") || !isTerminal(a.in) {
 		return a.confirm(ctx, cmd, "")
@@ -161,8 +161,8 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 	return err
 }
 
-// raiseBurned raises the burned claim. A mark that is above it already, a newer
-// holder's, fences the cut holder as well.
+// raiseBurned raises the burned claim. A mark that is already above it, a newer
+// holder's, also fences the cut holder.
 func (s *session) raiseBurned(ctx context.Context, cmd *cli.Command, burned guard.Claim) (*guard.Mark, error) {
 	err := s.raise(ctx, cmd, burned)
 	var refused *guard.RejectedError
@@ -206,8 +206,8 @@ func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
 	return nil
 }
 
-// withRequest says under which ID an unlock whose outcome is unknown is to be
-// repeated.
+// withRequest adds the ID under which to repeat an unlock whose outcome is
+// unknown.
 func withRequest(err error) error {
 	var lost *guard.FailedError
 	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &lost) && lost.Claim.LeaseID != "" {
@@ -216,7 +216,7 @@ func withRequest(err error) error {
 	return err
 }
 
-// raiseCommand is what raises a claim, to be copied.
+// raiseCommand returns the command that raises a claim, to be copied.
 func raiseCommand(claim guard.Claim) string {
 	return fmt.Sprintf("fencectl marks raise %s %s --lease-id %s", quoted(claim.Resource), claim.Token, quoted(claim.LeaseID))
 }
@@ -229,7 +229,7 @@ func quoted(s string) string {
 		return s
 	}
 	if !plain(s) {
-		return shown(s) // nothing to paste, but nothing that harms either
+		return shown(s) // cannot be pasted, but does no harm either
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
@@ -241,8 +241,8 @@ func yesFlag() cli.Flag {
 
 var errNotConfirmed = &coded{exitCancelled, "cancelled", errors.New("not confirmed, nothing was changed")}
 
-// confirm asks the operator. It asks on standard error, so that a redirected
-// output does not swallow the question, and only where standard input is a
+// confirm asks the operator. It asks on standard error, so that redirected
+// output does not hide the question, and only where standard input is a
 // terminal: a script must say --yes.
 func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) error {
 	if cmd.Bool("yes") {
@@ -269,7 +269,7 @@ func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) er
 }
 
 // isTerminal reports whether somebody can be asked at f. The null device is a
-// character device, too.
+// character device too.
 func isTerminal(f *os.File) bool {
 	info, err := f.Stat()
 	if err != nil || info.Mode()&os.ModeCharDevice == 0 {

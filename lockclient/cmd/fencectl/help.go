@@ -8,7 +8,7 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// helpCommand has the pages that are not about one command.
+// helpCommand prints the pages that are not about one command.
 func (a *app) helpCommand() *cli.Command {
 	return &cli.Command{
 		Name: "help", Category: categorySetup, ArgsUsage: "[TOPIC or COMMAND...]",

@@ -88,7 +88,7 @@ func leaseCells(l lockadmin.LeaseInfo) []string {
 }
 
 // stateOf marks the leases that somebody waits for, and says how many processes
-// do where they stand in line.
+// do if they stand in line.
 func stateOf(l lockadmin.LeaseInfo) string {
 	switch {
 	case l.Waiters > 0:
@@ -172,7 +172,7 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// holderOf says who held a lease at the moment that l is of.
+// holderOf returns who held a lease at the moment that l describes.
 func holderOf(l lockadmin.LeaseInfo) string {
 	switch {
 	case l.State == lockadmin.StateHeld:

@@ -22,7 +22,7 @@ func main() {
 	os.Exit(run(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the program. The context ends with the operator's Ctrl-C.
+// run is the program. Its context ends at the operator's Ctrl-C.
 func run(ctx context.Context, args []string, in *os.File, out *os.File, errOut io.Writer) int {
 	a := &app{in: in, out: out, errOut: errOut}
 	err := a.root().Run(ctx, args)
@@ -41,8 +41,8 @@ func run(ctx context.Context, args []string, in *os.File, out *os.File, errOut i
 	return report(errOut, wantsJSON(args), err)
 }
 
-// actionError marks what a command failed with. Every other error is one of
-// the command line.
+// actionError marks an error of a command. Every other error is one of the
+// command line.
 type actionError struct{ err error }
 
 func (e *actionError) Error() string { return e.err.Error() }
@@ -86,7 +86,7 @@ var exitCodes = []struct {
 	{exitInterrupted, "interrupted", "Ctrl-C or SIGTERM before the command was done; where a change may have been made it is outcome_unknown"},
 }
 
-// coded is an error of this program's own, with its exit code.
+// coded is an error of this program itself, with its exit code.
 type coded struct {
 	code   int
 	reason string
@@ -104,8 +104,8 @@ func notFound(format string, args ...any) error {
 	return &coded{exitNotFound, "not_found", fmt.Errorf(format, args...)}
 }
 
-// interrupted says that the operator ended the command, where no more is known:
-// an outcome that was learned, or could not be, is not hidden by it.
+// interrupted says that the operator ended the command, if no more is known: it
+// does not hide an outcome that was learned, or could not be.
 func interrupted(err error) error {
 	var own *coded
 	code, _ := classify(err)
@@ -115,8 +115,8 @@ func interrupted(err error) error {
 	return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: %w", err)}
 }
 
-// classify returns the exit code and the reason of an error. Where an error
-// wraps several, the one that promises least comes first.
+// classify returns the exit code and the reason of an error. If an error wraps
+// several, the one that promises least comes first.
 func classify(err error) (code int, reason string) {
 	var own *coded
 	if errors.As(err, &own) {
@@ -159,8 +159,8 @@ func noRights(err error) bool {
 	return state == "42501" || strings.HasPrefix(state, "28")
 }
 
-// withoutRepetition leaves out the lines that a driver's error has twice, since
-// it has tried with TLS and without.
+// withoutRepetition omits the lines that a driver's error has twice because it
+// tried with TLS and without.
 func withoutRepetition(s string) string {
 	var lines []string
 	for line := range strings.Lines(s) {

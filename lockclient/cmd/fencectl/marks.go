@@ -90,15 +90,15 @@ func (s *session) mark(ctx context.Context, resource string) (guard.Mark, error)
 	return s.marks.Mark(ctx, resource)
 }
 
-// raise is given the time that the server may wait, and the timeout besides.
+// raise has the time that the server may wait, plus the timeout.
 func (s *session) raise(ctx context.Context, cmd *cli.Command, claim guard.Claim) error {
 	limited, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
 	defer cancel()
 	return s.withBlockers(ctx, claim, s.marks.Raise(limited, claim))
 }
 
-// issued is the highest token that the issuer granted on the resource, or on one
-// that it has forgotten: the floor. NoToken is none.
+// issued returns the highest token that the issuer granted on the resource, or
+// on one that it has forgotten: the floor. NoToken means none.
 func (s *session) issued(ctx context.Context, resource string) (guard.Token, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -133,8 +133,8 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
 }
 
-// refuseAboveIssuer keeps a typing error from being a mark that refuses every
-// holder to come. Marks whose issuer is another system are not looked at.
+// refuseAboveIssuer prevents a typing error from becoming a mark that refuses
+// every later holder. It does not check marks whose issuer is another system.
 func (s *session) refuseAboveIssuer(ctx context.Context, claim guard.Claim) error {
 	issued, err := s.issued(ctx, claim.Resource)
 	if missing(err) || err == nil && issued == guard.NoToken {
@@ -350,8 +350,8 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 }
 
 // completeReset takes the lease IDs that were not given from the mark and from the
-// lease, where these have the tokens that were given. The mark is still compared
-// when it is reset.
+// lease, if those have the given tokens. The mark is still compared when it is
+// reset.
 func (s *session) completeReset(ctx context.Context, cmd *cli.Command, resource string, from, to *guard.Mark) error {
 	if !cmd.IsSet("from-lease-id") {
 		mark, err := s.mark(ctx, resource)
@@ -407,8 +407,8 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// withBlockers says of a raise that waited in vain whom it waited for. It ends
-// sessions of its own role by itself; an operator's is seldom the application's.
+// withBlockers adds whom a raise waited for until it timed out. A raise itself
+// ends sessions of its own role; an operator's role is seldom the application's.
 func (s *session) withBlockers(ctx context.Context, claim guard.Claim, err error) error {
 	if sqlState(err) != stateLockTimeout {
 		return err
@@ -424,7 +424,7 @@ func (s *session) withBlockers(ctx context.Context, claim guard.Claim, err error
 		said = append(said, fmt.Sprintf("%d of role %s", pid, shown(role))+orNothing(application != "", " ("+shown(application)+")"))
 		return nil
 	})
-	if asking != nil || len(said) == 0 { // gone meanwhile, or not to be known: trying again is all there is
+	if asking != nil || len(said) == 0 { // gone meanwhile, or not known: all that is left is to try again
 		return err
 	}
 	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), first)

@@ -106,7 +106,7 @@ func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor g
 		if !time.Now().Before(end) {
 			return &coded{exitRefused, "held", fmt.Errorf("the issuer's floor is %s, no mark was retired: still held from before: %s, one on %s; try again later", floor, count(held, "lease"), shown(one))}
 		}
-		if held != told && !asJSON(cmd) { // what programs get on standard error is an error
+		if held != told && !asJSON(cmd) { // programs get only errors on standard error
 			fmt.Fprintf(a.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))
 			told = held
 		}
@@ -127,10 +127,10 @@ func (a *app) printRetired(cmd *cli.Command, r guard.Retired) error {
 
 const stateLockTimeout = "55P03"
 
-// maxBlockers bounds a message; who ends these looks again.
+// maxBlockers bounds a message; after ending these, run the command again.
 const maxBlockers = 5
 
-// Of another role's session pg_stat_activity shows no more than this.
+// pg_stat_activity shows no more than this of another role's session.
 const blockersSQL = `SELECT h.pid, coalesce(a.usename, '')::text, coalesce(a.application_name, '')
 FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = h.pid
 ORDER BY a.xact_start NULLS LAST, h.pid LIMIT $4`

@@ -21,8 +21,8 @@ import (
 
 // table prints rows in columns as they come. A long list is printed in parts,
 // so that it starts at once and is never held in memory as a whole; a column
-// keeps the width that it had and can only grow, which text/tabwriter cannot do
-// over more than one part.
+// keeps its width and can only grow, which text/tabwriter cannot do across
+// several parts.
 type table struct {
 	w     io.Writer
 	right []bool // numbers and durations
@@ -80,9 +80,9 @@ func (t *table) flush() error {
 	return err
 }
 
-// listing prints what is listed as it comes, a row of a table for people or an
-// object for programs. It prints the first page at once and holds a thousand rows
-// at most.
+// listing prints items as they come, each as a row of a table for people or an
+// object for programs. It prints the first page at once and holds at most a
+// thousand rows.
 type listing struct {
 	w              *bufio.Writer
 	t              *table
@@ -90,13 +90,13 @@ type listing struct {
 	limit, printed int
 }
 
-// newListing takes the columns' titles. limit 0 is none.
+// newListing takes the columns' titles. limit 0 means no limit.
 func newListing(w io.Writer, cmd *cli.Command, limit int, titles ...string) *listing {
 	b := bufio.NewWriterSize(w, 64<<10)
 	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: limit}
 }
 
-// add prints one.
+// add prints one item.
 func (l *listing) add(v any, cells ...string) error {
 	if l.json {
 		line, err := jsonLine(v)
@@ -124,7 +124,7 @@ func (l *listing) flush() error {
 	return l.w.Flush()
 }
 
-// end prints the last rows. empty is said to people if there was none.
+// end prints the last rows. People see empty if there were none.
 func (l *listing) end(empty string) error {
 	if l.printed == 0 {
 		l.t.note(empty)
@@ -132,7 +132,7 @@ func (l *listing) end(empty string) error {
 	return l.flush()
 }
 
-// addAll prints what is listed, by the cells of each, up to the limit.
+// addAll prints all items, with the cells of each, up to the limit.
 func addAll[T any](l *listing, all iter.Seq2[T, error], cells func(T) []string) error {
 	for v, err := range all {
 		if err != nil {
@@ -149,7 +149,7 @@ func addAll[T any](l *listing, all iter.Seq2[T, error], cells func(T) []string) 
 	return nil
 }
 
-// printAll is addAll and the end of the listing.
+// printAll is addAll followed by the end of the listing.
 func printAll[T any](l *listing, all iter.Seq2[T, error], empty string, cells func(T) []string) error {
 	if err := addAll(l, all, cells); err != nil {
 		return err
@@ -171,11 +171,11 @@ func fields(w io.Writer, pairs ...string) error {
 	return err
 }
 
-// clockTime is how people get a moment: in UTC, whatever the terminal's zone,
+// clockTime formats a time for people: in UTC, whatever the terminal's zone,
 // since it is compared with logs.
 func clockTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// span is how people get a duration: two units at most.
+// span formats a duration for people: two units at most.
 func span(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -195,7 +195,7 @@ func span(d time.Duration) string {
 	return units(int(d/(24*time.Hour)), "d", int(d/time.Hour)%24, "h")
 }
 
-// units leaves out what is zero.
+// units omits what is zero.
 func units(high int, highUnit string, low int, lowUnit string) string {
 	switch {
 	case high == 0:
@@ -206,7 +206,7 @@ func units(high int, highUnit string, low int, lowUnit string) string {
 	return fmt.Sprintf("%d%s%d%s", high, highUnit, low, lowUnit)
 }
 
-// count is a number of things, "1 lease" or "2 leases".
+// count formats a number of things, "1 lease" or "2 leases".
 func count(n int64, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -214,11 +214,11 @@ func count(n int64, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// shown returns s as it may be put on a terminal: names come out of the
-// database, and whoever may write there must not move the operator's cursor.
-// What is not plainly printable is quoted as in Go; so are names that would be
-// mistaken for a quoted one, for nothing, or for a name without the space at
-// its end.
+// shown returns s as it may be printed on a terminal: names come from the
+// database, and roles that can write there must not be able to move the
+// operator's cursor. What is not plainly printable is quoted as in Go; so are
+// names that would be mistaken for a quoted one, for nothing, or for a name
+// without the space at its end.
 func shown(s string) string {
 	if s == "" || s[0] == '"' || strings.TrimSpace(s) != s || !plain(s) {
 		return strconv.Quote(s)
@@ -235,8 +235,8 @@ func plain(s string) bool {
 	return true
 }
 
-// oneLine makes a message one printable line. A server's message may have
-// anything in it.
+// oneLine makes a message one printable line. A server's message may contain
+// anything.
 func oneLine(s string) string {
 	var b strings.Builder
 	for _, r := range strings.Join(strings.Fields(s), " ") {

@@ -107,16 +107,16 @@ func (a *app) printSQL(cmd *cli.Command, scripts ...string) error {
 }
 
 // The library's own script for bash needs the package bash-completion, and
-// hands the words of the command line to eval.
+// passes the words of the command line to eval.
 //
 //go:embed completion
 var completionScripts embed.FS
 
 var shells = []string{"bash", "zsh", "fish"}
 
-// completionCommand takes the place of the library's scripts, and keeps its
-// protocol: with the flag --generate-shell-completion at its end a command line
-// prints what could come next.
+// completionCommand replaces the library's scripts, and keeps its protocol: a
+// command line that ends with the flag --generate-shell-completion prints what
+// could come next.
 func (a *app) completionCommand(cmd *cli.Command) {
 	cmd.Hidden, cmd.Category = false, categorySetup
 	cmd.Usage = "print the completion script for a shell"

@@ -47,12 +47,12 @@ func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// view is all that is known of one resource.
+// view is all that is known about one resource.
 type view struct {
 	Lease lockadmin.LeaseInfo `json:"lease"`
 	// Floor is the token that every later grant is above.
 	Floor guard.Token `json:"floor"`
-	// Mark is nil where sqlfence has none, or it cannot be read.
+	// Mark is nil if sqlfence has none, or it cannot be read.
 	Mark *guard.Mark `json:"mark"`
 	// Verdict is one of the words of [verdicts].
 	Verdict string `json:"verdict"`
@@ -63,7 +63,7 @@ type view struct {
 }
 
 // The verdicts: what mark and lease say together. Each sentence is tested by
-// presenting the claims that it speaks of to a fence.
+// presenting the claims that it mentions to a fence.
 var verdicts = map[string]string{
 	"unmarked":   "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"unread":     "the mark could not be read",
@@ -79,9 +79,9 @@ var verdicts = map[string]string{
 
 const shownRecords = 3
 
-// look reads the mark first: what is admitted was granted before, so that a mark
-// above what the issuer says afterwards is ahead of it, and not a takeover that
-// happened in between.
+// look reads the mark first: a claim is granted before it is admitted, so a mark
+// above the issuer's later answer is ahead of the issuer, and not a takeover
+// that happened in between.
 func (s *session) look(ctx context.Context, resource string) (*view, error) {
 	v := &view{}
 	mark, err := s.mark(ctx, resource)
@@ -106,9 +106,9 @@ func noSuchLease(err error, resource string) error {
 	return err
 }
 
-// lastRecords returns the last records of one resource. The audit is asked by
-// pattern, so those of longer names are left out, and are not looked through for
-// ever.
+// lastRecords returns the last records of one resource. The audit is queried by
+// pattern, so records of longer names are skipped, and the search through them
+// is bounded.
 func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, err error) {
 	looked := 0
 	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
@@ -137,7 +137,7 @@ func (v *view) verdict() string {
 		return "unmarked"
 	case v.Mark.Token > max(lease.Token, v.Floor):
 		return "mark_ahead"
-	case v.Mark.Token > lease.Token || v.Mark.Floor: // the floor itself is refused, too
+	case v.Mark.Token > lease.Token || v.Mark.Floor: // the floor itself is refused too
 		return "ahead"
 	case v.Mark.Token < lease.Token:
 		return "behind"
@@ -191,7 +191,8 @@ func (v *view) print(w io.Writer) error {
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
 	}
 	so := verdicts[v.Verdict]
-	// A burned token means that somebody was cut, who may not have written yet.
+	// A burned token means that a holder was cut, and it may not have written
+	// yet.
 	if claim, known := v.claim(); known && (v.Verdict == "behind" || v.Verdict == "unmarked" && l.State == lockadmin.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)
 	}

@@ -41,7 +41,7 @@ func (a *app) watchCommand() *cli.Command {
 	}
 }
 
-// marked is a lease beside its resource's mark.
+// marked is a lease with its resource's mark.
 type marked struct {
 	lockadmin.LeaseInfo
 	Mark guard.Mark `json:"mark"`
@@ -74,7 +74,7 @@ func (a *app) watchLeases(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// compared is a mark beside the token of the lease.
+// compared returns a mark, compared with the token of the lease.
 func compared(mark guard.Mark, token guard.Token) string {
 	switch {
 	case mark.Token == guard.NoToken || mark.Floor:
@@ -89,8 +89,8 @@ func compared(mark guard.Mark, token guard.Token) string {
 type render func(ctx context.Context, w io.Writer) error
 
 // watch prints a view, once or with --watch until Ctrl-C, which is not an
-// error then. The first time it must succeed; later a server that is away is said on
-// the screen and asked again.
+// error then. The first time it must succeed; later, if the server is down, the
+// screen says so and the server is asked again.
 func (a *app) watch(ctx context.Context, cmd *cli.Command, view render) error {
 	if !cmd.Bool("watch") {
 		return view(ctx, a.out)
@@ -120,8 +120,8 @@ func (a *app) watch(ctx context.Context, cmd *cli.Command, view render) error {
 	}
 }
 
-// screen repaints a terminal in place, and on anything else, a dumb terminal
-// or a file, prints one picture below the other.
+// screen repaints a terminal in place, and on anything else, a dumb terminal or
+// a file, prints one picture below the other.
 type screen struct {
 	w       io.Writer
 	live    bool
@@ -133,7 +133,8 @@ func newScreen(out *os.File, heading bool) *screen {
 	s := &screen{w: out, heading: heading}
 	s.live = heading && isTerminal(out) && os.Getenv("TERM") != "dumb" && os.Getenv("TERM") != ""
 	if s.live {
-		// No line wraps: a wrapped one would push the rest of the picture down.
+		// No line wraps: a wrapped line would push the rest of the picture
+		// down.
 		fmt.Fprint(out, "\x1b[?7l\x1b[2J")
 	}
 	return s
@@ -149,7 +150,7 @@ func (s *screen) paint(picture string, failed error, every time.Duration) error 
 	}
 	switch {
 	case s.live:
-		// Overwritten line by line and cleared behind each, it does not flicker.
+		// Overwriting line by line and clearing the rest of each avoids flicker.
 		picture = "\x1b[H" + strings.ReplaceAll(picture, "\n", "\x1b[K\n") + "\x1b[J"
 	case s.heading && s.painted:
 		picture = "\n" + picture

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Cases returns the suite. Every one stands for itself.
+// Cases returns the suite. The cases are independent of each other.
 func Cases() []Case {
 	return []Case{
 		{"the limits make sense", "", limits},
@@ -21,6 +22,7 @@ func Cases() []Case {
 		{"tokens grow across a purge", "P3", purged},
 		{"one of many at once is granted, and no token twice", "P4", race},
 		{"the same lease ID gets its own lease again", "P4", again},
+		{"the same lease ID under another owner is refused", "P4", inUse},
 		{"names that differ are different resources", "P4", names},
 		{"a renewal extends", "", extends},
 		{"a batch answers each item for itself", "", batch},
@@ -162,6 +164,27 @@ func again(ctx context.Context, t testing.TB, h Harness) error {
 		}
 	}
 	return h.held(ctx, b, guard.Claim{Resource: r, Token: first.Token, LeaseID: id})
+}
+
+func inUse(ctx context.Context, t testing.TB, h Harness) error {
+	a, b, r, id := h.Issuer(t), h.Issuer(t), name("in-use"), name("id")
+	claim, err := h.acquire(ctx, a, r, id)
+	if err != nil {
+		return err
+	}
+	for _, i := range []driver.Issuer{a, b} {
+		for _, waiting := range []bool{false, true} {
+			ask := h.ask(r, id)
+			ask.Owner, ask.Waiting = "another", waiting
+			if g, err := i.Acquire(ctx, ask); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "owner of "+id) {
+				return fmt.Errorf("got %+v, %v, want ErrInvalid that names the holder", g, err)
+			}
+		}
+	}
+	if got := h.renew(ctx, a, claim)[0]; got.State != driver.Extended {
+		return fmt.Errorf("the holder's renewal: %+v", got)
+	}
+	return h.held(ctx, b, claim)
 }
 
 func names(ctx context.Context, t testing.TB, h Harness) error {
@@ -345,7 +368,7 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 			}
 		}
 	}
-	// A successor came and went meanwhile: it makes nobody forget.
+	// A successor came and went meanwhile: the ID must still be spent.
 	if err := h.free(ctx, b, r); err != nil {
 		return err
 	}
@@ -353,10 +376,10 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 	return want(err, driver.ErrSpent)
 }
 
-// stuck sends an acquire that is held in the network and whose client gives it
-// up; its error is told.
+// stuck sends an acquire that is held in the network and given up by its
+// client; it returns the client's error.
 func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver.Request) error {
-	// Connection and resource are there: what is held is the acquire alone.
+	// The connection and the resource exist, so only the acquire is held.
 	warm, err := h.acquire(ctx, i, r.Resource, name("id"))
 	if err == nil {
 		_, err = i.Release(ctx, warm)
@@ -428,7 +451,7 @@ func dated(ctx context.Context, t testing.TB, h Harness) error {
 	if err != nil {
 		return err
 	}
-	// Connections are there: what is held are the requests.
+	// The connections exist, so only the requests are held.
 	if got := h.renew(ctx, i, claim)[0]; got.State != driver.Extended {
 		return fmt.Errorf("renewed: %+v", got)
 	}
@@ -440,7 +463,7 @@ func dated(ctx context.Context, t testing.TB, h Harness) error {
 		go func() { defer close(done); send() }()
 		for !network.Holding() {
 			select {
-			case <-done: // it was not held, and failed or will be told
+			case <-done: // it was not held, and failed or will be reported
 				return now(i)
 			case <-time.After(time.Millisecond):
 			}

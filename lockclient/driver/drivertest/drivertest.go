@@ -1,6 +1,6 @@
-// Package drivertest decides what an issuer is: a suite that every
-// driver.Issuer has to pass on its real engine, and broken issuers that have to
-// fail it there.
+// Package drivertest defines what an issuer is: a suite that every
+// driver.Issuer must pass on its real engine, and broken issuers that must fail
+// it there.
 //
 //	func TestConformance(t *testing.T) {
 //		drivertest.Run(t, func(t *testing.T) drivertest.Harness {
@@ -17,8 +17,8 @@
 //	}
 //
 // [Run] does both: each [Case] on the issuer as it is, then each [Mutant] of it,
-// which at least one case must report. So a harness that shows nothing, such as
-// a network that does not hold, fails as well.
+// which at least one case must report. So a harness that proves nothing, such as
+// one whose network does not hold requests, fails too.
 //
 // # Compatibility
 //
@@ -40,43 +40,43 @@ import (
 )
 
 // Harness is an engine under test. Resources have new names in every case, so
-// one engine does for all.
+// one engine is enough for all.
 type Harness struct {
 	// Issuer connects to the engine as another process does, and closes with
 	// the test. Required.
 	Issuer func(t testing.TB) driver.Issuer
 	// Network connects through a network that can hold requests; [Proxy] is
-	// one. Required: without it half of P8 is not shown.
+	// one. Required: without it half of P8 is not tested.
 	Network func(t testing.TB) (driver.Issuer, Network)
-	// Pass lets d pass by the engine's clock and the holders'; nil sleeps. It
-	// is there so that a slow machine cannot make a case fail.
+	// Pass lets d pass on the engine's clock and the holders'; nil sleeps. With
+	// it a slow machine cannot make a case fail.
 	Pass func(d time.Duration)
 	// TTL is the shortest that the engine keeps exactly and that a busy machine
 	// keeps alive; 0 means ten seconds. Where Pass is nil, the suite sleeps for
 	// about four of it.
 	TTL time.Duration
 	// Slack is how long after its timeout a late acquire may still take effect,
-	// as the issuer's documentation says; 0 where it may not.
+	// as the issuer's documentation says; 0 if it may not.
 	Slack time.Duration
 	// SessionBound says that a late acquire is refused because its session is
 	// over, whatever Request.Timeout was.
 	SessionBound bool
-	// Parallel runs the cases side by side, which is for an engine that lives in
-	// real time: most of a case is waiting.
+	// Parallel runs the cases in parallel, for an engine that runs in real time:
+	// most of a case is waiting.
 	Parallel bool
 	// Purge deletes what the engine keeps of free resources; nil if it keeps
 	// nothing or deletes nothing.
 	Purge func(t testing.TB)
 }
 
-// Network holds requests on their way.
+// Network can hold requests in transit.
 type Network interface {
-	// Hold keeps requests from now on, also those whose sender gives up or
+	// Hold holds requests from now on, including those whose sender gives up or
 	// closes its connection. New connections are refused meanwhile.
 	Hold()
-	// Holding reports whether a request is being kept.
+	// Holding reports whether a request is being held.
 	Holding() bool
-	// Deliver lets requests pass again. It returns when those that were kept
+	// Deliver lets requests pass again. It returns when those that were held
 	// have been carried out or refused.
 	Deliver()
 }
@@ -129,7 +129,7 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 	}
 }
 
-// limit ends hangs.
+// limit ends a case that hangs.
 const limit = 3 * time.Minute
 
 func check(t *testing.T, c Case, h Harness) error {
@@ -144,7 +144,7 @@ func check(t *testing.T, c Case, h Harness) error {
 	return c.Check(ctx, t, h)
 }
 
-// numbers makes names that no case before used.
+// numbers makes names that no earlier case used.
 var numbers atomic.Int64
 
 func name(kind string) string {
@@ -176,7 +176,7 @@ func (h Harness) renew(ctx context.Context, i driver.Issuer, claims ...guard.Cla
 	return results
 }
 
-// held says what is wrong unless the claim's lease is the one that runs.
+// held returns what is wrong unless the claim's lease is the one that runs.
 func (h Harness) held(ctx context.Context, i driver.Issuer, claim guard.Claim) error {
 	_, err := i.Acquire(ctx, h.ask(claim.Resource, name("other")))
 	var held *driver.HeldError
@@ -186,7 +186,7 @@ func (h Harness) held(ctx context.Context, i driver.Issuer, claim guard.Claim) e
 	return that(held.Token == claim.Token && held.LeaseID == claim.LeaseID, "held by %+v instead of %+v", held, claim)
 }
 
-// free says what is wrong unless nobody has the lease.
+// free returns what is wrong unless nobody has the lease.
 func (h Harness) free(ctx context.Context, i driver.Issuer, resource string) error {
 	w, err := i.Watch(ctx, driver.Watch{Resource: resource}, func() {})
 	if err == nil {

@@ -11,14 +11,13 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Mutant is an issuer with one fault that real ones have had, made of a right
-// one.
+// Mutant makes a correct issuer into one with a fault that real ones have had.
 type Mutant struct {
 	// Name says what is wrong with it, CaughtBy which case reports it.
 	Name, CaughtBy string
-	// NeedsPurge says that it can only be told where Harness.Purge is.
+	// NeedsPurge says that it can only be detected if Harness.Purge is set.
 	NeedsPurge bool
-	// NeedsTimeout says that it is right where Harness.SessionBound is set.
+	// NeedsTimeout says that it is correct if Harness.SessionBound is set.
 	NeedsTimeout bool
 	// Break changes an issuer.
 	Break func(driver.Issuer) driver.Issuer
@@ -70,6 +69,15 @@ func Mutants() []Mutant {
 			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 				g, err := i.Acquire(ctx, r)
 				g.Token = min(g.Token, 1)
+				return g, err
+			})},
+		{Name: "a lease ID is the holder's, whoever presents it", CaughtBy: "the same lease ID under another owner is refused",
+			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
+				g, err := i.Acquire(ctx, r)
+				if errors.Is(err, guard.ErrInvalid) {
+					r.Owner = "owner of " + r.LeaseID
+					return i.Acquire(ctx, r)
+				}
 				return g, err
 			})},
 		{Name: "whoever asks takes the lease over", CaughtBy: "one of many at once is granted, and no token twice",
@@ -217,8 +225,8 @@ func renewing(f func(context.Context, driver.Issuer, []driver.Renewal, []driver.
 	return func(i driver.Issuer) driver.Issuer { return renewer{i, f} }
 }
 
-// extendOrSet puts back what is no longer there, under a new lease ID since the
-// old one may be spent.
+// extendOrSet restores leases that no longer exist, under a new lease ID since
+// the old one may be spent.
 func extendOrSet(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 	i.Renew(ctx, renewals, results)
 	for n, r := range renewals {
@@ -252,7 +260,7 @@ func longest(i driver.Issuer) time.Duration {
 	return time.Minute
 }
 
-// byName frees the lease that is there, whosesoever it is.
+// byName frees the current lease, whoever holds it.
 func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
 	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: longest(i), Timeout: time.Minute})
 	if held := (*driver.HeldError)(nil); errors.As(err, &held) {
@@ -261,7 +269,7 @@ func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, erro
 	return i.Release(ctx, claim)
 }
 
-// forgetting grants a spent lease ID what another one gets.
+// forgetting grants a spent lease ID as it would any other.
 func forgetting(i driver.Issuer) driver.Issuer {
 	return acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 		g, err := i.Acquire(ctx, r)

@@ -8,8 +8,7 @@ import (
 )
 
 // Proxy is a TCP proxy in front of an engine, and a [Network]. What a client
-// sent before it closed its connection arrives all the same, as from a router
-// that was busy.
+// sent before it closed its connection still arrives, as from a busy router.
 type Proxy struct {
 	listener         net.Listener
 	network, backend string
@@ -27,12 +26,12 @@ type proxied struct {
 	mu       sync.Mutex
 	kept     []byte
 	ended    bool // the client closed
-	passing  bool // what was kept is on its way, and not answered yet
+	passing  bool // what was held is in transit and not answered yet
 	answered chan struct{}
 }
 
-// NewProxy listens on loopback for the test's duration and passes connections on
-// to backend, as net.Dial understands them.
+// NewProxy listens on loopback for the test's duration and forwards connections
+// to backend; network and backend are as for net.Dial.
 func NewProxy(t testing.TB, network, backend string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -85,7 +84,7 @@ func (c *proxied) requests() {
 		c.mu.Lock()
 		if n > 0 {
 			if hold || len(c.kept) > 0 {
-				// After the sender gave up it says goodbye, or asks for a
+				// After the sender gave up, it sends a goodbye or a
 				// cancellation: that is lost.
 				c.kept = append(c.kept, buf[:n]...)
 			} else if _, werr := c.server.Write(buf[:n]); werr != nil {
@@ -128,7 +127,7 @@ func (c *proxied) answers() {
 	}
 }
 
-// Hold keeps requests from now on.
+// Hold holds requests from now on.
 func (p *Proxy) Hold() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,7 +144,7 @@ func (p *Proxy) all() []*proxied {
 	return all
 }
 
-// Holding reports whether a request is being kept.
+// Holding reports whether a request is being held.
 func (p *Proxy) Holding() bool {
 	for _, c := range p.all() {
 		c.mu.Lock()
@@ -158,7 +157,7 @@ func (p *Proxy) Holding() bool {
 	return false
 }
 
-// Deliver sends what was kept and waits until the engine has answered it.
+// Deliver sends what was held and waits until the engine has answered it.
 func (p *Proxy) Deliver() {
 	p.mu.Lock()
 	p.holding = false
@@ -172,7 +171,7 @@ func (p *Proxy) Deliver() {
 			continue
 		}
 		// A client that closes now must not end the connection before the engine
-		// has read what was kept.
+		// has read what was held.
 		c.passing = true
 		select { // of an earlier request
 		case <-c.answered:

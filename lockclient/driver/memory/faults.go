@@ -24,21 +24,21 @@ type Fault uint8
 const (
 	None   Fault = iota
 	Refuse       // the server says no: nothing is written
-	Lose         // the server does it and the answer is lost
-	Drop         // the request is lost, which to the client looks the same
+	Lose         // the server carries it out and the answer is lost
+	Drop         // the request is lost, which looks the same to the client
 )
 
-// ErrInjected is the cause of every failure that was asked for.
+// ErrInjected is the cause of every injected failure.
 var ErrInjected = errors.New("a fault of the test")
 
-// Fail gives the next operations of a kind these fates.
+// Fail applies faults to the next operations of a kind, one each.
 func (s *Server) Fail(op Op, faults ...Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults[op] = append(s.faults[op], faults...)
 }
 
-// Hold keeps this issuer's requests in its network from now on.
+// Hold holds this issuer's requests in its network from now on.
 func (i *Issuer) Hold() {
 	i.s.mu.Lock()
 	defer i.s.mu.Unlock()
@@ -52,7 +52,7 @@ func (i *Issuer) Holding() bool {
 	return len(i.kept) > 0
 }
 
-// Deliver lets the requests in the network arrive, in their order, also those
+// Deliver lets the requests in the network arrive in order, including those
 // that their clients gave up, and holds no more.
 func (i *Issuer) Deliver() {
 	i.s.mu.Lock()
@@ -64,7 +64,7 @@ func (i *Issuer) Deliver() {
 	i.kept = nil
 }
 
-// carry runs a request on the server, under its lock, with the fate that it has.
+// carry runs a request on the server, under its lock, with the fault set for it.
 func carry[T any](ctx context.Context, i *Issuer, op Op, claim guard.Claim, run func() (T, error)) (none T, err error) {
 	s := i.s
 	s.mu.Lock()

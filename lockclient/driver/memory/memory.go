@@ -1,6 +1,7 @@
-// Package memory issues leases in memory: for tests, where package locktest is
-// the short way, and for a single process that forgets everything when it ends.
-// Tokens begin at 1 in every [Server], so keep no fence's marks beyond it.
+// Package memory issues leases in memory: for tests, for which package locktest
+// is more convenient, and for a single process that forgets everything when it
+// ends. Tokens begin at 1 in every [Server], so keep no fence's marks beyond
+// it.
 //
 // A [Server] is what the issuers of one test share, as processes share a
 // database. It passes the suite of package drivertest.
@@ -23,7 +24,7 @@ import (
 
 const (
 	spentFor = time.Hour              // how long a spent lease ID is remembered
-	keepFor  = 100 * time.Millisecond // how long a released lease is kept for who waits longest
+	keepFor  = 100 * time.Millisecond // how long a released lease is kept for the longest waiting
 	lineFor  = 5 * time.Second        // how long a place in line lasts without a new watch
 )
 
@@ -70,7 +71,7 @@ func NewServer() *Server {
 	}
 }
 
-// Issuer is one process's way to a [Server], with a network in between.
+// Issuer is one process's connection to a [Server], with a network in between.
 type Issuer struct {
 	s       *Server
 	holding bool     // guarded by the server's mutex
@@ -83,7 +84,7 @@ var (
 	_ driver.Floors = (*Issuer)(nil)
 )
 
-// Issuer returns another process's way to the server.
+// Issuer returns another process's connection to the server.
 func (s *Server) Issuer() *Issuer { return &Issuer{s: s} }
 
 // Limits: a thousand renewals in a call, and metadata of 1,000 bytes.
@@ -92,10 +93,10 @@ func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, Meta
 // Close does nothing.
 func (i *Issuer) Close() error { return nil }
 
-// Now is the clock of the holders, which runs as the server's.
+// Now is the clock of the holders, which runs with the server's.
 func (i *Issuer) Now() time.Duration { return i.s.clock() }
 
-// OnStep has f called when [Server.Move] was.
+// OnStep registers f to be called after [Server.Move].
 func (i *Issuer) OnStep(f func()) (stop func()) {
 	i.s.mu.Lock()
 	defer i.s.mu.Unlock()
@@ -125,12 +126,14 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	if l == nil {
 		l = &row{}
 	}
-	own := l.leaseID == r.LeaseID
+	own := l.leaseID == r.LeaseID && l.owner == r.Owner
 	switch {
 	case !now.Before(notAfter):
 		return grant, guard.Unavailable(string(Acquire), r.Claim(), driver.ErrLate)
 	case l.spent[r.LeaseID].After(now):
 		return grant, driver.ErrSpent
+	case !own && l.leaseID == r.LeaseID && l.expires.After(now):
+		return grant, driver.LeaseIDInUse(r.LeaseID, l.owner)
 	case s.holder(r.Resource, r.LeaseID) != nil:
 		return grant, s.holder(r.Resource, r.LeaseID)
 	case r.Waiting && l.keptFor != nil && l.keptFor != i && now.Before(l.keptUntil) && l.leaseID == "":
@@ -154,7 +157,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	return grant, nil
 }
 
-// Renew extends what runs.
+// Renew extends leases that still run.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	from := i.s.clock()
 	for n, r := range renewals {
@@ -209,7 +212,7 @@ func (s *Server) free(resource string, l *row, now time.Time) {
 	s.wake(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
 }
 
-// wake calls the chosen watches of a resource, which are over then.
+// wake calls the chosen watches of a resource and ends them.
 func (s *Server) wake(resource string, chosen func(*watch) bool) {
 	for w := range s.watches {
 		if w.resource == resource && chosen(w) {
@@ -219,7 +222,7 @@ func (s *Server) wake(resource string, chosen func(*watch) bool) {
 	}
 }
 
-// Watch says who has the lease, and calls wake at its release.
+// Watch returns who has the lease, and calls wake at its release.
 func (i *Issuer) Watch(_ context.Context, r driver.Watch, wake func()) (driver.Watching, error) {
 	s := i.s
 	s.mu.Lock()
@@ -282,7 +285,7 @@ func (s *Server) holder(resource, leaseID string) *driver.HeldError {
 	}
 }
 
-// kept is for who must wait a moment for another waiter.
+// kept is the refusal of a process that must let another waiter go first.
 func (s *Server) kept(resource string, l *row) *driver.HeldError {
 	return &driver.HeldError{Resource: resource, Owner: l.owner, Token: l.token, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
 }
@@ -296,15 +299,15 @@ func (s *Server) Now() time.Time {
 
 func (s *Server) now() time.Time { return time.Now().Add(s.ahead) }
 
-// clock is the holders', which is never zero.
+// clock is the holders' clock, which is never zero.
 func (s *Server) clock() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return 1 + time.Since(s.began) + s.ahead
 }
 
-// Move moves the clock forward, and returns when everybody's clock has been
-// looked at again.
+// Move moves the clock forward, and returns when every client has looked at it
+// again.
 func (s *Server) Move(d time.Duration) {
 	s.mu.Lock()
 	s.ahead += d
@@ -316,7 +319,7 @@ func (s *Server) Move(d time.Duration) {
 }
 
 // Expire ends a lease at once, as the server's clock would; false if nobody has
-// it. The holder is not told.
+// it. The holder is not notified.
 func (s *Server) Expire(resource string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -340,7 +343,7 @@ func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 	return guard.Claim{Resource: resource, Token: l.token, LeaseID: l.leaseID}
 }
 
-// Last returns the last token that was granted on resource.
+// Last returns the last token granted on resource.
 func (s *Server) Last(resource string) guard.Token {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Happening is one change of a lease's row, written down by a trigger while the
-// row was locked: the order is that of the changes, the times are the server's.
+// Happening is one change of a lease's row, recorded by a trigger while the row
+// was locked: the order is that of the changes, the times are the server's.
 type Happening struct {
 	Token                 int64
 	LeaseID               *string
@@ -21,7 +21,7 @@ type Happening struct {
 	LoggedAt              time.Time
 }
 
-// WatchHistory has every change of table written down.
+// WatchHistory records every change of table.
 func WatchHistory(t testing.TB, pool *pgxpool.Pool, table string) {
 	t.Helper()
 	MustExec(t, pool, `CREATE TABLE history (seq bigserial PRIMARY KEY, resource text, token bigint, lease_id text,
@@ -53,9 +53,9 @@ func History(t testing.TB, pool *pgxpool.Pool, resource string) []Happening {
 }
 
 // CheckHistory returns the tokens of the grants by lease ID, and what is wrong with
-// the history of one resource: tokens must
-// grow strictly from grant to grant, one lease ID has one token, and no lease
-// begins before the one before it was released or ran out.
+// the history of one resource: tokens must grow strictly from grant to grant, one
+// lease ID has one token, and no lease begins before the previous one was released
+// or ran out.
 func CheckHistory(all []Happening) (grants map[string]int64, problems []string) {
 	grants = map[string]int64{}
 	var last int64

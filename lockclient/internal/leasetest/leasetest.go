@@ -1,4 +1,5 @@
-// Package leasetest has what the tests of lockclient and lockadmin share.
+// Package leasetest has helpers shared by the tests of lockclient and
+// lockadmin.
 package leasetest
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Patience is what tests wait where a limit is there to end a hang.
+// Patience is how long tests wait where the limit only ends a hang.
 const Patience = time.Minute
 
 // Dial returns a pool on url, changed by the given functions.
@@ -34,7 +35,7 @@ func Dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Po
 	return pool
 }
 
-// MustExec carries out a statement.
+// MustExec executes a statement.
 func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
 	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
@@ -42,8 +43,8 @@ func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	}
 }
 
-// ByLength returns how much a test does: the long form is asked for by
-// FENCEPOST_LONG=1, which the children of a test inherit.
+// ByLength returns how much a test does: FENCEPOST_LONG=1, which the children
+// of a test inherit, selects the long form.
 func ByLength(short, long int) int {
 	if os.Getenv("FENCEPOST_LONG") != "" {
 		return long
@@ -51,7 +52,7 @@ func ByLength(short, long int) int {
 	return short
 }
 
-// Eventually waits for as long as it takes on a busy machine.
+// Eventually waits as long as it takes on a busy machine.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * Patience); !condition(); time.Sleep(2 * time.Millisecond) {
@@ -91,13 +92,13 @@ func Forgetful(t *testing.T) *pgtest.Server {
 	return server
 }
 
-// HoldBack stops the processes of a forgetful server that write to its log by
-// themselves. From then on a kill loses exactly what nobody waited for; without
-// this it depends on when the kill comes. Kill ends stopped processes as well.
+// HoldBack stops the processes of a forgetful server that write to its log on
+// their own. From then on a kill loses exactly what nobody waited for; without
+// this it depends on when the kill comes. Kill ends stopped processes too.
 func HoldBack(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	var pids []string
-	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start beside the first sessions
+	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start concurrently with the first sessions
 		if time.Now().After(end) {
 			t.Fatalf("processes %v", pids)
 		}

@@ -11,15 +11,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Proxy is a TCP proxy before the database that loses or delays answers.
+// Proxy is a TCP proxy in front of the database that loses or delays answers.
 type Proxy struct {
 	net.Listener
 	Cut   atomic.Int64 // how many answers to swallow, with their connection
 	Drop  atomic.Int64 // how many requests to swallow, with their connection
 	Delay atomic.Int64 // of every answer, in nanoseconds
-	// Gate keeps new connections from getting through until it is closed.
+	// Gate blocks new connections until it is closed.
 	Gate atomic.Pointer[chan struct{}]
-	// Answered, if it is there, is called with every answer before that goes on.
+	// Answered, if set, is called at every answer before it is forwarded.
 	Answered atomic.Pointer[func()]
 
 	mu               sync.Mutex
@@ -27,8 +27,8 @@ type Proxy struct {
 	conns            []net.Conn
 }
 
-// BehindProxy returns a pool whose connections go through a proxy, also those
-// of the client made on it.
+// BehindProxy returns a pool whose connections go through a proxy, including
+// those of the client made on it.
 func BehindProxy(t testing.TB, url string) (*pgxpool.Pool, *Proxy) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

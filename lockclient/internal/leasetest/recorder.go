@@ -18,14 +18,14 @@ type Recorder struct {
 	log    bytes.Buffer
 }
 
-// Observe is guard.Observer's.
+// Observe implements guard.Observer.
 func (r *Recorder) Observe(_ context.Context, e guard.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, e)
 }
 
-// Write is io.Writer's.
+// Write implements io.Writer.
 func (r *Recorder) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +49,7 @@ func (r *Recorder) Take(t testing.TB) (events []guard.Event, lines []map[string]
 	}
 }
 
-// Count returns how often the log says something.
+// Count returns how often the log contains what.
 func (r *Recorder) Count(what string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package pause is the waiting between two attempts.
+// Package pause waits between two attempts.
 package pause
 
 import (
@@ -33,12 +33,12 @@ func Backoff(attempt int) time.Duration {
 	return Jitter(min(Last, first<<min(attempt, 10)), 2)
 }
 
-// Jitter takes up to one share-th off d at random.
+// Jitter subtracts up to one share-th of d at random.
 func Jitter(d time.Duration, share int64) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/share+1))
 }
 
-// WithCause adds the cause of the end of ctx, unless err has it.
+// WithCause adds the cause of the end of ctx, unless err already wraps it.
 func WithCause(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if err == nil || cause == nil || errors.Is(err, cause) {

@@ -20,7 +20,7 @@ func Harmless(err error) error {
 	return pgerr.NotSent(err)
 }
 
-// Failure turns a driver's error into guard's: ErrUnavailable where it is sure
+// Failure turns a driver's error into guard's: ErrUnavailable if it is certain
 // that nothing was written, ErrOutcomeUnknown in every other case.
 func Failure(op string, claim guard.Claim, err error) error {
 	if err == nil {
@@ -40,23 +40,23 @@ func Failure(op string, claim guard.Claim, err error) error {
 }
 
 // NothingWritten reports whether err proves that the statement has had no
-// effect and will have none: it never left, or the server said no.
+// effect and will have none: it was never sent, or the server refused it.
 func NothingWritten(err error) bool {
 	return pgerr.Reason(err, pgerr.Commit) != guard.ReasonOutcomeUnknown
 }
 
-// SaidNo reports whether an error of the server means that the statement
-// was rolled back.
+// SaidNo reports whether an error from the server means that the statement was
+// rolled back.
 func SaidNo(e *pgconn.PgError) bool { return NothingWritten(e) }
 
-// Contention reports whether the server said no for a reason that passes by
+// Contention reports whether the server refused for a reason that passes by
 // itself: the row was locked for too long, a deadlock, a serialization failure.
 func Contention(err error) bool {
 	pg := Error(err)
 	return pg != nil && SaidNo(pg) && Passes(pg)
 }
 
-// Passes is [Contention] of a server's error.
+// Passes is [Contention] for an error from the server.
 func Passes(pg *pgconn.PgError) bool { return pgerr.Contention(pg) }
 
 // Error returns the server's error in err; nil if there is none.

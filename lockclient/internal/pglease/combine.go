@@ -11,32 +11,31 @@ import (
 )
 
 const (
-	// slowAfter is how long a statement is under way before the operations that
-	// came after it no longer wait for it: its row is locked, or the network
-	// stands still.
+	// slowAfter is how long a statement is in flight before later operations
+	// stop waiting for it: its row is locked, or the network is stuck.
 	slowAfter = 25 * time.Millisecond
 	// maxCombined is the most operations in one statement.
 	maxCombined = 200
 )
 
-// combiner sends the operations of one kind, all that have come while a
-// statement was under way as the next statement. While none is, an operation is
-// sent at once, by its caller; nothing waits for a timer.
+// combiner sends the operations of one kind: all that arrived while a statement
+// was in flight form the next statement. While none is in flight, an operation
+// is sent at once, by its caller; nothing waits for a timer.
 type combiner[Q, A any] struct {
 	// send carries out operations of different resources and answers each by
-	// [operation.done], also after it has returned.
+	// [operation.done], possibly after it has returned.
 	send func(ctx context.Context, ops []*operation[Q, A])
-	// before is called before what waits is taken: others of the same callers are
-	// answered, and come along.
+	// before is called before the waiting operations are taken: others of the
+	// same callers are answered, and their next ones join.
 	before func()
-	// awake counts callers who were answered and have not gone on yet.
+	// awake counts callers that were answered and have not resumed yet.
 	awake *atomic.Int64
 
 	flights sync.WaitGroup
 
 	mu      sync.Mutex
 	waiting []*operation[Q, A]
-	busy    bool // a statement is under way that is not slow yet
+	busy    bool // a statement is in flight that is not slow yet
 	turn    int  // counts them
 	ended   sync.Cond
 	closed  bool
@@ -84,8 +83,8 @@ func (o *operation[Q, A]) hasAnswer() bool {
 	return o.given
 }
 
-// take says that the operation is about to be sent; false if its caller has
-// gone or has his answer, so that it must not be: what was granted may have been
+// take marks the operation as about to be sent; false if its caller has gone or
+// has its answer. It must not be sent then: what was granted may have been
 // released since.
 func (o *operation[Q, A]) take() bool {
 	o.mu.Lock()
@@ -94,8 +93,8 @@ func (o *operation[Q, A]) take() bool {
 	return !o.left && !o.given
 }
 
-// leave says that nobody waits any more, if it has no answer and was sent or was
-// not.
+// leave records that nobody waits any more, if the operation has no answer and
+// was sent (ifSent) or was not (!ifSent).
 func (o *operation[Q, A]) leave(ifSent bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -108,12 +107,12 @@ func taken[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return !o.take() })
 }
 
-// unanswered returns those that have no answer yet.
+// unanswered returns the operations that have no answer yet.
 func unanswered[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return o.hasAnswer() })
 }
 
-// fail answers what has no answer yet.
+// fail answers the operations that have no answer yet.
 func fail[Q, A any](ops []*operation[Q, A], err error) {
 	var none A
 	for _, o := range ops {
@@ -121,16 +120,16 @@ func fail[Q, A any](ops []*operation[Q, A], err error) {
 	}
 }
 
-// each sends operations one by one and beside each other: together they could
-// not be carried out, because somebody has a lock on one of their rows.
+// each sends operations one by one and concurrently: they could not be carried
+// out together, because somebody has a lock on one of their rows.
 func (c *combiner[Q, A]) each(ops []*operation[Q, A]) {
 	for _, o := range ops {
 		c.flights.Go(func() { c.send(o.ctx, []*operation[Q, A]{o}) })
 	}
 }
 
-// do carries out one operation. It waits for grace after the end of ctx for an
-// answer that is under way. An error of an operation that was not sent proves
+// do carries out one operation. After the end of ctx it waits for grace for an
+// answer that is in flight. The error of an operation that was not sent proves
 // that nothing was written.
 func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace time.Duration) (none A, err error) {
 	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{}), awake: c.awake}
@@ -142,7 +141,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	c.waiting = append(c.waiting, o)
 	turn, mine := c.begin()
 	c.mu.Unlock()
-	if mine { // alone, nearly always
+	if mine { // nearly always alone
 		if ops := c.next(); len(ops) == 1 && ops[0] == o {
 			c.carry(turn, ctx, ops)
 			c.flights.Done()
@@ -156,7 +155,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 		if o.leave(false) {
 			return none, Harmless(context.Cause(ctx))
 		}
-		timer := time.NewTimer(2 * grace) // the statement itself goes on for one
+		timer := time.NewTimer(2 * grace) // the statement itself goes on for one grace
 		defer timer.Stop()
 		select {
 		case <-o.answered:
@@ -170,7 +169,8 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	return o.answer, o.err
 }
 
-// begin takes the turn to send what waits, if nobody has it; c.mu is held.
+// begin takes the turn to send the waiting operations, if nobody has it; c.mu
+// is held.
 func (c *combiner[Q, A]) begin() (turn int, ok bool) {
 	if c.busy || len(c.waiting) == 0 {
 		return 0, false
@@ -211,7 +211,7 @@ func (c *combiner[Q, A]) end(turn int) {
 	}
 }
 
-// settle waits for the statement under way and the next one.
+// settle waits for the statement in flight and the next one.
 func (c *combiner[Q, A]) settle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,10 +220,10 @@ func (c *combiner[Q, A]) settle() {
 	}
 }
 
-// gather lets those who are ready to run, and about to ask, do so: callers that
-// were answered together ask together again, and the first of them would go
-// alone. It waits for nothing; nobody else ready, it returns within a
-// microsecond.
+// gather yields to goroutines that are ready to run and about to ask: callers
+// that were answered together ask together again, and the first of them would
+// be sent alone. It does not block; if no other goroutine is ready, it returns
+// within a microsecond.
 func (c *combiner[Q, A]) gather() {
 	for round, before := 0, -1; round < 16; round++ {
 		runtime.Gosched()
@@ -237,7 +237,7 @@ func (c *combiner[Q, A]) gather() {
 	}
 }
 
-// next takes the operations of the next statement, of each resource one, those
+// next takes the operations of the next statement: for each resource the one
 // that came first, in the order of the resources.
 func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 	c.gather()
@@ -266,8 +266,9 @@ func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 	return ops
 }
 
-// close refuses what comes and waits for what has come. A statement is not ended,
-// since the outcome of its operations would not be known: each has its own timeout.
+// close refuses new operations and waits for those already accepted. It does not
+// end a statement, since the outcome of its operations would not be known: each has
+// its own timeout.
 func (c *combiner[Q, A]) close() {
 	c.mu.Lock()
 	c.closed = true

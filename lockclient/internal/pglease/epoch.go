@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// EpochShift is where the epoch begins in a token.
+// EpochShift is the lowest bit of the epoch in a token.
 const EpochShift = 40
 
 // Epoch is documented as lockadmin.Epoch.
@@ -21,7 +21,7 @@ type Epoch struct {
 	Hidden                 string
 }
 
-// Instance is a server that was entered: it does not change its timeline or its
+// Instance is a server that was entered. It does not change its timeline or its
 // cluster while its postmaster runs, nor the table while it has this number.
 type Instance struct {
 	Epoch
@@ -29,11 +29,11 @@ type Instance struct {
 	Leases  uint32
 }
 
-// Raise says what is to be raised: the epoch to at least Epoch and by More, the
-// floor to at least Floor. Only an operator raises; an issuer's is zero.
+// Raise says what to raise: the epoch to at least Epoch and by More, the floor
+// to at least Floor. Only an operator raises; an issuer's Raise is zero.
 type Raise struct {
 	Epoch, More, Floor int64
-	// Exclusive waits for the grants under way.
+	// Exclusive waits for the grants in progress.
 	Exclusive bool
 }
 
@@ -41,8 +41,8 @@ type Raise struct {
 const enteredKey = "fencepost.lockclient.entered"
 
 // Enter returns the server on which leases may be granted. Every statement that
-// grants compares it on the server, because behind a pooler or a proxy one
-// connection may come to another server.
+// grants compares it on the server, because behind a pooler or a proxy a
+// connection may reach another server.
 func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) (*Instance, error) {
 	if err := s.CheckSchema(ctx, conn); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ FROM fencepost.`
 	raiseSQL = enterColumns + "raise_epoch($2::bigint, $3::bigint, $4::bigint, $5::boolean, $1::pg_catalog.text::integer)"
 )
 
-// Reenter asks the server who it is, and raises what is to be raised.
+// Reenter asks the server for its identity, and raises what r says.
 func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeout string) (*Instance, error) {
 	var in Instance
 	var timeline *int64

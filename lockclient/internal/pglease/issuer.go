@@ -16,14 +16,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Issuer issues leases from PostgreSQL. Grants run on the caller's pool;
-// renewals on a small pool of its own, so that a caller who keeps all of his
-// connections cannot starve them, and releases on either. Acquires that come while one is
-// under way go out together, and so do releases.
+// Issuer issues leases from PostgreSQL. Grants run on the caller's pool; renewals on a
+// small pool of its own, so that a caller that uses up all connections of its pool cannot
+// starve them, and releases on either. Acquires that arrive while one is in flight are
+// sent together, and so are releases.
 type Issuer struct {
 	*Server
 	own      *pgxpool.Pool
-	process  string // names this issuer in the line of the waiting
+	process  string // names this issuer in the line of waiters
 	listener *listener
 	time     serverTime
 	acquires *combiner[attempt, driver.Grant]
@@ -35,7 +35,8 @@ var (
 	_ driver.Explainer = (*Issuer)(nil)
 )
 
-// keepFor is how long a released lease is kept for who has waited longest.
+// keepFor is how long a released lease is kept for the process that has waited
+// longest.
 const keepFor = 100 * time.Millisecond
 
 var (
@@ -43,7 +44,7 @@ var (
 	errUnanswered = errors.New("the server did not answer for it")
 )
 
-// Config is what an [Issuer] is made of, with every default filled in.
+// Config configures an [Issuer], with all defaults filled in.
 type Config struct {
 	Pool                   *pgxpool.Pool
 	Owner                  string // of the log lines
@@ -53,7 +54,7 @@ type Config struct {
 	Logger                 *slog.Logger
 }
 
-// NewIssuer connects to nothing yet.
+// NewIssuer opens no connection yet.
 func NewIssuer(c Config) (*Issuer, error) {
 	config := c.Pool.Config()
 	config.MaxConns = int32(c.Conns)
@@ -61,7 +62,7 @@ func NewIssuer(c Config) (*Issuer, error) {
 	// A ping would cost every renewal a round trip. A dead connection costs the
 	// attempt, which is repeated.
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	// A connect that hangs keeps its place in the pool.
+	// A connection attempt that hangs occupies a place in the pool.
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > c.OpTimeout {
 		config.ConnConfig.ConnectTimeout = c.OpTimeout
 	}
@@ -84,7 +85,7 @@ func NewIssuer(c Config) (*Issuer, error) {
 // Limits: a thousand renewals in a statement, metadata of 1,000 bytes.
 func (i *Issuer) Limits() driver.Limits { return driver.Limits{Batch: 1000, MetadataBytes: 1000} }
 
-// Close waits for the statements under way, each of which ends by its timeout.
+// Close waits for the statements in flight, each of which ends by its timeout.
 func (i *Issuer) Close() error {
 	i.listener.close()
 	i.acquires.close()
@@ -93,15 +94,15 @@ func (i *Issuer) Close() error {
 	return nil
 }
 
-// serverTime is what is known of the server's clock: that it is at most ahead of
-// the holder's by so much.
+// serverTime is what is known of the server's clock: an upper bound on how far
+// it is ahead of the holder's.
 type serverTime struct {
 	mu    sync.Mutex
 	known bool
 	ahead time.Duration // the server's time since 1970 less [driver.Now]
 }
 
-// learn takes a time that the server told between sent and now.
+// learn takes a time that the server read between sent and now.
 func (s *serverTime) learn(at time.Time, sent time.Duration) {
 	most, least := time.Duration(at.UnixNano())-sent, time.Duration(at.UnixNano())-driver.Now()
 	s.mu.Lock()
@@ -124,9 +125,9 @@ func (s *serverTime) isKnown() bool {
 	return s.known
 }
 
-// Acquire asks for a lease, together with what else is asked at this time.
+// Acquire asks for a lease, together with other acquires made at the same time.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if i.Entered() == nil || !i.time.isKnown() { // apart, since it need not fit into the TTL
+	if i.Entered() == nil || !i.time.isKnown() { // separate, since it need not fit into the TTL
 		if err := i.prepare(ctx); err != nil {
 			return driver.Grant{}, Failure("acquire", r.Claim(), err)
 		}
@@ -134,7 +135,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	g, err := i.acquires.do(ctx, r.Resource, attempt{r, driver.Now()}, i.Grace)
-	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrSpent) {
+	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrSpent) || errors.Is(err, guard.ErrInvalid) {
 		return driver.Grant{}, err
 	}
 	return g, Failure("acquire", r.Claim(), err)
@@ -162,7 +163,7 @@ type attempt struct {
 }
 
 // shortLock is how long a statement of several operations waits for a row, in
-// milliseconds. Then each goes by itself.
+// milliseconds. After that each is sent alone.
 const shortLock = "20"
 
 func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, driver.Grant]) {
@@ -203,9 +204,9 @@ type answer struct {
 	holder
 }
 
-// acquire carries out acquires on a connection. An error is of those that have
-// no answer by then. again are those whose time had passed by the server's clock
-// alone: it was not known well enough, and is now.
+// acquire carries out acquires on a connection. An error goes to those without
+// an answer. again are those that were late by the server's clock only: it was
+// not known well enough, and is now.
 func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) (again []*operation[attempt, driver.Grant], err error) {
 	from := driver.Now()
 	rows, _ := conn.Query(ctx, acquireSQL, i.acquireArgs(in, ops, lockTimeout)...) // CollectRows has its error
@@ -238,6 +239,8 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: Of(a.acquiredAt), Reclaimed: Of(a.reclaimed), From: from}, nil)
 		case a.spent:
 			o.done(driver.Grant{}, driver.ErrSpent)
+		case a.token != nil && Of(a.leaseID) == o.question.LeaseID:
+			o.done(driver.Grant{}, driver.LeaseIDInUse(o.question.LeaseID, Of(a.owner)))
 		case a.token != nil:
 			o.done(driver.Grant{}, a.held(a.resource))
 		case late && driver.Now() < end:
@@ -275,7 +278,7 @@ type holder struct {
 	expiresAt                *time.Time
 }
 
-// held of a lease that is kept for another process has the time for which it is.
+// held is the refusal; a kept lease's Remaining is how long it is kept.
 func (h *holder) held(resource string) *driver.HeldError {
 	e := &driver.HeldError{
 		Resource: resource, Owner: Of(h.owner), Metadata: Of(h.metadata), Token: guard.Token(Of(h.token)), LeaseID: Of(h.leaseID),
@@ -287,7 +290,8 @@ func (h *holder) held(resource string) *driver.HeldError {
 	return e
 }
 
-// Renew extends leases in one statement. One of them alone waits for its row.
+// Renew extends leases in one statement. Only a renewal that is alone waits for
+// its row.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	n := len(renewals)
 	resources, ids, tokens, ttls := make([]string, n), make([]string, n), make([]int64, n), make([]int64, n)
@@ -327,8 +331,8 @@ const forIdle = 10 * time.Millisecond
 
 // aside runs a statement that must not wait for the caller's connections: on one
 // of the issuer's own, or, until it has opened one for renewals, on an idle one of
-// the caller's. The holder of a lease would otherwise make everybody wait while it
-// connects in order to release.
+// the caller's. Otherwise a holder would make everybody wait while it connects in
+// order to release.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	stat := i.own.Stat()
 	if stat.TotalConns() == stat.ConstructingConns() && i.Pool.Stat().IdleConns() > 0 {
@@ -345,8 +349,9 @@ func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	return i.On(ctx, i.own, i.OpTimeout, run)
 }
 
-// Release frees a lease, together with what else is released at this time, and
-// wakes who has waited longest. A claim without a token spends its lease ID.
+// Release frees a lease, together with other releases made at the same time,
+// and wakes the process that has waited longest. A claim without a token spends
+// its lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	if claim.Token != guard.NoToken {
 		freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace)
@@ -366,8 +371,8 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 		}
 		err := release(ctx, conn, sent, lockTimeout, Topic)
 		if pg := Error(err); len(sent) == 1 && pg != nil && SaidNo(pg) && !Passes(pg) {
-			// A notification that cannot be sent, since the server's queue of them is
-			// full or the role may not, must not keep the lease.
+			// A notification that cannot be sent, since the server's notification
+			// queue is full or the role may not notify, must not block the release.
 			err = release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
 		}
 		return err
@@ -403,19 +408,19 @@ func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, 
 	return err
 }
 
-// Why says who force-unlocked a lease.
+// Why returns who force-unlocked a lease.
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	var cut driver.ForceUnlockedError
 	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		return conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At)
 	})
 	if err != nil {
-		return nil // nobody, or it cannot be told
+		return nil // nobody, or it cannot be learned
 	}
 	return &cut
 }
 
-// Watch sets the wake mark, and subscribes before.
+// Watch subscribes and then sets the wake mark.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	sub := i.listener.subscribe(w.Resource, w.LeaseID, wake)
 	stop := func() { i.listener.unsubscribe(sub) }

@@ -22,58 +22,59 @@ type Wake string
 const (
 	// WakeAuto listens, unless the connection comes from a pooler.
 	WakeAuto Wake = "auto"
-	// WakeNotify listens in any case.
+	// WakeNotify always listens.
 	WakeNotify Wake = "notify"
 	// WakePoll never listens.
 	WakePoll Wake = "poll"
 )
 
 // listener is an issuer's one listening connection and the watches that it
-// serves. It is opened when somebody waits, closed when nobody has for a while,
-// and opened again when it breaks.
+// serves. The connection is opened when somebody waits, closed when nobody has
+// for a while, and reopened when it breaks.
 //
-// No wake-up is lost, in whatever order a release, the setting of the wake mark
-// and the start of listening come, because a waiter sleeps only after these two
+// No wake-up is lost, whatever the order of a release, the setting of the wake
+// mark and the start of listening, because a waiter sleeps only after these two
 // steps in this order:
 //
 //  1. It listens: subscribed, and the connection's LISTEN has committed.
 //  2. It has set the wake mark on a lease that was still held then, or has
-//     found one that lasts: [watchSQL].
+//     found one that still lasts: [watchSQL].
 //
 // A release and a mark take the same row's lock, so one is before the other. If
-// the mark is first, the release sees it and notifies, and that comes to step
-// 1's connection. If the release is first, the mark finds nothing held, and the
-// waiter asks instead of sleeping. A mark that is found, not set, was there
-// before the row's version that was read; a release after that version saw it.
-// If the connection breaks after step 1, every watch is woken. A mark that ran
-// out unnoticed, or a connection that is dead without having said so, costs the
-// waiter at most the time until it looks again by itself.
+// the mark is first, the release sees it and notifies, and the notification
+// reaches step 1's connection. If the release is first, the mark finds nothing
+// held, and the waiter asks instead of sleeping. A mark that was found, not
+// set, existed before the row version that was read; a release after that
+// version saw it. If the connection breaks after step 1, every watch is woken.
+// A mark that ran out unnoticed, or a connection that died silently, costs the
+// waiter at most the time until it asks again on its own.
 //
-// A process that is named and does not come, because it has died or no longer
-// wants the lease, costs the tenth of a second for which the lease is kept: the
-// next in line looks then, and the one after it another tenth later. The three
-// that come next are told their places.
+// A named process that does not come, because it has died or no longer wants
+// the lease, costs the tenth of a second for which the lease is kept: the next
+// in line looks then, and the one after it another tenth later. The next three
+// are notified of their places.
 //
-// A release is sent to nobody else, since everybody who is told takes time from
-// the one who is to go on: each process has a channel of its own. Onlookers have
-// one more, to which a process listens from its first onlooker on, and
-// [Channel] wakes everybody, when no process is named.
+// Nobody else is notified of a release, since each notification takes time from
+// the process whose turn it is: each process has a channel of its own. Onlookers
+// have another, on which a process listens from its first onlooker on, and
+// [Channel] wakes everybody when no process is named.
 type listener struct {
-	// connect opens a connection, notify sends a notification by another one.
+	// connect opens a connection, notify sends a notification on another one.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 	notify  func(ctx context.Context, payload string) error
-	// free says whether nobody has a lease, or that is not known. If somebody
-	// has, the waiter is in line again: who came first dropped those before it.
+	// free reports whether nobody has a lease, or that is not known. If
+	// somebody has it, the waiter is in line again: the process that was
+	// granted removed those before it.
 	free func(ctx context.Context, resource, leaseID string) bool
-	// tell is told once that notifications do not arrive, with the error, and
-	// then that they do again.
+	// tell is called once with the error when notifications do not arrive, and
+	// then with nil when they do again.
 	tell    func(error)
 	timeout time.Duration // of connecting
 	process string
 	wake    Wake
 
 	idle  time.Duration // how long to stay when nobody waits
-	quiet time.Duration // how long to trust a connection that says nothing
+	quiet time.Duration // how long to trust a silent connection
 	test  time.Duration // how long a notification to oneself may take
 
 	ctx    context.Context
@@ -85,9 +86,9 @@ type listener struct {
 	running bool
 	closed  bool
 	up      bool
-	opening chan struct{} // closed when a connection that is about to listen does, or failed; nil if none is
-	all     bool          // onlookers are told as well
-	wakeUp  func()        // has the connection look whether they want to be
+	opening chan struct{} // closed when a connection that is being opened listens or failed; nil if none is
+	all     bool          // onlookers are notified as well
+	wakeUp  func()        // makes the connection check whether they want to be
 	used    time.Time     // when somebody waited last
 	told    bool          // of a failure
 }
@@ -104,8 +105,8 @@ const (
 	listenIdle  = 30 * time.Second
 	listenQuiet = 10 * time.Second
 	listenTest  = 2 * time.Second
-	// lastListenPause is the longest pause between two tries to listen. A pooler
-	// costs a connection each.
+	// lastListenPause is the longest pause between two tries to listen. Behind a
+	// pooler each try costs a connection.
 	lastListenPause = 30 * time.Second
 )
 
@@ -128,7 +129,7 @@ func (i *Issuer) newListener(c Config) *listener {
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.connect = func(ctx context.Context) (*pgx.Conn, error) {
 		settings := config.ConnConfig.Copy()
-		if config.BeforeConnect != nil { // such as a password of the day
+		if config.BeforeConnect != nil { // such as a daily password
 			if err := config.BeforeConnect(ctx, settings); err != nil {
 				return nil, err
 			}
@@ -192,9 +193,9 @@ func (l *listener) unsubscribe(s *subscription) {
 }
 
 // listening reports whether notifications arrive. While the connection is being
-// opened it waits, for that long at most: who polled meanwhile would slow down
-// what he waits for, most of all where many processes begin at the same time. A
-// connection that comes after one that failed is not waited for.
+// opened it waits, at most for atMost: polling meanwhile would slow down the
+// opening, above all if many processes start at the same time. It does not wait
+// for a connection that follows a failed one.
 func (l *listener) listening(ctx context.Context, atMost time.Duration) bool {
 	l.mu.Lock()
 	up, opening := l.up, l.opening
@@ -214,7 +215,7 @@ func (l *listener) listening(ctx context.Context, atMost time.Duration) bool {
 	return l.up
 }
 
-// settle says how the opening ended; l.mu is held.
+// settle records how the opening ended; l.mu is held.
 func (l *listener) settle(up bool) {
 	l.up = up
 	if l.opening != nil {
@@ -250,8 +251,8 @@ func (l *listener) run() {
 	}
 }
 
-// stop ends run if nobody waits, in one step with saying so: a waiter that
-// comes after starts another run.
+// stop ends run if nobody waits, and records that in the same step: a waiter
+// that comes later starts another run.
 func (l *listener) stop() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -269,7 +270,7 @@ func (l *listener) unused() bool {
 	return len(l.subs) == 0 && time.Since(l.used) >= l.idle
 }
 
-// report tells of a failure, or with no error of its end, when that is news.
+// report reports a failure, or with a nil error its end, when that is new.
 func (l *listener) report(err error) {
 	l.mu.Lock()
 	news := l.told != (err != nil)
@@ -329,8 +330,8 @@ func (l *listener) session() (worked bool, err error) {
 			l.onlookers(true)
 			continue
 		}
-		// Silence: of a server with nothing to say, or of a connection that is
-		// dead and does not know it.
+		// Silence: the server has nothing to send, or the connection is dead
+		// and not known to be.
 		if err := l.selfTest(conn); err != nil {
 			return true, err
 		}
@@ -346,8 +347,9 @@ func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
 	return nil
 }
 
-// onlookers reports whether there are any that are not told yet. With told they
-// are from now on, and are woken once, because they may have looked before.
+// onlookers reports whether there are any that are not notified yet. With told
+// they are notified from now on, and are woken once, because they may have
+// looked before.
 func (l *listener) onlookers(told bool) (waiting bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -367,7 +369,7 @@ func (l *listener) onlookers(told bool) (waiting bool) {
 }
 
 // isPooled compares the server process with that of the handshake, which a
-// pooler makes up.
+// pooler invents.
 func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	results, err := conn.PgConn().Exec(ctx, "SELECT pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
@@ -387,9 +389,9 @@ func (l *listener) lost() {
 	}
 }
 
-// selfTest has another connection notify this one. It must be another one: to
-// the connection that sends it, a notification comes with the answer, which even
-// a pooler in transaction mode passes on.
+// selfTest makes another connection notify this one. It must be another one: a
+// connection that notifies itself gets the notification with the answer, which
+// even a pooler in transaction mode passes on.
 func (l *listener) selfTest(conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
 	defer cancel()
@@ -438,9 +440,9 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 	}
 }
 
-// heard wakes who watches a topic: onlookers, or everybody if no process is
-// named, or the waiters of this process. If others come before it in line, they
-// look when the lease has been kept for each of those.
+// heard wakes those that watch a topic: onlookers, or everybody if no process
+// is named, or the waiters of this process. If other processes are before it in
+// line, its waiters look after the lease has been kept for each of those.
 func (l *listener) heard(channel, payload string) {
 	topic, line, _ := strings.Cut(payload, " ")
 	turn := max(0, slices.Index(strings.Fields(line), l.process))
@@ -475,9 +477,8 @@ func (l *listener) look(s *subscription) {
 	})
 }
 
-// wait has f called after d, in place of what was to be called, or with no f
-// nothing more; the listener's mutex is
-// held.
+// wait arranges for f to be called after d in place of the call set before;
+// with a nil f, nothing is called. The listener's mutex is held.
 func (s *subscription) wait(d time.Duration, f func()) {
 	if s.turn != nil {
 		s.turn.Stop()

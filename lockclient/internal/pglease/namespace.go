@@ -12,9 +12,10 @@ import (
 // "tenant_123:".
 //
 // The escaped name has no separator in it, so the first one in a resource ends
-// the namespace: no two pairs of namespace and name make one resource, whatever
-// is in the names. The name itself is appended as it is, so that a name made by
-// guard.JoinResource(a, b) gives guard.JoinResource(namespace, a, b).
+// the namespace: no two pairs of namespace and name make the same resource,
+// whatever the names contain. The name itself is appended unchanged, so that a
+// name made by guard.JoinResource(a, b) becomes guard.JoinResource(namespace,
+// a, b).
 type Namespace string
 
 // NewNamespace escapes a tenant's name; the error is an InvalidError about field.
@@ -50,7 +51,7 @@ func (n Namespace) Resource(name string) (string, error) {
 // Name is the inverse of Resource, for resources that are in the namespace.
 func (n Namespace) Name(resource string) string { return strings.TrimPrefix(resource, string(n)) }
 
-// Everything refuses a confined client what concerns all resources.
+// Everything refuses a confined client operations on all resources.
 func (n Namespace) Everything(op string) error {
 	if n == "" {
 		return nil

@@ -2,15 +2,15 @@ package pglease
 
 import "iter"
 
-// The first page is small, so that it is there at once.
+// The first page is small, so that it arrives at once.
 const (
 	FirstPage = 100
 	NextPage  = 1000
 )
 
-// Paged goes through what page reads, beginning behind a key: page returns at
-// most limit rows, the key to go on behind, and whether there are more. A
-// failure, or err, is the last thing that is yielded.
+// Paged yields the rows that page reads, beginning after key: page returns at
+// most limit rows, the key after which to go on, and whether there are more. A
+// failure, or err, is yielded last.
 func Paged[T, Key any](key Key, err error, page func(after Key, limit int) (rows []T, next Key, more bool, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		after, err, more := key, err, err == nil

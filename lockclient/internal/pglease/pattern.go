@@ -8,15 +8,15 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Pattern chooses resources by the components of their names, which ":"
-// separates. It is a range of names in the order of their bytes, which is that
-// of the primary key, and within it an expression where the range is too wide.
+// Pattern selects resources by the components of their names, which ":"
+// separates. It is a range of names in byte order, the order of the primary
+// key, and an expression that narrows the range where it is too wide.
 type Pattern struct {
-	// Low and High bound the names: from Low up to, and without, High; an empty
+	// Low and High bound the names: from Low up to but excluding High; an empty
 	// High is no bound.
 	Low, High string
 	// Expression is a regular expression of PostgreSQL that the names match; nil
-	// if all between the bounds do.
+	// if all names between the bounds are selected.
 	Expression *string
 }
 
@@ -27,8 +27,8 @@ type Pattern struct {
 //	"tenant_1:*:2026-04"        "*" in place of a component is any one
 //	"tenant_1:bill*"            at the end "*" is any rest
 //
-// So "tenant_1" never chooses tenant_12. A "*" stands for nothing else; a name
-// with that character is written with %2A in its place.
+// So "tenant_1" never selects tenant_12. "*" has no other meaning; in a name,
+// write that character as %2A.
 func (n Namespace) NewPattern(field, text string) (Pattern, error) {
 	if err := Plain(field, text, guard.MaxResourceLen); err != nil {
 		return Pattern{}, err
@@ -66,7 +66,7 @@ func (n Namespace) NewPattern(field, text string) (Pattern, error) {
 	switch {
 	case fixed && open:
 		return Pattern{Low: low, High: successor(low)}, nil
-	case fixed: // the name itself, and from there to what begins with it and ":"
+	case fixed: // the name itself, up to all that begin with it and ":"
 		expression += "(:|$)"
 		return Pattern{Low: low, High: low + ";", Expression: &expression}, nil
 	case !open:
@@ -75,9 +75,9 @@ func (n Namespace) NewPattern(field, text string) (Pattern, error) {
 	return Pattern{Low: low, High: successor(low), Expression: &expression}, nil
 }
 
-// Bounded returns a statement whose range ends at a parameter, without that end
-// if there is none: a condition on the parameter in its place would make a
-// generic plan read on to the end of the index. end is the condition, as in
+// Bounded returns a statement whose range ends at a parameter, without the end
+// condition if there is no end: a condition on the parameter instead would make
+// a generic plan read on to the end of the index. end is the condition, as in
 // "f.resource < $2::text".
 func (p Pattern) Bounded(sql, end string) string {
 	if p.High != "" {
@@ -87,7 +87,7 @@ func (p Pattern) Bounded(sql, end string) string {
 	return strings.Replace(sql, end, column+" IS NOT NULL AND "+parameter+" = ''", 1)
 }
 
-// literally quotes for a regular expression.
+// literally quotes s for a regular expression.
 func literally(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -108,7 +108,7 @@ func successor(s string) string {
 		s = s[:len(s)-size]
 		switch r {
 		case unicode.MaxRune:
-			continue // nothing follows it: the one before it counts
+			continue // nothing follows it: increment the one before it
 		case 0xD7FF:
 			r = 0xDFFF // surrogates are no characters
 		}

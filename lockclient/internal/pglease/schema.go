@@ -12,8 +12,8 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// Schema is read when it is first needed, so that a program that imports this
-// package and does not use it pays nothing.
+// Schema is read when first needed, so that a program that imports this package
+// without using it pays nothing.
 var Schema = sync.OnceValue(func() migrate.Component {
 	dir, err := fs.Sub(migrationFiles, "migrations")
 	if err != nil {
@@ -22,7 +22,7 @@ var Schema = sync.OnceValue(func() migrate.Component {
 	return migrate.Load("lockclient", dir)
 })
 
-// checkVersion says why a database whose schema has the given version cannot
+// checkVersion returns why a database whose schema has the given version cannot
 // be used; nil if it can.
 func checkVersion(have int64) error {
 	want := int64(Schema().Version())

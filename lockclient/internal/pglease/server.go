@@ -18,17 +18,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Server is the database server on which the leases are. It is safe for
+// Server is the database server that stores the leases. It is safe for
 // concurrent use.
 type Server struct {
-	// Pool is where statements run that name no other pool.
+	// Pool runs the statements that name no other pool.
 	Pool *pgxpool.Pool
 	// OpTimeout bounds the wait for a connection, LockTimeout a statement's wait
 	// for a lock.
 	OpTimeout, LockTimeout time.Duration
-	// Grace is how long an attempt goes on after its caller's context ended.
+	// Grace is how long an attempt goes on after its caller's context has
+	// ended.
 	Grace time.Duration
-	// Logger is told of what concerns the epoch; nil means none.
+	// Logger gets the events about the epoch; nil means none.
 	Logger *slog.Logger
 	// Operator says that the role may read the tables and call the operators'
 	// functions.
@@ -43,12 +44,12 @@ type Server struct {
 // the statements take it.
 type Statement func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error
 
-// staleTries bounds how many broken connections in a row are put down to an
+// staleTries bounds how many broken connections in a row are attributed to an
 // outage that is over.
 const staleTries = 3
 
-// On runs a statement on a connection of pool, and on another one where the
-// connection turned out to be broken before anything could be written.
+// On runs a statement on a connection of pool, and on another one if the
+// connection turns out to be broken before anything could be written.
 func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
 	for try := 1; ; try++ {
 		broken, err := s.once(ctx, pool, timeout, run)
@@ -58,9 +59,9 @@ func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Durati
 	}
 }
 
-// once reports besides the error whether it comes from a connection that broke
-// by itself. The wait for a connection is bounded apart from the statement: it
-// is no part of the outcome.
+// once also reports whether the error comes from a connection that broke by
+// itself. The wait for a connection is bounded separately from the statement:
+// it is not part of the outcome.
 func (s *Server) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) (broken bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
 	conn, err := pool.Acquire(wait)
@@ -71,7 +72,7 @@ func (s *Server) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Dura
 	return s.use(ctx, conn, timeout, run)
 }
 
-// use runs a statement on a connection and gives that back.
+// use runs a statement on a connection and returns the connection to its pool.
 func (s *Server) use(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration, run Statement) (broken bool, err error) {
 	defer conn.Release()
 	linger, cancel := Lingering(ctx, timeout, s.Grace)
@@ -80,7 +81,7 @@ func (s *Server) use(ctx context.Context, conn *pgxpool.Conn, timeout time.Durat
 	return err != nil && conn.Conn().IsClosed() && linger.Err() == nil, err
 }
 
-// lockTimeout: the server is to give up before the client does, because then the
+// lockTimeout makes the server give up before the client does, because then the
 // outcome is known.
 func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string {
 	d := min(s.LockTimeout, timeout*3/4)
@@ -94,8 +95,8 @@ func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string 
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }
 
 // Grace is how long an attempt may go on after its caller's context ended. The
-// answer is nearly always under way; to wait for it makes the outcome known
-// and saves the connection, which the driver would have to close.
+// answer is nearly always in flight; waiting for it makes the outcome known and
+// saves the connection, which the driver would have to close.
 const Grace = 100 * time.Millisecond
 
 // Lingering returns a context that ends after timeout, or grace after the end
@@ -109,7 +110,7 @@ func Lingering(ctx context.Context, timeout, grace time.Duration) (context.Conte
 	return linger, func() { stop(); cancel() }
 }
 
-// CheckSchema reads the schema's version until it was right once.
+// CheckSchema checks the schema's version until it has been right once.
 func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
 	if s.checked.Load() {
 		return nil
@@ -128,25 +129,26 @@ func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Channel is where everybody is told of a release for which no process is named,
-// in the name of the schema.
+// Channel is where everybody is notified of a release for which no process is
+// named; it begins with the name of the schema.
 const Channel = "fencepost.leases"
 
-// onlookersChannel is where those are told who watch and do not wait.
+// onlookersChannel is where those that watch and do not wait are notified.
 const onlookersChannel = Channel + ".onlookers"
 
-// processChannel is where the waiters of a process are told that it is their
-// turn.
+// processChannel is where the waiters of a process are notified that it is
+// their turn.
 func processChannel(process string) string { return Channel + "." + process }
 
-// Topic is what is sent in place of a resource's name: everybody who may log in
-// can listen to any channel, and a payload of 8,000 bytes fails its statement.
+// Topic is what is sent instead of a resource's name: every role that can log
+// in can listen on any channel, and a payload of 8,000 bytes fails its
+// statement.
 func Topic(resource string) string {
 	sum := sha256.Sum256([]byte(resource))
 	return hex.EncodeToString(sum[:16])
 }
 
-// Of is the value of a column, and the zero value for NULL.
+// Of returns the value of a column, or the zero value for NULL.
 func Of[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

@@ -18,7 +18,7 @@ func Between(field string, d, low, high time.Duration) error {
 	return nil
 }
 
-// Plain checks a text that is no resource by the rules of one.
+// Plain checks a text that is not a resource by the rules for resources.
 func Plain(field, s string, most int) error {
 	switch {
 	case len(s) > most:

@@ -1,5 +1,5 @@
 // The page works without this script; with it the tables follow the server and
-// the times run. Cells are changed in place, so that the focus stays where it is.
+// the times count. Cells are changed in place, so that the focus stays.
 "use strict";
 
 const live = document.getElementById("live");

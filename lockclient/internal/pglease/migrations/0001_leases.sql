@@ -1,7 +1,7 @@
 -- One row per resource. A free row stays, because it holds the resource's last
--- token: deleting it would start the counter again at 1. The row of the
--- resource '' is no lease but the floor: every token granted on a resource that
--- has no row is above it.
+-- token: deleting it would restart the counter at 1. The row of the resource ''
+-- is not a lease but the floor: every token granted on a resource without a row
+-- is above it.
 CREATE TABLE fencepost.leases (
   resource    text COLLATE "C" NOT NULL,
   token       bigint           NOT NULL,
@@ -11,8 +11,8 @@ CREATE TABLE fencepost.leases (
   expires_at  timestamptz      NOT NULL DEFAULT '-infinity',
   wake_until  timestamptz      NULL,                        -- until then somebody waits for the release
   waiters     text[]           NULL,                        -- processes, the longest waiting first
-  kept_for    text             NULL,                        -- process that a lease is kept for which was released a moment ago
-  metadata    text             NOT NULL DEFAULT '',         -- what the holder says of itself
+  kept_for    text             NULL,                        -- process for which a lease that was just released is kept
+  metadata    text             NOT NULL DEFAULT '',         -- what the holder says about itself
   not_after   timestamptz      NULL,                        -- end of the attempt that was granted
   spent_until timestamptz      NULL,                        -- until then fencepost.spent may have lease IDs of the resource
   CONSTRAINT leases_pkey PRIMARY KEY (resource),
@@ -26,8 +26,8 @@ CREATE TABLE fencepost.leases (
   -- Half of each page is left free and no changing column is indexed, so that
   -- an update stays on its page and touches no index.
   fillfactor = 50,
-  -- Vacuum comes after a thousand updates rather than after a fifth of the
-  -- table: few rows, changed all the time. Truncating takes a lock that
+  -- Vacuum runs after a thousand updates rather than after a fifth of the
+  -- table: few rows that change all the time. Truncating takes a lock that
   -- renewals would wait for.
   vacuum_truncate = off,
   autovacuum_vacuum_scale_factor = 0.05,
@@ -36,7 +36,7 @@ CREATE TABLE fencepost.leases (
 COMMENT ON TABLE fencepost.leases IS 'Leases and their fencing tokens. Never delete a row by hand and never lower a token.';
 
 -- Lease IDs that were abandoned: nothing is granted under them any more. No
--- attempt to acquire lives longer than an hour, so none is kept for longer.
+-- attempt to acquire lives longer than an hour, so no ID is kept longer.
 CREATE TABLE fencepost.spent (
   resource text COLLATE "C" NOT NULL,
   lease_id text COLLATE "C" NOT NULL,
@@ -53,27 +53,27 @@ BEGIN
   RETURN EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = p_resource AND s.lease_id = p_lease_id);
 END $$;
 
--- What an issuer calls. Each call is a transaction of its own and one round trip;
--- what is set is local to it. Never call one inside another transaction, where it
--- would last to the end. Arrays hold one element for each operation, all of
--- different resources, in their order. Rows are locked in that order or not waited
--- for, so that two calls never wait for each other.
+-- The functions that an issuer calls. Each call is a transaction of its own and
+-- one round trip; settings are local to it. Never call one inside another
+-- transaction, where they would last to its end. Arrays hold one element per
+-- operation, all of different resources, ordered by resource. Rows are locked in
+-- that order or not waited for, so two calls never wait for each other.
 --
 -- Times are clock_timestamp(), not now(): after a wait for the row, now() is the
 -- time before the wait. A lease is over at its expires_at, not after it.
 --
 -- They have the caller's rights and resolve names in pg_catalog alone: a schema on
--- the caller's search_path may have operators of somebody else. Their plans are
--- made once in a session and look up each resource in the index, also if the table
--- was tiny then, when to read all of it was quicker: hence "resource = ANY", which
--- is a condition of the index whatever is joined to what.
+-- the caller's search_path may have somebody else's operators. Their plans are
+-- made once per session and look up each resource in the index, even if the table
+-- was tiny then and reading all of it was faster: hence "resource = ANY", which is
+-- an index condition whatever the join order.
 --
--- A wake mark lasts for five seconds. It outlives its waiter by that, and costs
--- the releases meanwhile a notification. A released lease is kept for a tenth of
--- a second for the process that has waited longest.
+-- A wake mark lasts for five seconds. It outlives its waiter by that long, and
+-- releases in that time send a notification. A released lease is kept for a
+-- tenth of a second for the process that has waited longest.
 
--- check_isolation refuses the levels at which a row that was waited for is not
--- seen as it is once locked.
+-- check_isolation refuses the isolation levels at which a row that was waited
+-- for is not seen in its locked version.
 CREATE FUNCTION fencepost.check_isolation()
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -85,18 +85,19 @@ END $$;
 
 -- acquire grants, and says why it does not grant the rest; no row at all means
 -- that this is not the server, started at p_started, or not the table that the
--- caller has entered. p_ttls are microseconds, p_process names who asks.
+-- caller has entered. p_ttls are in microseconds, p_process names the caller's
+-- process.
 --
 -- The token is raised from the row under the row's lock; a default drawn from a
 -- sequence would be evaluated before the wait, and the waiter could win with the
 -- smaller number. NOT EXISTS makes a refusal a read. The isolation level must be
--- READ COMMITTED, because only there the row is seen as it is once locked. Whether
--- the lease is the caller's own and still running is judged by one moment
--- (excluded.acquired_at) for all columns. That the attempt is in time and its lease
--- ID not spent is asked again behind the row's lock. A grant is on disk before it
--- is answered, else a crash would issue its token again. Who waited and is granted
--- leaves the line, and with it those before it, if the lease was kept for one of
--- them that did not come. o_reclaimed reads the row as it was before: whether the
+-- READ COMMITTED, because only there is the row seen in its locked version. One
+-- moment (excluded.acquired_at) decides for all columns whether the lease is the
+-- caller's own and still running. Whether the attempt is in time and its lease ID
+-- not spent is checked again under the row's lock. A grant is on disk before it is
+-- answered, otherwise a crash would issue its token again. A waiter that is granted
+-- the lease leaves the line, and so do those before it, if the lease was kept for
+-- one of them that did not come. o_reclaimed is read from the old row: whether the
 -- grant replaced a lease that ran out. A refusal without a token means that the
 -- lease is free by now, or that the attempt is late.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
@@ -127,14 +128,14 @@ BEGIN
   FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
     AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
   WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource
-                    AND (h.lease_id <> u.lease_id AND h.expires_at > clock_timestamp()
+                    AND ((h.lease_id <> u.lease_id OR h.lease_id = u.lease_id AND h.owner <> u.owner) AND h.expires_at > clock_timestamp()
                          OR u.waiting AND h.lease_id IS NULL AND h.kept_for <> p_process AND h.expires_at > clock_timestamp() - interval '100 ms'))
     AND u.not_after > clock_timestamp()
   ORDER BY u.resource
   ON CONFLICT (resource) DO UPDATE SET
-    token = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at
+    token = CASE WHEN l.lease_id = excluded.lease_id AND l.owner = excluded.owner AND l.expires_at > excluded.acquired_at
                  THEN l.token ELSE greatest(l.token + 1, excluded.token) END,
-    acquired_at = CASE WHEN l.lease_id = excluded.lease_id AND l.expires_at > excluded.acquired_at
+    acquired_at = CASE WHEN l.lease_id = excluded.lease_id AND l.owner = excluded.owner AND l.expires_at > excluded.acquired_at
                        THEN l.acquired_at ELSE clock_timestamp() END,
     expires_at = CASE WHEN l.lease_id = excluded.lease_id
                       THEN greatest(l.expires_at, clock_timestamp() + (excluded.expires_at - excluded.acquired_at))
@@ -143,7 +144,7 @@ BEGIN
     waiters = CASE WHEN l.waiters IS NULL OR NOT (p_process = ANY (l.waiters) AND p_waiting[array_position(p_resources, l.resource)]) THEN l.waiters
                    WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
                    ELSE array_remove(l.waiters, p_process) END
-  WHERE (l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())
+  WHERE (l.lease_id IS NULL OR l.lease_id = excluded.lease_id AND l.owner = excluded.owner OR l.expires_at <= clock_timestamp())
     AND excluded.not_after > clock_timestamp()
     AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, excluded.lease_id))
   RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(),
@@ -155,17 +156,18 @@ BEGIN
     SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
       EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
       coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint
-    FROM unnest(p_resources, p_lease_ids) AS u(resource, lease_id)
+    FROM unnest(p_resources, p_lease_ids, p_owners) AS u(resource, lease_id, owner)
     LEFT JOIN fencepost.leases l ON l.resource = u.resource AND l.resource = ANY (p_resources)
-      AND (l.lease_id <> u.lease_id AND l.expires_at > clock_timestamp()
+      AND ((l.lease_id <> u.lease_id OR l.lease_id = u.lease_id AND l.owner <> u.owner) AND l.expires_at > clock_timestamp()
            OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
   END IF;
 END $$;
 
--- renew extends leases that still run: o_extended is true, false for one that
--- runs and is locked by somebody, and there is no row for one that is lost. One
--- lease alone waits for its row. A renewal is on disk before it is answered, else
--- a crash would bring the earlier expiry back while the holder counts on the later.
+-- renew extends leases that still run: o_extended is true, or false for one that
+-- runs and is locked by somebody, and there is no row for one that is lost. Only a
+-- lease that is renewed alone waits for its row. A renewal is on disk before it is
+-- answered, otherwise a crash would restore the earlier expiry while the holder
+-- relies on the later.
 CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_extended boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -199,12 +201,12 @@ BEGIN
   END IF;
 END $$;
 
--- release frees leases and returns whose; the others are not the caller's any
--- more. It need not reach the disk: a release that a crash undoes costs the next
--- holder one TTL, and the token stays. It notifies only where somebody waits, since
--- every commit that notifies takes its turn with every other one of the server, and
--- not without a topic. Who has waited longest is named and the lease kept for it;
--- those after it are named as well, in case it does not come.
+-- release frees leases and returns which; the others are no longer the caller's. It
+-- need not reach the disk: a release that a crash undoes costs the next holder one
+-- TTL, and the token stays. It notifies only if somebody waits, since all commits
+-- of the server that notify are serialized, and not without a topic. It names the
+-- process that has waited longest and keeps the lease for it; those after it are
+-- named too, in case it does not come.
 CREATE FUNCTION fencepost.release(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_topics text[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_told boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -219,18 +221,19 @@ BEGIN
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
--- wake tells a process that a lease is kept for it, those that come next whose
--- turn it is if that one does not come, and onlookers. Nobody else is told, since
--- each of them would cost the next holder time; if nobody is named, everybody is.
+-- wake notifies the process for which a lease is kept, those next in line, whose
+-- turn it is if that one does not come, and onlookers. Nobody else is notified,
+-- since each would cost the next holder time; if no process is named, everybody
+-- is.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
 RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
   SELECT count(pg_notify(concat_ws('.', 'fencepost.leases', u.name), p_topic || ' ' || concat_ws(' ', p_kept_for, nullif(array_to_string(p_waiters[1:3], ' '), '')))) > 0
   FROM unnest(CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END) AS u(name)
 $$;
 
--- spend frees the lease of a lease ID, whatever its token, and sees to it that
--- nothing is granted under the ID any more. A resource that has no row gets one,
--- so that an acquire that is under way meets it. It is on disk before it is
+-- spend frees the lease of a lease ID, whatever its token, and ensures that
+-- nothing is granted under the ID any more. A resource without a row gets one,
+-- so that an acquire in progress finds it. The change is on disk before it is
 -- answered.
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -252,11 +255,12 @@ BEGIN
   o_freed := o_freed IS NOT NULL;
 END $$;
 
--- watch says who has the lease, or for whom it is kept; no row means that it is
+-- watch returns who has the lease, or for whom it is kept; no row means that it is
 -- free now. With a lease ID it sets the wake mark, and puts the process at the end
--- of the line unless it is in it; o_marked says that this was done, or had been and
--- lasts. Without one it is an onlooker's and writes nothing. The mark need not
--- reach the disk: a server that crashes takes the listening connections with it.
+-- of the line unless it is in it; o_marked says that the mark was set, or that an
+-- earlier one lasts. Without one the call is an onlooker's and writes nothing. The
+-- mark need not reach the disk: a server that crashes takes the listening
+-- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)
 RETURNS TABLE (o_token bigint, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint, o_marked boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -279,17 +283,19 @@ BEGIN
          OR p_lease_id <> '' AND l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
 END $$;
 
--- What may be done to a row of leases, whoever does it by hand or by mistake:
+-- What may be done to a row of leases, even by hand or by mistake:
 --
---   - A token only grows, and a row is not renamed: its name would begin anew.
---   - No lease is further away from its end than the longest TTL, which is 24
---     hours, and an hour for clocks.
---   - Who has not the rights of the table's owner, such as an issuer, leaves the
---     floor alone, skips no token (a purge would make it the floor) and sets no
+--   - A token only grows, and a row is not renamed: the tokens of its name
+--     would restart.
+--   - No lease ends later than the longest TTL from now, which is 24 hours,
+--     plus an hour for clocks.
+--   - A role without the rights of the table's owner, such as an issuer, cannot
+--     change the floor, skip a token (a purge would make it the floor) or set a
 --     wake mark that keeps a row for long.
 --
--- The triggers come after the change and have conditions, so that a renewal pays
--- nothing that can be measured; before it, they would lock the row once more.
+-- The triggers run after the change and have conditions, so that their cost for
+-- a renewal cannot be measured; before the change, they would lock the row once
+-- more.
 CREATE FUNCTION fencepost.check_lease()
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

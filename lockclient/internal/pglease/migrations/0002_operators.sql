@@ -1,11 +1,11 @@
--- Epochs. A token's bits from 40 up are its epoch, and the epoch is put to work
--- by the floor: the row '' of fencepost.leases is raised to the first number of
--- the epoch, and every grant is above the floor. The epoch is the base plus the
--- WAL timeline less one, so that a standby that is promoted, and may lack the
--- last grants, begins above all of them. What else the row holds tells a copy
+-- Epochs. A token's bits from 40 up are its epoch, and the floor enforces the
+-- epoch: the row '' of fencepost.leases is raised to the first number of the
+-- epoch, and every grant is above the floor. The epoch is the base plus the WAL
+-- timeline less one, so that a promoted standby, which may lack the last
+-- grants, begins above all of them. The row's other columns distinguish a copy
 -- from the original: a dump that is restored elsewhere, or a second time in the
--- same place, gives other numbers, and then the base goes above every epoch
--- that was used.
+-- same place, has different numbers, and then the base is raised above every
+-- epoch that was used.
 CREATE TABLE fencepost.epoch (
   one               boolean NOT NULL DEFAULT true,
   base              bigint  NOT NULL DEFAULT 0,
@@ -18,11 +18,11 @@ CREATE TABLE fencepost.epoch (
 );
 COMMENT ON TABLE fencepost.epoch IS 'One row: which server the leases belong to, and the base of the epoch. Never change it by hand.';
 
--- lock_leases keeps every grant and renewal out until the transaction's end; it
--- returns when those under way have ended, so that what is read after it is
--- newer than they are. A lock that waits in the queue makes renewals wait behind
--- it, whatever their lock_timeout, so it never waits behind an open transaction:
--- a transaction that is there twice, a tenth of a second apart, is one.
+-- lock_leases blocks every grant and renewal until the transaction's end; it
+-- returns when those in progress have ended, so that what is read after it is
+-- newer than they are. A queued lock makes renewals wait behind it, whatever
+-- their lock_timeout, so it never waits behind an open transaction: one that is
+-- seen twice, a tenth of a second apart.
 CREATE FUNCTION fencepost.lock_leases(p_wait_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -62,13 +62,13 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE SET token = excluded.token WHERE f.token < excluded.token;
 END $$;
 
--- purge_leases deletes those of the resources that have been free for so long,
--- and raises the floor to the highest of their tokens in the same transaction.
--- The lock is there because an acquire may have read the floor and be waiting
--- for a row that is deleted here: it would begin again from the old floor. It
--- is one call, so that no client's pause falls between the lock and its end. It
--- reaches no lease that somebody holds: that would be a force unlock without a
--- record.
+-- purge_leases deletes those of the resources that have been free for
+-- p_free_us, and raises the floor to the highest of their tokens in the same
+-- transaction. It takes the lock because an acquire may have read the floor and
+-- be waiting for a row that is deleted here: it would start again from the old
+-- floor. It is one call, so that no client can pause between the lock and its
+-- end. It deletes no lease that somebody holds: that would be a force unlock
+-- without a record.
 CREATE FUNCTION fencepost.purge_leases(p_resources text[], p_free_us bigint, p_wait_ms integer,
   OUT o_purged bigint, OUT o_floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -93,11 +93,11 @@ BEGIN
   SELECT coalesce(max(f.token), 0) INTO o_floor FROM fencepost.leases f WHERE f.resource = '';
 END $$;
 
--- raise_epoch says on which server this is and sees to it that the floor is in
--- its epoch. It writes only where something is to be raised: the epoch to at least
+-- raise_epoch returns which server this is and ensures that the floor is in its
+-- epoch. It writes only if there is something to raise: the epoch to at least
 -- p_epoch and by p_more, the floor to at least p_floor. With p_exclusive no grant
--- that began before it returns ends after. It has its owner's rights and is for
--- operators.
+-- that began before it returns ends after that. It has its owner's rights and is
+-- for operators.
 CREATE FUNCTION fencepost.raise_epoch(p_epoch bigint, p_more bigint, p_floor bigint, p_exclusive boolean, p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
@@ -171,8 +171,8 @@ BEGIN
   END IF;
 END $$;
 
--- adopt_epoch is raise_epoch for whoever grants: it raises nothing but what this
--- server asks for.
+-- adopt_epoch is raise_epoch for roles that grant: it raises only what this
+-- server requires.
 CREATE FUNCTION fencepost.adopt_epoch(p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
@@ -182,9 +182,9 @@ BEGIN
     FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms) e;
 END $$;
 
--- enter_epoch is what whoever grants must have called on this server. The time of
--- the server's start is what the caller itself may see, because each of its grants
--- compares it.
+-- enter_epoch must be called on this server before any grant. It returns the
+-- server's start time only if the caller itself may see it, because each of its
+-- grants compares it.
 CREATE FUNCTION fencepost.enter_epoch(p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
@@ -200,14 +200,13 @@ BEGIN
   END;
 END $$;
 
--- These have their owner's rights, or are of use to those alone, so they are
--- nobody's until they are granted.
+-- These have their owner's rights, or are of use only to functions that do, so
+-- nobody may call them until that is granted.
 REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch,
   fencepost.adopt_epoch, fencepost.enter_epoch FROM PUBLIC;
 
--- What operators did. A record is written by force_unlock and by nothing else,
--- and never changed: no role gets the right, and the triggers refuse it to the
--- owner as well.
+-- What operators did. Only force_unlock writes a record, and none is ever
+-- changed: no role gets the right, and the triggers refuse it to the owner too.
 CREATE TABLE fencepost.audit (
   id               bigint           NOT NULL GENERATED ALWAYS AS IDENTITY,
   at               timestamptz      NOT NULL DEFAULT clock_timestamp(),
@@ -217,7 +216,7 @@ CREATE TABLE fencepost.audit (
   reason           text             NOT NULL,
   database_user    text             NOT NULL DEFAULT session_user,
   request_id       text COLLATE "C" NOT NULL,
-  token            bigint           NOT NULL,     -- that was burned
+  token            bigint           NOT NULL,     -- the burned token
   cut_state        text             NOT NULL,     -- what the resource was before: held, expired or free
   cut_token        bigint           NOT NULL,
   cut_lease_id     text COLLATE "C" NULL,
@@ -244,16 +243,17 @@ CREATE TRIGGER audit_is_append_only BEFORE UPDATE OR DELETE ON fencepost.audit
   FOR EACH ROW EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
 CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
--- Also where session_replication_role is replica, which silences the others.
+-- Even if session_replication_role is replica, which disables ordinary
+-- triggers.
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
 
 -- force_unlock burns a token, frees the lease and records it, in one
--- transaction that waits for the disk. It is above everything that was granted
--- on this server, and on one that it was promoted from, if the epoch was entered
--- before, which is what p_started and p_leases are compared for. A request that
--- is repeated finds its record. The lease is locked before the record is looked
--- for, so that two at once do not both miss it.
+-- transaction that waits for the disk. The token is above everything that was
+-- granted on this server, and on one that it was promoted from, if the epoch was
+-- entered before, which p_started and p_leases verify. A repeated request finds
+-- its record. The lease is locked before the record is looked up, so that two
+-- requests at once do not both miss it.
 CREATE FUNCTION fencepost.force_unlock(p_resource text, p_actor text, p_reason text, p_expected text, p_request text,
   p_topic text, p_wait_ms integer, p_started timestamptz, p_leases oid,
   OUT o_status text, OUT o_id bigint, OUT o_at timestamptz, OUT o_token bigint, OUT o_state text, OUT o_cut_token bigint,
@@ -316,7 +316,7 @@ BEGIN
   END IF;
 END $$;
 
--- force_unlocked says who ended a lease, to whoever knows its ID.
+-- force_unlocked returns who ended a lease, to callers that know its ID.
 CREATE FUNCTION fencepost.force_unlocked(p_resource text, p_lease_id text, p_token bigint, OUT o_actor text, OUT o_reason text, OUT o_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT a.actor, a.reason, a.at FROM fencepost.audit a
@@ -352,8 +352,9 @@ CREATE TRIGGER epoch_only_grows AFTER UPDATE ON fencepost.epoch FOR EACH ROW WHE
   EXECUTE FUNCTION fencepost.refuse_change('the epoch only grows');
 ALTER TABLE fencepost.epoch ENABLE ALWAYS TRIGGER epoch_only_grows;
 
--- They have their owner's rights, so they are nobody's until they are granted.
+-- They have their owner's rights, so nobody may call them until that is
+-- granted.
 REVOKE ALL ON FUNCTION fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM PUBLIC;
 
--- The server is recorded now, while the leases are known to be its own.
+-- Record the server now, while the leases are known to be its own.
 DO $$ BEGIN PERFORM fencepost.raise_epoch(0, 0, 0, false, 5000); END $$;
