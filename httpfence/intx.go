@@ -186,7 +186,7 @@ func (e *bodyError) problem(p *problem) *problem {
 	return &other
 }
 
-var errTooLong = errors.New("it is announced to be longer")
+var errTooLong = errors.New("its Content-Length exceeds the limit")
 
 // readBody puts the whole body of the request into memory.
 func (m *Middleware) readBody(run *handling) error {

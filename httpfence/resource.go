@@ -121,7 +121,7 @@ func ChiParam(name string) ResourceFunc {
 	}
 }
 
-var errUnfinished = fmt.Errorf("httpfence: chi has not finished routing: in a router's Use, a request for nothing (404, 405) would raise a mark; use With, or a Group with complete patterns")
+var errUnfinished = fmt.Errorf("httpfence: chi has not finished routing: in a router's Use, a request that matches no route (404, 405) would raise a mark; use With, or a Group with complete patterns")
 
 // PathValue returns a [ResourceFunc] that returns the request's path value
 // name, unescaped exactly once. [http.ServeMux] has already unescaped it; chi

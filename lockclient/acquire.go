@@ -15,11 +15,9 @@ import (
 // request is one TryAcquire or Acquire with everything but the context.
 type request struct {
 	driver.Request
-	// given reports whether the caller chose the lease ID and may present it
-	// again.
+	// given says that the caller chose the lease ID and may present it again.
 	given bool
-	// lost reports whether an attempt was not answered, so that it may still
-	// arrive.
+	// lost says that an attempt was not answered, so that it may still arrive.
 	lost bool
 }
 
@@ -54,8 +52,7 @@ func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireO
 }
 
 // finish ends every acquire. It releases what an attempt whose answer was lost
-// may have left behind, or may yet leave; nothing is done under the lease ID
-// after that.
+// may have left or may yet leave; that is the last use of the lease ID.
 func (c *Client) finish(ctx context.Context, r *request, began time.Duration, lease *Lease, err error) (*Lease, error) {
 	if err != nil && r.lost && !r.given {
 		c.abandon(ctx, r)

@@ -205,7 +205,8 @@ func TestGrantIsDurable(t *testing.T) {
 			if err := Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}
-			// A deferred trigger runs at commit and sees the settings of the commit.
+			// A deferred trigger runs at commit and sees the settings of the
+			// commit.
 			mustSimple(t, pool, `CREATE TABLE IF NOT EXISTS seen (setting text, lock_timeout text);
 				CREATE OR REPLACE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 				INSERT INTO seen SELECT current_setting('synchronous_commit'), current_setting('lock_timeout'); RETURN NULL; END $$;

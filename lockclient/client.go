@@ -137,11 +137,15 @@ func (c *Client) steps() <-chan struct{} {
 	return c.stepped
 }
 
-// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their cause, waits until their functions have returned and their
-// leases are released, and closes the client's own connections; the caller's pool stays open. A lease that is not in a Hold is not released
-// and runs out by its TTL; a request that is in flight is answered, or ends by its own timeout. A waiting [Client.Acquire] returns
-// guard.ErrUnavailable, and so does every later call. If ctx ends first, Close stops waiting: what is left can neither renew nor release,
-// and Close returns an error that wraps the cause of ctx. Closing twice is allowed.
+// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
+// cause, waits until their functions have returned and their leases are
+// released, and closes the client's own connections; the caller's pool stays
+// open. A lease that is not in a Hold is not released and runs out by its TTL;
+// a request that is in flight is answered, or ends by its own timeout. A
+// waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
+// later call. If ctx ends first, Close stops waiting: what is left can neither
+// renew nor release, and Close returns an error that wraps the cause of ctx.
+// Closing twice is allowed.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.isClosed {

@@ -39,8 +39,8 @@ func TestRowLocked(t *testing.T) {
 	if !lease.Valid() {
 		t.Error("a failed renewal ended the lease")
 	}
-	// Acquire and Release wait it out: each is refused repeatedly, until the row
-	// is unlocked.
+	// Acquire and Release wait it out: they are refused until the row is
+	// unlocked.
 	refusals := &refusals{Issuer: client.issuer}
 	client.issuer = refusals
 	acquired, released := make(chan error, 1), make(chan error, 1)

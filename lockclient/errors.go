@@ -52,8 +52,7 @@ type LostError struct {
 	// no longer has the lease.
 	Cause error
 	// LastRenewal is why the last renewal before the deadline failed; nil if
-	// none failed. Unwrap leaves it out, because it is not the reason for the
-	// loss.
+	// none failed. Unwrap leaves it out: it is not the reason for the loss.
 	LastRenewal error
 }
 

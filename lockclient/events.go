@@ -195,8 +195,7 @@ func (e *events) released(ctx context.Context, l *Lease, err error) {
 	e.observe(ctx, guard.OpRelease, l.claim, age, err)
 }
 
-// releaseFailed reports a grant that was returned to nobody and may still be
-// there.
+// releaseFailed reports a grant that nobody got and that may still be there.
 func (e *events) releaseFailed(ctx context.Context, claim guard.Claim, err error) {
 	e.stats.of(claim.Resource).releasesFailed.Add(1)
 	e.failed(ctx, releaseFailed, claim, 0, because(err))

@@ -191,8 +191,7 @@ func refused(c *Client, resource string) bool {
 	return l != nil && l.held != nil
 }
 
-// rests reports whether the wake mark is set, so that the next release
-// notifies.
+// rests reports whether the wake mark is set, so the next release notifies.
 func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
 	var marked bool
 	err := pool.QueryRow(context.Background(), `SELECT coalesce(wake_until > clock_timestamp(), false)

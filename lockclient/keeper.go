@@ -37,8 +37,7 @@ type keeper struct {
 	wg      sync.WaitGroup
 }
 
-// watch makes the keeper look at a lease at next instead of the time set
-// before.
+// watch makes the keeper look at a lease at next instead of when it would.
 func (k *keeper) watch(l *Lease, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -80,8 +79,7 @@ func (k *keeper) forget(l *Lease) {
 	}
 }
 
-// step ends leases that are over after the clock was moved, and reschedules the
-// rest.
+// step ends leases that are over by the moved clock, and reschedules the rest.
 func (k *keeper) step() {
 	k.mu.Lock()
 	all := slices.Clone(k.leases)

@@ -113,8 +113,7 @@ func (l *Lease) Remaining() time.Duration {
 func (l *Lease) Deadline() time.Time { return time.Now().Add(l.Remaining()) }
 
 // Done returns a channel that is closed when the lease has ended. Timers stop
-// while a machine is suspended; the channel is closed within a second after it
-// wakes.
+// while a machine is suspended; it is closed within a second after that.
 func (l *Lease) Done() <-chan struct{} { return l.done }
 
 // Err returns nil while the lease is held, then why it ended: a [*LostError]
@@ -152,8 +151,7 @@ func (l *Lease) extend(until time.Duration) {
 	}
 }
 
-// end makes err final and notifies those that wait; false if the lease had
-// ended.
+// end makes err final and wakes those that wait; false if the lease had ended.
 func (l *Lease) end(err error) bool {
 	l.mu.Lock()
 	if l.err != nil {
@@ -386,8 +384,7 @@ const (
 )
 
 // free sends releases until one is answered or ctx ends. If the issuer cannot
-// be reached, free returns at once, unless patient is set, as when nobody waits
-// for it.
+// be reached, free returns at once, unless patient is set.
 func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
 	var lost error // the first attempt whose answer was lost
 	for attempt := 0; ; attempt++ {

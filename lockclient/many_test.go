@@ -166,8 +166,7 @@ type crowd struct {
 	longest, mean       time.Duration
 }
 
-// crowded makes processes clients wait for one name, each of them for each
-// grants.
+// crowded makes that many clients wait for one name, each for that many grants.
 func crowded(t *testing.T, processes, each int) crowd {
 	url := migrated(t).Config().ConnString()
 	clients := make([]*Client, processes)

@@ -25,11 +25,12 @@ type Migration struct {
 }
 
 // Migrate brings the database to the schema that this build needs: the tables
-// fencepost.leases, fencepost.epoch and fencepost.audit, the functions that issue
-// leases, raise the epoch, purge and force-unlock, and the record in fencepost.migrations. It
-// upgrades any earlier version in place while holders run, does nothing if the schema is current, and may be
-// called by any number of replicas at once. It needs the right to create the schema fencepost, or to create
-// objects in it and to alter those it created.
+// fencepost.leases, fencepost.epoch and fencepost.audit, the functions that
+// issue leases, raise the epoch, purge and force-unlock, and the record in
+// fencepost.migrations. It upgrades any earlier version in place while holders
+// run, does nothing if the schema is current, and may be called by any number
+// of replicas at once. It needs the right to create the schema fencepost, or to
+// create objects in it and to alter those it created.
 //
 // Errors: guard.ErrUnavailable (nothing was changed; also where the schema is
 // newer than this build) and guard.ErrOutcomeUnknown (the connection broke;

@@ -59,8 +59,7 @@ type Options struct {
 	Wake Wake
 	// RenewConns is the most connections that the client opens for renewals
 	// and releases, beside the caller's pool; 0 means 4, at most 64. Until its
-	// first renewal, it releases on an idle connection of the pool if there is
-	// one.
+	// first renewal, it releases on an idle connection of the pool, if any.
 	RenewConns int
 	// Namespace confines the client to the resources of one tenant, such as
 	// "tenant_123"; empty means not confined. Every resource that a call names

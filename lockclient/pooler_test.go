@@ -47,7 +47,7 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	for dir := filepath.Dir(config); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		os.Chmod(dir, 0o755)
 	}
-	// The shell ends it when the pipe that the shell reads is closed, for whatever
+	// The shell ends it when the shell's input pipe is closed, for whatever
 	// reason.
 	args := []string{"-c", `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`, "sh", path}
 	if os.Getuid() == 0 { // which PgBouncer refuses to run as

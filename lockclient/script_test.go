@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// scripted answers acquires from a list, repeating the last answer, and counts
+// scripted answers acquires from a list, the last one repeatedly, and counts
 // releases.
 type scripted struct {
 	simulation

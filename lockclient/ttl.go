@@ -57,8 +57,7 @@ func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) err
 // have lost the lease.
 const lowMargin = 3
 
-// trySince records when a renewal was first tried; repeated attempts belong to
-// the same renewal.
+// trySince records when a renewal was first tried; retries belong to it.
 func (l *Lease) trySince(now time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

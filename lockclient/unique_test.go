@@ -33,9 +33,10 @@ func grantsInTotal() int { return byLength(1000, 10_000) }
 func init() { children["contend"] = contend }
 
 // TestNoTokenTwice is P3 and P4 under contention: 64 goroutines in 4 processes
-// take one key 10,000 times, or a tenth of it in the short form, some renew, some let the lease run out, and
-// connections are terminated throughout. By the server's own history tokens grow strictly and no two leases
-// overlap; it contains what the holders were told.
+// take one key 10,000 times, or a tenth of it in the short form, some renew,
+// some let the lease run out, and connections are terminated throughout. By the
+// server's own history tokens grow strictly and no two leases overlap; it
+// contains what the holders were told.
 func TestNoTokenTwice(t *testing.T) {
 	url := pgtest.Database(t)
 	pool := dial(t, url)

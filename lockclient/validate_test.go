@@ -11,8 +11,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// TestInvalidInput: each input is refused with its field and value, and no row
-// is created.
+// TestInvalidInput: each is refused with its field and value, and no row is
+// made.
 func TestInvalidInput(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
-// lookAgain is after how long a waiter asks again on its own, unless the issuer
+// lookAgain is the time after which a waiter asks on its own, unless the issuer
 // says otherwise.
 const lookAgain = 2 * time.Second
 
@@ -254,8 +254,7 @@ func (l *line) pass(everybody bool) {
 }
 
 // leave gives the place up, and the turn to the next. After a failure everybody
-// gets a turn: otherwise each would first wait for the timeouts of those ahead
-// of it.
+// gets a turn: otherwise each would first wait for the timeouts of those ahead.
 func (p *place) leave(failure bool) {
 	p.all.mu.Lock()
 	defer p.all.mu.Unlock()

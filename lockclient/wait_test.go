@@ -55,7 +55,7 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duratio
 	return expires
 }
 
-// TestAcquireEnds: the error of a wait that ctx ends says why, and who has the
+// TestAcquireEnds: when ctx ends a wait, the error says why and who has the
 // lease.
 func TestAcquireEnds(t *testing.T) {
 	pool := migrated(t)

@@ -102,7 +102,7 @@ func (m *marked) releaseNow() {
 	m.began.Do(func() { go m.Release(context.Background(), guard.Claim{}) })
 }
 
-// Watch implements driver.Issuer. It subscribes, checks whether it listens, and
+// Watch implements driver.Issuer. It subscribes, checks that it listens, and
 // marks.
 func (m *marked) Watch(_ context.Context, _ driver.Watch, wake func()) (driver.Watching, error) {
 	if m.flaw == "a wake-up before the return is lost" {

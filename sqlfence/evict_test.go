@@ -171,7 +171,7 @@ func TestIdleHolderIsEnded(t *testing.T) {
 			if contend := seen.of(guard.OpContend); len(contend) != 1 || !strings.Contains(contend[0].Err.Error(), "the old holder") || contend[0].Claim != claimOf("r", 6) {
 				t.Errorf("events: %v", contend)
 			}
-			for _, want := range []string{"waits for older holders", "pid ", "the old holder", "idle in transaction", "ends the session"} {
+			for _, want := range []string{"waits for older holders", "pid ", "the old holder", "idle in transaction", "terminating the session"} {
 				if !strings.Contains(log.String(), want) {
 					t.Errorf("the log has not %q:\n%s", want, &log)
 				}

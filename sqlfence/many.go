@@ -151,7 +151,7 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 			applied = other
 			return nil
 		case other < 0:
-			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "is that of a write before it, too")
+			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "duplicates the key of an earlier write")
 			return nil
 		case other > 0:
 			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[other-1]), fmt.Sprint(b.writes[indices[other-1]].Key...), fmt.Sprintf("is that of writes[%d], too", indices[n-1]))
@@ -234,7 +234,7 @@ func (b *batch) sameColumns(at string, set Set) error {
 	for _, column := range b.columns {
 		v, named := set[column]
 		if !named {
-			return guard.Invalid(at+"set", column, "is a column of writes[0] that is missing: all sets must name the same columns")
+			return guard.Invalid(at+"set", column, "is missing here but set in writes[0]: all sets must name the same columns")
 		}
 		first, computed := b.writes[0].Set[column].(Expr)
 		other, also := v.(Expr)

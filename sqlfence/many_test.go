@@ -168,7 +168,7 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 		writes = writesOf(5, 1, 2)
 		delete(writes[1].Set, "n")
 		_, err = table.UpdateMany(t.Context(), e.db, writes)
-		wantInvalid(t, "a column less", err, `writes[1]: set`, "is a column of writes[0] that is missing")
+		wantInvalid(t, "a column less", err, `writes[1]: set`, "is missing here but set in writes[0]")
 		if n := e.int("SELECT count(*) FROM items WHERE v <> 'old'"); n != 0 {
 			t.Errorf("%d rows were written", n)
 		}

@@ -81,7 +81,7 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 // only then is a lost answer to its COMMIT an unknown outcome.
 func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
-		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the InTx that it is called in, which a raise waits for")
+		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the enclosing InTx, which the raise would wait for")
 	}
 	start, wait, unhurried := time.Now(), min(firstLook, d.opts.RaiseTimeout), false
 	looks := raiseLooks[Tx]{db: d, claim: claim, start: start, idle: map[string]time.Time{}}
@@ -212,7 +212,7 @@ func (r *raiseLooks[Tx]) look(ctx context.Context, last bool) (due time.Duration
 		}
 		if left <= 0 {
 			late = append(late, h.key)
-			d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: ends the session of an older holder", slog.String("resource", r.claim.Resource),
+			d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", r.claim.Resource),
 				slog.String("token", r.claim.Token.String()), slog.Duration("waited", time.Since(r.start)), slog.String("holder", h.String()))
 		} else {
 			due = min(due, left)

@@ -165,7 +165,7 @@ func TestUpdateManyStatements(t *testing.T) {
 		}
 		writes[rows-1] = RowUpdate{claimOf("r", 6), Key{"1.0"}, Set{"v": 1}}
 		_, err := table.UpdateMany(ctx, e.db, writes)
-		wantInvalid(t, "one key twice", err, "writes[23000]: key", "a write before it")
+		wantInvalid(t, "one key twice", err, "writes[23000]: key", "an earlier write")
 		writes[rows-1] = RowUpdate{claimOf("r", 5), Key{rows + 1}, Set{"v": 1}}
 		err = e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
 			_, err := table.UpdateMany(ctx, tx.in(), writes)

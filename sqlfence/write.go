@@ -62,7 +62,7 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 		case 1:
 			into = dest[0]
 		default:
-			return guard.Mark{}, guard.Invalid("dest", itoa(len(dest)), "must be one at most")
+			return guard.Mark{}, guard.Invalid("dest", itoa(len(dest)), "must have at most one element")
 		}
 		s, key, err := t.prepare(ctx, q, k, claim, key, set, into)
 		if err != nil {
@@ -142,7 +142,7 @@ func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key K
 	})
 }
 
-var errAdmitted = errors.New("the row as it is now admits the claim: it was changed meanwhile, or the statement has another condition")
+var errAdmitted = errors.New("the row as it is now admits the claim: it was changed meanwhile, or the statement has an additional condition")
 
 // untilDecided repeats send, which writes the row and returns how many rows it
 // wrote, until the row is written or its mark says why not.
@@ -166,7 +166,7 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 	return guard.Mark{}, guard.Unavailable(t.op(k), claim, errHeldBack)
 }
 
-var errHeldBack = fmt.Errorf("%d times the row was not written although nothing refused it: it was replaced, or a trigger or policy holds it back", maxReplaced)
+var errHeldBack = fmt.Errorf("%d times the row was not written although nothing refused it: it was replaced, or a trigger or policy prevents the write", maxReplaced)
 
 func (t *Table) notUnique(k kind, n int64) error {
 	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)

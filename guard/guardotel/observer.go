@@ -81,7 +81,7 @@ func New(opts *Options) (*Observer, error) {
 	}
 	for _, prefix := range opts.Prefixes {
 		if err := guard.ValidateResource(prefix); err != nil {
-			return nil, guard.Invalid("Options.Prefixes", prefix, "is no beginning of a resource's name")
+			return nil, guard.Invalid("Options.Prefixes", prefix, "is not a valid resource name prefix")
 		}
 	}
 	o.prefixes = slices.Clone(opts.Prefixes)

@@ -159,17 +159,17 @@ func object(part string, names ...string) ([]any, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, malformed("has a part that is no JSON object")
+		return nil, malformed("has a part that is not a JSON object")
 	}
 	values := make([]any, len(names))
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return nil, malformed("has a part that is no JSON object")
+			return nil, malformed("has a part that is not a JSON object")
 		}
 		value, err := d.Token()
 		if err != nil || value == nil {
-			return nil, malformed("has a part that is no JSON object of strings and numbers")
+			return nil, malformed("has a part that is not a JSON object of strings and numbers")
 		}
 		known := false
 		for i := range names {
@@ -185,7 +185,7 @@ func object(part string, names ...string) ([]any, error) {
 		}
 	}
 	if t, err := d.Token(); err != nil || t != json.Delim('}') {
-		return nil, malformed("has a part that is no JSON object")
+		return nil, malformed("has a part that is not a JSON object")
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, malformed("has something behind a JSON object")

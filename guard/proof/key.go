@@ -49,7 +49,7 @@ func ParsePrivateKey(jwk []byte) (PrivateKey, error) {
 	}
 	private := ed25519.NewKeyFromSeed(seed)
 	if !private.Public().(ed25519.PublicKey).Equal(ed25519.PublicKey(k.public)) {
-		return PrivateKey{}, guard.Invalid("JWK", "", "has a public key (x) that is not that of its private key (d)")
+		return PrivateKey{}, guard.Invalid("JWK", "", "has a public key (x) that does not match its private key (d)")
 	}
 	return PrivateKey{k.Kid, private}, nil
 }
@@ -116,7 +116,7 @@ type jwk struct {
 func parseJWK(b []byte) (jwk, error) {
 	var k jwk
 	if err := json.Unmarshal(b, &k); err != nil {
-		return jwk{}, guard.Invalid("JWK", "", "is no JSON object of strings")
+		return jwk{}, guard.Invalid("JWK", "", "is not a JSON object of strings")
 	}
 	if k.Kty != "OKP" || k.Crv != "Ed25519" || k.Alg != "" && k.Alg != "EdDSA" || k.Use != "" && k.Use != "sig" {
 		return jwk{}, guard.Invalid("JWK", k.Kid, "is no Ed25519 key for signatures")

@@ -101,7 +101,7 @@ func (k *Keys) load(ctx context.Context) error {
 	next := &keySet{byID: make(map[string]PublicKey, len(list)), list: list}
 	for _, key := range list {
 		if _, twice := next.byID[key.id]; twice || len(key.key) == 0 {
-			return guard.Invalid("key", key.id, "is there twice, or is the zero value")
+			return guard.Invalid("key", key.id, "is duplicated or is the zero value")
 		}
 		next.byID[key.id] = key
 	}

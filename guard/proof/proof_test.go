@@ -159,7 +159,7 @@ func TestRefused(t *testing.T) {
 		"payload member in capitals":     {by(key, header, payload(`"fen"`, `"FEN"`)), claim, guard.ErrInvalid, "not of its format"},
 		"nbf":                            {by(key, header, payload(`"exp"`, `"nbf":1,"exp"`)), claim, guard.ErrInvalid, "not of its format"},
 		"two objects":                    {by(key, header, payload("", "")+"{}"), claim, guard.ErrInvalid, "behind"},
-		"an array":                       {by(key, header, "["+payload("", "")+"]"), claim, guard.ErrInvalid, "no JSON object"},
+		"an array":                       {by(key, header, "["+payload("", "")+"]"), claim, guard.ErrInvalid, "not a JSON object"},
 		"not UTF-8":                      {by(key, header, payload("2026-04", "2026-04\xff")), claim, guard.ErrInvalid, "UTF-8"},
 		"padding":                        {in(good, ".", "=."), claim, guard.ErrInvalid, "base64url"},
 		"a line break":                   {in(good, ".", "\n."), claim, guard.ErrInvalid, "base64url"},

@@ -92,7 +92,7 @@ func JWKS(address string, client *http.Client) Source {
 		}
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 		if err != nil {
-			return nil, guard.Invalid("JWKS URL", address, "is no URL")
+			return nil, guard.Invalid("JWKS URL", address, "is not a URL")
 		}
 		answer, err := direct.Do(r)
 		if err != nil {
@@ -120,7 +120,7 @@ func parseJWKS(b []byte) ([]PublicKey, error) {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(b, &set); err != nil || set.Keys == nil {
-		return nil, guard.Invalid("JWKS", "", "is no JSON object with keys")
+		return nil, guard.Invalid("JWKS", "", "is not a JSON object with keys")
 	}
 	var keys []PublicKey
 	for _, raw := range set.Keys {
@@ -128,7 +128,7 @@ func parseJWKS(b []byte) ([]PublicKey, error) {
 			Kty, Crv, Use, Alg string
 		}
 		if err := json.Unmarshal(raw, &kind); err != nil {
-			return nil, guard.Invalid("JWKS", "", "has a key that is no JSON object")
+			return nil, guard.Invalid("JWKS", "", "has a key that is not a JSON object")
 		}
 		if kind.Kty != "OKP" || kind.Crv != "Ed25519" || kind.Use != "" && kind.Use != "sig" || kind.Alg != "" && kind.Alg != algorithm {
 			continue // RFC 7517, section 5: ignore unknown keys

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// TestBoottime: the hand-made system call reads a clock that is never behind
+// TestBoottime: the direct system call reads a clock that is never behind
 // CLOCK_MONOTONIC, which differs from it by the time that the machine was
 // suspended, and it is the clock in use.
 func TestBoottime(t *testing.T) {
@@ -20,7 +20,7 @@ func TestBoottime(t *testing.T) {
 	if !ok {
 		t.Fatal("this kernel has no CLOCK_BOOTTIME")
 	}
-	// Years would be the time of day or a misread structure.
+	// Years would mean the wall clock or a misread structure.
 	if monotonic := time.Duration(ts.Nano()); now < monotonic || now-monotonic > 5*365*24*time.Hour {
 		t.Errorf("CLOCK_BOOTTIME is %v, CLOCK_MONOTONIC %v", now, monotonic)
 	}

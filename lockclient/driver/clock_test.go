@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestNow: it goes with the time, and never back.
+// TestNow: the clock advances with time, and never goes back.
 func TestNow(t *testing.T) {
 	for name, clock := range map[string]func() time.Duration{"the system's": Now, "Go's": monotonic} {
 		outer := time.Now()

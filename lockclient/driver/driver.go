@@ -39,8 +39,8 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An issuer that
-// wraps another must forward those that the other has.
+// [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An
+// issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
 //

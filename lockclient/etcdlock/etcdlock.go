@@ -220,8 +220,8 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && spare: // the cluster lost it
 			continue
 		case errors.Is(err, guard.ErrOutcomeUnknown):
-			// The key may be there, and the next attempt of this lease ID may take it
-			// for its own: a revoke in flight would end that lease.
+			// The key may be there, and the next attempt of this lease ID may
+			// take it for its own: a revoke in flight would end that lease.
 		default:
 			go i.revoke(l.id)
 		}
@@ -525,8 +525,7 @@ func unavailable(op string, claim guard.Claim, err error) error {
 	return guard.Unavailable(op, claim, err)
 }
 
-// failed classifies the error of a write: the cluster refuses before anything
-// is written.
+// failed classifies the error of a write: the cluster refuses before it writes.
 func failed(op string, claim guard.Claim, err error) error {
 	code := status.Code(err)
 	var e rpctypes.EtcdError

@@ -14,8 +14,7 @@ import (
 )
 
 // TestAdvance: later grants are above what another system has issued; nothing
-// is ever lowered, no lease is taken away, and other resources keep their
-// numbers.
+// is ever lowered, no lease is lost, and other resources keep their numbers.
 func TestAdvance(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -111,9 +110,9 @@ func TestAdvanceInvalid(t *testing.T) {
 	}
 }
 
-// TestAdvanceIsDurable: what was acknowledged is there after a kill, where the
-// default would not wait for the disk. The control is TestKilledControl: on
-// this server a kill loses what did not wait.
+// TestAdvanceIsDurable: what was acknowledged is there after a kill, even if by
+// default commits do not wait for the disk. The control is TestKilledControl:
+// on this server a kill loses what did not wait.
 func TestAdvanceIsDurable(t *testing.T) {
 	t.Parallel()
 	server := forgetful(t)

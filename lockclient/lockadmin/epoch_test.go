@@ -32,7 +32,7 @@ func asRole(t *testing.T, pool *pgxpool.Pool, grants string) *pgxpool.Pool {
 	return dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
 }
 
-// wrapped puts a function that fails in the place of the server's.
+// wrapped replaces the server's function with one that fails.
 func wrapped(raise string) string {
 	return `DO $do$ BEGIN
 		ALTER FUNCTION pg_catalog.pg_current_wal_lsn() RENAME TO unwrapped;
@@ -40,7 +40,7 @@ func wrapped(raise string) string {
 	END $do$`
 }
 
-// hidden puts a function that may not be called in the place of the server's.
+// hidden replaces the server's function with one that may not be called.
 func hidden(function, result string) string {
 	return `DO $do$ BEGIN
 		ALTER FUNCTION pg_catalog.` + function + ` RENAME TO unwrapped_too;
@@ -49,8 +49,8 @@ func hidden(function, result string) string {
 	END $do$`
 }
 
-// TestEpochHidden: where the server hides what the epoch is made of, tokens are
-// granted under the stored base, with one warning per client and a flag. An
+// TestEpochHidden: if the server hides what the epoch is computed from, tokens
+// are granted under the stored base, with one warning per client and a flag. An
 // ordinary role sees everything.
 func TestEpochHidden(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -82,7 +82,7 @@ func TestEpochHidden(t *testing.T) {
 			if raised, err := newRoleOperator(t, owner).RaiseEpoch(t.Context()); err != nil || raised.Number != 1 || raised.Base != 1 {
 				t.Errorf("raised: %+v, %v", raised, err)
 			}
-			pool.Reset() // new connections ask again, and warn no more
+			pool.Reset() // new connections ask again, but do not warn again
 			if last := grant(t, client, "r", 2); last != 1<<pglease.EpochShift+2 {
 				t.Errorf("after the raise: token %v", last)
 			}
@@ -103,7 +103,7 @@ func TestEpochHidden(t *testing.T) {
 	}
 }
 
-// entered is what an issuer on pool sees of the server.
+// entered returns what an issuer on pool sees of the server.
 func entered(t *testing.T, pool *pgxpool.Pool) (e pglease.Epoch, err error) {
 	t.Helper()
 	server := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience}
@@ -117,7 +117,7 @@ func entered(t *testing.T, pool *pgxpool.Pool) (e pglease.Epoch, err error) {
 	return e, err
 }
 
-// TestEpochFailsClosed: what is no matter of being hidden stops every grant.
+// TestEpochFailsClosed: an error other than a hidden value stops every grant.
 func TestEpochFailsClosed(t *testing.T) {
 	pool := migrated(t)
 	mustExec(t, pool, wrapped("RAISE EXCEPTION USING ERRCODE = 'io_error', MESSAGE = 'disk on fire'"))
@@ -130,7 +130,7 @@ func TestEpochFailsClosed(t *testing.T) {
 	}
 }
 
-// TestEpochsUsedUp: past the last epoch nothing is granted rather than a token
+// TestEpochsUsedUp: past the last epoch nothing is granted, instead of a token
 // that wraps around, and the error says why.
 func TestEpochsUsedUp(t *testing.T) {
 	pool := migrated(t)

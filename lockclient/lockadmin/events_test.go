@@ -13,8 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// TestOperatorEvents: each call that changes something is told once, by its name,
-// with who, what and how far; one that fails or changes nothing is not told as done.
+// TestOperatorEvents: each call that changes something is reported once, by its
+// name, with who, what and how far; one that fails or changes nothing is not
+// reported as done.
 func TestOperatorEvents(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -28,7 +29,7 @@ func TestOperatorEvents(t *testing.T) {
 	for _, step := range []struct {
 		name string
 		call func() error
-		want map[string]any // nil: nothing is told
+		want map[string]any // nil: nothing is reported
 	}{
 		{"force unlock", func() (err error) {
 			done, err = o.ForceUnlock(t.Context(), "r", "Ada", "INC-1", &ForceUnlockOptions{RequestID: "request"})
@@ -85,8 +86,8 @@ func TestOperatorEvents(t *testing.T) {
 	}
 }
 
-// TestOptionsInvalid: each is refused by field and value, and what is left out has
-// its default.
+// TestOptionsInvalid: each is refused with its field and value, and what is left
+// out has its default.
 func TestOptionsInvalid(t *testing.T) {
 	pool := migrated(t)
 	for field, options := range map[string][]Options{
@@ -115,8 +116,8 @@ func TestOptionsInvalid(t *testing.T) {
 	}
 }
 
-// TestUnanswered: a server that cannot be asked is an error of every call, with
-// nothing in its place; an Inspection that is empty is none.
+// TestUnanswered: every call fails if the server cannot be reached, and returns
+// nothing else; an empty Inspection does not count as a result.
 func TestUnanswered(t *testing.T) {
 	pool := migrated(t)
 	closed := dial(t, pool.Config().ConnString())
@@ -176,8 +177,8 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
-// TestFindings: each thing that is wrong is found by itself, by its severity, and
-// what is at its bound is not.
+// TestFindings: each problem is found on its own, with its severity, and a value
+// at its bound is not a problem.
 func TestFindings(t *testing.T) {
 	fine := func() Inspection {
 		return Inspection{Schema: 2, SchemaWanted: 2, DefaultIsolation: "read committed", DefaultReadOnly: "off", Fsync: "on", FullPageWrites: "on", SynchronousCommit: "on"}

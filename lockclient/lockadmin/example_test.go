@@ -30,8 +30,9 @@ func database(ctx context.Context) (*pgxpool.Pool, func()) {
 	return pool, func() { pool.Close(); drop() }
 }
 
-// A resource whose tokens came from another system so far goes on above them,
-// and after a restore that the server cannot see all tokens go into a new epoch.
+// A resource whose tokens have come from another system continues above them,
+// and after a restore that the server cannot detect all tokens move to a new
+// epoch.
 func ExampleOperator_Advance() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
@@ -99,7 +100,7 @@ func ExampleOperator_ForceUnlock() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := guard.NewMemory(nil) // in place of the resource's own marks
+	store := guard.NewMemory(nil) // instead of the resource's own marks
 	if _, err := store.Admit(ctx, done.Burned); err != nil {
 		log.Fatal(err)
 	}

@@ -46,8 +46,8 @@ func grant(t *testing.T, c *Client, resource string, n int) (last guard.Token) {
 	return last
 }
 
-// withoutEpoch is what the acquire grants if nobody enters the epoch: the
-// control of the tests that follow.
+// withoutEpoch returns what the acquire grants if nobody enters the epoch: the
+// control of the following tests.
 func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guard.Token) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, acquired_at, expires_at)
@@ -63,7 +63,7 @@ func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guar
 // TestPromotedStandby is P3 across a failover that loses grants: replication
 // stops, the primary goes on granting, the standby is promoted. Every token
 // that it grants is above all of the primary's, on resources that it knows and
-// on those it never heard of; without the epoch the tokens repeat.
+// on those that it does not; without the epoch the tokens repeat.
 func TestPromotedStandby(t *testing.T) {
 	t.Parallel()
 	primary := startServer(t, nil)
@@ -106,7 +106,7 @@ func TestPromotedStandby(t *testing.T) {
 	}
 	time.Sleep(2 * time.Millisecond) // the control's leases are over
 	for resource, token := range lost {
-		// The client and its connections are from before the promotion.
+		// The client and its connections date from before the promotion.
 		if next := grant(t, follower, resource, 3); next <= token || next != 1<<pglease.EpochShift+3 {
 			t.Errorf("%s: token %v after %v", resource, next, token)
 		}
@@ -114,7 +114,7 @@ func TestPromotedStandby(t *testing.T) {
 	if e, err := follower.Epoch(t.Context()); err != nil || e.Number != 1 || e.Base != 0 || e.Timeline != 2 || e.Hidden != "" || e.Floor != 1<<pglease.EpochShift {
 		t.Errorf("the epoch is %+v, %v", e, err)
 	}
-	// What Advance put into a later epoch is left behind as well.
+	// Later grants are also above what Advance put into a later epoch.
 	if _, err := follower.AdvanceFloor(t.Context(), 5<<pglease.EpochShift+7); err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +139,8 @@ func postgresTool(t *testing.T, server *pgtest.Server, in []byte, name string, a
 
 // TestRestoredDump: a dump is restored into a fresh cluster, into another
 // database, and over itself while a client is running. Each time every later
-// token is above all that were granted, also those since the dump; without the
-// epoch they repeat.
+// token is above all that were granted, including those since the dump; without
+// the epoch they repeat.
 func TestRestoredDump(t *testing.T) {
 	t.Parallel()
 	server, fresh := startServer(t, nil), startServer(t, nil)
@@ -174,7 +174,7 @@ func TestRestoredDump(t *testing.T) {
 			time.Sleep(2 * time.Millisecond)
 			want := guard.Token(1<<pglease.EpochShift + 2)
 			if i == 3 {
-				// The dump knows nothing of the first restore: that is what
+				// The dump does not contain the first restore: that is what
 				// RaiseEpoch is for.
 				e, err := user.RaiseEpoch(t.Context())
 				if err != nil || e.Number != 2 {

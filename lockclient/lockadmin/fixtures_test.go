@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What the tests of lockclient have as well.
+// Shared with the tests of lockclient.
 const patience = leasetest.Patience
 
 type (
@@ -41,8 +41,8 @@ type Client struct {
 	*Operator
 }
 
-// newTestClient returns a client and an operator whose limits a busy machine keeps
-// as well, where opts do not set them.
+// newTestClient returns a client and an operator whose limits, unless opts set
+// them, even a busy machine keeps.
 func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *Client {
 	t.Helper()
 	var o lockclient.Options
@@ -85,7 +85,7 @@ func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *lockc
 	return lease
 }
 
-// waiting waits until so many connections of the database wait for a lock.
+// waiting waits until n connections of the database wait for a lock.
 func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	eventually(t, "they wait for a lock", func() bool {
@@ -96,7 +96,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
 	})
 }
 
-// row is a line of fencepost.leases.
+// row is a row of fencepost.leases.
 type row struct {
 	Resource, Owner       string
 	Token                 int64

@@ -70,18 +70,20 @@ type ForceUnlocked struct {
 	Repeated bool `json:"repeated"`
 }
 
-// ForceUnlock ends the lease on resource, whoever has it: it raises the issuer's token
-// by at least one and frees the lease, so that the next in line is granted it at once.
-// The audit record, with actor and reason, is written in the same statement; there is no
-// force unlock without one. The holder's next renewal finds its lease lost, with
-// [lockclient.ErrForceUnlocked] as the cause; waiters are woken. opts may be nil.
+// ForceUnlock ends the lease on resource, whoever has it: it raises the
+// issuer's token by at least one and frees the lease, so that the next in line
+// is granted it at once. The audit record, with actor and reason, is written in
+// the same statement; there is no force unlock without one. The holder's next
+// renewal finds its lease lost, with [lockclient.ErrForceUnlocked] as the
+// cause; waiters are woken. opts may be nil.
 //
-// It does not stop the cut holder from writing: the resource does not know until a higher token
-// arrives there. Either raise the burned claim at the resource (Raise of sqlfence's DB, of
-// httpfence's Middleware or of s3fence's Objects, or guard.Store.Admit), after which every write
-// of the cut holder is refused as stale, or wait for the next holder to do so. An expired or
-// free lease can be force-unlocked too, for the burned claim: a paused holder may come back to
-// any of them.
+// It does not stop the cut holder from writing: the resource does not know
+// until a higher token arrives there. Either raise the burned claim at the
+// resource (Raise of sqlfence's DB, of httpfence's Middleware or of s3fence's
+// Objects, or guard.Store.Admit), after which every write of the cut holder is
+// refused as stale, or wait for the next holder to do so. An expired or free
+// lease can be force-unlocked too, for the burned claim: a paused holder may
+// come back to any of them.
 //
 // Actor is who does it, 1 to 128 bytes, reason is why, 1 to 1000 bytes; neither
 // may be only spaces.
@@ -240,8 +242,7 @@ FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_cat
 
 func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		// So that the burned token is above those that a failover may have
-		// lost.
+		// So that the burned token is above any that a failover may have lost.
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
 		if err != nil {
 			return pglease.Harmless(err)

@@ -13,7 +13,7 @@ import (
 )
 
 // TestForceUnlockLostAnswer: a request whose answer is lost is found again by
-// its ID, by the call itself or by a later one, and burns one token. The
+// its ID, by the call itself or by a later one, and burns only one token. The
 // control, a later call under another ID, cuts the successor.
 func TestForceUnlockLostAnswer(t *testing.T) {
 	direct := migrated(t)
@@ -41,7 +41,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy.Cut.Store(1 << 40)
-	o.server.OpTimeout = 600 * time.Millisecond // to give up after; all else takes what it takes
+	o.server.OpTimeout = 600 * time.Millisecond // when to give up; everything else takes as long as it takes
 	_, err = o.ForceUnlock(t.Context(), "r", "a", "b", nil)
 	var failed *guard.FailedError
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
@@ -66,8 +66,8 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 	}
 }
 
-// TestForceUnlockAtOnce: of many at once under one ID one acts; of many under
-// their own each burns a token of its own.
+// TestForceUnlockAtOnce: of many concurrent requests under one ID only one
+// acts; of many under different IDs each burns a token of its own.
 func TestForceUnlockAtOnce(t *testing.T) {
 	pool := migrated(t)
 	o := newRoleOperator(t, pool)
@@ -104,8 +104,8 @@ func TestForceUnlockAtOnce(t *testing.T) {
 	}
 }
 
-// TestForceUnlockIsOnDisk: where commits need not wait for the disk, this one
-// does, else a crash would issue the burned token again. The control is a
+// TestForceUnlockIsOnDisk: even if commits need not wait for the disk, this one
+// does, otherwise a crash would issue the burned token again. The control is a
 // statement that raises nothing.
 func TestForceUnlockIsOnDisk(t *testing.T) {
 	owner := migrated(t)
@@ -130,9 +130,9 @@ func TestForceUnlockIsOnDisk(t *testing.T) {
 	}
 }
 
-// TestForceUnlockFullQueue: a server whose queue of notifications is full does
-// not keep an operator from cutting a lease that somebody waits for. The control
-// is a function that notifies all the same.
+// TestForceUnlockFullQueue: a full notification queue does not prevent an
+// operator from cutting a lease that somebody waits for. The control is a
+// function that notifies nevertheless.
 func TestForceUnlockFullQueue(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
@@ -157,7 +157,7 @@ func TestForceUnlockFullQueue(t *testing.T) {
 }
 
 // TestRequestIDOfTwoResources: of two requests at once, under one ID and on two
-// resources, the later one is refused as that, and not as something that failed.
+// resources, the later one is refused for that reason, and not as a failure.
 func TestRequestIDOfTwoResources(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)

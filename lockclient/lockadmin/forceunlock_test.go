@@ -45,7 +45,7 @@ func all[T any](seq iter.Seq2[T, error]) (got []T, err error) {
 }
 
 // TestForceUnlock: it burns a token, records itself, wakes a waiter, and the
-// holder learns who cut it and why, by a renewal as by a release.
+// holder learns from a renewal or a release who cut it and why.
 func TestForceUnlock(t *testing.T) {
 	pool := migrated(t)
 	client, other, o := newTestClient(t, pool, nil), newTestClient(t, pool, nil), newRoleOperator(t, pool)
@@ -162,8 +162,8 @@ func TestForceUnlockOfNobody(t *testing.T) {
 		if err != nil || done.Cut.State != want.state || done.Burned.Token != want.token {
 			t.Errorf("%s: %+v, %v", resource, done, err)
 		}
-		// Nobody held it, and that is what is said: by the answer, by the audit, of
-		// the row that is left, and of the burned token when it is cut again.
+		// Nobody held it, and the answer, the audit, the remaining row and, when it
+		// is cut again, the burned token's owner say so.
 		left, err := o.Get(t.Context(), resource)
 		if err != nil || left.Owner != "" || !left.AcquiredAt.IsZero() || left.LeaseID != "" || left.Token != want.token {
 			t.Errorf("%s is left as %+v, %v", resource, left, err)
@@ -196,7 +196,7 @@ func TestForceUnlockOfNobody(t *testing.T) {
 	}
 }
 
-// TestForceUnlockRefused: each by its exact reason, and nothing changes.
+// TestForceUnlockRefused: each has its exact reason, and nothing changes.
 func TestForceUnlockRefused(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
@@ -251,8 +251,8 @@ func TestForceUnlockRefused(t *testing.T) {
 	}
 }
 
-// TestAuditRequiresActorAndReason: who calls the function without this package records no
-// actor or reason of nothing but space either.
+// TestAuditRequiresActorAndReason: a caller of the function without this
+// package cannot record an actor or reason of only spaces either.
 func TestAuditRequiresActorAndReason(t *testing.T) {
 	pool := migrated(t)
 	for _, test := range []struct{ actor, reason, constraint string }{

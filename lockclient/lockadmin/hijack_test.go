@@ -11,9 +11,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// offeredSQL is what a role that may create in a schema of other roles'
-// search_path can put there: overloads that match better than the system's own.
-// Each leaves a trace that no rollback takes away.
+// offeredSQL is what a role can create in a schema of other roles' search_path:
+// overloads that match better than the system's own. Each leaves a trace that
+// no rollback removes.
 const offeredSQL = `CREATE SEQUENCE shared.ran;
 	CREATE FUNCTION shared.eq(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('shared.ran'); RETURN false; END $$;
 	CREATE OPERATOR shared.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = shared.eq);
@@ -24,8 +24,8 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 	CREATE FUNCTION shared.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('shared.ran'); RETURN ''; END $$;`
 
 // TestOperatorRunsNoCodeOfOthers: what another role put into a schema of the
-// search_path does not run with the rights of who inspects, lists, purges or
-// migrates. The controls are some of the queries as they stand.
+// search_path does not run with the rights of a role that inspects, lists,
+// purges or migrates. The controls are some of the queries without protection.
 func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 	admin := migrated(t)
 	var database string

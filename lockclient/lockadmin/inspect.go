@@ -142,7 +142,7 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	return in, inspectRest(ctx, conn, &in)
 }
 
-// inspectRest queries what may be denied or missing; only a broken connection is
+// inspectRest reads what may be denied or missing; only a broken connection is
 // an error.
 func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 	var hidden []string

@@ -69,8 +69,8 @@ type ListOptions struct {
 	States []LeaseState
 	// AwaitedOnly lists only the leases that somebody waits for.
 	AwaitedOnly bool
-	// After is the Resource after which the list begins; empty means from the
-	// beginning.
+	// After is the Resource after which the list begins; empty means at the
+	// first.
 	After string
 }
 
@@ -220,7 +220,7 @@ func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *
 // These only read and wait for no row, so now() is the time of reading. Times of
 // minus infinity, for "never", are returned as NULL.
 
-// stated selects rows of fencepost.leases with their state; the condition
+// stated selects rows of fencepost.leases with their state; a condition
 // follows.
 const stated = `SELECT f.*, CASE WHEN f.lease_id IS NULL THEN 'free' WHEN f.expires_at > now() THEN 'held' ELSE 'expired' END AS state
   FROM fencepost.leases f WHERE `

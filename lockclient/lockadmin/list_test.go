@@ -53,9 +53,9 @@ func matches(pattern, name string) bool {
 	return true
 }
 
-// TestListByPattern: whatever is in names and patterns, a list is exactly the
-// names whose components match, in the order of their bytes, in pages of any
-// size. The control, LIKE, is wrong about some of them.
+// TestListByPattern: whatever names and patterns contain, a list is exactly the
+// names whose components match, in byte order, in pages of any size. The
+// control, LIKE, is wrong about some of them.
 func TestListByPattern(t *testing.T) {
 	pool := migrated(t)
 	o := newRoleOperator(t, pool)
@@ -104,8 +104,8 @@ func TestListByPattern(t *testing.T) {
 	}
 }
 
-// TestListStates: rows by state and by waiters, also where a page's worth of
-// rows has none of them; what each row says.
+// TestListStates: rows by state and by waiters, even if a page's worth of rows
+// has none of them, and the contents of each row.
 func TestListStates(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
@@ -116,7 +116,7 @@ func TestListStates(t *testing.T) {
 	time.Sleep(lockclient.MinTTL)
 	go client.Acquire(t.Context(), "z", &lockclient.AcquireOptions{TTL: time.Minute})
 	awaited(t, o, "z")
-	// Seen for longer than this machine may take to set it again.
+	// Valid for longer than this machine may take to set it again.
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'z'")
 	list := func(opts ListOptions) (names []string) {
 		for info, err := range o.List(t.Context(), "", &opts) {
@@ -175,7 +175,7 @@ func TestListStates(t *testing.T) {
 	}
 }
 
-// TestListInvalid: each is refused by field and value.
+// TestListInvalid: each is refused with its field and value.
 func TestListInvalid(t *testing.T) {
 	o := newRoleOperator(t, migrated(t))
 	list := func(pattern string, opts ListOptions) error {
@@ -220,8 +220,8 @@ func TestInfoJSON(t *testing.T) {
 	}
 }
 
-// TestInfoOfWaitersAndMetadata: a lease tells what its holder says of itself and
-// how many processes wait; once it is free, neither.
+// TestInfoOfWaitersAndMetadata: a lease shows what its holder says about itself
+// and how many processes wait; once it is free, neither.
 func TestInfoOfWaitersAndMetadata(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)

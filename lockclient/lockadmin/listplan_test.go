@@ -25,7 +25,7 @@ func manyRows(t testing.TB) *pgxpool.Pool {
 	return pool
 }
 
-// plan is what EXPLAIN says of one node.
+// plan is what EXPLAIN says about one node.
 type plan struct {
 	Type    string  `json:"Node Type"`
 	Index   string  `json:"Index Name"`
@@ -44,7 +44,7 @@ func (p plan) walk(f func(plan)) {
 	}
 }
 
-// explain runs a prepared statement under a generic plan, which knows nothing of
+// explain runs a prepared statement under a generic plan, which does not know
 // the prefix, as after the fifth execution.
 func explain(t *testing.T, pool *pgxpool.Pool, sql, types string, args ...string) (top plan) {
 	t.Helper()
@@ -70,9 +70,9 @@ func explain(t *testing.T, pool *pgxpool.Pool, sql, types string, args ...string
 }
 
 // TestListOf200000: a page reads a range of the index and a bounded number of
-// rows and blocks, wherever in 200,000 leases it is, under the plan that knows no
-// parameter; and going through all of them takes no memory that grows. The
-// control is a prefix by starts_with, which reads everything.
+// rows and blocks, wherever in 200,000 leases it is, under the plan that does not
+// know the parameters; and listing all of them takes bounded memory. The control
+// is a prefix by starts_with, which reads everything.
 func TestListOf200000(t *testing.T) {
 	pool := manyRows(t)
 	const types = "text, text, text, bigint, bigint, text[], boolean, text"
@@ -102,7 +102,8 @@ func TestListOf200000(t *testing.T) {
 				}
 			}
 		})
-		// A row is at most on a page of its own; the index's pages come on top.
+		// At most, each row is on a page of its own; the index's pages are
+		// extra.
 		if blocks := top.Hit + top.Read; scans != 1 || float64(blocks) > test.rows*1.2+20 {
 			t.Errorf("%s: %d index scans, %d blocks for %v rows", what, scans, blocks, test.rows)
 		}

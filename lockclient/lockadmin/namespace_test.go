@@ -23,7 +23,7 @@ func hostile(rng *rand.Rand) string {
 	return b.String()
 }
 
-// collisions counts pairs of namespace and name that join makes one resource.
+// collisions counts pairs of namespace and name that join maps to one resource.
 func collisions(join func(ns, name string) (string, error)) (n int) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	seen := map[string][2]string{}
@@ -62,8 +62,8 @@ func TestNamespacesAreInjective(t *testing.T) {
 	}
 }
 
-// TestNamespaceJoinsAsJoinResource: a confined client's names go together with
-// what the fences make of the parts.
+// TestNamespaceJoinsAsJoinResource: a confined client's names agree with what
+// the fences make of the parts.
 func TestNamespaceJoinsAsJoinResource(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 1000 {
@@ -121,7 +121,7 @@ func TestTenants(t *testing.T) {
 	if leases, err := all(unconfined.List(t.Context(), "", nil)); err != nil || len(leases) != 2*len(names) {
 		t.Errorf("the unconfined: %d leases, %v", len(leases), err)
 	}
-	// Hostile prefixes and places to go on from.
+	// Hostile prefixes and places to continue from.
 	for _, prefix := range []string{"", "a", ":", "%", "../*", "\U0010FFFF", "a:", "_", "b:x", "*", "*:x", "a*"} {
 		for _, after := range []string{"", "a", "a%3Ab:", "a:", "\U0010FFFF"} {
 			for c, inside := range map[*Client]string{a: "a:", b: "a%3Ab:"} {
@@ -160,7 +160,8 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// TestNamespaceInvalid: each is refused by field and value, and no row is made.
+// TestNamespaceInvalid: each is refused with its field and value, and no row is
+// made.
 func TestNamespaceInvalid(t *testing.T) {
 	pool := migrated(t)
 	for _, ns := range []string{"a\x00", "a\n", "\xff", strings.Repeat("x", 257), strings.Repeat(":", 86), strings.Repeat("y", 1<<20)} {

@@ -20,7 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestAudit: by pattern, by time and in pages, the latest first.
+// TestAudit: records by pattern, by time and in pages, the latest first.
 func TestAudit(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
@@ -61,7 +61,7 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	latest := auditOf(t, o, "")
-	for i, r := range latest { // on from any record
+	for i, r := range latest { // continue from any record
 		rest, err := all(o.Audit(t.Context(), "", &AuditOptions{Before: r.ID}))
 		if err != nil || !slices.Equal(rest, latest[i+1:]) {
 			t.Errorf("before %d: %+v, %v", r.ID, rest, err)
@@ -88,7 +88,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestStats: each happening is counted under the longest prefix that matches,
+// TestStats: each event is counted under the longest prefix that matches,
 // everything else in one bucket.
 func TestStats(t *testing.T) {
 	pool := migrated(t)
@@ -140,7 +140,7 @@ func TestStats(t *testing.T) {
 }
 
 // TestReclaimedIsNotReleased: of grants that wait for the row, those that follow
-// a release are not called reclaimed.
+// a release are not reported as reclaimed.
 func TestReclaimedIsNotReleased(t *testing.T) {
 	pool := migrated(t)
 	c := newTestClient(t, pool, nil)
@@ -165,7 +165,7 @@ func TestReclaimedIsNotReleased(t *testing.T) {
 	}
 }
 
-// TestInspect: what is wrong is found, by its setting, and nothing else.
+// TestInspect: each problem is found, by its setting, and nothing else.
 func TestInspect(t *testing.T) {
 	owner := migrated(t)
 	grant(t, newTestClient(t, owner, nil), "r", 1)
@@ -255,7 +255,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// renumbered tells the client another process number than the server's, as a
+// renumbered gives the client a process number other than the server's, as a
 // pooler does.
 type renumbered struct {
 	server  io.Reader
@@ -281,7 +281,7 @@ func (r *renumbered) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestInspectBehindPooler: another process number than the server's is noticed.
+// TestInspectBehindPooler: a process number other than the server's is noticed.
 func TestInspectBehindPooler(t *testing.T) {
 	owner := migrated(t)
 	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) {
@@ -295,7 +295,7 @@ func TestInspectBehindPooler(t *testing.T) {
 	}
 }
 
-// TestProbe: it leases for real, measures, and says who is in the way.
+// TestProbe: it acquires a real lease, measures, and says who is in the way.
 func TestProbe(t *testing.T) {
 	pool := migrated(t)
 	o := newRoleOperator(t, pool)

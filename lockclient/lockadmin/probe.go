@@ -13,8 +13,8 @@ import (
 
 // ProbeOptions configures [Operator.Probe]. The zero value is the default.
 type ProbeOptions struct {
-	// Resource is the resource to lease; empty means "fencepost-probe". Its row
-	// stays until a purge.
+	// Resource is what is leased; empty means "fencepost-probe". Its row stays
+	// until a purge.
 	Resource string
 	// Rounds is how many times to do so; 0 means 5, at most 1000.
 	Rounds int

@@ -91,9 +91,9 @@ type Purged struct {
 // nil. Several processes may purge.
 //
 // Errors: guard.ErrInvalid (also for a handle with a namespace);
-// guard.ErrUnavailable (the batch that failed deleted nothing, for example because
-// it got no lock within Options.OpTimeout); guard.ErrOutcomeUnknown. Purged says what was deleted
-// before; another call continues.
+// guard.ErrUnavailable (the batch that failed deleted nothing, for example
+// because it got no lock within Options.OpTimeout); guard.ErrOutcomeUnknown.
+// Purged says what was deleted before; another call continues.
 func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
 	if err := o.namespace.Everything("Purge"); err != nil {
 		return Purged{}, err

@@ -15,15 +15,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What the controls take out of purge_leases.
+// What the controls remove from purge_leases.
 const (
 	theLock  = "PERFORM fencepost.lock_leases(p_wait_ms);"
 	theFloor = "PERFORM fencepost.raise_floor(v_highest);"
 )
 
 // TestPurgeThenInsert is the order that breaks a purge without the lock: an
-// acquire has read the floor and waits for the row that a purge has deleted. What
-// goes wrong without the lock, and without the floor, is in the server's history.
+// acquire has read the floor and waits for the row that a purge has deleted. The
+// server's history shows what goes wrong without the lock and without the floor.
 func TestPurgeThenInsert(t *testing.T) {
 	for _, test := range []struct {
 		name, take, put string
@@ -75,7 +75,7 @@ func TestPurgeThenInsert(t *testing.T) {
 	}
 }
 
-// watchPurged has the history of leases written down, also by what functions do
+// watchPurged records the history of leases, including changes by functions
 // that set a search_path of their own.
 func watchPurged(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
@@ -83,11 +83,11 @@ func watchPurged(t *testing.T, pool *pgxpool.Pool) {
 	mustExec(t, pool, "ALTER FUNCTION note() SET search_path = public")
 }
 
-// TestPurgeRacesAcquire: rows are purged all the while as they are acquired and
-// released, thousands of times. By the server's own history no token is lower
-// than or equal to an earlier one of its resource. The controls are in
-// TestPurgeThenInsert, in the order in which it goes wrong; here it would be by
-// chance.
+// TestPurgeRacesAcquire: rows are purged continuously while they are acquired
+// and released, thousands of times. By the server's own history no token is
+// lower than or equal to an earlier one of its resource. The controls are in
+// TestPurgeThenInsert, in the order that goes wrong; here they would fail only
+// by chance.
 func TestPurgeRacesAcquire(t *testing.T) {
 	grants := int64(byLength(1000, 5000))
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })

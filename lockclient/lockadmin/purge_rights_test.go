@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestNoUnlockWithoutRecord: whatever an operator asks of the purge, a lease that
-// somebody holds stays. The control is the function that trusts its caller.
+// TestNoUnlockWithoutRecord: whatever an operator passes to the purge, a lease
+// that somebody holds stays. The control is the function that trusts its caller.
 func TestNoUnlockWithoutRecord(t *testing.T) {
 	owner, names, as := testRoles(t, "")
 	client := newTestClient(t, owner, nil)

@@ -23,7 +23,7 @@ func floorOf(t *testing.T, pool *pgxpool.Pool) (floor guard.Token) {
 	return floor
 }
 
-// mutate takes something out of a function of the schema.
+// mutate replaces part of a function of the schema.
 func mutate(t *testing.T, pool *pgxpool.Pool, function, take, put string) {
 	t.Helper()
 	var source string
@@ -37,8 +37,9 @@ func mutate(t *testing.T, pool *pgxpool.Pool, function, take, put string) {
 	mustExec(t, pool, mutant)
 }
 
-// TestPurge: what was free for long goes, in small batches; what is held, free
-// for less or waited for stays; the floor keeps every later token above.
+// TestPurge: rows that have long been free are deleted, in small batches; those
+// held, free for less time or waited for stay; every later token is above the
+// floor.
 func TestPurge(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
@@ -72,7 +73,7 @@ func TestPurge(t *testing.T) {
 	}
 }
 
-// TestPurgeManyRows: the whole table is looked at, in more than one window.
+// TestPurgeManyRows: the whole table is examined, in more than one window.
 func TestPurgeManyRows(t *testing.T) {
 	pool := migrated(t)
 	mustExec(t, pool, `INSERT INTO fencepost.leases (resource, token, expires_at)
@@ -122,11 +123,11 @@ func TestPurgeLoop(t *testing.T) {
 	}
 }
 
-// TestPurgeBesideOpenTransaction: a transaction that stays open and has a lock
-// on the table keeps the purge away, not the renewals: while the purge is put off
-// again and again none of them waits for a lock, of which the server's
-// lock_timeout is the judge, whatever else the machine does. The control queues
-// without a limit, and a renewal waits behind it.
+// TestPurgeBesideOpenTransaction: a transaction that stays open and has a lock on
+// the table blocks the purge, not the renewals: while the purge is postponed
+// repeatedly none of them waits for a lock, as the server's lock_timeout shows,
+// whatever else the machine does. The control queues without a limit, and a
+// renewal waits behind it.
 func TestPurgeBesideOpenTransaction(t *testing.T) {
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
 	mustExec(t, pool, `INSERT INTO fencepost.leases (resource, token, expires_at) SELECT 'old ' || i, i, '-infinity' FROM generate_series(1, 50) i`)
@@ -142,7 +143,7 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 	purger := newTestClient(t, pool, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	mustExec(t, pool, "CREATE SEQUENCE public.put_off") // which no rollback takes back
+	mustExec(t, pool, "CREATE SEQUENCE public.put_off") // which no rollback undoes
 	mutate(t, pool, "lock_leases", "RAISE EXCEPTION USING ERRCODE = 'lock_not_available'", "PERFORM nextval('public.put_off'); RAISE EXCEPTION USING ERRCODE = 'lock_not_available'")
 	putOff := func() (times int) {
 		if err := pool.QueryRow(t.Context(), "SELECT last_value FROM public.put_off").Scan(&times); err != nil {
@@ -156,7 +157,7 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 	}
 	outcome := make(chan result, 1)
 	go func() {
-		done, err := purger.Purge(ctx, &PurgeOptions{LockTimeout: time.Second}) // that long a renewal would wait behind it
+		done, err := purger.Purge(ctx, &PurgeOptions{LockTimeout: time.Second}) // a renewal would wait that long behind it
 		outcome <- result{done, err}
 	}()
 	for renewals := 0; renewals < 50 || putOff() < 4; renewals++ {

@@ -33,8 +33,8 @@ func migrateRoles(ctx context.Context, pool *pgxpool.Pool, names *RoleNames) err
 	return err
 }
 
-// testRoles migrates with roles of names that nobody else has, because roles are
-// the whole server's, and returns a pool of connections as each.
+// testRoles migrates with uniquely named roles, because roles belong to the
+// whole server, and returns a pool of connections for each.
 func testRoles(t *testing.T, suffix string) (owner *pgxpool.Pool, names RoleNames, as func(role string) *pgxpool.Pool) {
 	t.Helper()
 	url := pgtest.Database(t)
@@ -61,7 +61,7 @@ func testRoles(t *testing.T, suffix string) (owner *pgxpool.Pool, names RoleName
 	return owner, names, as
 }
 
-// dialAs returns a pool of connections that have a role's rights and no more.
+// dialAs returns a pool of connections with only a role's rights.
 func dialAs(t testing.TB, url, role string) *pgxpool.Pool {
 	return dial(t, url, func(c *pgxpool.Config) {
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -71,7 +71,7 @@ func dialAs(t testing.TB, url, role string) *pgxpool.Pool {
 	})
 }
 
-// TestRolesSuffice: each role can do what it is for.
+// TestRolesSuffice: each role can do what it is meant for.
 func TestRolesSuffice(t *testing.T) {
 	owner, names, as := testRoles(t, "")
 	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
@@ -161,7 +161,8 @@ func awaited(t testing.TB, o *Operator, resource string) {
 }
 
 // TestRolesForbid: each forbidden action gets SQLSTATE 42501 and changes
-// nothing. The control is the owner, who may do all but what nobody may.
+// nothing. The control is the owner, who may do everything except what nobody
+// may.
 func TestRolesForbid(t *testing.T) {
 	owner, names, as := testRoles(t, "")
 	mustTry(t, newTestClient(t, owner, nil), "r", time.Minute)
@@ -175,7 +176,7 @@ func TestRolesForbid(t *testing.T) {
 	others := []string{names.Operator, names.Reader}
 	for _, test := range []struct {
 		sql    string
-		nobody bool // not the owner either
+		nobody bool // not even the owner
 		roles  []string
 	}{
 		{"UPDATE fencepost.audit SET reason = 'other'", true, everybody},
@@ -238,7 +239,7 @@ func TestRolesForbid(t *testing.T) {
 		if pg := pglease.Error(err); test.nobody && (pg == nil || pg.Code != "42501") || !test.nobody && err != nil {
 			t.Errorf("control: %s, as the owner: %v", test.sql, err)
 		}
-		if test.nobody { // nor a superuser who silences what is not for replicas
+		if test.nobody { // nor a superuser that disables ordinary triggers
 			err := pgx.BeginFunc(t.Context(), owner, func(tx pgx.Tx) error {
 				_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE fencepost.epoch SET base = base + 1; "+test.sql, pgx.QueryExecModeSimpleProtocol)
 				return err
@@ -260,7 +261,7 @@ func TestRolesForbid(t *testing.T) {
 			}
 		}
 	}
-	// Through the Go calls: unavailable, with the server's code for a cause.
+	// Through the Go calls: unavailable, with the server's code as the cause.
 	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
 	_, cut := issuer.Operator.ForceUnlock(t.Context(), "r", "a", "b", nil)
 	_, raised := issuer.RaiseEpoch(t.Context())
@@ -275,9 +276,9 @@ func TestRolesForbid(t *testing.T) {
 	}
 }
 
-// TestIssuerCannotStopGrants: finding after finding, what one issuer tried in
-// order to stop all others is refused, and everybody is granted afterwards. The
-// control, without the triggers, is an issuer that stops every grant.
+// TestIssuerCannotStopGrants: case by case, what one issuer tries in order to
+// stop all others is refused, and everybody is granted afterwards. The control,
+// without the triggers, is an issuer that stops every grant.
 func TestIssuerCannotStopGrants(t *testing.T) {
 	for name, sql := range map[string]string{
 		"the floor":           "INSERT INTO fencepost.leases (resource, token) VALUES ('', 9223372036854775806) ON CONFLICT (resource) DO UPDATE SET token = excluded.token",
@@ -311,8 +312,8 @@ func TestIssuerCannotStopGrants(t *testing.T) {
 	}
 }
 
-// TestForceUnlockedNeedsItsLease: an issuer reads why its lease ended, and not the
-// record of one whose ID, token or resource it guesses.
+// TestForceUnlockedNeedsItsLease: an issuer can read why its own lease ended, but
+// not the record of a lease whose ID, token or resource it guesses.
 func TestForceUnlockedNeedsItsLease(t *testing.T) {
 	_, names, as := testRoles(t, "")
 	issuer, operator := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Operator))
@@ -354,8 +355,8 @@ func TestForceUnlockedNeedsItsLease(t *testing.T) {
 	}
 }
 
-// TestRolesByUnprivilegedOwner: the schema's owner needs no right to make roles where
-// they are there. The control asks for one that is not.
+// TestRolesByUnprivilegedOwner: the schema's owner needs no right to create
+// roles if they exist. The control asks for one that does not.
 func TestRolesByUnprivilegedOwner(t *testing.T) {
 	url := pgtest.Database(t)
 	super := dial(t, url)
@@ -394,7 +395,7 @@ func TestRolesByUnprivilegedOwner(t *testing.T) {
 	}
 }
 
-// fingerprint is everything in the tables.
+// fingerprint returns everything in the tables.
 func fingerprint(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT l::text FROM fencepost.leases l UNION ALL SELECT a::text FROM fencepost.audit a
@@ -409,7 +410,7 @@ func fingerprint(t *testing.T, pool *pgxpool.Pool) []string {
 	return lines
 }
 
-// TestRolesSQL: it may be run again, takes what was granted besides, and no name
+// TestRolesSQL: it may be run again, revokes additional grants, and no name
 // breaks out of it.
 func TestRolesSQL(t *testing.T) {
 	owner, names, as := testRoles(t, "$fencepost$;'\"\\ $fencepost0$ é")
@@ -439,7 +440,7 @@ func TestRolesSQL(t *testing.T) {
 	if sql, err := RolesSQL(nil); err != nil || !strings.Contains(sql, `"fencepost_issuer"`) || !strings.Contains(sql, `"fencepost_operator"`) || !strings.Contains(sql, `"fencepost_reader"`) {
 		t.Errorf("%s, %v", sql, err)
 	}
-	// Who may not make roles is told so.
+	// A role that may not create roles gets an error that says so.
 	if err := migrateRoles(t.Context(), as(names.Operator), &RoleNames{Issuer: "nobody_" + names.Issuer[:20]}); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 		t.Errorf("by the operator: %v", err)
 	}

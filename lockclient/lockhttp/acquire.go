@@ -224,8 +224,7 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		failed := err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError
 		if l.failing(failed, began) >= a.s.opts.Timeout || failed && a.Timeout >= a.s.opts.Timeout {
 			// Otherwise each in the line would wait for the timeouts of those
-			// ahead. A request with less time than that proves nothing about the
-			// issuer.
+			// ahead. A request with less time proves nothing about the issuer.
 			a.s.lines.fail(l, lineError(a.Resource, err))
 		}
 		if err != nil || held == nil {

@@ -255,8 +255,8 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	return nil
 }
 
-// unlock force-unlocks a resource and then raises the burned claim, if the
-// server can do that.
+// unlock force-unlocks a resource and raises the burned claim, if the server
+// can.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
 	if !id.Operator {
 		return body, &httpError{kind: &kindForbidden}
@@ -290,8 +290,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	}
 	if s.opts.Raise != nil {
 		_, err := within(ctx, s, "raise", done.Burned, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Burned) }, nil)
-		// A mark that is already there, or a higher one, also stops the cut
-		// holder.
+		// A mark that is already there, or higher, also stops the cut holder.
 		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
 		if !body.Raised {
 			s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
@@ -317,8 +316,7 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// audited returns one page of the audit, the latest first, of all templates
-// together.
+// audited returns a page of the audit, the latest first, of all templates.
 func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
 	switch {
 	case !id.Operator:

@@ -13,8 +13,8 @@ import (
 )
 
 // TestBadInput is the table of what is refused: the status, the problem type and
-// the field that the answer names. The table in the package's documentation says
-// the same by kind. No refused request leaves a lease.
+// the field that the answer names. The table in the package's documentation
+// lists the same by kind. No refused request leaves a lease.
 func TestBadInput(t *testing.T) {
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), people, nil)
@@ -146,7 +146,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestNamesInPaths: what an escape in a path means is one name, whoever escapes.
+// TestNamesInPaths: an escaped path means one name, whoever escapes it.
 func TestNamesInPaths(t *testing.T) {
 	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
 	for n, c := range []struct{ name, path string }{
@@ -177,7 +177,7 @@ func TestNamesInPaths(t *testing.T) {
 	}
 }
 
-// TestConstruction: static mistakes are errors of New and NewIssuer.
+// TestConstruction: New and NewIssuer return static mistakes as errors.
 func TestConstruction(t *testing.T) {
 	issuer := memory.NewServer().Issuer()
 	for name, err := range map[string]error{

@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// everybody trusts who asks.
+// everybody trusts every caller.
 func everybody(*http.Request) (*lockhttp.Identity, error) {
 	return &lockhttp.Identity{Subject: "test", AllResources: true, Operator: true}, nil
 }
@@ -97,7 +97,7 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 			return connect(t, servers[next%2].URL)
 		}
 		h.TTL = time.Minute
-		// The server's clock stands still, so its leases come nearer.
+		// The server's clock cannot be moved, so its leases are shortened.
 		h.Pass = func(d time.Duration) {
 			_, err := pool.Exec(t.Context(), `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
 				expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())

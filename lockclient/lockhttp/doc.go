@@ -78,8 +78,8 @@
 //     client's own it is kept, since the client may come back, and runs out with
 //     its TTL.
 //   - To give up under an ID of the client's own: DELETE without the token.
-//     Nothing is granted under that ID any more, not even to a request that is
-//     still in transit.
+//     Nothing is granted under that ID any more, not even to a request in
+//     transit.
 //   - notAfter: a request that arrives later, by the server's clock, does
 //     nothing. The Go client always sends it, computed from the server's time
 //     that it last received. The clocks of servers behind one name must agree

@@ -16,12 +16,11 @@ import (
 )
 
 const (
-	// heartbeat is how often a stream sends something, so that proxies keep it
-	// open.
+	// heartbeat is how often a stream sends something, so that proxies keep it.
 	heartbeat = 15 * time.Second
 	// followMost is how many resources one stream may follow.
 	followMost = 20
-	// look is after how long a watch is restarted, unless the issuer says
+	// look is the time after which a watch is restarted, unless the issuer says
 	// otherwise.
 	look = 2 * time.Second
 )
@@ -60,8 +59,8 @@ func (s *stream) send(name string, data any) error {
 	return s.control.Flush()
 }
 
-// look asks the issuer who has the lease; woken gets a value when it is worth
-// looking again.
+// look asks the issuer who has the lease; woken gets a value when to look
+// again.
 func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, woken chan struct{}, err error) {
 	woken = make(chan struct{}, 1)
 	watching, err = within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, func(ctx context.Context) (driver.Watching, error) {
@@ -203,8 +202,7 @@ func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker,
 	}
 }
 
-// follow sends who holds the leases of some resources, and every change that is
-// seen.
+// follow sends who holds the leases of some resources, and every change seen.
 func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	q := queryOf(r)
 	resources := q.all("resource")

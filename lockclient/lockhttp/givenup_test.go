@@ -18,7 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// hooked is an issuer whose acquires a test can stand before and behind.
+// hooked is an issuer whose acquires a test can stop before and after.
 type hooked struct {
 	*memory.Issuer
 	before, after func()
@@ -43,8 +43,8 @@ func (h *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 
 // TestP8ClientGoes: the client of an acquire goes away while the issuer grants.
 // Nobody can know the lease ID that the server made, so the lease is released;
-// under an ID of the client's own it stays, because the client may come again,
-// and gets the same token then.
+// under an ID of the client's own it stays, because the client may come back,
+// and then gets the same token.
 func TestP8ClientGoes(t *testing.T) {
 	for _, leaseID := range []string{"", "mine"} {
 		server := memory.NewServer()
@@ -52,7 +52,7 @@ func TestP8ClientGoes(t *testing.T) {
 		issuer := &hooked{Issuer: server.Issuer()}
 		var once sync.Once
 		issuer.granted = func(ctx context.Context) {
-			// The server hears of it some time after the client has gone.
+			// The server learns of it some time after the client has gone.
 			once.Do(func() { close(granted); <-ctx.Done() })
 		}
 		web, handler := serve(t, issuer, everybody, nil)
@@ -68,7 +68,7 @@ func TestP8ClientGoes(t *testing.T) {
 			t.Error("the request was answered")
 		}
 		until(t, func() bool { return server.Last("r") == 1 && (leaseID != "") == (server.Holder("r") != nil) })
-		// It stays so when everything has ended.
+		// It is still so when everything has ended.
 		if err := handler.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -94,8 +94,8 @@ func until(t testing.TB, done func() bool) {
 	}
 }
 
-// TestP8IssuerAnswersLate: the server gives an exchange up, and the issuer grants
-// afterwards. The grant under the server's own lease ID is freed, whichever of
+// TestP8IssuerAnswersLate: the server gives up an exchange, and the issuer grants
+// after that. The grant under the server's own lease ID is freed, whichever of
 // the release and the grant comes first.
 func TestP8IssuerAnswersLate(t *testing.T) {
 	server := memory.NewServer()
@@ -139,9 +139,9 @@ func (s stuck) Watch(context.Context, driver.Watch, func()) (driver.Watching, er
 	return driver.Watching{}, driver.ErrNoWatch
 }
 
-// TestIssuerAway: every request is answered although the issuer never is, a
-// waiting one too, and those behind it in the line without waiting for their own
-// time-outs.
+// TestIssuerAway: every request is answered although the issuer never answers,
+// including one that waits, and those behind it in the line without waiting for
+// their own timeouts.
 func TestIssuerAway(t *testing.T) {
 	forever := make(chan struct{})
 	handler, err := lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: 200 * time.Millisecond})
@@ -181,7 +181,7 @@ func TestIssuerAway(t *testing.T) {
 			}
 		})
 	}
-	for n := range 50 { // with a bound each, they would take ten seconds
+	for n := range 50 { // with one bound each, they would take ten seconds
 		wg.Go(func() {
 			got := record(handler, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"line","leaseId":"L%d","ttlSeconds":30,"waitSeconds":50}`, n))
 			if got.Code != 500 && got.Code != 503 {
@@ -193,9 +193,9 @@ func TestIssuerAway(t *testing.T) {
 	t.Logf("the slowest took %v, with a Timeout of 200ms", time.Duration(slowest.Load()))
 }
 
-// TestRepeated: a request whose answer was lost is the same request when it is
-// repeated under its lease ID, and an http.Transport that repeats by itself
-// makes no second grant.
+// TestRepeated: a request whose answer was lost and that is repeated under its
+// lease ID is the same request, and an http.Transport that retries by itself
+// causes no second grant.
 func TestRepeated(t *testing.T) {
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), everybody, nil)
@@ -223,8 +223,8 @@ func TestRepeated(t *testing.T) {
 }
 
 // TestWaiting: a thousand acquires wait for one lease. One of them asks the
-// issuer; they are granted in turn, each token once; who goes away is not
-// granted.
+// issuer; they are granted in turn, each token once; a client that goes away is
+// not granted.
 func TestWaiting(t *testing.T) {
 	const clients = 1000
 	server := memory.NewServer()

@@ -14,7 +14,7 @@ import (
 
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// response is an answer, read.
+// response is an answer that was read.
 type response struct {
 	status int
 	header http.Header
@@ -96,7 +96,7 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 	return id, nil
 }
 
-// quiet is a handler that nothing is heard of.
+// record returns the answer of a handler that is called directly.
 func record(h http.Handler, method, path, token, body string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")

@@ -18,8 +18,7 @@ type Identity struct {
 	// Tenant is the value that the variable {tenant} of a template must have.
 	// If empty, no template with that variable matches.
 	Tenant string
-	// Templates define the resources that it may name. Nothing else exists for
-	// it.
+	// Templates define the resources that it may name. It sees nothing else.
 	Templates []*guard.Template
 	// AllResources allows every resource, for operators of the whole server.
 	AllResources bool

@@ -54,7 +54,7 @@ func TestLeasesAreCountedWhileTheyRun(t *testing.T) {
 	if got := record(h, "DELETE", "/v1/locks/L?resource=first&fencingToken=1", "", ""); got.Code != 200 {
 		t.Fatal(got.Code, got.Body)
 	}
-	// A client that goes away in the moment of the grant has the lease.
+	// A client that goes away at the moment of the grant has the lease.
 	ctx, cancel := context.WithCancel(t.Context())
 	gone = cancel
 	r := httptest.NewRequestWithContext(ctx, "POST", "/v1/locks/acquire", strings.NewReader(`{"resource":"third","leaseId":"L","ttlSeconds":600}`))
@@ -72,7 +72,7 @@ func TestLeasesAreCountedWhileTheyRun(t *testing.T) {
 	}
 }
 
-// leaving has the client go away when it was granted a lease.
+// leaving makes the client go away when it was granted a lease.
 type leaving struct {
 	driver.Issuer
 	leave func()

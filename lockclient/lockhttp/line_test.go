@@ -17,7 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// impatient is an issuer that has no answer for attempts with a short time-out.
+// impatient is an issuer that does not answer attempts with a short timeout.
 type impatient struct{ driver.Issuer }
 
 func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -28,8 +28,8 @@ func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 }
 
 // TestHastyWaiter: the first in line has less time than the server gives an
-// attempt, and the issuer no answer in that time. It alone hears so; the other
-// waits on and is granted.
+// attempt, and the issuer does not answer in that time. Only the first gets
+// that error; the other waits on and is granted.
 func TestHastyWaiter(t *testing.T) {
 	server := memory.NewServer()
 	first := &first{Issuer: impatient{server.Issuer()}}
@@ -85,7 +85,7 @@ func (f *first) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // TestClientsInLine: many Go clients, each a process of its own, wait through one
 // server for one resource. However they are woken, the issuer is asked about
-// twice for a grant, and only one of them watches there.
+// twice per grant, and only one of them watches there.
 func TestClientsInLine(t *testing.T) {
 	const clients, rounds = 40, 5
 	for _, kind := range []string{"released", "run out"} {
@@ -140,7 +140,7 @@ func TestClientsInLine(t *testing.T) {
 	}
 }
 
-// counting counts what is asked of an issuer.
+// counting counts the requests to an issuer.
 type counting struct {
 	driver.Issuer
 	acquires, granted, watches, watching atomic.Int64

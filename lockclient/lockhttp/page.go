@@ -125,8 +125,7 @@ func (s *Server) render(w http.ResponseWriter, status int, name string, v *view)
 	_, _ = w.Write(page.Bytes()) // if this fails, the reader has gone
 }
 
-// byCookie returns the request with the bearer token of its cookie, if it has
-// one.
+// byCookie returns the request with the bearer token of its cookie, if any.
 func byCookie(r *http.Request) *http.Request {
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -141,8 +140,7 @@ func byCookie(r *http.Request) *http.Request {
 	return r
 }
 
-// signedIn makes h show a page to signed-in users, and asks everybody else to
-// sign in.
+// signedIn makes h show a page to signed-in users, and asks others to sign in.
 func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http.Request, *view)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Assets: assets, Home: home, Raises: s.opts.Raise != nil}

@@ -17,8 +17,8 @@ import (
 // URIs (RFC 4151) identify without promising that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// kind is a row of the table of errors: what is answered, and how the Go client
-// interprets it.
+// kind is a row of the table of errors: the answer, and its meaning to the Go
+// client.
 type kind struct {
 	name   string
 	status int

@@ -9,8 +9,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// TestProofsAreBounded: of the proofs of leases that are over the latest stay, of
-// those of leases that run all.
+// TestProofsAreBounded: of the proofs of ended leases the latest stay, and all
+// proofs of running leases.
 func TestProofsAreBounded(t *testing.T) {
 	var p proofs
 	claim := func(n int) guard.Claim { return guard.Claim{Resource: "r" + strconv.Itoa(n), Token: 1, LeaseID: "L"} }

@@ -25,8 +25,8 @@ import (
 // TestRestarts: 64 clients acquire and release over HTTP while PostgreSQL is
 // stopped twice. No token is granted twice, and afterwards nothing is left: no
 // goroutine of the server, no connection. FENCEPOST_LONG=1 runs it for a minute
-// and checks that no failure took longer than two seconds, which a machine that
-// does other things besides could not keep.
+// and checks that no failure took longer than two seconds, which a busy machine
+// could not keep.
 func TestRestarts(t *testing.T) {
 	const clients, resources = 64, 16
 	long := os.Getenv("FENCEPOST_LONG") != ""
@@ -62,7 +62,7 @@ func TestRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	defer cancel()
 	var mu sync.Mutex
-	seen := map[guard.Claim]string{} // by resource and token: under which lease ID
+	seen := map[guard.Claim]string{} // the lease ID, by resource and token
 	var pairs, failures, slowest atomic.Int64
 	var wg sync.WaitGroup
 	for n := range clients {
@@ -91,7 +91,7 @@ func TestRestarts(t *testing.T) {
 					TTL: 5 * time.Second, Timeout: 5 * time.Second,
 				}
 				var g driver.Grant
-				for { // a lost answer is asked for again under the same ID
+				for { // after a lost answer the request is repeated under the same ID
 					began := time.Now()
 					g, err = i.Acquire(ctx, r)
 					if failed(began, err); !errors.Is(err, guard.ErrOutcomeUnknown) || ctx.Err() != nil {
@@ -155,7 +155,7 @@ func TestRestarts(t *testing.T) {
 }
 
 // BenchmarkPairs compares an acquire and a release over HTTP on loopback with the
-// same by the issuer itself.
+// same on the issuer itself.
 func BenchmarkPairs(b *testing.B) {
 	issuer, _, _ := postgres(b, 8)
 	web, _ := serve(b, issuer, everybody, nil)

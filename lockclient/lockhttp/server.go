@@ -272,8 +272,7 @@ func (s *Server) identify(r *http.Request) (*Identity, error) {
 	return id, nil
 }
 
-// read reads a request's body: JSON, in time, and no more than the identity may
-// send.
+// read reads a request's body: JSON, in time, within the identity's limit.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fields, error) {
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	if !strings.EqualFold(strings.TrimSpace(media), "application/json") {

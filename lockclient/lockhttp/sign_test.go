@@ -17,16 +17,16 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// signer writes what it is asked to sign, and fails if told to.
+// signer returns what it is asked to sign as text, or fails if told to.
 type signer struct{ err error }
 
 func (s *signer) Sign(claim guard.Claim, audience string, expiry time.Time) (string, error) {
 	return fmt.Sprintf("%s %v %s for %s until %s", claim.Resource, claim.Token, claim.LeaseID, audience, expiry.UTC().Format(time.RFC3339)), s.err
 }
 
-// TestSigned: every claim that is handed out comes with a proof of exactly this
-// claim, for the identity's audience, until the lease's end. What cannot be
-// signed is not handed out, and its lease is released.
+// TestSigned: every claim that is returned comes with a proof of exactly this
+// claim, for the identity's audience, until the lease's end. A claim that
+// cannot be signed is not returned, and its lease is released.
 func TestSigned(t *testing.T) {
 	server, sign := memory.NewServer(), &signer{}
 	who := func(*http.Request) (*lockhttp.Identity, error) {
@@ -67,8 +67,8 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// TestProofOfClient: the Go client hands out the proof that came last for a
-// claim, and none of a claim that it does not hold.
+// TestProofOfClient: the Go client returns the latest proof of a claim, and
+// none for a claim that it does not hold.
 func TestProofOfClient(t *testing.T) {
 	sign := &signer{}
 	who := func(*http.Request) (*lockhttp.Identity, error) {
@@ -144,7 +144,7 @@ func TestNoAudience(t *testing.T) {
 	if got.status != 500 || got.problem() != "internal" || server.Last("r") != 0 {
 		t.Errorf("%+v, last token %v", got, server.Last("r"))
 	}
-	web.Close() // the log is written
+	web.Close() // wait until the log is written
 	if !strings.Contains(log.String(), "Identity.Audience") {
 		t.Errorf("the log: %s", log)
 	}

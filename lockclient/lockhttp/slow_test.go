@@ -34,7 +34,7 @@ func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // TestSlowClients: a client that does not send its request's body, or does not
 // read its answer, keeps a connection for some seconds and not for ever, whether
-// it is known or not.
+// it is authenticated or not.
 func TestSlowClients(t *testing.T) {
 	const bound = 30 * time.Second
 	post := func(path, token, media string) string {
@@ -81,7 +81,7 @@ func TestSlowClients(t *testing.T) {
 					t.Fatal(err)
 				}
 				answered := make(chan string, 1)
-				if c.status != 0 { // whoever does not send may well read
+				if c.status != 0 { // a client that does not send may still read
 					go func() {
 						resp, err := http.ReadResponse(bufio.NewReader(near), nil)
 						if err != nil {

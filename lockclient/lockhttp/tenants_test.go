@@ -50,7 +50,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 
 // TestTenants: lists, pages, the audit and refusals show an identity its own
 // resources and no trace of others, and the lease IDs of other holders only to
-// who may see them.
+// identities that may see them.
 func TestTenants(t *testing.T) {
 	issuer, operator, _ := postgres(t, 4)
 	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
@@ -106,7 +106,7 @@ func TestTenants(t *testing.T) {
 	if page.status != 200 || len(down.FindAllString(page.text, -1)) != 7 || strings.Contains(page.text, "umbrella") || strings.Contains(page.text, "Audit") {
 		t.Errorf("the page: %d %s", page.status, page.text)
 	}
-	// What there is and what there is not are answered alike.
+	// What exists and what does not are answered alike.
 	there := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:1", "")
 	nowhere := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:none", "")
 	delete(there.body, "serverTime")
@@ -114,7 +114,7 @@ func TestTenants(t *testing.T) {
 	if fmt.Sprint(there.body) != fmt.Sprint(nowhere.body) || there.status != 403 {
 		t.Errorf("%+v\n%+v", there, nowhere)
 	}
-	// The refusal of one's own tenant's lease says who has it, and no more.
+	// The refusal of a lease of the same tenant says who has it, and no more.
 	refused := ask(t, web.URL, "acme-2", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","ttlSeconds":30}`)
 	if holder, _ := refused.body["holder"].(map[string]any); holder["ownerId"] != "acme-1" || holder["metadata"] != "of acme" || holder["leaseId"] != nil || holder["token"] != nil {
 		t.Errorf("%+v", refused)
@@ -150,9 +150,9 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// TestForceUnlockRaises: with Options.Raise the force unlock ends in raising the
+// TestForceUnlockRaises: with Options.Raise the force unlock also raises the
 // mark, after which the cut holder's claim is refused; without it that holder
-// still writes, and the answer says so.
+// can still write, and the answer says so.
 func TestForceUnlockRaises(t *testing.T) {
 	issuer, operator, _ := postgres(t, 4)
 	marks := guard.NewMemory(nil)
@@ -181,8 +181,8 @@ func TestForceUnlockRaises(t *testing.T) {
 	}
 }
 
-// TestLimits: each limit of an identity refuses what is over it, and leaves
-// others alone.
+// TestLimits: each limit of an identity refuses what exceeds it, and does not
+// affect others.
 func TestLimits(t *testing.T) {
 	allowed := 2
 	web, _ := serve(t, memory.NewServer().Issuer(), func(r *http.Request) (*lockhttp.Identity, error) {
@@ -236,7 +236,7 @@ func TestLimits(t *testing.T) {
 	if got := acquire("body", `,"ttlSeconds":60,"metadata":"0123456789"`); got.status != 413 {
 		t.Errorf("%+v", got)
 	}
-	// One stream is one that waits.
+	// One stream counts as one that waits.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "GET", web.URL+"/v1/events?resource=r", nil)
@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestEvents: who follows a resource is told who has it, and every change.
+// TestEvents: a follower of a resource gets who has it, and every change.
 func TestEvents(t *testing.T) {
 	server := memory.NewServer()
 	web, handler := serve(t, server.Issuer(), people, nil)
@@ -306,9 +306,9 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestWaitersCostOneConnection: a thousand clients that wait keep as many
-// connections of the database busy as none: the issuer's one that listens is
-// all there is besides those of its pools, which have one connection each.
+// TestWaitersCostOneConnection: a thousand clients that wait keep as few
+// database connections busy as none: the issuer's listening connection is the
+// only one besides those of its pools, which have one connection each.
 func TestWaitersCostOneConnection(t *testing.T) {
 	const clients = 1000
 	issuer, operator, pool := postgres(t, 1)

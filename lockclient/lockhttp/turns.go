@@ -8,8 +8,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// turnFor is how long a client that was told to ask has the right to the first
-// try.
+// turnFor is how long the first try is reserved for a client that was told to
+// ask.
 const turnFor = time.Second
 
 // turns are the clients that wait by GET /v1/watch, by resource. The first for
@@ -102,8 +102,7 @@ func (t *ticket) known() *driver.HeldError {
 	return kept(q.resource, turnFor)
 }
 
-// kept is the refusal for a lease that is kept for a client that has waited
-// longer.
+// kept is the refusal of a lease that is kept for a longer-waiting client.
 func kept(resource string, remaining time.Duration) *driver.HeldError {
 	return &driver.HeldError{Resource: resource, ExpiresAt: time.Now().Add(remaining), Remaining: remaining}
 }

@@ -35,8 +35,8 @@ func (back) Watch(context.Context, driver.Watch, func()) (driver.Watching, error
 	return driver.Watching{}, errBack
 }
 
-// TestIssuerBehind: an issuer that went back has a problem type of its own, whose
-// answer tells nothing of the inside, and the Go client rebuilds the error.
+// TestIssuerBehind: an issuer whose tokens went back has a problem type of its
+// own, the answer reveals no internals, and the Go client rebuilds the error.
 func TestIssuerBehind(t *testing.T) {
 	web, _ := serve(t, back{memory.NewServer().Issuer()}, everybody, nil)
 	for _, path := range []string{"/v1/locks/acquire", "/readyz"} {
@@ -148,8 +148,8 @@ func (explained) Why(context.Context, guard.Claim) error {
 	return &driver.ForceUnlockedError{Actor: "ada", Reason: "it hangs", At: time.Unix(1, 0)}
 }
 
-// TestWhyChangesNothing: to ask why a lease is over is possible whatever the
-// server's bounds for TTLs are, and does not touch a lease that runs.
+// TestWhyChangesNothing: asking why a lease is over is possible whatever the
+// server's bounds for TTLs are, and does not touch a running lease.
 func TestWhyChangesNothing(t *testing.T) {
 	server := memory.NewServer()
 	web, _ := serve(t, explained{server.Issuer()}, func(*http.Request) (*lockhttp.Identity, error) {
@@ -169,7 +169,7 @@ func TestWhyChangesNothing(t *testing.T) {
 	}
 }
 
-// bounded is an issuer that grants TTLs within its bounds only.
+// bounded is an issuer that grants only TTLs within its bounds.
 type bounded struct {
 	driver.Issuer
 	limits driver.Limits
@@ -197,8 +197,8 @@ func TestReadyTTL(t *testing.T) {
 	}
 }
 
-// TestCookie: the page's cookie stays with the page and, where the browser speaks
-// TLS, with TLS, whoever ends that.
+// TestCookie: the page's cookie is sent only to the page and, if the browser uses
+// TLS, only over TLS, wherever TLS ends.
 func TestCookie(t *testing.T) {
 	handler, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
 	if err != nil {

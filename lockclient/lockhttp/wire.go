@@ -83,7 +83,7 @@ type holder struct {
 	Remaining seconds     `json:"remainingSeconds"`
 }
 
-// holderOf omits what would let the reader act as the holder, unless it may see
+// holderOf omits what lets the reader act as the holder, unless it may see
 // that.
 func holderOf(h *driver.HeldError, all bool) *holder {
 	if h == nil {
@@ -220,8 +220,7 @@ func (f *fields) text(name string) string {
 		f.fail(name, raw, "must be a string")
 		return ""
 	}
-	// Half a surrogate pair becomes U+FFFD, so that two texts would become the
-	// same.
+	// Half a surrogate pair becomes U+FFFD, so two texts would become the same.
 	if n := strings.Count(s, "\ufffd"); n > 0 && n != bytes.Count(raw, []byte("\ufffd"))+bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`)) {
 		f.fail(name, raw, "has half a surrogate pair")
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// TestServer: what the server offers beside the suite.
+// TestServer: what the server offers besides the suite.
 func TestServer(t *testing.T) {
 	opts := &lockclient.HoldOptions{TTL: time.Minute}
 	t.Run("advance", func(t *testing.T) {

@@ -82,8 +82,8 @@ type Do func(ctx context.Context, args ...any) (any, error)
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Prefix begins every key and channel; empty means "fencepost". It must not
-	// contain "{" or "}".
+	// Prefix begins every key and channel; empty means "fencepost". It may not
+	// have "{" or "}".
 	Prefix string
 	// Subscribe listens on a channel and calls message with every payload until
 	// stop is called, even if ctx has ended. message does not block. nil means
@@ -250,8 +250,8 @@ func heldBy(resource string, answer []string) *driver.HeldError {
 		ExpiresAt: now.Add(remaining), Remaining: max(remaining, time.Millisecond)}
 }
 
-// Renew extends the leases that run, in one command, or in Redis Cluster one
-// for each.
+// Renew extends running leases in one command, or in Redis Cluster one for
+// each.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	if !i.opts.Cluster {
 		i.renew(ctx, renewals, results)

@@ -42,8 +42,8 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		return guard.NoToken, unsent("advance", claim, err)
 	}
 	for range maxRetries {
-		// A write, so that what is read after it is current, and for the current
-		// zxid.
+		// A write, for the current zxid and so that what is read after it is
+		// current.
 		answers, _, err := s.multi(ctx, s.touch())
 		if err != nil {
 			return guard.NoToken, failed("advance", claim, err)

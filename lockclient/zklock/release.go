@@ -102,8 +102,7 @@ func (i *Issuer) sweepLater(resource string) {
 	context.AfterFunc(i.ctx, func() { timer.Stop() })
 }
 
-// sweep deletes spent lease IDs of at least the given age, by the servers'
-// clock.
+// sweep deletes spent lease IDs of at least this age, by the servers' clock.
 func (s *session) sweep(ctx context.Context, resource string, age time.Duration) {
 	now, err := s.time(ctx)
 	if err != nil {

@@ -55,8 +55,7 @@ type lease struct {
 
 var errOver = errors.New("the session is over")
 
-// session returns the session with this timeout, and begins it if there is
-// none.
+// session returns the session with this timeout, or begins it.
 func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, error) {
 	i.mu.Lock()
 	s := i.sessions[timeout]
@@ -348,8 +347,7 @@ func (s *session) event(e zk.Event) {
 	}
 }
 
-// Printf is the client's logger, the only place where it says why there is no
-// connection.
+// Printf is the client's logger: only there it says why there is no connection.
 func (s *session) Printf(format string, args ...any) {
 	for _, arg := range args {
 		if err, ok := arg.(error); ok && err != nil {
@@ -432,8 +430,7 @@ func (s *session) wait(ctx context.Context) error {
 	}
 }
 
-// call sends one request. It returns when ctx ends: the client does not support
-// contexts.
+// call sends one request. It returns when ctx ends: the client has no contexts.
 func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (T, error) {
 	var none T
 	if err := s.wait(ctx); err != nil {

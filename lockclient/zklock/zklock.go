@@ -192,7 +192,7 @@ func (i *Issuer) Limits() driver.Limits {
 		Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// OnLoss registers f to be called for the leases of a session that the servers
+// OnLoss registers f to be called for leases of a session that the servers
 // ended.
 func (i *Issuer) OnLoss(f func(claim guard.Claim, cause error)) {
 	i.mu.Lock()
@@ -544,8 +544,7 @@ func unsent(op string, claim guard.Claim, err error) error {
 	return guard.Unavailable(op, claim, err)
 }
 
-// failed classifies the error of a write: the servers refuse before anything is
-// written.
+// failed classifies the error of a write: servers refuse before they write.
 func failed(op string, claim guard.Claim, err error) error {
 	if errors.As(err, new(notSent)) {
 		return guard.Unavailable(op, claim, err)

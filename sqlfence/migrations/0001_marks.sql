@@ -353,7 +353,7 @@ CREATE TABLE fencepost.mark_resets (
 CREATE FUNCTION fencepost.keep_resets()
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fencepost: the record of resets is only ever added to';
+  RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fencepost: the record of resets is append-only';
 END $$;
 CREATE TRIGGER keep_resets BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.mark_resets
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.keep_resets();

@@ -215,7 +215,7 @@ BEGIN
   ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_table) THEN
     RETURN format('is a partition or child of %s, which must be guarded instead', (SELECT inhparent::regclass FROM pg_inherits WHERE inhrelid = p_table LIMIT 1));
   ELSIF EXISTS (SELECT FROM pg_class WHERE oid IN (SELECT fencepost.guard_tree(p_table)) AND relkind NOT IN ('r', 'p')) THEN
-    RETURN 'has a foreign table as a partition or child, whose writes no trigger sees in full';
+    RETURN 'has a foreign table as a partition or child, whose writes triggers cannot fully see';
   ELSIF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table))
       AND tgname IN ('fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate') AND pronamespace <> 'fencepost'::regnamespace) THEN
     RETURN 'has a trigger of somebody else''s under a name that begins with fencepost_';
@@ -238,7 +238,7 @@ BEGIN
     ELSIF NOT a.attnotnull THEN
       RETURN format('has a column %I that may be NULL, which names no resource', part ->> 'column');
     ELSIF a.attgenerated NOT IN ('', 's') THEN
-      RETURN format('has a column %I that is computed when it is read', part ->> 'column');
+      RETURN format('has a column %I that is a virtual generated column', part ->> 'column');
     ELSIF NOT (a.typtype = 'e' OR a.typoid IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)) THEN
       RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting', part ->> 'column', a.typname);
     ELSIF a.typtype = 'e' AND (a.own = 'd' OR a.typowner <> c.relowner) THEN

@@ -87,7 +87,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// What the database says no to.
+// What the database refuses.
 func TestBadDatabase(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
@@ -139,7 +139,8 @@ func TestBadDatabase(t *testing.T) {
 	t.Run("migrate of a newer schema", func(t *testing.T) { c.check(t, newer) })
 }
 
-// TestSchemaVersions: a schema that is not this build's is refused by what it is.
+// TestSchemaVersions: a schema that is not this build's is refused with what it
+// is.
 func TestSchemaVersions(t *testing.T) {
 	for _, c := range []struct {
 		have, want   int64

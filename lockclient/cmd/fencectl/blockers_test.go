@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A raise that waits in vain says for whom, with the statement that ends that
-// session; run, it frees the raise. The control is a holder of the mark's own
-// claim on another resource, which is not named.
+// A raise that times out waiting says for whom, with the statement that ends
+// that session; running the statement frees the raise. The control is a holder
+// of the mark's own claim on another resource, which is not named.
 func TestRaiseNamesBlockers(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

@@ -4,11 +4,12 @@
 //	fencectl show tenant_123:billing-close:2026-04
 //	fencectl force-unlock tenant_123:billing-close:2026-04 --actor ana --reason 'INC-4711, it hangs' --raise
 //
-// It inspects (list, watch, show, explain, long-held, audit, doctor), intervenes
-// (force-unlock, marks, epoch, advance, purge) and sets up (migrate, roles, completion). Each
-// command has --help. Names are whole names: those of a client confined to a namespace begin
-// with it. A PATTERN for a list is read by components: tenant_1 is that name and all that
-// begin with "tenant_1:", never tenant_12; "*" is any component and, at the end, any rest.
+// It inspects (list, watch, show, explain, long-held, audit, doctor),
+// intervenes (force-unlock, marks, epoch, advance, purge) and sets up (migrate,
+// roles, completion). Each command has --help. Names are whole names: those of
+// a client confined to a namespace begin with it. A PATTERN for a list is read
+// by components: tenant_1 is that name and all that begin with "tenant_1:",
+// never tenant_12; "*" is any component and, at the end, any rest.
 //
 // # Configuration
 //
@@ -32,9 +33,10 @@
 // A list is read and printed page by page. It begins at once and takes the same
 // memory for ten leases as for a million; it is not a snapshot.
 //
-// watch, and list, show or long-held with --watch, print repeatedly, in place on a terminal and
-// one below the other elsewhere, until Ctrl-C, which then gives exit code 0. If the server is
-// down meanwhile, they say so and ask again.
+// watch, and list, show or long-held with --watch, print repeatedly, in place
+// on a terminal and one below the other elsewhere, until Ctrl-C, which then
+// gives exit code 0. If the server is down meanwhile, they say so and ask
+// again.
 //
 // # Confirmation
 //

@@ -14,7 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// squeezed is text without what its place decides: comment signs and space.
+// squeezed returns text without its layout: comment markers and space.
 func squeezed(s string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(s, "//", " ")), " ")
 }
@@ -94,7 +94,7 @@ func TestHelp(t *testing.T) {
 	if out := must(t, "", "--version"); !strings.HasPrefix(out, "fencectl version ") {
 		t.Errorf("%s", out)
 	}
-	// A resource may be called like a command of the library.
+	// A resource may have the name of one of the library's commands.
 	url, pool := database(t)
 	for i, name := range []string{"help", "h", "--odd"} {
 		exec1(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ($1, $2)", name, i+1)
@@ -107,8 +107,8 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// The completion asks the program itself, runs no command and nothing that
-// stands on the command line.
+// The completion asks the program itself, and runs no command and nothing on
+// the command line.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	for _, shell := range shells {

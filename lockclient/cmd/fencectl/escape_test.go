@@ -30,8 +30,8 @@ func printable(t testing.TB, s string) {
 	}
 }
 
-// hostile are texts that the checks of this module refuse, or let through since
-// they are no control characters, and that stand in the database all the same.
+// hostile are texts that the checks of this module refuse, or accept since they
+// are not control characters, and that are in the database nevertheless.
 var hostile = []string{
 	"\x1b[2J\x1b]0;owned\a", "line\nbreak\rreturn", "c1\u009b2J", "bidi\u202egnp.exe", "zero\u200bwidth", "del\x7f", "tag\U000e0041", " space at the ends ",
 	`"quoted"`, "\u2028separator",
@@ -60,7 +60,7 @@ func TestOutputIsPrintable(t *testing.T) {
 			}
 		}
 	}
-	// The control: the names that were asked for are in the output, escaped.
+	// The control: the requested names are in the output, escaped.
 	if out := must(t, url, "list", "--all"); !strings.Contains(out, `"r\x1b[2J\x1b]0;owned\a"`) || strings.Count(out, "\n") != len(hostile)+1 {
 		t.Errorf("the names are not all listed:\n%s", out)
 	}
@@ -79,7 +79,7 @@ func TestShownIsInjective(t *testing.T) {
 	}
 }
 
-// A password is printed by nothing, however the program is asked.
+// Nothing prints a password, however the program is called.
 func TestPasswordIsNeverPrinted(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// Every sentence of explain is true: a fence answers to the claim as explain says.
+// Every sentence of explain is true: a fence answers the claim as explain says.
 func TestExplainIsTrue(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// writer is a holder that writes in a loop and knows nothing of its lease.
+// writer is a holder that writes in a loop and ignores its lease.
 type writer struct {
 	stop context.CancelFunc
 	over sync.WaitGroup
@@ -65,7 +65,7 @@ func rows(t *testing.T, pool *pgxpool.Pool) int64 {
 	return value[int64](t, pool, "SELECT count(*) FROM work")
 }
 
-// grows waits until more rows than before are there.
+// grows waits until there are more rows than before.
 func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
@@ -113,8 +113,9 @@ func TestP1ForceUnlockRaise(t *testing.T) {
 	}
 }
 
-// The control, and the warning of the documentation shown true: without --raise
-// the cut holder writes on, until the command that the warning names is run.
+// The control, which also shows that the warning in the documentation is true:
+// without --raise the cut holder writes on, until the command that the warning
+// names is run.
 func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -140,8 +141,8 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 	}
 }
 
-// A newer holder that has raised already fences the cut holder as well: that is
-// success, and the mark is told.
+// A newer holder that has raised the mark already also fences the cut holder:
+// that is success, and the mark is printed.
 func TestForceUnlockRaiseFindsANewerMark(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -159,8 +160,8 @@ func TestForceUnlockRaiseFindsANewerMark(t *testing.T) {
 	}
 }
 
-// A cut that could not be raised says so, with an exit code of its own, and how
-// to go on; going on works.
+// If the mark cannot be raised after the cut, the command says so, with an exit
+// code of its own, and how to continue; continuing works.
 func TestForceUnlockThatCannotRaise(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

@@ -21,8 +21,8 @@ type listed struct {
 	peak       int64 // bytes of resident memory
 }
 
-// listAll calls begun, if it is there, when the first lease was printed, and reads
-// on when that returns.
+// listAll calls begun, if it is not nil, when the first lease was printed, and
+// reads on when that returns.
 func listAll(t *testing.T, url string, begun func(), args ...string) (l listed) {
 	t.Helper()
 	cmd := exec.Command(binary, append([]string{"list"}, args...)...)
@@ -90,8 +90,9 @@ func TestListOf200000(t *testing.T) {
 			t.Errorf("%s: %d bytes of memory, 64 MiB are allowed", format, l.peak)
 		}
 	}
-	// The time to the first line is the machine's as much as the program's: one
-	// run of some must be in time, or not far from the shortest list there is.
+	// The time to the first line depends on the machine as much as on the
+	// program: one run of several must be in time, or close to the time of the
+	// shortest list.
 	best, floor := time.Hour, time.Hour
 	late := func() bool { return best > 200*time.Millisecond && best > 2*floor }
 	for try := 0; try == 0 || try < 20 && late(); try++ {
@@ -102,16 +103,16 @@ func TestListOf200000(t *testing.T) {
 	if late() {
 		t.Errorf("the first line came after %v", best)
 	}
-	// It is printed while it is read: what is gone from the table when the first
-	// line has come, and nobody has taken more, is not printed.
+	// It is printed while it is read: rows that are deleted after the first line
+	// is printed, before more is read, are not printed.
 	l := listAll(t, url, func() { exec1(t, pool, "DELETE FROM fencepost.leases") })
 	if l.lines > leases/2 {
 		t.Errorf("%d of %d leases were printed although they were deleted when the first one was read", l.lines, leases)
 	}
 }
 
-// A list says how many processes wait for a lease and what its holder says of
-// itself, escaped.
+// A list says how many processes wait for a lease and what its holder says
+// about itself, escaped.
 func TestListShowsWaitersAndMetadata(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -127,7 +128,7 @@ func TestListShowsWaitersAndMetadata(t *testing.T) {
 	}
 }
 
-// What --limit, --all, --state, --awaited and the pattern choose.
+// What --limit, --all, --state, --awaited and the pattern select.
 func TestListChooses(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

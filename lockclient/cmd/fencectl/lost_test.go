@@ -14,8 +14,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// lossy is a proxy that passes everything on to the server and nothing back to
-// the client once the client has sent a word.
+// lossy is a proxy that forwards everything to the server and, once the client
+// has sent a given word, nothing back to the client.
 type lossy struct {
 	listener net.Listener
 	server   string
@@ -106,8 +106,8 @@ func (p *lossy) serve(client net.Conn) {
 }
 
 // P5: a force-unlock whose answer is lost is neither success nor failure: the
-// exit code says that it is not known, and the message how to find out. Repeated
-// as it says, it cuts nobody a second time.
+// exit code says that the outcome is not known, and the message how to find out.
+// Repeating it as the message says cuts nobody a second time.
 func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
@@ -156,14 +156,14 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.audit"); n != 1 {
 		t.Errorf("%d records", n)
 	}
-	// The control: the proxy that loses nothing lets the command succeed.
+	// The control: with a proxy that loses nothing the command succeeds.
 	hold(t, pool, "worker-2", "billing", time.Hour)
 	u.Host = newLossy(t, server, "no such word", false).listener.Addr().String()
 	must(t, u.String(), unlock...)
 }
 
-// A server that stops answering is given up after --timeout, at whatever
-// statement that is.
+// The program gives up after --timeout if the server stops answering, at
+// whatever statement.
 func TestServerThatStopsAnswering(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
@@ -187,7 +187,7 @@ func TestServerThatStopsAnswering(t *testing.T) {
 	} {
 		t.Run(word, func(t *testing.T) {
 			t.Parallel()
-			// A busy machine does not come to the statement in the shortest time.
+			// A busy machine does not reach the statement in the shortest time.
 			for timeout := 700 * time.Millisecond; ; timeout *= 4 {
 				p := newLossy(t, server, word, true)
 				at := *u

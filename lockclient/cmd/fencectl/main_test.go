@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// environment is what the program sees: nothing of the machine's PG variables.
+// environment is what the program sees: none of the machine's PG variables.
 func environment(extra ...string) []string {
 	var env []string
 	for _, v := range os.Environ() {
@@ -126,8 +126,8 @@ func fenced(t testing.TB, pool *pgxpool.Pool) *sqlfence.DB[pgx.Tx] {
 	return db
 }
 
-// hold acquires a lease that nobody renews. Give it a TTL that a busy machine does
-// not run through while the test looks at it.
+// hold acquires a lease that nobody renews. Give it a TTL that does not run out on
+// a busy machine while the test looks at it.
 func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Duration) *lockclient.Lease {
 	t.Helper()
 	client, err := lockclient.New(pool, owner, nil)

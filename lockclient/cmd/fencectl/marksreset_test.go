@@ -66,7 +66,7 @@ func TestMarksReset(t *testing.T) {
 	}
 }
 
-// TestRunbookResets: the reset as the runbook writes it, with the tokens that
+// TestRunbookResets: the reset as written in the runbook, with the tokens that
 // fencectl prints and no lease ID, lowers a poisoned mark, and the holder writes.
 func TestRunbookResets(t *testing.T) {
 	t.Parallel()

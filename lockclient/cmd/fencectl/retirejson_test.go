@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// With -o json standard error is an error and nothing else, also of a command
-// that tells people what it waits for; the control is the same without it.
+// With -o json standard error has an error and nothing else, even from a
+// command that tells people what it waits for; the control is the same without
+// it.
 func TestRetireWaitsQuietlyForPrograms(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

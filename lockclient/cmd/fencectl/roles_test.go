@@ -26,12 +26,12 @@ func as(t *testing.T, database string, pool *pgxpool.Pool, roles ...string) stri
 }
 
 // The printed roles do what the program promises: the operator's is enough for
-// everything that intervenes, the reader's for everything that looks, and no
-// more.
+// everything that intervenes, the reader's for everything that only reads, and
+// no more.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	database, pool := database(t)
-	// Roles are the server's, and other tests share it.
+	// Roles belong to the server, which other tests share.
 	suffix := "_" + value[string](t, pool, "SELECT substr(md5(random()::text), 1, 12)")
 	names := []string{"--issuer", "issuer" + suffix, "--enforcer", "enforcer" + suffix, "--operator", "operator" + suffix, "--reader", "reader" + suffix}
 	for range 2 { // it may be run again
@@ -69,7 +69,7 @@ func TestRoles(t *testing.T) {
 			t.Errorf("operator: %s", r.out)
 		}
 	}
-	// An issuer is who may issue leases, and doctor says so.
+	// An issuer may issue leases, and doctor says so.
 	r := fencectl(t, as(t, database, pool, "issuer"+suffix), "doctor")
 	if strings.Contains(r.out, "may not issue") || strings.Contains(r.out, "end to end") {
 		t.Errorf("issuer: %+v", r)

@@ -23,8 +23,8 @@ var update = flag.Bool("update", false, "rewrite testdata/runbook.txt with what 
 
 const runbookFile = "testdata/runbook.txt"
 
-// The runbook is walked on a private server with a standby, and the operator
-// sees what testdata/runbook.txt says.
+// The runbook is carried out on a private server with a standby, and the
+// operator sees what testdata/runbook.txt says.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	golden, err := os.ReadFile(runbookFile)
@@ -90,7 +90,7 @@ func words(t *testing.T, line string) (args []string) {
 	return args
 }
 
-// changing is what differs from run to run, and what stands for it.
+// changing is what differs from run to run, and its placeholders.
 var changing = []struct {
 	pattern *regexp.Regexp
 	with    string
@@ -123,7 +123,7 @@ func indent(s string) string {
 	return "    " + strings.ReplaceAll(strings.TrimSuffix(s, "\n"), "\n", "\n    ") + "\n"
 }
 
-// walk is the operator's world.
+// walk is the environment in which the operator works.
 type walk struct {
 	t       *testing.T
 	primary *pgtest.Server
@@ -138,7 +138,7 @@ type walk struct {
 
 func newWalk(t *testing.T) *walk {
 	t.Helper()
-	// fsync=off is an error to doctor, rightly.
+	// doctor rightly reports fsync=off as an error.
 	primary, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{"fsync": "on"}})
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func (w *walk) client(owner string) *lockclient.Client {
 	return c
 }
 
-// happens plays the rest of the world; what it says is seen by the applications.
+// happens acts for everybody else; the applications see what it says.
 func (w *walk) happens(args []string) string {
 	verb, key := args[0], strings.Join(args[1:], " ")
 	switch verb {
@@ -212,7 +212,8 @@ func (w *walk) happens(args []string) string {
 	case "granted":
 		select {
 		case w.leases[key] = <-w.waiting[key]:
-			// That somebody waited is seen for some seconds more; they pass.
+			// That somebody waited is visible for some seconds more; let them
+			// pass.
 			exec1(w.t, w.pool, "UPDATE fencepost.leases SET wake_until = NULL WHERE resource = $1", args[2])
 			return "token " + w.leases[key].Token().String()
 		case <-time.After(2 * time.Minute):
@@ -267,8 +268,8 @@ func (w *walk) until(condition string, args ...any) {
 	w.t.Fatalf("not within two minutes: %s", condition)
 }
 
-// restore puts the issuer's rows back to what they were before everything, as a
-// restore of the leases alone would, which the server cannot notice.
+// restore resets the issuer's rows to their initial state, as a restore of the
+// leases alone would, which the server cannot notice.
 func (w *walk) restore() {
 	exec1(w.t, w.pool, "TRUNCATE fencepost.leases")
 	exec1(w.t, w.pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('billing', 1)")

@@ -15,14 +15,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// truth is which claims a fence admits: the mark's, the lease's, an older one and
-// that of the next grant.
+// truth says which claims a fence admits: the mark's, the lease's, an older one
+// and the next grant's.
 type truth struct{ mark, lease, older, next bool }
 
 // errNotKept ends a transaction that only tries a claim.
 var errNotKept = errors.New("not kept")
 
-// admits presents a claim to a real fence. What it would write is not kept.
+// admits presents a claim to a real fence. What it writes is rolled back.
 func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
 	t.Helper()
 	err := fenced(t, pool).InTx(t.Context(), claim, func(context.Context, pgx.Tx) error { return errNotKept })
@@ -34,7 +34,7 @@ func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
 }
 
 // TestVerdictsAreTrue: every sentence of show, on a database in which it is
-// printed, is what a real fence does with the claims that it speaks of.
+// printed, is what a real fence does with the claims that it mentions.
 func TestVerdictsAreTrue(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -112,8 +112,9 @@ func TestVerdictsAreTrue(t *testing.T) {
 	}
 }
 
-// TestShowRaises: what show prints fences the holder that was cut without --raise,
-// also one that has not written yet; of a holder that nobody cut it says nothing.
+// TestShowRaises: the command that show prints fences a holder that was cut
+// without --raise, even one that has not written yet; for a holder that nobody cut
+// it prints none.
 func TestShowRaises(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -144,8 +145,9 @@ func TestShowRaises(t *testing.T) {
 	}
 }
 
-// TestOwnerOfFreeLeaseIsNotNamed: force-unlocking what nobody holds names nobody: not as cut,
-// not in the audit, not as the owner of the burned token, once or twice.
+// TestOwnerOfFreeLeaseIsNotNamed: force-unlocking a lease that nobody holds
+// names nobody: not as cut, not in the audit, not as the owner of the burned
+// token, once or twice.
 func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

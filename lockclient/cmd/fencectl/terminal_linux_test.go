@@ -10,8 +10,8 @@ import (
 
 var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs"}
 
-// On a terminal the destructive commands ask, say whom they hit, and do nothing
-// without a yes.
+// On a terminal the destructive commands ask, say whose lease they cut, and do
+// nothing without a yes.
 func TestConfirmation(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -51,8 +51,8 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// What the operator has seen is what is cut: not the successor who came while
-// the question stood on the screen.
+// Only the lease that the operator has seen is cut: not that of a successor
+// that came while the question was open.
 func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -73,7 +73,7 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	}
 }
 
-// --watch repaints in place, follows what happens, and gives the terminal back.
+// --watch repaints in place, follows changes, and restores the terminal.
 func TestWatchOnATerminal(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -82,7 +82,7 @@ func TestWatchOnATerminal(t *testing.T) {
 	term.sees("first")
 	hold(t, pool, "worker-2", "second", time.Hour)
 	term.sees("second")
-	exec1(t, pool, "ALTER TABLE fencepost.leases RENAME TO elsewhere") // what cannot pass by itself ends it
+	exec1(t, pool, "ALTER TABLE fencepost.leases RENAME TO elsewhere") // an error that does not pass by itself ends it
 	if code := term.ends(); code != exitSchema {
 		t.Errorf("exit code %d", code)
 	}
@@ -102,8 +102,8 @@ func TestWatchOnATerminal(t *testing.T) {
 	}
 }
 
-// A command that waits ends with Ctrl-C and says so; one whose change is made
-// says how far it came.
+// A waiting command ends at Ctrl-C and says so; one whose change has been made
+// says how far it got.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)

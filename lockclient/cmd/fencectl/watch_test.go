@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// Without a terminal --watch prints pictures one below the other, without a
+// Without a terminal --watch prints one picture below the other, without a
 // single escape, and JSON with -o json; an interrupt ends it with 0.
 func TestWatchWithoutATerminal(t *testing.T) {
 	t.Parallel()
@@ -66,7 +66,7 @@ func TestWatchWithoutATerminal(t *testing.T) {
 	}
 }
 
-// watch shows beside each lease who waits for it and what its mark is.
+// watch shows with each lease who waits for it and what its mark is.
 func TestWatchShowsMarks(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -112,8 +112,8 @@ func TestWatchShowsMarks(t *testing.T) {
 	}
 }
 
-// A server that goes away while somebody watches is said, and asked again until
-// it is back.
+// If the server goes down while somebody watches, watch says so, and asks again
+// until it is back.
 func TestWatchSurvivesServerOutage(t *testing.T) {
 	t.Parallel()
 	server, err := pgtest.Start(t.Context(), nil)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestCheckHistory: the checker finds what it is there for.
+// TestCheckHistory: the checker finds the faults that it is meant to find.
 func TestCheckHistory(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(int64(s), 0) }
 	id := func(s string) *string { return &s }

@@ -1,5 +1,4 @@
-// Package leasetest has helpers shared by the tests of lockclient and
-// lockadmin.
+// Package leasetest has what the tests of lockclient and lockadmin share.
 package leasetest
 
 import (

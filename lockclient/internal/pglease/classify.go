@@ -45,8 +45,8 @@ func NothingWritten(err error) bool {
 	return pgerr.Reason(err, pgerr.Commit) != guard.ReasonOutcomeUnknown
 }
 
-// SaidNo reports whether an error from the server means that the statement was
-// rolled back.
+// SaidNo reports whether a server's error means that the statement was rolled
+// back.
 func SaidNo(e *pgconn.PgError) bool { return NothingWritten(e) }
 
 // Contention reports whether the server refused for a reason that passes by

@@ -169,8 +169,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	return o.answer, o.err
 }
 
-// begin takes the turn to send the waiting operations, if nobody has it; c.mu
-// is held.
+// begin takes the turn to send what waits, if nobody has it; c.mu is held.
 func (c *combiner[Q, A]) begin() (turn int, ok bool) {
 	if c.busy || len(c.waiting) == 0 {
 		return 0, false

@@ -32,8 +32,8 @@ func TestTakenOnce(t *testing.T) {
 	}
 }
 
-// TestCombinerUnsent: what was not sent when its caller went is known not to be
-// written.
+// TestCombinerUnsent: an operation that was not sent before its caller left is
+// known not to be written.
 func TestCombinerUnsent(t *testing.T) {
 	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
 		for _, o := range taken(ops) {
@@ -56,9 +56,9 @@ func TestCombinerUnsent(t *testing.T) {
 	}
 }
 
-// TestCombined: what comes while a statement is under way goes out together, of
-// each resource one, in the order of the resources; what comes while none is goes
-// alone. One that is slow holds up nobody.
+// TestCombined: operations that arrive while a statement is in flight are sent
+// together, one per resource, in the order of the resources; an operation that
+// arrives while none is in flight is sent alone. A slow statement delays nobody.
 func TestCombined(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
@@ -124,8 +124,8 @@ func TestCombined(t *testing.T) {
 	}
 }
 
-// TestSettle: to settle is to wait for a statement that is under way, however many
-// come after it.
+// TestSettle: settle waits for a statement in flight, however many come after
+// it.
 func TestSettle(t *testing.T) {
 	sending, release := make(chan struct{}), make(chan struct{})
 	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
@@ -162,9 +162,10 @@ func TestSettle(t *testing.T) {
 	c.close()
 }
 
-// TestCloseEndsNoStatement: an operation that is under way with others when its
-// combiner is closed is answered, and so is one that waits for its turn; a
-// statement that was ended would leave a release unknown, and the lease there.
+// TestCloseEndsNoStatement: an operation that is in flight with others when its
+// combiner is closed is answered, and so is one that waits for its turn; ending
+// the statement would leave the outcome of a release unknown, and the lease in
+// place.
 func TestCloseEndsNoStatement(t *testing.T) {
 	sending, gate := make(chan struct{}, 2), make(chan struct{})
 	c := newCombiner(new(atomic.Int64), nil, func(ctx context.Context, ops []*operation[int, int]) {

@@ -16,10 +16,10 @@ const (
 	KeepFor    = keepFor
 )
 
-// Process names the issuer in the line of the waiting.
+// Process names the issuer in the line of waiters.
 func (i *Issuer) Process() string { return i.process }
 
-// Listening reports whether the issuer is told of releases.
+// Listening reports whether the issuer is notified of releases.
 func (i *Issuer) Listening() bool { return i.listener.listening(context.Background(), 0) }
 
 // Subscribe is the first step of Watch.
@@ -33,20 +33,20 @@ func (i *Issuer) Mark(ctx context.Context, w driver.Watch) (held *driver.HeldErr
 	return i.watch(ctx, i.Pool, w, "60000")
 }
 
-// Look says who has the lease, and marks nothing.
+// Look returns who has the lease, and sets no mark.
 func (i *Issuer) Look(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
 	return i.watch(ctx, i.Pool, driver.Watch{Resource: w.Resource}, "60000")
 }
 
 // Listener sets how long the listening connection stays when nobody waits, is
-// trusted when it says nothing, and may take for a notification to itself. It is
+// trusted while it is silent, and may take for a notification to itself. It is
 // called before the first watch.
 func (i *Issuer) Listener(idle, quiet, test time.Duration) {
 	i.listener.idle, i.listener.quiet, i.listener.test = idle, quiet, test
 }
 
-// BeforeListen has f called before every listening connection is opened; its
-// error is that of opening it. It is called before the first watch.
+// BeforeListen makes f be called before every listening connection is opened;
+// its error is that of opening it. It is called before the first watch.
 func (i *Issuer) BeforeListen(f func() error) {
 	connect := i.listener.connect
 	i.listener.connect = func(ctx context.Context) (*pgx.Conn, error) {

@@ -16,10 +16,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Issuer issues leases from PostgreSQL. Grants run on the caller's pool; renewals on a
-// small pool of its own, so that a caller that uses up all connections of its pool cannot
-// starve them, and releases on either. Acquires that arrive while one is in flight are
-// sent together, and so are releases.
+// Issuer issues leases from PostgreSQL. Grants run on the caller's pool;
+// renewals on a small pool of its own, so that a caller that uses up all
+// connections of its pool cannot starve them, and releases on either. Acquires
+// that arrive while one is in flight are sent together, and so are releases.
 type Issuer struct {
 	*Server
 	own      *pgxpool.Pool
@@ -35,8 +35,7 @@ var (
 	_ driver.Explainer = (*Issuer)(nil)
 )
 
-// keepFor is how long a released lease is kept for the process that has waited
-// longest.
+// keepFor is how long a released lease is kept for the longest-waiting process.
 const keepFor = 100 * time.Millisecond
 
 var (
@@ -290,8 +289,8 @@ func (h *holder) held(resource string) *driver.HeldError {
 	return e
 }
 
-// Renew extends leases in one statement. Only a renewal that is alone waits for
-// its row.
+// Renew extends leases in one statement. Only a single renewal waits for its
+// row.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	n := len(renewals)
 	resources, ids, tokens, ttls := make([]string, n), make([]string, n), make([]int64, n), make([]int64, n)
@@ -331,8 +330,8 @@ const forIdle = 10 * time.Millisecond
 
 // aside runs a statement that must not wait for the caller's connections: on one
 // of the issuer's own, or, until it has opened one for renewals, on an idle one of
-// the caller's. Otherwise a holder would make everybody wait while it connects in
-// order to release.
+// the caller's. Otherwise a holder would make everybody wait while it connects to
+// release.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	stat := i.own.Stat()
 	if stat.TotalConns() == stat.ConstructingConns() && i.Pool.Stat().IdleConns() > 0 {

@@ -13,10 +13,10 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// TestLongestWaitingFirst: among processes the lease goes around in the order in
-// which they came. A process that has died in its place costs the time for which
-// the lease is kept and no more: the next one is woken, which is not left to the
-// time at which it looks by itself.
+// TestLongestWaitingFirst: among processes the lease is granted in the order in
+// which they came. A process that died in its place costs the time for which the
+// lease is kept and no more: the next one is woken, and does not have to ask on
+// its own.
 func TestLongestWaitingFirst(t *testing.T) {
 	pool := migrated(t)
 	const processes = 6
@@ -54,7 +54,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 			return n+1 == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
 		})
 	}
-	// On a busy machine the mark would run out, since nobody looks again.
+	// On a busy machine the mark would run out, since nobody asks again.
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
 	release(t, holder, lease)
 	for n := range crew {
@@ -70,8 +70,8 @@ func TestLongestWaitingFirst(t *testing.T) {
 				t.Errorf("process %d came before process %d", later, n)
 			}
 		}
-		// Who is granted has left the line with the dead before it, so that
-		// nobody waits for one of them again.
+		// The process that was granted has left the line with the dead ones
+		// before it, so that nobody waits for one of them again.
 		var line []string
 		for _, i := range issuers[n+1:] {
 			line = append(line, i.Process())
@@ -85,9 +85,9 @@ func TestLongestWaitingFirst(t *testing.T) {
 	}
 }
 
-// TestTurnInLine: who is not named first looks when the lease has been kept for
-// those before it, and is woken if it is still free then and nobody has come. The
-// controls are not woken.
+// TestTurnInLine: a process that is not named first looks after the lease has
+// been kept for those before it, and is woken if it is still free then and nobody
+// has come. The controls are not woken.
 func TestTurnInLine(t *testing.T) {
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
@@ -115,7 +115,7 @@ func TestTurnInLine(t *testing.T) {
 				defer release(t, i, acquire(t, i, "r", pglease.NewLeaseID()))
 			}
 			if test.turn < 0 {
-				settle(t, pool, i) // what came before is over
+				settle(t, pool, i) // earlier notifications have been handled
 				var wakes wakes
 				defer i.Subscribe("r", wakes.wake)()
 				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel+"."+me, test.payloads)
@@ -124,7 +124,8 @@ func TestTurnInLine(t *testing.T) {
 				if wakes.woken() {
 					t.Error("woken")
 				}
-				// Who took it dropped those before it; whoever is alive is in line again.
+				// The process that took it removed those before it; those alive
+				// are in line again.
 				if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); test.held && !slices.Equal(line, []string{me}) {
 					t.Errorf("the line is %q", line)
 				}
@@ -148,7 +149,7 @@ func TestTurnInLine(t *testing.T) {
 	}
 }
 
-// patientIssuer is one whose waiters do not look by themselves.
+// patientIssuer is an issuer whose waiters do not ask on their own.
 type patientIssuer struct{ *pglease.Issuer }
 
 func (p patientIssuer) Limits() driver.Limits {

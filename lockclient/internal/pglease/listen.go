@@ -330,8 +330,8 @@ func (l *listener) session() (worked bool, err error) {
 			l.onlookers(true)
 			continue
 		}
-		// Silence: the server has nothing to send, or the connection is dead
-		// and not known to be.
+		// Silence: the server has nothing to send, or the connection died
+		// silently.
 		if err := l.selfTest(conn); err != nil {
 			return true, err
 		}
@@ -368,8 +368,8 @@ func (l *listener) onlookers(told bool) (waiting bool) {
 	return waiting
 }
 
-// isPooled compares the server process with that of the handshake, which a
-// pooler invents.
+// isPooled compares the server process with the one that the handshake named,
+// which a pooler invents.
 func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	results, err := conn.PgConn().Exec(ctx, "SELECT pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {

@@ -63,7 +63,7 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	return i
 }
 
-// eventually waits for as long as it takes on a busy machine.
+// eventually waits as long as it takes on a busy machine.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
@@ -89,7 +89,7 @@ func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v 
 	return v
 }
 
-// locked waits until so many statements wait for a row.
+// locked waits until n statements wait for a row.
 func locked(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	eventually(t, "they wait for a row", func() bool {
@@ -124,7 +124,7 @@ func release(t *testing.T, i *pglease.Issuer, claim guard.Claim) {
 	}
 }
 
-// releaseArgs are those of the statement that releases.
+// releaseArgs returns the arguments of the statement that releases.
 func releaseArgs(c guard.Claim) []any {
 	return []any{[]string{c.Resource}, []string{c.LeaseID}, []int64{int64(c.Token)}, []string{pglease.Topic(c.Resource)}, "60000"}
 }
@@ -135,7 +135,7 @@ type wakes struct{ n atomic.Int64 }
 func (r *wakes) wake()       { r.n.Add(1) }
 func (r *wakes) woken() bool { return r.n.Load() > 0 }
 
-// settle returns when i has been told of every release up to now:
+// settle returns when i has been notified of every release up to now:
 // notifications arrive in the order of their commits.
 func settle(t *testing.T, pool *pgxpool.Pool, i *pglease.Issuer) {
 	t.Helper()
@@ -158,7 +158,7 @@ type schedule struct {
 	marked        func() // called by watches that have marked and do not listen yet
 }
 
-// watches are Watch as it is built and what leaves one of its steps out.
+// watches are the real Watch and variants that omit one of its steps.
 var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, error){
 	"as built": func(s *schedule, w driver.Watch) (driver.Watching, error) {
 		return s.waiter.Watch(s.t.Context(), w, s.wakes.wake)
@@ -194,7 +194,8 @@ var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, err
 
 // TestWatchAgainstRelease: whenever a release comes, the waiter is woken, or its
 // Watch says that nobody has the lease or that it cannot watch. Each order is the
-// worst one for the step that its control leaves out, who sleeps through it.
+// worst one for the step that its control omits; the control sleeps through the
+// release.
 func TestWatchAgainstRelease(t *testing.T) {
 	for _, order := range []struct {
 		name, flaw string
@@ -255,7 +256,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 					return nil
 				})
 				s.lease = acquire(t, s.holder, "r", "holder's")
-				acquire(t, s.waiter, "warm", "waiter's")     // knows the schema
+				acquire(t, s.waiter, "warm", "waiter's")     // has checked the schema
 				if order.flaw != "marks before it listens" { // it listens before
 					defer s.waiter.Subscribe("somebody waits", func() {})()
 				}
@@ -288,7 +289,7 @@ func (s *schedule) must(err error) {
 	}
 }
 
-// behind runs watch while a statement has been carried out and not committed.
+// behind runs watch while a statement has been executed and not committed.
 func (s *schedule) behind(watch func() error, sql string, args ...any) {
 	tx, err := s.pool.Begin(s.t.Context())
 	s.must(err)
@@ -338,8 +339,8 @@ func TestReleaseBehindMark(t *testing.T) {
 	}
 }
 
-// TestListenerIdle: however many wait need one listening connection. It is
-// opened when somebody waits, closed when nobody has for a while, and opened again.
+// TestListenerIdle: any number of waiters need one listening connection. It is
+// opened when somebody waits, closed when nobody has for a while, and reopened.
 func TestListenerIdle(t *testing.T) {
 	pool := migrated(t)
 	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
@@ -416,9 +417,9 @@ func (l *lines) count(what string) int {
 	return strings.Count(l.buf.String(), what)
 }
 
-// TestListenerSilent: where LISTEN is accepted and nothing is delivered, from
-// the beginning as behind a pooler or from some time on, the issuer notices, wakes
-// everybody, says so once, and says when it listens again.
+// TestListenerSilent: if LISTEN is accepted and nothing is delivered, from the
+// beginning as behind a pooler or from some time on, the issuer notices, wakes
+// everybody, reports it once, and reports when it listens again.
 func TestListenerSilent(t *testing.T) {
 	direct := migrated(t)
 	var silent atomic.Bool
@@ -456,7 +457,7 @@ func TestListenerSilent(t *testing.T) {
 	if err != nil || watching.Held == nil {
 		t.Fatal(watching, err)
 	}
-	time.Sleep(300 * time.Millisecond) // it tests itself some times
+	time.Sleep(300 * time.Millisecond) // it tests itself a few times
 	if wakes.woken() {
 		t.Error("a connection that only has nothing to say is given up")
 	}
@@ -478,7 +479,7 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	// As an onlooker, as the process that waits, and as all others.
+	// As an onlooker, as the waiting process, and as all others.
 	for _, channel := range []string{pglease.Channel, pglease.Channel + "." + waiter.Process(), pglease.Channel + ".onlookers"} {
 		if _, err := conn.Exec(t.Context(), `LISTEN "`+channel+`"`); err != nil {
 			t.Fatal(err)
@@ -531,9 +532,9 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 	}
 }
 
-// TestNotifyRefused: a role that may not notify, as on a server whose queue of
-// notifications is full, still releases, one lease and several at once; only the
-// wake-up is lost.
+// TestNotifyRefused: a role that may not notify, or one on a server whose
+// notification queue is full, still releases, one lease and several at once;
+// only the wake-up is lost.
 func TestNotifyRefused(t *testing.T) {
 	admin := migrated(t)
 	role := fmt.Sprintf("mute_%d", time.Now().UnixNano())

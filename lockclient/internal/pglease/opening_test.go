@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// asked counts what the waiters of an issuer do. None of them looks by itself.
+// asked counts what the waiters of an issuer do. None of them asks on its own.
 type asked struct {
 	driver.Issuer
 	hasty                    bool // Watch does not wait for a connection
@@ -44,9 +44,9 @@ func (a asked) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.W
 }
 
 // TestProcessesBeginTogether: many processes begin to wait for one lease at the
-// same time. Until each has its listening connection it asks once and no more,
-// and then when it is woken: two attempts for each grant. The control polls until
-// it listens, however long the others' polls make that.
+// same time. Until it has its listening connection each asks only once, and then
+// when it is woken: two attempts per grant. The control polls until it listens,
+// however long that takes because of the others' polls.
 func TestProcessesBeginTogether(t *testing.T) {
 	const processes = 12
 	for _, hasty := range []bool{false, true} {
@@ -87,11 +87,12 @@ func TestProcessesBeginTogether(t *testing.T) {
 				t.Errorf("%d processes asked %d times", processes, n)
 			}
 			before := attempts.Load()
-			// On a busy machine the mark would run out, since nobody looks again.
+			// On a busy machine the mark would run out, since nobody asks again.
 			mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
 			release(t, holder, lease)
 			wg.Wait()
-			// Who is named and comes late, on a busy machine, has woken the next in line.
+			// On a busy machine a named process may come late; the next in line
+			// is then woken too.
 			if n := attempts.Load() - before; n > wakes.Load() {
 				t.Errorf("%d attempts for %d grants, and %d wake-ups", n, processes, wakes.Load())
 			}
@@ -99,9 +100,9 @@ func TestProcessesBeginTogether(t *testing.T) {
 	}
 }
 
-// TestWatchWhileOpening: a watch waits for the listening connection while that is
-// being opened, for as long as it is told to, and for none that comes after one
-// that failed.
+// TestWatchWhileOpening: a watch waits for the listening connection while it is
+// being opened, for as long as it is told to, but not for one that follows a
+// failed one.
 func TestWatchWhileOpening(t *testing.T) {
 	pool := migrated(t)
 	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
@@ -173,7 +174,7 @@ func TestWatchWhileOpening(t *testing.T) {
 		if err := <-got; err != nil {
 			t.Error(err)
 		}
-		// It breaks, and the next one is waited for as well.
+		// The connection breaks, and the watch waits for the next one too.
 		pids := listenerPIDs(t, pool)
 		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS p(pid)", pids)
 		eventually(t, "that is noticed", func() bool { return !i.Listening() })
@@ -203,9 +204,9 @@ func TestWatchWhileOpening(t *testing.T) {
 	})
 }
 
-// TestReleaseWithoutConnecting: a holder that has renewed nothing releases by an
-// idle connection of its pool, and opens none for that; if the caller has all of
-// them, it opens one.
+// TestReleaseWithoutConnecting: a holder that has renewed nothing releases on an
+// idle connection of its pool, and opens none for that; if the caller uses all
+// of them, it opens one.
 func TestReleaseWithoutConnecting(t *testing.T) {
 	base := migrated(t)
 	for _, taken := range []bool{false, true} {

@@ -12,7 +12,7 @@ import (
 // separates. It is a range of names in byte order, the order of the primary
 // key, and an expression that narrows the range where it is too wide.
 type Pattern struct {
-	// Low and High bound the names: from Low up to but excluding High; an empty
+	// Low and High bound the names: from Low up to, but without, High; an empty
 	// High is no bound.
 	Low, High string
 	// Expression is a regular expression of PostgreSQL that the names match; nil

@@ -26,8 +26,7 @@ type Server struct {
 	// OpTimeout bounds the wait for a connection, LockTimeout a statement's wait
 	// for a lock.
 	OpTimeout, LockTimeout time.Duration
-	// Grace is how long an attempt goes on after its caller's context has
-	// ended.
+	// Grace is how long an attempt goes on after its caller's context ended.
 	Grace time.Duration
 	// Logger gets the events about the epoch; nil means none.
 	Logger *slog.Logger
@@ -44,8 +43,8 @@ type Server struct {
 // the statements take it.
 type Statement func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error
 
-// staleTries bounds how many broken connections in a row are attributed to an
-// outage that is over.
+// staleTries bounds how many broken connections in a row are put down to a past
+// outage.
 const staleTries = 3
 
 // On runs a statement on a connection of pool, and on another one if the
@@ -136,8 +135,7 @@ const Channel = "fencepost.leases"
 // onlookersChannel is where those that watch and do not wait are notified.
 const onlookersChannel = Channel + ".onlookers"
 
-// processChannel is where the waiters of a process are notified that it is
-// their turn.
+// processChannel is where the waiters of a process are notified of their turn.
 func processChannel(process string) string { return Channel + "." + process }
 
 // Topic is what is sent instead of a resource's name: every role that can log

@@ -10,9 +10,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// TestGrantAfterAWait: whether a lease is over is asked of the clock after the
-// wait for its row. The lease here is granted and ends while the statement waits,
-// so the time at which its transaction began is before both.
+// TestGrantAfterAWait: whether a lease is over is decided by the clock after the
+// wait for its row. Here the lease is granted and ends while the statement waits,
+// so the start time of its transaction is before both.
 func TestGrantAfterAWait(t *testing.T) {
 	const asBuilt, early = "OR l.expires_at <= clock_timestamp())\n    AND excluded.not_after", "OR l.expires_at <= now())\n    AND excluded.not_after"
 	granted := func(t *testing.T, over string) bool {

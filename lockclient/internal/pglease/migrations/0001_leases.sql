@@ -85,8 +85,7 @@ END $$;
 
 -- acquire grants, and says why it does not grant the rest; no row at all means
 -- that this is not the server, started at p_started, or not the table that the
--- caller has entered. p_ttls are in microseconds, p_process names the caller's
--- process.
+-- caller has entered. p_ttls are in microseconds, p_process names who asks.
 --
 -- The token is raised from the row under the row's lock; a default drawn from a
 -- sequence would be evaluated before the wait, and the waiter could win with the

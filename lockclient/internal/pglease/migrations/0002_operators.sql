@@ -243,8 +243,7 @@ CREATE TRIGGER audit_is_append_only BEFORE UPDATE OR DELETE ON fencepost.audit
   FOR EACH ROW EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
 CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.refuse_change('it is append-only');
--- Even if session_replication_role is replica, which disables ordinary
--- triggers.
+-- Even if session_replication_role is replica, which disables other triggers.
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
 
