@@ -35,6 +35,7 @@ func TestVerifyStatements(t *testing.T) {
 			{once, "SELECT 1", false, true},
 			{once, "DELETE FROM own WHERE $3 > last_fencing_token", false, true},
 			{once, set, false, true},
+			{once, "UPDATE own SET last_fencing_token = WHERE id = $1 AND $3 > last_fencing_token", false, false},
 			{once, set + "WHERE id = $1", false, false},
 			{once, set + "WHERE id = $1 OR $3 > last_fencing_token", false, false},
 			{once, set + "WHERE id = $1 AND NOT $3 > last_fencing_token", false, false},

@@ -1,0 +1,121 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+)
+
+// TestSessionLost: each way in which a driver says that a session has ended.
+func TestSessionLost(t *testing.T) {
+	for _, err := range []error{
+		state("57P01"), state("25P03"), pgconn.ErrConnClosed, driver.ErrBadConn, sql.ErrConnDone, io.ErrUnexpectedEOF, io.EOF,
+		&net.OpError{Op: "read", Err: errInjected},
+	} {
+		if !sessionLost(fmt.Errorf("wrapped: %w", err)) {
+			t.Errorf("%v is not of a lost session", err)
+		}
+	}
+	for _, err := range []error{nil, errInjected, state("57014"), state("40001"), context.Canceled} {
+		if sessionLost(err) {
+			t.Errorf("%v is of a lost session", err)
+		}
+	}
+}
+
+// TestFailureSaysToRaise: a claim above the mark, where nothing raises it, is
+// unavailable, and the error names the way out; no other error does.
+func TestFailureSaysToRaise(t *testing.T) {
+	const way = "raise the mark first"
+	if err := failure("enter", claimOf("r", 5), state(pgerr.MustRaise), false); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), way) {
+		t.Error(err)
+	}
+	if err := failure("enter", claimOf("r", 5), state("53300"), false); !errors.Is(err, guard.ErrUnavailable) || strings.Contains(err.Error(), way) {
+		t.Error(err)
+	}
+}
+
+// TestPgxBegin: a transaction that may run on a standby is read only, no other is.
+func TestPgxBegin(t *testing.T) {
+	for readOnly, want := range map[bool]string{true: "read only", false: "read write"} {
+		b := pgxBegin(txMode{level: sql.LevelReadCommitted, readOnly: readOnly})
+		if text := b.QueuedQueries[0].SQL; !strings.Contains(text, want) {
+			t.Errorf("%q is not %s", text, want)
+		}
+	}
+}
+
+// TestPadded: the padding never takes a statement beyond the parameters that the
+// protocol can count.
+func TestPadded(t *testing.T) {
+	for _, c := range []struct{ rows, width, others, want int }{
+		{1, 3, 0, 1}, {8, 3, 0, 8}, {9, 3, 0, 10}, {28000, 2, 8191, 28672}, {28000, 2, 8192, 28000},
+	} {
+		if got := padded(c.rows, c.width, c.others); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+// TestListingsFail (P5): a listing that cannot be read is an error, and not an
+// empty one.
+func TestListingsFail(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("ALTER TABLE fencepost.marks RENAME TO hidden; ALTER TABLE fencepost.mark_resets RENAME TO hidden_resets")
+		if marks, err := collect(e.db.Marks(t.Context(), "")); err == nil {
+			t.Errorf("marks: %v", marks)
+		}
+		if resets, err := collect(e.db.Resets(t.Context(), 0)); err == nil {
+			t.Errorf("resets: %v", resets)
+		}
+		if _, err := e.admin.Exec(t.Context(), "ALTER TABLE fencepost.hidden RENAME TO marks; ALTER TABLE fencepost.hidden_resets RENAME TO mark_resets"); err != nil {
+			t.Fatal(err)
+		}
+		if marks, err := collect(e.db.Marks(t.Context(), "")); err != nil || len(marks) != 0 {
+			t.Errorf("%v, %v", marks, err)
+		}
+	})
+}
+
+// TestEnterSetsTimeouts: a transaction that is fenced by Enter has the timeouts
+// of one that InTx fences, and none after it.
+func TestEnterSetsTimeouts(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		const both = "SELECT current_setting('lock_timeout') <> '0' AND current_setting('idle_in_transaction_session_timeout') <> '0'"
+		for what, in := range map[string]func(func(context.Context, testTx) error) error{
+			"InTx":  func(fn func(context.Context, testTx) error) error { return e.db.fenced(t.Context(), claimOf("r", 5), fn) },
+			"Enter": func(fn func(context.Context, testTx) error) error { return entering(e.db)(t.Context(), claimOf("r", 5), fn) },
+		} {
+			err := in(func(ctx context.Context, tx testTx) error {
+				if n, err := tx.int(ctx, "SELECT ("+both+")::int"); err != nil || n != 1 {
+					t.Errorf("%s: the timeouts are not set, %v", what, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(what, err)
+			}
+		}
+	})
+}
+
+// TestParameterInAWord: servers before 15 read $1a as two words, so that a text
+// would mean something else there.
+func TestParameterInAWord(t *testing.T) {
+	for text, bad := range map[string]bool{"$1a": true, "$1_": true, "$1 a": false, "$1+1": false} {
+		if _, err := (Expr{text, []any{1}}).render("x", 0); bad != (err != nil && strings.Contains(err.Error(), "has letters after $1")) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
