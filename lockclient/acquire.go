@@ -35,7 +35,7 @@ type request struct {
 // caller chose the lease ID: the caller may present it again, and the release
 // could arrive after that.
 //
-// Errors: [ErrHeld] (a [*HeldError]); [ErrSpent] (the lease ID was released or
+// Errors: [ErrHeld] (a [*HeldError]); [ErrLeaseIDSpent] (the lease ID was released or
 // abandoned before); guard.ErrInvalid (nothing was sent); guard.ErrUnavailable
 // (nothing is held; also for a cancelled context and a closed pool, whose errors
 // are wrapped); guard.ErrOutcomeUnknown (the lease may have been granted: the
@@ -103,7 +103,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 				continue
 			}
 			err = guard.Unavailable("acquire", r.Claim(), errRaced)
-		case errors.Is(err, ErrSpent), errors.Is(err, guard.ErrInvalid):
+		case errors.Is(err, ErrLeaseIDSpent), errors.Is(err, guard.ErrInvalid):
 			return nil, err
 		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
 			lost, since, r.lost = err, c.clock(), true
@@ -145,7 +145,7 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 		if err == nil {
 			return nil, guard.Unavailable("acquire", claim, late)
 		}
-		late = fmt.Errorf("%w; the release: %w", late, err)
+		late = fmt.Errorf("%w; releasing the lease failed: %w", late, err)
 	case <-patience.C:
 	}
 	return nil, guard.OutcomeUnknown("acquire", claim, late)

@@ -90,7 +90,7 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 // for its lock, one is granted. The control omits the statement's second check,
 // under the lock, and grants to all.
 func TestRaceForFreeRow(t *testing.T) {
-	const underLock = "(l.lease_id IS NULL OR l.lease_id = excluded.lease_id OR l.expires_at <= clock_timestamp())"
+	const underLock = "(l.lease_id IS NULL OR l.lease_id = excluded.lease_id AND l.owner = excluded.owner OR l.expires_at <= clock_timestamp())"
 	race := func(t *testing.T, look string) (granted int) {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
 		alter(t, pool, "acquire", underLock, look)

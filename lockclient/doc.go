@@ -10,8 +10,8 @@
 //     off, promotion of a standby that lacks the last grants, dump and restore.
 //     What needs an operator is documented in package lockadmin.
 //   - One token, one lease (P4): no two grants of a resource have one token. The
-//     same lease ID gets its own token back while its lease runs, which is how
-//     an acquire whose answer was lost is repeated.
+//     same lease ID under the same owner gets its own token back while its lease
+//     runs, which is how an acquire whose answer was lost is repeated.
 //   - By the issuer's clock no two leases on a resource run at one time.
 //   - A lost lease is known before the issuer grants it to another (P7): the
 //     holder's deadline counts from before its request was sent, less 0.1 % for

@@ -12,9 +12,9 @@ import (
 var (
 	// ErrHeld: another holder has the lease. The error is a [*HeldError].
 	ErrHeld = driver.ErrHeld
-	// ErrSpent: the lease ID was released or abandoned, so that nothing is
+	// ErrLeaseIDSpent: the lease ID was released or abandoned, so that nothing is
 	// granted under it any more.
-	ErrSpent = driver.ErrSpent
+	ErrLeaseIDSpent = driver.ErrLeaseIDSpent
 	// ErrReleased: the lease was released by its own holder.
 	ErrReleased = errors.New("lease released")
 	// ErrClosed: the client is closed, or is being closed.
@@ -37,7 +37,7 @@ type (
 
 var (
 	errLate     = errors.New("the answer came after the lease's own deadline")
-	errDeadline = errors.New("its deadline passed without a renewal")
+	errDeadline = errors.New("the deadline passed without a renewal")
 	errUnkept   = fmt.Errorf("%w, as nothing renews it: call Lease.KeepAlive, or use Client.Hold", errDeadline)
 	errGone     = errors.New("the server no longer has it")
 	errRaced    = errors.New("the holder changed with every attempt")

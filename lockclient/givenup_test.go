@@ -59,7 +59,7 @@ func TestLateDuplicateResurrectsNothing(t *testing.T) {
 	if r := rowOf(t, direct, "r"); r.Live || r.Token != int64(lease.Token()) {
 		t.Errorf("the late duplicate was granted: %+v", r)
 	}
-	if _, err := fast.TryAcquire(t.Context(), "r", opts); !errors.Is(err, ErrSpent) {
+	if _, err := fast.TryAcquire(t.Context(), "r", opts); !errors.Is(err, ErrLeaseIDSpent) {
 		t.Errorf("the lease ID again: %v", err)
 	}
 	mustTry(t, fast, "r", time.Minute)

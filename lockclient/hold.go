@@ -91,5 +91,5 @@ func outcome(err, lost error) error {
 	case err == nil:
 		return lost
 	}
-	return fmt.Errorf("%w; the work: %w", lost, err)
+	return fmt.Errorf("%w; fn returned: %w", lost, err)
 }

@@ -170,14 +170,14 @@ type AcquireOptions struct {
 	// TTL is how long the lease lasts unless it is renewed: [MinTTL] to
 	// [MaxTTL], truncated to whole microseconds.
 	TTL time.Duration
-	// LeaseID names this acquisition. It is no name of a job: leave it empty for
-	// a new UUID, unless you repeat an acquire whose outcome is unknown. Whoever
+	// LeaseID names this acquisition, not a job: leave it empty for a new UUID,
+	// unless you repeat an acquire whose outcome is unknown. A caller that
 	// presents the ID of a lease that still runs, also from another process, is
 	// its holder and gets the same token, if the client's owner is the same;
 	// under another owner the error is guard.ErrInvalid. After a release the ID
-	// is refused for an hour ([ErrSpent]).
+	// is refused for an hour ([ErrLeaseIDSpent]).
 	LeaseID string
-	// Metadata is a text for people, such as what is being done and where it
+	// Metadata is text for people, such as what is being done and where it
 	// logs: operators, refused clients and [Client.Holders] see it. At most
 	// 1,000 bytes of UTF-8 without control characters; issuers other than
 	// PostgreSQL may accept less, or none.

@@ -39,7 +39,7 @@ func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, e
 	case "free":
 		return driver.Grant{}, &HeldError{Resource: r.Resource}
 	case "spent":
-		return driver.Grant{}, driver.ErrSpent
+		return driver.Grant{}, driver.ErrLeaseIDSpent
 	case "lost":
 		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
 	}
@@ -70,7 +70,7 @@ func TestAcquireAnswers(t *testing.T) {
 		{answers: []string{"free", "free", "granted"}, token: 3},
 		{answers: []string{"free"}, want: guard.ErrUnavailable},
 		{answers: []string{"held"}, want: ErrHeld},
-		{answers: []string{"spent"}, want: ErrSpent, given: "mine"},
+		{answers: []string{"spent"}, want: ErrLeaseIDSpent, given: "mine"},
 		{answers: []string{"down"}, want: guard.ErrUnavailable},
 		{answers: []string{"lost", "granted"}, token: 2},
 		{answers: []string{"lost", "down", "down", "granted"}, token: 4},

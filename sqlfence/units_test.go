@@ -94,8 +94,12 @@ func TestEnterSetsTimeouts(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		const both = "SELECT current_setting('lock_timeout') <> '0' AND current_setting('idle_in_transaction_session_timeout') <> '0'"
 		for what, in := range map[string]func(func(context.Context, testTx) error) error{
-			"InTx":  func(fn func(context.Context, testTx) error) error { return e.db.fenced(t.Context(), claimOf("r", 5), fn) },
-			"Enter": func(fn func(context.Context, testTx) error) error { return entering(e.db)(t.Context(), claimOf("r", 5), fn) },
+			"InTx": func(fn func(context.Context, testTx) error) error {
+				return e.db.fenced(t.Context(), claimOf("r", 5), fn)
+			},
+			"Enter": func(fn func(context.Context, testTx) error) error {
+				return entering(e.db)(t.Context(), claimOf("r", 5), fn)
+			},
 		} {
 			err := in(func(ctx context.Context, tx testTx) error {
 				if n, err := tx.int(ctx, "SELECT ("+both+")::int"); err != nil || n != 1 {

@@ -127,7 +127,7 @@ func parse(payload string) (content, error) {
 	}
 	number, ok := members[5].(json.Number)
 	if !ok {
-		return content{}, malformed("has an exp that is no number")
+		return content{}, malformed("has an exp that is not a number")
 	}
 	expires, err := strconv.ParseInt(number.String(), 10, 64)
 	if err != nil || expires <= 0 {

@@ -72,9 +72,9 @@ type Issuer interface {
 	//
 	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
 	// meanwhile, and short if it is kept for a process that has waited longer);
-	// [ErrSpent]; guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by
-	// itself) or [ErrLate] (the request came after its timeout);
-	// guard.ErrOutcomeUnknown, after which the lease may have been granted.
+	// [ErrLeaseIDSpent]; guard.ErrInvalid from [LeaseIDInUse];
+	// guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by itself) or
+	// [ErrLate] (the request came after its timeout); guard.ErrOutcomeUnknown, after which the lease may have been granted.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Renew extends leases in one exchange and fills in results[i] for

@@ -12,16 +12,16 @@ import (
 var (
 	// ErrHeld: another holder has the lease. The error is a [*HeldError].
 	ErrHeld = errors.New("lease is held")
-	// ErrSpent: the lease ID was released or abandoned, so that nothing is
+	// ErrLeaseIDSpent: the lease ID was released or abandoned, so that nothing is
 	// granted under it any more. Nothing was written.
-	ErrSpent = errors.New("lease ID is spent")
+	ErrLeaseIDSpent = errors.New("lease ID is spent")
 	// ErrLate: the request came after its own timeout. Nothing was written.
 	ErrLate = errors.New("the request came after its timeout")
 	// ErrBusy: a lock on the server was in the way, which passes by itself. A
 	// guard.ErrUnavailable wraps it.
-	ErrBusy = errors.New("locked by somebody else for a moment")
+	ErrBusy = errors.New("temporarily locked by another session")
 	// ErrNoWatch: the issuer cannot report releases for now.
-	ErrNoWatch = errors.New("releases are not told")
+	ErrNoWatch = errors.New("release notifications are unavailable")
 )
 
 // HeldError says who holds the lease that was refused. It unwraps to [ErrHeld].

@@ -54,7 +54,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 			return above, nil
 		}
 	}
-	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
+	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor kept changing"))
 }
 
 // RaiseEpoch raises all later tokens above those that the cluster issued before:
@@ -81,7 +81,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 			return nil
 		}
 	}
-	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base changes all the time"))
+	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base kept changing"))
 }
 
 // currentBase returns the base as this issuer read it last. If the cluster has
@@ -112,7 +112,7 @@ func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 			return stored{}, err
 		}
 	}
-	return stored{}, errors.New("the base changes all the time")
+	return stored{}, errors.New("the base kept changing")
 }
 
 // checkMembers counts the cluster's voting members.
@@ -131,7 +131,7 @@ func (i *Issuer) checkMembers(ctx context.Context) error {
 		}
 	}
 	if members < i.members {
-		return fmt.Errorf("the cluster has %d voting members, Options.Members asks for %d", members, i.members)
+		return fmt.Errorf("the cluster has %d voting members, Options.Members requires %d", members, i.members)
 	}
 	return nil
 }

@@ -215,7 +215,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case err == nil: // the lease is this lease ID's already
 			i.keep(l)
 			return i.extendOwn(ctx, r, from)
-		case errors.Is(err, driver.ErrHeld), errors.Is(err, driver.ErrSpent), errors.Is(err, guard.ErrInvalid):
+		case errors.Is(err, driver.ErrHeld), errors.Is(err, driver.ErrLeaseIDSpent), errors.Is(err, guard.ErrInvalid):
 			i.keep(l)
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && spare: // the cluster lost it
 			continue
@@ -279,7 +279,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 		if resp.Succeeded {
 			if value.Base > int64(guard.MaxToken)-resp.Header.Revision {
 				i.client.Revoke(ctx, l.id)
-				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the token space is exhausted"))
 			}
 			token := guard.Token(value.Base + resp.Header.Revision)
 			l.moved = resp.Header.Revision
@@ -294,7 +294,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 		case err != nil:
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
 		case get(1).Count > 0:
-			return driver.Grant{}, driver.ErrSpent
+			return driver.Grant{}, driver.ErrLeaseIDSpent
 		case h != nil && h.ID == r.LeaseID && h.lease == l.id: // this very transaction arrived twice
 			l.moved = h.created
 			i.remember(guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: h.token}, l)
@@ -319,7 +319,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 		}
 		i.setBase(base)
 	}
-	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("base or floor change all the time"))
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the base or the floor kept changing"))
 }
 
 // extendOwn answers a repeated acquire whose lease runs.

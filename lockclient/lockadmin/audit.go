@@ -13,7 +13,7 @@ import (
 )
 
 // AuditRecord is one record of fencepost.audit. No role can change or delete
-// one; the table's owner would have to drop its triggers first.
+// one; the table's owner would have to remove its triggers first.
 type AuditRecord struct {
 	// ID increases from record to record; there may be gaps.
 	ID int64 `json:"id"`

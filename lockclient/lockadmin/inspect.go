@@ -24,7 +24,7 @@ type Severity string
 const (
 	// SeverityError: leases cannot be granted, or a promise does not hold.
 	SeverityError Severity = "error"
-	// SeverityWarning: it works, but with surprising behavior.
+	// SeverityWarning: it works, but with surprising behaviour.
 	SeverityWarning Severity = "warning"
 )
 
@@ -224,7 +224,7 @@ func (in *Inspection) findings() []Finding {
 		"nothing for leases; check that the application's writes may be lost")
 	add(in.Hidden != "", SeverityWarning, "timeline", "the server does not show everything, so a failover may go unnoticed: "+in.Hidden,
 		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")
-	add(in.Pooled, SeverityWarning, "pooler", "a pooler or proxy stands between: in transaction mode waiters poll, since notifications do not arrive",
+	add(in.Pooled, SeverityWarning, "pooler", "the connection goes through a pooler or proxy: in transaction mode waiters poll, since notifications do not arrive",
 		"let the lease client connect to the server itself, or accept hand-overs of up to Options.PollInterval")
 	add(in.Blocker != 0, SeverityWarning, "blocker",
 		fmt.Sprintf("server process %d has had a transaction open for more than a second, with a lock on the leases: it keeps out Purge, RaiseEpoch and AdvanceFloor", in.Blocker),

@@ -85,7 +85,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 }
 
 var (
-	errRaced = errors.New("other changes kept coming first")
+	errRaced = errors.New("lost every race with concurrent changes")
 	errNoRow = errors.New("it was never leased, or its row was purged")
 )
 

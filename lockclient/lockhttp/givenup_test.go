@@ -117,7 +117,7 @@ func TestP8IssuerAnswersLate(t *testing.T) {
 	}
 	// The ID is spent: the request cannot be replayed.
 	_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: got.str("leaseId"), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
-	if !errors.Is(err, driver.ErrSpent) {
+	if !errors.Is(err, driver.ErrLeaseIDSpent) {
 		t.Errorf("a replay: %v", err)
 	}
 }

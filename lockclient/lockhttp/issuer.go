@@ -166,7 +166,7 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		}
 		switch k {
 		case &kindSpent:
-			return driver.ErrSpent
+			return driver.ErrLeaseIDSpent
 		case &kindLate:
 			return guard.Unavailable(op, claim, driver.ErrLate)
 		case &kindOver:
@@ -232,7 +232,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
-		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the answer is of another request"))
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the answer belongs to another request"))
 	}
 }
 
@@ -257,7 +257,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		return
 	}
 	if err == nil && len(answer.Results) != len(renewals) {
-		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the answer is of another request"))
+		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the answer belongs to another request"))
 	}
 	for n, r := range renewals {
 		switch {
@@ -265,7 +265,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			results[n] = driver.Renewed{Err: err}
 			continue
 		case answer.Results[n].Resource != r.Claim.Resource || answer.Results[n].LeaseID != r.Claim.LeaseID || answer.Results[n].Token != r.Claim.Token:
-			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the answer is of another request"))}
+			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the answer belongs to another request"))}
 			continue
 		}
 		switch got := answer.Results[n]; got.State {

@@ -152,7 +152,7 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 			}
 			status := kindOf(err).status
 			if status != http.StatusUnauthorized {
-				v.Problem = "It cannot be checked who you are. Try again."
+				v.Problem = "Your identity could not be verified. Try again."
 			}
 			s.render(w, status, "sign-in", v)
 			return
@@ -216,7 +216,7 @@ func (s *Server) survey(r *http.Request, v *view) {
 	}
 	v.Plots = s.activity.plots(v.Identity)
 	if s.opts.Admin == nil {
-		v.Problem = "This server has no operators' calls: nothing can be listed."
+		v.Problem = "This server has no operator API: nothing can be listed."
 		return
 	}
 	states := []lockadmin.LeaseState{lockadmin.StateHeld}

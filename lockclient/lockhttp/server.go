@@ -352,7 +352,7 @@ func (q *query) number(name string, fallback, most int64) int64 {
 func (q *query) end() error {
 	for name := range q.in {
 		if q.err == nil {
-			q.err = guard.Invalid("query", name, "is no parameter of this request")
+			q.err = guard.Invalid("query", name, "is not a parameter of this request")
 		}
 	}
 	return q.err

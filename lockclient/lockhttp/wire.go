@@ -33,7 +33,7 @@ func (s seconds) MarshalJSON() ([]byte, error) {
 func (s *seconds) UnmarshalJSON(b []byte) error {
 	d, ok := parseSeconds(string(b))
 	if !ok {
-		return fmt.Errorf("%q is no number of seconds", b)
+		return fmt.Errorf("%q is not a number of seconds", b)
 	}
 	*s = seconds(d)
 	return nil
@@ -288,7 +288,7 @@ func (f *fields) end() error {
 			names = append(names, name)
 		}
 		name := slices.Min(names)
-		f.err = guard.Invalid("body", name, "is no field of this request")
+		f.err = guard.Invalid("body", name, "is not a field of this request")
 	}
 	return f.err
 }

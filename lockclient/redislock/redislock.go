@@ -224,7 +224,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case "kept":
 			return driver.Grant{}, &driver.HeldError{Resource: r.Resource, ExpiresAt: milliseconds(answer[1])}
 		case "spent":
-			return driver.Grant{}, driver.ErrSpent
+			return driver.Grant{}, driver.ErrLeaseIDSpent
 		case "in use":
 			return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, answer[2])
 		case "late":
@@ -235,10 +235,10 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			}
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
 		case "back":
-			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server lost the counter of %q and its clock says %s, which is before a time that it told earlier; set the clock right, then call Advance with the resource's mark",
+			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server lost the counter of %q and its clock says %s, which is earlier than a time it reported before; correct the clock, then call Advance with the resource's mark",
 				guard.ErrMarkAhead, r.Resource, milliseconds(answer[1]).Format(time.RFC3339))
 		default: // full
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the tokens are used up", answer[2]))
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted", answer[2]))
 		}
 	}
 }

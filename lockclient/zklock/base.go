@@ -83,7 +83,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 			return guard.NoToken, guard.Unavailable("advance", claim, err)
 		}
 	}
-	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor changes all the time"))
+	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor kept changing"))
 }
 
 // RaiseEpoch raises all later tokens above those that the ensemble issued before:
@@ -115,7 +115,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 			return failed("raise epoch", guard.Claim{}, err)
 		}
 	}
-	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base changes all the time"))
+	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base kept changing"))
 }
 
 func unsentOrNil(op string, err error) error {
@@ -165,7 +165,7 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 		}
 		read := base{value: value, version: n.stat.Version, created: n.stat.Czxid, ctime: n.stat.Ctime}
 		if known.created != 0 && (known.created != read.created || known.ctime != read.ctime) {
-			return fmt.Errorf("fencepost: %w: the node %q was created anew, so the data was lost or this is another ensemble; call RaiseEpoch, then restart the workers",
+			return fmt.Errorf("fencepost: %w: the node %q was recreated, so the data was lost or this is another ensemble; call RaiseEpoch, then restart the workers",
 				guard.ErrMarkAhead, i.basePath())
 		}
 		i.mu.Lock()
@@ -175,7 +175,7 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 		i.mu.Unlock()
 		return nil
 	}
-	return errors.New("the base changes all the time")
+	return errors.New("the base kept changing")
 }
 
 // floor reads a container.
@@ -219,7 +219,7 @@ func (s *session) checkMembers(ctx context.Context) error {
 		}
 	}
 	if members < want {
-		return fmt.Errorf("the ensemble has %d voting members, Options.Members asks for %d (a standalone server has none)", members, want)
+		return fmt.Errorf("the ensemble has %d voting members, Options.Members requires %d (a standalone server has none)", members, want)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 			return false, guard.Unavailable("release", claim, err)
 		}
 	}
-	return false, guard.Unavailable("release", claim, errors.New("the lease changes all the time"))
+	return false, guard.Unavailable("release", claim, errors.New("the lease kept changing"))
 }
 
 // sweepLater deletes the resource's spent lease IDs that are an hour old, once

@@ -305,7 +305,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, unsent("acquire", r.Claim(), err)
 		}
 	}
-	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("base or floor change all the time"))
+	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the base or the floor kept changing"))
 }
 
 // granted makes a grant from a transaction that was carried out.
@@ -313,7 +313,7 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 	claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + stat.Mzxid)}
 	err := s.forward(stat.Mzxid)
 	if err == nil && value.Base > int64(guard.MaxToken)-stat.Mzxid {
-		err = guard.Unavailable("acquire", r.Claim(), errors.New("the tokens are used up"))
+		err = guard.Unavailable("acquire", r.Claim(), errors.New("the token space is exhausted"))
 	}
 	if err != nil {
 		s.remove(ctx, claim, 0)
@@ -348,7 +348,7 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 	case err != nil:
 		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
 	case id != nil && id.EphemeralOwner == 0:
-		return grant, false, driver.ErrSpent
+		return grant, false, driver.ErrLeaseIDSpent
 	}
 	return grant, true, nil
 }
@@ -495,7 +495,7 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 		return s.keep(claim, id.Version), true, nil // the transaction that found it was a write
 	}
 	if id.Version >= maxAdoptions {
-		return 0, false, guard.Unavailable("acquire", claim, errors.New("the lease went from session to session too often"))
+		return 0, false, guard.Unavailable("acquire", claim, errors.New("the lease moved between sessions too often"))
 	}
 	value := *h
 	value.TTL = s.timeout.Milliseconds()

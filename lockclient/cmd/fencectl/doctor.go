@@ -161,7 +161,7 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 			whole++
 		}
 	}
-	f.add(name, checkOK, "%d under triggers and whole", whole)
+	f.add(name, checkOK, "%d, all triggers intact", whole)
 }
 
 // otherDoctor is how long to wait for another doctor's lease.

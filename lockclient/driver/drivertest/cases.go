@@ -363,7 +363,7 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 		}
 		for _, i := range []driver.Issuer{a, b} {
 			g, err := i.Acquire(ctx, h.ask(r, id))
-			if !errors.Is(err, driver.ErrSpent) {
+			if !errors.Is(err, driver.ErrLeaseIDSpent) {
 				return fmt.Errorf("acquire under the spent %s: %+v, %v", id, g, err)
 			}
 		}
@@ -373,7 +373,7 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 		return err
 	}
 	_, err := b.Acquire(ctx, h.ask(r, granted))
-	return want(err, driver.ErrSpent)
+	return want(err, driver.ErrLeaseIDSpent)
 }
 
 // stuck sends an acquire that is held in the network and given up by its

@@ -273,7 +273,7 @@ func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, erro
 func forgetting(i driver.Issuer) driver.Issuer {
 	return acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 		g, err := i.Acquire(ctx, r)
-		if errors.Is(err, driver.ErrSpent) {
+		if errors.Is(err, driver.ErrLeaseIDSpent) {
 			r.LeaseID = name("another")
 			return i.Acquire(ctx, r)
 		}

@@ -131,7 +131,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	case !now.Before(notAfter):
 		return grant, guard.Unavailable(string(Acquire), r.Claim(), driver.ErrLate)
 	case l.spent[r.LeaseID].After(now):
-		return grant, driver.ErrSpent
+		return grant, driver.ErrLeaseIDSpent
 	case !own && l.leaseID == r.LeaseID && l.expires.After(now):
 		return grant, driver.LeaseIDInUse(r.LeaseID, l.owner)
 	case s.holder(r.Resource, r.LeaseID) != nil:
@@ -139,7 +139,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	case r.Waiting && l.keptFor != nil && l.keptFor != i && now.Before(l.keptUntil) && l.leaseID == "":
 		return grant, s.kept(r.Resource, l)
 	case (!own || !l.expires.After(now)) && l.token >= guard.MaxToken:
-		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the tokens are used up"))
+		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the token space is exhausted"))
 	}
 	s.rows[r.Resource] = l
 	grant.Reclaimed = !own && l.leaseID != ""

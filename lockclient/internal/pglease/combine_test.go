@@ -40,7 +40,7 @@ func TestCombinerUnsent(t *testing.T) {
 			o.done(o.question, nil)
 		}
 	})
-	c.busy = true // as if a statement were under way
+	c.busy = true // as if a statement were in flight
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.do(ctx, "r", 2, Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
@@ -87,7 +87,7 @@ func TestCombined(t *testing.T) {
 		})
 	}
 	c.mu.Lock()
-	c.busy = true // as if a statement were under way
+	c.busy = true // as if a statement were in flight
 	c.mu.Unlock()
 	waiting := func(n int) {
 		for {
@@ -133,7 +133,7 @@ func TestSettle(t *testing.T) {
 		<-release
 		fail(ops, nil)
 	})
-	c.settle() // nothing is under way
+	c.settle() // nothing is in flight
 	var wg sync.WaitGroup
 	for n := range 3 {
 		wg.Go(func() { c.do(context.Background(), "r", n, Grace) })
@@ -178,7 +178,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 			o.done(o.question, ctx.Err())
 		}
 	})
-	c.busy = true // as if a statement were under way
+	c.busy = true // as if a statement were in flight
 	var wg sync.WaitGroup
 	for n, resource := range []string{"a", "b", "b"} {
 		wg.Go(func() {

@@ -134,7 +134,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	g, err := i.acquires.do(ctx, r.Resource, attempt{r, driver.Now()}, i.Grace)
-	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrSpent) || errors.Is(err, guard.ErrInvalid) {
+	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseIDSpent) || errors.Is(err, guard.ErrInvalid) {
 		return driver.Grant{}, err
 	}
 	return g, Failure("acquire", r.Claim(), err)
@@ -237,7 +237,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 		case a.granted:
 			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: Of(a.acquiredAt), Reclaimed: Of(a.reclaimed), From: from}, nil)
 		case a.spent:
-			o.done(driver.Grant{}, driver.ErrSpent)
+			o.done(driver.Grant{}, driver.ErrLeaseIDSpent)
 		case a.token != nil && Of(a.leaseID) == o.question.LeaseID:
 			o.done(driver.Grant{}, driver.LeaseIDInUse(o.question.LeaseID, Of(a.owner)))
 		case a.token != nil:

@@ -113,7 +113,7 @@ const (
 var (
 	// errUndelivered: what a pooler in transaction mode makes of LISTEN, which
 	// it answers as if it had worked.
-	errUndelivered = errors.New("LISTEN was accepted, but a notification to oneself does not arrive; waiters poll (a pooler in transaction mode?)")
+	errUndelivered = errors.New("LISTEN was accepted, but a test notification did not arrive; waiters poll (a pooler in transaction mode?)")
 	// errPooler: a pooler may give the connection's server process to another
 	// client with its next transaction, which would then be the one that listens.
 	errPooler = errors.New("the connection comes from a pooler, since its server process is not the one of the handshake; it does not listen, waiters poll")

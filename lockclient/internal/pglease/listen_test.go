@@ -444,7 +444,7 @@ func TestListenerSilent(t *testing.T) {
 	if _, err := waiter.Watch(t.Context(), watch, wakes.wake); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
 		t.Errorf("the issuer believes that it listens: %v", err)
 	}
-	if failed, restored := log.count("lock_listen_failed"), log.count("lock_listen_restored"); failed != 1 || restored != 0 || log.count("does not arrive") != 1 {
+	if failed, restored := log.count("lock_listen_failed"), log.count("lock_listen_restored"); failed != 1 || restored != 0 || log.count("did not arrive") != 1 {
 		t.Errorf("%d failures and %d recoveries are told", failed, restored)
 	}
 	silent.Store(false)

@@ -56,5 +56,5 @@ func (n Namespace) Everything(op string) error {
 	if n == "" {
 		return nil
 	}
-	return guard.Invalid("Options.Namespace", strings.TrimSuffix(string(n), ":"), op+" concerns every resource, also those outside of the namespace")
+	return guard.Invalid("Options.Namespace", strings.TrimSuffix(string(n), ":"), op+" affects every resource, including those outside the namespace")
 }
