@@ -19,6 +19,9 @@ type Claim struct {
 // Validate checks all three fields. The error is an [*InvalidError] that names
 // the field.
 func (c Claim) Validate() error {
+	if c == (Claim{}) {
+		return Invalid("resource", "", "must not be empty: the claim is the zero value, was it taken from a context without one?")
+	}
 	if err := ValidateResource(c.Resource); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package httpfence
 
 import (
 	"errors"
+	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -20,7 +21,7 @@ func parseOrigin(s string) (origin, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return origin{}, err
+		return origin{}, fmt.Errorf("must be scheme://host[:port]: %w", err)
 	case strings.Contains(s, "*"):
 		return origin{}, errors.New("wildcards are not supported")
 	case u.User != nil, u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, u.Fragment != "", strings.Contains(s, "#"):

@@ -56,7 +56,7 @@ var outcomes = [...]outcome{
 	{guard.ReasonLeaseLost, http.StatusInternalServerError, "Lease lost",
 		"The lease under which the request was handled is over."},
 	{guard.ReasonOther, http.StatusInternalServerError, "Internal error",
-		"The claim could not be verified."},
+		"The request failed for a reason other than its claim. The server's log has the error."},
 }
 
 // indexOf returns the row of reason; the row of [guard.ReasonOther] for a
@@ -93,7 +93,7 @@ func reasonOfType(uri string) (guard.Reason, bool) {
 func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark) error {
 	switch reason {
 	case guard.ReasonMissing:
-		return &guard.InvalidError{Field: "claim of " + op, Problem: "is missing, says the server", Missing: true}
+		return &guard.InvalidError{Field: "claim of " + op, Problem: "is missing, says the server; Transport sends it to its origins alone, from the request's context", Missing: true}
 	case guard.ReasonInvalid:
 		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
 	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:

@@ -114,8 +114,8 @@
 //
 // A stopped holder delays its successor by at most 2 s, because a waiting raise
 // has the server terminate the sessions in its way ([Options].TerminateAfter). It
-// logs and observes the sessions it waits for; a terminated holder gets ErrStale.
-// Without a successor [Options].IdleTimeout ends them.
+// logs and observes them. A terminated holder gets ErrStale from its next statement,
+// ErrOutcomeUnknown if that is COMMIT. Otherwise [Options].IdleTimeout ends them.
 //
 // # Failure by failure
 //
@@ -125,7 +125,7 @@
 //   - A claim for another row's resource: a [*guard.MisdirectedError].
 //   - The answer to a COMMIT, or to a statement that commits by itself, was
 //     lost: ErrOutcomeUnknown, never success; [DB.Resolve] can find out.
-//   - The context ended before anything was sent: ErrUnavailable, or
+//   - The context ended and nothing was written: ErrUnavailable, or
 //     ErrLeaseLost if it ended with its lease.
 //   - A deadlock, a lock timeout, a lost connection before COMMIT:
 //     ErrUnavailable, nothing was written. Nothing is retried unless requested.
@@ -141,8 +141,8 @@
 // schema. [Admin.Reset] repairs a poisoned mark: it compares and records;
 // [DB.Retire] removes marks of resources that are gone.
 //
-// A fenced transaction costs the server about 20 us of processor time, of which 8
-// are two timeouts: negative [Options].LockTimeout and IdleTimeout save them.
+// A fenced transaction costs the server about 20 us of processor time; 8 are for two
+// timeouts, which negative [Options].LockTimeout and IdleTimeout turn off.
 //
 // # Compatibility
 //

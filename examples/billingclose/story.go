@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"time"
 
@@ -72,7 +73,11 @@ func (s *story) prepare(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
 		return err
 	}
-	s.show.line("postgres", 0, "PostgreSQL "+strings.Fields(version)[0]+", a private server", "")
+	where := ", a private server"
+	if os.Getenv("FENCEPOST_DATABASE_URL") != "" {
+		where = ", a database on your server"
+	}
+	s.show.line("postgres", 0, "PostgreSQL "+strings.Fields(version)[0]+where, "")
 	if err := createSchema(ctx, s.pool); err != nil {
 		return err
 	}

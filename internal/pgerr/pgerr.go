@@ -193,12 +193,14 @@ func Undefined(err error) bool { return undefined[State(err)] }
 
 var undefined = map[string]bool{"42P01": true, "42703": true, "42883": true, "3F000": true, "42704": true}
 
-// Explain adds the most common cause to the error of a prepared statement that is
-// another session's, or gone.
+// Explain adds the most common cause, or the way out, to the error of a prepared
+// statement that is another session's or unknown, and to that of missing rights.
 func Explain(err error) error {
 	switch State(err) {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
+	case Privilege:
+		return fmt.Errorf("%w: the role needs rights, see RolesSQL of sqlfence and lockadmin", err)
 	}
 	return err
 }
