@@ -27,7 +27,10 @@ func TestConformance(t *testing.T) {
 		issuer := func(t testing.TB, through net.Addr) driver.Issuer {
 			c := pool.Config()
 			if through != nil {
-				c.ConnConfig.DialFunc = dialer(through)
+				// On a second connection an acquire could be held before it was
+				// sent, while its statement is prepared.
+				c.ConnConfig.DialFunc, c.MaxConns = dialer(through), 1
+				c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 			}
 			own, err := pgxpool.NewWithConfig(t.Context(), c)
 			if err != nil {

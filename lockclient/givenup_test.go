@@ -24,6 +24,7 @@ func stalling(t *testing.T, url string) (*pgxpool.Pool, *drivertest.Proxy) {
 	return dial(t, url, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = through(proxy.Addr())
 		c.MaxConns = 1
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	}), proxy
 }
 
