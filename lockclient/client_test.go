@@ -231,3 +231,27 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 		}
 	})
 }
+
+// TestTTLStep: an engine that counts in whole seconds is never asked for less.
+func TestTTLStep(t *testing.T) {
+	client, err := lockclient.NewWith(stepped{memory.NewServer().Issuer()}, "owner", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 1500 * time.Millisecond})
+	if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), `TTL "1.5s": must be a multiple of 1s`) {
+		t.Errorf("%v, %v", lease, err)
+	}
+	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 2 * time.Second}); err != nil {
+		t.Error(err)
+	}
+}
+
+type stepped struct{ *memory.Issuer }
+
+func (s stepped) Limits() driver.Limits {
+	l := s.Issuer.Limits()
+	l.TTLStep = time.Second
+	return l
+}
