@@ -232,6 +232,53 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 	})
 }
 
+// TestRecoveriesAreNoticed: a failure after a success is new, and is logged at
+// once; one after a failure is not.
+func TestRecoveriesAreNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		opts := &lockclient.AcquireOptions{TTL: time.Hour}
+		kept, err := client.TryAcquire(t.Context(), "kept", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		acquire := func() *lockclient.Lease {
+			n++
+			lease, _ := client.TryAcquire(t.Context(), fmt.Sprint("r", n), opts)
+			return lease
+		}
+		for event, c := range map[string]struct {
+			fail func(int)
+			call func()
+		}{
+			"lock_acquire_failed": {server.FailAcquires, func() { acquire() }},
+			"lock_renew_failed":   {server.FailRenewals, func() { kept.Renew(t.Context()) }},
+			"lock_release_failed": {server.FailReleases, func() { acquire().Release(t.Context()) }},
+		} {
+			logged := func(fails ...bool) int {
+				log.Reset()
+				for _, fail := range fails {
+					if fail {
+						c.fail(1)
+					}
+					c.call()
+					time.Sleep(2 * time.Second)
+				}
+				return strings.Count(log.String(), event)
+			}
+			if lines := logged(true, false, true, false); lines != 2 {
+				t.Errorf("%s: %d lines of two failures with a success between", event, lines)
+			}
+			time.Sleep(2 * time.Minute)
+			if lines := logged(true, true, false); lines != 1 {
+				t.Errorf("%s: %d lines of two failures without one", event, lines)
+			}
+		}
+	})
+}
+
 // TestTTLStep: an engine that counts in whole seconds is never asked for less.
 func TestTTLStep(t *testing.T) {
 	client, err := lockclient.NewWith(stepped{memory.NewServer().Issuer()}, "owner", nil)
