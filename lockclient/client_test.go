@@ -279,7 +279,29 @@ func TestRecoveriesAreNoticed(t *testing.T) {
 	})
 }
 
-// TestTTLStep: an engine that counts in whole seconds is never asked for less.
+// TestLossAtReleaseIsObserved: a release that finds nothing, though the lease
+// was thought to be held, returns ErrLeaseLost and is observed as a loss.
+func TestLossAtReleaseIsObserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var events []guard.Event
+		client, server := locktest.New(t, &lockclient.Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
+		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.Steal("r", "another", time.Hour)
+		err = lease.Release(t.Context())
+		if last := events[len(events)-1]; !errors.Is(err, lockclient.ErrLeaseLost) || last.Op != guard.OpLost || last.Err != err || last.Claim != lease.Claim() {
+			t.Errorf("%v, observed as %+v", err, last)
+		}
+		if err := lease.Release(t.Context()); err != nil || client.Stats().Other.Lost != 1 {
+			t.Errorf("again: %v, %+v", err, client.Stats().Other)
+		}
+	})
+}
+
+// TestTTLStep: an engine that counts in whole seconds is never asked for a part
+// of one, nor for more than it can keep.
 func TestTTLStep(t *testing.T) {
 	client, err := lockclient.NewWith(stepped{memory.NewServer().Issuer()}, "owner", nil)
 	if err != nil {
@@ -293,12 +315,15 @@ func TestTTLStep(t *testing.T) {
 	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 2 * time.Second}); err != nil {
 		t.Error(err)
 	}
+	if _, err := client.TryAcquire(t.Context(), "s", &lockclient.AcquireOptions{TTL: 61 * time.Second}); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "1m0s") {
+		t.Errorf("a TTL above the engine's: %v", err)
+	}
 }
 
 type stepped struct{ *memory.Issuer }
 
 func (s stepped) Limits() driver.Limits {
 	l := s.Issuer.Limits()
-	l.TTLStep = time.Second
+	l.TTLStep, l.MaxTTL = time.Second, time.Minute
 	return l
 }
