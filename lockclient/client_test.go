@@ -300,6 +300,73 @@ func TestLossAtReleaseIsObserved(t *testing.T) {
 	})
 }
 
+// TestStats: each count, under the prefix of its resource.
+func TestStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := locktest.New(t, &lockclient.Options{StatPrefixes: []string{"p:"}})
+		other := server.Client(t, "other", nil)
+		opts := &lockclient.AcquireOptions{TTL: time.Minute}
+		acquire := func(c *lockclient.Client) *lockclient.Lease {
+			lease, err := c.TryAcquire(t.Context(), "p:r", opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lease
+		}
+		first := acquire(client)
+		time.Sleep(3 * time.Second)
+		server.FailRenewals(1)
+		failed, renewed, released := first.Renew(t.Context()), first.Renew(t.Context()), first.Release(t.Context())
+		if failed == nil || renewed != nil || released != nil {
+			t.Fatal(failed, renewed, released)
+		}
+		acquire(other)
+		if _, err := client.TryAcquire(t.Context(), "p:r", opts); !errors.Is(err, lockclient.ErrHeld) {
+			t.Fatal(err)
+		}
+		server.Expire("p:r")
+		second := acquire(client)
+		time.Sleep(2 * time.Second)
+		server.Steal("p:r", "another", time.Second)
+		if err := second.Renew(t.Context()); !errors.Is(err, lockclient.ErrLeaseLost) {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		third := acquire(client)
+		server.FailReleases(1)
+		if err := third.Release(t.Context()); err == nil {
+			t.Fatal("the release did not fail")
+		}
+		want := lockclient.PrefixStats{Prefix: "p:", Attempted: 4, Granted: 3, Contended: 1, Reclaimed: 2, Renewed: 1, RenewalsFailed: 2,
+			Released: 1, ReleasesFailed: 1, Lost: 1, Held: 5 * time.Second}
+		if got := client.Stats(); got.Prefixes[0] != want || got.Other != (lockclient.PrefixStats{}) {
+			t.Errorf("got %+v\nwant %+v", got, want)
+		}
+	})
+}
+
+// TestAbandonedReleaseIsReported: the release of a grant that came too late is
+// reported if it failed, and only then.
+func TestAbandonedReleaseIsReported(t *testing.T) {
+	for _, fails := range []int{0, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			ctx, cancel := context.WithCancel(t.Context())
+			server.LoseAnswers(1)
+			server.FailReleases(fails)
+			go func() { time.Sleep(time.Millisecond); cancel() }()
+			if lease, err := client.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}); err == nil {
+				t.Fatal("granted", lease.Claim())
+			}
+			time.Sleep(5 * time.Minute)
+			if logged := strings.Contains(log.String(), "lock_release_failed"); logged != (fails > 0) {
+				t.Errorf("%d failing releases: %s", fails, &log)
+			}
+		})
+	}
+}
+
 // TestTTLStep: an engine that counts in whole seconds is never asked for a part
 // of one, nor for more than it can keep.
 func TestTTLStep(t *testing.T) {

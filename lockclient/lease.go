@@ -322,9 +322,9 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 // It compares the lease ID and the token, so it never frees a successor's
 // lease, however late or often it arrives. An attempt that the network delayed
 // is not granted afterwards, and a lease ID that you chose is not granted again
-// for an hour. It uses only the values of ctx and does not end with it, so it may be deferred with the
-// caller's context; Options.ReleaseTimeout bounds it, and within that it
-// repeats what was lost.
+// for an hour. It uses only the values of ctx and does not end with it, so it
+// may be deferred with the caller's context; Options.ReleaseTimeout bounds it,
+// and within that it repeats what was lost.
 //
 // Errors: guard.ErrUnavailable and guard.ErrOutcomeUnknown (the lease may
 // still be there, at most until its TTL has passed; Release may be called
