@@ -37,14 +37,14 @@ type Bucket struct {
 }
 
 // Open returns the bucket after probing the store: whether it enforces
-// preconditions, also under concurrency, answers reads beside writes with nothing
-// older than the ETag, replaces metadata, and makes opaque ETags; see
-// [Probe]. The probe sends about 1,300 requests in three bursts to keys of its own,
-// and deletes them; it needs the right to. Measured on s3test over loopback, on two
+// preconditions, also under concurrency, answers reads during writes with nothing
+// older than the ETag, replaces metadata, and makes opaque ETags; see [Probe]. The
+// probe sends about 1,300 requests in three bursts to keys of its own, and deletes
+// them, for which it needs permission. Measured on s3test over loopback, on two
 // busy cores: 1,252 to 1,400 requests and 1.5 to 5.3 seconds, in eight runs, of
-// which 0.8 are pauses; a store that is far away takes longer. In
-// a bucket with versioning their versions stay. The client should be able to have
-// 16 connections, or the racing writers do not meet. opts may be nil.
+// which 0.8 are pauses; a distant store takes longer. In a bucket with versioning,
+// versions of these keys stay. The client should allow 16 connections, or the
+// racing writers do not meet. opts may be nil.
 //
 // Errors: ErrInvalid for a bad bucket name or option; [ErrUnsuitableStore] for a
 // store that is refused; ErrUnavailable, with the cause, for one that could not
@@ -85,7 +85,7 @@ func Open(ctx context.Context, client S3, bucket string, opts *Options) (*Bucket
 	return b, nil
 }
 
-// Probe returns what the probe found, or the one that was given and used; the
+// Probe returns the result of the probe, or the kept result that was used; the
 // zero value if it was skipped.
 func (b *Bucket) Probe() Probe { return b.probe }
 
@@ -119,14 +119,14 @@ const (
 	maxKey = 1024
 	// internalSegment is the name of the folder that this package keeps beside
 	// the objects. No key of a caller may have it as a segment, whatever the
-	// prefix, so that another handle's prefix cannot make a user's object of
-	// what is internal.
+	// prefix, so that another handle's prefix cannot make an internal object look
+	// like a user's.
 	internalSegment = ".fencepost"
 )
 
-// validateKey checks a key or prefix. What is refused is legal on Amazon S3 and
-// still one name for two objects, or two names for one, somewhere on the way: a
-// gateway on a file system, a proxy that cleans paths. A mark under two names
+// validateKey checks a key or prefix. The keys it refuses are legal on Amazon S3.
+// But somewhere on the way (a gateway on a file system, a proxy that cleans paths)
+// they are one name for two objects, or two names for one. A mark under two names
 // fences nothing.
 func validateKey(field, key string, limit int) error {
 	switch {
@@ -157,24 +157,24 @@ func internal(key string) bool {
 	return strings.HasPrefix(key, internalSegment+"/") || strings.Contains(key, "/"+internalSegment+"/")
 }
 
-// hashName is the name under which something of any length and spelling is
-// filed below the internal folder.
+// hashName returns the name below the internal folder for a string of any length
+// and spelling.
 func hashName(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:])
 }
 
-// dataPrefix is where the data of a pointer is.
+// dataPrefix is the prefix of a pointer's data.
 func (b *Bucket) dataPrefix(key string) string { return b.opts.Prefix + "data/" + hashName(key) + "/" }
 
-// dataKey names the data of one write. The token is padded, so that a listing
-// is in the order of tokens.
+// dataKey names the data of one write. The token is padded, so that listings are
+// in token order.
 func (b *Bucket) dataKey(key string, token guard.Token, id writeID) string {
 	digits := token.String()
 	return b.dataPrefix(key) + strings.Repeat("0", 19-len(digits)) + digits + "-" + id.String()
 }
 
-// parseDataKey undoes dataKey for what follows the data prefix.
+// parseDataKey is the inverse of dataKey for what follows the data prefix.
 func parseDataKey(name string) (guard.Token, writeID, bool) {
 	digits, hexID, ok := strings.Cut(name, "-")
 	if !ok || len(digits) != 19 {
@@ -200,7 +200,7 @@ func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" 
 
 func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
 
-// keyPattern tells the resource of a key: "exports/{tenant}/{period}.csv" beside
+// keyPattern maps a key to its resource: "exports/{tenant}/{period}.csv" beside
 // the template "{tenant}:billing-close:{period}".
 type keyPattern struct {
 	text     string
@@ -240,7 +240,7 @@ func newKeyPattern(text string, template *guard.Template) (*keyPattern, error) {
 	return p, template.CheckVariables(bound...)
 }
 
-// resource is the name of what a key belongs to.
+// resource returns the name of the resource that a key belongs to.
 func (p *keyPattern) resource(key string) (string, error) {
 	parts := strings.Split(key, "/")
 	if len(parts) != len(p.segments) {

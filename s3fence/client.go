@@ -17,11 +17,11 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// S3 is what this package asks of a client; [*s3.Client] is one. An
-// implementation of another kind must return errors that carry the HTTP status
-// of an answer (HTTPStatusCode() int) and Amazon's error code (ErrorCode()
-// string), as the SDK's do: an error without a status counts as a request that
-// may have been carried out.
+// S3 is what this package needs of a client; [*s3.Client] is one. Any other
+// implementation must return errors that carry the HTTP status of an answer
+// (HTTPStatusCode() int) and Amazon's error code (ErrorCode() string), as the
+// SDK's do: an error without a status counts as a request that may have been
+// carried out.
 //
 // It must be safe for concurrent use.
 type S3 interface {
@@ -38,10 +38,10 @@ type S3 interface {
 
 var _ S3 = (*s3.Client)(nil)
 
-// checked is the client as the rest of this package has it. Every request leaves
-// through it, so this is where the rule stands that keeps a fence a fence: no
-// conditional request has an empty or a weak condition, and nothing that has a
-// mark is written without one. A store takes If-Match with an empty value for no
+// checked is the client that the rest of this package uses. Every request goes
+// through it, so it enforces the rule that makes the fence hold: no conditional
+// request has an empty or a weak condition, and nothing that has a mark is
+// written without a condition. A store treats If-Match with an empty value as no
 // condition at all.
 type checked struct{ S3 }
 
@@ -85,9 +85,9 @@ func checkCondition(ifMatch *string) error {
 	return &unsentError{"If-Match with the ETag " + quoteShort(*ifMatch) + " is no condition"}
 }
 
-// strongETag reports whether a write can be conditional on the ETag: it is not
-// empty, not weak, one, and not the "*" that every object matches. Some gateways
-// leave the quotes out.
+// strongETag reports whether a write can be conditional on the ETag: it is a
+// single tag, not empty, not weak, and not the "*" that every object matches.
+// Some gateways leave out the quotes.
 func strongETag(etag string) bool {
 	inner := etag
 	if len(inner) >= 2 && inner[0] == '"' && inner[len(inner)-1] == '"' {
@@ -96,9 +96,9 @@ func strongETag(etag string) bool {
 	return inner != "" && inner != "*" && !strings.HasPrefix(inner, "W/") && !strings.Contains(inner, `"`) && printable(inner)
 }
 
-// tracker tells what became of one request below this package: whether it was
-// handed on at all, and whether it went out more than once, for which HTTP
-// clients that repeat by themselves give no other sign.
+// tracker records what became of one request below this package: whether it was
+// handed on at all, and whether it went out more than once, of which HTTP
+// clients that retry on their own give no other sign.
 type tracker struct {
 	opened atomic.Bool  // the SDK has taken our options, so calls are counted
 	calls  atomic.Int32 // of the HTTP client
@@ -125,8 +125,8 @@ func (c trackedClient) Do(r *http.Request) (*http.Response, error) {
 	return c.next.Do(r)
 }
 
-// handed reports whether the request may have left: everything may that was
-// given to the SDK, unless this package saw that it did not come out again.
+// handed reports whether the request may have left. Everything given to the SDK
+// may have, unless this package saw that the SDK did not send it.
 func (t *tracker) handed(err error) bool {
 	if errors.As(err, new(*unsentError)) {
 		return false
@@ -134,11 +134,11 @@ func (t *tracker) handed(err error) bool {
 	return !t.opened.Load() || t.calls.Load() > 0
 }
 
-// repeated reports that the answer is not about all that was sent.
+// repeated reports whether more was sent than the answer is about.
 func (t *tracker) repeated() bool { return t.calls.Load() > 1 || t.wrote.Load() > 1 }
 
-// once turns the SDK's retries off. After a lost answer they would repeat a
-// conditional write on their own, and our success would come back as 412.
+// once turns off the SDK's retries. After a lost answer they would repeat a
+// conditional write on their own, and our own success would come back as 412.
 func once(o *s3.Options) {
 	o.Retryer = aws.NopRetryer{}
 	o.RetryMaxAttempts = 0 // a number would put another retryer around it
@@ -163,8 +163,8 @@ func (b *Bucket) customer() (algorithm, key, sum *string) {
 		aws.String(base64.StdEncoding.EncodeToString(digest[:]))
 }
 
-// put returns the request that stores body under key with h; with a nil body
-// the caller sets one.
+// put returns the request that stores body under key with h; if body is nil the
+// caller sets one.
 func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []byte) *s3.PutObjectInput {
 	e := b.opts.Encryption
 	in := &s3.PutObjectInput{

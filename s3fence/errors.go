@@ -8,9 +8,9 @@ import (
 
 // DamagedError says that an object is not as this package wrote it: its
 // trailer is missing, cut, altered or another object's, its body does not
-// match, its metadata says something else, or its data is gone, in two reads
-// one after the other. It is the cause of a [*guard.FailedError] of the reason unavailable: nothing was
-// written, and nothing will be until somebody has looked.
+// match, its metadata says something else, or its data is gone, in two consecutive reads. It is the
+// cause of a [*guard.FailedError] of the reason unavailable: nothing was written, and nothing will be
+// until somebody repairs it.
 //
 // The ways out are to put the right bytes back, or [Objects.InsecureDelete].
 type DamagedError struct {
@@ -25,17 +25,16 @@ func (e *DamagedError) Error() string {
 	return "object " + strconv.QuoteToASCII(e.Key) + " is damaged: " + e.Problem
 }
 
-// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be
-// fenced, or not in the mode that was asked for. It is permanent: trying again
-// does not change a store. The error is a [*UnsuitableError].
+// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be fenced, or not in the
+// requested mode. It is permanent: trying again does not change a store. The error is a
+// [*UnsuitableError].
 var ErrUnsuitableStore = errors.New("the store is unsuitable for fencing")
 
-// UnsuitableError says by which property a store, or a bucket, cannot be fenced.
-// It unwraps to [ErrUnsuitableStore]. Nothing was written but what the probe
-// writes for itself.
+// UnsuitableError says which property keeps a store, or a bucket, from being fenced. It unwraps to
+// [ErrUnsuitableStore]. Nothing was written except the probe's own objects.
 type UnsuitableError struct {
 	Bucket string
-	// Check is what was looked at, Problem what the store did.
+	// Check is what was tested, Problem what the store did.
 	Check, Problem string
 }
 
@@ -49,7 +48,7 @@ func (e *UnsuitableError) Unwrap() error { return ErrUnsuitableStore }
 
 func damaged(key, problem string) error { return &DamagedError{Key: key, Problem: problem} }
 
-// outcome is what is known of a conditional write by its answer.
+// outcome is what the answer shows about a conditional write.
 type outcome uint8
 
 const (
@@ -58,23 +57,20 @@ const (
 	outcomeNotMatched
 	// outcomeUnknown: it may have had effect, or may yet have.
 	outcomeUnknown
-	// outcomeLater: it was signed by a wrong clock and not looked at. It may be
-	// sent again.
+	// outcomeLater: it was signed by a wrong clock and not processed. It may be sent again.
 	outcomeLater
-	// outcomeRefused: the store said no for a reason that trying again does not
-	// change.
+	// outcomeRefused: the store refused it for a reason that a retry does not change.
 	outcomeRefused
 )
 
-// codeSkewed is the 403 for a signature whose time is a quarter of an hour or
-// more from the store's. The SDK corrects its clock by the answer and would try
-// again, if its retries were not off for conditional writes.
+// codeSkewed is the code of the 403 for a signature whose time is a quarter of an hour or more from
+// the store's. The SDK corrects its clock from the answer and would retry, if its retries were not
+// off for conditional writes.
 const codeSkewed = "RequestTimeTooSkewed"
 
-// classify reads an SDK error by the interfaces that the SDK's errors satisfy.
-// What is not understood, and whatever has no answer, is outcomeUnknown: a
-// connection that was refused says nothing of the attempts that an HTTP client
-// may have made before.
+// classify reads an SDK error through the interfaces that the SDK's errors satisfy. Whatever it
+// does not understand, or has no answer, is outcomeUnknown: a refused connection says nothing about
+// earlier attempts that an HTTP client may have made.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with
 // conditional writes": 412 if the condition is false, 404 for If-Match without
@@ -101,8 +97,7 @@ func classify(err error) outcome {
 }
 
 // httpStatus returns the status of the answer that err is about; 0 if the
-// request was sent, or may have been, and there was none. It reports false if
-// err says nothing of the kind.
+// request was sent, or may have been, and there was none. It reports false if err does not say.
 func httpStatus(err error) (status int, ok bool) {
 	var s interface{ HTTPStatusCode() int }
 	if errors.As(err, &s) {
@@ -127,13 +122,13 @@ func missing(err error) bool {
 	return status == 404 && noObject(errorCode(err))
 }
 
-// noObject reports that a 404 is about the object, or has no body to say about
-// what, for which the SDK's name is NotFound. Others are about the bucket, about
-// the user (from versitygw), or from something that is no S3 store.
+// noObject reports whether a 404 is about the object, or has no body to say what it is about, which
+// the SDK calls NotFound. Others are about the bucket, about the user (from versitygw), or from
+// something that is no S3 store.
 func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFound" }
 
-// classifyPut is classify for a conditional PUT. One that creates asks nothing of
-// an object, so that a 404 does not answer it.
+// classifyPut is classify for a conditional PUT. A PUT that creates an object cannot be answered by
+// a 404 about it.
 func classifyPut(err error, creates bool) outcome {
 	o := classify(err)
 	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {
@@ -142,7 +137,7 @@ func classifyPut(err error, creates bool) outcome {
 	return o
 }
 
-// explain says in words what an error of the SDK means for the caller.
+// explain says what an error of the SDK means for the caller.
 func (b *Bucket) explain(err error) error {
 	if err == nil {
 		return nil

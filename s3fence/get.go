@@ -26,37 +26,37 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Object is an object as it was read.
+// Object is an object as read.
 type Object struct {
 	Key  string
 	Mark guard.Mark
 	// Body is the content: without trailer, and unpacked. It must be closed. From
-	// Get it is in memory and has been verified; that of a Pointer, and from
-	// GetStream, comes from the store while it is read, and its last Read
+	// Get it is in memory and has been verified. For a Pointer, and from
+	// GetStream, it comes from the store while it is read, and its last Read
 	// returns a [*DamagedError] in place of io.EOF if it is not what was written.
 	Body io.ReadCloser
 	// Size is the length of Body.
 	Size int64
 	// ETag is that of the stored object, the pointer's for Pointer. LastModified
-	// is when it was written or raised last, by the store's clock.
+	// is when it was last written or raised, by the store's clock.
 	ETag         string
 	LastModified time.Time
-	// DataKey is the key of the data of a Pointer, "" otherwise. What it holds
+	// DataKey is the key of the data of a Pointer, "" otherwise. Its content
 	// never changes; it is deleted some time after the pointer has left it.
 	DataKey string
 	Headers Headers // as stored
 }
 
-// maxFollows bounds how often a reader follows a pointer that moves away while
-// it looks.
+// maxFollows bounds how often a reader follows a pointer that moves during the
+// read.
 const maxFollows = 16
 
-// Get reads an object, its mark, headers and metadata. What it returns is never
-// older than the last write that was acknowledged before the call.
+// Get reads an object, its mark, headers and metadata. The result is never older
+// than the last write that was acknowledged before the call.
 //
-// Errors: ErrNotFound, also for what was deleted (the [*guard.RejectedError]
-// has the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for
-// a [*DamagedError]).
+// Errors: ErrNotFound, also for a deleted object (the [*guard.RejectedError] has
+// the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for a
+// [*DamagedError]).
 func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	if o.mode == Pointer {
 		return o.stream(ctx, "get", key, nil)
@@ -78,11 +78,11 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	return out, nil
 }
 
-// section is a part of a body; nil is all of it.
+// section is a part of a body; nil is the whole body.
 type section struct{ offset, length int64 }
 
-// of returns where the section of a body of the given length begins, and how long
-// it is.
+// of returns the start and the length of the section in a body of the given
+// length.
 func (s *section) of(size int64) (first, length int64, err error) {
 	switch {
 	case s == nil:
@@ -95,7 +95,7 @@ func (s *section) of(size int64) (first, length int64, err error) {
 	return s.offset, s.length, nil
 }
 
-// byteRange is nil for what cannot be asked for, since it is empty.
+// byteRange is nil for an empty range, which cannot be requested.
 func byteRange(first, length int64) *string {
 	if length == 0 {
 		return nil
@@ -111,23 +111,21 @@ func checkRange(out *s3.GetObjectOutput, first, length, size int64) error {
 	return nil
 }
 
-// GetStream is [Objects.Get] for bodies that are not to be held in memory, of any
-// length. It takes two requests: the mark, then the body on condition that it
-// still is the same object. The body comes from the store while it is read. What
-// was read is verified only by the end: the last Read returns a [*DamagedError]
-// in place of io.EOF if the bytes are not what was written. So act on nothing
-// before io.EOF.
-// Errors: as Get.
+// GetStream is [Objects.Get] for bodies of any length that are not to be held in
+// memory. It takes two requests: the mark, then the body on condition that it is
+// still the same object. The body comes from the store while it is read. What was
+// read is verified only at the end: the last Read returns a [*DamagedError] in
+// place of io.EOF if the bytes are not what was written. So act on nothing before
+// io.EOF. Errors: as Get.
 func (o *Objects) GetStream(ctx context.Context, key string) (*Object, error) {
 	return o.stream(ctx, "get", key, nil)
 }
 
 // GetRange reads length bytes of the body from offset on, or fewer if it is
-// shorter; a negative length reads to its end. The mark and the length of the
-// whole are verified, and that all is of one version; the bytes are not, because
-// the checksum is of the whole body. It takes two requests. [SealedGzip] has no
-// ranges: ErrInvalid.
-// Errors: as [Objects.Get].
+// shorter; a negative length reads to its end. It verifies the mark, the length
+// of the whole body, and that all comes from one version. It does not verify the
+// bytes, because the checksum covers the whole body. It takes two requests.
+// [SealedGzip] has no ranges: ErrInvalid. Errors: as [Objects.Get].
 func (o *Objects) GetRange(ctx context.Context, key string, offset, length int64) (*Object, error) {
 	if o.mode == SealedGzip {
 		return nil, guard.Invalid("mode", o.mode.String(), "has no ranges: the body is compressed as a whole")
@@ -144,7 +142,7 @@ func (o *Objects) stream(ctx context.Context, verb, key string, part *section) (
 		}
 		open, err := o.b.open(ctx, out, &s, part)
 		if err == nil && !open && s.kind == kindPointer && s.etag == last {
-			err = damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone") // and the pointer has stood still
+			err = damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone") // and the pointer has not moved
 		}
 		if err != nil {
 			return nil, o.b.unread(reading(verb, key), err)
@@ -157,8 +155,8 @@ func (o *Objects) stream(ctx context.Context, verb, key string, part *section) (
 	return nil, guard.Unavailable(opName(verb, key), guard.Claim{}, errChanged)
 }
 
-// found reads what an object is, and what is known of it before its body; whole
-// reads that along.
+// found reads what an object is, and what is known before its body; with whole it
+// reads the body too.
 func (o *Objects) found(ctx context.Context, verb, key string, whole bool) (*Object, state, error) {
 	s, err := o.look(ctx, verb, key, whole)
 	if err != nil {
@@ -170,7 +168,7 @@ func (o *Objects) found(ctx context.Context, verb, key string, whole bool) (*Obj
 	return &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
 }
 
-// content is where the bytes of an object are, and what they must be.
+// content says where the bytes of an object are, and what they must be.
 type content struct {
 	key, etag      string // etag is "" if nobody else writes the key
 	length, stored int64  // of the content, and of what is under the key
@@ -197,8 +195,8 @@ func (s *state) where(key string) (content, error) {
 	return at, nil
 }
 
-// open opens the body, or a section of it, of an object that is as s says; false
-// if it is that no more.
+// open opens the body, or a section of it, of an object in state s. It reports
+// false if the object is no longer in that state.
 func (b *Bucket) open(ctx context.Context, out *Object, s *state, part *section) (bool, error) {
 	at, err := s.where(out.Key)
 	if err != nil {
@@ -294,28 +292,28 @@ func (v *verifier) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-// Presigner signs requests ahead; [*s3.PresignClient] is one.
+// Presigner signs requests in advance; [*s3.PresignClient] is one.
 type Presigner interface {
 	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
 }
 
-// Presigned is a request that anybody may send who has it.
+// Presigned is a request that anybody who has it may send.
 type Presigned struct {
 	URL string
-	// Header must be sent along; it is empty but for a customer's key.
+	// Header must be sent with it; it is empty except for a customer's key.
 	Header http.Header
-	// DataKey is what is read, and Mark the pointer's when that was asked for.
+	// DataKey is the key that is read. Mark is the pointer's when it was signed.
 	DataKey string
 	Mark    guard.Mark
 }
 
 // PresignGet signs a GET of the bytes that a [Pointer] names now. They are
 // immutable, so the reader gets that version whole, or nothing once it was
-// collected: valid, how long the signature holds, is one second to
-// Options.GracePeriod, which a collector waits after the pointer has moved away.
+// collected. The signature holds for valid, one second to Options.GracePeriod,
+// which a collector waits after the pointer has moved away.
 //
 // Errors: ErrInvalid, also in the other modes, whose key shows whatever is there
-// by then; as [Objects.Get].
+// by then; otherwise as [Objects.Get].
 func (o *Objects) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return nil, err
@@ -389,26 +387,26 @@ type Entry struct {
 
 // ListOptions narrows a listing. The zero value lists everything.
 type ListOptions struct {
-	// Prefix is what keys begin with.
+	// Prefix is the prefix of the listed keys.
 	Prefix string
-	// After leaves out keys up to this one, to go on with an earlier listing.
+	// After skips keys up to this one, to resume an earlier listing.
 	After string
-	// Marks reads each object's mark, which takes a request each, and lists
-	// tombstones, too. An object whose mark cannot be told comes with an error
-	// (ErrUnfenced, or ErrUnavailable for a [*DamagedError]), and the listing
-	// goes on if the loop does.
+	// Marks reads the mark of each object, which takes one request per object,
+	// and lists tombstones, too. An object whose mark cannot be read comes with
+	// an error (ErrUnfenced, or ErrUnavailable for a [*DamagedError]); the
+	// listing goes on if the loop does.
 	Marks bool
 }
 
 var errStop = errors.New("stop")
 
-// List yields the objects in the order of their keys, without tombstones and
-// without what this package keeps beside the objects. Objects that are not
-// fenced are listed. It takes one request per 1,000 objects, and one for each
-// object that is as long as a tombstone. opts may be nil.
+// List yields the objects in the order of their keys, without tombstones and this
+// package's internal objects. Objects that are not fenced are listed. It takes
+// one request per 1,000 objects, and one for each object that is as long as a
+// tombstone. opts may be nil.
 //
-// It is no snapshot: what changes meanwhile may or may not be seen.
-// Errors, as the last pair: ErrInvalid, ErrUnavailable.
+// It is no snapshot: concurrent changes may or may not be seen. Errors, as the
+// last pair: ErrInvalid, ErrUnavailable.
 func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
 	if opts == nil {
 		opts = &ListOptions{}
@@ -446,8 +444,8 @@ func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, 
 	}
 }
 
-// hidden reports what is not listed: internals and tombstones. With marks it reads
-// the object and completes the entry.
+// hidden reports whether e is not listed: internal objects and tombstones. With
+// marks it reads the object and completes the entry.
 func (o *Objects) hidden(ctx context.Context, e *Entry, marks bool) (bool, error) {
 	if internal(e.Key) {
 		return true, nil
@@ -458,7 +456,7 @@ func (o *Objects) hidden(ctx context.Context, e *Entry, marks bool) (bool, error
 	s, err := o.b.peek(ctx, e.Key)
 	switch {
 	case !marks && errors.As(err, new(*DamagedError)):
-		return false, nil // reading it says what is wrong
+		return false, nil // reading it reports what is wrong
 	case err != nil:
 		return false, err
 	case !marks || s.kind == kindAbsent:

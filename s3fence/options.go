@@ -14,19 +14,19 @@ import (
 // Options configures [Open]. The zero value of every field is its default. The
 // struct is read once, by Open; changing it afterwards has no effect.
 type Options struct {
-	// Prefix is put before the keys of what this package keeps beside the
-	// objects: data of [Pointer], the marks of [Store], the probe's objects;
-	// "" puts them at ".fencepost/". All who write one bucket's objects use
-	// one Prefix, and a "/" is put after it.
+	// Prefix precedes the keys of this package's internal objects: data of
+	// [Pointer], the marks of [Store], the probe's objects; "" puts them at
+	// ".fencepost/". All writers of one bucket's objects use one Prefix. A "/"
+	// is added after it.
 	Prefix string
-	// Encryption is asked for with every write and, where a read needs it,
-	// with every read. The zero value leaves it to the bucket's default.
+	// Encryption is requested with every write and, where a read needs it, with
+	// every read. The zero value means the bucket's default.
 	Encryption Encryption
 	// ChecksumAlgorithm is the checksum that the SDK sends with every write
 	// and the store verifies; "" means the SDK's default.
 	ChecksumAlgorithm types.ChecksumAlgorithm
-	// ExpectedBucketOwner is the account that must own the bucket, checked by
-	// the store with every request; "" means that anybody may.
+	// ExpectedBucketOwner is the account that must own the bucket, which the
+	// store checks with every request; "" means any account.
 	ExpectedBucketOwner string
 
 	// MaxBody is the longest body that [Sealed] and [Plain] take, in bytes: it
@@ -34,21 +34,21 @@ type Options struct {
 	// [DefaultMaxBody]; at most 5 GiB less 4 KiB, what one PUT can carry.
 	MaxBody int64
 	// PartSize is the length of the parts in which [Pointer] sends its data,
-	// and Concurrency how many are on their way at once; one write holds at
-	// most their product in memory. 0 means 8 MiB and 4. A part has 5 MiB to
-	// 5 GiB; an object has at most 10,000 parts, 78 GiB by default.
+	// and Concurrency how many are in flight at once; one write holds at most
+	// their product in memory. 0 means 8 MiB and 4. A part has 5 MiB to 5 GiB;
+	// an object has at most 10,000 parts, 78 GiB by default.
 	PartSize    int64
 	Concurrency int
 	// GracePeriod is how long [Objects.Collect] keeps data that a pointer has
-	// left, for readers that are still at it. 0 means [DefaultGracePeriod]. It
-	// is measured by the clocks of the store and of the collector and serves
-	// readers only: no pointer loses its data by a wrong clock.
+	// left, for readers that still read it. 0 means [DefaultGracePeriod]. It is
+	// measured by the clocks of the store and of the collector and serves
+	// readers only: no pointer loses its data because of a wrong clock.
 	GracePeriod time.Duration
 
 	// CacheSize is how many objects' states are remembered, about 1 KiB each,
 	// so that the next write takes one request instead of two. 0 means 1024;
-	// negative remembers none. A state that is out of date costs a request and
-	// is never trusted for a refusal.
+	// negative remembers none. An outdated state costs a request and is never
+	// trusted for a refusal.
 	CacheSize int
 	// RequestTimeout bounds each single request of the compare-and-swap loop;
 	// 0 means one minute.
@@ -58,27 +58,27 @@ type Options struct {
 	// a DELETE has a condition, as Amazon S3 does. Then [Store.Retire] deletes
 	// marks. Without it their objects stay, emptied. It is a declaration,
 	// because the probe, which refuses stores that it catches, does not catch
-	// all: versitygw 1.8 passes most times, and can lose a mark that is raised
-	// while it is deleted.
+	// all: versitygw 1.8 passes most of the time, yet can lose a mark that is
+	// raised while it is deleted.
 	AtomicDelete bool
 
-	// Logger is told what operators must know: that a bucket turned out to be
+	// Logger receives what operators must know: that a bucket turned out to be
 	// unsuitable after it was opened. nil means slog.Default().
 	Logger *slog.Logger
-	// Observer is told of every fenced write, raise and admission; nil means
-	// nobody.
+	// Observer is notified of every fenced write, raise and admission; nil means
+	// none.
 	Observer guard.Observer
 	// Probe is the result of an earlier [Open] of the same bucket at the same
-	// endpoint, which then stands for a new probe if it is not older than
-	// ProbeMaxAge, of this build's version, and has tried what these Options
-	// rely on. Otherwise the store is probed again. One of another endpoint or
-	// bucket is ErrInvalid. It is trusted: keep it where nobody else writes. nil
+	// endpoint, which replaces a new probe if it is not older than ProbeMaxAge,
+	// is of this build's version, and has tried what these Options rely on.
+	// Otherwise the store is probed again. A probe of another endpoint or bucket
+	// is ErrInvalid. It is trusted: keep it where nobody else can write. nil
 	// means none.
 	Probe *Probe
-	// ProbeMaxAge is how old Probe may be; 0 means [DefaultProbeMaxAge].
+	// ProbeMaxAge is the maximum age of Probe; 0 means [DefaultProbeMaxAge].
 	ProbeMaxAge time.Duration
-	// InsecureSkipProbe opens a bucket without asking whether the store
-	// enforces preconditions. On one that does not, nothing is fenced.
+	// InsecureSkipProbe opens a bucket without testing whether the store
+	// enforces preconditions. On a store that does not, nothing is fenced.
 	InsecureSkipProbe bool
 }
 
@@ -96,7 +96,7 @@ type Encryption struct {
 	CustomerKey []byte
 }
 
-// name says what is asked for without saying a key.
+// name describes the encryption without revealing a key.
 func (e Encryption) name() string {
 	if len(e.CustomerKey) > 0 {
 		return "customer key"
@@ -105,12 +105,12 @@ func (e Encryption) name() string {
 }
 
 const (
-	// DefaultMaxBody is [Options].MaxBody unless told otherwise.
+	// DefaultMaxBody is the default of [Options].MaxBody.
 	DefaultMaxBody = 64 << 20
-	// DefaultGracePeriod is [Options].GracePeriod unless told otherwise.
+	// DefaultGracePeriod is the default of [Options].GracePeriod.
 	DefaultGracePeriod = time.Hour
 
-	// DefaultProbeMaxAge is [Options].ProbeMaxAge unless told otherwise.
+	// DefaultProbeMaxAge is the default of [Options].ProbeMaxAge.
 	DefaultProbeMaxAge = 24 * time.Hour
 
 	maxSinglePut = 5 << 30
@@ -159,7 +159,7 @@ func (o Options) resolve() (Options, error) {
 	o.Prefix += internalSegment + "/"
 	e := o.Encryption
 	if len(e.CustomerKey) > 0 {
-		if len(e.CustomerKey) != 32 { // the key itself is no value to show
+		if len(e.CustomerKey) != 32 { // the key itself must not be shown
 			return o, guard.Invalid("Options.Encryption.CustomerKey", strconv.Itoa(len(e.CustomerKey))+" bytes", "must have 32 bytes")
 		}
 		if e.Algorithm != "" || e.KMSKeyID != "" || e.KMSContext != "" || e.BucketKey {

@@ -17,27 +17,27 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// probeVersion grows with what the probe tests, so that a result of a weaker one
-// is not taken for one of this.
+// probeVersion grows with what the probe tests, so that the result of a weaker
+// probe is not mistaken for one of this probe.
 const probeVersion = 2
 
 // Probe is what [Open] found out about a store that it did not refuse. It can be
-// kept, as JSON, and given back by [Options].Probe, so that a process of short
-// life does not ask again.
+// kept, as JSON, and passed back in [Options].Probe, so that a short-lived
+// process need not probe again.
 type Probe struct {
-	// Version is that of the probe; another build's may be another.
+	// Version is the probe's version; other builds may have another.
 	Version int `json:"version"`
-	// Endpoint and Bucket are what was asked, Encryption what was asked for.
+	// Endpoint and Bucket are what was probed, Encryption what was requested.
 	Endpoint   string `json:"endpoint"`
 	Bucket     string `json:"bucket"`
 	Encryption string `json:"encryption,omitempty"`
-	// At is when, by this machine's clock.
+	// At is the time of the probe, by this machine's clock.
 	At time.Time `json:"at"`
 	// OpaqueETags reports that two writes of one body get different ETags.
 	OpaqueETags bool `json:"opaqueETags"`
 	// AtomicDelete reports that [Options].AtomicDelete was tried, too.
 	AtomicDelete bool `json:"atomicDelete,omitempty"`
-	// Checks is each property with what was seen, in the order of the checks.
+	// Checks lists each property with what was seen, in the order of the checks.
 	Checks []Check `json:"checks"`
 }
 
@@ -47,8 +47,8 @@ type Check struct {
 	Seen     string `json:"seen"`
 }
 
-// usable says whether a kept probe may stand for a new one. The error is for one
-// that is about something else; a probe that is too old is not usable.
+// usable reports whether a kept probe may replace a new one. The error is for a
+// probe of something else; a probe that is too old is not usable.
 func (p *Probe) usable(b *Bucket, now time.Time) (bool, error) {
 	const field = "Options.Probe"
 	switch {
@@ -64,7 +64,7 @@ func (p *Probe) usable(b *Bucket, now time.Time) (bool, error) {
 		age <= b.opts.ProbeMaxAge && age > -time.Hour, nil // a little in the future is another machine's clock
 }
 
-// endpointOf is where a client sends its requests to; "" if it does not say.
+// endpointOf returns where a client sends its requests; "" if unknown.
 func endpointOf(client S3) string {
 	c, ok := client.(interface{ Options() s3.Options })
 	if !ok {
@@ -84,7 +84,8 @@ type prober struct {
 	keys []string // to be deleted
 	seq  int
 	seen []Check
-	// reads are those beside writes, torn those whose ETag was older than the rest.
+	// reads counts reads during writes, torn those whose ETag was older than the
+	// rest.
 	reads, torn int
 	// ungated says that racing writers cannot wait for each other here.
 	ungated atomic.Bool
@@ -93,8 +94,8 @@ type prober struct {
 const (
 	// cleanupTimeout bounds the deletions after a probe.
 	cleanupTimeout = 30 * time.Second
-	// bursts are the races' repetitions, burstPause what is between two: a store
-	// that writes behind, or has a cache, is not the same a moment later.
+	// bursts is how often the races are repeated, burstPause the pause between
+	// two: a store with a cache or delayed writes may differ a moment later.
 	bursts     = 3
 	burstPause = 400 * time.Millisecond
 )
@@ -148,7 +149,7 @@ func (p *prober) saw(property, format string, args ...any) {
 }
 
 // mayDelete finds out, with one object whose name is always the same, whether the
-// probe can take away what it is going to write.
+// probe can delete what it is going to write.
 func (p *prober) mayDelete(ctx context.Context) error {
 	key := p.b.probeKey("canary")
 	if _, err := p.b.client.PutObject(ctx, p.b.put(key, Headers{}, nil, []byte("fencepost probe"))); err != nil {
@@ -171,8 +172,8 @@ func (p *prober) body() []byte {
 	return fmt.Appendf(nil, "fencepost probe %d", p.seq)
 }
 
-// conditions are the sequential checks. In each a condition is false and must
-// stop the write, or is true and must let it through.
+// conditions runs the sequential checks. In each a condition is either false and
+// must stop the write, or true and must let it through.
 func (p *prober) conditions(ctx context.Context) error {
 	const create, match, gone = "If-None-Match: *", "If-Match", "If-Match without an object"
 	first, err := p.expect(ctx, create, p.key, "", true, p.body(), nil)
@@ -204,8 +205,8 @@ func (p *prober) conditions(ctx context.Context) error {
 	return nil
 }
 
-// metadata checks that a write replaces the metadata there was, so that no
-// field of an older writer's stays.
+// metadata checks that a write replaces all existing metadata, so that no field
+// of an older writer stays.
 func (p *prober) metadata(ctx context.Context) error {
 	const check = "metadata"
 	for _, m := range []map[string]string{{"fencepost-probe-a": "1"}, {"fencepost-probe-b": "2"}} {
@@ -246,7 +247,7 @@ func (p *prober) ranges(ctx context.Context) error {
 		}
 		got, s, err := p.tail(ctx, tailSize)
 		if status, _ := httpStatus(err); status == http.StatusRequestedRangeNotSatisfiable && size == 0 {
-			got, s, err = p.tail(ctx, 0) // S3's way to say that there are none
+			got, s, err = p.tail(ctx, 0) // S3's way to say that the object is empty
 		} else if status == http.StatusRequestedRangeNotSatisfiable {
 			return p.fails(check, "were refused with 416")
 		}
@@ -280,8 +281,8 @@ func (p *prober) tail(ctx context.Context, last int) ([]byte, head, error) {
 	return tail, h, err
 }
 
-// opaque writes one body twice. Two different metadata make the worst case of
-// a store whose ETag depends on the body alone visible.
+// opaque writes one body twice. Different metadata expose the worst case: a
+// store whose ETag depends on the body alone.
 func (p *prober) opaque(ctx context.Context) (bool, error) {
 	body := p.body()
 	etag, err := p.etag(ctx)
@@ -310,7 +311,7 @@ func (p *prober) etag(ctx context.Context) (string, error) {
 }
 
 // expect writes on condition of etag, or of no object if it is "", and checks
-// whether that was let through. Answers that leave it open are tried again.
+// whether the write was let through. It retries on answers that leave it open.
 func (p *prober) expect(ctx context.Context, check, key, etag string, through bool, body []byte, m map[string]string) (string, error) {
 	for try := 1; ; try++ {
 		got, err := p.write(ctx, key, etag, body, m)
@@ -336,7 +337,7 @@ func (p *prober) expect(ctx context.Context, check, key, etag string, through bo
 	}
 }
 
-// sent tells a refusal that follows a lost answer to the same write.
+// sent recognises a refusal that follows a lost answer to the same write.
 func (p *prober) sent(ctx context.Context, check, key string, body []byte, refusal error) (string, error) {
 	s, err := p.b.fetch(ctx, key)
 	if err != nil {
@@ -352,7 +353,7 @@ func (p *prober) write(ctx context.Context, key, etag string, body []byte, m map
 	return p.writeFrom(ctx, key, etag, bytes.NewReader(body), m)
 }
 
-// body is what the prober sends: of known length, to be read again.
+// body is what the prober sends: its length is known, and it can be read again.
 type body interface {
 	io.ReadSeeker
 	Size() int64

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// probeWriters is how many writers race, burstRounds in how many rounds of a
-	// burst they create an object, and in as many more they overwrite one. What is
-	// created lies deep, because stores on a file system make directories between
+	// probeWriters is how many writers race. burstRounds is in how many rounds of
+	// a burst they create an object; in as many more they overwrite one. Created
+	// keys are deep, because stores on a file system make directories between
 	// comparing and writing.
 	probeWriters = 16
 	burstRounds  = 8
@@ -29,7 +29,7 @@ const (
 	raceReaders = 4
 )
 
-// race lets many writers write at once on the same condition: one may succeed.
+// race runs many writes at once on the same condition: only one may succeed.
 func (p *prober) race(ctx context.Context, burst int) error {
 	etag, err := p.etag(ctx)
 	if err != nil {
@@ -59,7 +59,7 @@ func (p *prober) race(ctx context.Context, burst int) error {
 	return nil
 }
 
-// rush is what writers that write at once have sent, and what came back.
+// rush is what concurrent writers have sent, and the answers.
 type rush struct {
 	bodies [probeWriters][]byte
 	etags  [probeWriters]string
@@ -81,8 +81,8 @@ func (r *rush) run(ctx context.Context, p *prober, key, etag string) {
 	wg.Wait()
 }
 
-// winner is who was accepted, -1 if nobody is known to be. It is an error if
-// there are several.
+// winner returns the writer that was accepted, -1 if none is known. Several
+// winners are an error.
 func (r *rush) winner(p *prober) (int, error) {
 	winner, winners := -1, 0
 	for i, err := range r.errs {
@@ -97,7 +97,7 @@ func (r *rush) winner(p *prober) (int, error) {
 	return winner, nil
 }
 
-// errUndecided: a race that nobody is known to have won shows nothing.
+// errUndecided is the error of races without a known winner, which show nothing.
 var errUndecided = errors.New("too many answers were lost to tell how the store treats those who race; try again")
 
 // round is one race. It returns the ETag afterwards, and whether there is a
@@ -119,7 +119,7 @@ func (p *prober) round(ctx context.Context, key, etag string) (string, bool, err
 	switch {
 	case err != nil:
 		return "", false, err
-	case winner < 0: // all answers were lost or busy, which says nothing of the race
+	case winner < 0: // all answers were lost or busy, which says nothing about the race
 	case string(s.body) != string(r.bodies[winner]):
 		return "", false, p.fails(check, "the write that was accepted is not what is stored")
 	case s.etag != r.etags[winner]:
@@ -138,12 +138,12 @@ type sighting struct {
 }
 
 // versionBody is the body of a version: its number over and over, in lengths that
-// have the versions differ in everything.
+// make the versions differ in everything.
 func versionBody(n int) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%08d", n), 10+(n*397)%1500)
 }
 
-// bodyVersion is the version of a body, or of its end.
+// bodyVersion returns the version of a body, or of its end.
 func bodyVersion(body []byte, size int64) string {
 	if len(body) < 8 {
 		return "none"
@@ -156,11 +156,11 @@ func bodyVersion(body []byte, size int64) string {
 }
 
 // readRace reads an object in every way while it is overwritten. No answer may be
-// older than what was acknowledged before, and each of GET, by which writes are
-// decided, must have metadata and body of one version, and its ETag or an older
-// one. A write that is decided on an older ETag's condition fails: so it is with
-// versitygw, which reads the ETag first. An ETag newer than what was read makes
-// the condition of a write true that was decided on an older mark.
+// older than what was acknowledged before. Each answer to GET, which writes are
+// decided on, must have metadata and body of one version, and that version's ETag
+// or an older one. A write on the condition of an older ETag fails: versitygw
+// reads the ETag first. An ETag newer than the rest makes the condition true for
+// a write that was decided on an older mark.
 func (p *prober) readRace(ctx context.Context) error {
 	etag, err := p.etag(ctx)
 	if err != nil {
@@ -239,7 +239,7 @@ func (p *prober) judge(sightings []sighting, etags map[string]int) error {
 			return p.fails(check, "%s gave no metadata", s.how)
 		case meta < s.after:
 			return p.fails(check, "%s gave version %d after %d was acknowledged", s.how, meta, s.after)
-		case s.how == "HEAD": // nothing is decided by more of it
+		case s.how == "HEAD": // no decision uses the rest of it
 		case s.body != s.meta, n > meta:
 			return p.fails(check, "%s gave the ETag of version %d, the metadata of %s, the body of %s", s.how, n, s.meta, s.body)
 		case n < meta:
@@ -250,8 +250,8 @@ func (p *prober) judge(sightings []sighting, etags map[string]int) error {
 	return nil
 }
 
-// sight reads once: the end, all of it, or the headers. It is no sighting if the
-// answer was lost.
+// sight reads once: the end, all of it, or the headers. ok is false if the answer
+// was lost.
 func (p *prober) sight(ctx context.Context, try, after int) (s sighting, ok bool, err error) {
 	const check = "reads beside writes"
 	s = sighting{how: "GET of the last bytes", after: after}
@@ -285,7 +285,7 @@ func (p *prober) sight(ctx context.Context, try, after int) (s sighting, ok bool
 	case status == 404, status == 416:
 		return s, false, p.fails(check, "%s of an object that is there was answered with %d", s.how, status)
 	case err != nil:
-		return s, false, nil // lost, or refused for another reason, which the writes will tell
+		return s, false, nil // lost, or refused for another reason, which the writes will show
 	case !strongETag(s.etag):
 		return s, false, p.fails(check, "%s was answered with the ETag %s", s.how, quoteShort(s.etag))
 	}
@@ -294,14 +294,14 @@ func (p *prober) sight(ctx context.Context, try, after int) (s sighting, ok bool
 }
 
 // gateWait is how long racing writers wait for each other. It is longer than any
-// of them takes to get there, unless the client keeps too few connections.
+// of them needs, unless the client keeps too few connections.
 const gateWait = 2 * time.Second
 
-// gate lets racing writers go on together. Left alone they meet only if the
-// machines have nothing else to do: on a busy one versitygw 1.7 kept them apart
-// in most rounds by serving one after the other.
+// gate makes racing writers go on together. Without it they meet only on idle
+// machines: on a busy one versitygw 1.7 kept them apart in most rounds by serving
+// one after the other.
 type gate struct {
-	// open lets everybody through: some did not come.
+	// open lets all writers through, because some did not arrive.
 	open *atomic.Bool
 
 	mu      sync.Mutex
@@ -314,7 +314,7 @@ func newGate(size int, open *atomic.Bool) *gate {
 	return &gate{size: size, open: open, next: make(chan struct{})}
 }
 
-// wait returns when as many as there are writers wait, and then begins anew.
+// wait returns when all writers are waiting, and resets the gate.
 func (g *gate) wait() {
 	if g.open.Load() {
 		return
@@ -333,7 +333,7 @@ func (g *gate) wait() {
 	}
 }
 
-// leave says that a writer is at its end and does not come any more.
+// leave says that a writer is done and will not come again.
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -341,7 +341,7 @@ func (g *gate) leave() {
 	g.pass()
 }
 
-// pass lets those who wait go on if nobody else is to come. g.mu is held.
+// pass releases the waiting writers if no others are to come. g.mu is held.
 func (g *gate) pass() {
 	if g.waiting < g.size || g.waiting == 0 {
 		return
@@ -350,8 +350,8 @@ func (g *gate) pass() {
 	g.waiting, g.next = 0, make(chan struct{})
 }
 
-// gated is a body that waits at the gate before its last byte, each time that it
-// is read: the SDK reads it for checksums first. What is before it waits in the
+// gated is a body that waits at the gate before its last byte each time it is
+// read: the SDK first reads it for checksums. The bytes before it wait in the
 // connection's buffer, so that all requests leave at once.
 type gated struct {
 	*bytes.Reader
@@ -368,7 +368,7 @@ func (b *gated) Read(p []byte) (int, error) {
 	return b.Reader.Read(p)
 }
 
-// WriteTo hides that of bytes.Reader, which would not wait.
+// WriteTo hides the method of bytes.Reader, which would not wait.
 func (b *gated) WriteTo(w io.Writer) (int64, error) {
 	return io.Copy(w, struct{ io.Reader }{b})
 }
@@ -436,7 +436,7 @@ func (p *prober) deleteRound(ctx context.Context, check string) error {
 		})
 		wg.Go(func() {
 			<-start
-			_ = p.b.removeIf(ctx, p.key, on) // what is there afterwards tells
+			_ = p.b.removeIf(ctx, p.key, on) // the object afterwards shows the result
 		})
 	}
 	close(start)

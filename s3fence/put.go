@@ -18,26 +18,25 @@ type PutOptions struct {
 	Headers Headers
 }
 
-// Put writes body to key under claim, if the object's mark admits it by the
-// rule, and puts the claim in the mark's place, in one atomic step. opts may
-// be nil.
+// Put writes body to key under claim if the object's mark admits it under the
+// rule, and replaces the mark with the claim, in one atomic step. opts may be
+// nil.
 //
-// The claim's resource names what the lease is on, for errors and observers;
-// the mark that it is compared with is the object's own. Tokens of different
-// resources are not comparable, so all who write a key hold leases on the same
-// resource.
+// The claim's resource names what the lease is on, for errors and observers; the
+// claim is compared with the object's own mark. Tokens of different resources are
+// not comparable, so all writers of a key must hold leases on the same resource.
 //
-// body may be nil for an empty one, and is read once, from where it stands to its
-// end. [Pointer] sends it in parts; the other modes read it into memory first,
-// at most Options.MaxBody, unless it is made by [Bytes].
+// body may be nil for an empty one, and is read once, from its current position
+// to its end. [Pointer] sends it in parts; the other modes read it into memory
+// first, at most Options.MaxBody, unless it is made by [Bytes].
 //
 // It takes one request if this Bucket has seen the object's state, else two;
-// Pointer one more, for the data.
+// Pointer takes one more, for the data.
 //
 // Errors: a [*guard.RejectedError] (ErrStale, ErrSpent, ErrConflict,
 // ErrUnfenced), ErrInvalid, ErrUnavailable (nothing was written),
-// ErrOutcomeUnknown (the write may have, or may yet, take effect; presenting
-// the same claim again is safe for the order of writers).
+// ErrOutcomeUnknown (the write may have taken effect, or may yet; presenting the
+// same claim again is safe for the order of writers).
 func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body io.Reader, opts *PutOptions) error {
 	c, err := o.begin("put", claim, key)
 	if err != nil {
@@ -75,8 +74,8 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 	return err
 }
 
-// bodyWrite builds the write of a caller's body, sealed or as it is. Of kind gzip
-// it is packed, and length is that of the content.
+// bodyWrite builds the write of a caller's body, sealed or plain. For kind gzip
+// body is packed, and length is that of the content.
 func (o *Objects) bodyWrite(key string, next state, h Headers, body []byte, length int64) *write {
 	if next.kind == kindGzip {
 		next.content = length
@@ -88,7 +87,7 @@ func (o *Objects) bodyWrite(key string, next state, h Headers, body []byte, leng
 	return o.b.sealedWrite(key, next, h, body)
 }
 
-// fitting refuses what a gzip file cannot be served as.
+// fitting refuses headers that a gzip file cannot be served with.
 func (o *Objects) fitting(h Headers) error {
 	if o.mode != SealedGzip || h.ContentEncoding == "" || h.ContentEncoding == "gzip" {
 		return nil
@@ -98,7 +97,7 @@ func (o *Objects) fitting(h Headers) error {
 
 // Bytes returns b as a body that is not copied: it must not change until the
 // call that it is given to returns. Other bodies are read into memory first,
-// but for [Pointer].
+// except for [Pointer].
 func Bytes(b []byte) io.ReadSeeker { return &lent{Reader: bytes.NewReader(b), all: b} }
 
 type lent struct {
@@ -106,9 +105,9 @@ type lent struct {
 	all []byte
 }
 
-// readBody returns the bytes of a body. It reads what is not lent into memory
-// of its own, so that each sending has the same bytes, whatever becomes of the
-// reader meanwhile.
+// readBody returns the bytes of a body. It copies what is not lent into its own
+// memory, so that each sending has the same bytes, whatever happens to the reader
+// meanwhile.
 func (o *Objects) readBody(body io.Reader) ([]byte, error) {
 	limit, size := o.b.opts.MaxBody, int64(512)
 	switch r := body.(type) {
@@ -121,7 +120,7 @@ func (o *Objects) readBody(body io.Reader) ([]byte, error) {
 		return r.all[len(r.all)-r.Len():], nil
 	case interface{ Len() int }:
 		size = int64(r.Len())
-	case *os.File: // of other seekers nobody knows what seeking does
+	case *os.File: // what seeking does on other seekers is unknown
 		if info, err := r.Stat(); err == nil && info.Mode().IsRegular() {
 			size = info.Size()
 		}
@@ -150,7 +149,7 @@ type joined struct {
 
 func (j *joined) size() int64 { return int64(len(j.body) + len(j.trailer)) }
 
-// rest returns what is left of the body, or else of the trailer.
+// rest returns the rest of the body or, after it, of the trailer.
 func (j *joined) rest() []byte {
 	if j.at < int64(len(j.body)) {
 		return j.body[j.at:]

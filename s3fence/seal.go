@@ -17,13 +17,13 @@ import (
 // The trailer is what follows the body of a sealed object; FORMAT.md, section 2,
 // has its fields, in the order in which append writes them. It is at the end, so
 // that a range request for the last few KiB reads the mark of an object of any
-// size, and so that what reads the body from its start finds it where it was. The
-// last 16 bytes, and the version as the first of the size bytes before them, are
-// the same in all versions.
+// size, and a reader of the body from its start finds it in place. The last 16
+// bytes, and the version as the first of the size bytes before them, are the same
+// in all versions.
 //
-// Of kind gzip the body is a gzip file (RFC 1952), and the trailer stands in the
-// header of a further member of that file, which is empty, so that whoever reads
-// the file reads the content and no more.
+// For kind gzip the body is a gzip file (RFC 1952), and the trailer is in the
+// header of one more, empty member of that file, so that readers of the file read
+// only the content.
 const (
 	trailerVersion = 1
 	trailerMagic   = "fencepost/s3"
@@ -31,8 +31,8 @@ const (
 	trailerSum     = 16
 	trailerEnd     = 4 + len(trailerMagic)
 
-	// maxRecent is how many writes are remembered in an object. It bounds how
-	// many may follow between a write and the reading that resolves it.
+	// maxRecent is how many writes an object remembers. It bounds how many may
+	// come between a write and the read that resolves it.
 	maxRecent = 32
 
 	gzipHead = "\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff"
@@ -42,8 +42,8 @@ const (
 	gzipRoom = len(gzipHead) + 2 + len(gzipName) + 2 + len(gzipEnd)
 
 	maxTrailer = trailerFixed + guard.MaxLeaseIDLen + maxRecent*len(writeID{}) + 8 + trailerSum + trailerEnd + gzipRoom
-	// tailSize is how much of an object is read to know its state: the trailer
-	// and, of what is small, the body too.
+	// tailSize is how much of an object is read to learn its state: the trailer
+	// and, for a small object, the body too.
 	tailSize = 4 << 10
 
 	flagCut = 1
@@ -51,8 +51,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// writeID identifies one write, so that its author recognises it and so that
-// no two objects have the same bytes.
+// writeID identifies one write, so that its writer recognises it and no two
+// objects have the same bytes.
 type writeID [16]byte
 
 func newWriteID() (id writeID) {
@@ -81,7 +81,7 @@ type seal struct {
 	cut    bool
 	length uint64 // of the body as stored
 	crc    uint32
-	// content is the length of what a gzip body unpacks to.
+	// content is the unpacked length of a gzip body.
 	content uint64
 }
 
@@ -94,7 +94,7 @@ func (s *seal) size() int {
 	return n
 }
 
-// append encodes s behind body.
+// append appends the encoding of s to the body in out.
 func (s *seal) append(out []byte) []byte {
 	if s.kind == kindGzip {
 		out = append(out, memberHead(s.size()-gzipRoom)...)
@@ -128,7 +128,7 @@ func (s *seal) append(out []byte) []byte {
 	return out
 }
 
-// hasTrailer reports whether tail, the end of an object, ends as a trailer does.
+// hasTrailer reports whether tail, the end of an object, ends like a trailer.
 func hasTrailer(tail []byte) bool {
 	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
 	return bytes.HasSuffix(tail, []byte(trailerMagic))
@@ -208,13 +208,13 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	return s, nil
 }
 
-// memberHead is what stands before a trailer of n bytes in a gzip member.
+// memberHead returns what precedes a trailer of n bytes in a gzip member.
 func memberHead(n int) []byte {
 	out := binary.LittleEndian.AppendUint16([]byte(gzipHead), uint16(len(gzipName)+2+n))
 	return binary.LittleEndian.AppendUint16(append(out, gzipName...), uint16(n))
 }
 
-// checkBody compares a body with what the trailer says of it.
+// checkBody compares a body with the trailer.
 func (s *seal) checkBody(key string, body []byte) error {
 	if crc32.Checksum(body, castagnoli) != s.crc {
 		return damaged(key, "its body does not match the checksum in its trailer")
@@ -226,7 +226,7 @@ func (s *seal) checkBody(key string, body []byte) error {
 func pack(content []byte) []byte {
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	// A bytes.Buffer does not fail.
+	// A bytes.Buffer never fails.
 	_, _ = w.Write(content)
 	_ = w.Close()
 	return out.Bytes()

@@ -13,29 +13,29 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Store keeps the marks of resources in a bucket, for services that have one
-// and no database. Make it with [Bucket.Store]. It is safe for concurrent use,
-// and all replicas of a service that guard a resource share one bucket and one
-// Options.Prefix.
+// Store keeps the marks of resources in a bucket, for services that have a
+// bucket but no database. Create one with [Bucket.Store]. It is safe for
+// concurrent use, and all replicas of a service that guard a resource share one
+// bucket and one Options.Prefix.
 //
-// Each resource has an object of about 1 KiB. Admitting what already is the
+// Each resource has an object of about 1 KiB. Admitting a claim equal to the
 // mark takes one request, a raise one or two, the first claim on a resource
 // five: reading its mark and the floor, making its object, reading the floor
 // again, writing the mark.
 //
 // # Retiring
 //
-// Several objects cannot be changed in one step, so Retire goes by an order
+// Several objects cannot be changed in one step, so Retire relies on an order
 // instead: it raises the floor, an object of its own, and only then deletes (or,
 // where that is not safe, empties) the marks that it chose, each on condition
-// that it was not raised meanwhile. A
-// resource without a mark therefore was never written or has a token that the
-// floor covers. That is true when the floor is read, not later: between reading
-// and creating the mark, another could be admitted with a higher token and be
-// retired. So the first claim makes a blank object first, which asserts
-// nothing, and reads the floor while that is in place; the mark then replaces
-// the blank, and only the blank. If a mark was retired in between, so was the
-// blank, and the replacement fails. No clock is involved.
+// that it was not raised meanwhile. A resource without a mark therefore either
+// was never written or has a token that the floor covers. That is true when the
+// floor is read, not later: between reading and creating the mark, another could
+// be admitted with a higher token and be retired. So the first claim makes a
+// blank object first, which asserts nothing, and reads the floor while that is
+// in place; the mark then replaces the blank, and only the blank. If a mark was
+// retired in between, so was the blank, and the replacement fails. No clock is
+// involved.
 type Store struct{ b *Bucket }
 
 var _ guard.Store = (*Store)(nil)
@@ -46,7 +46,7 @@ func (b *Bucket) Store() *Store { return &Store{b: b} }
 // record is the body of a mark, of a blank and of the floor.
 type record struct {
 	Resource string `json:"resource,omitempty"`
-	// RaisedAt is by the clock of who wrote it: the store's has whole seconds.
+	// RaisedAt is by the writer's clock: the store's has whole seconds.
 	RaisedAt time.Time `json:"raisedAt"`
 }
 
@@ -100,7 +100,7 @@ func (s *Store) admit(ctx context.Context, claim guard.Claim) (guard.Mark, error
 }
 
 // markAt returns the mark of a resource whose object is in the given state: its
-// own, or the floor, which is read now.
+// own, or the floor, which it reads.
 func (s *Store) markAt(ctx context.Context, c *change, at *state) (guard.Mark, error) {
 	switch at.kind {
 	case kindMark:
@@ -149,8 +149,8 @@ func (s *Store) Mark(ctx context.Context, resource string) (guard.Mark, error) {
 // retireWorkers is how many marks are read or deleted at once.
 const retireWorkers = 16
 
-// Retire implements [guard.Store]. It reads every mark, which takes a request
-// each. Marks are stamped by the clocks of those who raise them. Without
+// Retire implements [guard.Store]. It reads every mark, one request each. Marks
+// are stamped by the clocks of those who raise them. Without
 // [Options].AtomicDelete the objects stay, emptied: growth is then bounded by
 // the number of resources ever claimed.
 func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
@@ -187,18 +187,18 @@ func (s *Store) Retire(ctx context.Context, before time.Time) (guard.Retired, er
 	return done, nil
 }
 
-// retiring is a mark that was chosen, or a blank, as it was then.
+// retiring is a chosen mark or blank, in its state when chosen.
 type retiring struct {
 	key string
 	at  state
 }
 
-// choose returns what was written before the time, and the highest token among
-// the marks.
+// choose returns the marks and blanks written before the time, and the highest
+// token among the marks.
 func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring, highest guard.Token, err error) {
 	var keys []string
 	err = s.b.list(ctx, s.b.marksPrefix(), "", func(object types.Object) error {
-		// Stores on a file system list files that they are about to rename.
+		// Stores on a file system also list files that they are about to rename.
 		if key := aws.ToString(object.Key); s.b.isMarkKey(key) {
 			keys = append(keys, key)
 		}
@@ -229,7 +229,7 @@ func (s *Store) choose(ctx context.Context, before time.Time) (chosen []retiring
 	return chosen, highest, err
 }
 
-// raiseFloor raises the floor to at least the token and returns what it is then.
+// raiseFloor raises the floor to at least the token and returns the new floor.
 func (s *Store) raiseFloor(ctx context.Context, c *change, to guard.Token) (guard.Token, error) {
 	c.claim.Token = to
 	c.next = func(_ context.Context, base *state) (*write, error) {
@@ -245,8 +245,8 @@ func (s *Store) raiseFloor(ctx context.Context, c *change, to guard.Token) (guar
 	return max(at.mark.Token, to), err
 }
 
-// drop deletes a mark if it is as it was when it was chosen. The floor covers
-// it, whenever the deletion takes effect.
+// drop deletes a mark if it has not changed since it was chosen. The floor
+// covers it, whenever the deletion takes effect.
 func (s *Store) drop(ctx context.Context, m retiring) (removed bool, err error) {
 	s.b.forget(m.key)
 	sent := false
@@ -273,7 +273,7 @@ func (s *Store) drop(ctx context.Context, m retiring) (removed bool, err error) 
 	return false, err
 }
 
-// empty puts a blank in the place of a mark if that is as it was.
+// empty replaces a mark by a blank if the mark has not changed.
 func (s *Store) empty(ctx context.Context, m retiring) (removed bool, err error) {
 	if m.at.kind == kindBlank {
 		return false, nil

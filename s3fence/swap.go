@@ -16,20 +16,20 @@ import (
 )
 
 const (
-	// maxRounds is how often a write that others overtake is built anew. Each
-	// round that fails is a round in which another's write took effect.
+	// maxRounds is how often a write that others overtake is rebuilt. In each
+	// round that fails, another's write took effect.
 	maxRounds = 128
-	// maxSends is how often one conditional write is sent while its outcome
-	// cannot be learned.
+	// maxSends is how often one conditional write is sent while its outcome is
+	// unknown.
 	maxSends = 8
 	maxDelay = 2 * time.Second
-	// resolveTimeout bounds the one read by which a write whose context has ended
-	// is still told apart.
+	// resolveTimeout bounds the one read that still resolves a write whose
+	// context has ended.
 	resolveTimeout = time.Second
 )
 
-// change is a fenced write that is under way: of what, under which claim, and
-// how the next state is made from the one there is.
+// change is a fenced write in progress: its key, its claim, and how to make the
+// next state from the current one.
 type change struct {
 	verb  string // for errors, with the key if that is the caller's: put "a/b"
 	given bool   // the key is the caller's
@@ -37,8 +37,8 @@ type change struct {
 	key   string
 	id    writeID
 	whole bool // next needs the body and the headers of the object
-	// exposed says that a write was handed to the SDK which no reading has shown
-	// to be lost: somewhere it may have taken effect, whatever its answer.
+	// exposed says that a write was handed to the SDK and no read has shown it
+	// to be lost: it may have taken effect, whatever its answer.
 	exposed bool
 	// start is a state that was read some time ago; nil if there is none.
 	start *state
@@ -64,14 +64,13 @@ func (c *change) ended(ctx context.Context) error {
 	return ended(ctx, c.op(), c.claim)
 }
 
-// write is one conditional PUT: the bytes stay the same however often it is
-// sent.
+// write is one conditional PUT. Its bytes are the same each time it is sent.
 type write struct {
 	in            *s3.PutObjectInput // without body and condition
 	body, trailer []byte
 	state         state // what the object is once it is applied
-	// interim says that what is written asserts nothing, so that nobody needs
-	// to learn what became of it.
+	// interim says that the write asserts nothing, so nobody needs to learn its
+	// outcome.
 	interim bool
 	// opaque says that a Plain write depends on ETags that are no hash.
 	opaque bool
@@ -81,8 +80,8 @@ type write struct {
 // mark is written. It returns the state that it wrote, or found to be
 // sufficient or in the way.
 //
-// The first try goes by the remembered state, but nothing is refused or called
-// done by it: then the object is read.
+// The first try uses the remembered state, but that alone never refuses a claim
+// or calls it done: the object is read first.
 func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 	if err := c.ended(ctx); err != nil {
 		return state{}, err
@@ -115,7 +114,7 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 			return now, err
 		}
 		base, fresh = now, true
-		if round > 1 { // once is bad luck; from then on there is a crowd
+		if round > 1 { // the first may be chance; after it, expect contention
 			sleep(ctx, b.backoff(min(round, 3)))
 		}
 		if err := c.ended(ctx); err != nil {
@@ -149,7 +148,7 @@ func (b *Bucket) unread(c *change, err error) error {
 	return guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
-// sending is a write on its way.
+// sending is a write in flight.
 type sending struct {
 	b    *Bucket
 	c    *change
@@ -163,9 +162,9 @@ type sending struct {
 }
 
 // apply sends w until it is known whether it took effect on base. If it did,
-// done is true and now the state that it made; if it did not and never will,
+// done is true and now is the state that it made; if it did not and never will,
 // now is the state to go on from. Otherwise the error says that nothing was
-// written or that it cannot be told.
+// written or that the outcome is unknown.
 func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (now state, done bool, err error) {
 	s := &sending{b: b, c: c, base: base, w: w}
 	now, done, err = s.run(ctx)
@@ -228,7 +227,7 @@ func (s *sending) run(ctx context.Context) (now state, done bool, err error) {
 			if outcome == outcomeRefused || errors.As(err, new(*DamagedError)) {
 				break
 			}
-			continue // the next sending tells as well as a reading
+			continue // the next sending shows as much as a read
 		}
 		if s.w.interim {
 			return now, false, nil
@@ -248,7 +247,7 @@ func (s *sending) run(ctx context.Context) (now state, done bool, err error) {
 	return s.failed()
 }
 
-// failed is the end of a write that nothing more is known of.
+// failed ends a write about which nothing more can be learned.
 func (s *sending) failed() (state, bool, error) {
 	if s.doubt && !s.w.interim {
 		return *s.base, false, guard.OutcomeUnknown(s.c.op(), s.c.claim, s.cause)
@@ -256,9 +255,9 @@ func (s *sending) failed() (state, bool, error) {
 	return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 }
 
-// settle says what became of a write whose context has ended, by one reading
-// that does not depend on it. A write that had no effect so far may still be
-// on its way, so that is no answer.
+// settle resolves a write whose context has ended, by one read that does not
+// depend on that context. A write without effect so far may still be in flight,
+// so that proves nothing.
 func (s *sending) settle(ctx context.Context) (state, bool, error) {
 	s.cause = errors.Join(context.Cause(ctx), s.cause)
 	if !s.doubt || s.w.interim {
@@ -283,7 +282,7 @@ func (s *sending) settle(ctx context.Context) (state, bool, error) {
 func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, way *tracker, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
-	// An earlier sending may still be at its body, so each has its own.
+	// An earlier sending may still be reading its body, so each has its own.
 	body := &joined{body: w.body, trailer: w.trailer}
 	w.in.Body, w.in.ContentLength = body, aws.Int64(body.size())
 	w.in.IfMatch, w.in.IfNoneMatch = nil, nil
@@ -300,11 +299,11 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 	return aws.ToString(out.ETag), way, nil
 }
 
-// checkOpaque looks at what a write of Plain was answered. On a store whose
-// ETags are hashes of the content, the next write of the same body would have
-// the same ETag, and a condition on it would not tell the two apart. Then no more
-// is written in Plain through b; what was written is read by nobody as the base
-// of a write, because its metadata has the hash, too.
+// checkOpaque examines the answer to a Plain write. On a store whose ETags are
+// hashes of the content, the next write of the same body would have the same
+// ETag, and a condition on it would not tell the two apart. From then on nothing
+// more is written in Plain through b. Nobody uses what was written as the base of
+// a write, because its metadata has the hash, too.
 func (b *Bucket) checkOpaque(ctx context.Context, base *state, w *write) {
 	if !w.opaque {
 		return
@@ -329,7 +328,7 @@ func (b *Bucket) unsuitable(check, problem string) *UnsuitableError {
 }
 
 // backoff is the wait before the try-th repetition: doubled each time, with
-// jitter, so that those who failed together do not return together.
+// jitter, so that writers that failed together do not retry together.
 func (b *Bucket) backoff(try int) time.Duration {
 	d := min(b.delay<<(try-1), maxDelay)
 	return d/2 + rand.N(d/2+1)
