@@ -300,6 +300,31 @@ func TestLossAtReleaseIsObserved(t *testing.T) {
 	})
 }
 
+// TestNamespace: a client with a namespace leases, observes and counts names
+// within it, joined as by guard.JoinResource, and no others.
+func TestNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu", StatPrefixes: []string{"jobs:"}})
+		lease, err := client.TryAcquire(t.Context(), "jobs:close", &lockclient.AcquireOptions{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const full = "acme%3Aeu:jobs:close"
+		if claim, _, held := server.Holder(full); !held || claim != lease.Claim() || claim.Resource != full {
+			t.Errorf("held %v, %+v; the claim is %+v", held, claim, lease.Claim())
+		}
+		for holder, err := range client.Holders(t.Context(), "jobs:close") {
+			if err != nil || holder.Claim != lease.Claim() {
+				t.Errorf("%+v, %v", holder, err)
+			}
+			break
+		}
+		if stats := client.Stats().Prefixes[0]; stats.Prefix != "jobs:" || stats.Granted != 1 {
+			t.Errorf("%+v", stats)
+		}
+	})
+}
+
 // TestStats: each count, under the prefix of its resource.
 func TestStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

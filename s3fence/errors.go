@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// DamagedError says that an object is not as this package wrote it: its
-// trailer is missing, cut, altered or another object's, its body does not
-// match, its metadata says something else, or its data is gone, in two consecutive reads. It is the
-// cause of a [*guard.FailedError] of the reason unavailable: nothing was written, and nothing will be
-// until somebody repairs it.
+// DamagedError says that an object is not as this package wrote it: its trailer is
+// missing, cut, altered or another object's, its body does not match, its metadata says
+// something else, or its data is gone, in two consecutive reads. It is the cause of a
+// [*guard.FailedError] of the reason unavailable: nothing was written, and nothing will
+// be until somebody repairs it.
 //
 // The ways out are to put the right bytes back, or [Objects.InsecureDelete].
 type DamagedError struct {
@@ -25,13 +25,13 @@ func (e *DamagedError) Error() string {
 	return "object " + strconv.QuoteToASCII(e.Key) + " is damaged: " + e.Problem
 }
 
-// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be fenced, or not in the
-// requested mode. It is permanent: trying again does not change a store. The error is a
-// [*UnsuitableError].
+// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be fenced,
+// or not in the requested mode. It is permanent: trying again does not change a store.
+// The error is a [*UnsuitableError].
 var ErrUnsuitableStore = errors.New("the store is unsuitable for fencing")
 
-// UnsuitableError says which property keeps a store, or a bucket, from being fenced. It unwraps to
-// [ErrUnsuitableStore]. Nothing was written except the probe's own objects.
+// UnsuitableError says which property keeps a store, or a bucket, from being fenced. It
+// unwraps to [ErrUnsuitableStore]. Nothing was written except the probe's own objects.
 type UnsuitableError struct {
 	Bucket string
 	// Check is what was tested, Problem what the store did.
@@ -57,20 +57,21 @@ const (
 	outcomeNotMatched
 	// outcomeUnknown: it may have had effect, or may yet have.
 	outcomeUnknown
-	// outcomeLater: it was signed by a wrong clock and not processed. It may be sent again.
+	// outcomeLater: it was signed by a wrong clock and not processed. It may be sent
+	// again.
 	outcomeLater
 	// outcomeRefused: the store refused it for a reason that a retry does not change.
 	outcomeRefused
 )
 
-// codeSkewed is the code of the 403 for a signature whose time is a quarter of an hour or more from
-// the store's. The SDK corrects its clock from the answer and would retry, if its retries were not
-// off for conditional writes.
+// codeSkewed is the code of the 403 for a signature whose time is a quarter of an hour
+// or more from the store's. The SDK corrects its clock from the answer and would retry,
+// if its retries were not off for conditional writes.
 const codeSkewed = "RequestTimeTooSkewed"
 
-// classify reads an SDK error through the interfaces that the SDK's errors satisfy. Whatever it
-// does not understand, or has no answer, is outcomeUnknown: a refused connection says nothing about
-// earlier attempts that an HTTP client may have made.
+// classify reads an SDK error through the interfaces that the SDK's errors satisfy.
+// Whatever it does not understand, or has no answer, is outcomeUnknown: a refused
+// connection says nothing about earlier attempts that an HTTP client may have made.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with
 // conditional writes": 412 if the condition is false, 404 for If-Match without
@@ -96,8 +97,8 @@ func classify(err error) outcome {
 	return outcomeRefused
 }
 
-// httpStatus returns the status of the answer that err is about; 0 if the
-// request was sent, or may have been, and there was none. It reports false if err does not say.
+// httpStatus returns the status of the answer that err is about; 0 if the request was
+// sent, or may have been, and there was none. It reports false if err does not say.
 func httpStatus(err error) (status int, ok bool) {
 	var s interface{ HTTPStatusCode() int }
 	if errors.As(err, &s) {
@@ -122,13 +123,13 @@ func missing(err error) bool {
 	return status == 404 && noObject(errorCode(err))
 }
 
-// noObject reports whether a 404 is about the object, or has no body to say what it is about, which
-// the SDK calls NotFound. Others are about the bucket, about the user (from versitygw), or from
-// something that is no S3 store.
+// noObject reports whether a 404 is about the object, or has no body to say what it is
+// about, which the SDK calls NotFound. Others are about the bucket, about the user
+// (from versitygw), or from something that is no S3 store.
 func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFound" }
 
-// classifyPut is classify for a conditional PUT. A PUT that creates an object cannot be answered by
-// a 404 about it.
+// classifyPut is classify for a conditional PUT. To a PUT that creates an object, a 404
+// is no answer.
 func classifyPut(err error, creates bool) outcome {
 	o := classify(err)
 	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {

@@ -19,7 +19,7 @@ import (
 )
 
 // The metadata of everything that this package writes. For sealed kinds it
-// repeats the trailer, for people and tools; for Plain it is all there is.
+// repeats the trailer, for people and tools; Plain has nothing else.
 const (
 	metaPrefix = "fencing-"
 	metaMode   = "fencing-mode"
@@ -31,7 +31,7 @@ const (
 
 	// maxMetadata is how many bytes of names and values S3 takes.
 	maxMetadata = 2048
-	// maxRecentPlain is small, because it shares that with the user's.
+	// maxRecentPlain is small, because the user's metadata shares that limit.
 	maxRecentPlain = 8
 )
 
@@ -52,8 +52,8 @@ type Headers struct {
 	Metadata map[string]string
 }
 
-// validate checks the headers against what would be refused, or silently
-// changed, on the way, and returns a copy with names in lower case.
+// validate refuses headers that would be refused, or silently changed, on the
+// way, and returns a copy with names in lower case.
 func (h Headers) validate() (Headers, error) {
 	for _, f := range []struct{ field, value string }{
 		{"Headers.ContentType", h.ContentType}, {"Headers.CacheControl", h.CacheControl},
@@ -89,7 +89,7 @@ func (h Headers) validate() (Headers, error) {
 	return h, nil
 }
 
-// maxReserved is the longest that the reserved metadata can be.
+// maxReserved is the maximum length of the reserved metadata.
 const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent+metaMD5) + len("tombstone") + 19 + 2*md5.Size +
 	3*guard.MaxLeaseIDLen + 2*len(writeID{}) + maxRecentPlain*(2*len(writeID{})+1) + 1
 
@@ -106,7 +106,7 @@ func notToken(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
 }
 
-// metadata returns the reserved metadata of s with the user's.
+// metadata returns the reserved metadata of s together with the user's.
 func (s *state) metadata(user map[string]string) map[string]string {
 	m := make(map[string]string, len(user)+5)
 	maps.Copy(m, user)
@@ -128,14 +128,14 @@ func (s *state) metadata(user map[string]string) map[string]string {
 		if s.cut {
 			list.WriteByte('+')
 		}
-		if list.Len() > 0 { // an empty value is lost by some servers
+		if list.Len() > 0 { // some servers lose empty values
 			m[metaRecent] = list.String()
 		}
 	}
 	return m
 }
 
-// userMetadata is metadata without the reserved.
+// userMetadata returns metadata without the reserved part.
 func userMetadata(metadata map[string]string) map[string]string {
 	user := make(map[string]string, len(metadata))
 	for name, value := range metadata {
@@ -146,7 +146,7 @@ func userMetadata(metadata map[string]string) map[string]string {
 	return user
 }
 
-// reserved is the reserved part of metadata.
+// reserved returns the reserved part of metadata.
 func reserved(metadata map[string]string) map[string]string {
 	var out map[string]string
 	for name, value := range metadata {
@@ -161,7 +161,7 @@ func reserved(metadata map[string]string) map[string]string {
 }
 
 // parsePlain reads the state of a Plain object from its reserved metadata. tail
-// is the end of the body, all of it if it is that short.
+// is the end of the body, or all of it if it is short.
 func parsePlain(key string, h head, m map[string]string, tail []byte) (state, error) {
 	s := state{kind: kindPlain}
 	var err error
@@ -188,7 +188,7 @@ func parsePlain(key string, h head, m map[string]string, tail []byte) (state, er
 		s.recent = append(s.recent, id)
 	}
 	if text := m[metaMD5]; len(text) == 2*md5.Size {
-		hex.Decode(s.md5[:], []byte(text)) // what it could not read is not written so below
+		hex.Decode(s.md5[:], []byte(text)) // text that is not hexadecimal fails the check below
 	}
 	if m[metaMD5] != hex.EncodeToString(s.md5[:]) {
 		return s, damaged(key, "its metadata has the MD5 "+strconv.QuoteToASCII(m[metaMD5]))
@@ -199,7 +199,7 @@ func parsePlain(key string, h head, m map[string]string, tail []byte) (state, er
 	return s, nil
 }
 
-// contentHash is the name of the hash of the body that the ETag is, or "".
+// contentHash names the hash of the body that the ETag equals, or is "".
 func contentHash(etag string, body []byte, bodyMD5 [md5.Size]byte) string {
 	switch given := strings.ToLower(strings.Trim(etag, `"`)); {
 	case given == hex.EncodeToString(bodyMD5[:]):

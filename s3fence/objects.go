@@ -23,16 +23,18 @@ const (
 	// what makes If-Match sound on every store. It has checksums, so a reader
 	// by [Objects.Get] or [Unseal] takes nothing that is cut or altered.
 	Sealed Mode = iota + 1
-	// Plain: a foreign reader sees exactly the content. It costs the proof: it is
-	// refused unless the store makes opaque ETags ([Probe], and every later
-	// answer is compared with hashes of the body) or the caller declares that
-	// bodies never repeat ([ObjectsOptions].BodiesNeverRepeat). Most stores make
-	// hashes. The mark is in the metadata alone, with the body's MD5.
+	// Plain: a foreign reader sees exactly the content. It gives up the proof:
+	// it is refused unless the store makes opaque ETags ([Probe], and every
+	// later answer is compared with hashes of the body) or the caller declares
+	// that bodies never repeat ([ObjectsOptions].BodiesNeverRepeat). Most
+	// stores make hashes. The mark is only in the metadata, with the body's
+	// MD5.
 	Plain
-	// Pointer: a foreign reader of the key sees a small JSON document that names
-	// another key, and under that exactly the content. It costs a request more
-	// for each write and read, and a collector ([Objects.Collect]). The body is
-	// of any length, from any reader, and immutable.
+	// Pointer: a foreign reader of the key sees a small JSON document that
+	// names another key, which holds exactly the content. It costs one more
+	// request for each write and read, and needs a collector
+	// ([Objects.Collect]). The body is of any length, from any reader, and
+	// immutable.
 	Pointer
 	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
 	// "aws s3 cp - | gunzip", zcat, Python's gzip module, and with
@@ -72,28 +74,28 @@ type ObjectsOptions struct {
 	// once, and Raise is refused, because it would spend the token.
 	Rule guard.Rule
 	// BodiesNeverRepeat declares, for [Plain], that no two writes of one key
-	// ever have the same body: each has, say, a time and a random number in
-	// it. If one does, a stale writer can overwrite a newer one. Raise and
-	// Adopt, which repeat a body by nature, are refused under it.
+	// ever have the same body: each contains, say, a time and a random number.
+	// If a body does repeat, a stale writer can overwrite a newer one. Raise
+	// and Adopt, which always repeat a body, are refused under it.
 	BodiesNeverRepeat bool
 	// Resource and KeyPattern, both or none, bind keys to resources (promise P9):
 	// the pattern has each variable of the template once, as a segment of the
 	// key's path or a part of one, such as "exports/{tenant}/{period}.csv" for
 	// "{tenant}:billing-close:{period}". Then a claim for another resource
 	// than the key's is refused with a [*guard.MisdirectedError], and a key
-	// that is not of the pattern is ErrInvalid, before anything is sent.
+	// that does not match the pattern is ErrInvalid, before anything is sent.
 	Resource   *guard.Template
 	KeyPattern string
 }
 
 // Objects are the fenced objects of a bucket, in one mode and under one rule.
-// Make them with [Bucket.Objects]; all who write an object use the same mode
-// and rule. They are safe for concurrent use.
+// Create them with [Bucket.Objects]; all writers of an object must use the same
+// mode and rule. They are safe for concurrent use.
 type Objects struct {
 	b    *Bucket
 	mode Mode
 	rule guard.Rule
-	// repeatable says that writing the same body again makes another ETag.
+	// repeatable says that writing the same body again makes a new ETag.
 	repeatable bool
 	pattern    *keyPattern // nil if keys are not bound to resources
 }
@@ -134,7 +136,7 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 	return o, nil
 }
 
-// begin checks what every call has, and starts a change.
+// begin checks the arguments that every call has, and starts a change.
 func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, error) {
 	if err := claim.Validate(); err != nil {
 		return nil, err
@@ -156,7 +158,7 @@ func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, er
 
 func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
 
-// writable says whether an object in this state is one that o writes.
+// writable returns an error if o must not write an object in this state.
 func (o *Objects) writable(claim guard.Claim, key string, s *state) error {
 	switch s.kind {
 	case kindAbsent, kindTombstone, o.mode.kind():
@@ -167,7 +169,7 @@ func (o *Objects) writable(claim guard.Claim, key string, s *state) error {
 	return guard.Invalid("mode", o.mode.String(), "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
 }
 
-// admit is writable and the rule.
+// admit checks writable and the rule.
 func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
 	if err := o.writable(claim, key, s); err != nil {
 		return err
@@ -201,8 +203,8 @@ func (o *Objects) swap(ctx context.Context, op guard.Op, c *change) (state, erro
 	return s, err
 }
 
-// Mark returns the mark of an object without reading its body, the zero Mark
-// if there never was one. A deleted object has one.
+// Mark returns the mark of an object without reading its body, the zero Mark if
+// there never was one. A deleted object has a mark.
 //
 // Errors: ErrInvalid, ErrUnfenced, ErrUnavailable (also for a [*DamagedError]).
 func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
@@ -235,20 +237,19 @@ func reading(verb, key string) *change {
 	return &change{verb: verb, given: true, claim: guard.Claim{Resource: key}, key: key}
 }
 
-// Raise puts claim in the place of the object's lower mark and leaves the
-// object as it is otherwise. A new holder that reads before it writes calls it
-// before it reads: from then on no older holder's write takes effect, so what
-// is read is not overtaken (promise P2). An object that does not exist gets
-// a mark all the same, and still reads as not found. Raising to the mark that
-// there is already writes nothing.
+// Raise replaces the object's lower mark with claim and leaves the object
+// otherwise unchanged. A new holder that reads before it writes must call it
+// before it reads: from then on no older holder's write takes effect, so none
+// overtakes what is read (promise P2). An object that does not exist gets a
+// mark too, and still reads as not found. Raising to the current mark writes
+// nothing.
 //
 // A [Sealed] or [Plain] object is read and written back whole, with its
-// headers and metadata; tags, access lists and locks are not carried over. Of
+// headers and metadata; tags, access lists and locks are not carried over. For
 // a [Pointer] only the pointer is.
 //
 // It is refused under OncePerToken, where it would spend the token, and in
-// Plain where the ETag would not change with it.
-// Errors: as [Objects.Put].
+// Plain where it would not change the ETag. Errors: as [Objects.Put].
 func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("raise", claim, key)
 	if err != nil {
@@ -274,7 +275,7 @@ func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) erro
 	return err
 }
 
-// mayRepeat refuses what writes the body of an object once more.
+// mayRepeat refuses operations that rewrite the body of an object.
 func (o *Objects) mayRepeat(what string) error {
 	if o.repeatable {
 		return nil
@@ -294,16 +295,16 @@ func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID
 	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
 }
 
-// Adopt puts an object that this package did not write under claim: the body
-// stays, its mark becomes the claim, and from then on it is fenced. Until then
-// it is ErrUnfenced for every other call. An object that has a mark already is
-// left alone, if the mark would not refuse the claim. [SealedGzip] compresses a
-// body that is no gzip file yet.
+// Adopt fences an object that this package did not write: the body stays, its
+// mark becomes the claim, and from then on it is fenced. Until then every other
+// call returns ErrUnfenced. An object that already has a mark is left alone, if
+// the mark would not refuse the claim. [SealedGzip] compresses a body that is
+// not yet a gzip file.
 //
-// Whoever wrote the object so far must have stopped, or use this package from
+// Previous writers of the object must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
-// OncePerToken adopting spends the token.
-// Errors: as [Objects.Put], and ErrNotFound.
+// OncePerToken adopting spends the token. Errors: as [Objects.Put], and
+// ErrNotFound.
 func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("adopt", claim, key)
 	if err != nil {
@@ -323,7 +324,7 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		if err := o.safeBase(base); err != nil {
 			return nil, err
 		}
-		h, err := base.headers.validate() // foreign metadata may be what we cannot write back
+		h, err := base.headers.validate() // we may be unable to write foreign metadata back
 		if err != nil {
 			return nil, err
 		}
@@ -366,14 +367,14 @@ func (o *Objects) adopted(c *change, s *state) (bool, error) {
 }
 
 // tombstoneSize is the length of every tombstone as stored, so that a listing
-// tells by the length alone which few objects may be one.
+// shows by the length alone which few objects may be one.
 const tombstoneSize = 1277
 
-// Delete deletes an object under claim. What stays is a tombstone, an object of
+// Delete deletes an object under claim. It leaves a tombstone, an object of
 // about 1 KiB with the mark and nothing else, because a resource that forgets
-// its mark admits a stale writer; reading it gives ErrNotFound, and listing
-// hides it. An object that does not exist gets one all the same. A tombstone
-// that has the claim already is left alone under SameOrNewer.
+// its mark admits a stale writer; reading it returns ErrNotFound, and listing
+// hides it. An object that does not exist gets one too. A tombstone that
+// already has the claim is left alone under SameOrNewer.
 //
 // Tombstones stay until [Objects.InsecureDelete].
 // Errors: as [Objects.Put].
@@ -396,7 +397,7 @@ func (o *Objects) Delete(ctx context.Context, claim guard.Claim, key string) err
 }
 
 // tombstone builds the write of a tombstone. It is sealed in every mode: empty
-// bodies would all have one ETag.
+// bodies would all have the same ETag.
 func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id writeID) *write {
 	next := base.follow(kindTombstone, claim, id)
 	p := base.pointer().after(base, o.b.opts.GracePeriod)
@@ -410,13 +411,13 @@ func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id write
 	return o.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)
 }
 
-// InsecureDelete deletes an object, or its tombstone, with its mark and whatever
-// it is. It is the unfenced way out: for an object that is damaged, or one that
-// no lease will ever be taken on again. A holder of an old token may write
-// again afterwards. The data of a [Pointer] stays below the key's data prefix.
+// InsecureDelete deletes an object of any kind, or its tombstone, with its
+// mark. It is the unfenced way out: for a damaged object, or one on which no
+// lease will ever be taken again. A holder of an old token may write again
+// afterwards. The data of a [Pointer] stays below the key's data prefix.
 //
-// Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting what is not
-// there is none.
+// Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting a missing
+// object is no error.
 func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return err
@@ -437,10 +438,10 @@ func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
 	return guard.Unavailable(op, claim, o.b.explain(err))
 }
 
-// Copy writes the body and headers of the object from to the key to, under claim,
-// as [Objects.Put] does: read here and written on condition, never by S3's
-// CopyObject, whose destination has no condition on most stores and which would
-// carry the mark along. from is not changed, and may be changed by others
+// Copy writes the body and headers of the object from to the key to, under
+// claim, as [Objects.Put] does. It reads them and writes on condition, never by
+// S3's CopyObject, whose destination has no condition on most stores and which
+// would copy the mark too. from is not changed, and others may change it
 // meanwhile: to holds a version that was there during the call.
 //
 // To rename, Raise from, so that no older holder writes there any more, then Copy,

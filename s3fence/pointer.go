@@ -20,7 +20,7 @@ type pointer struct {
 	Note string `json:"note,omitempty"`
 	// Data is the key of the data, "" for a tombstone.
 	Data string `json:"data,omitempty"`
-	// Token is that of the write that made the data; a raise keeps it. For
+	// Token is the token of the write that made the data; a raise keeps it. For
 	// a tombstone it is the deletion's.
 	Token guard.Token `json:"token"`
 	// Length and CRC, CRC-32C in hexadecimal, are the data's.
@@ -29,7 +29,7 @@ type pointer struct {
 
 	// Settled and Later say since when the pointer has been at data of at
 	// least that token, so that a collector knows when older data was left,
-	// also of a pointer that is never left alone for a grace period. Later is
+	// even if the pointer never goes unchanged for a grace period. Later is
 	// replaced once it is a grace period older than its successor.
 	Settled *since `json:"settled,omitempty"`
 	Later   *since `json:"later,omitempty"`
@@ -42,19 +42,19 @@ type since struct {
 	At    time.Time   `json:"at"`
 }
 
-// pointer returns the pointer that s is; the zero value if it is none.
+// pointer returns the pointer in s; the zero value if s is none.
 func (s *state) pointer() (p pointer) {
 	if s.kind != kindPointer && s.kind != kindTombstone {
 		return p
 	}
-	if json.Unmarshal(s.body, &p) != nil { // parse has seen to it that a pointer can be read
+	if json.Unmarshal(s.body, &p) != nil { // parse has checked that a pointer can be read
 		return pointer{}
 	}
 	return p
 }
 
-// encodeJSON encodes what this package stores. Markup stays unescaped, so that no
-// key makes a pointer longer than the tail that is read of an object.
+// encodeJSON encodes what this package stores. Markup stays unescaped, so that
+// no key makes a pointer longer than the tail that readers fetch.
 func encodeJSON(v any) []byte {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
@@ -65,8 +65,8 @@ func encodeJSON(v any) []byte {
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }
 
-// after returns p with what is known now that base is about to be replaced:
-// since base was stored, the pointer has been at base's data.
+// after returns p with what is known when base is about to be replaced: the
+// pointer has been at base's data since base was stored.
 func (p pointer) after(base *state, grace time.Duration) pointer {
 	if p.Token == guard.NoToken || base.modified.IsZero() {
 		return p
@@ -88,9 +88,9 @@ func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *w
 	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, encodeJSON(p))
 }
 
-// putData stores data at the first state over which it may be written, and only
-// then, so that a stale writer does not send it in vain; then it points to it.
-// done is the answer of admit if there is nothing to write.
+// putData stores data only once a state admits the write, so that a stale
+// writer does not send it for nothing; then it writes the pointer. admit
+// returns done if there is nothing to write.
 func (o *Objects) putData(ctx context.Context, c *change, admit func(*state) (done bool, err error), store func(context.Context, *state) (pointer, error)) error {
 	var made pointer
 	var failed error
@@ -114,19 +114,19 @@ func (o *Objects) putData(ctx context.Context, c *change, admit func(*state) (do
 }
 
 // discard deletes data that no pointer will ever name: its pointer was never
-// sent, or each sending was read to be lost. Otherwise the data stays, and the
-// collector finds it if nothing names it.
+// sent, or reads showed each sending to be lost. Otherwise the data stays, and
+// the collector finds it if no pointer names it.
 func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 	if c.exposed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
-	_ = b.remove(ctx, made.Data) // what stays, the collector finds
+	_ = b.remove(ctx, made.Data) // the collector finds what stays
 }
 
-// adoptData copies the bytes of a foreign object into data, then puts a pointer
-// in its place, if it still is what was copied.
+// adoptData copies the bytes of a foreign object into data, then replaces the
+// object by a pointer if it is unchanged since.
 func (o *Objects) adoptData(ctx context.Context, c *change) error {
 	copied := ""
 	return o.putData(ctx, c, func(base *state) (bool, error) {
@@ -158,10 +158,10 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 	})
 }
 
-// Collected is what [Objects.Collect] did.
+// Collected reports what [Objects.Collect] did.
 type Collected struct {
-	// Pointers is how many pointers and tombstones were looked at, Damaged how
-	// many objects were left alone because they could not be verified.
+	// Pointers is how many pointers and tombstones were examined, Damaged how
+	// many objects were skipped because they could not be verified.
 	Pointers, Damaged int64
 	// Deleted is how many data objects were deleted, Bytes their length.
 	Deleted, Bytes int64
@@ -169,18 +169,18 @@ type Collected struct {
 
 // Collect deletes the data that pointers and tombstones with the given key
 // prefix have left for longer than the grace period. It may run anywhere, at
-// any time, beside writers, readers and other collectors; running it again
-// goes on where it was interrupted.
+// any time, alongside writers, readers and other collectors; running it again
+// resumes after an interruption.
 //
-// Deleted is only data that no pointer can name any more: data of a lower token
+// It deletes only data that no pointer can name any more: data of a lower token
 // than the pointer's mark, whose writer, however long it was paused, would now
-// be refused; and data of the mark's own token that the pointer names as
-// replaced. Never what the pointer points to. Data that a crashed writer left
-// under the highest token so far goes when the token grows; data without any
-// pointer stays.
+// be refused; and data of the mark's own token that the pointer lists as
+// replaced. It never deletes what the pointer points to. Data that a crashed
+// writer left under the highest token so far is deleted once the token grows;
+// data without any pointer stays.
 //
-// Errors: ErrInvalid for objects that are not Pointer; ErrUnavailable; what
-// was deleted before is counted.
+// Errors: ErrInvalid for objects that are not Pointer; ErrUnavailable, with the
+// earlier deletions counted.
 func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error) {
 	if o.mode != Pointer {
 		return Collected{}, guard.Invalid("mode", o.mode.String(), "has no data to collect")
@@ -192,7 +192,7 @@ func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error)
 	}
 	err := o.b.list(ctx, prefix, "", func(object types.Object) error {
 		key := aws.ToString(object.Key)
-		// What is longer than a tail is no pointer.
+		// An object longer than a tail is no pointer.
 		if internal(key) || aws.ToInt64(object.Size) > tailSize {
 			return nil
 		}
@@ -236,10 +236,10 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 	})
 }
 
-// left reports that the pointer has not been at the data for a grace period and
-// never will be again. Nothing that happens between the reading of the pointer
-// and the deletion changes that: marks only grow, and no write of a pointer
-// takes effect twice.
+// left reports whether the pointer has not been at the data for a grace period
+// and never will be again. Nothing that happens between reading the pointer and
+// the deletion changes that: marks only grow, and no write of a pointer takes
+// effect twice.
 func (b *Bucket) left(s *state, p pointer, token guard.Token, id writeID, now time.Time) bool {
 	old := func(at time.Time) bool { return now.Sub(at) >= b.opts.GracePeriod }
 	switch {

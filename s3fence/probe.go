@@ -84,7 +84,7 @@ type prober struct {
 	keys []string // to be deleted
 	seq  int
 	seen []Check
-	// reads counts reads during writes, torn those whose ETag was older than the
+	// reads counts those during writes, torn those with an ETag older than the
 	// rest.
 	reads, torn int
 	// ungated says that racing writers cannot wait for each other here.

@@ -15,23 +15,23 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// maxLooks is how often an object is read that changes while it is.
+// maxLooks is how often an object is read while it keeps changing.
 const maxLooks = 4
 
 // peek reads the state of an object: its headers and its last few KiB. The
 // error is the SDK's, a [*DamagedError], or says what the store answered.
 //
-// A range that is longer than the object is answered with all of it, and with
-// 416 if that is nothing, or by some gateways always. Neither says that the
-// object is absent: it is then read whole.
+// A range longer than the object is answered with the whole object, or with 416
+// if the object is empty; some gateways always answer 416. Neither means that
+// the object is absent: it is then read whole.
 func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
 	return settled(func() (state, error) { return b.peekOnce(ctx, key) })
 }
 
-// settled reads once more what seems damaged. Some stores answer a read beside a
-// write with parts of two versions; what is damaged stays so.
+// settled reads once more what seems damaged. Some stores answer a read during a
+// write with parts of two versions; real damage stays.
 func settled(read func() (state, error)) (state, error) {
 	s, err := read()
 	if errors.As(err, new(*DamagedError)) {
@@ -72,8 +72,8 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 	return parse(key, h, tail)
 }
 
-// tail reads the last bytes of an object from the answer to a request for these,
-// or for all, and completes the size.
+// tail reads the last bytes of an object from the answer to a request for these
+// bytes, or for the whole object, and completes the size.
 func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
 	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
 		return rangedTail(out.Body, h, r)
@@ -81,7 +81,7 @@ func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
 	return lastBytes(out, h)
 }
 
-// fetch reads an object whole: its state with body and headers.
+// fetch reads a whole object: its state with body and headers.
 func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
@@ -124,7 +124,7 @@ func (b *Bucket) fetchOnce(ctx context.Context, key string) (state, error) {
 	return s, nil
 }
 
-// absent is the state that an error tells of, or the error.
+// absent returns the state that an error stands for, or the error.
 func absent(err error) (state, error) {
 	if missing(err) {
 		return state{}, nil
@@ -135,7 +135,7 @@ func absent(err error) (state, error) {
 // rangedTail reads the last bytes of an object and completes its size.
 func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	var from, to, size int64
-	// MinIO answers for an empty object with the range "bytes 0--1/0".
+	// For an empty object MinIO answers with the range "bytes 0--1/0".
 	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
 		size < 0 || to != size-1 || from != max(0, size-tailSize) {
 		return nil, fmt.Errorf("the store answered to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
@@ -172,9 +172,9 @@ func lastBytes(out *s3.GetObjectOutput, h *head) ([]byte, error) {
 	}
 }
 
-// readAll reads at most a byte more than the limit.
+// readAll reads at most one byte more than the limit.
 func readAll(from io.Reader, size, limit int64) ([]byte, error) {
-	out := make([]byte, 0, max(size, 0)+1) // and one byte to see the end by
+	out := make([]byte, 0, max(size, 0)+1) // and one byte to detect the end
 	for int64(len(out)) <= limit {
 		if len(out) == cap(out) {
 			out = append(out, 0)[:len(out)]
@@ -191,7 +191,7 @@ func readAll(from io.Reader, size, limit int64) ([]byte, error) {
 	return out, nil
 }
 
-// head is what an answer's headers say of an object.
+// head is what an answer's headers say about an object.
 type head struct {
 	etag     string
 	size     int64 // of the whole object, as stored
@@ -200,8 +200,8 @@ type head struct {
 	headers  Headers // without metadata
 }
 
-// complete notes the size of an object that was read whole, and compares it with
-// what was announced.
+// complete sets the size of an object that was read whole, and compares it with
+// the announced size.
 func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
 	if r := aws.ToString(out.ContentRange); r != "" {
 		return fmt.Errorf("the store answered to a request for a whole object with the range %s", quoteShort(r))
@@ -213,8 +213,8 @@ func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
 	return nil
 }
 
-// parse makes a state of an object's headers and of its last bytes, all of it
-// if it is that short. The error is a [*DamagedError].
+// parse makes a state from an object's headers and its last bytes, or its whole
+// body if that is short. The error is a [*DamagedError].
 func parse(key string, h head, tail []byte) (state, error) {
 	m := reserved(h.metadata)
 	s, err := parseKind(key, h, m, tail)
@@ -270,8 +270,8 @@ func disagreement(s *state, m map[string]string) string {
 	return ""
 }
 
-// headOf reads the headers of an answer to GET. One without a strong ETag says
-// nothing that a write or deletion could be conditional on.
+// headOf reads the headers of an answer to GET. Without a strong ETag the
+// answer gives a write or deletion nothing to be conditional on.
 func headOf(out *s3.GetObjectOutput) (head, error) {
 	if etag := aws.ToString(out.ETag); !strongETag(etag) {
 		return head{}, fmt.Errorf("the store answered with the ETag %s, on which no write can be conditional", quoteShort(etag))
@@ -285,8 +285,8 @@ func headOf(out *s3.GetObjectOutput) (head, error) {
 			StorageClass: out.StorageClass,
 		},
 	}
-	// The SDK's framing of a body with a trailing checksum is stored by some
-	// gateways as if it were the caller's encoding.
+	// Some gateways store the SDK's framing of a body with a trailing checksum
+	// as if it were the caller's encoding.
 	var encodings []string
 	for e := range strings.SplitSeq(aws.ToString(out.ContentEncoding), ",") {
 		if e = strings.TrimSpace(e); e != "" && e != "aws-chunked" {

@@ -48,14 +48,14 @@ type state struct {
 	md5 [md5.Size]byte // of the body of a Plain object
 
 	size     int64     // as stored
-	modified time.Time // at or after which it has been so
-	// length and crc are those of the stored body, without trailer; crc is known of
-	// sealed kinds that were read.
+	modified time.Time // it has been so since this time or later
+	// length and crc are those of the stored body, without trailer; crc is
+	// known for sealed kinds that were read.
 	length int64
 	crc    uint32
-	// body is the body without trailer if it was read along, else nil.
+	// body is the body without trailer if it was read too, else nil.
 	body []byte
-	// content is what the body of kind gzip unpacks to, in bytes.
+	// content is the unpacked length of a body of kind gzip, in bytes.
 	content int64
 	// headers are set if the object was read whole.
 	headers *Headers
@@ -63,11 +63,11 @@ type state struct {
 
 func (s *state) fenced() bool { return s.kind >= kindPlain }
 
-// follow returns the state that a write makes of s; its ETag is known later.
+// follow returns the state after a write over s; its ETag is known later.
 func (s *state) follow(k kind, claim guard.Claim, id writeID) state {
 	next := state{kind: k, mark: guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, id: id}
 	if s.kind == kindUnfenced {
-		next.cut = true // what was there before was made by writes nobody knows
+		next.cut = true // the writes that made the earlier content are unknown
 	}
 	if s.fenced() {
 		limit := maxRecent
@@ -81,7 +81,7 @@ func (s *state) follow(k kind, claim guard.Claim, id writeID) state {
 	return next
 }
 
-// made reports whether the write id made s or one of those before it.
+// made reports whether the write id made s or one of the states before it.
 func (s *state) made(id writeID) bool {
 	return s.fenced() && (s.id == id || slices.Contains(s.recent, id))
 }
@@ -92,20 +92,21 @@ type fate uint8
 const (
 	// fateApplied: it took effect; others may have written since.
 	fateApplied fate = iota
-	// fatePending: it took no effect so far and may be on its way.
+	// fatePending: it took no effect so far and may still be in flight.
 	fatePending
 	// fateLost: it took no effect and never will.
 	fateLost
-	// fateUnknown: it cannot be told any more.
+	// fateUnknown: it can no longer be determined.
 	fateUnknown
 )
 
-// fateOf tells what became of the write id, conditional on base, when the
-// object is now as it is.
+// fateOf returns the fate of the write id, conditional on base, given the
+// object's current state.
 //
-// An ETag that was replaced never returns, because every write's bytes or ETag
-// are new. So a write whose base is gone cannot take effect any more, and if
-// the list of writes reaches back to the base without naming it, it never did.
+// An ETag that was replaced never returns, because the bytes or the ETag of
+// every write are new. So a write whose base is gone cannot take effect any
+// more, and if the list of writes reaches back to the base without naming it,
+// it never did.
 func fateOf(id writeID, base, now *state) fate {
 	switch {
 	case now.made(id):
@@ -128,8 +129,8 @@ func (b *Bucket) cached(key string) (state, bool) {
 	return s, ok
 }
 
-// remember keeps a state for the next write. Whatever is remembered is only
-// ever a guess: a conditional write finds out.
+// remember keeps a state for the next write. A remembered state is only ever a
+// guess: a conditional write checks it.
 func (b *Bucket) remember(key string, s state) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

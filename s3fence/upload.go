@@ -23,11 +23,11 @@ type source struct {
 	r      io.Reader
 	length int64
 	crc    uint32
-	err    error // what ended it, if it was not its end
+	err    error // what ended it before its end, if anything
 }
 
-// fill reads into buf, grown as needed so that a short body does not cost a whole
-// part, until it has size bytes or the data is at its end.
+// fill reads into buf until it has size bytes or the data ends. It grows buf as
+// needed, so that a short body does not cost a whole part.
 func (s *source) fill(buf []byte, size int) (part []byte, last bool, err error) {
 	part = buf[:0]
 	for len(part) < size && !last {
@@ -73,20 +73,20 @@ func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, h Header
 	if errors.Is(err, guard.ErrInvalid) {
 		return pointer{}, err
 	}
-	// Data that no pointer names was not written, as far as anybody can tell.
+	// Data that no pointer names counts as not written.
 	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
-// putWhole stores data in one request. The SDK may repeat it: the key is this
-// write's alone and the bytes are the same.
+// putWhole stores data in one request. The SDK may retry it: only this write
+// uses the key, and the bytes are the same.
 func (b *Bucket) putWhole(ctx context.Context, key string, h Headers, data []byte) error {
 	in := b.put(key, h, h.Metadata, data)
 	_, err := b.client.PutObject(ctx, in)
 	return err
 }
 
-// stored reports that data of that length is under key: after a lost answer,
-// completing an upload once more says that there is no such upload.
+// stored reports whether data of that length is under key: after a lost answer,
+// completing the upload again fails because the upload is gone.
 func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
 	out, err := b.head(ctx, key)
 	return err == nil && aws.ToInt64(out.ContentLength) == length
@@ -97,7 +97,7 @@ func tooManyParts(partSize int64) error {
 		" bytes; set Options.PartSize higher")
 }
 
-// maxParts is how many parts S3 takes; a variable for tests alone.
+// maxParts is how many parts S3 takes; it is a variable only for tests.
 var maxParts = 10_000
 
 // parts is a multipart upload under way.
@@ -111,8 +111,8 @@ type parts struct {
 	err  error
 }
 
-// putParts stores data in parts, of which Concurrency are in memory and on
-// their way at once. Reading waits for a free buffer, so a fast reader costs no
+// putParts stores data in parts, of which Concurrency are in memory and in
+// flight at once. Reading waits for a free buffer, so a fast reader needs no
 // more memory. A failed upload is aborted.
 func (b *Bucket) putParts(ctx context.Context, key string, h Headers, src *source, first []byte) (err error) {
 	created, err := b.client.CreateMultipartUpload(ctx, b.createUpload(key, h))
@@ -146,7 +146,7 @@ func (u *parts) send(ctx context.Context, src *source, first []byte) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer cancel() // first, so that nobody waits for parts of an upload that failed
+	defer cancel() // first, so that nothing waits for parts of a failed upload
 	free := make(chan []byte, u.b.opts.Concurrency)
 	for range u.b.opts.Concurrency - 1 {
 		free <- nil // made when it is first needed
@@ -162,7 +162,7 @@ func (u *parts) send(ctx context.Context, src *source, first []byte) error {
 				u.fail(err)
 				cancel()
 			}
-			free <- sending[:cap(sending)] // has room for all
+			free <- sending[:cap(sending)] // has room for all buffers
 		})
 		if last {
 			break
@@ -198,8 +198,8 @@ func (u *parts) put(ctx context.Context, number int32, part []byte) error {
 		return err
 	}
 	done := types.CompletedPart{PartNumber: &number, ETag: out.ETag}
-	// The SDK may send checksums of parts on its own, and not announce them when
-	// the upload is created. A store then has none to compare these with.
+	// The SDK may send checksums of parts on its own without announcing them
+	// when it creates the upload. The store then has none to compare them with.
 	if u.b.opts.ChecksumAlgorithm != "" {
 		done.ChecksumCRC32, done.ChecksumCRC32C, done.ChecksumCRC64NVME = out.ChecksumCRC32, out.ChecksumCRC32C, out.ChecksumCRC64NVME
 		done.ChecksumSHA1, done.ChecksumSHA256 = out.ChecksumSHA1, out.ChecksumSHA256
@@ -213,7 +213,7 @@ func (u *parts) put(ctx context.Context, number int32, part []byte) error {
 func (u *parts) fail(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.err == nil { // the others' only follow from the cancel
+	if u.err == nil { // the other errors only follow from the cancel
 		u.err = err
 	}
 }
@@ -227,8 +227,8 @@ func (u *parts) firstError(ctx context.Context) error {
 	return u.err
 }
 
-// abort frees the parts, whatever ended the upload. What it misses, a lifecycle
-// rule of the bucket has to find.
+// abort frees the parts, whatever ended the upload. A lifecycle rule of the
+// bucket must remove what it misses.
 func (u *parts) abort(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.b.opts.RequestTimeout)
 	defer cancel()
@@ -238,7 +238,7 @@ func (u *parts) abort(ctx context.Context) {
 }
 
 func (b *Bucket) createUpload(key string, h Headers) *s3.CreateMultipartUploadInput {
-	p := b.put(key, h, h.Metadata, nil) // the same headers as of a single PUT
+	p := b.put(key, h, h.Metadata, nil) // the same headers as for a single PUT
 	return &s3.CreateMultipartUploadInput{
 		Bucket: p.Bucket, Key: p.Key, ExpectedBucketOwner: p.ExpectedBucketOwner, ChecksumAlgorithm: p.ChecksumAlgorithm,
 		Metadata: p.Metadata, ContentType: p.ContentType, CacheControl: p.CacheControl, Expires: p.Expires,

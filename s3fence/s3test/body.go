@@ -45,7 +45,7 @@ func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
 	}
 	declared := declaredSums(r.Header)
 	if op == CompleteMultipartUpload {
-		declared = nil // they are the object's, not this body's
+		declared = nil // they belong to the object, not to this body
 	}
 	var kept bytes.Buffer
 	md5sum, sha := md5.New(), sha256.New()
@@ -63,7 +63,7 @@ func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
 	if err != nil {
 		return b, nil, err
 	}
-	b.data, b.size = bytes.Clone(kept.Bytes()), n // a buffer grows in leaps, and the history keeps every body
+	b.data, b.size = bytes.Clone(kept.Bytes()), n // a buffer over-allocates, and the history keeps every body
 	md5sum.Sum(b.md5[:0])
 	sha.Sum(b.sha256[:0])
 	if chunks != nil {
@@ -140,8 +140,8 @@ func declaredSums(h http.Header) []string {
 	return names
 }
 
-// errMalformedChunk says that a body is not what aws-chunked should be, as
-// opposed to a connection that broke.
+// errMalformedChunk says that a body is not valid aws-chunked, as opposed to a
+// broken connection.
 var errMalformedChunk = errors.New("malformed chunk")
 
 // chunkReader decodes an aws-chunked body: chunks of
@@ -152,7 +152,7 @@ var errMalformedChunk = errors.New("malformed chunk")
 type chunkReader struct {
 	r       *bufio.Reader
 	left    int64 // of the current chunk
-	inside  bool  // a chunk's bytes were read, its line end was not
+	inside  bool  // a chunk's bytes were read, but not its line end
 	done    bool
 	trailer http.Header
 }

@@ -6,7 +6,7 @@
 //
 // [Server.Client] is Amazon's client for it; any other client may be pointed at
 // [Server.URL], path-style, with any credentials. [Start] is for programs that
-// are no tests.
+// are not tests.
 //
 // # What it does
 //
@@ -14,13 +14,14 @@
 // uploads, and the calls that make and find a bucket. Conditions (If-Match,
 // If-None-Match) are decided and the write applied in one step, whatever the
 // concurrency. Checksums in headers and in the trailer of an aws-chunked body
-// are verified. Errors are those of Amazon S3, as XML. What it does not know (CopyObject, versions, tags, access
-// lists) it refuses with NotImplemented, so that no such call is taken for
-// another. Signatures are not verified; a [Rule] refuses credentials.
+// are verified. Errors are those of Amazon S3, as XML. It refuses what it does
+// not know (CopyObject, versions, tags, access lists) with NotImplemented, so
+// that no such call is mistaken for another. Signatures are not verified; a
+// [Rule] can refuse credentials.
 //
 // An ETag is the MD5 of the body, so equal bodies have equal ETags, whatever
-// their metadata: the hole that a client must not fall into.
-// [Server.SetETags] makes them random instead, as in directory buckets.
+// their metadata: the trap that a client must avoid. [Server.SetETags] makes
+// them random instead, as in directory buckets.
 //
 // # What tests can read
 //
@@ -32,10 +33,10 @@
 //
 // # Faults
 //
-// [Options].Rules, and [Server.Inject] later on, put a [Rule] into force: which
-// requests (operation, key, a function, the n-th, with what probability) suffer
-// which [Fault]. Rules can be added and removed while requests run; all that
-// match are combined.
+// [Options].Rules, and later [Server.Inject], put a [Rule] into force: it says
+// which requests (operation, key, a function, the n-th, with what probability)
+// suffer which [Fault]. Rules can be added and removed while requests run; all
+// that match are combined.
 //
 //	// Half of all PUTs are applied, and their answers lost.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Probability: 0.5, Fault: s3test.LoseResponse()})
@@ -57,19 +58,19 @@
 //	held.Release()
 //
 // Random draws are seeded per rule by [Options.Seed]: the n-th request that
-// matches a rule has the same luck in each run.
+// matches a rule has the same outcome in each run.
 //
-// A client that uses net/http sends GET and HEAD requests again by itself when
-// a connection that had been used before is closed without an answer; a lost
-// response to those may be visible in [Server.Count] alone.
+// A client that uses net/http retries GET and HEAD requests on its own when a
+// reused connection is closed without an answer; a lost response to those may
+// be visible only in [Server.Count].
 package s3test
 
 import (
 	"time"
 )
 
-// Options configure a server. The zero value, or nil, is a store that behaves
-// well and lets everybody in.
+// Options configures a server. The zero value, or nil, is a store that behaves
+// well and admits every client.
 type Options struct {
 	// Buckets exist from the start. The zero value is [DefaultBucket].
 	Buckets []string
@@ -82,12 +83,13 @@ type Options struct {
 	// is [ETagMD5].
 	ETags ETagMode
 
-	// MinPartSize is the least size of all parts of a multipart upload but the
-	// last, in bytes. Zero is Amazon's 5 MiB, a negative value is no limit.
+	// MinPartSize is the minimum size in bytes of all parts of a multipart
+	// upload except the last. Zero is Amazon's 5 MiB, a negative value is no
+	// limit.
 	MinPartSize int64
 
-	// NoHistory turns [Server.History] off, for benchmarks with more writes than
-	// memory has room for.
+	// NoHistory turns off [Server.History], for benchmarks with more writes
+	// than fit in memory.
 	NoHistory bool
 
 	// TLS makes the server speak HTTPS; [Server.Client] trusts it. Amazon's Go
@@ -106,17 +108,17 @@ type ETagMode int
 
 const (
 	// ETagMD5 makes ETags that depend on the body alone. With SSE-KMS and SSE-C
-	// they are not the MD5, but still a function of the body, which is the worst
-	// that Amazon's documentation allows.
+	// they are not the MD5, but still a function of the body, which is the
+	// worst case that Amazon's documentation allows.
 	ETagMD5 ETagMode = iota
 	// ETagOpaque makes random ETags, different for each write.
 	ETagOpaque
 )
 
-// DefaultBucket is the bucket of a server that was not told otherwise.
+// DefaultBucket is the bucket of a server unless Options say otherwise.
 const DefaultBucket = "bucket"
 
-// region is what every server says it is in.
+// region is the region that every server reports.
 const region = "us-east-1"
 
 const (

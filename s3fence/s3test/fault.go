@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Fault is what goes wrong with a request, or merely happens around it. The
-// zero value is nothing. Its parts combine, and take effect in the order of the
+// Fault is what goes wrong with a request, or merely happens around it. The zero
+// value does nothing. Its parts combine, and take effect in the order of the
 // fields.
 type Fault struct {
-	// Before is called first, before the request is looked at. It may block, and
+	// Before is called first, before the request is examined. It may block, and
 	// may itself use the server.
 	Before func(*Request)
 
-	// Ignore are names of headers that the server overlooks, such as If-Match.
+	// Ignore lists names of headers that the server ignores, such as If-Match.
 	// Checksums are verified nonetheless.
 	Ignore []string
-	// MergeMetadata keeps metadata of the object that is overwritten, where the
-	// new object has none of that name.
+	// MergeMetadata keeps metadata of the overwritten object where the new
+	// object has none of that name.
 	MergeMetadata bool
 	// Race, if not zero, is how long the server waits between deciding the
 	// conditions of a write and applying it, without deciding them again.
@@ -35,26 +35,27 @@ type Fault struct {
 	// ShortRanges refuses a suffix range that is longer than the object with
 	// 416, as some gateways do, instead of answering with all of it.
 	ShortRanges bool
-	// Omit are names of headers that the answer lacks, such as Etag.
+	// Omit lists names of headers that the answer lacks, such as Etag.
 	Omit []string
-	// Empty are names of headers that the answer has with an empty value.
+	// Empty lists names of headers that have an empty value in the answer.
 	Empty []string
-	// MetadataFirst and ETagFirst are stores that look twice while they answer a
-	// read: for the metadata, or the ETag, and after the gap that Race and Between
-	// make for all the rest.
+	// MetadataFirst and ETagFirst make the server look twice to answer a read:
+	// first for the metadata, or the ETag, and after the gap that Race and
+	// Between make for all the rest.
 	MetadataFirst, ETagFirst bool
 	// Cut ends the connection in the middle of the answer's body.
 	Cut bool
 
-	// Status, if not zero, is answered, with Code as the error's code or, if that
-	// is empty, the usual one for the status. With status 200, and a code, the
-	// answer is an error document, as Amazon gives for CompleteMultipartUpload.
+	// Status, if not zero, is the answer's status, with Code as the error's code
+	// or, if that is empty, the usual one for the status. With status 200 and a
+	// code, the answer is an error document, as from Amazon for
+	// CompleteMultipartUpload.
 	Status int
 	Code   string
 	// Lose closes the connection without an answer.
 	Lose bool
-	// Applied says that the request takes effect before Status or Lose do.
-	// Otherwise it takes none: it is as if it had never been received.
+	// Applied says that the request takes effect before Status or Lose does.
+	// Otherwise it has no effect, as if it had never been received.
 	Applied bool
 }
 
@@ -74,7 +75,8 @@ func LoseRequest() Fault { return Fault{Lose: true} }
 // connection is closed without an answer.
 func LoseResponse() Fault { return Fault{Lose: true, Applied: true} }
 
-// Slow is the fault of a request that is looked at some time after it was received.
+// Slow is the fault of a request that is processed some time after it was
+// received.
 func Slow(by time.Duration) Fault {
 	return Fault{Before: func(*Request) { time.Sleep(by) }}
 }
@@ -112,7 +114,8 @@ func (f *Fault) answer() *answer {
 	return a
 }
 
-// plan is all that happens to one request: the faults of all rules that match.
+// plan is everything that happens to one request: the faults of all rules that
+// match.
 type plan []Fault
 
 func (p plan) race() (d time.Duration) {
@@ -153,7 +156,7 @@ func (p plan) has(is func(*Fault) bool) bool {
 	return false
 }
 
-// tearing reports that a read looks twice.
+// tearing reports whether a read looks twice.
 func (p plan) tearing() bool {
 	return p.has(func(f *Fault) bool { return f.MetadataFirst || f.ETagFirst })
 }
@@ -175,7 +178,7 @@ func (p plan) tear(h http.Header, before *Object) {
 	}
 }
 
-// spoil takes from a good answer what the faults say.
+// spoil removes from a good answer what the faults say.
 func (p plan) spoil(a *answer) {
 	if a.header == nil {
 		a.header = http.Header{}
@@ -210,17 +213,18 @@ type Rule struct {
 	Bucket string
 	Key    string
 	Prefix string
-	// Match, if not nil, decides about requests that satisfy the above. Requests
-	// are asked for one at a time; it must not use the server.
+	// Match, if not nil, decides about requests that satisfy the above. It is
+	// called for one request at a time and must not use the server.
 	Match func(*Request) bool
 	// Skip is the number of matching requests that are left alone first.
 	Skip int
-	// Probability is that of a matching request to suffer the fault. Zero is 1.
+	// Probability is the chance that a matching request suffers the fault. Zero
+	// is 1.
 	Probability float64
 	// Times is the number of requests that suffer the fault. Zero is no limit.
 	Times int
 
-	// Fault is suffered by each of those requests.
+	// Fault is what each of those requests suffers.
 	Fault Fault
 	// Script, if not empty, replaces Fault: the first of those requests suffers
 	// its first entry, and so on. When it is used up, the rule is spent.
@@ -265,7 +269,7 @@ func (i *Injection) Fired() int {
 	return i.fired
 }
 
-// ClearFaults removes all rules and lets all pauses go.
+// ClearFaults removes all rules and releases all pauses.
 func (s *Server) ClearFaults() {
 	s.rulesMu.Lock()
 	s.rules = nil
@@ -312,7 +316,7 @@ func (i *Injection) draw(req *Request) bool {
 	return true
 }
 
-// dealer returns what deals out the rule's faults, one call for each request.
+// dealer returns a function that deals out the rule's faults, one per request.
 func (r Rule) dealer() func(*Request) Fault {
 	dealt := 0
 	return func(req *Request) Fault {

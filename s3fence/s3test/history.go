@@ -13,7 +13,7 @@ type Mutation struct {
 	Seq    int64
 	Op     Op
 	Bucket string
-	// Object is what was stored. Of a deletion it has the key alone.
+	// Object is what was stored. For a deletion it has only the key.
 	Object
 	// Replaced is the ETag of the object that was there before, with quotes, or
 	// empty if there was none.
@@ -41,8 +41,8 @@ func (s *Server) record(c *call, op Op, key string, previous, next *Object, now 
 
 // History returns the changes to an object, in the order in which they took
 // effect. With an empty key it returns those of the bucket; with an empty
-// bucket, too, those of the server. A request that changed nothing, such as the
-// deletion of what is not there, is not in it.
+// bucket as well, those of the server. A request that changed nothing, such as
+// deleting a missing object, is not in it.
 func (s *Server) History(bucket, key string) []Mutation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,8 +140,8 @@ func (s *Server) Count(ops ...Op) int {
 	return sum
 }
 
-// Answers returns how often the operation was answered with each status. Zero
-// stands for a connection that was closed instead.
+// Answers returns how often the operation was answered with each status. Status
+// zero stands for a connection that was closed instead.
 func (s *Server) Answers(op Op) map[int]int {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()

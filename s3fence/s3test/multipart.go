@@ -79,7 +79,7 @@ func (s *Server) uploadPart(c *call) *answer {
 	if a != nil {
 		return a
 	}
-	// The description of the object decides about encryption.
+	// The object's description determines the encryption.
 	p := &part{body: c.body, etag: s.etag(u.object, c.body.md5[:], ""), modified: s.opts.Now()}
 	u.parts[number] = p
 	h := http.Header{"Etag": {p.etag}}

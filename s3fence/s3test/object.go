@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Object is an object as it is, or was, stored. It must not be changed.
+// Object is an object as it is or was stored. It must not be changed.
 type Object struct {
 	Key string
 	// Body is nil if it was discarded; Size and SHA256 are those of the whole.
@@ -25,7 +25,7 @@ type Object struct {
 	Body   []byte
 	Size   int64
 	SHA256 [sha256.Size]byte
-	// ETag has its quotes.
+	// ETag includes its quotes.
 	ETag string
 	// Header holds Content-Type, Cache-Control and the like, and the encryption.
 	Header http.Header
@@ -36,13 +36,13 @@ type Object struct {
 	sums http.Header // checksums by header
 }
 
-// storedHeaders are kept with an object and answered to GET and HEAD.
+// storedHeaders are kept with an object and returned by GET and HEAD.
 var storedHeaders = []string{
 	"Content-Type", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Expires",
 	"X-Amz-Storage-Class", "X-Amz-Website-Redirect-Location",
 }
 
-// encryptionHeaders are kept as well, and also answered to what writes.
+// encryptionHeaders are kept as well, and also returned by writes.
 var encryptionHeaders = []string{
 	"X-Amz-Server-Side-Encryption",
 	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id",
@@ -231,7 +231,7 @@ func (s *Server) getObject(c *call) *answer {
 	return a
 }
 
-// described are the headers that tell a reader what is stored.
+// described returns the headers that tell a reader what is stored.
 func (o *Object) described() http.Header {
 	h := o.Header.Clone()
 	h.Set("Etag", o.ETag)
@@ -251,7 +251,8 @@ const (
 	rangeBeyond
 )
 
-// parseRange reads a range of bytes. S3 ignores what is not one single range.
+// parseRange reads a range of bytes. S3 ignores a header that is not one single
+// range.
 func parseRange(header string, size int64) (first, length int64, verdict rangeVerdict) {
 	spec, ok := strings.CutPrefix(header, "bytes=")
 	if !ok || strings.Contains(spec, ",") {
@@ -290,9 +291,9 @@ func parseRange(header string, size int64) (first, length int64, verdict rangeVe
 	return first, last - first + 1, rangeGood
 }
 
-// commit decides a write and applies it. With next nil, it deletes. complete
-// finishes next under the lock, and is where ETags are made. The object that
-// was replaced is returned.
+// commit decides a write and applies it. If next is nil, it deletes. complete
+// finishes next under the lock and makes the ETag. commit returns the replaced
+// object.
 func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer, next *Object, complete func(*bucket)) (*Object, *answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -356,7 +357,7 @@ func (s *Server) putObject(c *call) *answer {
 	return &answer{status: http.StatusOK, header: o.written()}
 }
 
-// written are the headers that tell a writer what was stored.
+// written returns the headers that tell a writer what was stored.
 func (o *Object) written() http.Header {
 	h := http.Header{"Etag": {o.ETag}}
 	for name, values := range o.sums {
@@ -461,7 +462,7 @@ func validEncoding(q url.Values) bool {
 	return !q.Has("encoding-type") || q.Get("encoding-type") == "url"
 }
 
-// encoding returns how keys are written in a listing.
+// encoding returns the encoding of keys in a listing.
 func encoding(q url.Values) func(string) string {
 	if q.Get("encoding-type") != "url" {
 		return func(s string) string { return s }

@@ -29,15 +29,15 @@ type Pause struct {
 // Paused is a request that is held.
 type Paused struct {
 	*Request
-	// Status is that of the answer to come, at AfterApply.
+	// Status is the status of the answer to come, at AfterApply.
 	Status int
 
 	free chan struct{}
 	once sync.Once
 }
 
-// Pause holds the requests that match a rule, at the stage, besides what the
-// rule's own fault does to them.
+// Pause holds the requests that match a rule, at the stage, in addition to the
+// rule's own fault.
 func (s *Server) Pause(rule Rule, stage Stage) *Pause {
 	p := &Pause{arrived: make(chan *Paused), done: make(chan struct{})}
 	deal := rule.dealer()
@@ -63,7 +63,7 @@ func (s *Server) Pause(rule Rule, stage Stage) *Pause {
 		return f
 	}
 	if len(rule.Script) > 0 {
-		// Its entries are dealt out above, one for each request.
+		// Its entries are dealt out above, one per request.
 		if rule.Times == 0 || rule.Times > len(rule.Script) {
 			rule.Times = len(rule.Script)
 		}
@@ -116,7 +116,7 @@ func (p *Pause) Release() {
 // Release lets the request go on.
 func (h *Paused) Release() { h.once.Do(func() { close(h.free) }) }
 
-// meetingLimit ends a wait for another request that does not come.
+// meetingLimit ends the wait for another request that does not come.
 const meetingLimit = time.Minute
 
 // Meeting makes a race of writes certain. Its zero value is ready.
@@ -124,7 +124,7 @@ type Meeting struct{ first, second signals }
 
 // Join is for [Fault.Between]. It returns when two writes of one key have been
 // decided on the same condition; a third goes on at once. It is for races only,
-// as a write that stays alone waits for a minute.
+// because a lone write waits for a minute.
 func (m *Meeting) Join(r *Request) {
 	if v := version(r); !m.first.send(v) {
 		m.second.send(v)
@@ -134,11 +134,12 @@ func (m *Meeting) Join(r *Request) {
 }
 
 // OvertakenDeletes makes a race of deletes and writes on one condition certain:
-// the deletes are decided before any write is, and take effect after the first
-// write has. Its zero value is ready.
+// the deletes are decided before any write, and take effect after the first
+// write. Its zero value is ready.
 type OvertakenDeletes struct{ decided, applied signals }
 
-// Fault is that of a DELETE or a PUT in such a race. Neither may be alone.
+// Fault returns the fault of a DELETE or a PUT in such a race. Neither may be
+// alone.
 func (d *OvertakenDeletes) Fault(r *Request) Fault {
 	v := version(r)
 	if r.Op == DeleteObject {

@@ -40,7 +40,7 @@ type Request struct {
 	Size int64
 }
 
-// signs tells an operation by method, level and query.
+// signs identifies an operation by method, level and query.
 type signs struct {
 	op     Op
 	method string
@@ -63,8 +63,9 @@ var operations = []signs{
 	{AbortMultipartUpload, http.MethodDelete, true, []string{"uploadId"}, nil},
 }
 
-// parse tells what a request asks for. A parameter that the operation does not
-// know makes it Unknown: a PUT of ?tagging must not become a PUT of the object.
+// parse returns what a request asks for. A parameter that the operation does
+// not know makes it Unknown: a PUT of ?tagging must not become a PUT of the
+// object.
 func parse(r *http.Request) *Request {
 	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	req := &Request{Op: Unknown, Bucket: bucket, Key: key, Header: r.Header, Query: r.URL.Query()}
@@ -141,8 +142,8 @@ func checkDelete(match string, current *Object) *answer {
 	return nil
 }
 
-// checkRead decides the conditions of GetObject and HeadObject but those by date,
-// which it does not know.
+// checkRead decides the conditions of GetObject and HeadObject, except those by
+// date, which it does not know.
 func checkRead(c *call, o *Object) *answer {
 	if match := c.header.Get("If-Match"); match != "" {
 		if !listsETag(match, o.ETag) {

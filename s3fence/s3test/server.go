@@ -47,7 +47,8 @@ type Server struct {
 	answers  map[Op]map[int]int
 }
 
-// New starts a server that ends with the test. Nil options are the zero value.
+// New starts a server that is closed when the test ends. Nil options are the
+// zero value.
 func New(t testing.TB, opts *Options) *Server {
 	t.Helper()
 	s := Start(opts)
@@ -55,9 +56,9 @@ func New(t testing.TB, opts *Options) *Server {
 	return s
 }
 
-// Start starts a server until [Server.Close], where there is no test. Nil options
-// are the zero value. It panics if there is no loopback interface to listen on,
-// or if a bucket's name is not valid.
+// Start starts a server that runs until [Server.Close], for use outside of
+// tests. Nil options are the zero value. It panics if there is no loopback
+// interface to listen on, or if a bucket's name is not valid.
 func Start(opts *Options) *Server {
 	s := &Server{
 		closed:  make(chan struct{}),
@@ -101,8 +102,8 @@ func Start(opts *Options) *Server {
 // URL is the server's endpoint. Buckets are addressed by path.
 func (s *Server) URL() string { return s.http.URL }
 
-// Client returns Amazon's client for this server, with the retries and checksums
-// that applications have, and some credentials.
+// Client returns Amazon's client for this server, with an application's usual
+// retries and checksums, and some credentials.
 func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
 		BaseEndpoint: aws.String(s.URL()), UsePathStyle: true, Region: region, HTTPClient: s.HTTPClient(),
@@ -119,7 +120,7 @@ func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
 // enough connections for tests with many goroutines.
 func (s *Server) HTTPClient() *http.Client { return s.http.Client() }
 
-// Close lets paused and delayed requests go without an answer, waits for all
+// Close releases paused and delayed requests without an answer, waits for all
 // requests to end and stops the server. The history stays readable.
 func (s *Server) Close() {
 	s.once.Do(func() { close(s.closed) })
@@ -146,11 +147,11 @@ func (s *Server) SetETags(mode ETagMode) {
 	s.etags = mode
 }
 
-// call is a request in the course of being served.
+// call is a request that is being served.
 type call struct {
 	*Request
 	r *http.Request
-	// header is what the server looks at: without what a fault ignores.
+	// header is what the server examines, without what a fault ignores.
 	header http.Header
 	body   *body
 	plan   plan
@@ -160,8 +161,8 @@ type call struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req := parse(r)
 	req.ID = s.count(req.Op)
-	// The body comes first: an answer that overtakes it would reach the client
-	// as a broken connection.
+	// The body is read first: to the client, an earlier answer would look like
+	// a broken connection.
 	body, refusal, err := s.readBody(r, req.Op)
 	if err != nil {
 		s.abort(req)
@@ -294,7 +295,7 @@ func (s *Server) dispatch(c *call) *answer {
 	}
 }
 
-// answer is what a request will be told. With a code it is an error.
+// answer is the answer to a request. With a code it is an error.
 type answer struct {
 	status  int
 	header  http.Header
@@ -388,10 +389,10 @@ func (a *answer) write(w http.ResponseWriter, req *Request, method string) {
 		body = nil
 	}
 	w.WriteHeader(a.status)
-	w.Write(body) // a client that has gone does not matter
+	w.Write(body) // a client that is gone does not matter
 }
 
-// cut answers with half of the body and ends the connection.
+// cut sends half of the body and ends the connection.
 func (a *answer) cut(w http.ResponseWriter, req *Request) {
 	h := w.Header()
 	for name, values := range a.header {
@@ -430,5 +431,5 @@ func (a *answer) errorDocument(req *Request) []byte {
 	return b.Bytes()
 }
 
-// stamp is a time as S3's documents have it.
+// stamp formats a time as in S3's documents.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
