@@ -325,6 +325,41 @@ func TestNamespace(t *testing.T) {
 	})
 }
 
+// TestRenewalWithoutAnAnswer: the error says how long the client waited, unless
+// the caller's context ended first.
+func TestRenewalWithoutAnAnswer(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			client, err := lockclient.NewWith(hangs{memory.NewServer().Issuer()}, "owner", &lockclient.Options{OpTimeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close(t.Context())
+			lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			if ends {
+				go func() { time.Sleep(time.Millisecond); cancel() }()
+			}
+			if err := lease.Renew(ctx); !errors.Is(err, guard.ErrOutcomeUnknown) || strings.Contains(err.Error(), "no answer within") == ends {
+				t.Errorf("the context ends %v: %v", ends, err)
+			}
+		})
+	}
+}
+
+type hangs struct{ *memory.Issuer }
+
+func (hangs) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	<-ctx.Done()
+	for n := range results {
+		results[n] = driver.Renewed{State: driver.Unknown, Err: guard.OutcomeUnknown("renew", renewals[n].Claim, ctx.Err())}
+	}
+}
+
 // TestStats: each count, under the prefix of its resource.
 func TestStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
