@@ -6,12 +6,12 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// closer does the four kinds of work that closing a period is. The story runs
-// the same worker on either of two: fenced, and unfenced, which is the code
-// that everybody writes first.
+// closer does the four kinds of work of closing a period. The story runs the
+// same worker with either of two: fenced, and unfenced, which is the code that
+// everybody writes first.
 type closer interface {
-	// takeOver makes older holders' writes impossible from here on; after it,
-	// what is read stays true.
+	// takeOver makes older holders' writes impossible from here on; what is
+	// read after it stays true.
 	takeOver(ctx context.Context, claim guard.Claim) error
 	// issue writes invoices, a set of rows, all or none.
 	issue(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error
@@ -19,7 +19,7 @@ type closer interface {
 	closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error
 	// post books the total in the ledger, another service.
 	post(ctx context.Context, claim guard.Claim, by string, total int64) error
-	// export writes the object that has the invoices so far.
+	// export writes the object with the invoices so far.
 	export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// The month's export is one object, which its readers fetch when they like.
+// The month's export is one object, which readers fetch at any time.
 const (
 	exportBucket = "invoices"
 	exportKey    = tenant + "/" + period + ".csv"
@@ -23,15 +23,15 @@ const (
 	exportedBy = "exported-by"
 )
 
-// newS3 is a client of the S3 server that the story runs, which lets everybody
-// in. An application makes its own from its AWS configuration.
+// newS3 returns a client of the story's S3 server, which accepts any
+// credentials. An application makes its own from its AWS configuration.
 func newS3(endpoint string) *s3.Client {
 	return s3.New(s3.Options{
 		BaseEndpoint: aws.String(endpoint), UsePathStyle: true, Region: "eu-central-1", Credentials: aws.AnonymousCredentials{},
 	})
 }
 
-// exportOf is the content of the export.
+// exportOf returns the content of the export.
 func exportOf(amounts map[string]int64) []byte {
 	var out bytes.Buffer
 	w := csv.NewWriter(&out)
@@ -48,9 +48,9 @@ type export struct {
 	ExportedBy string
 }
 
-// readExport reads the object as a reader does that knows nothing of fences: it
-// is gzip, and the token stands in a header field that such readers skip. The
-// zero value if it is not there.
+// readExport reads the object as a reader that knows nothing of fences does: it
+// is gzip, and the token is in a header field that such readers skip. It
+// returns the zero value if there is no object.
 func readExport(server *s3test.Server, fenced bool) (export, error) {
 	o, ok := server.Object(exportBucket, exportKey)
 	if !ok {

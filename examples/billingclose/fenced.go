@@ -39,7 +39,7 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 		return nil, err
 	}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
-	bucket, err := s3fence.Open(ctx, store, exportBucket, nil) // sees whether the store enforces preconditions
+	bucket, err := s3fence.Open(ctx, store, exportBucket, nil) // checks that the store enforces preconditions
 	if err != nil {
 		return nil, err
 	}
@@ -51,9 +51,8 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	return &fenced{db: db, closes: closes, client: client, ledger: ledger, exports: exports}, nil
 }
 
-// takeOver raises the mark that transactions compare with, and waits
-// for those of an older holder that are still open; and the object's, which is
-// its own.
+// takeOver raises the mark that transactions compare with, and waits for
+// an older holder's open ones; it also raises the object's own mark.
 func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
 	if err := f.db.Raise(ctx, claim); err != nil {
 		return err
@@ -82,7 +81,7 @@ func (f *fenced) closePeriod(ctx context.Context, claim guard.Claim, by string, 
 	})
 }
 
-// post sends the claim along; the ledger compares it with its own mark.
+// post sends the claim too; the ledger compares it with its own mark.
 func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total int64) error {
 	resp, err := postToLedger(guard.WithClaim(ctx, claim), f.client, f.ledger, by, total)
 	if err != nil {

@@ -23,7 +23,7 @@ type summary struct {
 	// LostUpdates counts acknowledged writes that the final state does not
 	// show, because an older holder wrote over them.
 	LostUpdates int `json:"lostUpdates"`
-	// ExportOverwritten says that one of them is the month's export.
+	// ExportOverwritten says that one of these is the month's export.
 	ExportOverwritten bool `json:"exportOverwritten,omitempty"`
 	OK                bool `json:"ok"`
 }
@@ -33,8 +33,8 @@ type holder struct {
 	Token  guard.Token `json:"token"`
 }
 
-// promised says whether what the flags promise has happened: with the guards
-// on that nothing stale was written, with the guards off that something was.
+// promised reports whether the flags' promise held: with the guards on, nothing
+// stale was written; with the guards off, something was.
 func (s summary) promised() bool {
 	if s.Fenced {
 		return s.OK
@@ -42,7 +42,7 @@ func (s summary) promised() bool {
 	return !s.OK && s.StaleAttempts > s.StaleRefused && s.LostUpdates > 0 && s.ExportOverwritten
 }
 
-// judge keeps what was acknowledged and compares it with what is there.
+// judge keeps the acknowledged writes and compares them with the state.
 type judge struct {
 	summary
 	acknowledged map[string]invoice
@@ -52,7 +52,7 @@ func newJudge(fenced bool) *judge {
 	return &judge{summary: summary{Fenced: fenced, Resource: resource()}, acknowledged: map[string]invoice{}}
 }
 
-// note takes a report. late marks those of a holder whose lease is gone.
+// note records a report. late marks reports of a holder whose lease is gone.
 func (j *judge) note(name string, r report, late bool) {
 	if r.What == "granted" {
 		j.Holders = append(j.Holders, holder{Worker: name, Token: r.Token})
@@ -69,7 +69,7 @@ func (j *judge) note(name string, r report, late bool) {
 	}
 }
 
-// noteMisdirected takes the answer to a write under another resource's token.
+// noteMisdirected records the answer to a write under another resource's token.
 func (j *judge) noteMisdirected(refusal error) {
 	j.MisdirectedAttempts++
 	if errors.Is(refusal, guard.ErrMisdirected) {
@@ -77,7 +77,8 @@ func (j *judge) noteMisdirected(refusal error) {
 	}
 }
 
-// judge compares the state before the stale holder went on with the one after.
+// judge compares the state before the stale holder continued with the one
+// after.
 func (j *judge) judge(before, after state) summary {
 	s := j.summary
 	s.ClosedBy, s.Closes = after.ClosedBy, after.Closes

@@ -25,15 +25,15 @@ type postingBody struct {
 
 const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)`
 
-// These name the row and its mark alike: what chi gives may still be escaped. A
-// service of your own takes the tenant from the authenticated identity.
+// These name both the row and its mark: chi's values may still be escaped. A real
+// service takes the tenant from the authenticated identity.
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
 // requests at the door, and the insert is a fenced transaction under the claim
-// that was admitted, so that a request which was already inside when a newer
-// holder took over is refused as well. Marks are in PostgreSQL: they survive a
-// restart, and replicas of the ledger share them.
+// that was admitted, so that a request already inside when a newer holder took
+// over is refused as well. Marks are in PostgreSQL: they survive a restart, and
+// replicas of the ledger share them.
 func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	r := chi.NewRouter()
 	const route = "/tenants/{tenant}/periods/{period}/postings"
@@ -52,7 +52,7 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A service leaves Logger nil: refusals are logged. Here the story tells them.
+	// A service leaves Logger nil: refusals are logged. Here the story shows them.
 	fence, err := httpfence.New(db, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err

@@ -1,15 +1,15 @@
-// Command billingclose tells the story that this module exists for, with a
-// real PostgreSQL, a real HTTP service, an S3 server and two real processes, one
-// of which is stopped for longer than its lease and then goes on.
+// Command billingclose shows the problem that this module solves, with a real
+// PostgreSQL, a real HTTP service, an S3 server and two real processes, one of which
+// is stopped for longer than its lease and then continues.
 //
 //	go run ./examples/billingclose            the guards are on: four stale attempts, four refused
 //	go run ./examples/billingclose -unfenced  the guards are off: see what is lost
 //	go run ./examples/billingclose -json      the last line is a summary for programs
 //	go run ./examples/billingclose -svg FILE  draws the story as a picture, too
 //
-// The exit status is 0 exactly when what the flags promise has happened: with
-// the guards on that nothing stale was written, with -unfenced that something
-// was. The code to copy is in fenced.go and ledger.go.
+// The exit status is 0 exactly when the flags' promise held: with the guards on,
+// nothing stale was written; with -unfenced, something was. The code to copy is in
+// fenced.go and ledger.go.
 package main
 
 import (
@@ -26,8 +26,8 @@ import (
 	"time"
 )
 
-// limit ends a run that hangs; a run takes about four seconds, and some times
-// that on a machine that is busy.
+// limit ends a run that hangs; a run takes about four seconds, and several times
+// that on a busy machine.
 const limit = 3 * time.Minute
 
 func main() {

@@ -14,7 +14,7 @@ import (
 )
 
 // process is a worker in an operating-system process of its own: this same
-// program, told by its environment to be one.
+// program, made a worker by its environment.
 type process struct {
 	name    string
 	cmd     *exec.Cmd
@@ -85,7 +85,7 @@ func (p *process) next(ctx context.Context) (report, error) {
 }
 
 // pause stops the process as a hypervisor, a debugger or a swapping machine
-// would: it is not asked. It returns once the kernel says it is stopped.
+// would: without its consent. It returns once the kernel says it is stopped.
 func (p *process) pause(ctx context.Context) error {
 	if err := suspend(p.cmd.Process); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (p *process) pause(ctx context.Context) error {
 	return nil
 }
 
-// goOn continues the process and lets it do its next step.
+// goOn resumes the process and lets it do its next step.
 func (p *process) goOn() error {
 	if err := resume(p.cmd.Process); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (p *process) goOn() error {
 	return err
 }
 
-// wait waits for the process to end by itself.
+// wait waits for the process to end on its own.
 func (p *process) wait(ctx context.Context) error {
 	select {
 	case <-p.exited:

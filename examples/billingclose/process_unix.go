@@ -12,7 +12,7 @@ func suspend(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
 // suspended asks the kernel. WUNTRACED reports a stopped child and leaves it
-// to be waited for.
+// waitable.
 func suspended(p *os.Process) bool {
 	var status syscall.WaitStatus
 	pid, err := syscall.Wait4(p.Pid, &status, syscall.WUNTRACED|syscall.WNOHANG, nil)

@@ -21,9 +21,9 @@ var billingClose = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}
 // resource is this tenant's close of this period.
 func resource() string { return guard.Must(billingClose.Name(tenant, period)) }
 
-// schema is what a billing service would have. Only last_fencing_token is
-// there for the fence; the invoices need no column, because a fenced
-// transaction guards the whole set, rows that do not exist yet included.
+// schema is that of a typical billing service. Only last_fencing_token is there
+// for the fence; the invoices need no column, because a fenced transaction
+// guards the whole set, rows that do not exist yet included.
 const schema = `
 CREATE TABLE tenant_billing_close (
   tenant_id text, period text,
@@ -60,15 +60,15 @@ func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// correct changes what was metered for a customer, as corrections do that
-// arrive late: whoever computed before it has a stale amount in memory.
+// correct changes a customer's metered amount, as a late correction does: a
+// worker that computed before it has a stale amount in memory.
 func correct(ctx context.Context, pool *pgxpool.Pool, customer string, cents int64) error {
 	_, err := pool.Exec(ctx, `UPDATE metered SET cents = cents + $4 WHERE tenant_id = $1 AND period = $2 AND customer = $3`,
 		tenant, period, customer, cents)
 	return err
 }
 
-// state is what the story leaves behind, and what it is judged by.
+// state is the result of the story, by which it is judged.
 type state struct {
 	Status   string
 	Total    int64

@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// payouts names what another job of the tenant leases.
+// payouts names the resource of another job of the tenant.
 var payouts = guard.Must(guard.NewTemplate("{tenant}:payouts:{period}"))
 
 // story is one run: a database, a ledger, an S3 server, two workers, one pause.
@@ -31,8 +31,8 @@ type story struct {
 	role   role
 }
 
-// run tells the story and judges what it left behind. Whatever happens, it
-// leaves no process and no file.
+// run tells the story and judges the result. Whatever happens, it leaves no
+// process and no file.
 func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 	url, stop, err := pgtest.Provide(ctx)
 	if err != nil {
@@ -194,8 +194,8 @@ func (s *story) start(name string) (*process, error) {
 	return startWorker(r)
 }
 
-// follow shows a worker's reports, which must be these. An acknowledged or a
-// refused step is part of the story; a step that failed otherwise ends it.
+// follow shows a worker's reports, which must be those in want. An acknowledged
+// or a refused step is part of the story; a step that failed otherwise ends it.
 func (s *story) follow(ctx context.Context, p *process, late bool, j *judge, want ...string) error {
 	for _, what := range want {
 		r, err := p.next(ctx)

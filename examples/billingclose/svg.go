@@ -17,8 +17,8 @@ type entry struct {
 }
 
 // picture draws the story as a sequence diagram: the two workers at the sides,
-// what they write to in the middle. It leaves out what differs between two
-// runs: times, ports and process IDs.
+// what they write to in the middle. It leaves out what differs between runs:
+// times, ports and process IDs.
 type picture struct {
 	b    strings.Builder
 	y    int
@@ -31,7 +31,7 @@ const (
 	rowHeight               = 42
 )
 
-// pictureStyle follows the reader's choice of light or dark.
+// pictureStyle follows the reader's light or dark theme.
 const pictureStyle = `<style>
 text{font:13px system-ui,sans-serif;fill:#1f2328;stroke:#fff;stroke-width:5px;paint-order:stroke}
 .b{font-weight:600}.m{text-anchor:middle}.e{text-anchor:end}.dim{fill:#59636e}.bad{fill:#b3261e}.good{fill:#1a7f37}
@@ -166,6 +166,6 @@ func (p *picture) text(x int, class, text string) { p.textAt(x, p.y+5, class, te
 
 func (p *picture) textAt(x, y int, class, text string) {
 	fmt.Fprintf(&p.b, `<text class="%s" x="%d" y="%d">`, class, x, y)
-	_ = xml.EscapeText(&p.b, []byte(text)) // a strings.Builder does not fail
+	_ = xml.EscapeText(&p.b, []byte(text)) // a strings.Builder never fails
 	p.b.WriteString("</text>\n")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// timeline prints what happens, when it happens: who, under which token, what,
-// and the answer.
+// timeline prints events as they happen: who, under which token, what, and the
+// answer.
 type timeline struct {
 	out     io.Writer
 	start   time.Time
@@ -58,7 +58,7 @@ func answerOf(r report, late bool) string {
 	return "✗ failed: " + r.Error
 }
 
-// final prints the rows that the story leaves behind.
+// final prints the rows that the story leaves.
 func (t *timeline) final(s state) {
 	fmt.Fprintf(t.out, "\n  tenant_billing_close  %s %s: %s, total %s, closed by %s, %s, last_fencing_token %d\n",
 		tenant, period, s.Status, money(s.Total), s.ClosedBy, times(s.Closes), s.Token)

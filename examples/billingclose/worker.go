@@ -18,12 +18,12 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// ttls are those of the workers' leases. Somebody waits for the end of worker a's,
-// so it is short, and so is the story; a real close would take that of worker b,
-// whose lease does not run out on a busy machine.
+// ttls are the TTLs of the workers' leases. The story waits for worker a's to
+// expire, so it is short; a real close would use that of worker b, whose lease
+// does not expire on a busy machine.
 var ttls = map[string]time.Duration{"a": 1500 * time.Millisecond, "b": 30 * time.Second}
 
-// role is what a worker process is told in its environment.
+// role is what a worker process gets in its environment.
 type role struct {
 	Name     string `json:"name"` // "a" or "b"
 	Database string `json:"database"`
@@ -40,7 +40,7 @@ type report struct {
 	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, export, lost, done
 	Token guard.Token `json:"token,omitempty"`
 	Text  string      `json:"text"`
-	// Reason and Error say how it was refused; empty when it was done.
+	// Reason and Error say why it was refused; empty when it was done.
 	Reason guard.Reason `json:"reason,omitempty"`
 	Error  string       `json:"error,omitempty"`
 	// Invoices are the rows that a successful write acknowledged.
@@ -118,19 +118,19 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 	}
 	missing := maps.Clone(amounts)
 	for customer := range issued {
-		delete(missing, customer) // what the predecessor committed stays as it is
+		delete(missing, customer) // what the predecessor committed stays
 	}
 	all := maps.Clone(issued)
 	maps.Copy(all, missing)
 	return w.finish(ctx, claim, missing, all)
 }
 
-// closeNaively is worker a: it reads once, trusts its lease and never looks
-// back. Half-way it is paused for longer than its lease; it cannot notice.
+// closeNaively is worker a: it reads once, trusts its lease and never checks
+// it. Half-way it is paused for longer than its lease; it cannot notice.
 func (w *worker) closeNaively(ctx context.Context) error {
 	claim, _ := guard.ClaimFrom(ctx)
-	// Most code does this without knowing: a library down the stack that has
-	// its own context does not hear that the lease is gone.
+	// Most code does this without knowing: a library further down with its own
+	// context does not learn that the lease is gone.
 	ctx = context.WithoutCancel(ctx)
 	w.report(report{What: "granted", Token: claim.Token, Text: "lease granted, TTL " + ttls[w.Name].String()})
 
@@ -152,12 +152,12 @@ func (w *worker) closeNaively(ctx context.Context) error {
 	if !w.in.Scan() { // the story stops the process here; this is where the pause falls
 		return io.ErrUnexpectedEOF
 	}
-	w.finish(ctx, claim, rest, amounts) // whatever fails, the next is tried: naive code does
+	w.finish(ctx, claim, rest, amounts) // after a failure the next is tried, as naive code does
 	return nil
 }
 
-// finish does the four kinds of work and returns the first error: the invoices
-// that are missing, and what is made of all of them.
+// finish does the four kinds of work and returns the first error: the missing
+// invoices, and what is computed from all of them.
 func (w *worker) finish(ctx context.Context, claim guard.Claim, missing, all map[string]int64) error {
 	total := sum(all)
 	var first error

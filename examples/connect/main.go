@@ -1,5 +1,5 @@
 // Command connect guards a Connect service by the interceptor of grpcfence. The
-// resource is taken out of the message, and refusals have the form that clients
+// resource is taken from the message, and refusals have the form that clients
 // of Connect, gRPC and gRPC-Web understand.
 //
 //	cd examples/connect && go run .
@@ -25,13 +25,13 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence/grpcfence"
 )
 
-// The generated code of a service gives such a path and handler:
+// The generated code of a service returns such a path and handler:
 //
 //	path, handler := ledgerv1connect.NewLedgerServiceHandler(ledger, connect.WithInterceptors(guarded.Connect()))
 const procedure = "/ledger.v1.LedgerService/Close"
 
-// accounts names the resource; its variable is a field of the message. A tenant
-// would come from the authenticated identity.
+// accounts names the resource; its variable is a field of the message. In a
+// real service the tenant comes from the authenticated identity.
 var accounts = guard.Must(guard.NewTemplate("account:{id}"))
 
 func newHandler(store guard.Store) (http.Handler, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// message is what a broker's client hands over, whatever broker it is.
+// message is what any broker's client delivers.
 type message struct {
 	ID      string
 	Account string
@@ -19,8 +19,8 @@ type message struct {
 }
 
 // headers adapts a broker's headers to [guard.Carrier]. Brokers allow a key
-// more than once, and Get returns all its values: two tokens are refused, not
-// chosen between.
+// more than once, and Get returns all its values: two tokens are refused; none
+// is picked.
 type headers []struct{ Key, Value string }
 
 // Get implements [guard.Carrier].
@@ -44,30 +44,30 @@ func (h *headers) Set(key, value string) {
 	*h = append(kept, struct{ Key, Value string }{key, value})
 }
 
-// produce puts the producer's claim into a message: the lease is held where
-// the decision is made, the write happens where the message is consumed.
+// produce puts the producer's claim into a message: the producer holds the
+// lease and decides; the consumer writes.
 func produce(id string, cents int64, account string, claim guard.Claim) (message, error) {
 	m := message{ID: id, Account: account, Cents: cents}
 	err := guard.Inject(claim, &m.Headers)
 	return m, err
 }
 
-// verdict is what becomes of a message.
+// verdict says what to do with a message.
 type verdict string
 
 const (
 	acknowledge verdict = "acknowledge"       // done
 	drop        verdict = "acknowledge, drop" // never to be done: its holder was succeeded
-	deadLetter  verdict = "dead-letter"       // somebody has to look
+	deadLetter  verdict = "dead-letter"       // needs a person
 	redeliver   verdict = "redeliver"         // later
 )
 
 // verdictOf is the table. A stale message must not be redelivered: it stays
-// stale, and would go round for ever. Use dead-letter instead of drop if
-// somebody is to look at the work of holders that were cut off.
+// stale and would loop forever. Use dead-letter instead of drop if somebody
+// should inspect the work of holders that were cut off.
 func verdictOf(err error) verdict {
 	switch guard.ReasonOf(err) {
-	case guard.ReasonNone, guard.ReasonSpent: // spent: this token has written already
+	case guard.ReasonNone, guard.ReasonSpent: // spent: this token has already written
 		return acknowledge
 	case guard.ReasonStale, guard.ReasonLeaseLost:
 		return drop
@@ -81,14 +81,14 @@ func verdictOf(err error) verdict {
 	return deadLetter
 }
 
-// accounts names what is fenced, for the workers that hold the leases as well.
+// accounts names what is fenced, also for the workers that hold the leases.
 var accounts = guard.Must(guard.NewTemplate("account:{id}"))
 
 // consumer applies messages to accounts.
 type consumer struct{ db *sqlfence.DB[pgx.Tx] }
 
-// consume applies m once. The resource is derived from what is written; that
-// the message names another is an error, and its token says nothing then.
+// consume applies m once. The resource is derived from what is written. A
+// message that names another is an error, and its token means nothing.
 func (c *consumer) consume(ctx context.Context, m message) error {
 	resource, err := accounts.Name(m.Account)
 	if err != nil {
@@ -101,10 +101,10 @@ func (c *consumer) consume(ctx context.Context, m message) error {
 	return c.db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return apply(ctx, tx, m) })
 }
 
-// apply is the work and the mark that it is done, in one transaction.
+// apply does the work and records that it is done, in one transaction.
 func apply(ctx context.Context, tx pgx.Tx, m message) error {
 	tag, err := tx.Exec(ctx, `INSERT INTO consumed (id) VALUES ($1) ON CONFLICT DO NOTHING`, m.ID)
-	if err != nil || tag.RowsAffected() == 0 { // delivered again: it was done
+	if err != nil || tag.RowsAffected() == 0 { // delivered again: already done
 		return err
 	}
 	tag, err = tx.Exec(ctx, `UPDATE accounts SET cents = cents + $2 WHERE id = $1`, m.Account, m.Cents)

@@ -85,7 +85,7 @@ func newConsumer(ctx context.Context, pool *pgxpool.Pool) (*consumer, error) {
 
 func must(m message, err error) message {
 	if err != nil {
-		panic(err) // constants
+		panic(err) // only constants can fail here
 	}
 	return m
 }

@@ -1,5 +1,5 @@
-// Command httpadmit is a chi service that admits claims at the door and fences
-// its write: the pair that the documentation of httpfence asks for.
+// Command httpadmit is a chi service that admits claims at the door and fences its
+// write, as the documentation of httpfence requires.
 //
 //	go run ./examples/httpadmit                        shows what a client sees, and ends
 //	go run ./examples/httpadmit -listen 127.0.0.1:8080 serves until interrupted
@@ -65,7 +65,7 @@ func run(ctx context.Context, listen string, out io.Writer) error {
 	return story(ctx, base, out)
 }
 
-// story is what two holders see, one of whom was cut off.
+// story shows what two holders see after one of them was cut off.
 func story(ctx context.Context, base string, out io.Writer) error {
 	transport, err := httpfence.NewTransport(nil, []string{base}, nil)
 	if err != nil {

@@ -19,8 +19,8 @@ const schema = `
 CREATE TABLE accounts (id text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0);
 INSERT INTO accounts (id) VALUES ('acme')`
 
-// accountOf gives the account's ID, for the mark and for the row alike: what chi
-// gives may still be escaped. The lease client names its leases by accounts, too.
+// accountOf returns the account's ID, for both the mark and the row: chi's value
+// may still be escaped. The lease client uses accounts to name its leases, too.
 var (
 	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
 	accountOf = httpfence.ChiParam("id")
@@ -44,8 +44,8 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return nil, err
 	}
-	// db is the store too: the door and the write compare with one mark, and
-	// all replicas with the same.
+	// db is also the store: the door and the write, on all replicas, compare
+	// with the same mark.
 	resource, err := httpfence.Named(accounts, httpfence.Bindings{"id": accountOf})
 	if err != nil {
 		return nil, err
@@ -60,9 +60,9 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 func (s *service) handler() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/accounts/{id}", s.read)
-	// What does not exist is answered before the fence, or every name that
-	// somebody makes up gets a mark. So is a wrong method, because With runs
-	// behind the routing.
+	// Requests for missing accounts are answered before the fence, or every
+	// made-up name would get a mark. So is a wrong method, because With runs
+	// after the routing.
 	known := r.With(s.mustExist)
 	known.With(s.fence.Admit).Post("/accounts/{id}/deposits/{cents}", s.deposit)
 	known.Post("/accounts/{id}/raise", s.fence.Raise) // a new holder calls this before it reads

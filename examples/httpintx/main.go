@@ -1,13 +1,12 @@
 // Command httpintx runs two replicas of a service on one PostgreSQL. Its
-// handlers run inside a fenced transaction (httpfence's InTx), so that they
-// contain nothing about tokens at all. Two holders overlap on both replicas.
+// handlers run inside a fenced transaction (httpfence's InTx), so they contain
+// no code for tokens at all. Two holders overlap on both replicas.
 //
 //	go run ./examples/httpintx
 //	go run ./examples/httpintx -unfenced   the same without the fence
 //
-// The code to copy is in service.go. The exit status is 0 if what the flag
-// promises has happened: with the fence that no stale write took effect,
-// without it that some did.
+// The code to copy is in service.go. The exit status is 0 if the flag's promise
+// held: with the fence, no stale write took effect; without it, some did.
 package main
 
 import (
@@ -48,9 +47,9 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 		return err
 	}
 	defer cleanup()
-	// Work takes a moment. Without the fence the first piece takes as long as all
-	// the others together, like that of a holder who is paused; with it the next
-	// holder would wait until that has ended.
+	// Work takes a moment. Without the fence the first piece takes as long as
+	// all the others together, like that of a paused holder; with the fence the
+	// next holder would wait until it has ended.
 	var paused atomic.Bool
 	overtaken := make(chan struct{})
 	work := func() {
@@ -107,8 +106,8 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 
 type tally struct{ done, stale int }
 
-// handOver lets holders follow each other while the requests of the last one
-// are still under way. It calls overtaken when the newest has written.
+// handOver makes holders follow each other while requests of the previous one
+// are still in flight. It calls overtaken when the newest has written.
 func handOver(ctx context.Context, client *http.Client, bases []string, overtaken func()) (tally, error) {
 	const holders, requests = 20, 6
 	var mu sync.Mutex
@@ -134,7 +133,7 @@ func handOver(ctx context.Context, client *http.Client, bases []string, overtake
 				answered <- struct{}{}
 			})
 		}
-		<-answered // the rest is under way when the next holder comes
+		<-answered // the rest is in flight when the next holder comes
 	}
 	overtaken()
 	group.Wait()

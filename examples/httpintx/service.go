@@ -27,8 +27,8 @@ INSERT INTO entries SELECT seq, $2 FROM a`
   SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM entries) e`
 )
 
-// accountOf gives the account's ID, for the mark and for the row alike: what chi
-// gives may still be escaped. The lease client names its leases by accounts, too.
+// accountOf returns the account's ID, for both the mark and the row: chi's value
+// may still be escaped. The lease client uses accounts to name its leases, too.
 var (
 	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
 	accountOf = httpfence.ChiParam("id")
@@ -39,7 +39,7 @@ type replica struct {
 	pool  *pgxpool.Pool
 	fence *httpfence.Middleware
 	guard func(http.Handler) http.Handler
-	work  func() // what an entry takes its time for
+	work  func() // what makes an entry take time
 }
 
 func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func()) (*replica, error) {
@@ -69,8 +69,9 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 
 func (s *replica) handler() http.Handler {
 	r := chi.NewRouter()
-	// What does not exist is answered before the fence, or every name that
-	// somebody makes up gets a mark, which stays though its work is rolled back.
+	// Requests for missing accounts are answered before the fence, or every
+	// made-up name would get a mark, which stays even if its work is rolled
+	// back.
 	r.With(s.mustExist, s.guard).Post("/accounts/{id}/entries", s.enter)
 	return r
 }
@@ -93,8 +94,8 @@ func (s *replica) mustExist(next http.Handler) http.Handler {
 	})
 }
 
-// enter knows nothing of fences: whatever it writes by the transaction in its
-// context takes effect when it has answered with less than 400, or not at all.
+// enter knows nothing of fences: its writes through the transaction in its
+// context take effect if it answers with a status below 400, or not at all.
 func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 	s.work()
 	tx, ok := s.db.TxFrom(r.Context())
@@ -113,15 +114,15 @@ func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "the entry could not be made", http.StatusInternalServerError)
 		return
-	case tag.RowsAffected() == 0: // deleted since it was looked for
+	case tag.RowsAffected() == 0: // deleted since it was looked up
 		http.Error(w, "no such account", http.StatusNotFound)
 		return
 	}
 	fmt.Fprintln(w, "entered")
 }
 
-// withoutFence is what there was before: admission at the door, and then
-// a transaction that compares nothing.
+// withoutFence is the code without the fence: admission at the door, then a
+// transaction that compares nothing.
 func withoutFence(fence *httpfence.Middleware, tx sqlfence.Transactor[pgx.Tx], next http.Handler) http.Handler {
 	return fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := tx.InsecureTx(r.Context(), func(ctx context.Context) error {

@@ -1,6 +1,6 @@
-// Command idempotency shows an Idempotency-Key beside the fence, on
+// Command idempotency combines an Idempotency-Key with the fence, on
 // PostgreSQL: a holder is cut off in the middle of a request, its successor
-// repeats the request with the same key, and one invoice comes of it.
+// repeats the request with the same key, and exactly one invoice results.
 //
 //	go run ./examples/idempotency
 //

@@ -24,19 +24,19 @@ type service struct {
 	pool  *pgxpool.Pool
 	db    *sqlfence.DB[pgx.Tx]
 	fence *httpfence.Middleware
-	// tax stands for a slow call to somebody else, made outside any
+	// tax stands for a slow call to another service, made outside any
 	// transaction, between reserving the key and the work.
 	tax func(ctx context.Context, cents int64) (int64, error)
 }
 
-// order is what is looked at, in this order, and why:
+// handler checks, in this order and for these reasons:
 //
 //  1. authentication: nobody else may learn that a key, a period or a mark is
 //     there; it also says whose key this is;
 //  2. not found: a key of a period that is gone must not answer for it;
 //  3. replay look-up: a finished request is answered as it was, whatever the
 //     token is by now, because nothing is written;
-//  4. fence: a stale holder stops here, before it touches a key;
+//  4. fence: a stale holder is stopped here, before it touches a key;
 //  5. If-Match and the handler: inside the fenced transaction, with the key.
 func (s *service) handler() http.Handler {
 	router := chi.NewRouter()
@@ -97,7 +97,7 @@ func (s *service) mustExist(next http.Handler) http.Handler {
 	})
 }
 
-// request is what was asked for, read once.
+// request is a request, read once.
 type request struct {
 	key   string
 	print []byte
@@ -168,8 +168,8 @@ func (s *service) issue(w http.ResponseWriter, r *http.Request) {
 		write(w, answer)
 		return
 	}
-	// Whoever reads this may be stale by now, and then leaves the key to its
-	// successor; an outcome that is unknown is known to the next look-up.
+	// This holder may be stale by now, and then leaves the key to its
+	// successor; the next look-up resolves an unknown outcome.
 	_ = s.db.InTx(context.WithoutCancel(ctx), claim, func(ctx context.Context, tx pgx.Tx) error {
 		return giveUp(ctx, tx, tenant, req.key, attempt)
 	})
@@ -193,7 +193,7 @@ INSERT INTO invoices (tenant, period, cents, token) VALUES ($1, $2, $3, $4) RETU
 	return saved{http.StatusCreated, fmt.Sprintf("invoice %d over %d cents\n", id, cents)}, err
 }
 
-// refuse answers what is not stored. What it has no word for is the fence's.
+// refuse sends answers that are not stored. The fence answers all other errors.
 func (s *service) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, errReused):

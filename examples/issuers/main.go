@@ -1,14 +1,14 @@
-// Command issuers tells the story of examples/billingclose in short, with leases
-// from three nodes of another issuer, of which one is killed meanwhile: a worker
-// is stopped for longer than its lease, another takes over and closes the period,
-// and the first goes on and writes.
+// Command issuers is a short form of examples/billingclose, with leases from
+// three nodes of another issuer, one of which is killed meanwhile: a worker is
+// stopped for longer than its lease, another takes over and closes the period,
+// and the first continues and writes.
 //
 //	go -C examples/issuers run . -issuer etcd       or zookeeper, or redis (a master, two replicas, three Sentinels)
 //	go -C examples/issuers run . -issuer etcd -unfenced
 //	go -C examples/issuers run . -issuer redlock    shows why that is none
 //
-// The exit status is 0 exactly when what the flags promise has happened: that
-// the first worker's write was refused, or with -unfenced that it was not.
+// The exit status is 0 exactly when the flags' promise held: the first worker's
+// write was refused or, with -unfenced, was not.
 package main
 
 import (
@@ -78,7 +78,7 @@ func tell(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// story runs the two workers and judges.
+// story runs the two workers and judges the result.
 func story(ctx context.Context, started *servers.Run, kind string, fenced bool, out io.Writer) error {
 	url, drop, err := pgtest.Provide(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func start(ctx context.Context, r role, name string) (*worker, error) {
 	return &worker{cmd: cmd, lines: bufio.NewScanner(stdout), stdin: stdin}, servers.StartCommand(cmd)
 }
 
-// expect reads a line of a word and what it says.
+// expect reads a line that begins with word and returns the rest.
 func (w *worker) expect(word string) (string, error) {
 	if !w.lines.Scan() {
 		return "", fmt.Errorf("a worker ended before it said %q", word)
@@ -193,7 +193,7 @@ func (w *worker) expect(word string) (string, error) {
 	return said, nil
 }
 
-// goOn lets the worker write, once it runs.
+// goOn tells the worker to write, once it runs.
 func (w *worker) goOn() { fmt.Fprintln(w.stdin, "go on") }
 
 func (w *worker) end() {

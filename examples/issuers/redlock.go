@@ -13,7 +13,7 @@ import (
 )
 
 // redlock shows on three real servers why Redlock issues no tokens: two holders
-// at one time, and a number that falls. lockclient/REDLOCK.md says what to use.
+// at once, and a number that falls. lockclient/REDLOCK.md says what to use.
 func redlock(ctx context.Context, t *servers.Run, out io.Writer) error {
 	redis.SetLogger(silent{})
 	var nodes []*servers.Process
@@ -22,7 +22,7 @@ func redlock(ctx context.Context, t *servers.Run, out io.Writer) error {
 	}
 	lock := func(holder string, reached ...int) (token int64, err error) {
 		votes := 0
-		for _, n := range reached { // the third is slow or away, which a majority may be without
+		for _, n := range reached { // the third is slow or down; a majority does not need it
 			c := redis.NewClient(&redis.Options{Addr: nodes[n].Addr})
 			ok, err := c.SetNX(ctx, "lock", holder, time.Minute).Result()
 			if err == nil && ok {

@@ -26,7 +26,7 @@ import (
 
 const roleVariable = "FENCEPOST_ISSUERS_WORKER"
 
-// role is what a worker process is told.
+// role is the configuration of a worker process.
 type role struct {
 	Issuer, Name, Database string
 	Addrs                  []string
@@ -68,8 +68,8 @@ func (r *role) connect() (driver.Issuer, error) {
 	return redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, nil)
 }
 
-// work holds the lease, waits to be told to go on, and closes the period, also
-// when the lease was lost: what stops it then is the fence.
+// work holds the lease, waits for the signal to go on, and closes the period
+// even if the lease was lost: then the fence stops it.
 func work(ctx context.Context, encoded string) error {
 	var r role
 	if err := json.Unmarshal([]byte(encoded), &r); err != nil {
@@ -98,7 +98,7 @@ func work(ctx context.Context, encoded string) error {
 		return err
 	}
 	var lease *lockclient.Lease
-	for lease == nil { // an acquire that fails while a node is away is repeated
+	for lease == nil { // repeat an acquire that fails while a node is down
 		if lease, err = locks.Acquire(ctx, "tenant_123:close", &lockclient.AcquireOptions{TTL: r.TTL}); err != nil {
 			time.Sleep(50 * time.Millisecond)
 		}

@@ -20,9 +20,9 @@ func lead(ctx context.Context, client *lockclient.Client, name string, work func
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, guard.ErrStale), errors.Is(err, lockclient.ErrLeaseLost):
-			// Another one leads. Stand in line again.
+			// Another worker leads. Queue again.
 		case errors.Is(err, guard.ErrUnavailable), errors.Is(err, guard.ErrOutcomeUnknown):
-			select { // the issuer or the database is away
+			select { // the issuer or the database is unavailable
 			case <-time.After(time.Second):
 			case <-ctx.Done():
 				return nil

@@ -44,7 +44,7 @@ type story struct {
 	leads  chan term // a worker has become the leader
 }
 
-// term is one worker's time as leader.
+// term is one worker's term as leader.
 type term struct {
 	ctx    context.Context
 	claim  guard.Claim
@@ -122,7 +122,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	return nil
 }
 
-// start starts a worker; the function stops it and waits for its end.
+// start starts a worker; the returned function stops it and waits for it to end.
 func (s *story) start(ctx context.Context, worker string) (stop func(), err error) {
 	client, err := lockclient.New(s.pool, worker, nil)
 	if err != nil {

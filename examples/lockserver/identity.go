@@ -15,14 +15,14 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// identities are who may come with which token. The tokens are random and long,
-// so that a plain hash of them can be kept: a file that is read by others gives
-// nobody a token, and looking one up by its hash tells nothing by its time.
+// identities says who may use which token. The tokens are random and long, so a
+// plain hash of them is enough: reading the file gives nobody a token, and the
+// time of a look-up by hash reveals nothing.
 type identities struct {
 	byHash map[string]lockhttp.Identity
 }
 
-// fileEntry is one of the list in the file of -identities:
+// fileEntry is one entry in the file of -identities:
 //
 //	[{"sha256": "9f86d0...", "subject": "worker-7", "tenant": "acme"},
 //	 {"sha256": "60303a...", "subject": "ada", "tenant": "acme", "operator": true}]
@@ -74,8 +74,8 @@ var (
 	errUnknownToken  = errors.New("the bearer token is unknown")
 )
 
-// authenticate takes a client's certificate, else its bearer token. Nothing else
-// of the request counts: not a header that names a tenant.
+// authenticate uses a client's certificate, else its bearer token. Nothing else
+// in the request counts, such as a header that names a tenant.
 func (who *identities) authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	// The chains are verified: they are there only if tls.Config.ClientCAs is.
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {

@@ -11,11 +11,11 @@
 // come after. It serves until it is interrupted.
 //
 // The code to copy is in server.go and identity.go. The demo's tokens are random
-// ones that are looked up by their hash, so that it needs no other module;
-// authentication by JWTs and a limiter of requests, which do, are in
-// examples/lockserver/jwt. Another issuer takes the place of lockclient.NewIssuer
-// in server.go: examples/lockserver/etcd is a lock server on etcd. workers has one
-// in Python and one in Node.
+// and looked up by their hash, so it needs no other module. Authentication by
+// JWTs and a rate limiter, which do, are in examples/lockserver/jwt. To use
+// another issuer, replace lockclient.NewIssuer in server.go:
+// examples/lockserver/etcd is a lock server on etcd. Directory workers has a
+// worker in Python and one in Node.
 package main
 
 import (
@@ -127,8 +127,8 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	return s.serve(ctx, listener)
 }
 
-// signer reads the key of -signing-key, or makes one. Servers side by side need
-// the same.
+// signer reads the key of -signing-key, or makes one. Replicas need the same
+// key.
 func (f flags) signer() (proof.PrivateKey, error) {
 	if f.signingKey == "" { // the demo's
 		return proof.NewPrivateKey(), nil
@@ -149,7 +149,7 @@ func (f flags) signer() (proof.PrivateKey, error) {
 	return key, errors.Join(err, file.Close())
 }
 
-// tls is nil without a certificate: then a proxy in front must have one.
+// tls returns nil without a certificate: then a proxy in front must have one.
 func (f flags) tls() (*tls.Config, error) {
 	if f.certificate == "" {
 		if f.clientCertificate != "" {
@@ -173,7 +173,8 @@ func (f flags) tls() (*tls.Config, error) {
 	if !config.ClientCAs.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("%s holds no certificate", f.clientCertificate)
 	}
-	// Who has none may come with a bearer token; one that is given is verified.
+	// A client without a certificate may use a bearer token; a given certificate
+	// is verified.
 	config.ClientAuth = tls.VerifyClientCertIfGiven
 	return config, nil
 }

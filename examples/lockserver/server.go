@@ -23,23 +23,24 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// server is the lock server, and beside it a service that compares the tokens it
-// issues. In real use that is another program; the marks are its database's.
+// server is the lock server, plus a service that compares the tokens it issues.
+// In real use that is another program, with the marks in its own database.
 type server struct {
 	issuer driver.Issuer
 	locks  *lockhttp.Server
-	keys   http.Handler // what verifies the proofs that the lock server signs
+	keys   http.Handler // verify the proofs that the lock server signs
 	closes http.Handler
 }
 
 // keysPath is where services fetch the public keys: proof.JWKS(url+keysPath, nil).
 const keysPath = "/.well-known/jwks.json"
 
-// audience is whom the proofs for a tenant's claims are made for: a service that
+// audience is the audience of the proofs for a tenant's claims: a service that
 // acts for another tenant refuses them.
 func audience(tenant string) string { return "billing/" + tenant }
 
-// newServer signs with key what it grants. Only the lock server has it.
+// newServer returns a server that signs its grants with key. Only the lock server
+// has the key.
 func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticate, key proof.PrivateKey) (*server, error) {
 	if err := lockadmin.Migrate(ctx, pool); err != nil {
 		return nil, err
@@ -52,8 +53,8 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	// A holder that comes within the leeway is told that it is stale; later, that
-	// its proof has expired.
+	// Within the leeway a holder is refused as stale; later, because its proof
+	// has expired.
 	signer, err := proof.NewSigner(key, &proof.SignerOptions{Leeway: 5 * time.Minute})
 	if err != nil {
 		return nil, err
@@ -66,8 +67,8 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	// The issuer is to give up before the server does, since then the outcome
-	// is known.
+	// The issuer must give up before the server does, because then the outcome is
+	// known.
 	issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: 1200 * time.Millisecond})
 	if err != nil {
 		return nil, err
@@ -75,8 +76,8 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	locks, err := lockhttp.New(issuer, who, &lockhttp.Options{
 		Admin:  operator,
 		Signer: signer,
-		// A force unlock ends at the resource: from then on the cut holder's
-		// writes are refused.
+		// A force unlock takes effect at the resource: from then on the writes of
+		// the holder that was cut off are refused.
 		Raise: func(ctx context.Context, burned guard.Claim) error {
 			_, err := marks.Admit(ctx, burned)
 			return err
@@ -99,11 +100,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve answers until ctx ends; then those who wait are told so, and what is
-// under way has ten seconds.
+// serve serves until ctx ends; then waiters are notified, and requests in
+// progress have ten seconds.
 func (s *server) serve(ctx context.Context, listener net.Listener) error {
-	// There is no WriteTimeout, since events are streams; each write to one is
-	// bounded by itself, and so is the reading of each body.
+	// There is no WriteTimeout, because events are streams; each write to a
+	// stream has its own limit, and so has the reading of each body.
 	web := &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10}
 	served := make(chan error, 1)
 	go func() { served <- web.Serve(listener) }()
@@ -120,15 +121,15 @@ func (s *server) serve(ctx context.Context, listener net.Listener) error {
 	return errors.Join(err, shut, <-closed, s.issuer.Close())
 }
 
-// close is for a server that never served.
+// close closes a server that never served.
 func (s *server) close(ctx context.Context) error {
 	return errors.Join(s.locks.Close(ctx), s.issuer.Close())
 }
 
 // newCloses is the service whose writes the tokens fence: PUT
-// /demo/closes/{period} writes a text for the tenant of who asks. It believes only
+// /demo/closes/{period} writes a text for the caller's tenant. It believes only
 // claims that the lock server has signed for this tenant: without that a token is
-// a number, and who sends a high one locks all others out.
+// just a number, and a caller that sends a high one locks out all others.
 func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx], who lockhttp.Authenticate, keys *proof.Keys) (http.Handler, error) {
 	_, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`)
 	if err != nil {
@@ -137,7 +138,7 @@ func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx],
 	tenant := func(r *http.Request) (string, error) {
 		id, err := who(r)
 		if err != nil {
-			return "", guard.ErrNotFound // and nothing is said of whose it is
+			return "", guard.ErrNotFound // without revealing whose it is
 		}
 		return id.Tenant, nil
 	}

@@ -1,5 +1,5 @@
 // Package openapi is an example of a service's OpenAPI description that
 // includes Fencepost's (service.yaml), and the test that validates both and
-// holds real answers against them. It is a module of its own because of the
+// checks real answers against them. It is a module of its own because of the
 // validator.
 package openapi

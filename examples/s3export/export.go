@@ -11,8 +11,8 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// resource is what the leases are on. An application takes them with
-// lockclient, which hands out the tokens; here the program stands in for it.
+// resource is what the leases are on. An application acquires them with
+// lockclient, which issues the tokens; here the program stands in for it.
 const resource = "tenant_123:billing-close:2026-04"
 
 type story struct {
@@ -22,7 +22,7 @@ type story struct {
 	out         io.Writer
 }
 
-// tell lets two holders overlap. It fails unless the older one is refused.
+// tell makes two holders overlap. It fails unless the older one is refused.
 func (s story) tell(ctx context.Context) error {
 	b, err := s3fence.Open(ctx, s.client, s.bucket, nil) // refuses a store that does not enforce preconditions
 	if err != nil {
@@ -45,12 +45,12 @@ func (s story) tell(ctx context.Context) error {
 	if err := s.takeOverAndWrite(ctx, exports, "holder a", a, "ardent,1000\n"); err != nil {
 		return err
 	}
-	// Here a is paused for longer than its lease, and the lock gives it away.
+	// Here a is paused for longer than its lease, which then goes to b.
 	next := guard.Claim{Resource: resource, Token: a.Token + 1, LeaseID: "b"}
 	if err := s.takeOverAndWrite(ctx, exports, "holder b", next, "boreal,2000\n"); err != nil {
 		return err
 	}
-	// And here a goes on.
+	// And here a continues.
 	err = exports.Put(ctx, a, s.key, s3fence.Bytes([]byte("ardent,999\n")), nil)
 	switch {
 	case err == nil:
@@ -67,8 +67,8 @@ func (s story) tell(ctx context.Context) error {
 	return nil
 }
 
-// takeOverAndWrite is what a holder does: raise the mark, so that nobody older
-// writes any more; then read; then write.
+// takeOverAndWrite is what a holder does: raise the mark, so that no older
+// holder can write any more; then read; then write.
 func (s story) takeOverAndWrite(ctx context.Context, exports *s3fence.Objects, who string, claim guard.Claim, row string) error {
 	if err := exports.Raise(ctx, claim, s.key); err != nil {
 		return err

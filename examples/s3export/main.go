@@ -1,15 +1,15 @@
 // Command s3export shows fenced objects on any S3 endpoint. It probes the
-// store, lets one holder write an export, lets a second take over, and then the
-// first go on where it was.
+// store, lets one holder write an export, lets a second take over, and then
+// lets the first continue.
 //
 //	go run . -bucket invoices                                       Amazon S3
 //	go run . -endpoint http://127.0.0.1:7070 -bucket invoices       any other
 //
-// Credentials, region and profile come from where AWS tools look for them:
+// Credentials, region and profile come from the usual places of AWS tools:
 // AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_PROFILE, the
-// files in ~/.aws. The object stays, with its mark; running it again goes on
-// from there. The exit status is 0 if the stale writer was refused. The code to
-// copy is in export.go.
+// files in ~/.aws. The object stays, with its mark; another run continues from
+// there. The exit status is 0 if the stale writer was refused. The code to copy
+// is in export.go.
 package main
 
 import (
@@ -38,7 +38,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run returns the exit status: 2 for what was asked wrongly, 1 for what failed.
+// run returns the exit status: 2 for wrong usage, 1 for a failure.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("s3export", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// newClient configures a client as AWS tools are configured.
+// newClient configures a client the way AWS tools are configured.
 func newClient(ctx context.Context, endpoint string) (*s3.Client, error) {
 	cfg, err := config.LoadDefaultConfig(ctx)
 	if err != nil {
@@ -99,15 +99,15 @@ func newClient(ctx context.Context, endpoint string) (*s3.Client, error) {
 			o.BaseEndpoint = aws.String(endpoint)
 		}
 		o.DisableLogOutputChecksumValidationSkipped = true // other stores keep no checksums
-		// Stores of one's own seldom have a DNS name for each bucket.
+		// Self-hosted stores seldom have a DNS name for each bucket.
 		o.UsePathStyle = o.BaseEndpoint != nil
 		if o.BaseEndpoint != nil && o.Region == "" {
-			o.Region = "us-east-1" // what most of them call themselves
+			o.Region = "us-east-1" // the default of most of them
 		}
 	}), nil
 }
 
-// hint says what to do about an error, "" if its text says enough.
+// hint returns advice on an error, "" if its text says enough.
 func hint(err error) string {
 	var api interface{ ErrorCode() string }
 	code := ""

@@ -1,5 +1,5 @@
 // Package demo is what the examples share and nobody needs to copy: a main
-// function, and a database that is gone afterwards.
+// function, and a temporary database.
 package demo
 
 import (
@@ -21,7 +21,7 @@ import (
 // ErrUnexpected is returned by an example that did not show what it promises.
 var ErrUnexpected = errors.New("the example did not end as it should")
 
-// Main runs an example until it returns, is interrupted or has taken limit; 0
+// Main runs an example until it returns, is interrupted or reaches limit; 0
 // means no limit. It exits with 1 if run fails.
 func Main(limit time.Duration, run func(ctx context.Context, out io.Writer) error) {
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -36,8 +36,8 @@ func Main(limit time.Duration, run func(ctx context.Context, out io.Writer) erro
 	}
 }
 
-// Pool returns connections to an empty PostgreSQL database, and what removes
-// both.
+// Pool returns connections to an empty PostgreSQL database, and a function that
+// removes both.
 func Pool(ctx context.Context) (*pgxpool.Pool, func(), error) {
 	url, cleanup, err := pgtest.Provide(ctx)
 	if err != nil {

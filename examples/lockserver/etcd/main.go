@@ -1,6 +1,7 @@
-// Command etcd is a lock server whose leases are etcd's. examples/lockserver,
-// with PostgreSQL, has what is left out here: tenants in a file, certificates,
-// signed claims. It is a module of its own because of etcd's client.
+// Command etcd is a lock server whose leases are etcd's. See
+// examples/lockserver, with PostgreSQL, for what is left out here: tenants in a
+// file, certificates, signed claims. It is a module of its own because of
+// etcd's client.
 //
 //	go -C examples/lockserver/etcd run . -demo
 //	LOCKSERVER_TOKEN=... go -C examples/lockserver/etcd run . -endpoints http://a:2379,http://b:2379,http://c:2379 -tenant acme
@@ -71,7 +72,7 @@ func run(ctx context.Context, f flags, out io.Writer) error {
 	case f.endpoints == "" || f.token == "":
 		return errors.New("either -demo, or -endpoints with LOCKSERVER_TOKEN in the environment")
 	default:
-		members = len(endpoints) // a cluster that lost some of its members for good is refused
+		members = len(endpoints) // refuse a cluster that lost some of its members for good
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
 	if err != nil {
@@ -111,7 +112,7 @@ func bearer(token, tenant string) lockhttp.Authenticate {
 	}
 }
 
-// serve answers until ctx ends; what is under way has ten seconds then.
+// serve serves until ctx ends; requests in progress then have ten seconds.
 func serve(ctx context.Context, listener net.Listener, locks *lockhttp.Server) error {
 	web := &http.Server{Handler: locks, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	served := make(chan error, 1)

@@ -1,7 +1,7 @@
 // Package jwt authenticates the lock server's requests by signed tokens of an
 // identity provider, with golang-jwt, and limits how often each identity asks,
-// with golang.org/x/time/rate. It is a module of its own because of the two. Copy
-// it: lockhttp.New(issuer, verifier.Authenticate, ...) is all that it takes.
+// with golang.org/x/time/rate. It is a module of its own because of these two.
+// To use a copy, call lockhttp.New(issuer, verifier.Authenticate, ...).
 package jwt
 
 import (
@@ -20,15 +20,15 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// Verifier takes bearer tokens of one identity provider. Its fields are set
-// before it is used and not changed afterwards.
+// Verifier accepts bearer tokens of one identity provider. Its fields must be
+// set before use and not changed afterwards.
 type Verifier struct {
 	// Keys are the provider's public keys by the key ID in a token's header.
 	Keys map[string]ed25519.PublicKey
-	// Issuer and Audience are what a token has to say: who made it, and that it
+	// Issuer and Audience must match those of a token: who made it, and that it
 	// is for this server and no other service.
 	Issuer, Audience string
-	// Templates name what there is to lease; {tenant} is the token's tenant.
+	// Templates name the resources; {tenant} is the token's tenant.
 	Templates []*guard.Template
 	// Rate is how many acquires an identity may send per second, and Burst how
 	// many at once; a Rate of 0 is no limit.
@@ -44,16 +44,16 @@ type limiter struct {
 	used time.Time
 }
 
-// claims are what the provider says of a caller.
+// claims are what the provider says about a caller.
 type claims struct {
 	jwt.RegisteredClaims
 	Tenant   string `json:"tenant"`
 	Operator bool   `json:"lock_operator"`
 }
 
-// Authenticate is a [lockhttp.Authenticate]. The algorithm is pinned: what the
-// token's header names counts only if it is EdDSA, so that neither "none" nor a
-// public key taken for a shared secret gets through.
+// Authenticate is a [lockhttp.Authenticate]. The algorithm is pinned: the
+// token's header must name EdDSA, so that neither "none" nor a public key used
+// as a shared secret gets through.
 func (v *Verifier) Authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
@@ -73,7 +73,8 @@ func (v *Verifier) Authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	if c.Subject == "" || c.Tenant == "" {
 		return nil, errors.New("the token names no subject or no tenant")
 	}
-	// Two tenants may each have a worker-1: counted apart, and told apart.
+	// Two tenants may each have a worker-1: they are counted and named
+	// separately.
 	subject, err := guard.JoinResource(c.Tenant, c.Subject)
 	if err != nil {
 		return nil, err
@@ -87,15 +88,15 @@ func (v *Verifier) Authenticate(r *http.Request) (*lockhttp.Identity, error) {
 
 func (v *Verifier) key(t *jwt.Token) (any, error) {
 	kid, _ := t.Header["kid"].(string)
-	key, known := v.Keys[kid] // a map: no path is made of it
+	key, known := v.Keys[kid] // a map: kid never becomes part of a path
 	if !known {
 		return nil, fmt.Errorf("the key %q is unknown", kid)
 	}
 	return key, nil
 }
 
-// limiterFor is after how long a limiter that is not used is forgotten, and
-// limitersMost when that is looked at. Only who has signed in has one.
+// limiterFor is how long an unused limiter is kept, and limitersMost how many
+// start a clean-up. Only authenticated callers have one.
 const (
 	limiterFor   = 10 * time.Minute
 	limitersMost = 10_000
