@@ -97,6 +97,9 @@ func TestEnterSetsTimeouts(t *testing.T) {
 			"InTx": func(fn func(context.Context, testTx) error) error {
 				return e.db.fenced(t.Context(), claimOf("r", 5), fn)
 			},
+			"snapshot": func(fn func(context.Context, testTx) error) error {
+				return e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: RepeatableRead}, fn)
+			},
 			"Enter": func(fn func(context.Context, testTx) error) error {
 				return entering(e.db)(t.Context(), claimOf("r", 5), fn)
 			},
