@@ -126,3 +126,27 @@ func TestParameterInAWord(t *testing.T) {
 		}
 	}
 }
+
+// TestRawText: what PostgreSQL cannot store is refused before it is sent.
+func TestRawText(t *testing.T) {
+	for text, bad := range map[string]bool{"v || 'a\x00'": true, "v || '\xff'": true, "v || '\x01'": false} {
+		if _, err := (Expr{text, nil}).render("x", 0); bad != errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestRefusedChecksItsInput: the call that says why a statement of one's own
+// changed nothing checks claim, key and table as a write does.
+func TestRefusedChecksItsInput(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE inexact (id int PRIMARY KEY, last_fencing_token real NOT NULL DEFAULT 0); CREATE TABLE exact (id int PRIMARY KEY, last_fencing_token bigint NOT NULL DEFAULT 0)")
+		exact, inexact := e.table("exact", []string{"id"}, nil), e.table("inexact", []string{"id"}, nil)
+		wantInvalid(t, "no claim", exact.Refused(t.Context(), e.db, guard.Claim{}, Key{1}), "resource", "")
+		wantInvalid(t, "no key", exact.Refused(t.Context(), e.db, claimOf("1", 5), nil), "key", "")
+		wantInvalid(t, "the column's type", inexact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}), "token column", "real")
+		if err := exact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}); !errors.Is(err, guard.ErrNotFound) {
+			t.Errorf("no row: %v", err)
+		}
+	})
+}
