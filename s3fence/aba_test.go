@@ -28,7 +28,8 @@ const (
 	abaFull    = 20_000
 )
 
-// long asks for the full length of a test; the environment has FENCEPOST_LONG=1.
+// long reports whether to run a test at full length: the environment has
+// FENCEPOST_LONG=1.
 var long = os.Getenv("FENCEPOST_LONG") != ""
 
 func abaTokens() int64 {
@@ -42,7 +43,7 @@ func abaTokens() int64 {
 // that the write is found in the server's history.
 type protocol func(ctx context.Context, writer int, c guard.Claim, body, attempt string) error
 
-// abaVerdicts is what the writers were told, by attempt.
+// abaVerdicts holds the writers' results, by attempt.
 type abaVerdicts struct {
 	mu  sync.Mutex
 	of  map[string]error
@@ -59,7 +60,7 @@ func (v *abaVerdicts) note(attempt string, token guard.Token, err error) {
 
 // abaFaults pauses writes, loses them and their answers.
 func abaFaults(server *s3test.Server) {
-	rng := rand.New(rand.NewPCG(1, 2)) // asked for one request at a time
+	rng := rand.New(rand.NewPCG(1, 2)) // called for one request at a time
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Decide: func(*s3test.Request) (f s3test.Fault) {
 		switch n := rng.IntN(100); {
 		case n < 4:
@@ -74,14 +75,14 @@ func abaFaults(server *s3test.Server) {
 			f = s3test.Answer(http.StatusConflict)
 		}
 		if rng.IntN(8) == 0 {
-			f.Before = s3test.Slow(time.Duration(rng.IntN(4000)) * time.Microsecond).Before // a writer that is paused on its way
+			f.Before = s3test.Slow(time.Duration(rng.IntN(4000)) * time.Microsecond).Before // a paused writer
 		}
 		return f
 	}})
 }
 
-// aba lets writers with ever newer tokens write two contents in turn, come back
-// with old tokens, and be paused in between.
+// aba makes writers with ever newer tokens write two contents in turn, return
+// with old tokens, and pause in between.
 func aba(t *testing.T, tokens int64, write protocol) *abaVerdicts {
 	v := &abaVerdicts{of: map[string]error{}, at: map[string]guard.Token{}}
 	var issued atomic.Int64
@@ -128,7 +129,7 @@ func olderAfterNewer(t *testing.T, history []s3test.Mutation) (violations int) {
 	return violations
 }
 
-// wrongVerdicts compares what the writers were told with what the server did.
+// wrongVerdicts compares the writers' results with what the server did.
 func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wrong, unknown int) {
 	t.Helper()
 	applied, highest := map[string]int{}, guard.NoToken
@@ -169,7 +170,7 @@ func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wro
 func TestP1ABA(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, _ := setup(t, mode, 0)
-		var handles [4]*s3fence.Objects // as many processes
+		var handles [4]*s3fence.Objects // as if four processes
 		for i := range handles {
 			handles[i] = objects(t, b.Handle(newClient(server), bucketName), mode, nil)
 		}
@@ -198,9 +199,9 @@ func TestP1ABA(t *testing.T) {
 }
 
 // The same with the token in the metadata and If-Match on the ETag of what was
-// read: the control, without which the test above shows nothing. It goes on until
-// the harm is done, which takes more than one fuzz of a few hundred tokens only
-// where the writers hardly meet.
+// read: the control, without which the test above shows nothing. It goes on
+// until harm is done, which takes more than one fuzz of a few hundred tokens
+// only where the writers hardly meet.
 func TestP1ABAControl(t *testing.T) {
 	violations, wrong, writes := 0, 0, 0
 	for round := 0; violations < 20 || wrong < 20; round++ {
@@ -224,8 +225,8 @@ func TestP1ABAControl(t *testing.T) {
 	t.Logf("%d writes came after a newer one, %d of %d verdicts were wrong", violations, wrong, writes)
 }
 
-// naivePut is what is usually written: read the token, compare, write on
-// condition of the ETag.
+// naivePut is the usual code: read the token, compare, write on condition of
+// the ETag.
 func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attempt string) error {
 	in := &s3.PutObjectInput{
 		Bucket: aws.String(bucketName), Key: aws.String(key), Body: bytes.NewReader([]byte(body)),
@@ -254,9 +255,9 @@ func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attem
 	return guard.OutcomeUnknown("put", c, err)
 }
 
-// The hole of P1ABA, step by step: a writer compares and is paused, others write
-// and bring the old content back, and the paused write is let go. Then a write
-// whose answer is lost is sent again by the SDK.
+// The hole of P1ABA, step by step: a writer compares and is paused, others
+// write and restore the old content, and the paused write is released. Then the
+// SDK resends a write whose answer is lost.
 func TestP1ABASteps(t *testing.T) {
 	for _, naive := range []bool{false, true} {
 		server, b, o := setup(t, s3fence.Sealed, 0)

@@ -29,8 +29,8 @@ func (a answering) Do(r *http.Request) (*http.Response, error) {
 	return out, nil
 }
 
-// Configurations that cannot work: a clear error at opening and at each call,
-// and the object untouched.
+// Configurations that cannot work give a clear error at opening and at each
+// call, and leave the object untouched.
 func TestAccess(t *testing.T) {
 	gone := errors.New("the role is gone")
 	answer := func(status int, code string) func(*s3.Options) {
@@ -101,7 +101,7 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// got is what reading an object says.
+// got is the result of reading an object.
 func got(t *testing.T, o *s3fence.Objects, key string) error {
 	t.Helper()
 	object, err := o.Get(t.Context(), key)

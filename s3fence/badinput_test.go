@@ -55,7 +55,7 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
-// Keys that are unusual and good work in every mode, and are listed as given.
+// Unusual but valid keys work in every mode, and are listed as given.
 func TestGoodKeys(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
@@ -145,7 +145,7 @@ func TestBadHeaders(t *testing.T) {
 	}
 }
 
-// pipe is an io.ReadSeeker only by its type, as os.Stdin is.
+// pipe is an io.ReadSeeker only by its type, like os.Stdin.
 type pipe struct{ io.Reader }
 
 func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }

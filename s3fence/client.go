@@ -239,7 +239,7 @@ func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Ob
 			return nil
 		}
 		if aws.ToString(page.NextContinuationToken) == "" {
-			return errors.New("the store cut the listing off and did not say how to go on")
+			return errors.New("the store truncated the listing without a continuation token")
 		}
 		in.ContinuationToken = page.NextContinuationToken
 	}

@@ -46,7 +46,7 @@ func TestRequestsPerCall(t *testing.T) {
 			count("reading the mark", 1, func() error { _, err := o.Mark(t.Context(), key); return err })
 			count("reading", 1+btoi(mode == s3fence.Pointer), func() error { content(t, o, key); return nil })
 			count("deleting", 1, func() error { return o.Delete(t.Context(), claim(8, "b"), key) })
-			// A refusal is never by the cache: the object is read first.
+			// A refusal never comes from the cache: the object is read first.
 			count("a refused write", 1, func() error {
 				refused(t, putAs(7)(), guard.ReasonStale)
 				return nil
@@ -87,10 +87,10 @@ func btoi(b bool) int {
 }
 
 // Each benchmark writes in turn with the fence, the same stored bytes and
-// metadata by a bare PUT, and the body alone by a bare PUT, so that all have the
-// machine's mood alike. Metrics: "ratio" is the throughput of the fenced write
-// over that of the same bytes, by the sums; "p50-ratio" by the medians;
-// "p50-body-ratio" is over the body alone.
+// metadata by a bare PUT, and the body alone by a bare PUT, so that the
+// machine's load affects all alike. Metrics: "ratio" is the throughput of the
+// fenced write over that of the same bytes, by the sums; "p50-ratio" by the
+// medians; "p50-body-ratio" is over the body alone.
 func BenchmarkPut(b *testing.B) {
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
 		for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {
@@ -165,7 +165,7 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// BenchmarkAdmit is the store's hot path: a claim that already is the mark.
+// BenchmarkAdmit is the store's hot path: a claim equal to the mark.
 func BenchmarkAdmit(b *testing.B) {
 	server := newServer(b, &s3test.Options{NoHistory: true})
 	store := open(b, server, nil).Store()

@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// bypass writes an object as a program that knows nothing of fences would.
+// bypass writes an object like a program that knows nothing of fences.
 func bypass(t *testing.T, server *s3test.Server, key string, body []byte, metadata map[string]string) {
 	t.Helper()
 	_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
@@ -36,8 +36,8 @@ func stored(t *testing.T, server *s3test.Server, key string) s3test.Object {
 	return o
 }
 
-// everyCall returns what each call says of the object, whose bytes none of them
-// may touch.
+// everyCall returns the error of each call on the object; no call may touch its
+// bytes.
 func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Objects) map[string]error {
 	t.Helper()
 	before := len(server.History(bucketName, key))
@@ -176,8 +176,8 @@ func TestUnsealEveryBit(t *testing.T) {
 	}
 }
 
-// What a program that knows nothing of fences wrote, before or in between, is
-// unfenced, and not overwritten.
+// An object written by a program that knows nothing of fences, before or in
+// between, is unfenced, and not overwritten.
 func TestUnfencedObjects(t *testing.T) {
 	for _, body := range []string{"", "somebody's", string(bytesOf(10_000))} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
@@ -223,8 +223,8 @@ func everyCallButAdopt(t *testing.T, server *s3test.Server, o *s3fence.Objects) 
 	return out
 }
 
-// Data that is not what the pointer says is found out while it is read, or at
-// once if it is gone.
+// Data that differs from its pointer is detected while it is read, or at once
+// if it is gone.
 func TestDamagedData(t *testing.T) {
 	for name, change := range map[string]func(body []byte) []byte{
 		"altered": func(b []byte) []byte { b[3] ^= 1; return b },
@@ -238,7 +238,7 @@ func TestDamagedData(t *testing.T) {
 			put(t, o, claim(5, "a"), "the body of the object")
 			data := dataKeys(server)[0]
 			if change == nil {
-				// As somebody with a broom would.
+				// As a careless clean-up would.
 				if err := b.RemoveForTest(t.Context(), data); err != nil {
 					t.Fatal(err)
 				}
@@ -255,7 +255,7 @@ func TestDamagedData(t *testing.T) {
 				return
 			}
 			damage(t, err)
-			// The mark is whole, and a writer can put things right.
+			// The mark is intact, and a writer can repair the object.
 			put(t, o, claim(5, "a"), "again")
 			want(t, o, "again", guard.Mark{Token: 5, LeaseID: "a"})
 		})
@@ -270,7 +270,7 @@ func TestModesDoNotMix(t *testing.T) {
 				continue
 			}
 			t.Run(wrote.String()+" by "+mode.String(), func(t *testing.T) {
-				server, b, _ := setup(t, s3fence.Plain, 0) // all are possible here
+				server, b, _ := setup(t, s3fence.Plain, 0) // all modes are possible here
 				put(t, objects(t, b, wrote, nil), claim(5, "a"), "body")
 				o := objects(t, b, mode, nil)
 				for call, err := range everyCall(t, server, o) {
@@ -278,7 +278,7 @@ func TestModesDoNotMix(t *testing.T) {
 						t.Errorf("%s: %v", call, err)
 					}
 				}
-				// A tombstone is every mode's.
+				// All modes share tombstones.
 				if err := objects(t, b, wrote, nil).Delete(t.Context(), claim(6, "a"), key); err != nil {
 					t.Fatal(err)
 				}

@@ -92,7 +92,7 @@ func ExampleObjects_Raise() {
 	if _, err := fmt.Fscan(object.Body, &n); err != nil {
 		log.Fatal(err)
 	}
-	// The old holder, still at it, can no longer slip in between.
+	// The old holder, still running, can no longer write in between.
 	fmt.Println(counters.Put(ctx, old, "counter", strings.NewReader("42"), nil) != nil)
 	fmt.Println(counters.Put(ctx, holder, "counter", strings.NewReader(fmt.Sprint(n+1)), nil))
 	// Output:
@@ -121,7 +121,7 @@ func ExampleObjects_Collect() {
 	defer object.Body.Close()
 	n, err := io.Copy(io.Discard, object.Body)
 	fmt.Println(n, err)
-	// From time to time, anywhere: delete what pointers have left.
+	// From time to time, anywhere: delete the data that pointers have left.
 	done, err := dumps.Collect(ctx, "")
 	fmt.Println(done.Pointers, done.Deleted, err)
 	// Output:

@@ -12,10 +12,10 @@ func (b *Bucket) SetClock(now func() time.Time) { b.clock = now }
 // SetDelay replaces the shortest wait before a retry; b must not be in use.
 func (b *Bucket) SetDelay(d time.Duration) { b.delay = d }
 
-// Forget empties the cache, as another process would begin.
+// Forget empties the cache, as in a new process.
 func (b *Bucket) Forget() { clear(b.cache) }
 
-// DataPrefix is where the data of a pointer is.
+// DataPrefix is the prefix of a pointer's data.
 func (b *Bucket) DataPrefix(key string) string { return b.dataPrefix(key) }
 
 // Handle is b as another process would hold it, on a bucket of the same store.
@@ -25,7 +25,7 @@ func (b *Bucket) Handle(client S3, name string) *Bucket {
 	}
 }
 
-// SetProbe says what a probe would have found; b must not be in use.
+// SetProbe sets what a probe would have found; b must not be in use.
 func (b *Bucket) SetProbe(p Probe) { b.probe = p }
 
 // KnownProbe is what the probe finds on s3test, to be kept.
@@ -35,7 +35,8 @@ func KnownProbe(client S3, bucket string, opaque bool) *Probe {
 	}
 }
 
-// RaceOfGate runs racing writers of the probe on a bucket and returns what they got.
+// RaceOfGate runs racing writers of the probe on a bucket and returns their
+// results.
 func (b *Bucket) RaceOfGate(ctx context.Context, key string) (errs []error) {
 	var r rush
 	r.run(ctx, &prober{b: b}, key, "")
@@ -51,7 +52,7 @@ func (o *Objects) Bucket() *Bucket { return o.b }
 // Client is the client of b.
 func (b *Bucket) Client() S3 { return b.client }
 
-// MaxPartsForTest sets how many parts S3 takes and returns what it was.
+// MaxPartsForTest sets how many parts S3 takes and returns the old value.
 func MaxPartsForTest(n int) (old int) {
 	old, maxParts = maxParts, n
 	return old

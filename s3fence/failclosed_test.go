@@ -20,7 +20,7 @@ import (
 )
 
 // A store that answers 416 to a suffix range longer than the object, as rclone
-// and gofakes3 do: what is there is not taken for absent, at any length.
+// and gofakes3 do: an object of any length is not taken for absent.
 func TestShortRangesAreNotAbsence(t *testing.T) {
 	t.Run("store", func(t *testing.T) {
 		server := newServer(t, nil)
@@ -82,8 +82,8 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 	})
 }
 
-// An answer that lacks what a state is made of is an error that says so. It is
-// neither "absent" nor the base of a write or a deletion.
+// An answer without the parts of a state is an error that says so. It is neither
+// "absent" nor the base of a write or a deletion.
 func TestAnswersThatCannotBeTrusted(t *testing.T) {
 	reads := []s3test.Op{s3test.GetObject, s3test.HeadObject}
 	for name, c := range map[string]struct {
@@ -162,7 +162,7 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 	}
 }
 
-// retrying is an HTTP client that repeats by itself: the first try of a PUT is
+// retrying is an HTTP client that retries on its own: the first try of a PUT is
 // applied and its answer lost, the second cannot connect.
 type retrying struct {
 	next s3.HTTPClient
@@ -183,7 +183,7 @@ func (r *retrying) Do(req *http.Request) (*http.Response, error) {
 	return nil, fmt.Errorf("giving up after 2 attempts: %w", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")})
 }
 
-// A connection that was refused says nothing of the attempts before it.
+// A refused connection says nothing about the attempts before it.
 func TestDialErrorIsNotUnsent(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
@@ -194,7 +194,8 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 			t.Errorf("a write that took effect: %v", err)
 		}
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
-		// And when nothing can be read afterwards, it is not known, and no data goes.
+		// And when nothing can be read afterwards, the outcome is unknown, and no
+		// data is deleted.
 		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
 		mine = objects(t, b.Handle(client, bucketName), mode, nil)
 		mine.Bucket().CopyCache(b)
@@ -229,8 +230,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A bucket whose ETags become content hashes after it was opened: the paused
-// writer of before is not let in, and Plain writers are told to stop.
+// A bucket whose ETags become content hashes after it was opened: a writer paused
+// before that is not admitted, and Plain writers are told to stop.
 func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 	for _, size := range []int{1, 10_000} {
 		server, b, o := setup(t, s3fence.Plain, 0)
@@ -239,8 +240,8 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 		put(t, o, claim(8, "z"), "before")
 		server.SetETags(s3test.ETagMD5)
 		put(t, o, claim(9, "a"), body) // takes effect on a random ETag, and is the first that shows it
-		// Were it sent, another would bring the same body, and the same ETag, back
-		// before it is applied.
+		// If it were sent, another writer would restore the same body, and the
+		// same ETag, before it is applied.
 		third := objects(t, b.Handle(newClient(server), bucketName), s3fence.Plain, nil)
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.Fault{
 			Before: func(*s3test.Request) {
@@ -270,8 +271,8 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 	}
 }
 
-// A floor that another program wrote stops Retire before any mark goes: without
-// the floor a claim below the forgotten mark would be admitted.
+// A floor that another program wrote stops Retire before any mark is deleted:
+// without the floor a claim below the forgotten mark would be admitted.
 func TestRetireOverAForeignFloor(t *testing.T) {
 	for _, deletes := range []bool{true, false} {
 		for name, metadata := range map[string]map[string]string{"unfenced": nil, "damaged": {"fencing-token": "7"}} {
@@ -297,8 +298,8 @@ func TestRetireOverAForeignFloor(t *testing.T) {
 	}
 }
 
-// Deletions that are denied inside of Retire: an error that says so, no mark
-// counted, and all marks still as they were.
+// Deletions denied inside Retire: an error that says so, no mark counted, and all
+// marks unchanged.
 func TestRetireWithoutTheRightToDelete(t *testing.T) {
 	server := newServer(t, nil)
 	store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
@@ -337,8 +338,8 @@ func TestRetireWithLostAnswers(t *testing.T) {
 	}
 }
 
-// A part that fails fails the write, whichever it is and however late: nothing is
-// completed without it.
+// A failed part fails the write, whichever part it is and however late: no upload
+// is completed without it.
 func TestFailedPartFailsThePut(t *testing.T) {
 	for part := range 4 {
 		server := newServer(t, nil)
@@ -421,7 +422,7 @@ func TestExpiresIsKept(t *testing.T) {
 }
 
 // No conditional request leaves with an empty condition, whoever asks for it, and
-// nothing with a mark without one.
+// nothing with a mark leaves without one.
 func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	client := b.Client()
@@ -462,7 +463,7 @@ func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 	}
 }
 
-// A listing that is cut off without saying how to go on is not the whole.
+// A listing that is cut off without a continuation is not complete.
 func TestCutListing(t *testing.T) {
 	_, b, _ := setup(t, s3fence.Sealed, 0)
 	o := objects(t, b.Handle(cutLists{b.Client()}, bucketName), s3fence.Sealed, nil)
@@ -479,7 +480,7 @@ func (cutLists) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*
 	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true)}, nil
 }
 
-// emptyRanges answers to a range of an empty object as MinIO does.
+// emptyRanges answers a range request on an empty object like MinIO.
 type emptyRanges struct{ *s3.Client }
 
 func (c emptyRanges) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
@@ -497,7 +498,7 @@ func (c emptyRanges) GetObject(ctx context.Context, in *s3.GetObjectInput, opts 
 	return out, err
 }
 
-// A store that answers to a range of an empty object with an empty range is
+// A store that answers a range request on an empty object with an empty range is
 // suitable, and an empty foreign object is seen there.
 func TestEmptyRangeOfAnEmptyObject(t *testing.T) {
 	server := newServer(t, nil)

@@ -20,9 +20,9 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// A store that answers a read beside a write with metadata of one version and
-// bytes of the next: the object is read once more, and nothing is called damaged.
-// What is damaged stays so, after two reads.
+// A store that answers a read during a write with metadata of one version and
+// bytes of the next: the object is read once more, and not reported as damaged.
+// Real damage is reported, after two reads.
 func TestReadsOfTwoVersions(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
@@ -122,7 +122,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 	})
 }
 
-// Every call checks its keys, and refusals name what was asked for.
+// Every call checks its keys, and refusals name the key.
 func TestRefusalsNameTheKey(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
@@ -170,7 +170,7 @@ func TestRefusalsNameTheKey(t *testing.T) {
 		if m, err := o.Mark(ctx, key); m != at || err != nil {
 			t.Errorf("the mark is %+v, %v", m, err)
 		}
-		// Without a remembered mark, too, the store names it.
+		// The store also names a mark that it does not remember.
 		store := b.Store()
 		if m, err := store.Admit(ctx, claim(7, "c")); err != nil || m != (guard.Mark{Token: 7, LeaseID: "c"}) {
 			t.Errorf("Admit = %+v, %v", m, err)
@@ -185,7 +185,7 @@ func TestRefusalsNameTheKey(t *testing.T) {
 }
 
 // A write whose first sending was lost and whose second is refused is not known to
-// be without effect, if nothing can be read.
+// have had no effect, if nothing can be read.
 func TestDoubtIsKept(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for _, second := range []int{403, 412, 503} {
@@ -201,7 +201,7 @@ func TestDoubtIsKept(t *testing.T) {
 			}
 			server.ClearFaults()
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // the data of a pointer, too
-			// Refused without a doubt, it is without effect.
+			// Refused with no earlier sending in doubt, it has no effect.
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Answer(403)})
 			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonUnavailable)
 			server.ClearFaults()
@@ -225,7 +225,7 @@ func TestRequestsOfAnOvertakenWrite(t *testing.T) {
 	put(t, other, claim(6, "b"), "after")
 	server.ResetCounts()
 	refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
-	if n := server.Count(); n != 2 { // by what is remembered it is in order, so it is sent
+	if n := server.Count(); n != 2 { // the remembered state admits it, so it is sent
 		t.Errorf("a stale write took %d requests, want 2", n)
 	}
 	put(t, other, claim(7, "b"), "more")
@@ -258,8 +258,8 @@ type countedBody struct {
 
 func (b *countedBody) Close() error { b.c.closed.Add(1); return b.ReadCloser.Close() }
 
-// Whatever comes of a call, the bodies of all answers are closed: a connection
-// whose body is not is lost.
+// Whatever a call returns, the bodies of all answers are closed: otherwise the
+// connection is lost.
 func TestEveryBodyIsClosed(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for name, fault := range map[string]s3test.Fault{
@@ -303,7 +303,7 @@ func TestEveryBodyIsClosed(t *testing.T) {
 	})
 }
 
-// A body is as long as Options.MaxBody and no longer, packed or not.
+// A body may be as long as Options.MaxBody and no longer, packed or not.
 func TestLongestBody(t *testing.T) {
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
 		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
@@ -330,7 +330,7 @@ func TestLongestBody(t *testing.T) {
 	}
 }
 
-// How long what a signature names is valid.
+// How long a signature may be valid.
 func TestPresignLimits(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "body")
@@ -357,8 +357,8 @@ func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...fun
 	return nil, errors.New("no credentials")
 }
 
-// Each failure on the way of adopting an object as a pointer, which leaves no data
-// and the object as it was.
+// Each failure while adopting an object as a pointer leaves no data and the object
+// unchanged.
 func TestAdoptDataFails(t *testing.T) {
 	gets := []s3test.Op{s3test.GetObject}
 	for name, c := range map[string]struct {
@@ -393,7 +393,7 @@ func TestAdoptDataFails(t *testing.T) {
 	invalid(t, o.Adopt(t.Context(), claim(5, "a"), key), "Headers.Metadata")
 }
 
-// A gzip file whose content is as long as may be is adopted, one more byte is not.
+// A gzip file with content of the maximum length is adopted; one byte more is not.
 func TestAdoptLongestGzip(t *testing.T) {
 	server := newServer(t, nil)
 	o := objects(t, open(t, server, &s3fence.Options{MaxBody: 1000}), s3fence.SealedGzip, nil)

@@ -24,11 +24,11 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// The tests of this file hold FORMAT.md to be true: testdata/fencepost_s3.py
-// was written from it, with Python's standard library alone. What one side
-// writes the other reads, what one side refuses the other refuses.
+// The tests of this file check that FORMAT.md is true: testdata/fencepost_s3.py
+// was written from it, with Python's standard library alone. What one side writes,
+// the other reads; what one side refuses, the other refuses.
 
-// python runs a program with Python 3, which `.ci/setup tests` sees to.
+// python runs a program with Python 3, which `.ci/setup tests` installs.
 func python(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := exec.LookPath("python3")
@@ -41,7 +41,7 @@ func python(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// peer is the Python program, asked line by line.
+// peer is the Python program, queried line by line.
 type peer struct {
 	t   *testing.T
 	in  io.Writer
@@ -93,7 +93,7 @@ func (p *peer) ask(request, answer any) {
 	}
 }
 
-// formatState is what both sides say of an object.
+// formatState is what both sides report about an object.
 type formatState struct {
 	Kind   string      `json:"kind"`
 	Token  json.Number `json:"token,omitempty"`
@@ -108,7 +108,7 @@ func (s *formatState) mark() guard.Mark {
 	return guard.Mark{Token: guard.Token(n), LeaseID: s.Lease}
 }
 
-// reading is what the Python program makes of an object.
+// reading is the Python program's view of an object.
 type reading struct {
 	State   formatState `json:"state"`
 	Body    []byte      `json:"body"`
@@ -132,7 +132,7 @@ func (p *peer) seal(key string, s formatState, body []byte, user map[string]stri
 	return out
 }
 
-// write is seal of what is still to be packed, where the kind wants that.
+// write is seal of a body that is packed first, if the kind requires it.
 func (p *peer) write(key string, s formatState, body []byte, user map[string]string) (out sealedBytes) {
 	p.t.Helper()
 	ask := fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user}
@@ -156,7 +156,7 @@ var modes = map[string]s3fence.Mode{
 	"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer, "tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
 }
 
-// formatHandle is a handle of a process that has just started.
+// formatHandle returns the handle of a process that has just started.
 func formatHandle(t *testing.T, server *s3test.Server, kind string) *s3fence.Objects {
 	t.Helper()
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
@@ -214,7 +214,7 @@ func TestFormatVectors(t *testing.T) {
 			o := formatHandle(t, server, v.State.Kind)
 			mark, err := o.Mark(t.Context(), v.Key)
 			if v.Damaged != "" {
-				// What only the body shows is seen by those who read it.
+				// What only the body shows is seen only by those who read it.
 				if err == nil {
 					_, err = o.Get(t.Context(), v.Key)
 				}
@@ -263,7 +263,7 @@ func formatLease(rng *rand.Rand) string {
 	return out.String()
 }
 
-// Whatever Go wrote Python reads, and sealing the same again gives the same bytes.
+// Python reads whatever Go wrote, and sealing the same again gives the same bytes.
 func TestFormatGoWritesPythonReads(t *testing.T) {
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip", "plain", "pointer"} {
@@ -310,7 +310,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 				writes = append(writes, r.State.Write)
 				got := r.Body
 				if kind == "gzip" && !deleted {
-					// Whoever knows nothing of all this sees the same.
+					// A reader that knows nothing of this sees the same.
 					got = p.gunzip(at.Body)
 					if inner := p.gunzip(r.Body); !bytes.Equal(inner, got) {
 						t.Errorf("write %d: the object unpacks to %d bytes, its body to %d", i, len(got), len(inner))
@@ -333,7 +333,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 }
 
 // A writer in Python takes over from one in Go, and the other way around; the
-// stale one is refused each time.
+// stale writer is refused each time.
 func TestFormatWritersTakeTurns(t *testing.T) {
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip", "plain"} {
@@ -407,8 +407,7 @@ func TestFormatDecision(t *testing.T) {
 	}
 }
 
-// No change of one byte, and no cut, of a sealed object goes unnoticed on
-// either side.
+// Each side detects every changed byte and every cut in a sealed object.
 func TestFormatDamageIsRefused(t *testing.T) {
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip"} {
@@ -436,7 +435,7 @@ func TestFormatDamageIsRefused(t *testing.T) {
 				try(fmt.Sprint("cut at ", i), good.Body[:i])
 				try(fmt.Sprint("without the first ", i+1), good.Body[i+1:])
 			}
-			// The control: what is as it was is read.
+			// The control: an unchanged object is read.
 			bypass(t, server, key, good.Body, good.Metadata)
 			want(t, formatHandle(t, server, kind), "body", guard.Mark{Token: 5, LeaseID: "a"})
 			if r := p.read(key, good.Body, good.Metadata); r.Damaged != "" {

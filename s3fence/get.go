@@ -116,7 +116,8 @@ func checkRange(out *s3.GetObjectOutput, first, length, size int64) error {
 // still the same object. The body comes from the store while it is read. What was
 // read is verified only at the end: the last Read returns a [*DamagedError] in
 // place of io.EOF if the bytes are not what was written. So act on nothing before
-// io.EOF. Errors: as Get.
+// io.EOF.
+// Errors: as Get.
 func (o *Objects) GetStream(ctx context.Context, key string) (*Object, error) {
 	return o.stream(ctx, "get", key, nil)
 }
@@ -125,7 +126,8 @@ func (o *Objects) GetStream(ctx context.Context, key string) (*Object, error) {
 // shorter; a negative length reads to its end. It verifies the mark, the length
 // of the whole body, and that all comes from one version. It does not verify the
 // bytes, because the checksum covers the whole body. It takes two requests.
-// [SealedGzip] has no ranges: ErrInvalid. Errors: as [Objects.Get].
+// [SealedGzip] has no ranges: ErrInvalid.
+// Errors: as [Objects.Get].
 func (o *Objects) GetRange(ctx context.Context, key string, offset, length int64) (*Object, error) {
 	if o.mode == SealedGzip {
 		return nil, guard.Invalid("mode", o.mode.String(), "has no ranges: the body is compressed as a whole")
@@ -405,8 +407,8 @@ var errStop = errors.New("stop")
 // one request per 1,000 objects, and one for each object that is as long as a
 // tombstone. opts may be nil.
 //
-// It is no snapshot: concurrent changes may or may not be seen. Errors, as the
-// last pair: ErrInvalid, ErrUnavailable.
+// It is no snapshot: concurrent changes may or may not be seen.
+// Errors, as the last pair: ErrInvalid, ErrUnavailable.
 func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
 	if opts == nil {
 		opts = &ListOptions{}

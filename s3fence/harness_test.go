@@ -28,7 +28,7 @@ func claim(token guard.Token, lease string) guard.Claim {
 	return guard.Claim{Resource: resource, Token: token, LeaseID: lease}
 }
 
-// opaqueServers are the servers with what a probe would find out of their ETags.
+// opaqueServers maps servers to what a probe would find out about their ETags.
 var opaqueServers sync.Map
 
 // newServer starts a server with an empty bucket.
@@ -50,13 +50,13 @@ func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: "secret"}, nil
 		}),
-		// The SDK's own retries are in place, as everywhere, but do not take seconds.
+		// The SDK's own retries are on, as everywhere, but do not take seconds.
 		Retryer: retry.AddWithMaxBackoffDelay(retry.NewStandard(), 5*time.Millisecond),
 	}, change...)
 }
 
-// open opens the bucket, fast on retries. What the probe would find is known,
-// unless it is to be seen with encryption.
+// open opens the bucket with fast retries. The probe's result is known, unless
+// the probe is to run with encryption.
 func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	given := s3fence.Options{}
@@ -70,7 +70,7 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 	return openProbed(t, server, &given)
 }
 
-// openProbed opens the bucket after a probe, whose traces are wiped.
+// openProbed opens the bucket after a probe and removes its traces.
 func openProbed(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
@@ -92,8 +92,8 @@ func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.O
 	return o
 }
 
-// setup is a server, its bucket and objects of a mode that is safe there. What
-// the probe would find is known, so it is not run each time.
+// setup returns a server, its bucket and objects of a mode that is safe there.
+// The probe's result is known, so it is not run each time.
 func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s3fence.Bucket, *s3fence.Objects) {
 	t.Helper()
 	opts := &s3test.Options{}

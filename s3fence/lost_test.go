@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// lossy are the ways in which an answer can fail to come.
+// lossy lists the ways in which an answer can get lost.
 var lossy = map[string]s3test.Fault{
 	"request lost":        s3test.LoseRequest(),
 	"response lost":       s3test.LoseResponse(),
@@ -82,14 +82,14 @@ func TestLostAnswersAreResolved(t *testing.T) {
 	})
 }
 
-// A write whose answer is lost and that is overtaken before it can look is
-// still a success: it stands in the list of recent writes.
+// A write whose answer is lost and that is overtaken before it can read is
+// still a success: it is in the list of recent writes.
 func TestLostAnswerThenSuccessors(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for successors, verdict := range map[int]guard.Reason{
 			1: guard.ReasonNone, 7: guard.ReasonNone,
-			// Too many to be listed: it cannot be told any more, and is neither
-			// called stale nor done.
+			// Too many to be listed: the outcome can no longer be determined,
+			// and is called neither stale nor done.
 			40: guard.ReasonOutcomeUnknown,
 		} {
 			t.Run(fmt.Sprint(successors), func(t *testing.T) {
@@ -111,8 +111,8 @@ func TestLostAnswerThenSuccessors(t *testing.T) {
 	})
 }
 
-// A write that was lost on the way and is then overtaken is stale, and exactly
-// that, although its first sending was in doubt.
+// A write that was lost in transit and is then overtaken is exactly stale,
+// although its first sending was in doubt.
 func TestLostRequestThenSuccessor(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
@@ -128,8 +128,8 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 }
 
 // Data of a write that was read to be lost is deleted with it, whether the read
-// follows a refusal, a lost request or the end of the context; data of a write of
-// which that is not known stays.
+// follows a refusal, a lost request or the end of the context; data of a write
+// whose outcome is not known stays.
 func TestDataOfALostWrite(t *testing.T) {
 	overtaken := func(fault s3test.Fault, other *s3fence.Objects) s3test.Fault {
 		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
@@ -170,8 +170,8 @@ func TestDataOfALostWrite(t *testing.T) {
 	}
 }
 
-// A write that is given up while it is on its way may land later. It was never
-// called stale or failed, and when it lands it is in order.
+// A write that is abandoned in flight may land later. It was never called stale
+// or failed, and when it lands it is valid.
 func TestGivenUpWriteLandsLater(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
@@ -197,7 +197,7 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 	})
 }
 
-// When the store answers nothing any more, the outcome of a write is unknown.
+// When the store no longer answers, the outcome of a write is unknown.
 func TestUnreachableAfterSending(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
@@ -212,7 +212,7 @@ func TestUnreachableAfterSending(t *testing.T) {
 	})
 }
 
-// skewed is a store whose clock is ahead, as Amazon S3 answers then.
+// skewed is a store whose clock is ahead; it answers as Amazon S3 does then.
 type skewed struct {
 	under   *http.Client
 	ahead   time.Duration
@@ -288,8 +288,8 @@ func TestSkewedClockUncorrected(t *testing.T) {
 }
 
 // The caller's own settings cannot turn the SDK's retries on for a conditional
-// write, nor can a gateway's retry, which answers 412 for what it has applied,
-// make our own success a defeat.
+// write, nor can a gateway's retry, which answers 412 for a write it has
+// applied, turn our own success into a failure.
 func TestCallersRetriesStayOff(t *testing.T) {
 	server := newServer(t, nil)
 	client := newClient(server, func(o *s3.Options) {
@@ -303,7 +303,7 @@ func TestCallersRetriesStayOff(t *testing.T) {
 		fault s3test.Fault
 		puts  int
 	}{
-		"response lost":      {s3test.LoseResponse(), 1}, // seen by reading; the SDK's retry would be a second PUT
+		"response lost":      {s3test.LoseResponse(), 1}, // resolved by a read; the SDK's retry would be a second PUT
 		"503 though applied": {s3test.AnswerApplied(http.StatusServiceUnavailable), 1},
 		"412 though applied": {s3test.AnswerApplied(http.StatusPreconditionFailed), 1},
 		"404 though applied": {s3test.AnswerApplied(http.StatusNotFound), 1},

@@ -249,7 +249,8 @@ func reading(verb, key string) *change {
 // a [Pointer] only the pointer is.
 //
 // It is refused under OncePerToken, where it would spend the token, and in
-// Plain where it would not change the ETag. Errors: as [Objects.Put].
+// Plain where it would not change the ETag.
+// Errors: as [Objects.Put].
 func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("raise", claim, key)
 	if err != nil {
@@ -303,8 +304,8 @@ func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID
 //
 // Previous writers of the object must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
-// OncePerToken adopting spends the token. Errors: as [Objects.Put], and
-// ErrNotFound.
+// OncePerToken adopting spends the token.
+// Errors: as [Objects.Put], and ErrNotFound.
 func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("adopt", claim, key)
 	if err != nil {

@@ -71,8 +71,8 @@ func record(server *s3test.Server) *headersSent {
 	return h
 }
 
-// Whatever is asked for goes with every request that needs it: of each mode's
-// write, raise, deletion, and of the probe.
+// Each option is sent with every request that needs it: of each mode's write,
+// raise, deletion, and of the probe.
 func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 	customer := map[string]string{
 		"X-Amz-Server-Side-Encryption-Customer-Algorithm": "AES256",
@@ -185,7 +185,7 @@ func TestPartsWithoutAnnouncedChecksum(t *testing.T) {
 	}
 }
 
-// What never may be sent: a condition that any object meets, a copy.
+// What may never be sent: a condition that any object meets, a copy.
 func TestNeverSent(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	sent := record(server)

@@ -22,7 +22,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// pointerBody is what a test reads of a stored pointer.
+// pointerBody is what tests read of a stored pointer.
 type pointerBody struct {
 	Data  string `json:"data"`
 	Token string `json:"token"`
@@ -132,7 +132,7 @@ func TestPointerBodyFails(t *testing.T) {
 	}
 }
 
-// The store failing on the way, in each request of an upload.
+// The store fails midway, in each request of an upload.
 func TestPointerStoreFails(t *testing.T) {
 	for _, op := range []s3test.Op{s3test.CreateMultipartUpload, s3test.UploadPart, s3test.CompleteMultipartUpload} {
 		t.Run(string(op), func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestPointerStoreFails(t *testing.T) {
 			if uploads, data := server.Uploads(bucketName), dataKeys(server); len(uploads) != 0 || len(data) != 1 {
 				t.Errorf("left: uploads %v, data %q", uploads, data)
 			}
-			// A single lost answer is nothing, in each of them.
+			// A single lost answer does no harm in any of them.
 			server.ClearFaults()
 			server.Inject(s3test.Rule{Ops: []s3test.Op{op}, Times: 1, Fault: s3test.LoseResponse()})
 			if err := o.Put(t.Context(), claim(6, "b"), key, bytes.NewReader(bytesOf(11*miB)), nil); err != nil {
@@ -174,8 +174,8 @@ func TestPointerCancelled(t *testing.T) {
 	}
 }
 
-// endless yields n bytes without holding them, and measures the live heap each
-// time that so many more were read.
+// endless yields n bytes without holding them, and measures the live heap at
+// regular intervals.
 type endless struct {
 	left, each, read int64
 	peak             uint64
@@ -260,8 +260,8 @@ func TestPointerTooLong(t *testing.T) {
 	}
 }
 
-// later is a handle on the same bucket whose clock is ahead: the collector of
-// some time later.
+// later is a handle on the same bucket whose clock is ahead: a collector that
+// runs later.
 func later(t *testing.T, o *s3fence.Objects, d time.Duration) *s3fence.Objects {
 	t.Helper()
 	b := o.Bucket().Handle(o.Bucket().Client(), bucketName)
@@ -278,7 +278,7 @@ func collect(t *testing.T, o *s3fence.Objects) s3fence.Collected {
 	return done
 }
 
-// dataKeys are the data objects there are.
+// dataKeys returns the keys of the data objects.
 func dataKeys(server *s3test.Server) (keys []string) {
 	for _, o := range server.Objects(bucketName) {
 		if strings.Contains(o.Key, ".fencepost/data/") {
@@ -298,7 +298,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 		verdict        guard.Reason
 		deleted        int64
 	}{
-		// The predecessor's data goes too, each time.
+		// The predecessor's data is deleted too, each time.
 		{"an old writer is refused, its data collected", 10, 11, guard.ReasonStale, 2},
 		{"a newer writer's data is kept, its pointer stored", 12, 11, guard.ReasonNone, 1},
 		{"another write under the same token", 11, 11, guard.ReasonNone, 1},
@@ -318,7 +318,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 			}
 			put(t, o, claim(c.holder, "a"), "holder's")
 
-			// Within the grace period nothing goes.
+			// Within the grace period nothing is deleted.
 			if done := collect(t, later(t, o, s3fence.DefaultGracePeriod-time.Minute)); done.Deleted != 0 {
 				t.Errorf("%d deleted within the grace period", done.Deleted)
 			}
@@ -337,8 +337,8 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 	}
 }
 
-// The control: a broom that goes by what is named now takes the data from under
-// a writer that is paused in between.
+// The control: a collector that checks only what is named now deletes the data
+// of a writer that is paused in between.
 func TestPausedWriterControl(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(9, "z"), "before")
@@ -422,8 +422,8 @@ func TestPartsEndWithTheBody(t *testing.T) {
 	}
 }
 
-// A holder that writes often under one token, and deletes in the end, leaves
-// nothing for ever.
+// A holder that writes often under one token, and finally deletes, leaves
+// nothing forever.
 func TestCollectUnderOneToken(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	for range 5 {
@@ -443,8 +443,8 @@ func TestCollectUnderOneToken(t *testing.T) {
 	}
 }
 
-// A pointer that is written more often than once in a grace period must not
-// keep its old data for ever.
+// A pointer that is written more often than once per grace period must not keep
+// its old data forever.
 func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 	now := time.Now()
 	clock := func() time.Time { return now }
@@ -464,7 +464,7 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 		}
 		content(t, o, key)
 	}
-	// At most two grace periods' worth, and a little, is left.
+	// At most a little over two grace periods' worth is left.
 	if damaged != 60 {
 		t.Errorf("the damaged object was met %d times, want each time", damaged)
 	}
@@ -473,8 +473,8 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 	}
 }
 
-// A reader that has the data's stream goes on; one that has only the old
-// pointer, and comes too late, is led to the new.
+// A reader that has the data's stream continues; one that has only the old
+// pointer, and is too late, is led to the new one.
 func TestReadersWhileThePointerMoves(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")

@@ -13,8 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// says checks an error: "" for none, "!" before what a store is refused for, else
-// what an error is that says nothing of the store.
+// says checks an error: "" for none, "!" before the reason for refusing a store,
+// else the text of an error that says nothing about the store.
 func says(t *testing.T, name string, err error, want string) {
 	t.Helper()
 	var u *UnsuitableError
@@ -112,7 +112,7 @@ func repeated(n int, err error) (out []error) {
 	return out
 }
 
-// The sequential checks with a store that is wrong in one step alone.
+// The sequential checks with a store that is wrong in only one step.
 func TestProbeSequentialChecks(t *testing.T) {
 	ctx := t.Context()
 	conditions := func(p *prober) error { return p.conditions(ctx) }
@@ -236,7 +236,7 @@ func TestProbeSequentialChecks(t *testing.T) {
 			t.Errorf("%s: %d bodies were opened, %d closed", name, m.opened, m.closed)
 		}
 	}
-	// Opaque are three ETags for three writes of one body.
+	// Opaque means three ETags for three writes of one body.
 	for _, c := range []struct {
 		etags [3]string
 		want  bool
@@ -325,8 +325,7 @@ func TestProbeRound(t *testing.T) {
 	}
 }
 
-// What races send: the rounds that are said, and not one more; races that nobody
-// wins end.
+// What races send: exactly the stated rounds; races that nobody wins end.
 func TestProbeRaceRounds(t *testing.T) {
 	m := &memory{there: true, etag: `"e"`}
 	created := map[string]int{}
@@ -364,7 +363,7 @@ func TestProbeRaceRounds(t *testing.T) {
 	}
 }
 
-// What each way of reading beside writes sees.
+// What each way of reading during writes sees.
 func TestProbeSight(t *testing.T) {
 	ctx := t.Context()
 	for try, how := range []string{"GET of the last bytes", "GET", "HEAD", "GET of the last bytes"} {
@@ -407,7 +406,7 @@ func TestProbeSight(t *testing.T) {
 	}
 }
 
-// What reads beside writes may see, and what of it the report counts.
+// What reads during writes may see, and what the report counts.
 func TestProbeJudge(t *testing.T) {
 	etags := map[string]int{`"5"`: 5, `"6"`: 6}
 	good := sighting{how: "GET", after: 5, etag: `"6"`, meta: "6", body: "6"}
@@ -437,8 +436,8 @@ func TestProbeJudge(t *testing.T) {
 	}
 }
 
-// Reads beside writes of a store that keeps to what it promises, and of one that
-// answers no read.
+// Reads during writes on a store that keeps its promises, and on one that answers
+// no read.
 func TestProbeReadRace(t *testing.T) {
 	m := &memory{}
 	p := m.prober()

@@ -13,8 +13,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// memory is a store of one object that keeps to conditions. What a test wants
-// otherwise it puts in the place of a call.
+// memory is a store of one object that enforces conditions. Tests replace the
+// calls that should behave differently.
 type memory struct {
 	S3
 	mu     sync.Mutex

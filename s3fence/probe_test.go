@@ -45,7 +45,7 @@ func TestProbeAccepts(t *testing.T) {
 	}
 }
 
-// What the probe says it saw, property by property.
+// What the probe reports, property by property.
 func TestProbeReport(t *testing.T) {
 	server := newServer(t, nil)
 	b := openProbed(t, server, &s3fence.Options{AtomicDelete: true})
@@ -110,8 +110,8 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
-// A store whose deletions do not keep to their condition is refused if they are
-// declared to, and otherwise accepted: then no mark is deleted.
+// A store whose deletions ignore their condition is refused if AtomicDelete is
+// declared, and otherwise accepted: then no mark is deleted.
 func TestProbeOfDeletion(t *testing.T) {
 	for name, fault := range map[string]s3test.Fault{
 		"ignored": {Ignore: []string{"If-Match"}}, "refused": {Status: http.StatusNotImplemented, Code: "NotImplemented"},
@@ -155,7 +155,7 @@ func TestProbeOfDeletion(t *testing.T) {
 	}
 }
 
-// Answers that are lost while it is probed are no reason to refuse a store.
+// Answers lost during the probe are no reason to refuse a store.
 func TestProbeOfABadConnection(t *testing.T) {
 	for name, fault := range map[string]s3test.Fault{
 		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Answer(503), "409": s3test.Answer(409),
@@ -175,7 +175,7 @@ func TestProbeOfABadConnection(t *testing.T) {
 func TestProbeCancelled(t *testing.T) {
 	server := newServer(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	// After its effect, because a request on its way may land after the cleaning.
+	// After its effect, because a request in flight may land after the clean-up.
 	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Skip: 3, Times: 1}, s3test.AfterApply)
 	go func() {
 		if held, err := pause.Wait(context.Background()); err == nil {
@@ -191,7 +191,7 @@ func TestProbeCancelled(t *testing.T) {
 }
 
 // A client that keeps fewer connections than there are racing writers: they
-// cannot wait for each other, and the probe must not wait for ever.
+// cannot wait for each other, and the probe must not wait forever.
 func TestProbeWithFewConnections(t *testing.T) {
 	server := newServer(t, nil)
 	few := &http.Transport{MaxConnsPerHost: 2}
@@ -229,7 +229,7 @@ func (c *staleHeads) HeadObject(ctx context.Context, in *s3.HeadObjectInput, opt
 	return out, err
 }
 
-// mixedBodies is a store whose GET answers are, in the end, of another version.
+// mixedBodies is a store whose GET answers end with bytes of another version.
 type mixedBodies struct{ *s3.Client }
 
 func (c *mixedBodies) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
@@ -258,9 +258,10 @@ func TestProbeRefusesWhatReadersSee(t *testing.T) {
 }
 
 // versitygw reads the ETag first, and the rest of an overwritten object then: a
-// write that is decided on such an answer fails, so it is no harm. Nor is what
-// HEAD mixes, by which nothing is decided. The other way around a stale write is
-// accepted: its condition is the ETag of a version newer than the mark it saw.
+// write that is decided on such an answer fails, so it does no harm. Nor does a
+// mixed answer to HEAD, on which nothing is decided. The other way around a stale
+// write is accepted: its condition is the ETag of a version newer than the mark it
+// saw.
 func TestProbeOfTornReads(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -307,8 +308,8 @@ func TestProbeOfTornReads(t *testing.T) {
 	}
 }
 
-// A result is kept as JSON and given back: no request is sent. One that is about
-// something else is refused, one that is too old or too weak is replaced.
+// A result is kept as JSON and passed back: no request is sent. A result about
+// something else is refused; one that is too old or too weak is replaced.
 func TestKeptProbe(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.CreateBucket("other")
@@ -357,8 +358,8 @@ func TestKeptProbe(t *testing.T) {
 	invalid(t, err, "Options.Probe")
 }
 
-// Without the right to delete a probe leaves one small object, however often it is
-// run, and says what it needs.
+// Without permission to delete, a probe leaves one small object, however often it
+// is run, and says what it needs.
 func TestProbeWithoutTheRightToDelete(t *testing.T) {
 	server := newServer(t, nil)
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)})

@@ -98,7 +98,7 @@ func (r *rush) winner(p *prober) (int, error) {
 }
 
 // errUndecided is the error of races without a known winner, which show nothing.
-var errUndecided = errors.New("too many answers were lost to tell how the store treats those who race; try again")
+var errUndecided = errors.New("too many answers were lost to judge how the store handles racing writers; try again")
 
 // round is one race. It returns the ETag afterwards, and whether there is a
 // known winner.

@@ -138,7 +138,7 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	// For an empty object MinIO answers with the range "bytes 0--1/0".
 	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
 		size < 0 || to != size-1 || from != max(0, size-tailSize) {
-		return nil, fmt.Errorf("the store answered to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
+		return nil, fmt.Errorf("the store answered a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
 	}
 	h.size = size
 	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))

@@ -34,7 +34,7 @@ func readObject(t *testing.T, object *s3fence.Object, err error) (string, error)
 	return string(body), err
 }
 
-// A body is streamed, longer than MaxBody, and verified by its end.
+// A body longer than MaxBody is streamed, and verified by its end.
 func TestGetStream(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
@@ -81,7 +81,7 @@ func TestGetStream(t *testing.T) {
 	})
 }
 
-// An object that is replaced between the mark and the body is read anew.
+// An object that is replaced between the mark and the body is read again.
 func TestGetStreamFollows(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
@@ -189,7 +189,7 @@ func TestPresignGet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, o, claim(6, "b"), "newer") // what was named stays what it is
+	put(t, o, claim(6, "b"), "newer") // the data that was named does not change
 	answer, err := http.Get(signed.URL)
 	if err != nil {
 		t.Fatal(err)
@@ -348,7 +348,7 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 	invalid(t, err, "Headers.ContentEncoding")
 }
 
-// What is a gzip file already is adopted as it is.
+// An object that is already a gzip file is adopted unchanged.
 func TestGzipAdopts(t *testing.T) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -382,8 +382,8 @@ func list(t *testing.T, o *s3fence.Objects, opts *s3fence.ListOptions) (keys []s
 	return keys
 }
 
-// Neither tombstones nor internals are listed; an object that happens to be as
-// long as a tombstone is.
+// Neither tombstones nor internal objects are listed; an object that happens to
+// be as long as a tombstone is.
 func TestListHides(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})

@@ -76,12 +76,12 @@ func TestP1Tombstones(t *testing.T) {
 		refused(t, o.Delete(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		refused(t, o.Raise(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		refused(t, o.Put(t.Context(), claim(6, "c"), key, nil, nil), guard.ReasonConflict)
-		// Also of what never was.
+		// Also for an object that never existed.
 		if err := o.Delete(t.Context(), claim(6, "b"), "never"); err != nil {
 			t.Fatal(err)
 		}
 		refused(t, o.Put(t.Context(), claim(5, "a"), "never", nil, nil), guard.ReasonStale)
-		// Two tombstones never have one ETag.
+		// Two tombstones never have the same ETag.
 		first := stored(t, server, key)
 		put(t, o, claim(6, "b"), "again")
 		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
@@ -138,8 +138,8 @@ func TestAdoptRaces(t *testing.T) {
 		if mode != s3fence.Pointer {
 			return
 		}
-		// Whether the first pointer ever stood there, nobody can read any more, so
-		// its data stays until a higher token shows that nothing names it.
+		// No read can tell any more whether the first pointer was ever there,
+		// so its data stays until a higher token shows that nothing names it.
 		put(t, o, claim(6, "b"), "newest")
 		if n := len(dataKeys(server)); n != 3 {
 			t.Errorf("%d data objects", n)
@@ -151,8 +151,8 @@ func TestAdoptRaces(t *testing.T) {
 	})
 }
 
-// Plain where bodies decide the ETag: only with the declaration, and without
-// what repeats a body.
+// Plain where bodies determine the ETag: only with the declaration, and without
+// operations that repeat a body.
 func TestPlainNeedsOpaqueETags(t *testing.T) {
 	server := newServer(t, nil)
 	b := open(t, server, nil)
@@ -184,7 +184,7 @@ func TestPlainNeedsOpaqueETags(t *testing.T) {
 }
 
 // takeover is the story of P2: holder 6 takes over and reads; then holder 5,
-// who is still at it, appends; then holder 6 appends to what it read.
+// still running, appends; then holder 6 appends to what it read.
 func takeover(t *testing.T, mode s3fence.Mode, raise bool) (final string, old error) {
 	_, b, o := setup(t, mode, guard.SameOrNewer)
 	succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), mode, nil)
@@ -299,7 +299,7 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 	})
 }
 
-// A raise of what does not exist keeps older writers from creating it.
+// A raise of a missing object keeps older writers from creating it.
 func TestRaiseBeforeTheObject(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)

@@ -48,7 +48,7 @@ func TestTrailerRoundTrip(t *testing.T) {
 	}
 }
 
-// The format is stored: what is written today is read by every later build.
+// The format is stored: every later build must read what is written today.
 func TestTrailerIsStable(t *testing.T) {
 	s := &seal{kind: kindSealed, key: keySum("k"), token: 11, lease: "a", id: writeID{1}, recent: []writeID{{2}}, length: 4, crc: 0xfeedface}
 	got := hex.EncodeToString(s.append([]byte("body")))
@@ -92,8 +92,9 @@ func TestUnknownVersion(t *testing.T) {
 	}
 }
 
-// No bytes make the parser panic, and what it takes it could have written. The
-// sum and what follows are put right, or none of it would be looked at.
+// No bytes make the parser panic, and it accepts only what it could have
+// written. The sum and what follows are corrected, or nothing else would be
+// checked.
 func FuzzParseSeal(f *testing.F) {
 	good := sealOf("k", "body", "a", 3).append([]byte("body"))
 	f.Add([]byte("body"), good[4:len(good)-trailerSum-trailerEnd])
@@ -149,7 +150,7 @@ func TestFate(t *testing.T) {
 }
 
 // TestTellingNobodyAllocatesNothing: without an observer an event costs no
-// allocation; with one, an event of a success neither.
+// allocation; with one, neither does an event of a success.
 func TestTellingNobodyAllocatesNothing(t *testing.T) {
 	ctx, start := context.Background(), time.Now()
 	claim := guard.Claim{Resource: "r", Token: 1, LeaseID: "l"}
@@ -168,7 +169,7 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What deflate can pack into so many bytes, and not one more.
+// The most that deflate can pack into so many bytes.
 func TestGzipRatio(t *testing.T) {
 	for content, ok := range map[uint64]bool{0: true, 1032 * 20: true, 1032*20 + 1: false} {
 		s := sealOf("k", strings.Repeat("x", 20), "a", 0)

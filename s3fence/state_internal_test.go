@@ -11,7 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// The names of internal objects, and what is none.
+// Names that are internal objects, and names that are not.
 func TestInternalKeys(t *testing.T) {
 	b := &Bucket{opts: Options{Prefix: "p/.fencepost/"}}
 	id := newWriteID()
@@ -48,7 +48,7 @@ func TestInternalKeys(t *testing.T) {
 	}
 }
 
-// What a write makes of a state: whose writes it lists, and whether these are all.
+// The state after a write: which writes it lists, and whether these are all.
 func TestFollow(t *testing.T) {
 	ids := make([]writeID, maxRecent+2)
 	for i := range ids {
@@ -88,7 +88,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// What is remembered of an object, and what of others goes for it.
+// What is remembered of an object, and which others make room for it.
 func TestRemember(t *testing.T) {
 	b := &Bucket{opts: Options{CacheSize: 2}, cache: map[string]state{}}
 	good := state{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
@@ -194,7 +194,7 @@ func TestPointerAges(t *testing.T) {
 	encodeJSON(since{At: at(0).AddDate(9000, 0, 0)})
 }
 
-// Each field of a Plain object's metadata, malformed by itself.
+// Each field of a Plain object's metadata, malformed on its own.
 func TestParsePlainFields(t *testing.T) {
 	body := []byte("body")
 	id, other := newWriteID(), newWriteID()

@@ -121,7 +121,7 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 			return base, err // the last try had no effect
 		}
 	}
-	return base, guard.Unavailable(c.op(), c.claim, errors.New("others keep writing the object"))
+	return base, guard.Unavailable(c.op(), c.claim, errors.New("other writers kept changing the object"))
 }
 
 // read reads the state that c starts from, and remembers it.
@@ -301,9 +301,9 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 
 // checkOpaque examines the answer to a Plain write. On a store whose ETags are
 // hashes of the content, the next write of the same body would have the same
-// ETag, and a condition on it would not tell the two apart. From then on nothing
-// more is written in Plain through b. Nobody uses what was written as the base of
-// a write, because its metadata has the hash, too.
+// ETag, and a condition on it would not tell the two apart. On such a store
+// nothing more is written in Plain through b. Nobody uses what was written as
+// the base of a write, because its metadata has the hash, too.
 func (b *Bucket) checkOpaque(ctx context.Context, base *state, w *write) {
 	if !w.opaque {
 		return

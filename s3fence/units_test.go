@@ -38,7 +38,7 @@ type unanswered struct{ failed bool }
 func (unanswered) Error() string           { return "no answer" }
 func (u unanswered) ConnectionError() bool { return u.failed }
 
-// Each status and code that is told apart, and its neighbours.
+// Each status and code that is distinguished, and its neighbours.
 func TestClassify(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -94,7 +94,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// What an error of the store means is said first, and the error kept.
+// The meaning of a store's error comes first, and the error is kept.
 func TestExplain(t *testing.T) {
 	b := &Bucket{name: "inv\noices"}
 	if err := b.explain(nil); err != nil {
@@ -192,7 +192,7 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// When a kept probe stands for a new one, and when it is an error.
+// When a kept probe replaces a new one, and when it is an error.
 func TestProbeIsUsable(t *testing.T) {
 	now := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
 	bucket := func(endpoint string) *Bucket {
@@ -282,7 +282,7 @@ func TestHeaderCharacters(t *testing.T) {
 			t.Errorf("printable(%q) = %v", value, got)
 		}
 	}
-	// Every header is looked at, and the metadata to the last byte.
+	// Every header is checked, and the metadata to the last byte.
 	for field, h := range map[string]Headers{
 		"Headers.ContentType": {ContentType: "\n"}, "Headers.CacheControl": {CacheControl: "\n"}, "Headers.ContentDisposition": {ContentDisposition: "\n"},
 		"Headers.ContentEncoding": {ContentEncoding: "\n"}, "Headers.ContentLanguage": {ContentLanguage: "\n"}, "Headers.StorageClass": {StorageClass: "\n"},
@@ -298,7 +298,7 @@ func TestHeaderCharacters(t *testing.T) {
 	if got, err := h.validate(); err != nil || len(got.Metadata) != 1 || got.Metadata["a"] != h.Metadata["A"] {
 		t.Errorf("as much as may be: %v", err)
 	}
-	// With all that this package adds, it is at most what S3 takes.
+	// With all that this package adds, it stays within S3's limit.
 	s := state{kind: kindPlain, mark: guard.Mark{Token: guard.MaxToken, LeaseID: strings.Repeat("é", guard.MaxLeaseIDLen/2)}, cut: true}
 	s.recent = make([]writeID, maxRecentPlain)
 	total := 0
@@ -311,7 +311,7 @@ func TestHeaderCharacters(t *testing.T) {
 }
 
 // The versions of a raced object differ in their lengths, too, and a mixture is
-// not taken for one.
+// not mistaken for one.
 func TestVersionBody(t *testing.T) {
 	lengths := map[int]bool{}
 	for n := range raceWrites {
@@ -344,7 +344,7 @@ func TestVersionBody(t *testing.T) {
 	}
 }
 
-// A body and its trailer are read as one, by whatever way and from wherever.
+// A body and its trailer are read as one, in any way and from any position.
 func TestJoinedBody(t *testing.T) {
 	for _, c := range []struct{ body, trailer string }{{"", ""}, {"body", ""}, {"", "trailer"}, {"body", "trailer"}} {
 		all := c.body + c.trailer
@@ -392,7 +392,7 @@ func TestJoinedBody(t *testing.T) {
 			t.Errorf("back: %d, %v", at, err)
 		}
 	}
-	// What is written before a writer fails is counted.
+	// Bytes written before a writer fails are counted.
 	broken := errors.New("broken pipe")
 	j := &joined{body: []byte("body"), trailer: []byte("trailer")}
 	if n, err := j.WriteTo(&failingWriter{err: broken}); n != 2 || !errors.Is(err, broken) {
@@ -435,8 +435,7 @@ func TestSections(t *testing.T) {
 	}
 }
 
-// Answers to a request for the end of an object, and for all of it, that are not
-// what was asked for.
+// Wrong answers to a request for the end of an object, and for all of it.
 func TestAnswersToReads(t *testing.T) {
 	long := strings.Repeat("x", tailSize)
 	for _, c := range []struct {

@@ -78,7 +78,7 @@ func TestUnfenced(t *testing.T) {
 	}
 }
 
-// The judge must not be satisfied by less than what it claims.
+// The judge must not be satisfied with less than it claims.
 func TestJudge(t *testing.T) {
 	good := func() (*judge, state) {
 		j := newJudge(true)
@@ -138,7 +138,7 @@ func TestBadFlags(t *testing.T) {
 }
 
 // Ctrl-C in the middle leaves no process and no file behind, the stopped
-// worker included. On Linux not even a kill does that nobody can catch.
+// worker included. On Linux not even SIGKILL leaves any.
 func TestNothingIsLeft(t *testing.T) {
 	signals := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if runtime.GOOS == "linux" {
@@ -161,7 +161,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if _, err := fmt.Sscanf(worker[strings.Index(worker, "(pid "):], "(pid %d)", &pid); err != nil {
 				t.Fatal(err)
 			}
-			// The control: now there is something that could be left.
+			// The control: now there is something that could be left behind.
 			if !alive(pid) || len(files(t, tmp)) == 0 && os.Getenv("FENCEPOST_DATABASE_URL") == "" {
 				t.Fatalf("worker alive: %v, files: %q: the test would notice nothing", alive(pid), files(t, tmp))
 			}
@@ -214,7 +214,7 @@ func (p *mainProcess) until(t *testing.T, want string) string {
 	}
 }
 
-// lines finds the first line that holds want in what is written to it.
+// lines finds the first written line that contains want.
 type lines struct {
 	want  string
 	buf   bytes.Buffer

@@ -20,8 +20,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestVerdicts: every reason has its verdict, and none that would go round for
-// ever.
+// TestVerdicts: every reason has its verdict, and none would loop forever.
 func TestVerdicts(t *testing.T) {
 	want := map[guard.Reason]verdict{
 		guard.ReasonStale: drop, guard.ReasonLeaseLost: drop, guard.ReasonSpent: acknowledge,

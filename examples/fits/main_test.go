@@ -40,8 +40,8 @@ total: 401
 	}
 }
 
-// TestFitsControl: without triggers, nothing stops what has no claim, or an old
-// one.
+// TestFitsControl: without triggers, nothing stops a write without a claim, or
+// with an old one.
 func TestFitsControl(t *testing.T) {
 	pool := pgtest.Pool(t)
 	a, err := newApp(t.Context(), pool, false)

@@ -28,7 +28,8 @@ func TestUnfenced(t *testing.T) {
 	}
 }
 
-// What does not exist is answered with 404, and gets no mark; the control does.
+// A missing account is answered with 404, and gets no mark; the control gets
+// one.
 func TestNothingThere(t *testing.T) {
 	pool := pgtest.Pool(t)
 	s, err := newReplica(t.Context(), pool, true, func() {})

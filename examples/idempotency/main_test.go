@@ -86,7 +86,7 @@ const (
 	stale    = "problem/stale"
 )
 
-// TestOrder: each stage answers before the next is asked.
+// TestOrder: each stage answers before the next one runs.
 func TestOrder(t *testing.T) {
 	f := newFixture(t)
 	if status, body := f.ask(token, "10"); status != 201 {
@@ -142,7 +142,8 @@ func TestFingerprintExcludesTheToken(t *testing.T) {
 	if status, body := f.ask(token, "11"); status != 201 || !strings.HasPrefix(body, "replayed") {
 		t.Errorf("%d %s", status, body)
 	}
-	// The control: with the token in it, the successor's request is another.
+	// The control: with the token in it, the successor's request is a different
+	// one.
 	with := func(token string) []byte { return fingerprint("POST", "/", "", []byte(token)) }
 	f.exec("INSERT INTO idempotency_keys (tenant, key, fingerprint, token, status, body) VALUES ('tenant_1', 'control', $1, 10, 201, '')", with("10"))
 	if _, err := replay(t.Context(), f.pool, "tenant_1", "control", with("11")); err != errReused {
@@ -150,7 +151,7 @@ func TestFingerprintExcludesTheToken(t *testing.T) {
 	}
 }
 
-// TestRejectionsAreNotStored: what was refused can be sent again.
+// TestRejectionsAreNotStored: a refused request can be sent again.
 func TestRejectionsAreNotStored(t *testing.T) {
 	f := newFixture(t)
 	if status, _ := f.ask(token, "11", "Idempotency-Key", "first"); status != 201 {
@@ -170,7 +171,7 @@ func TestRejectionsAreNotStored(t *testing.T) {
 	if status, body := f.ask(token, "11", "If-Match", `"3"`); status != 201 {
 		t.Errorf("sent again: %d %s", status, body)
 	}
-	// The control: a refusal that was stored is given for ever.
+	// The control: a stored refusal is returned forever.
 	f.exec(`UPDATE idempotency_keys SET status = 412, body = 'stale' WHERE key = 'k'`)
 	if status, body := f.ask(token, "12", "If-Match", `"3"`); status != 412 || !strings.HasPrefix(body, "replayed") {
 		t.Errorf("control: %d %s", status, body)
@@ -178,7 +179,7 @@ func TestRejectionsAreNotStored(t *testing.T) {
 }
 
 // TestTakeOver: a holder is paused between reserving the key and its work; its
-// successor finishes the request, and the paused one gets nothing done.
+// successor finishes the request, and the paused one achieves nothing.
 func TestTakeOver(t *testing.T) {
 	f := newFixture(t)
 	paused, wake := make(chan struct{}), make(chan struct{})
@@ -213,7 +214,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestSameHolderTwice: while one works, the other is told so; if the first was
+// TestSameHolderTwice: while one works, the other is refused; if the first was
 // given up too early, the attempt decides, and there is still one invoice.
 func TestSameHolderTwice(t *testing.T) {
 	for _, early := range []bool{false, true} {

@@ -66,7 +66,7 @@ func redlock(ctx context.Context, t *servers.Run, out io.Writer) error {
 	fmt.Fprintln(out, "server 1 restarts; it kept nothing")
 	b, err := lock("b", 1, 2)
 	if err != nil {
-		return fmt.Errorf("the second holder did not come about: %w", err)
+		return fmt.Errorf("a second holder was not granted the lock: %w", err)
 	}
 	fmt.Fprintf(out, "b has the lock as well, by servers 1 and 2; the highest counter is %d\n", b)
 	fmt.Fprintf(out, "two holders, and the later one has the lower number: %d, %d. A fence would refuse the right one.\n", a, b)

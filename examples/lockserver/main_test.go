@@ -57,8 +57,8 @@ func start(t *testing.T) (first struct{ URL, UI, Token string }) {
 	return first
 }
 
-// TestFlow runs flow.sh against the demo, twice: it leaves nothing in its way.
-// Its control has no token.
+// TestFlow runs flow.sh against the demo, twice: it cleans up after itself. Its
+// control has no token.
 func TestFlow(t *testing.T) {
 	demo := start(t)
 	flow := func(token, period string) (string, error) {
@@ -78,7 +78,7 @@ func TestFlow(t *testing.T) {
 	}
 }
 
-// TestShutdown: a request that waits is answered when the server ends.
+// TestShutdown: a waiting request is answered when the server ends.
 func TestShutdown(t *testing.T) {
 	issuer := memory.NewServer().Issuer()
 	var who identities
@@ -117,7 +117,7 @@ func TestShutdown(t *testing.T) {
 		}
 		waited <- status
 	}()
-	time.Sleep(50 * time.Millisecond) // so that it waits; if it comes later, it is refused or not served
+	time.Sleep(50 * time.Millisecond) // so that it waits; if it arrives later, it is refused or not served
 	cancel()
 	if status := <-waited; status != 503 && status != 0 {
 		t.Errorf("the request that waited: %d", status)

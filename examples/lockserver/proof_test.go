@@ -30,9 +30,9 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.base.RoundTrip(r)
 }
 
-// TestProof: what the lock server signs, a service in another program believes,
+// TestProof: a service in another program believes what the lock server signs,
 // and nothing else: it has only the address of the public keys. The Go client
-// brings the proof along. Each refusal leaves the mark as it is.
+// sends the proof. Each refusal leaves the mark unchanged.
 func TestProof(t *testing.T) {
 	key, stranger := proof.NewPrivateKey(), proof.NewPrivateKey()
 	var who identities
@@ -180,7 +180,7 @@ func TestProof(t *testing.T) {
 			}
 		})
 	}
-	// The genuine one passes still, and where nobody verifies the forged token
+	// The genuine one still passes, and where nobody verifies, the forged token
 	// locks its holder out.
 	if got := send(service, claim, genuine); got.StatusCode != 200 {
 		t.Errorf("the genuine proof: status %d", got.StatusCode)
@@ -193,8 +193,8 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// TestSigningKey: the file is made once, for its owner alone, and read ever
-// after; one that holds no key is refused.
+// TestSigningKey: the file is created once, readable only by its owner, and
+// read from then on; a file without a key is refused.
 func TestSigningKey(t *testing.T) {
 	f := flags{signingKey: t.TempDir() + "/signing.jwk"}
 	first, err := f.signer()

@@ -32,7 +32,7 @@ func TestFragmentIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := string(file)
-	// The document stands alone; this library wants a paths object.
+	// The document has no paths; this library requires a paths object.
 	good = strings.Replace(good, `"openapi": "3.1.0"`, `"paths": {}, "openapi": "3.1.0"`, 1)
 	if err := validate(good); err != nil {
 		t.Error(err)
@@ -54,7 +54,7 @@ func TestFragmentIsValid(t *testing.T) {
 	}
 }
 
-// TestAnswersMatch holds what a guarded service answers against service.yaml.
+// TestAnswersMatch checks a guarded service's answers against service.yaml.
 func TestAnswersMatch(t *testing.T) {
 	loader := openapi3.NewLoader()
 	loader.IsExternalRefsAllowed = true

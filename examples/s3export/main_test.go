@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// invoke runs the program as a process of its own, in an environment that has
-// nothing but what it is given.
+// invoke runs the program as a process of its own, with only the given
+// environment.
 func invoke(t *testing.T, env []string, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
@@ -44,7 +44,7 @@ func invoke(t *testing.T, env []string, args ...string) (stdout, stderr string, 
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// store is what the program is pointed at.
+// store is the store that the program uses.
 type store struct {
 	endpoint, region, id, secret string
 }
@@ -133,7 +133,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// What cannot work is said clearly, with what to do about it.
+// A configuration that cannot work gives a clear error with advice.
 func TestErrorHints(t *testing.T) {
 	real, fake := startGateway(t, gateway.Versitygw), startS3Test(t, s3test.ETagMD5)
 	with := func(s store, change func(*store)) store { change(&s); return s }

@@ -25,7 +25,7 @@ const storedFile = "results/short.json"
 
 // TestShort fails when a ratio is worse than the stored one by more than its
 // error bar, in each of three tries, each longer than the one before. To store
-// new ratios: go test -run TestShort -store, on a machine that does nothing else.
+// new ratios: go test -run TestShort -store, on an idle machine.
 func TestShort(t *testing.T) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	e := &env{scale: 1}
@@ -78,13 +78,13 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// sleeping takes so long, exactly, in a bubble.
+// sleeping takes exactly the given time in a bubble.
 func sleeping(d time.Duration) func(context.Context, int, int) (time.Duration, error) {
 	return timed(func(context.Context, int, int) error { time.Sleep(d); return nil })
 }
 
-// TestCompare: ratios, rates and durations are what they are known to be, and a
-// ratio that is half of what is stored is noticed.
+// TestCompare: ratios, rates and durations are as expected, and a ratio of half
+// the stored one is noticed.
 func TestCompare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
@@ -126,7 +126,7 @@ func TestCompare(t *testing.T) {
 	})
 }
 
-// TestWorse: what is lost beyond all error bars is an error, and nothing else is.
+// TestWorse: a loss beyond all error bars is an error, and nothing else is.
 func TestWorse(t *testing.T) {
 	figures := func(ratio, noise float64) []Figure {
 		at := func(ratio float64) Figure { return Figure{P50: time.Duration(float64(time.Second) / ratio)} }
@@ -147,7 +147,7 @@ func TestWorse(t *testing.T) {
 	}
 }
 
-// TestCut: calls that are under way when a block ends are ended, and are no error.
+// TestCut: calls in progress when a block ends are ended, and are no error.
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		figures, err := Compare(t.Context(), Plan{Clients: 3, Lead: 50 * time.Millisecond, Block: 100 * time.Millisecond, Rounds: 2, Cut: true},
@@ -165,7 +165,7 @@ func TestCut(t *testing.T) {
 	})
 }
 
-// TestRelay: nobody has the lock twice in a row.
+// TestRelay: no client has the lock twice in a row.
 func TestRelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &relay{}
@@ -196,7 +196,7 @@ func TestRelay(t *testing.T) {
 	})
 }
 
-// TestDelayed: what goes through the network takes as long more as it should.
+// TestDelayed: the network adds the right delay.
 func TestDelayed(t *testing.T) {
 	e := &env{scale: 1}
 	defer e.close()
@@ -228,7 +228,7 @@ func TestDelayed(t *testing.T) {
 	}
 }
 
-// counting is an issuer that knows what was asked of it.
+// counting is an issuer that counts its requests.
 type counting struct {
 	driver.Issuer
 	asked map[string]bool
@@ -281,8 +281,8 @@ func TestSharded(t *testing.T) {
 	}
 }
 
-// TestReport: what is written can be read back, and a section replaces the one of
-// its name.
+// TestReport: a written report can be read back, and a section replaces the one
+// of its name.
 func TestReport(t *testing.T) {
 	dir := t.TempDir()
 	r := Report{Suite: "cost"}

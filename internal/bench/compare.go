@@ -13,10 +13,10 @@ import (
 type Way struct {
 	Name string
 	// Do does it once for one of the clients; i counts that client's calls. It
-	// returns how long it took if that is not the time of the call, else 0; below
-	// zero is not known.
+	// returns how long it took if that differs from the time of the call, else 0;
+	// a negative result means unknown.
 	Do func(ctx context.Context, client, i int) (time.Duration, error)
-	// Times is how many operations one call of Do is; 0 means one.
+	// Times is how many operations one call of Do does; 0 means one.
 	Times int
 }
 
@@ -24,28 +24,28 @@ type Way struct {
 type Plan struct {
 	// Clients is how many goroutines run a way at one time.
 	Clients int
-	// Block is how long a way runs before it is another's turn, Rounds how often
-	// each has its turn. Of an even number half are in one order.
+	// Block is how long a way runs before the next one's turn, Rounds how many
+	// turns each has. Of an even number, half are in one order.
 	Block  time.Duration
 	Rounds int
 	// Lead is how long a way runs in each block before it is measured.
 	Lead time.Duration
-	// Cut ends the calls that are under way when a block ends, and does not count
-	// them: for those that may wait for long. Then there is no floor.
+	// Cut ends the calls in progress when a block ends, and does not count them:
+	// for calls that may wait long. Then there is no floor.
 	Cut bool
 }
 
 // Figure is what one way achieved.
 type Figure struct {
 	Way string
-	// Rate is operations a second, the median of the rounds.
+	// Rate is operations per second, the median of the rounds.
 	Rate float64
 	// Ratio is the rate divided by that of the floor in the same round: median
 	// and quartiles.
 	Ratio Spread
 	// P50 and P99 are of single calls, over all rounds.
 	P50, P99 time.Duration
-	// Err is why the way was given up.
+	// Err is why the way was abandoned.
 	Err error
 }
 
@@ -53,14 +53,14 @@ type Figure struct {
 type Spread struct{ Q1, Median, Q3 float64 }
 
 // again is the floor's second turn in each round. Its ratio to the first would
-// be 1 on a machine that does nothing else: how far it is from that is the error
-// bar of all ratios of the comparison.
+// be 1 on an idle machine: the distance from 1 is the error bar of all ratios of
+// the comparison.
 const again = "the floor again"
 
-// Compare runs the ways by turns: A B C A, then the other way round, and so on,
-// so that whatever else the machine does meets all alike. The first way is the
-// floor. The last figure is the floor against itself, unless the plan cuts. A way that fails is left
-// out from there on; if it is the floor, that is an error.
+// Compare runs the ways in turns: A B C A, then in reverse, and so on, so that
+// other load on the machine affects all alike. The first way is the floor. The
+// last figure is the floor against itself, unless the plan cuts. A way that
+// fails is left out from then on; a failure of the floor is an error.
 func Compare(ctx context.Context, plan Plan, ways ...Way) ([]Figure, error) {
 	if !plan.Cut {
 		ways = append(slices.Clone(ways), ways[0])
@@ -76,7 +76,8 @@ func Compare(ctx context.Context, plan Plan, ways ...Way) ([]Figure, error) {
 	}
 	for round := range plan.Rounds {
 		for k := range runs {
-			// Each round begins with another way, and every second runs backwards.
+			// Each round begins with another way, and every second round runs
+			// backwards.
 			at := (k + round/2) % len(runs)
 			if round%2 == 1 {
 				at = len(runs) - 1 - at
@@ -96,7 +97,7 @@ func Compare(ctx context.Context, plan Plan, ways ...Way) ([]Figure, error) {
 	return figures, runs[0].err
 }
 
-// run is a way and what was measured of it.
+// run is a way and its measurements.
 type run struct {
 	way   Way
 	calls []int // of each client
@@ -105,7 +106,7 @@ type run struct {
 	err   error
 }
 
-// keep is how many durations of one block and client are kept.
+// keep is how many durations are kept per block and client.
 const keep = 4096
 
 func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
@@ -155,7 +156,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 	wg.Wait()
 	elapsed := time.Since(began)
 	if plan.Cut {
-		elapsed = min(elapsed, length) // the rest is the clean-up of what was cut
+		elapsed = min(elapsed, length) // the rest is the clean-up of cut calls
 	}
 	r.rates = append(r.rates, float64(done)/elapsed.Seconds())
 }
@@ -202,8 +203,8 @@ func quantile(took []time.Duration, q float64) time.Duration {
 	return s[min(int(q*float64(len(s))), len(s)-1)]
 }
 
-// bar is the error bar of a comparison: how far the floor's own ratio strays
-// from 1, by the worse of its quartiles.
+// bar is the error bar of a comparison: how far the floor's own ratio is from
+// 1, by the worse of its quartiles.
 func bar(figures []Figure) float64 {
 	s := figures[len(figures)-1].Ratio
 	return max(math.Abs(s.Q1-1), math.Abs(s.Q3-1))

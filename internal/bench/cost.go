@@ -14,7 +14,7 @@ import (
 
 var perCall = []string{"a second", "p50 µs", "p99 µs"}
 
-// cost is each surface fenced against the same work unfenced.
+// cost compares each surface, fenced, with the same work unfenced.
 var cost = []experiment{
 	{name: "statement", title: "A single fenced statement", columns: perCall, run: costStatement, plot: plotRatios,
 		about: "`Table.Update` against the same prepared UPDATE without a fence. With distinct rows each client writes its own row, each write under a higher token; with one hot row all write the same, as one holder does."},
@@ -66,7 +66,7 @@ func (e *env) scene(ctx context.Context, durable bool, roundTrip time.Duration, 
 		fmt.Sprintf("INSERT INTO jobs SELECT generate_series(0, %d)", rows-1), "VACUUM ANALYZE jobs")
 }
 
-// setting is one combination of what a server and its network may be.
+// setting is one combination of server and network.
 type setting struct {
 	durable   bool
 	roundTrip time.Duration
@@ -106,7 +106,7 @@ func (e *env) each(ctx context.Context, clients []int, rule guard.Rule, f func(x
 	return nil
 }
 
-// timed makes a Do of a function that takes as long as it takes.
+// timed makes a Do of a function whose call is what is timed.
 func timed(f func(ctx context.Context, client, i int) error) func(context.Context, int, int) (time.Duration, error) {
 	return func(ctx context.Context, client, i int) (time.Duration, error) { return 0, f(ctx, client, i) }
 }
@@ -124,7 +124,7 @@ func costStatement(ctx context.Context, e *env, s *Section) error {
 		}
 		err := e.each(ctx, []int{1, 16, 64}, rule, func(x *scene, c setting) error {
 			resources := make([]string, c.clients)
-			base := make([]guard.Token, c.clients) // above what the settings before have written
+			base := make([]guard.Token, c.clients) // above what the earlier settings have written
 			for i := range resources {
 				resources[i] = fmt.Sprint("job:", i)
 				if err := x.pool.QueryRow(ctx, "SELECT last_fencing_token + 1 FROM jobs WHERE id = $1", i).Scan(&base[i]); err != nil {

@@ -49,7 +49,7 @@ func costHTTP(ctx context.Context, e *env, s *Section) error {
 	return nil
 }
 
-// byHand is the least that compares a claim with a mark.
+// byHand is the minimal code that compares a claim with a mark.
 func byHand(resources int, next http.HandlerFunc) http.HandlerFunc {
 	type mark struct {
 		token   int64
@@ -108,8 +108,8 @@ func costCheck(ctx context.Context, e *env, s *Section, resources int) error {
 	return nil
 }
 
-// checks are the ways to guard a route, called without a connection, each for so
-// many resources in turn.
+// checks returns the ways to guard a route, called without a connection, each
+// for that many resources in turn.
 func checks(ctx context.Context, resources int) (map[string]Way, error) {
 	fence, header, err := guarded(ctx, resources, nil)
 	if err != nil {
@@ -131,8 +131,8 @@ func checks(ctx context.Context, resources int) (map[string]Way, error) {
 	}, nil
 }
 
-// requests calls a route with a guard, for each of the resources in turn, which
-// have a proof each, or none.
+// requests calls a guarded route for each of the resources in turn; each has a
+// proof, or none has.
 func requests(name string, header http.Header, resources int, proofs []string, guarded func(next http.HandlerFunc) http.Handler) Way {
 	const times = 500
 	handled, next := 0, 0
@@ -169,7 +169,7 @@ func requests(name string, header http.Header, resources int, proofs []string, g
 }
 
 // costProof verifies a signed claim before Admit: one that was verified before,
-// and one that was not, since there are more than the verifier remembers.
+// and one that was not, because there are more than the verifier remembers.
 func costProof(ctx context.Context, e *env, s *Section) error {
 	const resources = 100
 	key := proof.NewPrivateKey()

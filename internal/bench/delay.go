@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// delayed listens on loopback and passes everything to the address after the
-// delay, each way, so that a round trip takes twice as long more. What arrives
-// meanwhile is not held up by it: it is a delay, not a limit of speed.
+// delayed listens on loopback and forwards everything to the address after the
+// delay, each way, so that a round trip takes twice the delay longer. It is a
+// delay, not a bandwidth limit: data that arrives meanwhile is not held up.
 func delayed(to string, delay time.Duration) (addr string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
-// env is what the experiments of one run share: servers, which are started when
-// they are first needed, and how long to measure.
+// env is what the experiments of one run share: servers, started on first use,
+// and how long to measure.
 type env struct {
 	scale   float64
 	huge    bool
@@ -23,19 +23,19 @@ type env struct {
 
 	servers map[bool]*pgtest.Server // by durable
 	cleanup []func()                // of the run
-	undo    []func()                // of what is under way; see part
+	undo    []func()                // of the part in progress; see part
 }
 
-// rounds scales how often each way has its turn.
+// rounds scales how many turns each way has.
 func (e *env) rounds(n int) int { return max(2, int(float64(n)*e.scale+0.5)) }
 
-// length scales how long something runs that has no turns.
+// length scales the duration of something without turns.
 func (e *env) length(d time.Duration) time.Duration { return time.Duration(float64(d) * e.scale) }
 
 // failure is what tb.Fatal panics with.
 type failure struct{ error }
 
-// try runs an experiment; what it started ends with it.
+// try runs an experiment, and then ends what it started.
 func (e *env) try(ctx context.Context, x experiment, s *Section) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer func() {
@@ -51,7 +51,7 @@ func (e *env) try(ctx context.Context, x experiment, s *Section) (err error) {
 	return e.part(func() error { return x.run(ctx, e, s) })
 }
 
-// part runs a part of an experiment; what it started ends with it.
+// part runs a part of an experiment, and then ends what it started.
 func (e *env) part(f func() error) error {
 	before := len(e.undo)
 	defer func() {
@@ -70,10 +70,10 @@ func (e *env) close() {
 	}
 }
 
-// later runs f when the part under way has ended.
+// later runs f when the current part has ended.
 func (e *env) later(f func()) { e.undo = append(e.undo, f) }
 
-// settings are of every server: more connections than the default, and no
+// settings are those of every server: more connections than the default, and no
 // checkpoint in the middle of a short measurement.
 var settings = map[string]string{"max_connections": "600", "max_wal_size": "4GB", "checkpoint_timeout": "1h", "shared_buffers": "512MB"}
 
@@ -95,7 +95,8 @@ func (e *env) postgres(ctx context.Context, durable bool) (*pgtest.Server, error
 	return s, nil
 }
 
-// database is the URL of an empty database, until the experiment ends.
+// database returns the URL of an empty database, which lasts until the
+// experiment ends.
 func (e *env) database(ctx context.Context, durable bool) (string, error) {
 	s, err := e.postgres(ctx, durable)
 	if err != nil {
@@ -109,7 +110,7 @@ func (e *env) database(ctx context.Context, durable bool) (string, error) {
 	return url, nil
 }
 
-// pool connects to a database, through a network with so long a round trip.
+// pool connects to a database, through a network with the given round trip.
 func (e *env) pool(ctx context.Context, url string, conns int, roundTrip time.Duration) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -134,7 +135,7 @@ func (e *env) pool(ctx context.Context, url string, conns int, roundTrip time.Du
 	return pool, nil
 }
 
-// tb makes helpers of tests work outside of a test.
+// tb makes test helpers work outside of a test.
 type tb struct {
 	testing.TB
 	e   *env

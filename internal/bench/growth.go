@@ -136,7 +136,7 @@ func memoryMarks(ctx context.Context, e *env, s *Section, n int, name func(int) 
 	before := heap()
 	store := guard.NewMemory(&guard.MemoryOptions{MaxResources: n})
 	for i := range names {
-		// A name of its own, as a request brings it; and a lease ID, shared.
+		// A fresh name, as in a request; and a shared lease ID.
 		if _, err := store.Admit(ctx, guard.Claim{Resource: string([]byte(names[i])), Token: 5, LeaseID: "c5b6a1a0-7c1e-4f0e-9d55-6d6b8a9f0e11"}); err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ func memoryMarks(ctx context.Context, e *env, s *Section, n int, name func(int) 
 	return err
 }
 
-// issuing is a client of leases on PostgreSQL with what it needs.
+// issuing returns a lease service on PostgreSQL and a pool.
 func (e *env) issuing(ctx context.Context, durable bool) (*service, *pgxpool.Pool, error) {
 	svc, err := startPostgres(ctx, e, durable)
 	if err != nil {
@@ -200,7 +200,7 @@ func leaseTableOf(ctx context.Context, e *env, s *Section, n int) error {
 	if err != nil {
 		return err
 	}
-	if err := pair(ctx, c, "first"); err != nil { // the epoch is looked at
+	if err := pair(ctx, c, "first"); err != nil { // checks the epoch
 		return err
 	}
 	err = execute(ctx, pool, fmt.Sprintf("INSERT INTO fencepost.leases (resource, token) SELECT 'tenant_' || lpad(g::text, 8, '0') || ':jobs', 1 FROM generate_series(0, %d) g", n-1),
@@ -409,7 +409,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// load64 has n callers call f for a while and returns what a call costs.
+// load64 makes n callers call f for a while and returns the cost of a call.
 func load64(ctx context.Context, e *env, svc *service, pool *pgxpool.Pool, n int, f func(ctx context.Context, caller int) error) (map[string]float64, error) {
 	wal := func() (bytes float64) {
 		if pool == nil || pool.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").Scan(&bytes) != nil {
@@ -458,7 +458,8 @@ func load64(ctx context.Context, e *env, svc *service, pool *pgxpool.Pool, n int
 	}, nil
 }
 
-// model says where one PostgreSQL ends, from what a pair costs at 64 callers.
+// model computes the limits of one PostgreSQL from the cost of a pair at 64
+// callers.
 func model(rows []Row) []string {
 	find := func(cas, way string) map[string]float64 {
 		for _, r := range rows {

@@ -1,12 +1,12 @@
 // Command bench measures what fencing costs (-suite cost), how the lease client
 // compares with other lock libraries (-suite peers), and how both grow (-suite
-// growth). Every comparison runs its ways by turns in one run; see Compare.
+// growth). Every comparison runs its ways in turns in one run; see Compare.
 //
 //	go -C internal/bench run . -suite cost
 //
-// Each suite takes less than ten minutes on two cores that do nothing else. It
-// writes tables, JSON and plots to -out. It needs what .ci/setup servers
-// installs, and for cost/s3 builds a gateway at its first run.
+// Each suite takes less than ten minutes on two idle cores. It writes tables,
+// JSON and plots to -out. It needs what .ci/setup servers installs, and for
+// cost/s3 builds a gateway on its first run.
 package main
 
 import (
@@ -44,7 +44,7 @@ func main() {
 	draw := flag.Bool("draw", false, "measure nothing: write tables and plots of the stored figures again")
 	out := flag.String("out", "results", "directory of the results")
 	flag.Parse()
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // warnings of waits are what is measured
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // waits, which it would warn of, are what is measured
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if *draw {
@@ -104,7 +104,7 @@ func runSuite(ctx context.Context, suite, only, out string, scale float64, huge 
 	return errors.Join(failed...)
 }
 
-// redraw writes what is made of the stored figures.
+// redraw writes tables and plots from the stored figures.
 func redraw(report *Report, experiments []experiment, out string) error {
 	for _, s := range report.Sections {
 		for _, x := range experiments {

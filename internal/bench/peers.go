@@ -18,18 +18,18 @@ type peer struct {
 	on string
 	// waits says how a waiter learns that the lock is free.
 	waits string
-	// dial connects as one process does, with so many connections if it pools
-	// them. A lock that is not renewed lasts for ttl.
+	// dial connects like one process, with conns connections if it pools them.
+	// A lock that is not renewed lasts for ttl.
 	dial func(ctx context.Context, address, owner string, ttl time.Duration, conns int) (locker, error)
 	// crowd is how many may wait at once; 0 means any number.
 	crowd int
-	// another makes a locker of its own for one more waiter of the same process;
-	// nil if all may use one.
+	// another makes a separate locker for one more waiter of the same process;
+	// nil if all may share one.
 	another func(ctx context.Context, l locker, ttl time.Duration) (locker, error)
 	// floor says that it is no lock.
 	floor bool
-	// ours is what is compared with it on the same service, and why is why it is
-	// faster where it is.
+	// ours names our entry to compare with it on the same service; why explains
+	// where it is faster.
 	ours, why string
 }
 
@@ -43,8 +43,8 @@ type locker interface {
 // held is a lock that was granted.
 type held struct {
 	unlock func(ctx context.Context) error
-	// renew extends it; nil if the library does that by itself, or if it needs
-	// no renewal.
+	// renew extends it; nil if the library does that itself, or if it needs no
+	// renewal.
 	renew func(ctx context.Context) error
 }
 
@@ -57,13 +57,13 @@ var services = map[string]func(ctx context.Context, e *env, durable bool) (*serv
 	"http":      startLockServer,
 }
 
-// service is a running server. Its processes are for the count of CPU time.
+// service is a running server. Its processes are used to count CPU time.
 type service struct {
 	address   string
 	processes func() []int
 }
 
-// all are the libraries; the first is the floor.
+// all lists the libraries; the first is the floor.
 var all = []peer{
 	{name: "two UPDATEs (no lock)", on: "postgres", dial: dialUpdates, floor: true},
 	{name: "PostgreSQL advisory lock", ours: "Fencepost on PostgreSQL", why: "nothing is written, in neither setting. It is in the server's memory and lasts as long as its connection, has no token and no TTL, and a connection is bound by each holder and each waiter", on: "postgres", waits: "a queue in the server", dial: dialAdvisory, crowd: 200},
@@ -82,7 +82,7 @@ var all = []peer{
 
 const durability = "Durable means that every commit waits for the disk: PostgreSQL and etcd with fsync, Redis with appendfsync always, ZooKeeper with forceSync. Not durable: PostgreSQL with fsync off, etcd with --unsafe-no-fsync, Redis with appendfsync everysec, ZooKeeper with forceSync=no. An advisory lock is in memory in both. Each server is one process on the same machine; etcd and ZooKeeper are one node. "
 
-// peers is our leases beside what is used for locks today.
+// peers compares our leases with today's lock libraries.
 var peers = []experiment{
 	{name: "pairs", title: "Acquire and release, a key for each client", columns: perCall, run: peerPairs, plot: plotRates,
 		about: durability + "All clients are goroutines of one process that share its connections, 16 at most. The ratio is to two prepared UPDATEs of one row, each its own commit. pglock and ShedLock are their statements by hand through pgx, prepared, without heartbeat; etcd's Mutex has a session that is there before and is not counted."},
@@ -100,8 +100,8 @@ type started struct {
 	*service
 }
 
-// startAll starts the services that are there; a peer whose service is missing
-// is a row that says so.
+// startAll starts the available services; a peer whose service is missing
+// becomes a row that says so.
 func startAll(ctx context.Context, e *env, s *Section, durable bool) ([]started, error) {
 	running := map[string]*service{}
 	failed := map[string]error{}
@@ -122,7 +122,7 @@ func startAll(ctx context.Context, e *env, s *Section, durable bool) ([]started,
 	return out, nil
 }
 
-// reach dials and closes with the experiment.
+// reach dials, and closes when the experiment ends.
 func (p started) reach(ctx context.Context, e *env, owner string, ttl time.Duration, conns int) (locker, error) {
 	l, err := p.dial(ctx, p.address, owner, ttl, conns)
 	if err != nil {
@@ -132,8 +132,8 @@ func (p started) reach(ctx context.Context, e *env, owner string, ttl time.Durat
 	return l, nil
 }
 
-// missing notes a peer that cannot be reached, and goes on without it; not
-// without the floor.
+// missing records a peer that cannot be reached, and continues without it, but
+// not without the floor.
 func (p started) missing(s *Section, err error) bool {
 	if err == nil || p.floor {
 		return false
@@ -190,8 +190,8 @@ func pairsOf(ctx context.Context, e *env, s *Section, durable bool) error {
 	return nil
 }
 
-// faster says where a peer is faster than ours on the same service, and why: by
-// a value that is better if it is high, or low.
+// faster says where a peer is faster than ours on the same service, and why, by
+// a value that is better if high or, with low, if low.
 func faster(rows []Row, value string, low bool) (out []string) {
 	for _, p := range all {
 		var by []float64
@@ -223,12 +223,12 @@ func faster(rows []Row, value string, low bool) (out []string) {
 	return out
 }
 
-// relay sees to it that no client has the lock twice in a row, so that what is
-// measured are hand-overs.
+// relay ensures that no client has the lock twice in a row, so that hand-overs
+// are measured.
 type relay struct {
 	mu      sync.Mutex
-	block   context.Context // of the block under way
-	key     string          // of the block, so that what was cut in an earlier one is in nobody's way
+	block   context.Context // of the current block
+	key     string          // of the block, so that cut calls of an earlier one do not interfere
 	last    int
 	freed   time.Time
 	changed chan struct{}
@@ -255,8 +255,7 @@ func (r *relay) allow(ctx context.Context, client int) (key string, err error) {
 	}
 }
 
-// granted returns how long after the last release that was, below zero if there
-// was none.
+// granted returns the time since the last release, negative if there was none.
 func (r *relay) granted(client int) time.Duration {
 	now := time.Now()
 	r.mu.Lock()
@@ -364,8 +363,8 @@ func count(n int, what string) string {
 	return number(float64(n)) + " " + what
 }
 
-// peerRecovery kills the holders of all libraries at about the same time, since
-// it is waiting that is measured.
+// peerRecovery kills the holders of all libraries at about the same time,
+// because it measures waiting.
 func peerRecovery(ctx context.Context, e *env, s *Section) error {
 	running, err := startAll(ctx, e, s, false)
 	if err != nil {
@@ -408,7 +407,7 @@ func maxOf(values []float64) (m float64) {
 	return m
 }
 
-// recovery is how long it takes from the death of a holder until a waiter has
+// recovery returns how long it takes from a holder's death until a waiter has
 // its lock.
 func recovery(ctx context.Context, p started, ttl time.Duration) (time.Duration, error) {
 	key := fmt.Sprint("recovery ", rand.Int64())
@@ -433,12 +432,12 @@ func recovery(ctx context.Context, p started, ttl time.Duration) (time.Duration,
 	}
 	d := time.Since(killed)
 	if timer.Stop() {
-		return 0, errors.New("two held the lock at one time")
+		return 0, errors.New("two clients held the lock at once")
 	}
 	return d, h.unlock(ctx)
 }
 
-// hold is the child that is killed.
+// hold runs the child that is killed.
 func hold(ctx context.Context, name, address, key string, ttl time.Duration) error {
 	for _, p := range all {
 		if p.name != name {
@@ -532,7 +531,7 @@ func waiters(ctx context.Context, e *env, p started, n int) (map[string]float64,
 			}
 		})
 	}
-	time.Sleep(2 * time.Second) // until all stand in line
+	time.Sleep(2 * time.Second) // until all are queued
 	client, server := ownCPU(), cpuOf(p.processes())
 	began := time.Now()
 	time.Sleep(e.length(3 * time.Second))
@@ -545,7 +544,7 @@ func waiters(ctx context.Context, e *env, p started, n int) (map[string]float64,
 	stop()
 	wg.Wait()
 	if n := early.Load(); n > 0 {
-		return nil, fmt.Errorf("%d waiters got the lock that somebody held", n)
+		return nil, fmt.Errorf("%d waiters got a lock that was already held", n)
 	}
 	if err := failed.Load(); err != nil {
 		return nil, *err

@@ -91,12 +91,12 @@ func (l *advisory) lock(ctx context.Context, key string) (held, error) {
 
 func (l *advisory) close() { l.pool.Close() }
 
-// fencepost is our client, whoever issues the leases.
+// fencepost is our client, with any issuer.
 type fencepost struct {
 	client  *lockclient.Client
 	ttl     time.Duration
 	keep    bool         // the issuer grants no longer TTL, so the client renews
-	again   atomic.Int64 // how many acquires failed as unavailable, and were repeated
+	again   atomic.Int64 // how many acquires failed as unavailable and were retried
 	cleanup []func()     // of what the issuer needs, last first
 }
 

@@ -118,8 +118,8 @@ func anotherConnection(ctx context.Context, l locker, ttl time.Duration) (locker
 	return dialZooKeeperLock(ctx, l.(*zooKeeperLock).addr, "", ttl, 1)
 }
 
-// lock returns when ctx ends, which the library's Lock does not: that goes on
-// waiting, and what it is granted then is given back at once.
+// lock returns when ctx ends. The library's Lock does not: it goes on waiting,
+// and a lock granted after that is released at once.
 func (l *zooKeeperLock) lock(ctx context.Context, key string) (held, error) {
 	m := zk.NewLock(l.conn, "/bench/"+url.PathEscape(key), zk.WorldACL(zk.PermAll))
 	got := make(chan error, 1)

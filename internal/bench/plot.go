@@ -16,7 +16,8 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// palette is of colours that people with any eyesight tell apart (Okabe and Ito).
+// palette has colours that people with any eyesight can distinguish (Okabe and
+// Ito).
 var palette = []color.Color{
 	color.RGBA{0, 114, 178, 255}, color.RGBA{213, 94, 0, 255}, color.RGBA{0, 158, 115, 255},
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{230, 159, 0, 255},
@@ -49,11 +50,11 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// logX and logY give an axis a scale on which a factor has one length.
+// logX and logY give an axis a logarithmic scale.
 func logX(p *plot.Plot) { p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{} }
 func logY(p *plot.Plot) { p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{} }
 
-// decades writes 1, 10, 100 as people do.
+// decades labels ticks as 1, 10, 100.
 type decades struct{}
 
 func (decades) Ticks(low, high float64) []plot.Tick {
@@ -66,7 +67,7 @@ func (decades) Ticks(low, high float64) []plot.Tick {
 	return ticks
 }
 
-// names returns what is different in the rows, in their order.
+// names returns the distinct names in the rows, in their order.
 func names(rows []Row, of func(Row) string) (out []string) {
 	for _, r := range rows {
 		if n := of(r); !slices.Contains(out, n) {
@@ -79,7 +80,7 @@ func names(rows []Row, of func(Row) string) (out []string) {
 func caseOf(r Row) string { return r.Case }
 func wayOf(r Row) string  { return r.Way }
 
-// points are values with lines to both sides, at a height.
+// points are values with horizontal error bars, at a height.
 type points struct {
 	plotter.XYs
 	plotter.XErrors
@@ -168,8 +169,8 @@ func plotRatios(s Section, file string) error {
 	return canvas(file, vg.Points(620), vg.Points(float64(70+17*max(len(cases), 4))), p)
 }
 
-// byPeer shows one value of each peer on a scale of decades, a plot for each of
-// the prefixes of the cases and a colour for each case.
+// byPeer shows one value of each peer on a scale of decades, with a plot for
+// each case prefix and a colour for each case.
 func byPeer(s Section, file, title, x, value, until string, prefixes ...string) error {
 	ways := names(s.Rows, wayOf)
 	ways = slices.DeleteFunc(ways, func(w string) bool { return w == again })
@@ -252,7 +253,7 @@ func lines(p *plot.Plot, rows []Row, series map[string]func(Row) float64, order 
 	return nil
 }
 
-// column is a value of the rows of one way.
+// column returns a value of the rows of one way.
 func column(way, name string) func(Row) float64 {
 	return func(r Row) float64 {
 		if way != "" && r.Way != way {

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// process is a program that runs beside this one, and not after it.
+// process is a program that runs alongside this one and does not outlive it.
 type process struct {
 	cmd  *exec.Cmd
 	once sync.Once
@@ -38,7 +38,7 @@ var starter = sync.OnceValue(func() chan func() {
 })
 
 // startProcess starts a program and waits until it has printed a line with the
-// word; not if that is empty.
+// word ready; if that is empty, it does not wait.
 func startProcess(ready string, name string, args ...string) (*process, error) {
 	p := &process{cmd: exec.Command(name, args...)}
 	p.cmd.SysProcAttr = dieWithParent()
@@ -91,7 +91,7 @@ func (p *process) kill() {
 
 func (p *process) pids() []int { return []int{p.cmd.Process.Pid} }
 
-// startChild runs this program again as something else; see child.
+// startChild runs this program again in another role; see child.
 func startChild(args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -102,7 +102,7 @@ func startChild(args ...string) (*process, error) {
 
 const asChild = "as-child"
 
-// child does what a parent asked for, if it did.
+// child runs the role that a parent asked for, if any.
 func child(args []string) bool {
 	if len(args) < 3 || args[1] != asChild {
 		return false
@@ -128,7 +128,7 @@ func child(args []string) bool {
 	return true
 }
 
-// freeAddr is an address of loopback that nobody listens on.
+// freeAddr returns a free loopback address.
 func freeAddr() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -141,8 +141,8 @@ func freeAddr() (string, error) {
 // tick is the unit of /proc/PID/stat, on every Linux.
 const tick = 10 * time.Millisecond
 
-// cpuOf is the CPU time that processes used until now, with their children that
-// have ended.
+// cpuOf returns the CPU time that processes have used until now, with that of
+// their ended children.
 func cpuOf(pids []int) (sum time.Duration) {
 	for _, pid := range pids {
 		f := stat(pid)
@@ -156,14 +156,14 @@ func cpuOf(pids []int) (sum time.Duration) {
 	return sum
 }
 
-// stat are the fields of /proc/PID/stat after the name.
+// stat returns the fields of /proc/PID/stat after the name.
 func stat(pid int) []string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(text), ") ")
 	return strings.Fields(rest)
 }
 
-// family is a process with its children that live.
+// family returns a process with its living children.
 func family(parent int) []int {
 	out := []int{parent}
 	entries, _ := filepath.Glob("/proc/[0-9]*")
@@ -176,7 +176,7 @@ func family(parent int) []int {
 	return out
 }
 
-// ownCPU is the CPU time of this process.
+// ownCPU returns the CPU time of this process.
 func ownCPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

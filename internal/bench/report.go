@@ -27,7 +27,7 @@ type Section struct {
 	About   string   `json:"about"`
 	Columns []string `json:"columns"` // of the values, in order
 	Rows    []Row    `json:"rows"`
-	Reading []string `json:"reading,omitempty"` // sentences made of the figures
+	Reading []string `json:"reading,omitempty"` // sentences made from the figures
 
 	Machine Machine `json:"machine"`
 	Seconds float64 `json:"seconds"`
@@ -37,8 +37,8 @@ type Section struct {
 type Row struct {
 	Case string `json:"case"`
 	Way  string `json:"way"`
-	// Ratio is the way's rate by that of the floor: first quartile, median,
-	// third quartile; none for the rows that are compared with nothing.
+	// Ratio is the way's rate divided by the floor's: first quartile, median,
+	// third quartile; none for rows without a comparison.
 	Ratio []float64 `json:"ratio,omitempty"`
 	// Bar is the error bar of the comparison.
 	Bar    float64            `json:"bar,omitempty"`
@@ -46,7 +46,7 @@ type Row struct {
 	Note   string             `json:"note,omitempty"`
 }
 
-// Machine is what the figures depend on.
+// Machine describes what the figures depend on.
 type Machine struct {
 	At         string `json:"at"`
 	Commit     string `json:"commit"`
@@ -86,7 +86,7 @@ func thisMachine(command string) Machine {
 func commit() string {
 	if out, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output(); err == nil {
 		head := strings.TrimSpace(string(out))
-		// The results are written by this very program.
+		// This program itself writes the results.
 		changed, err := exec.Command("git", "status", "--porcelain", "--", ":(top)", ":(top,exclude)internal/bench/results").Output()
 		if err != nil || len(changed) > 0 {
 			head += "+"
@@ -127,7 +127,7 @@ func (s *Section) add(cas string, figures []Figure, more func(f Figure) map[stri
 	}
 }
 
-// value adds a row that is compared with nothing.
+// value adds a row without a comparison.
 func (s *Section) value(cas, way string, values map[string]float64, note string) {
 	for k, v := range values {
 		values[k] = round(v, 4)
@@ -135,7 +135,7 @@ func (s *Section) value(cas, way string, values map[string]float64, note string)
 	s.Rows = append(s.Rows, Row{Case: cas, Way: way, Values: values, Note: note})
 }
 
-// round keeps so many digits that count.
+// round keeps that many significant digits.
 func round(v float64, digits int) float64 {
 	if v == 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 		return 0
@@ -151,12 +151,12 @@ func millis(d time.Duration) float64 { return round(float64(d.Nanoseconds())/1e6
 func load(dir, suite string) Report {
 	r := Report{Suite: suite}
 	if text, err := os.ReadFile(filepath.Join(dir, suite+".json")); err == nil {
-		_ = json.Unmarshal(text, &r) // a report that cannot be read is replaced
+		_ = json.Unmarshal(text, &r) // an unreadable report is replaced
 	}
 	return r
 }
 
-// put takes a section in, in the place of the one of its name.
+// put adds a section, or replaces the one of the same name.
 func (r *Report) put(s Section) {
 	for i := range r.Sections {
 		if r.Sections[i].Name == s.Name {
@@ -256,8 +256,8 @@ func (s Section) markdown() string {
 	return b.String()
 }
 
-// byMedian is the median duration of the floor by that of the row: it says the
-// same as the ratio where nothing else runs, and is less upset by what does.
+// byMedian returns the median duration of the floor divided by the row's. On an
+// idle machine it equals the ratio, and other load affects it less.
 func (s Section) byMedian(row Row) float64 {
 	for _, floor := range s.Rows {
 		if floor.Case == row.Case {

@@ -10,7 +10,7 @@ import (
 )
 
 // sharded spreads resources over issuers by a hash of their names. Each resource
-// has one issuer, so all that an issuer promises of a resource still holds. The
+// has one issuer, so an issuer's promises about a resource still hold. The
 // number of issuers must not change while leases run: a resource that moves gets
 // its tokens from a server that does not know the last one, unless the new one's
 // floor is raised first.
@@ -22,7 +22,7 @@ func (s sharded) of(resource string) driver.Issuer {
 	return s[h.Sum64()%uint64(len(s))]
 }
 
-func (s sharded) Limits() driver.Limits { return s[0].Limits() } // all are alike
+func (s sharded) Limits() driver.Limits { return s[0].Limits() } // all are the same
 
 func (s sharded) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	return s.of(r.Resource).Acquire(ctx, r)
@@ -61,7 +61,7 @@ func (s sharded) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	return s.of(w.Resource).Watch(ctx, w, wake)
 }
 
-// Why passes on what the issuer can explain.
+// Why returns the issuer's explanation.
 func (s sharded) Why(ctx context.Context, claim guard.Claim) error {
 	if e, ok := s.of(claim.Resource).(driver.Explainer); ok {
 		return e.Why(ctx, claim)

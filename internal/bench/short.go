@@ -12,12 +12,12 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// short is a comparison of the gate's: a few that need a second or two, and whose
-// ratios say little of the machine, because nothing waits for a disk.
+// short is one of the gate's comparisons: a few that need a second or two, and
+// whose ratios depend little on the machine, because nothing waits for a disk.
 type short struct {
 	name string
 	// slack is the part of the stored ratio that may be lost whatever the error
-	// bar: what the ratio differs by between machines and under load.
+	// bar: how much the ratio varies between machines and under load.
 	slack float64
 	run   func(ctx context.Context, e *env, rounds int) ([]Figure, error)
 }
@@ -29,24 +29,23 @@ var shorts = []short{
 	{"acquire and release by two UPDATEs", 0.5, shortPair},
 }
 
-// stored is what a short comparison is held against.
+// stored is what a short comparison is compared with.
 type stored struct {
 	Name  string  `json:"name"`
 	Ratio float64 `json:"ratio"`
 	Bar   float64 `json:"bar"`
 }
 
-// medians are the ratio by the median durations of single calls, and the floor's
-// to itself, which is the error bar: other work on the machine upsets them less
-// than it does rates.
+// medians returns the ratio by the median durations of single calls, and that of
+// the floor to itself, which is the error bar: other load on the machine affects
+// them less than rates.
 func medians(figures []Figure) (ratio, bar float64) {
 	floor, last := float64(figures[0].P50), figures[len(figures)-1]
 	return floor / float64(figures[1].P50), math.Abs(floor/float64(last.P50) - 1)
 }
 
-// worse says why figures are worse than what is stored by more than the error
-// bars, of then and of now; nil if they are not, or if the machine is too busy to
-// tell.
+// worse says why figures are worse than the stored ones by more than the error
+// bars, old and new; nil if they are not, or if the machine is too busy to tell.
 func worse(was stored, slack float64, figures []Figure) error {
 	now, bar := medians(figures)
 	noise := max(2*(was.Bar+bar), slack) * was.Ratio

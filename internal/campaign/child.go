@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// environment is this process's own, before that of a server whose clock can be
-// stepped is added to it for a while.
+// environment is this process's own, before a server whose clock can be stepped
+// temporarily adds to it.
 var environment = os.Environ()
 
 // child is a process that the controller starts, stops, resumes, kills and
@@ -31,7 +31,7 @@ type child struct {
 	in      io.WriteCloser
 	exited  chan struct{}
 	stopped bool
-	retired bool // it is to end
+	retired bool // it must end
 	started bool
 	stderr  *tail
 }
@@ -39,7 +39,7 @@ type child struct {
 func newChild(r role, listen func(*child, report)) *child { return &child{role: r, listen: listen} }
 
 // start runs the program as a child. The kernel kills it when this process
-// dies, since a stopped child could not notice by itself.
+// dies, because a stopped child could not notice by itself.
 func (c *child) start() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,12 +88,12 @@ func (c *child) read(cmd *exec.Cmd, out io.Reader, exited chan struct{}, life in
 			c.listen(c, r)
 		}
 	}
-	cmd.Wait() // how it ended is asked of cmd.ProcessState
+	cmd.Wait() // cmd.ProcessState says how it ended
 	close(exited)
 }
 
-// goOn lets the child pass the gate at which it was in that life: the word
-// would let one that was killed and started again pass a gate to come.
+// goOn lets the child pass the gate that it reached in that life. In a later
+// life, after a kill and restart, the word would let it pass a later gate.
 func (c *child) goOn(life int) {
 	c.mu.Lock()
 	in, same := c.in, c.role.Life == life
@@ -167,7 +167,7 @@ func (c *child) kill() {
 	<-exited
 }
 
-// retire lets the child end by itself, and kills it if it does not.
+// retire lets the child end on its own, and kills it if it does not.
 func (c *child) retire(patience time.Duration) error {
 	c.mu.Lock()
 	c.retired = true
@@ -196,7 +196,7 @@ func (c *child) isRetired() bool {
 	return c.retired
 }
 
-// died reports a child that ended by itself, which none does before it is told.
+// died reports a child that ended on its own; none does before it is told to.
 func (c *child) died() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,7 +210,7 @@ func (c *child) died() error {
 	return nil
 }
 
-// tail keeps the end of what a child says on its standard error.
+// tail keeps the end of a child's standard error.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

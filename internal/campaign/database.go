@@ -19,11 +19,11 @@ import (
 )
 
 // schema has the documents and the resource-side log. The log's triggers fire
-// while the row that they report is locked, so the order of seq is for each row
-// the order in which its changes took effect, and what is rolled back is not in
-// it. Marks and leases are watched where they are. A grant's time is the later
-// of the trigger's and the statement's own: a clock that is stepped back between
-// the two makes no grant early.
+// while the row that they report is locked, so for each row seq is the order in
+// which its changes took effect, and it excludes what is rolled back. Marks and
+// leases are logged in their own tables. A grant's time is the later of the
+// trigger's and the statement's own: a clock that is stepped back between the
+// two makes no grant early.
 const schema = `
 CREATE SCHEMA campaign;
 CREATE TABLE campaign.docs (
@@ -80,8 +80,8 @@ END $$;
 CREATE TRIGGER campaign_log AFTER INSERT OR UPDATE ON fencepost.leases FOR EACH ROW EXECUTE FUNCTION campaign.log_grant();
 `
 
-// preloading is held while the environment of this process is that of a server
-// whose clock can be stepped, since pgtest passes it on.
+// preloading is held while this process has the environment of a server whose
+// clock can be stepped, because pgtest passes it on.
 var preloading sync.Mutex
 
 // database is the server that leases, marks and rows are on.
@@ -90,8 +90,8 @@ type database struct {
 	skew *skew
 }
 
-// startDatabase starts a server whose clock can be stepped, if skewed, and
-// makes the schema.
+// startDatabase starts a server, whose clock can be stepped if skewed is set,
+// and makes the schema.
 func startDatabase(ctx context.Context, guards string, skewed bool) (*database, error) {
 	d := &database{}
 	if skewed {
@@ -114,8 +114,8 @@ func startDatabase(ctx context.Context, guards string, skewed bool) (*database, 
 	return d, nil
 }
 
-// tryClock sees that a step reaches the server: one that does not would be a
-// nemesis that does nothing.
+// tryClock checks that a step reaches the server: otherwise the nemesis would
+// do nothing.
 func (d *database) tryClock(ctx context.Context) error {
 	if d.skew == nil {
 		return nil
@@ -180,7 +180,7 @@ func (d *database) create(ctx context.Context, guards string) error {
 	return db.Admin().InstallTrigger(ctx, guardedTable)
 }
 
-// settle waits until no client's statement runs any more.
+// settle waits until no client's statement is running.
 func (d *database) settle(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
@@ -198,7 +198,7 @@ func (d *database) settle(ctx context.Context) error {
 	}
 }
 
-// strand ends the leases that a step of the clock back has stranded in the
+// strand ends the leases that a backward step of the clock has stranded in the
 // future, as an operator would. Their tokens stay.
 func (d *database) strand(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -212,7 +212,7 @@ func (d *database) strand(ctx context.Context) error {
 	return err
 }
 
-// readLog adds what took effect to a history.
+// readLog adds the changes that took effect to a history.
 func (d *database) readLog(ctx context.Context, h *oracle.History) error {
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // episode is one aimed pause: a process is stopped at a gate while it has a
-// lease, and resumed when the successor on its resource gets to a phase.
+// lease, and resumed when its successor on the resource reaches a phase.
 type episode struct {
 	at    string // the gate at which the victim is stopped
 	until string // the successor's phase at which it is resumed
@@ -20,7 +20,7 @@ type episode struct {
 	resource string
 	token    int64
 	resumed  bool
-	blind    time.Duration // after which the victim is resumed without a successor
+	blind    time.Duration // how long until the victim is resumed without a successor
 	held     *child
 	heldLife int
 	over     chan struct{} // closed when nobody is stopped or held any more
@@ -41,13 +41,13 @@ type director struct {
 	rng     *rand.Rand
 	gates   []string
 	note    func(event string, args ...any)
-	// spare is taken for as long as a replica is stopped: the other one serves
-	// the successor. The directors of all surfaces share it.
+	// spare is taken while a replica is stopped: the other one serves the
+	// successor. The directors of all surfaces share it.
 	spare chan struct{}
 
 	mu      sync.Mutex
 	current *episode
-	blind   time.Duration // blindTime, or what was learned to be needed
+	blind   time.Duration // blindTime, or longer as learned
 	hold    time.Duration // holdTime, or longer
 	pauses  int
 	aimed   int
@@ -59,17 +59,17 @@ type director struct {
 const (
 	// holdTime bounds how long a successor is held for its predecessor to act.
 	holdTime = 500 * time.Millisecond
-	// blindTime is after how long a victim is resumed if no successor came. On a
-	// machine so slow that none does, it grows by steps up to maxBlindTime, which
-	// is well within a client's opTimeout.
+	// blindTime is how long a victim stays stopped if no successor comes. On a
+	// machine too slow for one, it grows by steps up to maxBlindTime, which is
+	// well within a client's opTimeout.
 	blindTime    = 2 * time.Second
 	maxBlindTime = 5 * time.Second
-	// armTime is how long a gate is waited for.
+	// armTime is how long to wait for a gate.
 	armTime = 4 * time.Second
 )
 
-// draw makes the next episode. Half of them are the pair that a comparison at
-// write time does not stand: the victim between its read and its write, the
+// draw makes the next episode. Half of them are the case that a comparison at
+// write time cannot handle: the victim is between its read and its write, the
 // successor between its own.
 func (d *director) draw() *episode {
 	e := &episode{at: d.gates[d.rng.IntN(len(d.gates))], over: make(chan struct{})}
@@ -104,8 +104,8 @@ func (d *director) run(done <-chan struct{}) {
 	}
 }
 
-// report is told of every phase of a process that concerns the surface, and
-// lets the process pass its gate unless it is the victim or is held.
+// report receives every phase of a process on the surface, and lets the process
+// pass its gate unless it is the victim or is held.
 func (d *director) report(c *child, r report) {
 	d.mu.Lock()
 	switch {
@@ -139,7 +139,7 @@ func (d *director) report(c *child, r report) {
 		return
 	case resumed:
 		d.note("resume", "child", e.victim.role.Name, "resource", e.resource, "token", e.token, "successor", r.Token, "at", r.Phase)
-		if held { // until the victim has acted, or has had the time
+		if held { // until the victim has acted, or has had time to
 			e.victim.resume()
 			time.AfterFunc(max(d.hold, holdTime), func() { d.finish(e) })
 			return
@@ -153,7 +153,7 @@ func (d *director) report(c *child, r report) {
 	}
 }
 
-// spared reports that c may be stopped: of the replicas one must go on.
+// spared reports whether c may be stopped: one of the replicas must go on.
 func (d *director) spared(c *child) bool {
 	if c.role.Kind != "replica" {
 		return true
@@ -166,15 +166,15 @@ func (d *director) spared(c *child) bool {
 	}
 }
 
-// stop stops the victim. It passes the gate the moment it is resumed, since
-// the word to go on is in its pipe by then.
+// stop stops the victim. The victim passes the gate the moment it is resumed,
+// because the word to go on is in its pipe by then.
 func (d *director) stop(e *episode, r report) {
 	stopped := e.victim.pause()
 	d.mu.Lock()
 	if stopped {
 		d.pauses++
 	}
-	late := e.resumed || e.isOver() // nobody would resume it
+	late := e.resumed || e.isOver() // nothing would resume it
 	d.mu.Unlock()
 	e.victim.goOn(e.life)
 	switch {
@@ -188,7 +188,7 @@ func (d *director) stop(e *episode, r report) {
 	}
 }
 
-// finish ends an episode, once: whoever waits may go on.
+// finish ends an episode, once, and releases the waiting processes.
 func (d *director) finish(e *episode) {
 	d.mu.Lock()
 	if e.isOver() {
@@ -219,7 +219,7 @@ func (d *director) finish(e *episode) {
 	}
 }
 
-// close lets everybody go and starts no more.
+// close releases all processes and starts no more episodes.
 func (d *director) close() {
 	d.mu.Lock()
 	d.closed = true
@@ -230,7 +230,7 @@ func (d *director) close() {
 	}
 }
 
-// counts fills in what the director has done, and what it was told.
+// counts fills in the director's actions and the reports it received.
 func (d *director) counts(f *figures) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

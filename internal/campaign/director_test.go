@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// sleeper is a child that is a process and nothing else.
+// sleeper is a child that is only a process.
 func sleeper(t *testing.T, name string) *child {
 	t.Helper()
 	c := newChild(role{Kind: "worker", Name: name}, nil)
@@ -84,7 +84,7 @@ func TestDirector(t *testing.T) {
 	}
 }
 
-// TestDirectorBlind: without a successor the victim is resumed all the same.
+// TestDirectorBlind: without a successor the victim is resumed anyway.
 func TestDirectorBlind(t *testing.T) {
 	t.Parallel()
 	d := &director{note: func(string, ...any) {}, spare: make(chan struct{}, 1)}
@@ -105,7 +105,7 @@ func TestDirectorBlind(t *testing.T) {
 }
 
 // TestBlindTimeIsLearned: where no successor comes in time, the next victim is
-// stopped for longer, up to a limit; where one does, for as long as ever.
+// stopped for longer, up to a limit; where one does, for the usual time.
 func TestBlindTimeIsLearned(t *testing.T) {
 	d := &director{}
 	end := func(resumed bool) time.Duration {
@@ -126,8 +126,8 @@ func TestBlindTimeIsLearned(t *testing.T) {
 	}
 }
 
-// TestGoOnAppliesToOneLife: the word to go on is not for a child that was started
-// again meanwhile.
+// TestGoOnAppliesToOneLife: the word to go on does not apply to a child that
+// was restarted meanwhile.
 func TestGoOnAppliesToOneLife(t *testing.T) {
 	in := &pipe{}
 	c := &child{role: role{Life: 1}, in: in}
@@ -144,7 +144,7 @@ type pipe struct{ strings.Builder }
 func (*pipe) Close() error { return nil }
 
 // TestWaitIsLearned: a client whose answers come late waits for longer, within
-// limits, and for as little as ever when they come soon again.
+// limits, and for as short as before once they come soon again.
 func TestWaitIsLearned(t *testing.T) {
 	s := &remote{wait: firstWait}
 	for range 100 {

@@ -1,6 +1,6 @@
 // Command campaign attacks Fencepost: real processes with real leases write
-// through every fence while they are paused, killed, cut off and lied to, and
-// two oracles say whether a promise was broken. It runs on Linux.
+// through every fence while they are paused, killed, disconnected and lied to,
+// and two oracles say whether a promise was broken. It runs on Linux.
 //
 //	go -C internal/campaign run . -seed 1 -duration 60s -guards on
 //	go -C internal/campaign run . -seed 1 -duration 45s -guards naive -expect violations
@@ -11,7 +11,7 @@
 //
 // The exit status is 0 for a clean run, 1 for violations, 2 for a run that
 // proves nothing: too little activity, or the campaign itself failed. go run
-// makes 1 of both and prints which it was.
+// turns both into 1 and prints which it was.
 //
 // # Clients that trust their lease
 //
@@ -19,8 +19,8 @@
 // three times and releases. It never asks whether it still holds the lease, and
 // no deadline of its own runs while it is paused: a client that checks itself
 // hides most of what a fence must catch. It writes a document with the ID of the
-// write, that of the write on which it is built, and a counter, which no
-// resource compares: a lost update is a write whose base is not its predecessor.
+// write, that of the write it is based on, and a counter, which no resource
+// compares: a lost update is a write whose base is not its predecessor.
 //
 // # Surfaces
 //
@@ -34,74 +34,76 @@
 //     write, on two replicas, each a process, on one PostgreSQL.
 //   - http-intx: httpfence's Raise and InTx, on the same replicas.
 //   - s3-sealed, s3-pointer: s3fence on s3fence/s3test in a process of its own.
-//     Bodies are few and repeat, so that ETags do.
+//     Bodies are few and repeat, so that ETags repeat too.
 //
 // # Guards off, and naive ones
 //
-// With -guards off nothing is compared. With -guards naive each surface has
-// what is commonly written: SQL that compares the token in the UPDATE and never
-// raises before it reads; an HTTP door with marks in memory and a write behind
-// it that compares nothing; S3 with the token in the metadata and If-Match on
-// the ETag that was read. The naive must break P1 or P2 on every surface, the
-// bare both, four times, or the campaign could not see it if Fencepost
-// did.
+// With -guards off nothing is compared. With -guards naive each surface has the
+// usual code: SQL that compares the token in the UPDATE and never raises before
+// it reads; an HTTP door with marks in memory and a write behind it that
+// compares nothing; S3 with the token in the metadata and If-Match on the ETag
+// that was read. The naive guards must break P1 or P2 on every surface, no
+// guards both, four times, or the campaign could not see it if Fencepost did.
 //
 // # Aim
 //
-// A worker tells the controller its phases over a pipe, and waits at some of
-// them, the gates, to be told to go on. To pause it there the controller stops
-// the process (SIGSTOP), sees the kernel say so, and then puts the word to go
-// on into the pipe: when the process is resumed, its next step is exactly the
-// one behind the gate. It is resumed when a successor with a higher token on the
-// same resource is granted its lease, has written, or, held at its own gate, is
-// between its read and its write. The gates are: after the grant, before each
-// write, inside the transaction of a write before it and before COMMIT, and in
-// a replica between admission and write. A random pause hits these windows once in minutes.
+// A worker reports its phases to the controller over a pipe, and waits at some
+// of them, the gates, for the word to go on. To pause it there the controller
+// stops the process (SIGSTOP), waits until the kernel confirms it, and then
+// writes the word to go on into the pipe: when the process is resumed, its next
+// step is exactly the one after the gate. It is resumed when a successor with a
+// higher token on the same resource is granted its lease, has written, or, held
+// at its own gate, is between its read and its write. The gates are: after the
+// grant, before each write, inside the transaction of a write before it and
+// before COMMIT, and in a replica between admission and write. A random pause
+// hits these windows once in minutes.
 //
 // # The rest of the nemesis
 //
 // kill -9 of workers, of PostgreSQL with all its backends, of a replica, of the
-// S3 server (which keeps a journal, written before it answers, and comes back
-// with it); by toxiproxy on every link cuts, delays, resets, requests and
-// answers that vanish; in the S3 server lost requests and answers, errors with and
-// without an effect, and PUTs that are on their way for longer than a lease; steps of PostgreSQL's
-// wall clock by an hour forward and two back (libfaketime, which the server
-// loads; Go programs keep their time). A step ends leases early or late. That
-// may cost availability, and P7; never P1, P2 or P3. Leases that a step back
-// strands in the future are ended by the controller, as an operator would.
+// S3 server (which keeps a journal, written before it answers, and restarts
+// from it); on every link, by toxiproxy, cuts, delays, resets, and lost
+// requests and answers; in the S3 server lost requests and answers, errors with
+// and without an effect, and PUTs that are in flight for longer than a lease;
+// steps of PostgreSQL's wall clock by an hour forward and two back
+// (libfaketime, which the server loads; Go programs keep their time). A step
+// ends leases early or late. That may cost availability, and P7; never P1, P2
+// or P3. Leases that a step back strands in the future are ended by the
+// controller, as an operator would.
 //
-// Every activity draws from a stream of its own, seeded by -seed: the same seed
-// means the same sequence of acts in each, though not the same interleaving,
-// which is the kernel's. A failure's schedule, with times, is in its artefacts.
+// Every activity draws from its own random stream, seeded by -seed: the same
+// seed means the same sequence of acts in each, though not the same
+// interleaving, which the kernel chooses. A failure's schedule, with times, is
+// in its artefacts.
 //
 // # Oracles
 //
 // Triggers on documents, marks and leases log each change while its row is
 // locked; the S3 server's journal is the order in which it accepted changes;
-// each replica's handler notes what it was about to write. Each call and each
-// return of a client is one write to a file, by the clock that all processes
-// share. Package oracle compares the two sides:
+// each replica's handler logs what it was about to write. Each call and each
+// return of a client is one write to a file, timed by the clock that all
+// processes share. Package oracle compares the two sides:
 //
 //   - tokens that took effect, raises included, never decrease;
-//   - each write is built on its true predecessor;
+//   - each write is based on its true predecessor;
 //   - the counter is the number of writes applied;
-//   - an acknowledged write is in the log, once; a refused one, or one that
-//     was called unavailable, is not; nothing is that nobody asked for;
-//   - a claim is refused as stale only if a higher one had come, and for no
-//     other reason;
+//   - an acknowledged write is in the log, once; a refused one, or one reported
+//     as unavailable, is not; nothing is in it that no client asked for;
+//   - a claim is refused as stale only if a higher one had come, and is refused
+//     for no other reason;
 //   - grants increase and never overlap by the server's clock, and by the
 //     holders' clocks (P7) where the server's was not stepped;
 //   - the histories are linearizable with respect to a fenced register and to
-//     a lease service (porcupine), where what a client could not learn is
-//     taken from the log.
+//     a lease service (porcupine), where the log supplies what a client could
+//     not learn.
 //
 // # How long a run takes
 //
-// The floors (floors.go) are amounts, not rates: a run that has not reached them
-// when its -duration is over goes on until it has, under the same nemesis at a
-// slower pace; after its -patience it is invalid, or, as a control, failed. A
-// fence is not worse on a slow machine, but a verdict on little activity would
-// be.
+// The floors (floors.go) are amounts, not rates. A run that has not reached
+// them at the end of its -duration goes on until it has, under the same nemesis
+// at a slower pace; after its -patience it is invalid or, as a control, failed.
+// A fence is not worse on a slow machine, but a verdict on little activity
+// would be.
 //
-// README.md says how to read a failure, and what this cannot show.
+// README.md explains how to read a failure, and what the campaign cannot show.
 package main

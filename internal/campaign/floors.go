@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// The floors of activity of a minute, below which a run proves nothing. They
-// are amounts, not rates: a machine that needs longer for them gets longer.
+// The floors of activity for one minute, below which a run proves nothing. They
+// are amounts, not rates: a machine that needs longer gets longer.
 const (
 	floorAcked   = 200 // a surface
 	floorStale   = 2   // a surface, with guards on
@@ -20,7 +20,7 @@ const (
 // surface.
 const shownAtLeast = 4
 
-// floor is one thing that a run must show, and how much of it it did.
+// floor is one thing that a run must show, and how much of it was shown.
 type floor struct {
 	What  string `json:"what"`
 	Where string `json:"where,omitempty"` // a surface
@@ -35,7 +35,7 @@ func (f floor) String() string {
 	return fmt.Sprintf("%s: %d, the floor is %d", f.What, f.Got, f.Need)
 }
 
-// unreached says which floors were not reached.
+// unreached lists the floors that were not reached.
 func unreached(floors []floor) []string {
 	var missing []string
 	for _, f := range floors {
@@ -46,8 +46,8 @@ func unreached(floors []floor) []string {
 	return missing
 }
 
-// floors are those of the activity. They are for a minute; a run that is asked
-// to be shorter or longer owes its part, rounded down.
+// floors returns the floors of activity. They are for a minute; a shorter or
+// longer run owes its proportion, rounded down.
 func (s *summary) floors() []floor {
 	var all []floor
 	add := func(what, where string, got, perMinute int) {
@@ -73,8 +73,9 @@ func (s *summary) floors() []floor {
 	return all
 }
 
-// shows is what a control must show on each surface, however long it takes:
-// with the naive guards some broken promise, P1 or P2; with none both of them.
+// shows returns what a control must show on each surface, however long it
+// takes: with the naive guards some broken promise, P1 or P2; with no guards
+// both.
 func (s *summary) shows() []floor {
 	var all []floor
 	if s.Options.Guards == guardsNaive {
@@ -92,7 +93,7 @@ func (s *summary) shows() []floor {
 	return all
 }
 
-// printFloors says by how much each floor was exceeded, a line for each kind.
+// printFloors prints by how much each floor was exceeded, one line per kind.
 func (s *summary) printFloors(out io.Writer) {
 	for i, f := range s.Floors {
 		if i == 0 || s.Floors[i-1].What != f.What || s.Floors[i-1].Need != f.Need {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
 )
 
-// collect reads everything that is known of the run.
+// collect reads everything that is known about the run.
 func (r *run) collect(ctx context.Context) (*oracle.History, error) {
 	h := &oracle.History{Final: map[string]oracle.Final{}, Skewed: r.nemesis.skewed}
 	files, err := filepath.Glob(filepath.Join(r.opts.Dir, "history-*.jsonl"))
@@ -113,7 +113,7 @@ func (r *run) collectHandled(h *oracle.History) error {
 		for lines.Scan() {
 			surface, id, _ := strings.Cut(lines.Text(), " ")
 			if h.Handled[surface] == nil {
-				return fmt.Errorf("%s: %q is no record of a surface's handler", name, lines.Text())
+				return fmt.Errorf("%s: %q is not a valid handler log record", name, lines.Text())
 			}
 			h.Handled[surface][id] = true
 		}
@@ -125,9 +125,8 @@ func (r *run) collectHandled(h *oracle.History) error {
 	return nil
 }
 
-// judge compares and counts. The log is read until it stands still: at rest
-// nothing may take effect any more, so that what is not known of an operation
-// is settled.
+// judge compares and counts. It reads the log until it stops growing: at rest
+// nothing more may take effect, so every unknown outcome is settled.
 func (r *run) judge(ctx context.Context, active time.Duration) (*summary, error) {
 	h, err := r.collect(ctx)
 	if err != nil {
@@ -148,8 +147,7 @@ func (r *run) judge(ctx context.Context, active time.Duration) (*summary, error)
 		s.Invalid = append(s.Invalid, fmt.Sprintf("not at rest: the logs still grow, at %d entries", len(h.Log)))
 	}
 	s.Violations = oracle.Check(h)
-	// Where violations are found already, there is no need to prove it in this
-	// way, too.
+	// If violations were already found, there is no need for this proof.
 	limit := time.Minute
 	if len(s.Violations) > 0 {
 		limit = time.Second
@@ -161,8 +159,8 @@ func (r *run) judge(ctx context.Context, active time.Duration) (*summary, error)
 	return s, r.keep(h, s)
 }
 
-// keep writes what a reader of a failure needs beside the histories and the
-// schedule, which are there already.
+// keep writes what the analysis of a failure needs besides the histories and
+// the schedule, which already exist.
 func (r *run) keep(h *oracle.History, s *summary) error {
 	for name, v := range map[string]any{"log.json": h.Log, "grants.json": h.Grants, "summary.json": s} {
 		encoded, err := json.MarshalIndent(v, "", " ")

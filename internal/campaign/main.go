@@ -21,7 +21,7 @@ const (
 	expectViolations = "violations"
 )
 
-// The exit codes. go run turns each but 0 into 1, and says which it was.
+// The exit codes. go run turns each except 0 into 1, and prints which it was.
 const (
 	exitClean      = 0
 	exitViolations = 1
@@ -43,7 +43,8 @@ func main() {
 	os.Exit(command(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// watchParent ends the run when go run, which does not pass on its death, dies.
+// watchParent ends the run when go run dies, because that does not kill its
+// child.
 func watchParent(orphaned func()) {
 	for parent := os.Getppid(); os.Getppid() == parent; {
 		time.Sleep(time.Second)
@@ -51,7 +52,7 @@ func watchParent(orphaned func()) {
 	orphaned()
 }
 
-// command is the whole program but for the process around it.
+// command is the whole program except for the process around it.
 func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags := flag.NewFlagSet("campaign", flag.ContinueOnError)
 	flags.SetOutput(errs)
@@ -94,7 +95,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 func check(opts options, rest int) error {
 	switch {
 	case rest > 0:
-		return errors.New("there are no arguments but flags")
+		return errors.New("unexpected arguments; only flags are allowed")
 	case opts.Guards != guardsOn && opts.Guards != guardsNaive && opts.Guards != guardsOff:
 		return fmt.Errorf("-guards: %q is not on, naive or off", opts.Guards)
 	case opts.Expect != expectClean && opts.Expect != expectViolations:
@@ -109,7 +110,7 @@ func check(opts options, rest int) error {
 	return nil
 }
 
-// exit says what the run is worth.
+// exit returns the exit code of the run.
 func (s *summary) exit(out io.Writer) int {
 	missing := unreached(s.shows())
 	switch expected := s.Options.Expect == expectViolations; {

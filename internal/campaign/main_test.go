@@ -61,7 +61,7 @@ func TestBadFlags(t *testing.T) {
 }
 
 // TestRun is a run of a few seconds without guards: everything starts, works
-// and ends, and what is written can be read.
+// and ends, and its files can be read.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	var out, errs bytes.Buffer
@@ -90,7 +90,7 @@ func TestRun(t *testing.T) {
 	gone(t, dir)
 }
 
-// TestEnds: however the controller ends, nothing of it stays.
+// TestEnds: however the controller ends, nothing stays behind.
 func TestEnds(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestEnds(t *testing.T) {
 			}
 			defer cmd.Process.Kill()
 			for range 3000 {
-				if histories(t, dir) >= len(surfaces) { // workers work
+				if histories(t, dir) >= len(surfaces) { // workers are active
 					break
 				}
 				time.Sleep(20 * time.Millisecond)

@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
 )
 
-// injected counts what was done to the system.
+// injected counts the faults injected into the system.
 type injected struct {
 	Pauses       int `json:"pauses"`
 	Aimed        int `json:"aimedResumes"`
@@ -22,17 +22,17 @@ type injected struct {
 	ClockSteps   int `json:"clockSteps"`
 }
 
-// nemesis does everything but the aimed pauses. Each of its activities draws
-// from a stream of its own, so that a seed means one schedule for each, however
-// the others fare.
+// nemesis does everything except the aimed pauses. Each of its activities draws
+// from its own random stream, so that a seed fixes the schedule of each,
+// whatever the others do.
 type nemesis struct {
 	run  *run
 	done chan struct{}
 	wait sync.WaitGroup
-	over chan struct{} // closed when an act has failed: the run is then worth nothing
+	over chan struct{} // closed when an act has failed: the run then proves nothing
 
-	// slower is raised where a run goes on because the machine is slow: at the
-	// full pace everything may be killed before it has done anything.
+	// slower is raised if a run goes on because the machine is slow: at full
+	// pace everything may be killed before it has done anything.
 	slower atomic.Int64
 
 	mu     sync.Mutex
@@ -84,7 +84,7 @@ func (n *nemesis) fail(err error) {
 	}
 }
 
-// counted is what was done so far.
+// counted returns what was injected so far.
 func (n *nemesis) counted() injected {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -139,7 +139,7 @@ func (n *nemesis) disturb(rng *rand.Rand) error {
 }
 
 // stepClock steps the server's wall clock forward by an hour or back by two,
-// and after a while to where it was.
+// and after a while restores it.
 func (n *nemesis) stepClock(rng *rand.Rand) error {
 	if n.run.db.skew == nil {
 		return nil
@@ -160,8 +160,8 @@ func (n *nemesis) stepClock(rng *rand.Rand) error {
 		return err
 	}
 	// A step back leaves leases that end in an hour. Their holders release
-	// them, but for those that were killed. A server that is being killed, which
-	// may take a while to come back, is asked again.
+	// them, except those that were killed. If the server is being killed, which
+	// may take a while, try again.
 	sleepUnless(n.done, 300*time.Millisecond)
 	for n.run.db.strand(context.Background()) != nil && sleepUnless(n.done, 100*time.Millisecond) {
 	}

@@ -21,9 +21,9 @@ type network struct {
 	links  []*toxiproxy.Proxy
 }
 
-// newNetwork takes a loopback address of its own. A proxy that is cut gives its
-// port up for a while, and on an address that others use, the port may be taken
-// by the time it is wanted back: by a connection, and for as long as that lasts.
+// newNetwork uses a loopback address of its own. A cut proxy gives up its port
+// for a while, and on a shared address another connection may take the port
+// meanwhile, and keep it for as long as it lasts.
 func newNetwork() *network {
 	return &network{
 		server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop()),
@@ -49,8 +49,8 @@ func move(p *toxiproxy.Proxy, upstream string) error {
 	})
 }
 
-// patiently repeats what fails because the proxy's port, which has to stay the
-// same, was given to somebody else's connection in the moment it was free.
+// patiently retries what fails because the proxy's port, which must stay the
+// same, went to another connection while it was free.
 func patiently(listen func() error) error {
 	var err error
 	for range 600 {
@@ -66,7 +66,7 @@ func patiently(listen func() error) error {
 	return err
 }
 
-// faults are what the network does to a link for a while.
+// faults lists what the network does to a link for a while.
 var faults = []struct{ name, toxic string }{
 	{"cut", ""},
 	{"delay", `{"name":"t","type":"latency","stream":"upstream","attributes":{"latency":60,"jitter":50}}`},
@@ -76,7 +76,7 @@ var faults = []struct{ name, toxic string }{
 	{"reset", `{"name":"t","type":"reset_peer","stream":"downstream","toxicity":0.5,"attributes":{"timeout":5}}`},
 }
 
-// disturb does one fault to one link and takes it back.
+// disturb injects one fault into one link and removes it again.
 func (n *network) disturb(rng *rand.Rand, done <-chan struct{}, note func(string, ...any)) error {
 	link, fault := n.links[rng.IntN(len(n.links))], faults[rng.IntN(len(faults))]
 	length := time.Duration(100+rng.IntN(400)) * time.Millisecond

@@ -20,7 +20,7 @@ import (
 const bucketName = "campaign"
 
 // Bodies are few, so that they repeat, and with them the ETags of a store that
-// makes them of the body: what is written is told by the metadata.
+// derives them from the body; the metadata says what was written.
 func bodyOf(d doc) []byte { return fmt.Appendf(nil, "state %d", d.N%2) }
 
 // The metadata in which a document is kept.
@@ -28,15 +28,15 @@ const (
 	metaWrite  = "campaign-write"
 	metaBase   = "campaign-base"
 	metaCount  = "campaign-n"
-	metaClient = "campaign-token" // only without guards: s3fence has its own
+	metaClient = "campaign-token" // only for rawObject: s3fence has its own
 )
 
 func metadataOf(d doc) map[string]string {
 	return map[string]string{metaWrite: d.Write, metaBase: orDash(d.Base), metaCount: strconv.FormatInt(d.N, 10)}
 }
 
-// orDash is for the empty base of the first write: some servers lose an empty
-// value.
+// orDash encodes the empty base of the first write: some servers lose empty
+// values.
 func orDash(s string) string {
 	if s == "" {
 		return "-"
@@ -71,8 +71,8 @@ func newObject(w *worker) (surface, error) {
 	if w.Guards != guardsOn {
 		return &rawObject{client: client, compares: w.Guards == guardsNaive, etags: map[string]string{}}, nil
 	}
-	// The store is known to enforce preconditions, and its faults would fail a
-	// probe, which takes each of them for the store's.
+	// The store is known to enforce preconditions, and the injected faults
+	// would fail a probe, which would blame the store.
 	bucket, err := s3fence.Open(context.Background(), client, bucketName,
 		&s3fence.Options{InsecureSkipProbe: true, RequestTimeout: time.Second})
 	if err != nil {
@@ -115,9 +115,9 @@ func (s *object) write(ctx context.Context, claim guard.Claim, next doc) error {
 		&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: metadataOf(next)}})
 }
 
-// rawObject is what many write themselves: the token in the metadata alone. The
-// naive guard compares it with what was read, and sends If-Match with that
-// ETag; without guards nothing is compared.
+// rawObject is the usual home-made code: the token is only in the metadata. The
+// naive guard compares the token with what was read, and sends If-Match with
+// that ETag; without guards nothing is compared.
 type rawObject struct {
 	client   *s3.Client
 	compares bool

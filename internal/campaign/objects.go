@@ -30,9 +30,9 @@ type stored struct {
 
 const journalName = "objects.jsonl"
 
-// journal makes the S3 server survive its death: each change is in a file
-// before anybody is answered, be it the writer or a reader who saw it. It is
-// also the accepted order, for the oracle.
+// journal makes the S3 server's state survive a kill: each change is in a file
+// before any answer, to the writer or to a reader who saw it. It is also the
+// accepted order, for the oracle.
 type journal struct {
 	mu     sync.Mutex
 	server *s3test.Server
@@ -40,7 +40,8 @@ type journal struct {
 	done   map[string]int // by key, how many of the server's changes are in the file
 }
 
-// keep writes down what is not yet. An After hook, so it runs before the answer.
+// keep writes the changes not yet in the file. It is an After hook, so it runs
+// before the answer.
 func (j *journal) keep(r *s3test.Request, _ int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -88,8 +89,8 @@ func readJournal(dir string) ([]stored, error) {
 	}
 }
 
-// restore brings back the last state of each object. The server makes ETags of
-// bodies, so they are what they were.
+// restore brings back the last state of each object. The server derives ETags
+// from bodies, so they do not change.
 func (j *journal) restore(ctx context.Context, all []stored) error {
 	last := map[string]stored{}
 	for _, s := range all {
@@ -123,7 +124,7 @@ func runObjects(r role, c *control) error {
 	if err := j.restore(context.Background(), all); err != nil {
 		return err
 	}
-	// A line that was cut has no successor on its line.
+	// Nothing may be appended to a truncated line.
 	if err := cutTail(filepath.Join(r.Dir, journalName)); err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func runObjects(r role, c *control) error {
 	return nil
 }
 
-// mischief lets some requests fail in each of the ways in which a store does.
+// mischief makes some requests fail in each of the ways of real stores.
 func (j *journal) mischief(rng *rand.Rand) {
 	writes := []s3test.Op{s3test.PutObject}
 	for _, rule := range []s3test.Rule{
@@ -148,7 +149,7 @@ func (j *journal) mischief(rng *rand.Rand) {
 		{Ops: writes, Probability: 0.01, Fault: s3test.AnswerApplied(500)},
 		{Ops: writes, Probability: 0.01, Fault: s3test.Answer(409)},
 		{Probability: 0.01, Fault: s3test.LoseRequest()},
-		// A write that is on its way for longer than a lease lasts.
+		// A write that is in flight for longer than a lease lasts.
 		{Ops: writes, Probability: 0.03, Decide: func(*s3test.Request) s3test.Fault {
 			return s3test.Slow(time.Duration(rng.IntN(900)) * time.Millisecond)
 		}},

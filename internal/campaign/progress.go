@@ -8,9 +8,9 @@ import (
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
 )
 
-// rage lets the run go on for its duration, and beyond it, by at most its
-// patience, until it has shown what it must: a slow machine does less in a
-// minute, which says nothing about the fences.
+// rage runs for the duration, and then for at most the patience until the run
+// has shown what it must: a slow machine does less in a minute, which says
+// nothing about the fences.
 func (r *run) rage(ctx context.Context) {
 	began := time.Now()
 	look := time.NewTicker(500 * time.Millisecond)
@@ -45,8 +45,8 @@ func (r *run) rage(ctx context.Context) {
 	}
 }
 
-// missing are the floors that are not reached yet. What the children have
-// reported is in their histories already, so the final count is no lower.
+// missing returns the floors that are not yet reached. What the children have
+// reported is already in their histories, so the final count is no lower.
 func (r *run) missing(ctx context.Context) []string {
 	s := r.soFar()
 	if r.opts.Expect != expectViolations {
@@ -76,8 +76,8 @@ func (r *run) damaged(ctx context.Context) bool {
 	return false
 }
 
-// found are the violations that the resources' log alone shows so far. The log
-// of a resource only grows, so they stay.
+// found returns the violations that the resources' log alone shows so far. The
+// log of a resource only grows, so they stay.
 func (r *run) found(ctx context.Context) ([]oracle.Violation, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -91,7 +91,7 @@ func (r *run) found(ctx context.Context) ([]oracle.Violation, error) {
 	return oracle.Check(&oracle.History{Log: h.Log}), nil
 }
 
-// soFar is the summary of what was reported and done until now.
+// soFar summarises what was reported and done until now.
 func (r *run) soFar() *summary {
 	s := &summary{Options: r.opts, Injected: r.nemesis.counted()}
 	for _, surface := range surfaces {

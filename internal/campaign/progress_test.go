@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// idle is a run in which nothing happens but what a test reports.
+// idle is a run in which only what a test reports happens.
 func idle(duration, patience time.Duration) *run {
 	r := &run{
 		opts:     options{Guards: guardsOn, Expect: expectClean, Duration: duration, Patience: patience},
@@ -23,10 +23,10 @@ func idle(duration, patience time.Duration) *run {
 }
 
 // TestGoesOn: a run that is short of a floor goes on until it has reached it,
-// says so, and ends then.
+// says so, and then ends.
 func TestGoesOn(t *testing.T) {
 	t.Parallel()
-	const duration = 400 * time.Millisecond // which owes one write a surface
+	const duration = 400 * time.Millisecond // which owes one write per surface
 	r := idle(duration, time.Hour)
 	began := time.Now()
 	time.AfterFunc(3*duration, func() {

@@ -41,7 +41,7 @@ func (r *recorder) begin(o oracle.Op) oracle.Op {
 	return o
 }
 
-// end records what became of it.
+// end records the result of an operation.
 func (r *recorder) end(o oracle.Op, err error) {
 	o.Return = monotonic()
 	o.Outcome = outcome(err)
@@ -57,14 +57,14 @@ func (r *recorder) write(o oracle.Op) {
 		_, err = r.file.Write(append(line, '\n'))
 	}
 	if err != nil {
-		// A history with a hole proves nothing: better none.
+		// A history with a gap proves nothing: better none.
 		fmt.Fprintln(os.Stderr, "campaign: record:", err)
 		os.Exit(4)
 	}
 }
 
-// outcome is what a client makes of an error. One that says nothing of what
-// was done, such as a broken connection, says that it is not known.
+// outcome is a client's interpretation of an error. An error that does not say
+// what was done, such as a broken connection, means unknown.
 func outcome(err error) string {
 	switch reason := guard.ReasonOf(err); reason {
 	case guard.ReasonNone:

@@ -26,9 +26,9 @@ type remote struct {
 	wait     time.Duration        // for an answer
 }
 
-// A client waits for less than a replica is stopped, so that it comes to ask the
-// other one. Where answers take long because the
-// machine is slow, and not because a replica is stopped, it learns to wait.
+// A client waits for less time than a replica is stopped, so that it turns to
+// the other one. Where answers are slow because the machine is slow, and not
+// because a replica is stopped, it learns to wait.
 const (
 	firstWait   = 800 * time.Millisecond
 	longestWait = 4 * time.Second
@@ -64,8 +64,8 @@ func (s *remote) write(ctx context.Context, claim guard.Claim, next doc) error {
 	return err
 }
 
-// call asks one replica, and another than last time if that one failed. It
-// repeats nothing.
+// call asks one replica, but not the last one if that failed. It does not
+// retry.
 func (s *remote) call(ctx context.Context, method, path string, body any) ([]byte, error) {
 	at := s.rng.IntN(len(s.replicas))
 	if time.Since(s.bad[s.replicas[at]]) < 2*time.Second {
@@ -83,8 +83,8 @@ func (s *remote) call(ctx context.Context, method, path string, body any) ([]byt
 	return out, err
 }
 
-// learn sets how long the next answer is waited for: longer after each that did
-// not come, and three times what the last one took after one that did.
+// learn sets how long to wait for the next answer: longer after each that did
+// not come, and three times the last answer's time after one that did.
 func (s *remote) learn(took time.Duration, late bool) {
 	if late {
 		s.wait = min(s.wait+s.wait/4, longestWait)

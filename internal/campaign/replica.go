@@ -65,7 +65,7 @@ func runReplica(r role, c *control) error {
 func (s *replica) handler() http.Handler {
 	store, opts := guard.Store(s.db), &httpfence.Options{Transactor: s.db.Transactor(), Logger: slog.New(slog.DiscardHandler)}
 	if s.Guards != guardsOn {
-		store, opts.Transactor = guard.NewMemory(nil), nil // the naive door: every replica for itself
+		store, opts.Transactor = guard.NewMemory(nil), nil // the naive door: every replica has its own marks
 	}
 	fence := guard.Must(httpfence.New(store, httpfence.PathValue("resource"), opts))
 	mux := http.NewServeMux()
@@ -124,8 +124,8 @@ func (s *replica) writer(fence *httpfence.Middleware, write func(context.Context
 	})
 }
 
-// claimOf is the claim as it was admitted, or, where nothing was, as it was
-// sent: without guards it is for the log alone.
+// claimOf returns the admitted claim or, if none was admitted, the claim as
+// sent: without guards it is only for the log.
 func claimOf(r *http.Request) (guard.Claim, error) {
 	if claim, ok := guard.ClaimFrom(r.Context()); ok {
 		return claim, nil
@@ -149,7 +149,7 @@ func (s *replica) admitted(ctx context.Context, claim guard.Claim, d doc) error 
 	})
 }
 
-// inside writes by the transaction that the middleware opened.
+// inside writes through the transaction that the middleware opened.
 func (s *replica) inside(ctx context.Context, claim guard.Claim, d doc) error {
 	tx, ok := s.db.TxFrom(ctx)
 	if !ok {

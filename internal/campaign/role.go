@@ -14,7 +14,7 @@ import (
 // worker, an HTTP replica or the S3 server.
 const roleVariable = "FENCEPOST_CAMPAIGN_ROLE"
 
-// role is what a child is told.
+// role is a child's configuration.
 type role struct {
 	Kind    string `json:"kind"` // worker, replica, objects
 	Name    string `json:"name"` // unique among the children, the same over its lives
@@ -29,12 +29,12 @@ type role struct {
 	Objects  string   `json:"objects,omitempty"`
 }
 
-// The phases that a child reports. At a gate it waits to be told to go on, so
+// The phases that a child reports. At a gate it waits for the word to go on, so
 // that a pause falls exactly there.
 const (
 	phaseReady    = "ready"    // a server listens; Address
 	phaseGranted  = "granted"  // gate: a lease was granted, the takeover comes next
-	phaseWrite    = "write"    // gate: what is there was read, the write comes next
+	phaseWrite    = "write"    // gate: the state was read, the write comes next
 	phaseInside   = "inside"   // gate: the same, inside the transaction of the write
 	phaseAdmitted = "admitted" // gate: a replica has admitted the write, and carries it out next
 	phaseCommit   = "commit"   // gate: a transaction has written, its COMMIT comes next
@@ -49,7 +49,7 @@ type report struct {
 	Token    int64  `json:"token,omitempty"`
 	Gate     bool   `json:"gate,omitempty"`
 	Address  string `json:"address,omitempty"`
-	Outcome  string `json:"outcome,omitempty"` // of what failed
+	Outcome  string `json:"outcome,omitempty"` // of a failure
 
 	life int // of the child that reports, for the answer
 }
@@ -62,8 +62,8 @@ type control struct {
 	stop chan struct{} // closed when the controller wants no more
 }
 
-// newControl starts to listen. The end of the pipe is the controller's death,
-// and then the child's: it has nothing that needs to be put in order.
+// newControl starts to listen. The end of the pipe means that the controller
+// died, and the child exits at once: it has nothing to clean up.
 func newControl() *control {
 	c := &control{out: json.NewEncoder(os.Stdout), pass: make(chan struct{}, 1), stop: make(chan struct{})}
 	go func() {
@@ -112,7 +112,7 @@ func (c *control) stopped() bool {
 func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		panic(err) // there is no Linux without it
+		panic(err) // every Linux has it
 	}
 	return ts.Nano()
 }

@@ -19,7 +19,7 @@ import (
 // options are those of one run.
 type options struct {
 	Seed     uint64        `json:"seed"`
-	Duration time.Duration `json:"duration"` // asked for, in nanoseconds
+	Duration time.Duration `json:"duration"` // requested, in nanoseconds
 	Patience time.Duration `json:"patience"` // how much longer it may take
 	First    bool          `json:"first,omitempty"`
 	Expect   string        `json:"expect"`
@@ -29,8 +29,8 @@ type options struct {
 	Dir      string        `json:"-"`
 }
 
-// run is the controller of one run: it starts everything, lets the nemesis
-// loose, brings everything to rest and judges.
+// run is the controller of one run: it starts everything, unleashes the
+// nemesis, brings everything to rest and judges.
 type run struct {
 	opts     options
 	began    int64
@@ -50,7 +50,7 @@ type run struct {
 	schedule *json.Encoder
 }
 
-// note writes what was done, and when, to the schedule.
+// note writes what was done, and when, to the schedule file.
 func (r *run) note(event string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,15 +61,15 @@ func (r *run) note(event string, args ...any) {
 	r.schedule.Encode(line)
 }
 
-// Limits for what takes a second on a quiet machine: they are there so that a
-// run ends that hangs.
+// Limits for what takes a second on a quiet machine: they only end a run that
+// hangs.
 const (
 	startLimit = 2 * time.Minute
 	endLimit   = 2 * time.Minute
 )
 
-// execute does one run. The error is of the campaign itself: with it there is
-// no verdict.
+// execute does one run. An error is the campaign's own: then there is no
+// verdict.
 func execute(ctx context.Context, opts options) (_ *summary, err error) {
 	r := &run{opts: opts, began: monotonic(), links: map[*child]*toxiproxy.Proxy{}, stage: stage{}}
 	schedule, err := os.Create(filepath.Join(opts.Dir, "schedule.jsonl"))
@@ -166,8 +166,8 @@ func (r *run) route(name string, port int) (string, error) {
 	return withHost(r.db.URL(), listen)
 }
 
-// startServer starts a replica or the S3 server and puts its link to where it
-// listens now.
+// startServer starts a replica or the S3 server and points its link at its new
+// address.
 func (r *run) startServer(c *child) error {
 	addresses := make(chan string, 1)
 	r.ready.Store(c, addresses)
@@ -190,7 +190,7 @@ func (r *run) startServer(c *child) error {
 	}
 }
 
-// report is told of every report of every child.
+// report receives every report of every child.
 func (r *run) report(c *child, m report) {
 	if m.Phase == phaseReady {
 		if addresses, ok := r.ready.Load(c); ok {
@@ -204,7 +204,7 @@ func (r *run) report(c *child, m report) {
 	r.stage.report(c, m)
 }
 
-// rest brings the system to rest: nobody is stopped, nothing is disturbed,
+// rest brings the system to rest: no process is stopped, no link is disturbed,
 // every client has ended, and no statement runs.
 func (r *run) rest() error {
 	r.note("rest")

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// skew steps the wall clock of the server by libfaketime, which reads the
-// offset anew at every look at the clock. Monotonic clocks, and the programs
-// written in Go, go on as they are.
+// skew steps the wall clock of the server by libfaketime, which rereads the
+// offset at every look at the clock. Monotonic clocks and Go programs are not
+// affected.
 type skew struct{ file, faketime string }
 
 var errNoSkew = errors.New("libfaketime is not installed (Debian, Ubuntu: apt-get install libfaketime); -skew=false does without")
@@ -48,7 +48,7 @@ func (s *skew) step(offset time.Duration) error {
 }
 
 // preload makes the next child that is started, the server's supervisor, load
-// the library. The function that it returns takes that back.
+// the library. The function that it returns undoes that.
 func (s *skew) preload() func() {
 	variables := map[string]string{
 		"LD_PRELOAD": s.faketime, "FAKETIME_TIMESTAMP_FILE": s.file, "FAKETIME_NO_CACHE": "1",

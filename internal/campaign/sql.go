@@ -53,7 +53,7 @@ func readDoc(ctx context.Context, q querier, resource string) (doc, error) {
 	return d, err
 }
 
-// writeDoc writes. With the naive guard it compares the token, but only then.
+// writeDoc writes. Only with the naive guard does it compare the token.
 func writeDoc(ctx context.Context, q querier, guards string, claim guard.Claim, d doc) error {
 	table, condition, id := rowOf(claim.Resource)
 	set := " SET write_id = $2, base = $3, n = $4, token = $5"
@@ -86,7 +86,7 @@ func newRow(guards string, pool *pgxpool.Pool) (*row, error) {
 	return &row{guards, pool, db, table}, err
 }
 
-// raise is the takeover's raise alone; half of the sessions read along with it.
+// raise is only the takeover's raise; half of the sessions also read in it.
 func (s *row) raise(ctx context.Context, claim guard.Claim) error {
 	if s.guards != guardsOn {
 		return nil
@@ -176,15 +176,15 @@ func (s *transaction) in(ctx context.Context, claim guard.Claim, fn func(context
 	return s.db.InTx(ctx, claim, fn)
 }
 
-// own is an application's own transaction, fenced by what fence does in it.
-// What its COMMIT did when the answer was lost is not known, and said so by an
-// error of no kind; what failed before COMMIT was sent has written nothing.
+// own is an application's own transaction, fenced by calling fence in it. If
+// the answer to COMMIT was lost its effect is unknown, and own returns an error
+// without a reason; a failure before COMMIT was sent has written nothing.
 func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(context.Context, pgx.Tx, ...guard.Claim) error, fn func(context.Context, pgx.Tx) error) error {
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return failed(claim, err)
 	}
-	if s.guards == guardsOn { // a stopped holder must not keep its successor waiting for ever
+	if s.guards == guardsOn { // a stopped holder must not keep its successor waiting forever
 		_, err = tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '600', true), set_config('lock_timeout', '1000', true)")
 	}
 	if err == nil {
@@ -201,8 +201,8 @@ func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(con
 }
 
 // failed is what a callback returns for a statement that failed: its
-// transaction is rolled back, so nothing was written, which is what the oracle
-// is then told to expect.
+// transaction is rolled back, so nothing was written, and the oracle is told to
+// expect that.
 func failed(claim guard.Claim, err error) error {
 	if err = sqlfence.ErrorFrom(err); err == nil || guard.ReasonOf(err) != guard.ReasonOther {
 		return err

@@ -15,7 +15,7 @@ import (
 // job is one run of a suite.
 type job struct{ opts options }
 
-// below gives the run a directory of its own in the one that the caller named.
+// below gives the run its own directory in the one that the caller named.
 func (j job) below() job {
 	if j.opts.Dir != "" {
 		j.opts.Dir = filepath.Join(j.opts.Dir, fmt.Sprintf("%s-%d", j.opts.Guards, j.opts.Seed))
@@ -23,18 +23,18 @@ func (j job) below() job {
 	return j
 }
 
-// verdict is what became of it.
+// verdict is the result of a job.
 type verdict struct {
 	job
 	s   *summary
 	err error
 }
 
-// short is what the gate runs: the guards on, and the two controls, one after
-// the other: three at once need more than two slow cores can give, and then
-// connections time out, which costs more than it saves. Each has the floors of
-// half a minute and goes on until it has reached them; the controls go on until
-// each surface has shown its damage.
+// short is what the gate runs: guards on, and the two controls, one after the
+// other. Three at once need more than two slow cores, and then connections time
+// out, which costs more than it saves. Each has the floors of half a minute and
+// goes on until it has reached them; the controls go on until each surface has
+// shown its damage.
 func short(ctx context.Context, opts options, out, errs io.Writer) int {
 	code := exitClean
 	for _, guards := range []string{guardsOn, guardsNaive, guardsOff} {
@@ -135,7 +135,7 @@ func campaign(ctx context.Context, opts options) (*summary, error) {
 }
 
 // empty refuses a directory with the histories of another run, which would be
-// taken for this one's.
+// mistaken for this one's.
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err == nil && len(entries) > 0 {

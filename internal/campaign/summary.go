@@ -30,9 +30,9 @@ type figures struct {
 // summary is the verdict on one run.
 type summary struct {
 	Options options `json:"options"`
-	Seconds float64 `json:"seconds"` // how long the nemesis really raged
-	// Awaited is what the run had not shown when its duration was over, and for
-	// which it went on.
+	Seconds float64 `json:"seconds"` // how long the nemesis was really active
+	// Awaited is what the run had not shown when its duration was over, so that
+	// it went on.
 	Awaited    []string           `json:"awaited,omitempty"`
 	Floors     []floor            `json:"floors"`
 	Surfaces   []figures          `json:"surfaces"`
@@ -53,7 +53,7 @@ func newSummary(r *run, h *oracle.History, active time.Duration) *summary {
 	}
 	for i := range s.Surfaces {
 		f := &s.Surfaces[i]
-		f.Acked, f.Stale = 0, 0 // the histories know better than the reports
+		f.Acked, f.Stale = 0, 0 // the histories are more accurate than the reports
 		for _, o := range h.Ops {
 			if oracle.Surface(o.Resource) == f.Surface {
 				f.add(o, applied)

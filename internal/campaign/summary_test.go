@@ -8,7 +8,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/campaign/oracle"
 )
 
-// busy is the summary of a minute with the least activity that counts.
+// busy is the summary of a minute with the minimum activity that counts.
 func busy(guards string) *summary {
 	s := &summary{Options: options{Guards: guards, Expect: expectClean, Duration: time.Minute}, Seconds: 300, Injected: injected{Pauses: floorPauses, ServerKills: floorKills}}
 	for _, surface := range surfaces {

@@ -19,16 +19,16 @@ const (
 // resourcesPerSurface is small, so that workers meet.
 const resourcesPerSurface = 2
 
-// doc is what a resource holds: the ID of the last write, that of the write on
-// which it was built, and how many there were. A client computes it; nothing
-// in a resource compares Base or N.
+// doc is what a resource holds: the ID of the last write, that of the write it
+// was based on, and how many there were. A client computes it; nothing in a
+// resource compares Base or N.
 type doc struct {
 	Write string `json:"write"`
 	Base  string `json:"base"`
 	N     int64  `json:"n"`
 }
 
-// surface is one way in to a resource.
+// surface is one way to access a resource.
 type surface interface {
 	// raise makes the claim the resource's mark.
 	raise(ctx context.Context, claim guard.Claim) error
@@ -40,7 +40,7 @@ type surface interface {
 // called between the two, commit between the write and COMMIT.
 type swapper interface {
 	swap(ctx context.Context, claim guard.Claim, next func(now doc) doc, commit func()) error
-	// raises reports that the transaction raises the mark by itself, before it
+	// raises reports whether the transaction itself raises the mark before it
 	// reads.
 	raises() bool
 }
@@ -50,8 +50,8 @@ type taker interface {
 	takeover(ctx context.Context, claim guard.Claim) (doc, error)
 }
 
-// surfaces are the names of all, and where each one's pauses may fall beside
-// the two gates that all have.
+// surfaces lists the names of all, and where the pauses of each may fall
+// besides the two gates that all have.
 var surfaces = []struct {
 	name   string
 	inside []string // further gates

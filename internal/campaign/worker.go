@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// leaseTTL is short, so that a pause beyond it is.
+	// leaseTTL is short, so that a pause beyond it is short, too.
 	leaseTTL = 400 * time.Millisecond
 	// opTimeout bounds one operation. It is far above every pause, and begins
-	// after the gate: a deadline that ended during the pause would be a check of
-	// the lease by another name, and would hide what the fence must catch.
+	// after the gate: a deadline that expired during the pause would in effect
+	// check the lease, and would hide what the fence must catch.
 	opTimeout = 8 * time.Second
 )
 
@@ -63,7 +63,7 @@ func runWorker(r role, c *control) error {
 	return nil
 }
 
-// newPool returns a small pool that gives up on a dead server soon.
+// newPool returns a small pool that quickly gives up on a dead server.
 func newPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -95,14 +95,14 @@ func (w *worker) session(ctx context.Context) {
 		if err := w.attempt(ctx, op, claim, func(ctx context.Context, claim guard.Claim) error {
 			return w.surface.write(ctx, claim, next)
 		}); err != nil {
-			return // whoever does not know what is there must not write on
+			return // a client that does not know the state must not write on
 		}
 		now = next
 	}
 }
 
-// takeOver raises the mark and reads. Where the surface has another way to do
-// both, half of the sessions take it; done says that it included the write.
+// takeOver raises the mark and reads. If the surface has another way to do
+// both, half of the sessions use it; done says that it included the write.
 func (w *worker) takeOver(ctx context.Context, claim guard.Claim) (now doc, done bool, err error) {
 	op := oracle.Op{Kind: oracle.Raise, Resource: claim.Resource}
 	if s, ok := w.surface.(taker); ok && w.rng.IntN(2) == 0 {

@@ -7,19 +7,19 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// httpConfig is the protocol of a fenced HTTP service of some replicas; each
-// field but the first three takes something away that the real one has.
+// httpConfig is the protocol of a fenced HTTP service with several replicas;
+// each field but the first three takes away something that the real one has.
 type httpConfig struct {
 	claims    [4]claim
 	replicas  uint8
 	noRestart bool // and no other fault
 
 	admitOnly   bool // the handler's write is not fenced
-	postCheck   bool // it is not, and the mark is read again before the answer
+	postCheck   bool // nor is it with this, but the mark is read again before the answer
 	memory      bool // each replica has its marks in its own memory
 	twoMarks    bool // the handler's write compares with a mark of its own, the row's
 	noHeader    bool // a request without a token passes
-	failOpen    bool // a request passes when the store cannot be asked
+	failOpen    bool // a request passes when the store is unavailable
 	tokensAlone bool // the lease header is not compared
 }
 
@@ -53,10 +53,10 @@ type httpState struct {
 	stale, lost, shared, open bool
 }
 
-// newAdmission is Admit of httpfence/middleware.go at the door of a handler that
-// writes in InTx of sqlfence/tx.go, and the Raise endpoint that a new holder
-// calls before it reads. The store is sqlfence/store.go's, on the marks with
-// which InTx compares.
+// newAdmission models Admit of httpfence/middleware.go at the door of a handler
+// that writes in InTx of sqlfence/tx.go, and the Raise endpoint that a new
+// holder calls before it reads. The store is that of sqlfence/store.go, on the
+// marks that InTx compares with.
 func newAdmission(name string, c httpConfig) model[httpState] {
 	m := model[httpState]{name: name, workers: 4}
 	if m.start.faults = 2; c.noRestart {
@@ -111,7 +111,7 @@ func newAdmission(name string, c httpConfig) model[httpState] {
 }
 
 // restart ends the requests in a replica's handlers; their transactions roll
-// back. A holder that gets no answer does not know, and stops.
+// back. A holder that gets no answer does not know the outcome, and stops.
 func (c httpConfig) restart(s httpState, to emit[httpState]) {
 	for r := range c.replicas {
 		after := s
@@ -131,7 +131,7 @@ func (c httpConfig) restart(s httpState, to emit[httpState]) {
 
 func (c httpConfig) stop(s *httpState, i int) { s.w[i] = httpWorker{pc: httpDone} }
 
-// refused is the verdict at the door or in the transaction.
+// refused returns the verdict at the door or in the transaction.
 func (c httpConfig) refused(token, lease uint8, mine claim) guard.Reason {
 	if c.tokensAlone {
 		lease = mine.lease

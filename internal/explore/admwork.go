@@ -57,7 +57,7 @@ func (c httpConfig) work(s httpState, i int, to emit[httpState]) {
 	}
 }
 
-// arrive is the store's Admit as far as it is a read: markSQL and Decide in
+// arrive is the reading part of the store's Admit: markSQL and Decide in
 // sqlfence/store.go. A claim above the mark goes on to raise it.
 func (c httpConfig) arrive(s httpState, i int, what string, raise uint8, to emit[httpState]) {
 	mine := c.claims[i]
@@ -87,8 +87,8 @@ func (c httpConfig) arrive(s httpState, i int, what string, raise uint8, to emit
 	}
 }
 
-// raise is fencepost.raise; the model of transactions takes it apart. It waits
-// for the fenced transactions of older holders.
+// raise is fencepost.raise; the model of transactions splits it. It waits for
+// the fenced transactions of older holders.
 func (c httpConfig) raise(s httpState, i int, next uint8, what string, to emit[httpState]) {
 	mine, w := c.claims[i], &s.w[i]
 	mark := &s.marks[0]
@@ -113,8 +113,8 @@ func (c httpConfig) raise(s httpState, i int, next uint8, what string, to emit[h
 	to(mine.of(i), what, s)
 }
 
-// enter is the handler's fenced write: fencepost.enter, and what is open until
-// COMMIT.
+// enter is the handler's fenced write: fencepost.enter, with the transaction
+// open until COMMIT.
 func (c httpConfig) enter(s httpState, i int, to emit[httpState]) {
 	w, mine := &s.w[i], c.claims[i]
 	who := mine.of(i)
@@ -168,7 +168,8 @@ func (c httpConfig) write(s *httpState, i int) {
 	}
 }
 
-// leave ends a request; the holder has another one, by what it read at first.
+// leave ends a request; the holder has another one, based on what it first
+// read.
 func (c httpConfig) leave(s *httpState, i int) {
 	w := &s.w[i]
 	if w.left--; w.left == 0 {

@@ -2,8 +2,8 @@ package explore
 
 import "github.com/fencepost-go/fencepost/guard"
 
-// What workers claim where leasing is another model's. Workers of one claim
-// are one holder with several transactions, requests or writers.
+// The workers' claims where another model covers leasing. Workers with one
+// claim are one holder with several transactions, requests or writers.
 var (
 	holders = [4]claim{{1, 1}, {1, 1}, {2, 2}, {3, 3}}
 	twins   = [4]claim{{1, 1}, {2, 2}, {2, 3}, {3, 4}} // one token under two leases
@@ -25,7 +25,7 @@ var (
 	timedBase   = issuerConfig{workers: 2, faults: 1, crashes: 1, timed: true}
 )
 
-// correct are the protocols as they are built.
+// correct lists the protocols as they are built.
 var correct = []func() runnable{
 	func() runnable { return newRow("row, takeover", rowBase) },
 	func() runnable { return newRow("row, once per token", onceBase) },
@@ -43,11 +43,11 @@ var correct = []func() runnable{
 // Mutant is a protocol with one thing taken away.
 type Mutant struct {
 	Name string
-	// What says what was taken away, Breaks which promise falls with it.
+	// What says what was taken away, Breaks which promise that breaks.
 	What   string
 	Breaks Promise
 
-	part  string // of the invariant's words, where a promise has several
+	part  string // of the invariant's words, where a promise has several invariants
 	model runnable
 }
 
@@ -60,8 +60,8 @@ func with[C any](c C, change func(*C)) C {
 	return c
 }
 
-// Models explores every protocol as it is built; found gets the results one by
-// one.
+// Models explores every protocol as it is built and calls found with each
+// result.
 func Models(found func(Result)) {
 	for _, model := range correct {
 		found(model().run())

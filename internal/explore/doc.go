@@ -8,9 +8,10 @@
 //	go run ./internal/explore/cmd/explore -mutant s3-metadata-only
 //
 // A protocol as it is built reaches no state that violates a promise, and
-// reaches the states that make this worth saying (goals). Each mutant, which
-// lacks one thing that the protocol has, does reach one, and the shortest way
-// there is printed. Every invariant is violated by a mutant, so none is empty.
+// reaches the states that make this meaningful (goals). Each mutant, which
+// lacks one thing that the protocol has, does reach a violation, and the
+// shortest path to it is printed. Every invariant is violated by a mutant, so
+// none is vacuous.
 //
 // # Models
 //
@@ -35,26 +36,26 @@
 //
 // A step is what is atomic in reality: a statement's effect under its row's
 // lock, one statement of a plpgsql function, one request to S3. A comment at
-// each names the file or statement that it stands for. What a promise needs to
-// know of the past is kept in the state, so each invariant is a predicate of
-// one state.
+// each names the file or statement that it models. The state keeps what a
+// promise needs to know about the past, so each invariant is a predicate of one
+// state.
 //
 // # What the models leave out
 //
 // They are models: they show that a protocol is right, not that the code
-// follows it. That PostgreSQL and S3 behave as modelled, the packages' own
-// tests show on real servers.
+// follows it. The packages' own tests show on real servers that PostgreSQL and
+// S3 behave as modelled.
 //
 //   - Everything is small: four workers, three in the issuer's model of tokens
 //     with faults and two in that of deadlines; one or two writes each; one
 //     crash; one or two lost messages; a TTL of three ticks.
-//   - One resource. Others exist only as far as their marks raise the floor.
+//   - One resource. Others exist only in that their marks raise the floor.
 //   - No replication: no standby, no failover, no epochs, no restored snapshot
 //     but for the issuer that repeats one token; no clock that steps.
 //   - sqlfence: isolation levels other than READ COMMITTED, Enter in
 //     a transaction begun elsewhere, triggers, batches, Reset; how locks queue,
 //     and deadlocks between several resources.
-//   - lockclient: who is next among waiters, LISTEN and NOTIFY, forced unlocks,
+//   - lockclient: which waiter is next, LISTEN and NOTIFY, forced unlocks,
 //     connections, the timers behind Done and Hold.
 //   - httpfence: what an answer says, resource names, report-only mode, the
 //     client's Transport.

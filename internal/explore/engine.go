@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Promise is what an invariant belongs to: a promise of this module by its
-// number, or a smaller one that a package's documentation makes.
+// Promise is the promise that an invariant checks: one of this module's by its
+// number, or a smaller one from a package's documentation.
 type Promise string
 
 // The promises that the models check.
@@ -20,22 +20,22 @@ const (
 	P5       Promise = "P5"       // fail closed
 	P6       Promise = "P6"       // the reason is exact
 	P7       Promise = "P7"       // a lost lease is known before the server gives it away
-	Once     Promise = "once"     // OncePerToken: a token, and a write ID, writes once
-	Data     Promise = "data"     // what a pointer object names is there
-	Progress Promise = "progress" // nobody waits for ever
+	Once     Promise = "once"     // OncePerToken: a token writes once, and so does a write ID
+	Data     Promise = "data"     // what a pointer object names exists
+	Progress Promise = "progress" // nobody waits forever
 )
 
-// invariant is a predicate that every reachable state must satisfy. What it
-// needs to know of the past, the model keeps in its state.
+// invariant is a predicate that every reachable state must satisfy. The model
+// keeps in its state what it needs to know about the past.
 type invariant[S comparable] struct {
 	promise Promise
 	says    string
 	holds   func(*S) bool
 }
 
-// goal is something that must happen somewhere, so that "0 violations" is no
-// statement about a model in which nothing happens: a step whose description
-// contains what it says or, if reached is set, a state.
+// goal is something that must happen somewhere, so that "0 violations" is not
+// about a model in which nothing happens: a step whose description contains
+// says or, if reached is set, a state.
 type goal[S comparable] struct {
 	says    string
 	reached func(*S) bool
@@ -53,18 +53,18 @@ type model[S comparable] struct {
 	next    func(s S, to emit[S])
 	// canon, if set, replaces a state by the representative of its symmetry
 	// class. It is sound only where states that differ by it have the same
-	// future up to the same difference: workers that are told apart by nothing
-	// but their place in the array.
+	// future up to the same difference: workers that differ only in their place
+	// in the array.
 	canon      func(*S)
 	final      func(*S) bool // a state without a next step in which all is well
-	mayStick   bool          // states without a next step are not looked at
+	mayStick   bool          // states without a next step are not checked
 	show       func(*S) string
 	invariants []invariant[S]
 	goals      []goal[S]
 }
 
-// only drops the invariants but those of one promise whose words contain part,
-// so that a mutant shows a counterexample of the kind that it is there to show.
+// only keeps the invariants of one promise whose words contain part, so that a
+// mutant shows the intended kind of counterexample.
 func (m model[S]) only(promise Promise, part string) runnable {
 	m.invariants = slices.DeleteFunc(slices.Clone(m.invariants), func(inv invariant[S]) bool {
 		return inv.promise != promise || !strings.Contains(inv.says, part)
@@ -75,7 +75,7 @@ func (m model[S]) only(promise Promise, part string) runnable {
 
 func (m model[S]) run() Result { return explore(m) }
 
-// runnable is a model of whatever state.
+// runnable is a model with any type of state.
 type runnable interface {
 	run() Result
 	only(promise Promise, part string) runnable
@@ -95,9 +95,9 @@ type Result struct {
 	Says   string // the invariant, in words
 	// Trace is a shortest counterexample, Trace[0] the start.
 	Trace []Step
-	// Missed are the goals that no state reached.
+	// Missed lists the goals that no state reached.
 	Missed []string
-	// Promises are the invariants that were checked, as "P1: ...".
+	// Promises lists the checked invariants, as "P1: ...".
 	Promises []string
 }
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Two clients that each read a number and write it back, one more.
+// Two clients that each read a number and write it back plus one.
 type counter struct{ value, a, b, done uint8 }
 
 func counting(atomic bool) model[counter] {
@@ -65,8 +65,8 @@ func TestExploreFindsWhoIsStuck(t *testing.T) {
 	}
 }
 
-// Reduction by symmetry must lose nothing: without it, the same classes are
-// reached, and each step of a class is a step of its representative.
+// Reduction by symmetry must lose nothing: the same classes are reached without
+// it, and each step of a class is a step of its representative.
 func TestSymmetryLosesNothing(t *testing.T) {
 	row := newRow("row", rowBase)
 	row.start.w[2].pc, row.start.w[3].pc = rowDone, rowDone
@@ -111,7 +111,7 @@ func symmetric[S comparable](t *testing.T, m model[S]) {
 	}
 }
 
-// reach is a search that owes nothing to explore.
+// reach is a search that is independent of explore.
 func reach[S comparable](m model[S], canon func(*S)) map[S]bool {
 	start := m.start
 	canon(&start)

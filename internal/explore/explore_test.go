@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// All protocols and mutants, side by side; -v prints the tables.
+// All protocols and mutants, in parallel; -v prints the tables.
 func TestProtocolsAndMutants(t *testing.T) {
 	models := make([]Result, len(correct))
 	mutants := Mutants()
@@ -47,7 +47,7 @@ func TestProtocolsAndMutants(t *testing.T) {
 	}
 	t.Logf("\n%s", out.String())
 
-	// An invariant that nothing violates might be one that nothing can.
+	// An invariant that nothing violates might be one that nothing can violate.
 	violated := map[string]bool{}
 	for _, r := range found {
 		violated[string(r.Broken)+": "+r.Says] = true
@@ -74,8 +74,8 @@ func TestMutantsAreNamedOnce(t *testing.T) {
 	}
 }
 
-// A counterexample can be read: it starts at the start, each step says who did
-// what, and it is the shortest there is.
+// A counterexample is readable: it begins at the start, each step says who did
+// what, and it is the shortest possible.
 func TestCounterexample(t *testing.T) {
 	for _, m := range Mutants() {
 		if m.Name != "row-no-claim" {

@@ -1,7 +1,7 @@
 package explore
 
-// client is what worker i does by itself: lockclient's Acquire under one lease
-// ID, Renew, Release.
+// client emits worker i's own steps: lockclient's Acquire under one lease ID,
+// Renew, Release.
 func (c issuerConfig) client(s issState, i int, to emit[issState]) {
 	w, who := &s.w[i], workerNames[i]
 	ask := func(pc uint8, what string) {
@@ -9,7 +9,7 @@ func (c issuerConfig) client(s issState, i int, to emit[issState]) {
 		a := &after.w[i]
 		a.pc, a.where, a.age = pc, sent, 0
 		if pc == issReleasing {
-			a.left = 0 // ended for the holder, whatever becomes of the request
+			a.left = 0 // ended for the holder, whatever happens to the request
 		}
 		to(who, what, after)
 	}
@@ -34,7 +34,7 @@ func (c issuerConfig) client(s issState, i int, to emit[issState]) {
 	c.hear(s, i, to)
 }
 
-// again sends the same request anew: the same lease ID, another moment.
+// again resends the same request: the same lease ID, a later time.
 func (c issuerConfig) again(w *issWorker) {
 	w.where, w.age, w.answer, w.snap, w.ran = sent, 0, 0, 0, false
 	if w.pc == issRenewing && w.left == 0 {
@@ -42,7 +42,7 @@ func (c issuerConfig) again(w *issWorker) {
 	}
 }
 
-// end is a worker whose lease is over; it may still have a request under way.
+// end ends a worker's lease; the worker may still have a request in flight.
 func (w *issWorker) end() {
 	done := issWorker{pc: issDone, slipped: ttl, late: w.late, owns: w.owns, ownsOnDisk: w.ownsOnDisk}
 	if w.late != 0 {
@@ -80,7 +80,7 @@ func (c issuerConfig) hear(s issState, i int, to emit[issState]) {
 		}
 	case issRenewing:
 		switch {
-		case w.left == 0: // extend in lockclient/lease.go: what was over stays over
+		case w.left == 0: // extend in lockclient/lease.go: an ended lease stays ended
 			w.end()
 			to(who, "gets the answer to a renewal after its deadline", s)
 		case answer == 0:
@@ -96,7 +96,7 @@ func (c issuerConfig) hear(s issState, i int, to emit[issState]) {
 	}
 }
 
-// network brings requests to the server, or does not.
+// network delivers requests to the server, or loses them.
 func (c issuerConfig) network(s issState, i int, to emit[issState]) {
 	w, who := &s.w[i], workerNames[i]
 	kind := [...]uint8{issAsking: acquireKind, issRenewing: renewKind, issReleasing: releaseKind, issDone: 0}[w.pc]
@@ -129,7 +129,7 @@ func (c issuerConfig) network(s issState, i int, to emit[issState]) {
 	late.late = 0
 	switch w.late {
 	case acquireKind:
-		// Answered to nobody. Both its steps at once.
+		// Nobody gets the answer. Both its steps happen at once.
 		keep := *late
 		if what := c.arrive(&after, i, acquireKind); late.where == begun {
 			c.row(&after, i)

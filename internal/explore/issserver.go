@@ -42,8 +42,8 @@ func (c issuerConfig) taken(s *issState, i int) bool {
 	return owner >= 0 && owner != i && s.row.left > 0
 }
 
-// row is acquireSQL's second step: the conflict's WHERE, seen on the row once
-// it is locked, and the assignment.
+// row is acquireSQL's second step: the conflict's WHERE, evaluated on the
+// locked row, and the assignment.
 func (c issuerConfig) row(s *issState, i int) string {
 	w, who := &s.w[i], workerNames[i]
 	w.where = answered
@@ -72,7 +72,7 @@ func (c issuerConfig) renew(s *issState, i int) bool {
 }
 
 // release is releaseSQL; a release of an acquire whose token is not known
-// compares the lease ID alone. It does not wait for the disk.
+// compares only the lease ID. It does not wait for the disk.
 func (c issuerConfig) release(s *issState, i int) bool {
 	w := &s.w[i]
 	if !c.anyLease && (!w.owns || w.token != 0 && w.token != s.row.token) {
@@ -86,8 +86,8 @@ func (c issuerConfig) release(s *issState, i int) bool {
 	return true
 }
 
-// tick is one tick of the server's clock. Each holder's clock goes along, or
-// loses the tick if it lost none in the ttl before.
+// tick is one tick of the server's clock. Each holder's clock advances too, or
+// loses the tick if it lost none in the preceding ttl.
 func (c issuerConfig) tick(s issState, to emit[issState]) {
 	if !c.timed {
 		if s.row.left > 0 {
@@ -142,8 +142,8 @@ func (c issuerConfig) operator(s issState, to emit[issState]) {
 	for i := range s.w {
 		running = running || s.w[i].where == begun
 	}
-	// LOCK TABLE waits for the acquires that run and keeps out those that
-	// come, so that none inserts with a floor from before.
+	// LOCK TABLE waits for the acquires that run and keeps out new ones, so
+	// that none inserts with an older floor.
 	if s.purges > 0 && s.row.token != 0 && s.row.left == 0 && (!running || c.noTableLock) {
 		after := s
 		after.purges--

@@ -1,12 +1,12 @@
 package explore
 
 // issuerConfig is the protocol of the lease client and its server; each field
-// takes something away that the real one has.
+// takes away something that the real one has.
 type issuerConfig struct {
 	workers, faults, purges, crashes uint8
-	// timed models clocks and deadlines. Without it a lease may end at any
-	// time and a holder go on for ever, which is more than any clock allows:
-	// what holds then of tokens, holds with every timing.
+	// timed models clocks and deadlines. Without it a lease may end at any time
+	// and a holder go on forever, which is more than any clock allows: what
+	// then holds for tokens holds with every timing.
 	timed bool
 
 	sameToken    bool // ON CONFLICT DO UPDATE that does not set the token
@@ -16,14 +16,14 @@ type issuerConfig struct {
 	asyncAcquire bool // acquire commits under synchronous_commit = off
 	asyncRenew   bool // renew does
 	noFloor      bool // purge deletes the row and raises no floor
-	noTableLock  bool // purge does not lock out the acquires that run
+	noTableLock  bool // purge does not lock out running acquires
 	fromAnswer   bool // the deadline counts from the answer
-	noMargin     bool // nothing is given away for the drift
+	noMargin     bool // no allowance for clock drift
 }
 
 // Time is in ticks of the server's clock, and relative: a state says how long
-// something still lasts, not when it ends, so that time needs no end. A
-// holder's clock may lose one tick in ttl of them; the margin is that tick
+// something still lasts, not when it ends, so that time needs no bound. A
+// holder's clock may lose one tick in every ttl ticks; the margin is that tick
 // (deadline in lockclient/clock.go, where both are a thousandth).
 const (
 	ttl    = 3
@@ -39,7 +39,7 @@ const (
 	issDone
 )
 
-// Where a worker's one request is.
+// Where a worker's only request is.
 const (
 	nowhere = iota
 	sent
@@ -61,8 +61,8 @@ type issWorker struct {
 	ran       bool  // its own lease ran when the statement began
 	token     uint8 // as received
 	left      uint8 // until the deadline, by the worker's clock
-	slipped   uint8 // ticks since its clock lost one
-	late      uint8 // a request that the client gave up on and that still arrives
+	slipped   uint8 // ticks since its clock last lost one
+	late      uint8 // an abandoned request that still arrives
 
 	owns, ownsOnDisk bool // the row's lease_id is its own, now and after a crash
 }
@@ -98,7 +98,7 @@ func newIssuer(name string, c issuerConfig) model[issState] {
 		c.operator(s, to)
 	}
 	m.canon = func(s *issState) { sortWorkers(s.w[:c.workers], issWorkerLess) }
-	m.final = func(*issState) bool { return true } // time goes on
+	m.final = func(*issState) bool { return true } // time always goes on
 	m.show = c.show
 	m.invariants = []invariant[issState]{
 		{P3, "every grant's token is above all that were received before", func(s *issState) bool { return !s.repeated }},
@@ -121,7 +121,7 @@ func newIssuer(name string, c issuerConfig) model[issState] {
 	return m
 }
 
-// issDeadline is P7.
+// issDeadline checks P7.
 var issDeadline = invariant[issState]{P7, "who believes in his lease has it on the server", func(s *issState) bool {
 	for i := range s.w {
 		if w := &s.w[i]; w.believes() && (!w.owns || s.row.left == 0) {
@@ -131,12 +131,12 @@ var issDeadline = invariant[issState]{P7, "who believes in his lease has it on t
 	return true
 }}
 
-// believes is Lease.Valid in lockclient/lease.go.
+// believes models Lease.Valid in lockclient/lease.go.
 func (w *issWorker) believes() bool {
 	return (w.pc == issHeld || w.pc == issRenewing) && w.left > 0
 }
 
-// owner is the worker whose lease ID the row has, or -1.
+// owner returns the worker whose lease ID the row has, or -1.
 func (s *issState) owner() int {
 	for i := range s.w {
 		if s.w[i].owns {
@@ -152,7 +152,7 @@ func (s *issState) own(i int) {
 	}
 }
 
-// length is how long a lease is; untimed, there is only over and not over.
+// length returns how long a lease is; untimed, it is only over or not over.
 func (c issuerConfig) length() uint8 {
 	if c.timed {
 		return ttl
@@ -160,7 +160,7 @@ func (c issuerConfig) length() uint8 {
 	return 1
 }
 
-// promised is how much of it the holder relies on.
+// promised returns how much of it the holder relies on.
 func (c issuerConfig) promised() uint8 {
 	if c.noMargin {
 		return ttl
@@ -178,7 +178,7 @@ func (s *issState) sync() {
 }
 
 // grant is the row part of acquireSQL, for a new grant or for the worker's own
-// lease again; the token that it returns is on disk before it is answered.
+// lease again; the token that it returns is on disk before the answer.
 func (c issuerConfig) grant(s *issState, i int) uint8 {
 	w := &s.w[i]
 	again := w.owns && (w.ran || s.row.left > 0)

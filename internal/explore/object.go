@@ -3,20 +3,20 @@ package explore
 import "github.com/fencepost-go/fencepost/guard"
 
 // objConfig is the protocol of fenced S3 objects; each field but the first
-// takes something away that the real one has.
+// takes away something that the real one has.
 type objConfig struct {
 	claims [4]claim
 
 	bodyETag       bool // the token is in the metadata alone, the ETag is of the body
-	emptyTombstone bool // tombstones have no body, and so one ETag
+	emptyTombstone bool // tombstones have no body, and so the same ETag
 	realDelete     bool // deleting removes the object
 	unconditional  bool // PUT without If-Match
 	twoRequests    bool // the token comes from one request, the ETag from a later one
 	noRaise        bool // no raise at takeover
-	noWriteID      bool // after a lost answer, 412 is taken for a defeat
-	noRecent       bool // a write is recognised only while it is the object's last
-	notThere       bool // a write that is not in the object is taken for lost, though it may still arrive
-	hopes          bool // what cannot be told is reported as written
+	noWriteID      bool // after a lost answer, 412 is taken for a failure
+	noRecent       bool // a write is recognised only while it is the object's latest
+	notThere       bool // a write that is not in the object counts as lost, though it may still arrive
+	hopes          bool // an unknown outcome is reported as written
 }
 
 const (
@@ -41,20 +41,20 @@ const (
 	tombstone
 )
 
-// put is a conditional PUT: what it says, and the ETag it is made for (0 is
+// put is a conditional PUT: what it writes, and the ETag of its condition (0 is
 // If-None-Match: *).
 type put struct{ wid, content, match uint8 }
 
 type objWorker struct {
 	pc      uint8
 	raised  bool // the raise is done, the write is next
-	doubt   bool // an attempt of this put was not answered
+	doubt   bool // an attempt at this put was not answered
 	based   bool // its content is computed from what it has read
 	older   bool // an older holder has written since
 	report  uint8
 	put     put
 	baseWID uint8 // the write ID of the object that put replaces
-	late    put   // an attempt that is still on its way; wid 0: none
+	late    put   // an attempt that is still in flight; wid 0: none
 }
 
 type objState struct {
@@ -62,7 +62,7 @@ type objState struct {
 	token, lease, wid, content uint8
 	recent                     [2]uint8
 
-	faults  uint8 // requests and answers that may still be lost or delayed
+	faults  uint8 // how many requests and answers may still be lost or delayed
 	applied [4]struct{ raise, write bool }
 	w       [4]objWorker
 
@@ -72,7 +72,7 @@ type objState struct {
 
 func (s *objState) exists() bool { return s.token != 0 }
 
-// etag is what the store makes of the object. 0: there is no object.
+// etag returns the store's ETag of the object. 0: there is no object.
 func (c objConfig) etag(s *objState) uint8 {
 	switch {
 	case !s.exists():
@@ -93,16 +93,16 @@ func writeID(i int, write bool) uint8 {
 	return uint8(2*i + 1)
 }
 
-// contents are what worker i may write. Two holders write the same X.
+// contents returns what worker i may write. Two holders write the same X.
 func contents(i int) []uint8 {
 	return [4][]uint8{{contentX, tombstone}, {contentY}, {contentX}, {contentX, tombstone}}[i]
 }
 
-// newObject is the compare-and-swap loop of s3fence/swap.go with fateOf of
+// newObject models the compare-and-swap loop of s3fence/swap.go with fateOf of
 // s3fence/state.go, for sealed objects. A store's GET, PUT and DELETE are
-// atomic; what is between them, and what becomes of requests and answers, is
-// open. An object's list of recent writes has two entries here, so that it is
-// too short now and then.
+// atomic; anything may happen between them, and to requests and answers. An
+// object's list of recent writes has two entries here, so that it is sometimes
+// too short.
 func newObject(name string, c objConfig) model[objState] {
 	m := model[objState]{name: name, workers: 4}
 	m.start.faults = 2
@@ -167,15 +167,15 @@ func (c objConfig) apply(s *objState, i int, p put) bool {
 	return true
 }
 
-// find is state.made in s3fence/state.go: the object or its history has the
+// find models state.made in s3fence/state.go: the object or its history has the
 // write.
 func (c objConfig) find(s *objState, wid uint8) bool {
 	return s.wid == wid || !c.noRecent && (s.recent[0] == wid || s.recent[1] == wid)
 }
 
-// reaches reports that the history goes back to the object of the given write
-// ID (0: to before there was one), so that what is not in it did not happen
-// (fateLost in s3fence/state.go).
+// reaches reports whether the history goes back to the object of the given
+// write ID (0: to before there was one), so that a write missing from it did
+// not happen (fateLost in s3fence/state.go).
 func (c objConfig) reaches(s *objState, wid uint8) bool {
 	return s.wid == wid || s.recent[0] == wid || s.recent[1] == wid
 }

@@ -4,8 +4,7 @@ import "github.com/fencepost-go/fencepost/guard"
 
 // work is one step of a writer: a holder that takes over raises the object
 // (s3fence/raise.go: PUT of the content it has read, under its own token), then
-// writes. The first
-// holder has nobody to succeed and writes at once.
+// writes. The first holder has no predecessor and writes at once.
 func (c objConfig) work(s objState, i int, to emit[objState]) {
 	w := &s.w[i]
 	who := c.claims[i].of(i)
@@ -43,7 +42,7 @@ func (c objConfig) get(s objState, i int, to emit[objState]) {
 			w.doubt = false
 		case s.wid == w.baseWID: // it may still arrive: the same PUT again
 		case c.noRecent || c.reaches(&s, w.baseWID):
-			w.doubt = false // not there, and its If-Match holds never again
+			w.doubt = false // not there, and its If-Match will never hold again
 		case c.hopes:
 			c.finish(&s, i, reportDone)
 			to(who, "GET: cannot tell whether it has written, reports success", s)
@@ -68,21 +67,21 @@ func (c objConfig) get(s objState, i int, to emit[objState]) {
 	c.choose(s, i, "GET: admitted", to)
 }
 
-// choose settles what is written: a raise keeps what it has read, a write
-// keeps what it was given at first.
+// choose decides what is written: a raise keeps what it has read, a write keeps
+// its first content.
 func (c objConfig) choose(s objState, i int, what string, to emit[objState]) {
 	w := &s.w[i]
 	who := c.claims[i].of(i)
 	switch {
 	case !w.raised:
 		if w.put.content = s.content; s.content == 0 {
-			w.put.content = tombstone // the raise of what does not exist
+			w.put.content = tombstone // the raise of a missing object
 		}
 		to(who, what+", will raise", s)
 	case w.put.content != 0:
 		to(who, what+", will write again", s)
 	default:
-		w.based = c.claims[i].token > 1 // nobody is older than the first
+		w.based = c.claims[i].token > 1 // no holder is older than the first
 		for _, content := range contents(i) {
 			after := s
 			after.w[i].put.content = content
@@ -91,9 +90,9 @@ func (c objConfig) choose(s objState, i int, what string, to emit[objState]) {
 	}
 }
 
-// send is the PUT of Bucket.apply in s3fence/swap.go and all that can become of
-// it. Retries are the client's own (those of the SDK are off), with identical
-// bytes.
+// send is the PUT of Bucket.apply in s3fence/swap.go, with all its possible
+// outcomes. Retries are the client's own (those of the SDK are off), with
+// identical bytes.
 func (c objConfig) send(s objState, i int, to emit[objState]) {
 	w := &s.w[i]
 	who := c.claims[i].of(i)
@@ -114,7 +113,7 @@ func (c objConfig) send(s objState, i int, to emit[objState]) {
 	}
 }
 
-// fail is what may go wrong with the PUT.
+// fail emits what may go wrong with the PUT.
 func (c objConfig) fail(s objState, i int, to emit[objState]) {
 	w, who := &s.w[i], c.claims[i].of(i)
 	lost := s
@@ -142,8 +141,8 @@ func (c objConfig) fail(s objState, i int, to emit[objState]) {
 	to(who, "PUT: "+what+", the answer is lost", silent)
 }
 
-// look goes back to reading. What it will not look at again is forgotten: one
-// state instead of several.
+// look goes back to reading. It clears what it will not use again: one state
+// instead of several.
 func (w *objWorker) look() {
 	w.pc, w.put.match = objGet, 0
 	if !w.doubt {
@@ -159,8 +158,8 @@ func (w *objWorker) look() {
 func (c objConfig) finish(s *objState, i int, report uint8) {
 	w := &s.w[i]
 	if report == reportDone && !w.raised {
-		// It goes on with what it raised, and caches its ETag no longer than to
-		// the next GET: one state less.
+		// It goes on with what it raised, and caches the ETag only until the
+		// next GET: one state less.
 		w.raised, w.pc, w.doubt, w.baseWID, w.put = true, objGet, false, 0, put{wid: writeID(i, true)}
 		return
 	}

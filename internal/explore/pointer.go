@@ -8,11 +8,11 @@ import (
 )
 
 // ptrConfig is the pointer writer of S3 objects with its garbage collection;
-// each field but the first takes something away.
+// each field but the first takes away something.
 type ptrConfig struct {
 	claims [4]claim
 
-	byTokenAlone  bool // what is collected is all data below the pointer's token
+	byTokenAlone  bool // all data below the pointer's token is collected
 	equalToo      bool // and data of the pointer's own token
 	unconditional bool // PUT of the pointer without If-Match
 	noGrace       bool // no grace period for readers, or one that counts from the data's own age
@@ -33,7 +33,7 @@ type ptrWorker struct {
 	kept   uint8 // the data that it named
 }
 
-// The data objects are one for each worker: data i+1 has worker i's token.
+// Each worker has one data object: data i+1 has worker i's token.
 type ptrState struct {
 	token, lease, data, version uint8 // the pointer; version 0: there is none
 	stored                      [4]bool
@@ -50,10 +50,10 @@ type ptrState struct {
 	stale, cut bool
 }
 
-// newPointer is a small sealed pointer to immutable data, as s3fence/pointer.go
-// writes it and s3fence/collect.go collects what it has left: upload, then
-// compare and swap the pointer, whose ETag is unique. The raise keeps the data
-// and puts the new token on the pointer.
+// newPointer models a small sealed pointer to immutable data, as
+// s3fence/pointer.go writes it and s3fence/collect.go collects what it has
+// left: upload, then compare and swap the pointer, whose ETag is unique. The
+// raise keeps the data and puts the new token on the pointer.
 func newPointer(name string, c ptrConfig) model[ptrState] {
 	m := model[ptrState]{name: name, workers: 4}
 	m.start.runs, m.start.reads = 2, 1
@@ -127,8 +127,7 @@ func (c ptrConfig) work(s ptrState, i int, to emit[ptrState]) {
 }
 
 // collect is the collector: it reads the pointer, lists the data, and deletes
-// one object after the other. It may stop at any time and be as slow as it
-// likes.
+// one object after the other. It may stop at any time and be arbitrarily slow.
 func (c ptrConfig) collect(s ptrState, to emit[ptrState]) {
 	if !s.collecting {
 		if s.runs > 0 && s.version > 0 {
@@ -145,7 +144,7 @@ func (c ptrConfig) collect(s ptrState, to emit[ptrState]) {
 			continue
 		}
 		if s.reading == uint8(d)+1 && !c.noGrace {
-			continue // the grace period, which must count from when the pointer let go of it
+			continue // the grace period, which must count from when the pointer left it
 		}
 		after := s
 		after.stored[d] = false

@@ -3,7 +3,7 @@ package explore
 import "github.com/fencepost-go/fencepost/guard"
 
 // rowConfig is the protocol of leases and a fenced row; each field but the
-// first three takes something away that the real one has.
+// first three takes away something that the real one has.
 type rowConfig struct {
 	rule     guard.Rule
 	takeover bool // raise the row's mark after acquiring (SameOrNewer only)
@@ -13,7 +13,7 @@ type rowConfig struct {
 	checkFirst  bool // SELECT the mark, compare in the client, then UPDATE
 	readFirst   bool // read, then raise
 	asyncRaise  bool // the raise commits under synchronous_commit = off
-	asyncWrite  bool // the write does, where no raise goes before it
+	asyncWrite  bool // the write does, where no raise precedes it
 	sameToken   bool // acquire: ON CONFLICT DO UPDATE that does not set the token
 	deleteRow   bool // release deletes the lease's row
 	noLease     bool // the table has no lease column
@@ -55,8 +55,8 @@ type rowState struct {
 	leases          uint8 // lease IDs made so far
 	restored        bool
 
-	// The guarded row is what its log says: the last entry is the mark, the
-	// writes are the value. flushed entries survive a crash.
+	// The guarded row is its log: the last entry is the mark, the writes are
+	// the value. flushed entries survive a crash.
 	log     [rowLog]rowEntry
 	n       uint8
 	flushed uint8
@@ -64,8 +64,8 @@ type rowState struct {
 
 	w [4]rowWorker
 
-	// What the invariants need to know of the past.
-	top                                  uint8 // highest mark that anybody was told of
+	// What the invariants need to know about the past.
+	top                                  uint8 // highest mark that was ever reported
 	stale, lost, undone, again, repeated bool
 	shared, refused                      bool
 }

@@ -78,7 +78,7 @@ func showRow(s *rowState) string {
 
 func rowWorkerLess(a, b *rowWorker) bool {
 	switch {
-	case a.lease != b.lease: // no two workers have one lease, but for none
+	case a.lease != b.lease: // no two workers share a lease, except none
 		return a.lease < b.lease
 	default:
 		return a.pc < b.pc

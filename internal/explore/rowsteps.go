@@ -2,10 +2,11 @@ package explore
 
 import "github.com/fencepost-go/fencepost/guard"
 
-// newRow is lockclient's lease and sqlfence's single statement on a row, with
-// the takeover that raises the row's mark before the read. Nobody looks at his
-// lease again: every holder writes as if it still had it. Workers start alike,
-// and know each other only by token and lease, so their order is symmetry.
+// newRow models lockclient's lease and sqlfence's single statement on a row,
+// with the takeover that raises the row's mark before the read. No holder
+// checks its lease again: each writes as if it still had it. Workers start
+// alike, and know each other only by token and lease, so their order is a
+// symmetry.
 func newRow(name string, c rowConfig) model[rowState] {
 	m := model[rowState]{name: name, workers: 4}
 	for i := range m.start.w {
@@ -40,7 +41,7 @@ func (c rowConfig) work(s rowState, i int, to emit[rowState]) {
 	switch w.pc {
 	case rowIdle:
 		// acquireSQL in lockclient/statements.go, in one step under the row's
-		// lock; the issuer's model takes it apart.
+		// lock; the issuer's model splits it.
 		if s.held != 0 && !s.expired {
 			return
 		}
@@ -109,8 +110,8 @@ func (c rowConfig) work(s rowState, i int, to emit[rowState]) {
 	}
 }
 
-// write is Table.Update in sqlfence/update.go: compare and write in one
-// statement, which PostgreSQL evaluates again on the row it has locked.
+// write models Table.Update in sqlfence/update.go: compare and write in one
+// statement, which PostgreSQL re-evaluates on the locked row.
 func (c rowConfig) write(s rowState, i int, to emit[rowState]) {
 	w := &s.w[i]
 	who := workerNames[i]
@@ -153,7 +154,7 @@ func (c rowConfig) write(s rowState, i int, to emit[rowState]) {
 	to(who, "writes", s)
 }
 
-// seen is the mark as the table can tell it: without a lease column it does
+// seen returns the mark as the table shows it: without a lease column it does
 // not say whose token it is (Table.mark in sqlfence/update.go).
 func (c rowConfig) seen(token, lease uint8, w *rowWorker) guard.Mark {
 	if c.noLease && token == w.token {
@@ -180,7 +181,7 @@ func (s *rowState) commit(e rowEntry, sync bool) {
 	}
 }
 
-// server is what happens besides the workers' steps.
+// server emits the steps that are not the workers'.
 func (c rowConfig) server(s rowState, to emit[rowState]) {
 	if s.held != 0 && !s.expired {
 		after := s

@@ -25,7 +25,7 @@ func WriteModels(w io.Writer, results []Result) error {
 	return t.Flush()
 }
 
-// WriteMutants writes the table of mutants and what found them out.
+// WriteMutants writes the table of mutants and what detected them.
 func WriteMutants(w io.Writer, mutants []Mutant, results []Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "mutant\tbreaks\tsteps\tstates\twhat was taken away")

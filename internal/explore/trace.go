@@ -1,9 +1,9 @@
 package explore
 
 // trace walks the parents back from a state and then replays the steps from
-// the start without canonicalization, so that a worker keeps its name. That a
-// concrete step exists for each canonical one is what makes canon sound, so a
-// failure here is an error of the model.
+// the start without canonicalization, so that a worker keeps its name.
+// Soundness of canon means that each canonical step has a concrete one, so a
+// failure here is an error in the model.
 func trace[S comparable](m model[S], canon func(*S), seen *visited[S], last int) []Step {
 	var path []int
 	for i := last; i != 0; i = int(seen.parents[i]) {

@@ -3,9 +3,9 @@ package explore
 import "slices"
 
 // txConfig is the protocol of fenced transactions; each field but the first
-// takes something away that the real one has.
+// takes away something that the real one has.
 type txConfig struct {
-	claims [4]claim // of the workers; two workers may be one holder
+	claims [4]claim // of the workers; two workers may be the same holder
 
 	oneSnapshot bool // enter: the mark is read with a snapshot from before the lock
 	noShared    bool // enter takes no lock
@@ -17,7 +17,7 @@ type txConfig struct {
 	equalFloor  bool // a claim equal to the floor is admitted
 	strict      bool // enter: > for >=
 	noDecision  bool // enter takes the lock and does not compare
-	noRecheck   bool // raise decides before the lock alone, not again under it
+	noRecheck   bool // raise decides only before the lock, not again under it
 	noTimeout   bool // nobody ends the transaction of a client that stopped
 }
 
@@ -46,15 +46,15 @@ const (
 
 type txWorker struct {
 	pc, lock  uint8
-	base      uint8 // one more than how many unflushed commits it has read; 0 before it reads
+	base      uint8 // the number of unflushed commits it has read, plus one; 0 before it reads
 	older     bool  // an older holder has committed since it read
 	pending   bool  // it has changed the mark's row and not committed
 	left      uint8 // transactions to come
-	saw, sawL uint8 // a mark read earlier than it is used
+	saw, sawL uint8 // a mark read before it is used
 }
 
-// stopping is the worker whose client may be stopped for ever. It is none of
-// two of one holder, which would not be alike any more.
+// stopping is the worker whose client may be stopped forever. It is not one of
+// two workers of one holder, which would no longer be alike.
 const stopping = 2
 
 // The entries of the server's log.
@@ -67,8 +67,8 @@ const (
 
 type txEntry struct{ kind, token, lease uint8 }
 
-// marks is the table fencepost.marks: the resource's row (token 0: there is
-// none) and the floor.
+// marks is the table fencepost.marks: the resource's row (token 0: no row) and
+// the floor.
 type marks struct{ token, lease, floor uint8 }
 
 func (m *marks) apply(e txEntry) {
@@ -84,7 +84,7 @@ func (m *marks) apply(e txEntry) {
 
 type txState struct {
 	marks             // as committed
-	onDisk marks      // as it would be after a crash, were all in log lost
+	onDisk marks      // as after a crash that loses all of log
 	log    [6]txEntry // commits that are not flushed yet
 	n      uint8
 
@@ -92,7 +92,7 @@ type txState struct {
 
 	w [4]txWorker
 
-	// What the invariants need to know of the past.
+	// What the invariants need to know about the past.
 	top, topLease                  uint8 // the highest mark that was committed
 	stale, lost, undone, forgotten bool
 	twice, refused                 bool
@@ -113,12 +113,12 @@ func (s *txState) commit(e txEntry, sync bool) {
 	}
 }
 
-// pending reports that a raise has changed the row and not committed.
+// pending reports whether a raise has changed the row and not committed.
 func (s *txState) pending() bool {
 	return slices.ContainsFunc(s.w[:], func(w txWorker) bool { return w.pending })
 }
 
-// others reports a lock that some other worker holds.
+// others reports whether some other worker holds the lock.
 func (s *txState) others(i int, lock uint8) bool {
 	for k, w := range s.w {
 		if k != i && w.lock == lock {
@@ -128,7 +128,7 @@ func (s *txState) others(i int, lock uint8) bool {
 	return false
 }
 
-// newTx is InTx of sqlfence/tx.go on the functions of
+// newTx models InTx of sqlfence/tx.go on the functions of
 // sqlfence/migrations/0001_marks.sql.
 func newTx(name string, c txConfig) model[txState] {
 	m := model[txState]{name: name, workers: 4}
@@ -171,17 +171,17 @@ func newTx(name string, c txConfig) model[txState] {
 
 // refuse ends a worker: a refused holder stops.
 func (c txConfig) refuse(s *txState, i int) {
-	// Wrong is only the refusal of the holder whose own claim is the mark.
+	// Only the refusal of the holder whose own claim is the mark is wrong.
 	s.refused = s.refused || s.token == c.claims[i].token && s.lease == c.claims[i].lease
 	s.end(i, txDone)
 }
 
-// end is the end of worker i's transaction: its locks go with it.
+// end ends worker i's transaction and releases its locks.
 func (s *txState) end(i int, pc uint8) {
 	w := &s.w[i]
 	w.lock, w.pc, w.saw, w.sawL = unlocked, pc, 0, 0
 	w.pending = false
-	if pc == txDone { // it needs nothing more: one state instead of several
+	if pc == txDone { // nothing else matters: one state instead of several
 		w.left, w.base, w.older = 0, 0, false
 	}
 }

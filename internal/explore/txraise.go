@@ -54,8 +54,8 @@ func (c txConfig) raise(s txState, i int, to emit[txState]) {
 			to(who, "raise: reads the mark again: it is lower", s)
 		}
 	case txFloor:
-		// f >= p_token is stale, equal too: the mark that was forgotten may
-		// have been this token under another lease.
+		// f >= p_token is stale, equal too: the forgotten mark may have been
+		// this token under another lease.
 		mark := floorMark(s.floor)
 		if c.equalFloor && s.floor == mine.token {
 			mark = markOf(s.floor, mine.lease)
@@ -109,7 +109,7 @@ func (c txConfig) afterRaise() uint8 {
 	return txCommitRaise
 }
 
-// forget notes that the mark, or the floor in its place, fell.
+// forget records that the mark, or the floor in its place, fell.
 func (s *txState) forget() {
 	s.forgotten = s.forgotten || s.token != 0 && s.token < s.top || s.token == 0 && s.floor < s.top
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// server is what happens besides the workers' steps.
+// server emits the steps that are not the workers'.
 func (c txConfig) server(s txState, to emit[txState]) {
 	// fencepost.retire is one step, its COMMIT: its DELETE waits for a row that
 	// a raise has changed, and a raise's UPDATE waits for its DELETE.
@@ -20,7 +20,8 @@ func (c txConfig) server(s txState, to emit[txState]) {
 		after.forget()
 		to("operator", "retires the mark", after)
 	}
-	// The floor is the store's, so another resource's mark raises it, too.
+	// The floor belongs to the store, so another resource's mark raises it,
+	// too.
 	if !s.floored && s.retired {
 		after := s
 		after.floored = true

@@ -42,8 +42,8 @@ func (c txConfig) work(s txState, i int, to emit[txState]) {
 		}
 		c.end(s, i, to)
 	case txStopped:
-		// idle_in_transaction_session_timeout, or the raise that terminates who
-		// holds the lock after its grace period.
+		// idle_in_transaction_session_timeout, or the raise that terminates the
+		// lock's holder after its grace period.
 		if !c.noTimeout {
 			s.end(i, txDone)
 			to("server", "ends the connection of "+who, s)
@@ -72,8 +72,8 @@ func (c txConfig) orNoLock(what string, none bool) string {
 }
 
 // compare is the SELECT in fencepost.enter, whose snapshot is newer than the
-// lock, and its IFs. The floor is not asked: where there is no mark, the
-// answer is to raise first, and raise asks it.
+// lock, and its IFs. The floor is not read: without a mark the answer is to
+// raise first, and raise reads it.
 func (c txConfig) compare(s txState, i int, to emit[txState]) {
 	w, mine := &s.w[i], c.claims[i]
 	who := mine.of(i)
@@ -108,7 +108,7 @@ func (c txConfig) end(s txState, i int, to emit[txState]) {
 	if s.w[i].left == 1 {
 		pc = txDone
 	}
-	if s.w[i].left == 2 || c.savepoint || c.inWork { // else it differs by nothing from a crash of the client
+	if s.w[i].left == 2 || c.savepoint || c.inWork { // else it does not differ from a crash of the client
 		after := s
 		after.w[i].left--
 		after.end(i, pc)

@@ -8,13 +8,13 @@ import (
 )
 
 // verdict is every comparison that a model makes, and [guard.Decide] makes it.
-// Leases are small numbers here; 0 is the empty lease ID.
+// Leases are small numbers; 0 is the empty lease ID.
 func verdict(rule guard.Rule, mark guard.Mark, token, lease uint8) guard.Reason {
 	err := guard.Decide(rule, mark, guard.Claim{Resource: "r", Token: guard.Token(token), LeaseID: leaseID(lease)})
 	if err == nil {
 		return guard.ReasonNone
 	}
-	if refused, ok := err.(*guard.RejectedError); ok { // faster than ReasonOf, a million times
+	if refused, ok := err.(*guard.RejectedError); ok { // faster than ReasonOf, which matters a million times
 		return refused.Reason
 	}
 	return guard.ReasonOf(err)
@@ -24,7 +24,7 @@ func markOf(token, lease uint8) guard.Mark {
 	return guard.Mark{Token: guard.Token(token), LeaseID: leaseID(lease)}
 }
 
-// floorMark is the mark of a resource that has none of its own.
+// floorMark returns the mark of a resource that has none of its own.
 func floorMark(floor uint8) guard.Mark {
 	return guard.Mark{Token: guard.Token(floor), Floor: floor != 0}
 }
@@ -33,7 +33,7 @@ var leaseIDs = [...]string{"", "a", "b", "c", "d", "e", "f", "g", "h"}
 
 func leaseID(n uint8) string { return leaseIDs[n] }
 
-// claim is a claim that a worker starts with, where leasing is another model's.
+// claim is a worker's initial claim, where another model covers leasing.
 type claim struct{ token, lease uint8 }
 
 func (c claim) String() string { return fmt.Sprintf("%d/%s", c.token, leaseID(c.lease)) }

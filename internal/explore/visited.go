@@ -2,9 +2,9 @@ package explore
 
 import "hash/maphash"
 
-// visited is the states that were reached, in the order in which they were,
-// and where each was reached from: an open-addressing table of indices, so that
-// a state is stored once and never moves through a map's buckets.
+// visited holds the reached states, in order, and where each was reached from:
+// an open-addressing table of indices, so that a state is stored once and never
+// moves through a map's buckets.
 type visited[S comparable] struct {
 	seed    maphash.Seed
 	states  []S
@@ -32,7 +32,7 @@ func (v *visited[S]) add(s *S, parent int) bool {
 	return true
 }
 
-// slot is where s is, or the empty place where it belongs.
+// slot returns where s is, or the empty place where it belongs.
 func (v *visited[S]) slot(s *S) int {
 	mask := len(v.table) - 1
 	at := int(maphash.Comparable(v.seed, *s)) & mask

@@ -22,7 +22,7 @@ import (
 //
 // The route's parameters become path values, for [httpfence.PathValue]. Echo
 // matches the escaped path when there is one and does not unescape. An error of
-// the handler is answered, and votes, while the transaction is still open: Echo
+// the handler is answered, and votes, while the transaction is still open: echo
 // itself would answer it after the COMMIT.
 func Echo(guard func(http.Handler) http.Handler) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
@@ -82,9 +82,9 @@ func Gin(guard func(http.Handler) http.Handler) gin.HandlerFunc {
 	}
 }
 
-// ginWriter is gin's writer on top of the one that the middleware gave.
+// ginWriter is gin's writer on top of the middleware's.
 type ginWriter struct {
-	gin.ResponseWriter // for what only gin asks for
+	gin.ResponseWriter // for gin's own methods
 	to                 http.ResponseWriter
 	status, size       int
 }
@@ -92,7 +92,7 @@ type ginWriter struct {
 func (w *ginWriter) Header() http.Header { return w.to.Header() }
 
 // WriteHeader sends the status at once. Gin keeps it until the first byte, and
-// would so change it without a word after a failure.
+// so would silently change it after a failure.
 func (w *ginWriter) WriteHeader(status int) {
 	if w.status == 0 {
 		w.status = status
@@ -119,16 +119,16 @@ func (w *ginWriter) WriteHeaderNow() {
 	}
 }
 
-// Fiber mounts handlers of net/http, fenced as ever, in a fiber application:
+// Fiber mounts handlers of net/http, fenced as usual, in a fiber application:
 //
 //	mux.Handle("POST /accounts/{id}/close", fence.InTx(closeAccount))
 //	Fiber(app, "/accounts/*", mux)
 //
-// The adaptor keeps only the last of several lines of a field. Two tokens, of
-// which a proxy in front may believe the other one, are therefore refused here.
+// The adaptor keeps only the last of several lines of a field. Two tokens are
+// therefore refused here, because a proxy in front may believe the other one.
 //
 // Do not put a fence around fiber's own handlers with adaptor.HTTPMiddleware:
-// they answer past the ResponseWriter, so that InTx would commit what they call
+// they bypass the ResponseWriter, so that InTx would commit what they report as
 // a failure.
 func Fiber(app *fiber.App, pattern string, h http.Handler) {
 	app.All(pattern, func(c *fiber.Ctx) error {

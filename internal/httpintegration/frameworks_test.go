@@ -49,7 +49,7 @@ func (l *ledger) count() int {
 
 var errStock = errors.New("out of stock")
 
-// frameworks serve POST /accounts/{id}/close, which answers as ?as says, in a
+// frameworks serves POST /accounts/{id}/close, which answers as ?as says, in a
 // fenced transaction.
 var frameworks = map[string]func(t *testing.T, fence *httpfence.Middleware) string{
 	"echo": func(t *testing.T, fence *httpfence.Middleware) string {
@@ -119,7 +119,7 @@ var frameworks = map[string]func(t *testing.T, fence *httpfence.Middleware) stri
 	},
 }
 
-// TestFrameworks: what is refused, what is rolled back, and that the spellings
+// TestFrameworks: what is refused, what is rolled back, and that all spellings
 // of one path are one name.
 func TestFrameworks(t *testing.T) {
 	for name, serve := range frameworks {

@@ -26,8 +26,8 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// service is two replicas on one PostgreSQL. The first to be asked carries the
-// request out and loses its answer: it closes the connection.
+// service is two replicas on one PostgreSQL. The first to be asked carries out the
+// request and loses its answer: it closes the connection.
 type service struct {
 	pool   *pgxpool.Pool
 	db     *sqlfence.DB[pgx.Tx]
@@ -60,7 +60,7 @@ func newService(t *testing.T) *service {
 		if !ok {
 			return errors.New("no transaction")
 		}
-		// The key is stored in the transaction of the work: a repetition finds it.
+		// The key is stored in the transaction of the work, so a retry finds it.
 		var key any
 		if k := r.Header.Get("Idempotency-Key"); k != "" {
 			key = k
@@ -89,8 +89,8 @@ func newService(t *testing.T) *service {
 	return s
 }
 
-// proxies start a proxy in front of the replicas; the setting is a line of its
-// configuration. They return its address.
+// proxies start a proxy in front of the replicas and return its address; the
+// setting is a line of its configuration.
 var proxies = map[string]func(t *testing.T, replicas [2]string, setting string) string{
 	"nginx": func(t *testing.T, replicas [2]string, setting string) string {
 		dir, address := t.TempDir(), freeAddress(t)
@@ -149,7 +149,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start runs a proxy until the test is over. It fails where there is none.
+// start runs a proxy until the test ends. It fails if there is none.
 func start(t *testing.T, dir, address, config, name string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -273,8 +273,8 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// TestFieldsThroughProxies: the claim arrives as it was sent, and what does not
-// is refused: doubled fields, and ones that a proxy was told to drop.
+// TestFieldsThroughProxies: the claim arrives as it was sent, or is refused:
+// doubled fields, and fields that a proxy was told to drop.
 func TestFieldsThroughProxies(t *testing.T) {
 	for name, start := range proxies {
 		t.Run(name, func(t *testing.T) {

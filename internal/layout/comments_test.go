@@ -24,8 +24,8 @@ import (
 // [*RejectedError], [Store.Raise], [guard.Decide], [http.Request.Context].
 var cited = regexp.MustCompile(`(?:^|[^\w\]])\[\*?((?:[a-z]\w*\.)?[A-Z]\w*(?:\.[A-Z]\w*)?)\](?:[^\w(:]|$)`)
 
-// Names in brackets in comments exist, so that a renamed function does not
-// live on in what is said of it.
+// Names in brackets in comments exist, so that no comment refers to a
+// function's old name.
 func TestCitedNamesExist(t *testing.T) {
 	n := newNames(t)
 	checked := 0
@@ -91,7 +91,7 @@ func newNames(t *testing.T) *names {
 	return n
 }
 
-// check returns what is wrong with the names in the comments of a file.
+// check returns the problems with names in the comments of a file.
 func (n *names) check(t *testing.T, p listedPackage, file string, source []byte, checked *int) (problems []string) {
 	t.Helper()
 	var in any
@@ -136,8 +136,8 @@ func (n *names) exists(t *testing.T, p listedPackage, name string) bool {
 	return false
 }
 
-// declares are the names and the fields and methods, "Type.Name", of one of
-// this module's packages.
+// declares reports the names, and the fields and methods as "Type.Name", of one
+// of this module's packages.
 func (n *names) declares(t *testing.T, p listedPackage) map[string]bool {
 	t.Helper()
 	if n.declared[p.ImportPath] != nil {
@@ -152,7 +152,7 @@ func (n *names) declares(t *testing.T, p listedPackage) map[string]bool {
 		}
 		files = append(files, f)
 	}
-	// Errors are not looked at: go vet does that.
+	// Errors are ignored: go vet finds them.
 	pkg, _ := (&types.Config{Importer: n.importer, Error: func(error) {}}).Check(p.ImportPath, n.fset, files, nil)
 	for _, name := range pkg.Scope().Names() {
 		out[name] = true

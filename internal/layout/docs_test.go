@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// documented are the packages whose documentation has one order: what it
+// documented lists the packages whose documentation has a fixed order: what it
 // guarantees, what it does not, how it is used, then the rest.
 var documented = []string{
 	"guard", "guard/proof", "sqlfence", "s3fence", "httpfence", "lockclient", "lockclient/lockadmin", "lockclient/lockhttp",
@@ -22,7 +22,7 @@ var documented = []string{
 
 var inOrder = []string{"What it guarantees", "What it does not", "Use"}
 
-// Packages say the same things in the same order, on a page.
+// Packages document the same things in the same order, on one page.
 func TestPackageDocs(t *testing.T) {
 	for _, dir := range documented {
 		if err := checkDoc(packageDoc(t, dir)); err != nil {

@@ -1,5 +1,5 @@
-// Package layout holds the tests of the module's shape: who may import whom,
-// what the module may depend on, what may lie at its top.
+// Package layout holds the tests of the module's shape: which package may
+// import which, what the module may depend on, what may be at its top level.
 package layout
 
 import (
@@ -18,9 +18,9 @@ import (
 
 const module = "github.com/fencepost-go/fencepost"
 
-// allowed is what the packages of this module may import besides the standard
-// library: of this module by path below it, of others by module path. A
-// package that is not listed may not exist.
+// allowed lists what the packages of this module may import besides the
+// standard library: this module's packages by path below it, others by module
+// path. A package that is not listed must not exist.
 var allowed = map[string][]string{
 	"guard":                         {},
 	"guard/guardtest":               {"guard"},
@@ -59,8 +59,8 @@ var allowed = map[string][]string{
 }
 
 // direct is what the root module may require itself. aws-sdk-go-v2 is the S3
-// client's own core: its types stand in the client's signatures. cli parses
-// the command line of fencectl and of nothing else; it has no dependencies.
+// client's own core: its types are in the client's signatures. cli parses the
+// command line of fencectl and of nothing else; it has no dependencies.
 var direct = []string{
 	"github.com/DATA-DOG/go-sqlmock",
 	"github.com/aws/aws-sdk-go-v2",
@@ -70,7 +70,7 @@ var direct = []string{
 	"github.com/urfave/cli/v3",
 }
 
-// top is what may lie at the top of the repository, besides dot files.
+// top lists what may be at the top level of the repository, besides dot files.
 var top = []string{"README.md", "examples", "go.mod", "go.sum", "guard", "httpfence", "internal", "lockclient", "s3fence", "sqlfence"}
 
 func TestImportEdges(t *testing.T) {
@@ -200,7 +200,7 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// TestSizes: a file can be read in one sitting, and what a package promises on
+// TestSizes: a file can be read in one sitting, and a package's promises fit on
 // one page.
 func TestSizes(t *testing.T) {
 	seen := 0

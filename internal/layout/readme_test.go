@@ -33,13 +33,13 @@ var snippetImports = map[string]string{
 	"time":       "time",
 }
 
-// Each snippet is the body of a function with these around it.
+// Each snippet is the body of a function wrapped in these.
 const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
 	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, closes *guard.Template, opts *lockclient.AcquireOptions,
 	pause time.Duration, parts []string, work func(context.Context) error) any {
 `
 
-// The Go of these pages compiles as it stands there, so that it can be copied.
+// The Go code on these pages compiles as it is, so that it can be copied.
 func TestSnippetsCompile(t *testing.T) {
 	snippets := slices.DeleteFunc(blocks(t, "README.md", "go"), isProgram) // TestReadmeProgram has that one
 	snippets = append(snippets, blocks(t, "guard/FAILURES.md", "go")...)
@@ -91,7 +91,7 @@ func compile(t *testing.T, snippets []string) error {
 	return nil
 }
 
-// elsewhere are the README's commands that no line of .ci/run runs, and why
+// elsewhere lists the README's commands that no line of .ci/run runs, and why
 // they need none.
 var elsewhere = map[string]string{
 	".ci/setup && go run ./examples/billingclose": "its parts are run: setup, and the tour with -json",
@@ -121,7 +121,7 @@ func TestReadmeCommandsAreRun(t *testing.T) {
 	}
 }
 
-// The README shows the first program and what it prints, whole.
+// The README shows the whole first program and its output.
 func TestReadmeProgram(t *testing.T) {
 	readme := readReadme(t)
 	for language, file := range map[string]string{"go": "main.go", "text": "output.txt"} {
@@ -138,7 +138,7 @@ func TestReadmeProgram(t *testing.T) {
 	}
 }
 
-// The README is read in five minutes.
+// The README can be read in five minutes.
 func TestReadmeIsShort(t *testing.T) {
 	if n := len(strings.Fields(readReadme(t))); n > 1600 {
 		t.Errorf("README.md has %d words; what is above 1600 belongs into a package's documentation", n)

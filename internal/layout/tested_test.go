@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// tested is what the README says that the module was tested with: a test of a
-// directory shows each line.
+// tested lists what the README says the module was tested with: a test in a
+// directory proves each line.
 var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},

@@ -30,7 +30,7 @@ func chromium(t *testing.T) context.Context {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // its processes end after the first one, and write until then
+	t.Cleanup(func() { // its other processes end after the first, and write until then
 		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 			if err = os.RemoveAll(dir); err == nil || time.Now().After(end) {
 				break
@@ -54,7 +54,7 @@ func session(t *testing.T, browser context.Context) context.Context {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(browser)
 	t.Cleanup(cancel)
-	// What the policy blocks and what a script throws is told here.
+	// What the policy blocks and what a script throws is reported here.
 	chromedp.ListenTarget(ctx, func(event any) {
 		switch e := event.(type) {
 		case *runtime.EventExceptionThrown:
@@ -88,7 +88,7 @@ func text(t *testing.T, ctx context.Context, selector string) (s string) {
 	return s
 }
 
-// shows waits until a part of the page has a text, or has it no more.
+// shows waits until a part of the page has a text, or no longer has it.
 func shows(t *testing.T, ctx context.Context, selector, part string, want bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); strings.Contains(text(t, ctx, selector), part) != want; time.Sleep(50 * time.Millisecond) {
@@ -111,8 +111,8 @@ func picture(t *testing.T, ctx context.Context, name string) {
 }
 
 // TestPage: two people look at the locks of two tenants. The list follows the
-// server, the times run, the filter filters; a force unlock asks for the typed
-// name, and is in the audit.
+// server, the countdowns run, the filter works; a force unlock requires the
+// typed name, and is in the audit.
 func TestPage(t *testing.T) {
 	url, _, _, _ := serve(t)
 	acquire := func(tenant, period, owner, metadata string, ttl int) {
@@ -145,7 +145,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("a worker of another tenant sees %s", got)
 	}
 
-	// The countdown runs by itself between two refreshes.
+	// The countdown runs on its own between two refreshes.
 	var left [2]string
 	first := `document.querySelector("[data-down]").textContent`
 	do(t, ops, chromedp.Evaluate(first, &left[0]))
@@ -158,7 +158,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("the countdown stands at %q", left)
 	}
 
-	// A lock that comes is shown, and the focus stays where it is.
+	// A new lock is shown, and the focus stays where it is.
 	do(t, ops, chromedp.Evaluate(`document.querySelector('[data-key="demo:billing-close:2026-03"] a').focus()`, nil))
 	acquire("demo", "2026-00", "worker-0", "", 900)
 	shows(t, ops, "tbody", "worker-0", true)
@@ -196,8 +196,8 @@ func TestPage(t *testing.T) {
 	}
 	shows(t, ops, "tbody", "worker-2", false)
 
-	// What assistive technology reads: names for all that can be used, a language,
-	// one heading of the first level. On a phone, and dark, nothing is cut off.
+	// What assistive technology reads: names for all controls, a language, one
+	// heading of the first level. On a phone, and dark, nothing is cut off.
 	var problems []string
 	do(t, ops, chromedp.Evaluate(`[...document.querySelectorAll("input,select,textarea,button,a,svg,[role=region]")].filter((e) =>
 		!(e.labels && e.labels.length) && !e.textContent.trim() && !e.getAttribute("aria-label")).map((e) => e.outerHTML)

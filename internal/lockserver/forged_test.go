@@ -24,8 +24,8 @@ func post(t *testing.T, url, token, path, body string) string {
 	return string(answer)
 }
 
-// TestForgedForms: a form of another site is refused, and the cookie opens
-// nothing but the page.
+// TestForgedForms: a form of another site is refused, and the cookie gives
+// access only to the page.
 func TestForgedForms(t *testing.T) {
 	url, _, _, _ := serve(t)
 	post(t, url, "demo-worker", "/v1/locks/acquire", `{"resource":"demo:billing-close:1","leaseId":"L","ttlSeconds":900}`)

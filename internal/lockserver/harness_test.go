@@ -24,7 +24,7 @@ var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 // signingKey is the lock server's.
 var signingKey = proof.NewPrivateKey()
 
-// people are who may come: "demo-ops" is an operator of the tenant demo.
+// people knows the identities: "demo-ops" is an operator of tenant demo.
 func people(r *http.Request) (*lockhttp.Identity, error) {
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	tenant, role, _ := strings.Cut(token, "-")
@@ -34,8 +34,8 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", Templates: []*guard.Template{closes}, Audience: tenant}, nil
 }
 
-// serve runs a lock server on a database of its own. marks are where its force
-// unlocks raise.
+// serve runs a lock server on a database of its own. Its force unlocks call
+// raise.
 func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Pool, raise func(context.Context, guard.Claim) error) {
 	t.Helper()
 	pool = pgtest.Pool(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 )
 
-// TestDescription: the document that the server gives is valid, and every
-// operation's requests and answers are as it says, refusals included.
+// TestDescription: the document that the server returns is valid, and every
+// operation's requests and answers match it, refusals included.
 func TestDescription(t *testing.T) {
 	_, handler, _, _ := serve(t)
 	get := func(path string) []byte {
@@ -39,7 +39,7 @@ func TestDescription(t *testing.T) {
 	seen := map[string]bool{}
 	const demo, r = "demo-ops", "demo:billing-close:1"
 	var token, lease string
-	// ask sends a request and holds both sides against the document.
+	// ask sends a request and checks both sides against the document.
 	ask := func(who, method, path, body string, status int, wellFormed bool) string {
 		t.Helper()
 		body = strings.NewReplacer("TOKEN", token, "LEASE", lease).Replace(body)
@@ -119,7 +119,7 @@ func TestDescription(t *testing.T) {
 	ask("", "GET", "/openapi.json", "", 200, true)
 	ask(demo, "GET", "/v1/events?resource="+r, "", 200, true)
 	ask(demo, "GET", "/v1/watch?resource="+r, "", 200, true)
-	// What the document does not allow, the server does not either.
+	// The server does not allow what the document does not allow.
 	ask("umbrella-1", "GET", "/v1/locks/"+r, "", 403, true)
 	ask("nobody", "GET", "/v1/locks", "", 401, true)
 	ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`"}`, 400, false)
@@ -148,7 +148,7 @@ func TestDescription(t *testing.T) {
 	}
 }
 
-// matches says what the document has against a request and its answer.
+// matches returns how a request and its answer violate the document.
 func matches(router routers.Router, r *http.Request, resp *http.Response) (id string, request, answer error) {
 	route, params, err := router.FindRoute(r)
 	if err != nil {
@@ -169,7 +169,7 @@ func matches(router routers.Router, r *http.Request, resp *http.Response) (id st
 	return route.Operation.OperationID, request, answer
 }
 
-// firstWrite ends a stream once it has said something.
+// firstWrite ends a stream after its first write.
 type firstWrite struct {
 	*httptest.ResponseRecorder
 	then func()

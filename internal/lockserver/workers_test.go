@@ -20,7 +20,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
-// wrote is what a worker says of one round.
+// wrote is a worker's report of one round.
 type wrote struct {
 	Token, LeaseID string
 	Held           bool
@@ -127,7 +127,7 @@ func TestWorkers(t *testing.T) {
 		expect(order[0], first, "written")
 		fmt.Fprintln(old.in, "second")
 		expect(order[0]+" again", old.next(t), "written")
-		// The lease is taken away, as by its expiry during a pause.
+		// The lease is lost, as if it had expired during a pause.
 		post(t, url, "demo-worker", "/v1/locks/release", fmt.Sprintf(`{"resource":"demo:billing-close:2026-04","leaseId":%q,"fencingToken":%q}`, first.LeaseID, first.Token))
 		young := start(order[1], programs[order[1]]...)
 		next := young.next(t)
@@ -158,7 +158,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// stored is what s3fence reads of the object.
+// stored is what s3fence reads from the object.
 func stored(t *testing.T, store *s3test.Server) string {
 	t.Helper()
 	bucket, err := s3fence.Open(t.Context(), store.Client(), "bucket", nil)

@@ -24,7 +24,7 @@ import (
 	"time"
 )
 
-// span is a block of code as the cover tool has it.
+// span is a block of code as the cover tool reports it.
 type span struct {
 	File                 string
 	Line, Col, End, EndC int
@@ -36,8 +36,8 @@ func (s span) holds(at place) bool {
 	return s.File == at.file && after && before
 }
 
-// testRun is one test of a package: how long it takes and what it runs of the
-// mutated package.
+// testRun is one test of a package: how long it takes and which parts of the
+// mutated package it runs.
 type testRun struct {
 	Name    string
 	Seconds float64
@@ -49,11 +49,11 @@ type testSuite struct {
 	Dir    string
 	Spans  []span // all blocks of the mutated package
 	Tests  []testRun
-	Broken []string // fail without a mutant, so that they say nothing
+	Broken []string // fail without a mutant, so they prove nothing
 }
 
 // measure runs every test of a package by itself and notes what it covers. It
-// keeps the result until anything that the test binary is made of changes.
+// keeps the result until one of the test binary's sources changes.
 func measure(ctx context.Context, root, pattern, mutated, cache string, workers int, progress io.Writer) (*testSuite, error) {
 	key, dir, err := fingerprint(ctx, root, pattern, mutated)
 	if err != nil {
@@ -129,7 +129,7 @@ func measure(ctx context.Context, root, pattern, mutated, cache string, workers 
 	return s, nil
 }
 
-// each calls do for 0 to n-1 by so many workers.
+// each calls do for 0 to n-1 with the given number of workers.
 func each(n, workers int, do func(int)) {
 	var next atomic.Int64
 	var group sync.WaitGroup
@@ -215,9 +215,9 @@ func readProfile(file string) (map[span]bool, error) {
 	return out, lines.Err()
 }
 
-// covering are the tests that run one of the places, the quickest first. Where
-// a place is in no block (the expression of a case is in none), it is the tests
-// that run anything of its function.
+// covering returns the tests that run one of the places, the quickest first.
+// For a place in no block (such as the expression of a case), it returns the
+// tests that run any part of its function.
 func (s *testSuite) covering(places []place, body func(place) (from, to place)) []testRun {
 	if places == nil {
 		return s.sorted(s.Tests)
@@ -263,14 +263,14 @@ func (s *testSuite) sorted(tests []testRun) []testRun {
 	return tests
 }
 
-// testResult is what a test binary said.
+// testResult is the output of a test binary.
 type testResult struct {
 	err      error
 	output   []byte
 	timedOut bool
 }
 
-// runTests runs tests of a binary, and ends what they started if it takes
+// runTests runs tests of a binary, and kills what they started if they take
 // longer than limit.
 func runTests(ctx context.Context, dir, binary string, names []string, limit time.Duration, flags ...string) testResult {
 	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
@@ -288,8 +288,8 @@ func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) 
 	return ended(ctx, dir, "go", args...)
 }
 
-// ended runs a program in a process group of its own, so that what it starts
-// ends with it.
+// ended runs a program in a process group of its own, so that its children end
+// with it.
 func ended(ctx context.Context, dir, program string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir

@@ -17,15 +17,15 @@ type equivalent struct {
 	seen                   bool
 }
 
-// readEquivalents reads a package's list. An entry is the function, the lines
-// that go and come as a survivor is printed, and the reason:
+// readEquivalents reads a package's list. An entry is the function, the removed
+// and added lines as a survivor is printed, and the reason:
 //
 //	in Memory.Check
 //	- if mark.Token > 0 {
 //	+ if mark.Token >= 0 {
 //	because the zero mark admits every claim anyway
 //
-// Empty lines are between entries; lines that begin with # are comments. The
+// Empty lines separate entries; lines that begin with # are comments. The
 // package level is "in -".
 func readEquivalents(file string) ([]equivalent, error) {
 	b, err := os.ReadFile(file)
@@ -74,8 +74,8 @@ func (h *hunt) isKnown(m mutant) (reason string, ok bool) {
 	return "", false
 }
 
-// writeOverlay writes the list that the go command takes, and the files on it,
-// by the names of the files that they stand for.
+// writeOverlay writes the go command's overlay list and its files; content is
+// keyed by the files that they replace.
 func writeOverlay(dir string, content map[string]string) (string, error) {
 	replace := map[string]string{}
 	for file, text := range content {

@@ -1,5 +1,5 @@
-// Command mutants breaks a package in one place at a time, and says which
-// breaks its tests do not notice. See the README beside it.
+// Command mutants breaks a package in one place at a time, and reports which
+// breaks its tests do not notice. See README.md.
 package main
 
 import (
@@ -124,7 +124,7 @@ func command(ctx context.Context, root string, args []string, out, errs io.Write
 	return 0
 }
 
-// measure prepares the tests of the package and of those that are asked for.
+// measure prepares the tests of the package and of the requested others.
 func (h *hunt) measure(ctx context.Context, extra string) error {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -151,13 +151,13 @@ func (h *hunt) measure(ctx context.Context, extra string) error {
 }
 
 // run tries mutants in their order until n of them have been counted. What is
-// counted depends on the order alone, not on which worker is quicker.
+// counted depends only on the order, not on which worker is quicker.
 func (h *hunt) run(ctx context.Context, chosen []mutant, n int) error {
 	if n <= 0 {
 		n = len(chosen)
 	}
 	for first := 0; first < len(chosen) && h.counted < n && ctx.Err() == nil; {
-		// As many as are missing: none of them can be one too many.
+		// Only as many as are missing, so that none is superfluous.
 		batch := chosen[first:min(len(chosen), first+n-h.counted)]
 		first += len(batch)
 		errs := make([]error, len(batch))
@@ -187,15 +187,15 @@ func indent(text string) string {
 	return "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
 }
 
-// invalidSQL are the errors of a statement that makes no sense, as drivers
-// print their SQLSTATE.
+// invalidSQL matches the errors of an invalid statement, as drivers print their
+// SQLSTATE.
 var invalidSQL = regexp.MustCompile(`SQLSTATE (42601|42703|42702|42883|42804|42803|42P02|42P10|42P13|42P17|42846|22P02)|syntax error at`)
 
 // try decides about one mutant.
 func (h *hunt) try(ctx context.Context, m mutant) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.p.compiles(m) { // the importer is not for several at once
+	if !h.p.compiles(m) { // the importer is not safe for concurrent use
 		h.uncompiled++
 		return nil
 	}
@@ -226,8 +226,8 @@ func (h *hunt) try(ctx context.Context, m mutant) error {
 	return nil
 }
 
-// least is what a mutant's tests are given besides twenty times the time that
-// they take without it.
+// least is the time that a mutant's tests get on top of twenty times their time
+// without it.
 var least = 20 * time.Second
 
 // verdict builds the mutant and runs the tests that may notice it, the quick
@@ -280,8 +280,8 @@ func (h *hunt) verdict(ctx context.Context, m mutant) (verdict, note string, err
 	return "survived", fmt.Sprintf("%d tests that run it pass", ran), nil
 }
 
-// quickest are the first of the tests, up to five seconds of them, and at
-// least a fifth of what is left.
+// quickest returns the first of the tests, up to five seconds of them, and at
+// least a fifth of the rest.
 func quickest(tests []testRun) (names []string, seconds float64) {
 	for i, t := range tests {
 		if i > 0 && seconds+t.Seconds > 5 && i >= (len(tests)+4)/5 {

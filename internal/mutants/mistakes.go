@@ -1,7 +1,7 @@
 package main
 
-// edit is one replacement in a file of the repository. Old must be there
-// exactly once.
+// edit is one replacement in a file of the repository. old must occur exactly
+// once.
 type edit struct{ file, old, new string }
 
 // mistake is a version of Fencepost with one thing wrong.
@@ -10,8 +10,8 @@ type mistake struct {
 	wrong string // what is wrong, and what it costs
 	edits []edit
 	by    catcher
-	// also, if set, catches it too: the campaign, which finds in the thick of it
-	// what an exact schedule shows.
+	// also, if set, catches it too: the campaign, which finds by chance what an
+	// exact schedule shows.
 	also *catcher
 }
 
@@ -20,7 +20,7 @@ type catcher struct {
 	what  string // unit test, conformance suite, campaign
 	pkg   string // a package's directory
 	tests string // a pattern for -run; for the campaign, its flags
-	times int    // how often a test must fail, each time that it is run; 0 is once
+	times int    // how often a test is run, and must fail each time; 0 is once
 }
 
 // A test that catches a mistake by an exact schedule does so every time.
@@ -30,7 +30,7 @@ func suite(pkg, tests string) catcher {
 	return catcher{what: "conformance suite", pkg: pkg, tests: tests}
 }
 
-// theCampaign runs until the log shows a violation, for a minute at least.
+// theCampaign runs until the log shows a violation, for at least a minute.
 var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
 
 const (
@@ -173,7 +173,7 @@ var mistakes = []mistake{
 		name: "PUT without its condition", wrong: "whoever arrives last wins",
 		edits: []edit{
 			{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"},
-			{"s3fence/client.go", "case in.IfNoneMatch == nil && (", "case false && (in.IfNoneMatch == nil || "}, // else it is noticed before it is sent
+			{"s3fence/client.go", "case in.IfNoneMatch == nil && (", "case false && (in.IfNoneMatch == nil || "}, // else it is caught before it is sent
 		},
 		by:   unitTest("s3fence", "^TestP2WriteDuringRaise$"),
 		also: theCampaign,

@@ -86,8 +86,8 @@ func TestSchema(t *testing.T) {
 }
 `
 
-// module makes a module of one package, and keeps the cache of the command out
-// of the user's directory.
+// module makes a module of one package, and keeps the command's cache out of
+// the user's directory.
 func module(t *testing.T, more map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -138,7 +138,7 @@ func only(t *testing.T, root, operator, diff string) string {
 	return index
 }
 
-// TestVerdicts: the command can say each of its verdicts.
+// TestVerdicts: the command can return each of its verdicts.
 func TestVerdicts(t *testing.T) {
 	root := module(t, map[string]string{"p/testdata/equivalent_mutants.txt": `# a comment
 in Same
@@ -170,7 +170,7 @@ because adding nothing changes nothing
 	}
 }
 
-// TestTimeout: a mutant that waits for ever is killed, and said to be.
+// TestTimeout: a mutant that waits forever is killed, and reported as such.
 func TestTimeout(t *testing.T) {
 	root := module(t, map[string]string{"p/p_test.go": "package p\n\nimport \"testing\"\n\nfunc TestWait(t *testing.T) { Wait(make(chan bool)) }\n"})
 	index := only(t, root, "drop statement", "- go func() { done <- true }()\n+ go func() {  }()")
@@ -184,7 +184,7 @@ func TestTimeout(t *testing.T) {
 }
 
 // TestSeed: the same seed gives the same mutants in the same order, another
-// one another order.
+// seed gives another order.
 func TestSeed(t *testing.T) {
 	root := module(t, nil)
 	list := func(seed string) []string {

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// huntMistakes tries the mistakes whose name matches pattern: each by its tests, and
-// unless short also by the campaign where an entry has it.
+// huntMistakes tries the mistakes whose name matches pattern: each with its
+// tests and, unless short, also with the campaign where an entry has it.
 func huntMistakes(ctx context.Context, root, pattern string, times int, short bool, out, errs io.Writer) int {
 	match, err := regexp.Compile(pattern)
 	if err != nil {
@@ -47,15 +47,15 @@ func huntMistakes(ctx context.Context, root, pattern string, times int, short bo
 	return tryAll(ctx, root, chosen, out)
 }
 
-// hunted is what became of one mutant.
+// hunted is the result for one mutant.
 type hunted struct {
 	by      string
 	seconds float64
 	code    int
 }
 
-// tryAll tries the mistakes, two at a time, and prints the table. One that the
-// campaign is to catch has the machine to itself.
+// tryAll tries the mistakes, two at a time, and prints the table. A mistake for
+// the campaign gets the machine to itself.
 func tryAll(ctx context.Context, root string, chosen []mistake, out io.Writer) int {
 	results := make([]hunted, len(chosen))
 	free := make(chan struct{}, 2)
@@ -104,7 +104,7 @@ func (c catcher) String() string {
 	return c.what + " " + strings.Trim(c.tests, "^$()") + " (" + c.pkg + ")"
 }
 
-// control runs the tests on the repository as it is: one that fails anyway
+// control runs the tests on the unchanged repository: a test that fails anyway
 // catches nothing.
 func control(ctx context.Context, root string, chosen []mistake) error {
 	patterns := map[string][]string{}
@@ -152,7 +152,7 @@ func try(ctx context.Context, root string, m mistake) (string, error) {
 	return m.by.evidence(out)
 }
 
-// evidence tells a failed test from one that did not run.
+// evidence distinguishes a failed test from one that did not run.
 func (c catcher) evidence(out []byte) (string, error) {
 	if c.what == "campaign" {
 		if line := regexp.MustCompile(`(?m)^VIOLATION: ([^:]+): ([^:]+)`).FindSubmatch(out); line != nil {
@@ -182,7 +182,7 @@ func last(out []byte) string {
 	return text[max(0, len(text)-600):]
 }
 
-// overlay writes the mistake's files and the list that the go command takes.
+// overlay writes the mistake's files and the go command's overlay list.
 func (m mistake) overlay(root, dir string) (string, error) {
 	content := map[string]string{}
 	for _, e := range m.edits {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestEditsApply: every mistake's text is in the sources exactly once, the test that is
-// to catch it is there, and the names are unique.
+// TestEditsApply: every mistake's text is in the sources exactly once, the test that
+// must catch it exists, and the names are unique.
 func TestEditsApply(t *testing.T) {
 	root, err := repository(t.Context())
 	if err != nil {
@@ -35,7 +35,7 @@ func TestEditsApply(t *testing.T) {
 	}
 }
 
-// testText is the text of a package's tests.
+// testText returns the text of a package's tests.
 func testText(t *testing.T, dir string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
@@ -61,7 +61,7 @@ func sum(t *testing.T) string {
 	})
 }
 
-// TestHunt: the command can say each of its verdicts.
+// TestHunt: the command can return each of its verdicts.
 func TestHunt(t *testing.T) {
 	root := sum(t)
 	one := func(old, new, tests string) mistake {

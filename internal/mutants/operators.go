@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// mutants returns every mutant of the package in the order that seed gives.
+// mutants returns every mutant of the package in an order determined by seed.
 func (p *goPackage) mutants(seed uint64) []mutant {
 	var all []mutant
 	for _, name := range p.names {
@@ -164,8 +164,8 @@ func (g *generator) binary(n *ast.BinaryExpr) {
 	g.replace(operator, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), to)
 }
 
-// assignment drops one that declares nothing; where that leaves a variable
-// unused it does not compile and is not counted.
+// assignment drops an assignment that declares nothing; a mutant that leaves a
+// variable unused does not compile and is not counted.
 func (g *generator) assignment(n *ast.AssignStmt, parent ast.Node) {
 	if n.Tok == token.DEFINE {
 		return
@@ -258,8 +258,8 @@ func isBool(t types.Type) bool {
 	return ok && b.Info()&types.IsBoolean != 0
 }
 
-// SQL is changed word by word. What makes no sense is a syntax error, which
-// the tests show and which is not counted.
+// SQL is changed word by word. An invalid change is a syntax error, which the
+// tests show and which is not counted.
 var (
 	sqlToken = regexp.MustCompile(`--[^\n]*|'(?:[^'\n])*'|"[^"\n]*"|[<>=!~+\-*/@#%^&|?:]+|\$[0-9]+|[A-Za-z_][A-Za-z0-9_$]*|[0-9]+(?:\.[0-9]+)?`)
 	sqlSwaps = map[string][]string{
@@ -297,7 +297,7 @@ func mutateSQL(text string, from, to int, add func(mutant)) {
 
 var sqlCreate = regexp.MustCompile(`CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE|TABLE|VIEW|TRIGGER|INDEX) (?:IF NOT EXISTS )?([a-z_.]+)`)
 
-// sqlFunction names what the SQL before a position was creating last.
+// sqlFunction names what the SQL before a position last created.
 func sqlFunction(before string) string {
 	all := sqlCreate.FindAllStringSubmatch(before, -1)
 	if len(all) == 0 {

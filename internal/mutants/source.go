@@ -22,7 +22,7 @@ import (
 
 // mutant is one replacement of bytes in one file of the package.
 type mutant struct {
-	index      int    // its place in the order that the seed gives
+	index      int    // its place in the seed's order
 	file       string // base name; below the package's directory for embedded files
 	start, end int    // offsets of what is replaced
 	text       string // what replaces it
@@ -44,7 +44,7 @@ type goPackage struct {
 	embedding []types.Object
 }
 
-// listed is what go list says of a package.
+// listed is what go list reports about a package.
 type listed struct {
 	Dir, ImportPath, Export string
 	GoFiles, EmbedFiles     []string
@@ -168,7 +168,7 @@ func (p *goPackage) apply(m mutant) string {
 }
 
 // compiles reports whether the package has no error of syntax or type with the
-// mutant in it. SQL shows its errors only when it is run.
+// mutant in it. SQL shows its errors only when it runs.
 func (p *goPackage) compiles(m mutant) bool {
 	if !strings.HasSuffix(m.file, ".go") {
 		return true
@@ -188,8 +188,8 @@ func (p *goPackage) compiles(m mutant) bool {
 // line is the number of the line in which the mutant begins.
 func (p *goPackage) line(m mutant) int { return 1 + strings.Count(p.text[m.file][:m.start], "\n") }
 
-// diff is the mutant as lines that go and lines that come, without indentation
-// and line numbers, so that it names the mutant wherever the code moves.
+// diff returns the mutant as removed and added lines, without indentation and
+// line numbers, so that it names the mutant wherever the code moves.
 func (p *goPackage) diff(m mutant) string {
 	before, after := lines(p.text[m.file]), lines(p.apply(m))
 	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
@@ -218,15 +218,15 @@ func lines(text string) []string {
 	return all
 }
 
-// place is a range of lines and columns of a Go file, as coverage has it.
+// place is a range of lines and columns of a Go file, as in coverage profiles.
 type place struct {
 	file      string
 	line, col int
 }
 
-// anchors are the places that a test must run to notice the mutant. Of what
-// stands at package level it is where it is used. None means that nothing is
-// known: every test may notice it.
+// anchors returns the places that a test must run to notice the mutant. For
+// package-level code it is where the code is used. None means unknown: every
+// test may notice it.
 func (p *goPackage) anchors(m mutant) []place {
 	var objects []types.Object
 	if f := p.files[m.file]; f == nil {

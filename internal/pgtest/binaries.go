@@ -19,11 +19,11 @@ import (
 var ErrNoServer = errors.New("no PostgreSQL server binaries (initdb, postgres, pg_ctl) in PATH, " +
 	"pg_config --bindir or the usual directories; run .ci/setup to install them")
 
-// binariesVariable names the environment variable that gives the directory of
-// the server binaries, which is then the only one that is looked at.
+// binariesVariable names the environment variable that names the directory of
+// the server binaries. If set, it is the only one searched.
 const binariesVariable = "FENCEPOST_PG_BIN"
 
-// usualDirectories are patterns of the places in which packages put the server
+// usualDirectories lists patterns of the places where packages put the server
 // binaries, most likely first.
 var usualDirectories = []string{
 	"/usr/lib/postgresql/*/bin",                               // Debian, Ubuntu
@@ -42,9 +42,9 @@ var usualDirectories = []string{
 	"/usr/local/pgsql/bin",                                    // from source
 }
 
-// findBinaries returns the directory that holds initdb, postgres and pg_ctl: the
-// one that FENCEPOST_PG_BIN gives; without it PATH is searched, then where
-// pg_config points, then the places that the patterns name.
+// findBinaries returns the directory that holds initdb, postgres and pg_ctl:
+// the one that FENCEPOST_PG_BIN names; without it, it searches PATH, then where
+// pg_config points, then the places that match the patterns.
 func findBinaries(ctx context.Context, patterns []string) (string, error) {
 	if dir := os.Getenv(binariesVariable); dir != "" {
 		bin, ok := serverDirectory(dir)
@@ -103,7 +103,7 @@ func holdsServer(dir string) bool {
 	return true
 }
 
-// pgConfigDirectory asks pg_config, which may be installed without a server.
+// pgConfigDirectory runs pg_config, which may be installed without a server.
 func pgConfigDirectory(ctx context.Context) (string, bool) {
 	path, err := exec.LookPath("pg_config")
 	if err != nil {

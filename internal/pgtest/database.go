@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// databaseURLVariable names the environment variable that gives a server to
+// databaseURLVariable names the environment variable that names a server to
 // create scratch databases on.
 const databaseURLVariable = "FENCEPOST_DATABASE_URL"
 
-// TB is what this package needs of testing.TB, so that programs that import it
-// do not import testing.
+// TB is the part of testing.TB that this package needs, so that programs that
+// import it do not import testing.
 type TB interface {
 	Helper()
 	Name() string
@@ -24,7 +24,7 @@ type TB interface {
 }
 
 // sharedServer starts the server that all tests of this process share, once. It
-// is never stopped: it goes when the process ends.
+// is never stopped: it ends with the process.
 var sharedServer = sync.OnceValues(func() (*Server, error) {
 	return Start(context.Background(), nil)
 })
@@ -79,8 +79,8 @@ func Database(t TB) string {
 	return database
 }
 
-// Pool returns a pool of connections to a fresh, empty database, as Database
-// gives it. It is closed when the test ends; a test that has not released a
+// Pool returns a pool of connections to a fresh, empty database as from
+// Database. It is closed when the test ends; a test that has not released a
 // connection by then fails.
 func Pool(t TB) *pgxpool.Pool {
 	t.Helper()
@@ -103,8 +103,8 @@ func Pool(t TB) *pgxpool.Pool {
 	return pool
 }
 
-// Provide returns the connection URL of an empty database for a program, and
-// what to call when it is no longer needed: a scratch database if
+// Provide returns the connection URL of an empty database for a program, and a
+// function to call when it is no longer needed: a scratch database if
 // FENCEPOST_DATABASE_URL is set, otherwise the database of a private server.
 func Provide(ctx context.Context) (url string, cleanup func(), err error) {
 	if os.Getenv(databaseURLVariable) == "" {

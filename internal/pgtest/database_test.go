@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// recorder is a TB whose end the test decides.
+// recorder is a TB whose end the test controls.
 type recorder struct {
 	testing.TB
 	cleanups []func()
@@ -91,7 +91,7 @@ func TestSharedServer(t *testing.T) {
 	}
 }
 
-// A database goes when its test ends, even with a session in it.
+// A database is dropped when its test ends, even with a session in it.
 func TestDatabaseIsDropped(t *testing.T) {
 	t.Parallel()
 	server := shared(t)
@@ -147,7 +147,7 @@ func TestNewDatabase(t *testing.T) {
 	}
 }
 
-// FENCEPOST_DATABASE_URL gets a scratch database, which is dropped, and no
+// With FENCEPOST_DATABASE_URL a scratch database is created and dropped, and no
 // server is started.
 func TestGivenServer(t *testing.T) {
 	server := shared(t)
@@ -223,7 +223,7 @@ func TestNoServerFailsTheTest(t *testing.T) {
 	t.Error("Database returns without a server")
 }
 
-// Start says that FENCEPOST_DATABASE_URL is not enough for it.
+// Start reports that FENCEPOST_DATABASE_URL is not enough for it.
 func TestStartNeedsBinaries(t *testing.T) {
 	noBinaries(t)
 	t.Setenv(databaseURLVariable, "postgres://127.0.0.1:1/postgres")

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// describeSQL lists what a schema has in an order and a form that are the same
-// on every major version.
+// describeSQL lists the contents of a schema in an order and a form that are
+// the same on every major version.
 const describeSQL = `SELECT line FROM (
 	SELECT 1 AS part, c.relname::text AS name, 0 AS place, format('%s %s%s', CASE c.relkind WHEN 'r' THEN 'table' WHEN 'v' THEN 'view' ELSE c.relkind::text END,
 		c.relname, ' WITH ' || array_to_string(c.reloptions, ', ')) AS line
@@ -36,8 +36,8 @@ const describeSQL = `SELECT line FROM (
 
 // CheckSchema compares a schema with a file that lists its tables, with their
 // columns, constraints, indexes, triggers and storage, and its functions with
-// what surrounds their bodies, a line each. So nothing of it changes by
-// accident. With update the file is written.
+// what surrounds their bodies, a line each. So nothing in it changes by
+// accident. With update it writes the file.
 func CheckSchema(t testing.TB, pool *pgxpool.Pool, schema, file string, update bool) {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), describeSQL, schema)

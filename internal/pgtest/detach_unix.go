@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// detach gives the command a session of its own, so that the Ctrl-C meant for
-// this process reaches neither the supervisor nor the server before the
-// supervisor has done its work, and another user if this one is root.
+// detach gives the command a session of its own, so that a Ctrl-C for this
+// process reaches neither the supervisor nor the server before the supervisor
+// has done its work. If this process is root, it also sets another user.
 func detach(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if os.Geteuid() != 0 {

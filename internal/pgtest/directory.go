@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// roots are the directories in which a server's directory may be made, best
-// first; the supervisor takes the first that works, since the caller's may be
+// roots returns the directories in which a server's directory may be made, best
+// first. The supervisor takes the first that works, because the caller's may be
 // closed to the server's user or too long for the path of a Unix socket.
 //
-// Without a word from the caller it is the memory file system, which makes a
-// database of a few hundred small files 5 to 20 times as fast as a disk does. A
-// durable server belongs on a disk.
+// By default it is the memory file system, which makes a database of a few
+// hundred small files 5 to 20 times as fast as a disk does. A durable server
+// belongs on a disk.
 func roots(durable bool) []string {
 	wanted := []string{"/tmp", "/var/tmp"}
 	if !durable {

@@ -11,8 +11,9 @@
 // create databases) and drop them afterwards. Otherwise, and always for [Start],
 // server binaries are used: those in the directory FENCEPOST_PG_BIN if it is
 // set, else those in PATH, in the directory that pg_config names, or in the usual
-// places of Debian, RPM, Homebrew and Postgres.app. Where nothing is found the error names .ci/setup, which
-// installs them. Nothing is ever skipped, and nothing is downloaded.
+// places of Debian, RPM, Homebrew and Postgres.app. If none are found, the error
+// names .ci/setup, which installs them. Nothing is ever skipped, and nothing is
+// downloaded.
 //
 // # What is promised
 //
@@ -21,12 +22,12 @@
 // runs as the user postgres, or else nobody, when the process is root, because
 // PostgreSQL refuses to run as root. Its time zone is UTC, its locale is C. The
 // directory is made in TMPDIR, else in /dev/shm if that has a gigabyte to spare,
-// else in /tmp or /var/tmp, whichever first lets the server's user in.
+// else in /tmp or /var/tmp, whichever is the first open to the server's user.
 //
 // When the process ends, its servers and their directories are gone a moment
-// later: after a normal end, os.Exit, panic, the time-out of go test, SIGINT,
-// SIGTERM or SIGKILL. A small supervising shell in a session of its own waits
-// on a pipe that only the process holds, and cleans up when it closes.
+// later: after a normal end, os.Exit, panic, go test's timeout, SIGINT, SIGTERM
+// or SIGKILL. A small supervising shell in a session of its own waits on a pipe
+// that only the process holds, and cleans up when it closes.
 //
 // # Durability
 //
@@ -34,16 +35,16 @@
 // SIGKILL of any process of the server, by default and with Options.Durable,
 // as long as synchronous_commit is not turned off. The default is fsync=off: the
 // server hands its writes to the kernel before it acknowledges, and the kernel
-// outlives the server. fsync=off would lose data when the machine itself fails,
+// outlives the server. fsync=off would lose data if the machine itself failed,
 // which this package cannot provoke. With Options.Durable the server is on a
-// disk and waits for it, for tests whose timing should be that of production.
+// disk and waits for it, for tests whose timing should match production.
 //
 // # What is not promised
 //
-// A supervisor that is itself killed with SIGKILL cleans nothing up. A scratch
+// A supervisor that is itself killed with SIGKILL does not clean up. A scratch
 // database on FENCEPOST_DATABASE_URL stays behind when the process is killed;
-// its name begins with fencepost_scratch. On macOS the System V semaphores of
-// a server that was killed and not restarted stay behind until the next boot.
+// its name begins with fencepost_scratch. On macOS the System V semaphores of a
+// server that was killed and not restarted stay behind until the next boot.
 // Systems without Unix processes, such as Windows, can use
 // FENCEPOST_DATABASE_URL only.
 package pgtest

@@ -21,8 +21,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// childVariable makes this test binary a program that starts a server and comes
-// to the end that the variable's value names.
+// childVariable makes this test binary a program that starts a server and ends
+// in the way that the variable's value names.
 const childVariable = "PGTEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -33,12 +33,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// Tests that want a given server set it; the others look at a private one.
+	// Tests that need a given server set it; the others use a private one.
 	os.Unsetenv(databaseURLVariable)
 	os.Exit(m.Run())
 }
 
-// started is what a child tells of its server.
+// started is what a child reports about its server.
 type started struct {
 	Dir        string
 	Supervisor int
@@ -48,7 +48,7 @@ type started struct {
 func child(end string) error {
 	ctx := context.Background()
 	if end == "init" {
-		// To be killed, as a rule before this returns.
+		// It is killed, usually before this returns.
 		_, err := Start(ctx, nil)
 		time.Sleep(2 * patience)
 		return err
@@ -57,7 +57,7 @@ func child(end string) error {
 	if err != nil {
 		return err
 	}
-	// One session that waits and one that computes, since they learn of the
+	// One session that waits and one that computes, because they learn of the
 	// postmaster's death in different ways.
 	for _, query := range []string{"SELECT pg_sleep(600)", "SELECT count(*) FROM generate_series(1, 1000000000000)"} {
 		conn, err := pgx.Connect(ctx, server.URL())
@@ -105,21 +105,21 @@ func newRoot(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
-	// The server's user must get in.
+	// The server's user needs access.
 	if err := os.Chmod(root, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	return root
 }
 
-// run starts a child and waits until its server runs, unless it is to end
-// before that.
+// run starts a child and waits until its server runs, unless the child is to
+// end before that.
 func run(t *testing.T, end string) *parent {
 	t.Helper()
 	p := &parent{root: newRoot(t), cmd: exec.Command(os.Args[0])}
 	p.cmd.Env = append(os.Environ(), childVariable+"="+end, "TMPDIR="+p.root, databaseURLVariable+"=")
 	p.cmd.Stderr = &p.stderr
-	// A group of its own, to send signals to it as a terminal does.
+	// A process group of its own, to send it signals as a terminal does.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.start(t, end)
 	return p
@@ -148,8 +148,8 @@ func (p *parent) start(t *testing.T, end string) {
 	}
 }
 
-// wait waits for the end of the child and of everybody who holds its standard
-// error, which is what go test waits for as well.
+// wait waits for the end of the child and of every process that holds its
+// standard error, which is what go test waits for as well.
 func (p *parent) wait(t *testing.T) {
 	t.Helper()
 	done := make(chan struct{})
@@ -223,8 +223,8 @@ func processesOf(root string) ([]string, error) {
 }
 
 // alive reports whether a process runs. On Linux one that has ended may still be
-// listed: a zombie, or one that the kernel is taking apart. It works in no
-// directory any more, which it leaves after it has closed its files.
+// listed: a zombie, or one that the kernel is taking apart. It no longer has a
+// working directory, which it leaves after closing its files.
 func alive(pid int) bool {
 	if syscall.Kill(pid, 0) == syscall.ESRCH {
 		return false
@@ -236,8 +236,8 @@ func alive(pid int) bool {
 	return err == nil
 }
 
-// waitUntilClean fails the test if anything of the child's server stays behind. On
-// a machine that is not busy it is gone in a tenth of a second.
+// waitUntilClean fails the test if anything of the child's server stays behind.
+// On an idle machine all is gone in a tenth of a second.
 func (p *parent) waitUntilClean(t *testing.T) {
 	t.Helper()
 	begin := time.Now()

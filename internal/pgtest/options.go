@@ -11,16 +11,16 @@ import (
 // tests.
 type Options struct {
 	// Settings are added to postgresql.conf, such as
-	// {"synchronous_commit": "off"}. They win over the settings of this
+	// {"synchronous_commit": "off"}. They override the settings of this
 	// package, but port, listen_addresses, unix_socket_directories,
-	// data_directory, hba_file, cluster_name and the shared memory types are
-	// not for the caller to choose.
+	// data_directory, hba_file, cluster_name and the shared memory types cannot
+	// be set.
 	Settings map[string]string
 
 	// Durable makes the server keep its data on a disk, not in memory, and wait
-	// for it on every commit (fsync=on). It costs time, and is not needed for
-	// committed rows to survive the death of the server's processes; see the
-	// package documentation.
+	// for it on every commit (fsync=on). It costs time, and committed rows
+	// survive the death of the server's processes without it; see the package
+	// documentation.
 	Durable bool
 }
 
@@ -41,7 +41,7 @@ func (o *Options) configuration(name string) ([]string, error) {
 	}
 	if !o.Durable {
 		settings["fsync"] = "off"
-		// The log of a server in a memory file system should not fill it.
+		// The WAL of a server must not fill a memory file system.
 		settings["max_wal_size"] = "256MB"
 	}
 	for key, value := range o.Settings {
@@ -58,8 +58,9 @@ func (o *Options) configuration(name string) ([]string, error) {
 		settings[key] = value
 	}
 	settings["listen_addresses"] = "127.0.0.1"
-	// The name is in the title of every server process, which tells a reader
-	// of ps, and on systems without /proc the supervisor, whose they are.
+	// The name is in the title of every server process. It tells a reader of
+	// ps, and on systems without /proc the supervisor, whose processes they
+	// are.
 	settings["cluster_name"] = name
 	// Files in the data directory, so that a killed server leaves nothing in
 	// /dev/shm.
@@ -72,7 +73,7 @@ func (o *Options) configuration(name string) ([]string, error) {
 	return lines, nil
 }
 
-// isSettingName reports whether s can stand on the left of postgresql.conf.
+// isSettingName reports whether s is valid as a name in postgresql.conf.
 func isSettingName(s string) bool {
 	for _, c := range s {
 		switch {
@@ -84,8 +85,8 @@ func isSettingName(s string) bool {
 	return s != ""
 }
 
-// quoteSetting quotes a value as postgresql.conf wants it, where a backslash
-// escapes too.
+// quoteSetting quotes a value for postgresql.conf, where a backslash escapes
+// too.
 func quoteSetting(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(s) + "'"
 }

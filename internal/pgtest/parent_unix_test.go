@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// However the process ends, its server ends too and leaves nothing.
+// However the process ends, its server ends too and leaves nothing behind.
 func TestNothingIsLeftBehind(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -105,8 +105,8 @@ func TestWithoutSupervisorTheServerIsLeftBehind(t *testing.T) {
 		t.Errorf("%d processes and %d directories noticed, postmaster alive: %v; want at least 6, 1, true:\n%s",
 			processes, directories, alive(p.Postmaster), strings.Join(found, "\n"))
 	}
-	// Let the server end the way that removes its shared memory, then its
-	// directory can go.
+	// Stop the server in the way that removes its shared memory, then remove
+	// its directory.
 	if err := syscall.Kill(p.Postmaster, syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestWithoutSupervisorTheServerIsLeftBehind(t *testing.T) {
 	}
 }
 
-// A supervisor that is told to end takes its server along.
+// A supervisor that is told to end also ends its server.
 func TestSupervisorTerminated(t *testing.T) {
 	t.Parallel()
 	p := run(t, "wait")
@@ -130,7 +130,7 @@ func TestSupervisorTerminated(t *testing.T) {
 	p.waitUntilClean(t)
 }
 
-// The package works for a user without privileges, whoever runs this test.
+// The package works for an unprivileged user, whoever runs this test.
 func TestUnprivileged(t *testing.T) {
 	t.Parallel()
 	p := &parent{root: newRoot(t)}

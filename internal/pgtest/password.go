@@ -17,8 +17,9 @@ type secret struct {
 }
 
 // newSecret returns a random password with a SCRAM verifier of one iteration.
-// The usual 4096 make a guessable password dear to try; this one has 128 random
-// bits, and the iterations would cost each connection more than the rest of it.
+// The usual 4096 make guessing a weak password expensive; this one has 128
+// random bits, and the iterations would cost each connection more than
+// everything else.
 func newSecret() (secret, error) {
 	password := randomHex(16)
 	salt := make([]byte, 16)

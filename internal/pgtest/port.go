@@ -8,17 +8,17 @@ import (
 	"strconv"
 )
 
-// Ports are taken below the range from which systems give out ports of their
-// own accord (32768 and up on Linux, 49152 elsewhere). A port from that range
-// could be lost to any other listener of the test while a server is down
-// between Kill and Restart, when its URL must not change.
+// Ports are taken below the ephemeral range (32768 and up on Linux, 49152
+// elsewhere). A port from that range could be lost to any other listener of the
+// test while a server is down between Kill and Restart, when its URL must not
+// change.
 const (
 	firstPort = 20000
 	lastPort  = 32767
 )
 
 // freePort returns a loopback port on which nobody listens now. Another process
-// can still take it first, so whoever uses it must be ready to try another.
+// can still take it first, so callers must be ready to try another.
 func freePort() (int, error) {
 	var cause error
 	for range 100 {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// scratchName returns a new database name that tells which test it is for.
+// scratchName returns a new database name that names its test.
 func scratchName(test string) string {
 	readable := strings.Map(func(c rune) rune {
 		switch {
@@ -30,9 +30,9 @@ func scratchName(test string) string {
 	return "fencepost_scratch_" + readable + randomHex(6)
 }
 
-// createDatabase creates an empty database. It copies template0, since on a
-// server that is not ours template1 may hold anything; by files, which costs a
-// quarter of what PostgreSQL 15 and later do unless they are told to.
+// createDatabase creates an empty database. It copies template0, because on a
+// foreign server template1 may contain anything. It copies files, at a quarter
+// of the cost of the default in PostgreSQL 15 and later.
 func createDatabase(ctx context.Context, server, name string) error {
 	statement := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE template0"
 	return administer(ctx, server, func(conn *pgx.Conn) string {
@@ -43,8 +43,8 @@ func createDatabase(ctx context.Context, server, name string) error {
 	})
 }
 
-// dropDatabase drops a database in spite of open connections. It has a time
-// limit of its own, since it runs when a test's context is already cancelled.
+// dropDatabase drops a database in spite of open connections. It has its own
+// time limit, because it runs when a test's context is already cancelled.
 func dropDatabase(server, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -53,8 +53,8 @@ func dropDatabase(server, name string) error {
 	})
 }
 
-// administrator is the connection by which databases come and go, kept from one
-// test to the next, since a new one costs more than the statement.
+// administrator is the connection that creates and drops databases, kept from
+// one test to the next because a new one costs more than the statement.
 var administrator struct {
 	sync.Mutex
 	server string
@@ -70,7 +70,7 @@ func administer(ctx context.Context, server string, statement func(*pgx.Conn) st
 		if a.conn != nil {
 			closing, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			_ = a.conn.Close(closing) // its server may have gone
+			_ = a.conn.Close(closing) // its server may be gone
 		}
 		conn, err := pgx.Connect(ctx, server)
 		if a.conn = conn; err != nil {
@@ -89,7 +89,7 @@ func administer(ctx context.Context, server string, statement func(*pgx.Conn) st
 // forms that libpq knows.
 func withDatabase(server, name string) (string, error) {
 	if !strings.HasPrefix(server, "postgres://") && !strings.HasPrefix(server, "postgresql://") {
-		// Of a keyword that is given twice the last one counts.
+		// If a keyword occurs twice, the last one counts.
 		return server + " dbname=" + name, nil
 	}
 	u, err := url.Parse(server)

@@ -16,12 +16,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startLimit bounds Start and Restart where the context sets no deadline. It is
-// there to end a hang: on a machine with many more processes than processors
-// initdb alone takes a minute.
+// startLimit bounds Start and Restart if the context sets no deadline. It only
+// ends a hang: on a machine with many more processes than processors initdb
+// alone takes a minute.
 const startLimit = 5 * time.Minute
 
-// errPortTaken is why postgres ended at once: somebody else listens on its port.
+// errPortTaken says that postgres ended at once because another process listens
+// on its port.
 var errPortTaken = errors.New("the port is taken")
 
 // Server is a private PostgreSQL server. Its methods may be called from several
@@ -43,8 +44,8 @@ type Server struct {
 // Start starts a private server in a temporary directory; nil options are the
 // defaults. The context bounds the start, not the life of the server, which
 // ends with Stop or with this process. Start always uses server binaries, even
-// if FENCEPOST_DATABASE_URL is set; errors.Is(err, ErrNoServer) tells that there
-// are none.
+// if FENCEPOST_DATABASE_URL is set; errors.Is(err, ErrNoServer) reports that
+// there are none.
 func Start(ctx context.Context, opts *Options) (*Server, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -146,9 +147,8 @@ func (s *Server) launch(ctx context.Context) error {
 	}
 }
 
-// ready reads what the postmaster says of itself in its pid file: the process
-// in the first line, since the file of a killed one stays, and "ready" in the
-// eighth.
+// ready reads the postmaster's pid file: the process in the first line, because
+// the file of a killed one stays, and "ready" in the eighth.
 func (s *Server) ready(pid int) bool {
 	content, err := os.ReadFile(filepath.Join(s.dir, "data", "postmaster.pid"))
 	if err != nil {
@@ -175,7 +175,7 @@ func (s *Server) tail(file string, offset int64) string {
 }
 
 // URL returns the superuser's connection URL for the database postgres. It
-// stays the same over Kill and Restart.
+// stays the same across Kill and Restart.
 func (s *Server) URL() string { return s.databaseURL("postgres") }
 
 func (s *Server) databaseURL(name string) string {
@@ -191,14 +191,14 @@ func (s *Server) databaseURL(name string) string {
 }
 
 // NewDatabase creates an empty database and returns its connection URL. The
-// function drop removes it, ending the connections that are still open, and may
-// be left out: Stop removes everything.
+// function drop removes it and ends connections that are still open. Calling it
+// is optional: Stop removes everything.
 func (s *Server) NewDatabase(ctx context.Context) (url string, drop func(), err error) {
 	name := scratchName("")
 	if err := createDatabase(ctx, s.URL(), name); err != nil {
 		return "", nil, err
 	}
-	// What cannot be dropped goes with the server.
+	// A database that cannot be dropped is removed with the server.
 	return s.databaseURL(name), func() { _ = dropDatabase(s.URL(), name) }, nil
 }
 

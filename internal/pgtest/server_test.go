@@ -119,7 +119,7 @@ func TestDurable(t *testing.T) {
 	}
 }
 
-// An error tells what postgres said, and leaves nothing.
+// An error has the message from postgres, and nothing is left behind.
 func TestStartReportsTheLog(t *testing.T) {
 	t.Parallel()
 	_, err := Start(t.Context(), &Options{Settings: map[string]string{"work_mem": "plenty"}})
@@ -237,7 +237,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// Restart waits for its port, since the URL is already in use.
+// Restart waits for its port, because the URL is already in use.
 func TestRestartWaitsForPort(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -257,7 +257,7 @@ func TestRestartWaitsForPort(t *testing.T) {
 	}
 }
 
-// Only who knows the password gets in.
+// Only clients with the password get in.
 func TestPassword(t *testing.T) {
 	t.Parallel()
 	server := shared(t)

@@ -101,7 +101,7 @@ func TestKillKeepsCommittedRows(t *testing.T) {
 			if err := server.Restart(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			// The insert that got no answer may count.
+			// The insert without an answer may count.
 			got := queryInt(t, server.URL(), "SELECT count(*)::int FROM acknowledged")
 			if got != want && got != want+1 {
 				t.Errorf("%d rows after the crash, %d were acknowledged", got, want)
@@ -118,10 +118,10 @@ func TestKillLosesWhatWasNotWritten(t *testing.T) {
 		"wal_writer_delay":   "10s",
 	}})
 	execAll(t, server.URL(), "CREATE TABLE lost (n int)", "CHECKPOINT")
-	// Nothing but a session may write from here on: whether the server's own
-	// writers come before the kill would be chance.
+	// Only a session may write from here on: whether the server's own writers
+	// run before the kill would be chance.
 	var pids []int
-	for end := time.Now().Add(patience); len(pids) != 3; { // they start beside the first sessions
+	for end := time.Now().Add(patience); len(pids) != 3; { // they start alongside the first sessions
 		if time.Now().After(end) {
 			t.Fatalf("processes %v", pids)
 		}
@@ -145,7 +145,7 @@ func TestKillLosesWhatWasNotWritten(t *testing.T) {
 	}
 }
 
-// A postmaster that is killed behind our back can be restarted although its
+// A postmaster that is killed from outside can be restarted although its
 // children linger.
 func TestRestartAfterForeignKill(t *testing.T) {
 	t.Parallel()
@@ -213,8 +213,8 @@ func TestClosedTemporaryDirectory(t *testing.T) {
 }
 
 // closedDirectory makes a directory in which the server's user can write
-// nothing: to it a directory of root is closed, and who is not root is that
-// user.
+// nothing: that user cannot write to root's directory, and without root the
+// test runs as that user.
 func closedDirectory(t *testing.T) string {
 	t.Helper()
 	mode := os.FileMode(0o500)
@@ -228,8 +228,7 @@ func closedDirectory(t *testing.T) string {
 	return closed
 }
 
-// The supervisor takes the first root that will do, and leaves nothing in those
-// that will not.
+// The supervisor takes the first usable root, and leaves nothing in the others.
 func TestUnusableDirectories(t *testing.T) {
 	root := newRoot(t)
 	make := func(elem ...string) string {

@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby starts another private server which replicates this one by
-// asynchronous streaming and answers queries that read. It has this server's
-// password, and its settings but for the defaults of this package.
-// SELECT pg_promote() makes it a primary of its own.
+// Standby starts another private server, which replicates this one by
+// asynchronous streaming and answers read-only queries. It has this server's
+// password, and its settings except the defaults of this package. SELECT
+// pg_promote() makes it a primary of its own.
 func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -39,7 +39,7 @@ func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	return standby, nil
 }
 
-// follow takes a copy of the primary in the place of what initdb made.
+// follow replaces what initdb made with a copy of the primary.
 func (s *Server) follow(ctx context.Context, primary *Server) error {
 	if code, err := s.supervisor.reply(ctx, "initdb"); err != nil {
 		return err
@@ -69,9 +69,9 @@ func (s *Server) follow(ctx context.Context, primary *Server) error {
 }
 
 // copyFrom makes a base backup of the primary into data. pg_basebackup would do
-// the same, but not every set of server binaries has it. The files that
-// PostgreSQL removes while they are copied are those that a backup need not
-// have, so that cp may miss some; a backup that lacks more does not start.
+// the same, but not every set of server binaries has it. cp may miss files that
+// PostgreSQL removes during the copy, because a backup does not need them; a
+// backup that lacks more does not start.
 func (s *Server) copyFrom(ctx context.Context, primary *Server, data string) (err error) {
 	conn, err := pgx.Connect(ctx, primary.URL())
 	if err != nil {
@@ -94,8 +94,8 @@ rm -rf "$2/postmaster.pid" "$2/postmaster.opts" "$2/pg_wal" "$2"/pg_replslot/*`
 	if err := conn.QueryRow(ctx, end).Scan(&label); err != nil {
 		return fmt.Errorf("pgtest: %w", err)
 	}
-	// All of the log from the beginning of the backup is still there: none of it
-	// is removed before max_wal_size has been written.
+	// All of the WAL since the beginning of the backup is still there: none of
+	// it is removed before max_wal_size has been written.
 	const log = `cp -R -p "$1/pg_wal" "$2/pg_wal" && : >"$2/standby.signal" && printf %s "$3" >"$2/backup_label"`
 	return s.shell(ctx, log, primary, data, label)
 }

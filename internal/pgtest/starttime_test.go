@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestStartIsQuick: a start takes less than three seconds, or, where the
-// machine is busy or slow, not much longer than what it is made of: initdb, which
-// wrote the first and the last file of an empty data directory.
+// TestStartIsQuick: a start takes less than three seconds or, on a busy or slow
+// machine, not much longer than its main part: initdb, which wrote the first and
+// the last file of an empty data directory.
 func TestStartIsQuick(t *testing.T) {
 	var took, made time.Duration
 	for range 5 { // a busy machine may be slow once
@@ -31,8 +31,8 @@ func TestStartIsQuick(t *testing.T) {
 	t.Errorf("Start took %v, initdb %v of it", took, made)
 }
 
-// initdbTook is the time between initdb's first file and its end, by the log
-// that the supervisor keeps of it.
+// initdbTook returns the time between initdb's first file and its end, by the
+// supervisor's log of it.
 func initdbTook(t *testing.T, server *Server) time.Duration {
 	t.Helper()
 	first, err := os.Stat(filepath.Join(server.Dir(), "data", "PG_VERSION"))

@@ -10,9 +10,9 @@ import (
 var ErrStopped = errors.New("pgtest: the server was stopped for good")
 
 // Kill ends the server as a crash would: SIGKILL for the postmaster and all its
-// children at once. None of them runs any more when it returns. Commits that
-// were acknowledged are on disk as far as other processes can tell; Restart
-// recovers them. Killing a server that is down does nothing.
+// children at once. When it returns, none of them is running. Acknowledged
+// commits are on disk as far as other processes can tell; Restart recovers
+// them. Killing a server that is down does nothing.
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,8 +58,8 @@ func (s *Server) Restart(ctx context.Context) error {
 			return err
 		}
 	}
-	// Children of a postmaster that somebody else killed may linger, and would
-	// keep a new one from starting.
+	// Children of a postmaster that was killed from outside may linger, and
+	// would keep a new one from starting.
 	if err := s.supervisor.crash(); err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (s *Server) Restart(ctx context.Context) error {
 				return err
 			}
 		}
-		// It must not come up later, when the caller counts on its being down.
+		// It must not come up later, when the caller relies on it being down.
 		return errors.Join(taken, err, s.supervisor.crash())
 	}
 }

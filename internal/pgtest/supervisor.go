@@ -18,12 +18,12 @@ import (
 //go:embed supervisor.sh
 var supervisorScript string
 
-// patience bounds the waits for which there is no context: an answer of the
-// supervisor, and the end of a server that was told to stop.
+// patience bounds the waits that have no context: for an answer of the
+// supervisor, and for the end of a server that was told to stop.
 const patience = 2 * time.Minute
 
 // supervisor is the shell that owns one server. It lives until the pipe to it
-// closes, which is at the latest when this process ends.
+// closes, at the latest when this process ends.
 type supervisor struct {
 	dir     string
 	pid     int
@@ -76,7 +76,8 @@ func supervise(name, bin string, roots []string, verifier string, configuration 
 	}
 	defer stdout.Close()
 	// Files, and none of them this process's own output: go test waits until
-	// nobody holds that any more, and a server must not keep it waiting.
+	// every holder of that has closed it, and a server must not keep it
+	// waiting.
 	cmd.Stdin, cmd.Stdout = commands, stdout
 	if err := cmd.Start(); err != nil {
 		pipe.Close()
@@ -85,7 +86,7 @@ func supervise(name, bin string, roots []string, verifier string, configuration 
 	}
 	s := &supervisor{pid: cmd.Process.Pid, pipe: pipe, replies: make(chan string, 16), gone: make(chan struct{})}
 	go func() {
-		// The exit status says nothing that the reports do not.
+		// The exit status adds nothing to the reports.
 		_ = cmd.Wait()
 		close(s.gone)
 	}()
@@ -105,7 +106,7 @@ func supervise(name, bin string, roots []string, verifier string, configuration 
 	return s, nil
 }
 
-// environment drops what would steer the server's programs from outside, and
+// environment drops variables that would influence the server's programs, and
 // fixes language and time zone.
 func environment(outside []string) []string {
 	env := []string{"LC_ALL=C", "TZ=UTC", "HOME=/"}
@@ -189,7 +190,7 @@ func (s *supervisor) reply(ctx context.Context, word string) (string, error) {
 				return rest, nil
 			}
 		case <-s.gone:
-			// Its last words may still be on their way.
+			// Its last reports may still be in transit.
 			select {
 			case line := <-s.replies:
 				return "", fmt.Errorf("pgtest: the supervisor has ended: %s", line)
@@ -228,7 +229,7 @@ func (s *supervisor) crash() error {
 	return s.await(s.postmaster())
 }
 
-// shut sends the postmaster the signal of a way to shut down, and waits for its
+// shut sends the postmaster the signal for a shutdown mode, and waits for its
 // end.
 func (s *supervisor) shut(signal string) error {
 	p := s.postmaster()

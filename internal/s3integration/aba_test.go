@@ -27,19 +27,19 @@ const abaWriters = 16
 // protocol is a way to write under a token; attempt goes into the metadata.
 type protocol func(ctx context.Context, writer int, c guard.Claim, body, attempt string) error
 
-// fuzzed is what came of a fuzz.
+// fuzzed is the result of a fuzz.
 type fuzzed struct {
 	writes   int
 	accepted []accepted
 	// late writes took effect after one of a higher token had been answered.
 	late int
-	// wrong verdicts say something else than what the store did.
+	// wrong verdicts contradict what the store did.
 	wrong   int
 	reasons map[guard.Reason]int
 }
 
-// abaFuzz lets writers with ever newer tokens write two contents in turn, come
-// back with old tokens, and be paused in between, through p.
+// abaFuzz makes writers with ever newer tokens write two contents in turn,
+// return with old tokens, and pause in between, through p.
 func abaFuzz(t *testing.T, p *proxy, write protocol) fuzzed {
 	t.Helper()
 	tokens := int64(times(1500, 20_000))
@@ -118,7 +118,7 @@ func abaFuzz(t *testing.T, p *proxy, write protocol) fuzzed {
 func TestP1ABA(t *testing.T) {
 	g := startGateway(t)
 	p := newProxy(t, g)
-	var handles [4]*s3fence.Objects // as many processes
+	var handles [4]*s3fence.Objects // as if several processes
 	for i := range handles {
 		handles[i] = openSealed(t, gatewayClient(g, p.URL))
 	}
@@ -155,7 +155,7 @@ func TestP1ABA(t *testing.T) {
 }
 
 // The control, in the same harness: the token in the metadata, and If-Match on
-// the ETag of what was read. It goes on until the harm is done, which takes more
+// the ETag of what was read. It goes on until harm is done, which takes more
 // than one fuzz only where the writers hardly meet.
 func TestP1ABAControl(t *testing.T) {
 	g := startGateway(t)
@@ -179,8 +179,8 @@ func TestP1ABAControl(t *testing.T) {
 	}
 }
 
-// naivePut is what is usually written: read the token, compare, write on
-// condition of the ETag.
+// naivePut is the usual code: read the token, compare, write on condition of
+// the ETag.
 func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attempt string) error {
 	in := &s3.PutObjectInput{
 		Bucket: aws.String(bucket), Key: aws.String(key), Body: bytes.NewReader([]byte(body)),

@@ -19,10 +19,12 @@ import (
 
 const key = "tenant_123/2026-04.csv"
 
-// long asks for the long form of a test; the environment has FENCEPOST_LONG=1.
+// long reports whether to run the long form of a test: the environment has
+// FENCEPOST_LONG=1.
 var long = os.Getenv("FENCEPOST_LONG") != ""
 
-// times is how often something is done in the short form and in the long one.
+// times returns how often to do something, in the short form and in the long
+// one.
 func times(short, whole int) int {
 	if long {
 		return whole
@@ -30,7 +32,8 @@ func times(short, whole int) int {
 	return short
 }
 
-// gatewayClient is the SDK's client for g, at g itself or at what is in front.
+// gatewayClient returns the SDK's client for g, at g itself or at a proxy in
+// front.
 func gatewayClient(g *gateway.Gateway, endpoint string, change ...func(*s3.Options)) *s3.Client {
 	return s3.New(s3.Options{
 		BaseEndpoint: aws.String(endpoint), UsePathStyle: true, Region: g.Region,
@@ -50,7 +53,7 @@ func createBucket(t testing.TB, client *s3.Client) {
 	}
 }
 
-// startGateway is a correct store with an empty bucket.
+// startGateway starts a correct store with an empty bucket.
 func startGateway(t testing.TB) *gateway.Gateway {
 	t.Helper()
 	g := gateway.Start(t, gateway.Versitygw)
@@ -58,7 +61,7 @@ func startGateway(t testing.TB) *gateway.Gateway {
 	return g
 }
 
-// openSealed is one process's handle. The probe has tests of its own.
+// openSealed returns one process's handle. The probe has tests of its own.
 func openSealed(t testing.TB, client *s3.Client) *s3fence.Objects {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), client, bucket, &s3fence.Options{InsecureSkipProbe: true})

@@ -60,7 +60,7 @@ type counted struct {
 	mu            sync.Mutex
 	done, unknown int
 	refused       map[guard.Reason]error // the last of each reason
-	by            map[int]guard.Token    // who was told that it wrote a value
+	by            map[int]guard.Token    // which holder was told that it wrote a value
 	bad           []string
 }
 
@@ -110,8 +110,8 @@ func increment(ctx context.Context, o *s3fence.Objects, cl guard.Claim, name str
 	return n, o.Put(ctx, cl, name, s3fence.Bytes(fmt.Appendf(nil, "%d %d", n, cl.Token)), nil)
 }
 
-// count runs holders over a rough network, and beside them a collector of what
-// pointers left.
+// count runs holders over a rough network, and with them a collector of what
+// pointers have left.
 func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string, mode s3fence.Mode, raise bool) *counted {
 	t.Helper()
 	const holders = 6
@@ -176,7 +176,7 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 		close(stop)
 	}()
 	wg.Wait()
-	time.Sleep(100 * time.Millisecond) // what was delivered twice arrives
+	time.Sleep(100 * time.Millisecond) // the second deliveries arrive
 	t.Logf("refused: %v", c.refused)
 	object, err := open(nil).Get(t.Context(), name)
 	if err != nil {
@@ -199,8 +199,8 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 	return c
 }
 
-// P2 on a rough network: holders who raise, read and write lose no increment of
-// each other. (Plain has no raise where bodies make the ETags.)
+// P2 on a rough network: holders that raise, read and write lose none of each
+// other's increments. (Plain has no raise where bodies make the ETags.)
 func TestP2Counter(t *testing.T) {
 	all := []realStore{product(gateway.Versitygw, true)}
 	if long {

@@ -22,7 +22,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// crashed keeps, for one object, what writers were told and what readers saw.
+// crashed records, for one object, the writers' results and what readers saw.
 type crashed struct {
 	mu       sync.Mutex
 	verdicts map[string]error // by the body, which names the attempt
@@ -45,9 +45,9 @@ func (c *crashed) acknowledged() guard.Token {
 	return c.highest
 }
 
-// look reads the object and says what is wrong with it, if anything: what was
-// acknowledged before must be there, or newer. While the store is down there is
-// nothing to be seen.
+// look reads the object and returns what is wrong with it, if anything: the
+// acknowledged state, or a newer one, must be there. While the store is down it
+// sees nothing.
 func (c *crashed) look(ctx context.Context, o *s3fence.Objects, key string) (seen bool, err error) {
 	before := c.acknowledged()
 	object, err := o.Get(ctx, key)
@@ -75,8 +75,8 @@ func (c *crashed) look(ctx context.Context, o *s3fence.Objects, key string) (see
 	return true, nil
 }
 
-// wrong returns the verdicts that what was seen belies: a write that was called
-// refused, or not done, and is there.
+// wrong returns the verdicts that reads contradict: a write that was reported
+// as refused, or not done, and is there.
 func (c *crashed) wrong() (out []string) {
 	for body := range c.seen {
 		if err := c.verdicts[body]; err != nil && !errors.Is(err, guard.ErrOutcomeUnknown) {
@@ -112,7 +112,7 @@ func TestP1StoreKilled(t *testing.T) {
 					token := guard.Token(issued.Add(1))
 					time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
 					body := fmt.Sprintf("attempt %d of writer %d under %d %s", n, w, token, strings.Repeat(".", 2<<10))
-					// Not ctx: a write that is under way is to end by itself.
+					// Not ctx: a write in progress must end on its own.
 					err := o.Put(t.Context(), claim(token), name(i), s3fence.Bytes([]byte(body)), nil)
 					if c.note(body, token, err); err == nil {
 						acknowledged.Add(1)
@@ -168,8 +168,8 @@ func TestP1StoreKilled(t *testing.T) {
 	t.Logf("%d kills, %d writes acknowledged, %d reads, verdicts %v", rounds, acknowledged.Load(), reads.Load(), reasons)
 }
 
-// The control: an object that is put back to what it was, as by a store that
-// loses what it acknowledged, is noticed.
+// The control: it is noticed when an object reverts to an earlier state, as on
+// a store that loses acknowledged writes.
 func TestP1StoreKilledControl(t *testing.T) {
 	g := startGateway(t)
 	client := gatewayClient(g, g.URL)

@@ -110,7 +110,8 @@ func TestObjects(t *testing.T) {
 				t.Errorf("%d tombstones are listed", n)
 			}
 			stale(put(4, []byte("stale")))
-			// What another program wrote is left alone until it is adopted.
+			// An object that another program wrote is left alone until it is
+			// adopted.
 			foreign := mode.String() + "/foreign"
 			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{
 				Bucket: aws.String(bucket), Key: aws.String(foreign), Body: strings.NewReader("theirs"),
@@ -129,7 +130,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// Configurations that cannot work, as a real store answers them.
+// A real store's answers to configurations that cannot work.
 func TestAccess(t *testing.T) {
 	g := startGateway(t)
 	if err := openSealed(t, gatewayClient(g, g.URL)).Put(t.Context(), claim(5), key, nil, nil); err != nil {

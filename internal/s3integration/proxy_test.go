@@ -19,8 +19,8 @@ import (
 	"github.com/fencepost-go/fencepost/internal/s3integration/gateway"
 )
 
-// accepted is a PUT of the object that the store applied, as seen in front of
-// it: it took effect at some time between sent and answered.
+// accepted is a PUT of the object that the store applied, as seen by the proxy:
+// it took effect at some time between sent and answered.
 type accepted struct {
 	token          guard.Token
 	attempt        string
@@ -29,7 +29,7 @@ type accepted struct {
 }
 
 // proxy stands in front of a store. It pauses writes, loses them, loses their
-// answers, and keeps what the store accepted, lost answers included.
+// answers, and records what the store accepted, lost answers included.
 type proxy struct {
 	*httptest.Server
 	store string
@@ -99,7 +99,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(content)
 }
 
-// forward sends the request on as it is, whatever becomes of who sent it: the
+// forward sends on the request unchanged, whatever happens to its sender. The
 // signature covers the host, so that stays.
 func (p *proxy) forward(r *http.Request, body []byte) (*http.Response, []byte, error) {
 	out := r.Clone(context.WithoutCancel(r.Context()))

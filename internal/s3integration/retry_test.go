@@ -23,14 +23,14 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// lossy is the network below an HTTP client that retries by itself: it loses
+// lossy is the network below an HTTP client that retries on its own: it loses
 // answers, and then often refuses the connection of the next try, so that the
 // last error of a write that was applied is that of a dial.
 type lossy struct {
 	via http.RoundTripper
 
 	mu      sync.Mutex
-	refuse  map[string]int // tries of a write that are still to be refused
+	refuse  map[string]int // how many more tries of a write to refuse
 	applied map[string]int // by attempt, or write ID: how often the store said 200
 }
 
@@ -79,7 +79,7 @@ func (l *lossy) RoundTrip(q *http.Request) (*http.Response, error) {
 	if !lose {
 		return answer, nil
 	}
-	// The tries that follow, of this client and of the one above it.
+	// The following tries, of this client and of the one above it.
 	l.refuse[id] = then
 	answer.Body.Close()
 	return nil, io.ErrUnexpectedEOF
@@ -106,8 +106,8 @@ func (l *lossy) appliedTo(id, name string) int {
 	return l.applied[id+" /"+bucket+"/"+name]
 }
 
-// P5 below a client that retries by itself: nothing is reported unwritten that
-// was written, and no data is deleted that a pointer names.
+// P5 with a client that retries on its own: no applied write is reported as
+// unwritten, and no data is deleted that a pointer names.
 func TestP5RetryingClient(t *testing.T) {
 	g := startGateway(t)
 	plain := gatewayClient(g, g.URL)
@@ -140,7 +140,8 @@ func TestP5RetryingClient(t *testing.T) {
 					name := fmt.Sprintf("retry-%s-%d", mode, w)
 					live := ""
 					for i := range times(40, 840) {
-						// Each body is a write's own, so that what is there tells who wrote it.
+						// Each write has its own body, so that the object shows
+						// who wrote it.
 						body := fmt.Sprintf("%s %d %d", mode, w, i)
 						err := o.Put(t.Context(), claim(guard.Token(i+1)), name, s3fence.Bytes([]byte(body)), nil)
 						object, readErr := reader.Get(t.Context(), name)

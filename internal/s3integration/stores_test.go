@@ -30,10 +30,10 @@ import (
 type realStore struct {
 	name    string
 	correct bool
-	// start runs it, with an empty bucket. The client that it returns is a new
-	// one for each call, as of a process that starts, over the given transport,
-	// or one of its own if that is nil: versitygw 1.7 leaves connections in
-	// disorder when it refuses a body that it has not read.
+	// start runs it, with an empty bucket. Each call returns a new client, like
+	// that of a new process, over the given transport, or over one of its own if
+	// that is nil: versitygw 1.7 leaves connections in a bad state when it
+	// refuses a body that it has not read.
 	start func(t *testing.T) func(http.RoundTripper) *s3.Client
 }
 
@@ -67,7 +67,7 @@ var gofakes3Store = realStore{"gofakes3 v1.2.0", false, func(t *testing.T) func(
 	return client
 }}
 
-// stores are all of them. Building MinIO takes as long as all the rest of the
+// stores lists all of them. Building MinIO takes as long as the rest of the
 // suite, so only the long form has it.
 func stores() []realStore {
 	all := []realStore{
@@ -94,9 +94,9 @@ func stores() []realStore {
 }
 
 // A correct store is accepted each time. A store that races is refused, or
-// accepted and then without a violation in a race of writers: a real store
-// cannot be told when to race, so nothing else can be asked of it. That a race
-// which happens is noticed is shown in s3fence, where the store can be told.
+// accepted and then shows no violation in a race of writers: a real store cannot
+// be told when to race, so nothing more can be required. The tests of s3fence,
+// whose store can be told, show that a race is noticed.
 func TestProbe(t *testing.T) {
 	for _, store := range stores() {
 		t.Run(store.name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Eight writers of ever newer tokens, who come back with old ones, on the
+// Eight writers with ever newer tokens, which return with old ones, on the
 // correct stores, in each mode.
 func TestRace(t *testing.T) {
 	for _, store := range stores() {

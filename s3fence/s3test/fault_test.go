@@ -108,8 +108,8 @@ func TestRuleSelects(t *testing.T) {
 	}
 }
 
-// The same seed brings the same luck, another seed another, and about as often
-// as was asked for.
+// The same seed gives the same faults, another seed others, about as often as
+// requested.
 func TestProbabilityIsSeeded(t *testing.T) {
 	draw := func(seed uint64) string {
 		c := newClient(t, s3test.Options{Seed: seed})
@@ -194,7 +194,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// What gateways have been seen to answer to readers.
+// Answers to readers that gateways have been seen to give.
 func TestSpoiltAnswers(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	c.put("a", "body")

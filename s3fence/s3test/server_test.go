@@ -58,7 +58,7 @@ func (c *client) try(method, path, body string, pairs ...string) (*reply, error)
 	return &reply{answer.StatusCode, answer.Header, string(got)}, err
 }
 
-// do is try with a status, and a part of the body, that must come back.
+// do is try with a status and a part of the body that the answer must have.
 func (c *client) do(status int, part, method, path, body string, pairs ...string) *reply {
 	c.t.Helper()
 	r, err := c.try(method, path, body, pairs...)
@@ -76,7 +76,7 @@ func (c *client) put(key, body string, pairs ...string) string {
 	return c.do(200, "", http.MethodPut, "/"+key, body, pairs...).header.Get("Etag")
 }
 
-// holds says whether the object has the body; an empty body is none at all.
+// holds reports whether the object has the body; "" means no object.
 func (c *client) holds(key, body string) {
 	c.t.Helper()
 	o, ok := c.server.Object(bucket, key)
@@ -85,7 +85,8 @@ func (c *client) holds(key, body string) {
 	}
 }
 
-// What the server does not know must not be taken for something it knows.
+// A request that the server does not know must not be mistaken for one it
+// knows.
 func TestUnknownRequestsChangeNothing(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	c.put("a", "1")
@@ -182,7 +183,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// As on stores that were seen, an empty condition is none.
+// As on observed stores, an empty condition counts as none.
 func TestEmptyConditionIsNone(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	c.put("a", "1")

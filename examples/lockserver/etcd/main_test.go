@@ -30,9 +30,9 @@ func (c credentials) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// TestServer: two workers hold a lease of etcd's in turn, over HTTP, and a fence
-// refuses the first one's claim after that. Who has no token, or names another
-// tenant's resource, gets nothing.
+// TestServer: two workers hold an etcd lease in turn, over HTTP, and a fence
+// refuses the first one's claim after that. A client without a token, or that
+// names another tenant's resource, gets nothing.
 func TestServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	out, in := io.Pipe()

@@ -57,11 +57,11 @@ type claims struct {
 func (v *Verifier) Authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
-		return nil, errors.New("there is not one Authorization header")
+		return nil, errors.New("want exactly one Authorization header")
 	}
 	scheme, text, _ := strings.Cut(values[0], " ")
 	if !strings.EqualFold(scheme, "Bearer") {
-		return nil, errors.New("the Authorization is no bearer token")
+		return nil, errors.New("the Authorization header has no bearer token")
 	}
 	var c claims
 	_, err := jwt.ParseWithClaims(text, &c, v.key,

@@ -18,7 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// TestTokens: a right token leases in its tenant; every wrong one is answered
+// TestTokens: a valid token leases in its tenant; every wrong one is answered
 // with 401, and leaves no lease.
 func TestTokens(t *testing.T) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
@@ -104,7 +104,7 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%d: %s: %d, want %d", n, c.resource, got, c.status)
 		}
 	}
-	// Another identity has a limit of its own.
+	// Another identity has its own limit.
 	if got := acquire("acme:billing-close:3", good(said(func(c jwt.MapClaims) { c["sub"] = "worker-8" }))); got != 200 {
 		t.Errorf("another worker: %d", got)
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// The checks, by the names under which they are reported.
+// The names under which the checks are reported.
 const (
 	OlderToken  = "older token admitted"
 	LostUpdate  = "lost update"
@@ -25,7 +25,7 @@ const (
 	Leases      = "not linearizable: lease service"
 )
 
-// Checks lists every check, so that tests can show each to be able to fail.
+// Checks lists every check, so that tests can show that each can fail.
 var Checks = []string{OlderToken, LostUpdate, Counter, Missing, Twice, Refused, Phantom, NoCause,
 	GrantOrder, GrantOver, GrantTwice, BothHolders, Unhandled, Register, Leases}
 
@@ -46,7 +46,7 @@ type evidence struct {
 	report   func(check, format string, args ...any)
 }
 
-// split sorts a history by resource, ops by call.
+// split divides a history by resource and sorts its operations by call.
 func (h *History) split(found *[]Violation) []*evidence {
 	all := map[string]*evidence{}
 	of := func(resource string) *evidence {
@@ -122,8 +122,8 @@ func (e *evidence) order() {
 	}
 }
 
-// chain: each write is built on its true predecessor (P2), the counter it
-// carries is the number of writes, and none is there twice.
+// chain: each write is based on its true predecessor (P2), its counter is the
+// number of writes, and no write occurs twice.
 func (e *evidence) chain(final map[string]Final) {
 	last, n, applied := "", int64(0), int64(0)
 	seen := map[string]int64{}
@@ -149,7 +149,7 @@ func (e *evidence) chain(final map[string]Final) {
 }
 
 // answers: what was acknowledged is in the log once, what was refused is not,
-// and nothing is that nobody asked for (P5).
+// and nothing is in it that no client asked for (P5).
 func (e *evidence) answers() {
 	logged := map[string]Entry{}
 	for _, l := range e.log {
@@ -181,8 +181,8 @@ func (e *evidence) answers() {
 }
 
 // causes: a claim is refused as stale only if a higher token had reached the
-// resource, and for no other reason at all: nobody here has another's token,
-// names what is not there or sends what is malformed (P6).
+// resource, and for no other reason at all: no client here has another's token,
+// names a missing resource or sends malformed input (P6).
 func (e *evidence) causes() {
 	for _, o := range e.ops {
 		if o.Kind != Write && o.Kind != Raise {
@@ -200,7 +200,7 @@ func (e *evidence) causes() {
 	}
 }
 
-// handled: what was applied behind a handler went through it.
+// handled: each write applied behind a handler went through it.
 func (e *evidence) handled(by map[string]bool) {
 	for _, l := range e.log {
 		if !l.Raised && !by[l.Write] {

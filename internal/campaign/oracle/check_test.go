@@ -97,7 +97,7 @@ func (h *History) all(kind Kind) (ops []*Op) {
 	return ops
 }
 
-// broken are histories with one thing wrong, and the checks that must notice.
+// broken lists histories with one thing wrong, and the checks that must notice.
 // Others may notice, too.
 var broken = []struct {
 	name   string
@@ -107,7 +107,7 @@ var broken = []struct {
 	{"a stale write took effect after a raise alone", func(h *History) {
 		h.Log = slices.Insert(h.Log, 3, Entry{Seq: 3, Resource: res, Token: 1, Write: "x", Base: "w1", N: 2})
 	}, []string{OlderToken, Refused, LostUpdate}},
-	{"the raise was left out", func(h *History) { // the pair that a comparison at write time does not stand
+	{"the raise was left out", func(h *History) { // the case that a comparison at write time cannot handle
 		h.find("x").Outcome = OK
 		h.Log = []Entry{h.Log[0], h.Log[1], {Seq: 3, Resource: res, Token: 1, Write: "x", Base: "w1", N: 2}, h.Log[3], h.Log[4]}
 		h.Handled["http-admit"]["x"] = true
@@ -166,8 +166,8 @@ func TestBrokenHistories(t *testing.T) {
 	}
 }
 
-// TestHoldersUnderSkew: a step of the server's clock excuses what it explains,
-// and nothing else.
+// TestHoldersUnderSkew: a step of the server's clock excuses only what it
+// explains.
 func TestHoldersUnderSkew(t *testing.T) {
 	for _, c := range []struct {
 		span Span

@@ -1,5 +1,5 @@
-// Package oracle judges a run of the campaign: what the resources recorded
-// against what the clients were told.
+// Package oracle judges a run of the campaign: it compares what the resources
+// recorded with what the clients were told.
 //
 // It has two sources. The resource-side log ([Entry], [Grant]) is the order in
 // which writes took effect, written inside the resource. The client histories
@@ -35,7 +35,7 @@ const (
 // Outcomes that are not a reason of package guard.
 const (
 	OK      = "ok"
-	Held    = "held"            // an acquire was refused: somebody else has it
+	Held    = "held"            // an acquire was refused: another client has the lease
 	Unknown = "outcome_unknown" // also of an operation that never returned
 	Stale   = "stale"
 	// Unavailable says that nothing was written.
@@ -51,8 +51,8 @@ type Op struct {
 	Kind     Kind   `json:"kind"`
 	Token    int64  `json:"token,omitempty"`
 	Lease    string `json:"lease,omitempty"`
-	// Write is the ID of the write that is attempted or was read; Base that of
-	// the write on which it is built.
+	// Write is the ID of the write that is attempted or was read; Base is that
+	// of the write it is based on.
 	Write string `json:"write,omitempty"`
 	Base  string `json:"base,omitempty"`
 	N     int64  `json:"n,omitempty"`
@@ -65,14 +65,14 @@ type Op struct {
 	Until int64 `json:"until,omitempty"`
 }
 
-// Surface is the part of a resource's name that says by which way in it is
-// written.
+// Surface returns the part of a resource's name that says through which surface
+// it is written.
 func Surface(resource string) string {
 	surface, _, _ := strings.Cut(resource, ":")
 	return surface
 }
 
-// unknown reports that the client does not know what became of it.
+// unknown reports whether the client does not know the outcome.
 func (o *Op) unknown() bool { return o.Return == 0 || o.Outcome == Unknown }
 
 // ReadOps reads a client's history: one JSON object a line, one for the call
@@ -155,10 +155,10 @@ type History struct {
 	Log    []Entry          `json:"-"`
 	Grants []Grant          `json:"-"`
 	Final  map[string]Final `json:"final"`
-	// Handled are, for each surface that is behind handlers with a log of their
-	// own, the IDs of the writes that they admitted.
+	// Handled has, for each surface behind handlers with a log of their own,
+	// the IDs of the writes that they admitted.
 	Handled map[string]map[string]bool `json:"-"`
-	// Skewed are the times at which the server's clock was stepped; leases
+	// Skewed lists the times at which the server's clock was stepped; leases
 	// that overlap one of them promise nothing about each other's end.
 	Skewed []Span `json:"skewed,omitempty"`
 }

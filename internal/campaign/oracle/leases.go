@@ -3,7 +3,7 @@ package oracle
 import "slices"
 
 // leases: by the leases' own table grants increase and never overlap (P3), and
-// every grant that a client was told of was made.
+// every grant reported to a client was made.
 func (e *evidence) leases() {
 	made := map[string]Grant{}
 	last := int64(0)

@@ -23,8 +23,8 @@ type step struct {
 }
 
 // registerModel is the specification: a raise or write takes effect if its
-// token is not below the mark and becomes the mark; one that is below is
-// refused, and only such; a read returns the last write.
+// token is not below the mark, and the token becomes the mark; one below the
+// mark is refused, and only such a one; a read returns the last write.
 var registerModel = porcupine.Model{
 	Init: func() any { return register{} },
 	Step: func(state, input, _ any) (bool, any) {
@@ -45,7 +45,7 @@ var registerModel = porcupine.Model{
 }
 
 // leaseModel is the specification of the issuer: each grant has a higher token
-// than every one before it. Which leases end when is not the history's to say.
+// than every one before it. The history cannot say when a lease ends.
 var leaseModel = porcupine.Model{
 	Init: func() any { return int64(0) },
 	Step: func(state, input, _ any) (bool, any) { return input.(int64) > state.(int64), input },
@@ -81,9 +81,9 @@ func Linearizable(h *History, limit time.Duration) ([]Violation, []Undecided) {
 
 // registerOps turns the history into operations whose outcome is known. What a
 // client could not learn is taken from the log: a write that is in it took
-// effect, between its call and the return of the first acknowledged one behind
-// it; a write that is not did not. Each raise of the mark is an operation of its
-// own, because a write may raise first and write later, or raise and fail.
+// effect, between its call and the return of the first acknowledged one after
+// it; a write that is not did not. Each raise of the mark is an operation of
+// its own, because a write may raise first and write later, or raise and fail.
 func (e *evidence) registerOps() []porcupine.Operation {
 	var ops []porcupine.Operation
 	add := func(s step, call, ret int64) {
@@ -109,7 +109,7 @@ func (e *evidence) registerOps() []porcupine.Operation {
 		case !o.unknown() && o.Outcome == Stale:
 			add(step{kind: o.Kind, token: o.Token, stale: true}, o.Call, o.Return)
 		case o.Return != 0 && o.Outcome == OK:
-			if o.Kind == Raise { // whatever the log says of it
+			if o.Kind == Raise { // whatever the log says about it
 				add(step{kind: Raise, token: o.Token}, o.Call, o.Return)
 			}
 			if p, ok := proof[o.Token]; !ok || o.Return < p {
@@ -118,7 +118,7 @@ func (e *evidence) registerOps() []porcupine.Operation {
 		}
 	}
 	// From the end of the log to its beginning, so that each entry knows the
-	// earliest return of those behind it.
+	// earliest return of those after it.
 	bound := int64(math.MaxInt64)
 	for i := len(e.log) - 1; i >= 0; i-- {
 		l := e.log[i]
@@ -145,7 +145,7 @@ func (e *evidence) registerOps() []porcupine.Operation {
 	return ops
 }
 
-// leaseOps are the acknowledged grants, and those of the table whose answer
+// leaseOps returns the acknowledged grants, and those of the table whose answer
 // was lost.
 func (e *evidence) leaseOps() []porcupine.Operation {
 	asked := map[string]*Op{}
@@ -161,7 +161,7 @@ func (e *evidence) leaseOps() []porcupine.Operation {
 		g := e.grants[i]
 		o := asked[g.Lease]
 		if o == nil {
-			continue // a lease of an acquire that gave up before it had an ID to tell
+			continue // a lease of an acquire that gave up before it could report an ID
 		}
 		seen[g.Lease] = true
 		if o.Outcome == OK && o.Return != 0 {

@@ -90,8 +90,9 @@ func issuer(t testing.TB, addr string) *etcdlock.Issuer {
 	return i
 }
 
-// network holds transactions, which are what takes effect, on their way to the cluster: a TCP proxy would hold the request for an etcd lease
-// before them, and nothing after it would be sent.
+// network holds transactions, which are what takes effect, on the way to the
+// cluster: a TCP proxy would hold the earlier request for an etcd lease, and
+// nothing after it would be sent.
 type network struct {
 	mu   sync.Mutex
 	hold chan struct{} // closed by Deliver; nil unless held
@@ -119,16 +120,16 @@ func (n *network) Deliver() {
 	n.kept.Wait()
 }
 
-// pass sends a request that was held whatever became of its client.
+// pass sends a held request, whatever happened to its client.
 func (n *network) pass(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	n.mu.Lock()
 	hold := n.hold
 	switch method {
 	case "/etcdserverpb.KV/Txn":
-	case "/etcdserverpb.Lease/LeaseRevoke": // what would clean up does not arrive either
+	case "/etcdserverpb.Lease/LeaseRevoke": // the clean-up does not arrive either
 		if hold != nil {
 			n.mu.Unlock()
-			return status.Error(codes.Internal, "the network is held") // a code that the client does not repeat
+			return status.Error(codes.Internal, "the network is held") // a code that the client does not retry
 		}
 	default:
 		hold = nil
@@ -183,7 +184,7 @@ func conformance(t *testing.T, addr string) {
 				t.Cleanup(func() { i.Close() })
 				return i, n
 			},
-			TTL:      6 * time.Second, // longer than Slack and a second, or leases would end by themselves
+			TTL:      6 * time.Second, // longer than Slack and a second, or leases would expire
 			Slack:    3 * time.Second, // see "What a late request does" in the documentation
 			Parallel: true,
 		}
@@ -229,9 +230,9 @@ func TestP3TokensSurviveAWipedCluster(t *testing.T) {
 	}
 }
 
-// TestP3TokensSurviveARestore: an old copy of the data is put back, and no
-// revision is bumped. A new process repeats tokens until RaiseEpoch is called,
-// and one that ran through it refuses: the first is the residual risk.
+// TestP3TokensSurviveARestore: an old copy of the data is restored without
+// bumping the revision. A new process repeats tokens until RaiseEpoch is
+// called, and one that ran throughout refuses: the former is the residual risk.
 func TestP3TokensSurviveARestore(t *testing.T) {
 	dir := t.TempDir()
 	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
@@ -265,8 +266,8 @@ func TestP3TokensSurviveARestore(t *testing.T) {
 	}
 }
 
-// TestRefusals: what the cluster is not, or does not allow, is an error in plain
-// words, and nothing is granted.
+// TestRefusals: an unsuitable cluster, or an operation it does not allow, is a
+// clear error, and nothing is granted.
 func TestRefusals(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	refused := func(name, want string, err error) {
@@ -401,7 +402,7 @@ func TestServerWentBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	acquire(t, i, "r", "a")
-	c.SetEndpoints(newAddr) // as a restored cluster takes the old one's address
+	c.SetEndpoints(newAddr) // as if a restored cluster had the old one's address
 	var last error
 	for n := range 50 { // until the client has moved
 		_, last = i.Acquire(t.Context(), ask(fmt.Sprint("r", n), "b"))
@@ -415,7 +416,7 @@ func TestServerWentBack(t *testing.T) {
 	}
 }
 
-// TestForeignValues: something else under a key is an error, and nothing is
+// TestForeignValues: a foreign value under a key is an error, and nothing is
 // granted or changed.
 func TestForeignValues(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
@@ -464,7 +465,7 @@ func TestLateAcquire(t *testing.T) {
 	if keys.Kvs[0].Lease == 0 {
 		t.Error("the attempt key has no lease, so it never ends")
 	}
-	// The key ends as at its lease's end.
+	// The key disappears as when its lease ends.
 	if _, err := c.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func (w *wire) count(names ...string) (out []int) {
 	return out
 }
 
-// wired is an issuer whose requests are seen.
+// wired returns an issuer whose requests are recorded.
 func wired(t testing.TB, addr string) (*etcdlock.Issuer, *wire, *clientv3.Client) {
 	t.Helper()
 	w := &wire{calls: map[string]int{}}
@@ -82,8 +82,8 @@ func release(t testing.TB, i driver.Issuer, claim guard.Claim) {
 	}
 }
 
-// TestTwoWritesForAPair: who acquires and releases in turns sends two
-// transactions for each, and no request for an etcd lease.
+// TestTwoWritesForAPair: a client that acquires and releases in turns sends two
+// transactions per pair, and no request for an etcd lease.
 func TestTwoWritesForAPair(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i, w, _ := wired(t, addr)
@@ -93,7 +93,7 @@ func TestTwoWritesForAPair(t *testing.T) {
 		return r
 	}
 	reused := false
-	for n := 0; n < 20 && !reused; n++ { // a machine that stands still for five seconds may miss it
+	for n := 0; n < 20 && !reused; n++ { // a machine that stalls for five seconds may miss it
 		var last driver.Grant
 		for range 2 {
 			id := string(rune('a' + n))
@@ -124,9 +124,9 @@ func TestTwoWritesForAPair(t *testing.T) {
 	}
 }
 
-// TestP8RepeatedTransaction: a network carries out a granted acquire's
-// transaction once more after its release, while the etcd lease serves on. It is
-// refused; without the slot's comparison it is granted, which is the control.
+// TestP8RepeatedTransaction: a network repeats a granted acquire's transaction
+// after its release, while the etcd lease is still in use. It is refused;
+// without the slot's comparison it is granted, which is the control.
 func TestP8RepeatedTransaction(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i, w, c := wired(t, addr)
@@ -161,7 +161,7 @@ func TestP8RepeatedTransaction(t *testing.T) {
 }
 
 // TestP7NoRevokeOfWhatMayBeAdopted: the answer to a transaction is lost, and the
-// same lease ID finds its own grant. Nothing ends that etcd lease behind it.
+// same lease ID finds its own grant. Nothing ends that etcd lease meanwhile.
 func TestP7NoRevokeOfWhatMayBeAdopted(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i, w, c := wired(t, addr)
@@ -188,8 +188,8 @@ func TestP7NoRevokeOfWhatMayBeAdopted(t *testing.T) {
 	release(t, i, claim)
 }
 
-// TestAStalledCallHoldsUpNoOther: a request that hangs delays neither another
-// resource's acquire nor the answer that is known already.
+// TestAStalledCallHoldsUpNoOther: a hanging request delays neither another
+// resource's acquire nor an answer that is already known.
 func TestAStalledCallHoldsUpNoOther(t *testing.T) {
 	t.Run("attempt key", func(t *testing.T) {
 		addr, _ := startNode(t, t.TempDir())

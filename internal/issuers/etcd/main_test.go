@@ -8,7 +8,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/issuers/etcdnode"
 )
 
-// TestMain lets more cases run side by side than there are cores: most of a case
+// TestMain lets more cases run in parallel than there are cores: most of a case
 // is waiting.
 func TestMain(m *testing.M) {
 	etcdnode.Main()

@@ -15,8 +15,8 @@ import (
 )
 
 // TestRepeatedAcquireUnderALongerTTL: the lease keeps the TTL that it was granted
-// under, and the answer says so: else its holder would believe in it after the
-// cluster gave it away.
+// with, and the answer says so: otherwise its holder would rely on it after the
+// cluster had granted it to another.
 func TestRepeatedAcquireUnderALongerTTL(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i := issuer(t, addr)
@@ -37,7 +37,7 @@ func TestRepeatedAcquireUnderALongerTTL(t *testing.T) {
 }
 
 // TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
-// ahead; RaiseEpoch raises it all the same.
+// ahead; RaiseEpoch raises it anyway.
 func TestRaiseEpochBehindTheBase(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
@@ -54,8 +54,8 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	}
 }
 
-// TestRestoreOfAFewRevisions: an issuer that runs through a restore which lost
-// only its last few writes notices, and issues no token twice.
+// TestRestoreOfAFewRevisions: an issuer that keeps running during a restore that
+// lost only the last few writes notices, and issues no token twice.
 func TestRestoreOfAFewRevisions(t *testing.T) {
 	dir := t.TempDir()
 	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")

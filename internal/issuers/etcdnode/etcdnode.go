@@ -1,4 +1,4 @@
-// Package etcdnode is a node of etcd as a process: a program that wants some
+// Package etcdnode runs an etcd node as a process: a program that needs nodes
 // calls [Main] first and starts itself again, through package servers.
 package etcdnode
 
@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/issuers/servers"
 )
 
-// Main runs a node and does not return, if this process is to be one.
+// Main runs a node and does not return if this process is to be one.
 func Main() {
 	settings := os.Getenv(servers.EtcdVariable)
 	if settings == "" {
@@ -35,7 +35,7 @@ func run(s []string) error {
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{{Scheme: "http", Host: s[4]}}
 	cfg.InitialCluster = s[5]
-	cfg.UnsafeNoFsync = true // the machine does not fail, only the process
+	cfg.UnsafeNoFsync = true // only the process fails, not the machine
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return err

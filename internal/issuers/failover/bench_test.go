@@ -18,9 +18,9 @@ import (
 )
 
 // BenchmarkPairs measures acquire and release of each issuer and, in turns with
-// them, the two requests that its engine needs at least for a lease that ends by
-// itself and has a token, and for Redis also for a lock without one. ns/op is for
-// all; the metrics tell them apart.
+// them, the two requests that its engine needs at least for a lease that expires
+// and has a token, and for Redis also for a lock without one. ns/op is for all;
+// the metrics separate them.
 func BenchmarkPairs(b *testing.B) {
 	measure := func(b *testing.B, ttl time.Duration, i driver.Issuer, floor func() error, plain ...func() error) {
 		defer i.Close()
@@ -66,8 +66,8 @@ func BenchmarkPairs(b *testing.B) {
 	b.Run("etcd", func(b *testing.B) {
 		e := servers.StartEtcd(b, 3)
 		c := etcd(b, e.Addrs()...)
-		// A key that ends by itself has an etcd lease. One lease can serve many
-		// keys, so that the least is two writes: the key is put, and deleted.
+		// A key that expires has an etcd lease. One lease can serve many keys, so
+		// the minimum is two writes: the key is put, and deleted.
 		lease, err := c.Grant(b.Context(), 3600)
 		if err != nil {
 			b.Fatal(err)
@@ -104,7 +104,7 @@ func BenchmarkPairs(b *testing.B) {
 		set := rc.ScriptLoad(b.Context(), `return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])`).Val()
 		del := rc.ScriptLoad(b.Context(), `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`).Val()
 		// A token is a second key, which outlives the lock, and the lock keeps it
-		// for the request that is sent again.
+		// for a retried request.
 		grant := rc.ScriptLoad(b.Context(), `
 			if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 			local t = redis.call('TIME')

@@ -74,8 +74,8 @@ func redisClient(addr string) redis.UniversalClient {
 	return redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true})
 }
 
-// verdict fails the test if a token came twice or fell, or a holder believed in
-// its lease when another had been granted.
+// verdict fails the test if a token repeated or fell, or a holder relied on its
+// lease after another had been granted.
 func (h *history) verdict(t *testing.T) {
 	t.Helper()
 	for _, problem := range append(h.disorder(), h.overlaps()...) {
@@ -84,7 +84,7 @@ func (h *history) verdict(t *testing.T) {
 	t.Logf("%d grants", h.count())
 }
 
-// etcdLeader is the leader's number; it waits for one that a majority follows.
+// etcdLeader waits for a leader that a majority follows and returns its number.
 func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
@@ -107,8 +107,8 @@ func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 }
 
 // TestEtcdPartition: a node is cut off from the quorum, the leader or the one
-// that the holder speaks to, while others speak to the rest. Another is granted
-// the lease on the other side, and no holder believes in its own then.
+// that the holder talks to, while others talk to the rest. Another is granted
+// the lease on the other side, and by then no holder relies on its own.
 func TestEtcdPartition(t *testing.T) {
 	cluster := servers.StartEtcdLinked(t, 3)
 	const ttl = 3 * time.Second
@@ -135,7 +135,7 @@ func TestEtcdPartition(t *testing.T) {
 		had := h.count()
 		cluster.Cut(n, true)
 		// Until the other side has granted it twice: one of these may have been
-		// on its way before.
+		// in flight before.
 		for began := time.Now(); h.count() < had+2; time.Sleep(5 * time.Millisecond) {
 			if time.Since(began) > 2*time.Minute {
 				t.Errorf("%s node, %d, is cut off, and the others grant nothing for two minutes", what, n)
@@ -158,8 +158,8 @@ func TestEtcdPartition(t *testing.T) {
 	t.Logf("%d cuts", cuts)
 }
 
-// TestEtcd: the leader is killed, the leader stands still for longer than a TTL,
-// and so does the node that one of the holders speaks to.
+// TestEtcd: the leader is killed, the leader is stopped for longer than a TTL,
+// and so is the node that one of the holders talks to.
 func TestEtcd(t *testing.T) {
 	cluster := servers.StartEtcd(t, 3)
 	const ttl = 3 * time.Second
@@ -194,8 +194,8 @@ func TestEtcd(t *testing.T) {
 
 // TestZooKeeper: a follower is cut off from the leader while a holder speaks to
 // it, the leader is killed, and the leader stands still. No token falls. That no
-// holder believes in its lease too long is a margin of ticks, which a machine
-// that is slow enough uses up: it is told and not asserted.
+// holder relies on its lease too long depends on a margin of ticks, which a slow
+// machine may use up: it is reported, not asserted.
 func TestZooKeeper(t *testing.T) {
 	z := servers.StartZooKeeper(t, 3)
 	const ttl = 6 * servers.ZooKeeperTick
@@ -311,7 +311,7 @@ func TestRedisSentinel(t *testing.T) {
 	}
 	overlaps := h.overlaps()
 	t.Logf("%d grants, %d times a holder believed in its lease after another was granted", h.count(), len(overlaps))
-	// What the fence makes of it: only the highest token writes.
+	// The fence's verdict: only the highest token writes.
 	store := guard.NewMemory(nil)
 	for _, g := range h.grants {
 		if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: g.token, LeaseID: fmt.Sprint(g.token)}); err != nil {
@@ -320,7 +320,7 @@ func TestRedisSentinel(t *testing.T) {
 	}
 }
 
-// TestOracle: a holder that believes in renewals that it never sent is reported.
+// TestOracle: a holder that relies on renewals that it never sent is reported.
 func TestOracle(t *testing.T) {
 	s := servers.StartRedis(t)
 	h := &history{}

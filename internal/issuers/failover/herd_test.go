@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// counting counts what is asked for.
+// counting counts requests.
 type counting struct {
 	driver.Issuer
 	attempts *atomic.Int64
@@ -26,8 +26,8 @@ func (c counting) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 }
 
 // TestNoHerd: a hundred processes (fewer in the short form) wait for one lease,
-// each gets it once, and they ask at most twice for each grant. How long each
-// holds it leaves the others time to ask, if they would.
+// each gets it once, and they ask at most twice for each grant. Each holds it
+// long enough for the others to ask, if they did.
 func TestNoHerd(t *testing.T) {
 	n := rounds(20, 100)
 	for name, start := range map[string]func(t *testing.T) func() driver.Issuer{
@@ -94,8 +94,8 @@ func TestNoHerd(t *testing.T) {
 			first.Close(context.WithoutCancel(t.Context()))
 			per := float64(attempts.Load()-before) / float64(n)
 			t.Logf("%d waiters: %d attempts before the first release, then %.2f for each grant", n, before-1, per)
-			// On a machine that is slow waiters look by themselves now and then,
-			// so the short form asserts only that a release does not wake all.
+			// On a slow machine waiters sometimes poll, so the short form
+			// asserts only that a release does not wake all.
 			if most := float64(rounds(n/2, 2)); per > most {
 				t.Errorf("%.2f attempts for each grant; want at most %v", per, most)
 			}

@@ -1,5 +1,5 @@
-// Package failover_test takes the issuers' servers down, cuts them off and stops
-// them while processes hold leases, and looks at what the processes believed.
+// Package failover_test takes down, disconnects and stops the issuers' servers
+// while processes hold leases, and checks what the processes believed.
 package failover_test
 
 import (
@@ -32,7 +32,7 @@ func rounds(short, long int) int {
 type grant struct {
 	token  guard.Token
 	holder int // the contender's number
-	// answered is when the holder knew that it was granted: the grant was before.
+	// answered is when the holder learned of the grant, which came before.
 	answered time.Duration
 	// valid is when the holder last found it valid.
 	valid time.Duration
@@ -44,9 +44,9 @@ type history struct {
 	grants []*grant
 }
 
-// overlaps are the leases that their holder still found valid when another had
-// been granted under a higher token, which is the servers' own order. A grant is
-// counted from its answer, so that what is reported is certain.
+// overlaps returns the leases that their holder still found valid after another
+// had been granted under a higher token, which is the servers' own order. A
+// grant counts from its answer, so that a reported overlap is certain.
 func (h *history) overlaps() (out []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -60,8 +60,8 @@ func (h *history) overlaps() (out []string) {
 	return out
 }
 
-// disorder says which tokens came twice, or fell: a grant that was asked for
-// after another was answered has the higher token.
+// disorder returns which tokens repeated or fell: a grant requested after
+// another was answered must have the higher token.
 func (h *history) disorder() (out []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -83,7 +83,7 @@ func (h *history) count() int {
 	return len(h.grants)
 }
 
-// holder is who was granted the lease last.
+// holder returns who was last granted the lease.
 func (h *history) holder() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -91,7 +91,7 @@ func (h *history) holder() int {
 }
 
 // contend holds one resource in turns until ctx ends: it acquires, keeps the
-// lease alive for a while, looks at it all the time, and releases it.
+// lease alive for a while, checks it all the time, and releases it.
 func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issuer, n int, ttl time.Duration) {
 	locks, err := lockclient.NewWith(issuer, fmt.Sprint("contender-", n), &lockclient.Options{
 		OpTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
@@ -136,8 +136,8 @@ func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issue
 	locks.Close(closing)
 }
 
-// run has contenders hold a resource while failures are made one after the
-// other. After each there must be another grant, or it was none.
+// run makes contenders hold a resource while it injects one failure after the
+// other. After each there must be another grant, or the failure does not count.
 func (h *history) run(t *testing.T, issuers []driver.Issuer, ttl time.Duration, n int, fail func(round int)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -161,7 +161,7 @@ func (h *history) run(t *testing.T, issuers []driver.Issuer, ttl time.Duration, 
 		if t.Failed() {
 			break
 		}
-		time.Sleep(ttl / 4 * time.Duration(round%4)) // at another moment of a lease's life
+		time.Sleep(ttl / 4 * time.Duration(round%4)) // at different moments of a lease's life
 		fail(round)
 		more(h.count())
 	}

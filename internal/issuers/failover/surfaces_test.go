@@ -58,8 +58,8 @@ func (s *surfaces) attempt(ctx context.Context, t *testing.T, claim guard.Claim)
 
 // TestSurfaces: workers take a lease in turns while nodes of its issuer are
 // killed, and each writes once more under its old claim when the next one has
-// written. A row, a fenced transaction and a store acknowledge none of it; a row
-// without a fence does, which is the control.
+// written. A row, a fenced transaction and a store acknowledge none of these
+// writes; a row without a fence does, which is the control.
 func TestSurfaces(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) (issuers []driver.Issuer, ttl time.Duration, kill func()){
 		"etcd": func(t *testing.T) ([]driver.Issuer, time.Duration, func()) {

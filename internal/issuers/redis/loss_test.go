@@ -17,8 +17,8 @@ import (
 )
 
 // TestP3TokensSurviveAFailover: the master is lost together with a grant that
-// its replica has not got. The replica that takes over issues higher tokens; a
-// plain counter repeats the lost one.
+// its replica does not have. The replica that takes over issues higher tokens;
+// a plain counter repeats the lost one.
 func TestP3TokensSurviveAFailover(t *testing.T) {
 	master := servers.StartRedis(t)
 	link := servers.NewLink(t, master.Addr)
@@ -52,8 +52,8 @@ func TestP3TokensSurviveAFailover(t *testing.T) {
 }
 
 // TestConformancePersistent runs the suite on a server that writes every command
-// to its disk before it answers; in the long form also on one that does every
-// second. Its issuers have Options.Prompt.
+// to its disk before it answers; in the long form also on one that does so
+// every second. Its issuers have Options.Prompt.
 func TestConformancePersistent(t *testing.T) {
 	modes := []string{"always"}
 	if os.Getenv("FENCEPOST_LONG") != "" {
@@ -108,8 +108,8 @@ func TestP3TokensSurviveKill(t *testing.T) {
 	}
 }
 
-// TestRefusals: a replica, a server behind TLS, one that is no Redis, nobody:
-// nothing is granted, and the error says why.
+// TestRefusals: with a replica, a server behind TLS, one that is no Redis, or
+// none at all, nothing is granted, and the error says why.
 func TestRefusals(t *testing.T) {
 	master := servers.StartRedis(t)
 	replica := servers.StartRedis(t, "--replicaof", "127.0.0.1 "+master.Addr[len("127.0.0.1:"):])
@@ -134,8 +134,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// alerting takes connections and answers as a TLS server does that is spoken to
-// without it.
+// alerting accepts connections and answers like a TLS server that is contacted
+// without TLS.
 func alerting(t testing.TB) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

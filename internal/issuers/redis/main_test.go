@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestMain lets more cases run side by side than there are cores: most of a case
+// TestMain lets more cases run in parallel than there are cores: most of a case
 // is waiting.
 func TestMain(m *testing.M) {
 	flag.Parse()

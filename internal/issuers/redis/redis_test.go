@@ -102,7 +102,7 @@ func (s *server) issuer(t testing.TB, addr string) *redislock.Issuer {
 	return i
 }
 
-// doOf and subscribeOf are what a user of go-redis writes.
+// doOf and subscribeOf are what users of go-redis write.
 func doOf(c redis.UniversalClient) redislock.Do {
 	return func(ctx context.Context, args ...any) (any, error) { return c.Do(ctx, args...).Result() }
 }
@@ -247,7 +247,7 @@ func TestAdvance(t *testing.T) {
 	}
 }
 
-// TestForeignValues: something else under a key is an error with its words, and
+// TestForeignValues: a foreign value under a key is a specific error, and
 // nothing is granted or changed.
 func TestForeignValues(t *testing.T) {
 	s := startServer(t)
@@ -278,7 +278,8 @@ func TestForeignValues(t *testing.T) {
 	}
 }
 
-// TestNoRights: what the server refuses is unavailable, in its words.
+// TestNoRights: what the server refuses is unavailable, with the server's
+// message.
 func TestNoRights(t *testing.T) {
 	s := startServer(t, "--requirepass", "secret")
 	i := s.issuer(t, s.addr)
@@ -292,7 +293,7 @@ func TestNoRights(t *testing.T) {
 }
 
 // TestServerWentBack: the data is gone and the clock is behind what this issuer
-// was told: it refuses. The control is an issuer that was told nothing.
+// has seen: it refuses. The control is an issuer that has seen nothing.
 func TestServerWentBack(t *testing.T) {
 	s := startServer(t)
 	c := s.client(t, s.addr)
@@ -314,7 +315,7 @@ func TestServerWentBack(t *testing.T) {
 		t.Errorf("the clock went back an hour and there is no counter: %v; want ErrMarkAhead and the way out", err)
 	}
 	acquire(t, s.issuer(t, s.addr), "r", "b")
-	// With a counter the tokens grow whatever the clock says.
+	// With a counter the tokens grow, whatever the clock says.
 	if err := c.Del(t.Context(), "fencepost:{r}:lease").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +407,7 @@ func TestWakeOne(t *testing.T) {
 			t.Fatalf("%+v, %v", w, err)
 		}
 		t.Cleanup(w.Stop)
-		time.Sleep(2 * time.Millisecond) // the order in line is by milliseconds
+		time.Sleep(2 * time.Millisecond) // the queue is ordered by milliseconds
 	}
 	onlooker, err := s.issuer(t, s.addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { woken <- 99 })
 	if err != nil {
@@ -475,7 +476,7 @@ func TestNothingIsWrittenBeforeARefusal(t *testing.T) {
 }
 
 // TestNoRightToPublish: a user without rights to channels, as new users are,
-// acquires and releases; only nobody is woken.
+// acquires and releases; but nobody is woken.
 func TestNoRightToPublish(t *testing.T) {
 	s := startServer(t)
 	if err := s.client(t, s.addr).Do(t.Context(), "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {

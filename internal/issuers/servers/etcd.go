@@ -12,18 +12,18 @@ import (
 	"time"
 )
 
-// EtcdVariable is what makes a process a node; see package etcdnode, whose Main
-// the program that calls [StartEtcd] calls first.
+// EtcdVariable makes a process a node. A program that calls [StartEtcd] must
+// first call Main of package etcdnode.
 const EtcdVariable = "FENCEPOST_ETCD_NODE"
 
 // Etcd is a cluster.
 type Etcd struct {
 	Nodes []*Process
 	links []*Link  // to each node's peer address; nil unless [StartEtcdLinked]
-	names []string // of the nodes, as they call themselves
+	names []string // the nodes' own names
 }
 
-// Addrs are the nodes'.
+// Addrs returns the nodes' addresses.
 func (e *Etcd) Addrs() []string {
 	var out []string
 	for _, n := range e.Nodes {
@@ -87,7 +87,7 @@ func (e *Etcd) Cut(n int, cut bool) {
 	}
 }
 
-// memberID is what a node is called in its requests to others.
+// memberID returns a node's ID in its requests to others.
 func memberID(t TB, addr string) string {
 	t.Helper()
 	resp, err := http.Post("http://"+addr+"/v3/maintenance/status", "application/json", strings.NewReader("{}"))

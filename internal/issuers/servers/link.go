@@ -7,7 +7,7 @@ import (
 )
 
 // Link is a TCP proxy between two nodes that can be cut: then it swallows what it
-// is sent, as a network does that drops packets, and no connection ends.
+// receives, like a network that drops packets, and no connection ends.
 type Link struct {
 	listener net.Listener
 	to       string
@@ -18,10 +18,10 @@ type Link struct {
 	conns   map[net.Conn]*dialer
 }
 
-// dialer is who made a connection, as far as it has said so.
+// dialer names the node that made a connection, once it has said so.
 type dialer struct{ name string } // below Link.mu
 
-// etcd's nodes say in a header who they are.
+// etcd nodes identify themselves in a header.
 var dialerHeader = []byte("X-Server-From: ")
 
 // NewLink makes a link to a node.
@@ -37,7 +37,7 @@ func NewLink(t TB, to string) *Link {
 	return k
 }
 
-// Addr is what a node connects to in place of the other.
+// Addr returns the address to connect to instead of the node's.
 func (k *Link) Addr() string { return k.listener.Addr().String() }
 
 func (k *Link) serve() {
@@ -109,8 +109,8 @@ func (k *Link) Cut(cut bool) {
 	k.cut = cut
 }
 
-// CutFrom cuts what the node of that name sends and is answered, or with an empty
-// name heals it. The name is what etcd's nodes call themselves, see [Etcd.Cut].
+// CutFrom cuts what the node of that name sends and the answers to it; an empty
+// name heals the link. The name is the etcd node's own, see [Etcd.Cut].
 func (k *Link) CutFrom(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package servers starts the engines that the issuers are tested on, each as
-// processes of its own on loopback: redis-server and redis-sentinel, etcd, and
+// Package servers starts the engines that the issuers are tested on, as
+// separate processes on loopback: redis-server and redis-sentinel, etcd, and
 // ZooKeeper. A node can be killed, stopped, continued and started again.
 package servers
 
@@ -103,7 +103,7 @@ func (p *Process) Await() {
 	p.t.Fatalf("%s is not ready after five minutes: %v; the end of its log: %s", p.command[0], err, text[max(0, len(text)-2000):])
 }
 
-// Log is the end of what the node has logged.
+// Log returns the end of the node's log.
 func (p *Process) Log() string {
 	text, _ := os.ReadFile(p.log)
 	return string(text[max(0, len(text)-4000):])
@@ -120,7 +120,7 @@ func (p *Process) Kill() {
 	}
 }
 
-// Pause stops the node in its tracks, Resume lets it go on.
+// Pause stops the node with SIGSTOP, Resume continues it.
 func (p *Process) Pause()  { p.signal(syscall.SIGSTOP) }
 func (p *Process) Resume() { p.signal(syscall.SIGCONT) }
 
@@ -130,7 +130,7 @@ func (p *Process) signal(s syscall.Signal) {
 	p.cmd.Process.Signal(s)
 }
 
-// program finds a server's program, or says how to install it.
+// program finds a server's binary, or says how to install it.
 func program(t TB, name string) string {
 	t.Helper()
 	for _, dir := range append(strings.Split(os.Getenv("PATH"), ":"), "/usr/sbin", "/usr/local/sbin") {
@@ -142,9 +142,9 @@ func program(t TB, name string) string {
 	return ""
 }
 
-// FreeAddr is an address of loopback that nobody listens on. It is below the
-// ports that the kernel gives to outgoing connections, one of which would
-// otherwise take the place of a node that is down.
+// FreeAddr returns a free loopback address. Its port is below those that the
+// kernel gives to outgoing connections, one of which could otherwise take the
+// port of a node that is down.
 func FreeAddr(t TB) string {
 	t.Helper()
 	var err error
@@ -161,7 +161,7 @@ func FreeAddr(t TB) string {
 
 func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
-// ask sends a line and returns what a server answers.
+// ask sends a line and returns the server's answer.
 func ask(addr, line string) (string, error) {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {

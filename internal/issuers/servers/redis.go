@@ -29,14 +29,14 @@ func pong(addr string) error {
 
 // RedisSentinel is a master, its replicas and three Sentinels.
 type RedisSentinel struct {
-	Nodes     []*Process // the first was the master at first
+	Nodes     []*Process // the first starts as the master
 	Sentinels []*Process
 }
 
-// SentinelName is what the Sentinels call the master.
+// SentinelName is the Sentinels' name of the master.
 const SentinelName = "locks"
 
-// Addrs are the Sentinels'.
+// Addrs returns the Sentinels' addresses.
 func (r *RedisSentinel) Addrs() []string {
 	var out []string
 	for _, s := range r.Sentinels {
@@ -72,8 +72,8 @@ func StartRedisSentinel(t TB, replicas int, args ...string) *RedisSentinel {
 	return r
 }
 
-// Master is the number of the node that two Sentinels or more take for the
-// master; -1 if there is none.
+// Master returns the number of the node that at least two Sentinels take for
+// the master; -1 if there is none.
 func (r *RedisSentinel) Master() int {
 	votes := map[string]int{}
 	for _, s := range r.Sentinels {
@@ -90,7 +90,7 @@ func (r *RedisSentinel) Master() int {
 	return -1
 }
 
-// Role is "master" or "slave", by the node itself.
+// Role returns "master" or "slave", as the node reports it.
 func (r *RedisSentinel) Role(n int) string {
 	text, err := ask(r.Nodes[n].Addr, "INFO replication\r\n")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// TB is what the servers want of a test; [Run] is one for a program.
+// TB is what the servers need of a test; [Run] is one for a program.
 type TB interface {
 	Helper()
 	Cleanup(f func())
@@ -21,7 +21,7 @@ type Run struct{ cleanups []func() }
 // Helper does nothing.
 func (r *Run) Helper() {}
 
-// Cleanup has f called by Close.
+// Cleanup makes Close call f.
 func (r *Run) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
 
 // Fatal ends the program.
@@ -34,7 +34,7 @@ func (r *Run) Fatal(args ...any) {
 // Fatalf ends the program.
 func (r *Run) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
 
-// TempDir is deleted by Close.
+// TempDir returns a new directory, which Close deletes.
 func (r *Run) TempDir() string {
 	dir, err := os.MkdirTemp("", "fencepost-issuers-")
 	if err != nil {

@@ -18,7 +18,7 @@ type ZooKeeper struct {
 	links [][]*Link // by follower and leader
 }
 
-// Addrs are the nodes'.
+// Addrs returns the nodes' addresses.
 func (z *ZooKeeper) Addrs() []string {
 	var out []string
 	for _, n := range z.Nodes {
@@ -94,7 +94,7 @@ func zooKeeperReady(addr string) error {
 	return err
 }
 
-// Mode is "leader", "follower", "standalone", or empty.
+// Mode returns "leader", "follower", "standalone", or "".
 func (z *ZooKeeper) Mode(n int) string {
 	text, _ := ask(z.Nodes[n].Addr, "srvr")
 	_, mode, _ := strings.Cut(text, "Mode: ")
@@ -102,7 +102,7 @@ func (z *ZooKeeper) Mode(n int) string {
 	return strings.TrimSpace(mode)
 }
 
-// Leader is the leader's number; it waits for one.
+// Leader waits for a leader and returns its number.
 func (z *ZooKeeper) Leader(t TB) int {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
@@ -127,7 +127,7 @@ func (z *ZooKeeper) Cut(n int, cut bool) {
 	}
 }
 
-// Wipe deletes a node's data; the node is not running.
+// Wipe deletes a node's data; the node must not be running.
 func (z *ZooKeeper) Wipe(t TB, n int) { z.wipe(t, n) }
 
 func (z *ZooKeeper) wipe(t TB, n int) {
@@ -143,5 +143,5 @@ func (z *ZooKeeper) wipe(t TB, n int) {
 	}
 }
 
-// Dir is a node's data directory.
+// Dir returns a node's data directory.
 func (z *ZooKeeper) Dir(n int) string { return z.dirs[n] }

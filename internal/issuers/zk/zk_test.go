@@ -88,7 +88,7 @@ func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
 	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
 }
 
-// client is a bare client, with which a test looks at nodes and damages them.
+// client is a bare client, with which a test reads and damages nodes.
 func client(t testing.TB, addrs ...string) *zk.Conn {
 	t.Helper()
 	c, events, err := zk.Connect(addrs, 20*tick, zk.WithLogInfo(false), zk.WithLogger(silent{}))
@@ -108,7 +108,7 @@ type silent struct{}
 
 func (silent) Printf(string, ...any) {}
 
-// must returns what has no error.
+// must returns v, or fails on an error.
 func must[T any](t testing.TB) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
@@ -121,8 +121,8 @@ func must[T any](t testing.TB) func(T, error) T {
 
 // TestP3TokensSurviveAWipedDirectory: the data directory is lost. The base keeps
 // the tokens of a new process above those of before; zxids alone repeat. A
-// process that runs through it refuses until somebody has called RaiseEpoch and
-// it was started anew.
+// process that runs throughout refuses until RaiseEpoch has been called and the
+// process was restarted.
 func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
 	z := startServers(t, 1)
 	zxid := func() int64 {
@@ -235,7 +235,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 }
 
 // TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
-// ahead; RaiseEpoch raises it all the same.
+// ahead; RaiseEpoch raises it anyway.
 func TestRaiseEpochBehindTheBase(t *testing.T) {
 	z := startServers(t, 1)
 	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
@@ -252,7 +252,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	}
 }
 
-// TestForeignValues: something else under a node is an error that says where,
+// TestForeignValues: a foreign value under a node is an error that says where,
 // and nothing is granted or changed.
 func TestForeignValues(t *testing.T) {
 	z := startServers(t, 1)
@@ -298,14 +298,14 @@ func TestForeignValues(t *testing.T) {
 	}
 }
 
-// TestRefusals: what the servers are not, or do not allow, is an error in plain
-// words, and nothing is granted.
+// TestRefusals: unsuitable servers, or operations they do not allow, are a clear
+// error, and nothing is granted.
 func TestRefusals(t *testing.T) {
 	z := startServers(t, 1)
 	addr := z.Nodes[0].Addr
 	c := client(t, addr)
 	must[string](t)(c.Create("/locked", nil, 0, zk.DigestACL(zk.PermAll, "user", "secret")))
-	plain, err := net.Listen("tcp", "127.0.0.1:0") // takes a connection and says nothing that ZooKeeper says
+	plain, err := net.Listen("tcp", "127.0.0.1:0") // accepts a connection and does not speak ZooKeeper's protocol
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,7 +421,7 @@ func TestSpentLeaseFreesNoSuccessor(t *testing.T) {
 	}
 }
 
-// cutting ends the connection that a request went out on, as soon as it did.
+// cutting ends the connection as soon as a request has gone out on it.
 type cutting struct {
 	net.Conn
 	request *atomic.Pointer[string] // what is in the request; nil for none
@@ -436,8 +436,8 @@ func (c cutting) Write(p []byte) (int, error) {
 }
 
 // TestP8UnknownAcquireEndsWithItsTTL: the answer to an acquire is lost, nobody
-// asks for it again or releases it, and the session lives on for another lease.
-// What was granted to nobody ends.
+// retries or releases it, and the session lives on for another lease. The grant
+// that nobody holds ends.
 func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 	z := startServers(t, 1)
 	var request atomic.Pointer[string]
@@ -491,7 +491,7 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 			t.Fatal("the session is over, which shows nothing")
 		}
 	}
-	// The lease ID that is asked for again before that is the holder's.
+	// A retry with the lease ID before that gets the holder's lease.
 	again := "id-again"
 	request.Store(&again)
 	if _, err := i.Acquire(t.Context(), r("r", "again")); !errors.Is(err, guard.ErrOutcomeUnknown) {

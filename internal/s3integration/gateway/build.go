@@ -20,11 +20,11 @@ import (
 type Product struct {
 	// Name is for people.
 	Name string
-	// Module and Version are what it is built from.
+	// Module and Version are its Go module and version.
 	Module, Version string
 
-	// install is the package to install; main, if it is not empty, the source of
-	// a program to build instead.
+	// install is the package to install; main, if not empty, is the source of a
+	// program to build instead.
 	install, main string
 	// binary is the name of the file.
 	binary string
@@ -36,19 +36,19 @@ var (
 	// Versitygw decides conditions and applies writes in one step.
 	Versitygw = versitygw("v1.8.0")
 	// RacingVersitygw passes every test that sends one request after the other,
-	// and yet lets several racing conditional writes through. It is the control:
-	// what is to notice a broken store must notice this one.
+	// and yet lets several racing conditional writes through. It is the
+	// control: a check for broken stores must detect this one.
 	RacingVersitygw = versitygw("v1.7.0")
 	// MinIO is its last release as a Go module. It decides conditional PUTs in
 	// one step and ignores conditions of DELETE. Building it takes five minutes
-	// of a processor.
+	// of CPU time.
 	MinIO = Product{
 		Name: "MinIO 2026-02-12", Module: "github.com/minio/minio", Version: "v0.0.0-20260212201848-7aac2a2c5b7c",
 		install: "github.com/minio/minio", binary: "minio",
 		run: func(g *Gateway, address string) ([]string, []string) {
 			return []string{"server", "--quiet", "--address", address, g.data()}, []string{
 				"MINIO_ROOT_USER=" + g.AccessKeyID, "MINIO_ROOT_PASSWORD=" + g.SecretAccessKey, "MINIO_REGION=" + g.Region,
-				"MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CI_CD=1", // one disk that may be the root's
+				"MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CI_CD=1", // one disk, which may be the root's
 			}
 		},
 	}
@@ -71,7 +71,7 @@ func versitygw(version string) Product {
 	}
 }
 
-// rclone is built with the one backend that is needed, in a fifth of the time.
+// rclone is built with only the needed backend, in a fifth of the time.
 func rclone(cache string) Product {
 	return Product{
 		Name: "rclone v1.76.0 --vfs-cache-mode " + cache, Module: "github.com/rclone/rclone", Version: "v1.76.0", binary: "rclone",
@@ -95,7 +95,7 @@ func main() { cmd.Main() }
 
 var building sync.Mutex
 
-// Binary returns the path of the store's binary, and builds it if need be.
+// Binary returns the path of the store's binary, and builds it if necessary.
 func (p Product) Binary(ctx context.Context) (string, error) {
 	// Builds use all processors anyway.
 	building.Lock()
@@ -108,7 +108,7 @@ func (p Product) Binary(ctx context.Context) (string, error) {
 	if p.check(path) == nil {
 		return path, nil
 	}
-	// Test binaries of several packages run side by side.
+	// Test binaries of several packages run concurrently.
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", err
@@ -124,7 +124,7 @@ func (p Product) Binary(ctx context.Context) (string, error) {
 }
 
 func (p Product) build(ctx context.Context, dir, path string) error {
-	// A directory of its own, so that an interrupted build leaves no half of a
+	// A directory of its own, so that an interrupted build leaves no partial
 	// binary under the final name.
 	bin, err := os.MkdirTemp(dir, "build-")
 	if err != nil {
@@ -141,7 +141,7 @@ func (p Product) build(ctx context.Context, dir, path string) error {
 			}
 		}
 	}
-	// The module proxy may be away for a moment.
+	// The module proxy may be unavailable for a moment.
 	for _, pause := range []time.Duration{5 * time.Second, 20 * time.Second, 0} {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = bin
@@ -165,7 +165,7 @@ func (p Product) build(ctx context.Context, dir, path string) error {
 	return os.Rename(built, path)
 }
 
-// check looks into the binary for the version that it was built from.
+// check verifies the version that the binary was built from.
 func (p Product) check(path string) error {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {

@@ -9,8 +9,7 @@
 // A store is built once from its Go module, at the version that its [Product]
 // names, and its binary is kept below the user's cache directory. The process
 // listens on 127.0.0.1, keeps its data in a temporary directory, and is gone,
-// directory included, when the test ends, or when the test's process does,
-// however that ends.
+// directory included, when the test or its process ends, however that happens.
 //
 // The directory is on a file system with extended attributes, as versitygw
 // needs them: in TMPDIR, /var/tmp or the user's cache directory, whichever
@@ -36,8 +35,8 @@ import (
 	"time"
 )
 
-// startLimit is how long a process may take until it answers; a second is
-// usual. It only ends a hang.
+// startLimit is how long a process may take to answer; a second is usual. It
+// only ends a hang.
 const startLimit = 2 * time.Minute
 
 // Gateway is a running store.
@@ -83,8 +82,8 @@ func Start(t testing.TB, product Product) *Gateway {
 	return g
 }
 
-// start tries the places for the directory, and ports that another process
-// might have taken in between.
+// start tries the places for the directory, and retries if another process has
+// taken the port meanwhile.
 func start(ctx context.Context, product Product, binary string) (*Gateway, error) {
 	places := []string{os.TempDir(), "/var/tmp"}
 	if dir, err := cache(); err == nil {
@@ -122,7 +121,7 @@ func launch(ctx context.Context, product Product, binary, place string) (*Gatewa
 	if err := os.Mkdir(g.data(), 0o700); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	// The janitor comes first, so that there is never a process without one.
+	// The janitor starts first, so that there is never a process without one.
 	g.janitor, err = newJanitor(dir)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -135,7 +134,7 @@ func launch(ctx context.Context, product Product, binary, place string) (*Gatewa
 
 func (g *Gateway) data() string { return filepath.Join(g.Dir, "data") }
 
-// run starts the process on what is in the directory, and waits until it
+// run starts the process on the directory's contents, and waits until it
 // answers.
 func (g *Gateway) run(ctx context.Context) error {
 	address := strings.TrimPrefix(g.URL, "http://")
@@ -162,18 +161,20 @@ func (g *Gateway) run(ctx context.Context) error {
 	return g.wait(ctx)
 }
 
-// Kill ends the process as kill -9 does, in the middle of whatever it is at,
-// and leaves its directory for [Gateway.Restart].
+// Kill ends the process as kill -9 does, whatever it is doing, and leaves its
+// directory for [Gateway.Restart].
 func (g *Gateway) Kill() {
 	g.cmd.Process.Kill() // fails only if it has ended
 	<-g.ended
 }
 
 // Restart starts the process again after [Gateway.Kill], at the same address
-// and on the same directory. Neither may run beside the other or Stop.
+// and on the same directory. Neither may run concurrently with the other or
+// Stop.
 func (g *Gateway) Restart(ctx context.Context) error {
 	g.Kill()
-	// A janitor watches one process. The next comes before the last one goes.
+	// A janitor watches one process. The next one starts before the last one
+	// ends.
 	next, err := newJanitor(g.Dir)
 	if err != nil {
 		return err
@@ -253,14 +254,14 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// janitor is a shell that cleans up if this process ends before it could: it
+// janitor is a shell that cleans up if this process ends before doing so: it
 // waits on a pipe that only this process holds.
 type janitor struct {
 	cmd  *exec.Cmd
 	pipe io.WriteCloser
 }
 
-// script is told the process's ID in its first line, and in a second that all
+// script reads the process's ID from its first line, and from a second that all
 // is well. If a line is missing, this process has ended.
 const script = `
 read -r pid || pid=
@@ -297,7 +298,7 @@ func (j *janitor) watch(pid int) error {
 
 // dismiss ends the janitor when there is nothing left to clean up.
 func (j *janitor) dismiss() error {
-	// A line too many does no harm where no process was started.
+	// An extra line does no harm if no process was started.
 	if _, err := fmt.Fprint(j.pipe, "\ndone\n"); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func child() error {
 	if err := json.NewEncoder(os.Stdout).Encode(g); err != nil {
 		return err
 	}
-	time.Sleep(time.Hour) // it is to be killed
+	time.Sleep(time.Hour) // it will be killed
 	return nil
 }
 
@@ -57,8 +57,8 @@ func gone(t *testing.T, pid int, dir string) {
 	}
 }
 
-// alive reports whether a process runs. A zombie, which an orphan may stay where
-// nobody collects it, does not.
+// alive reports whether a process runs. A zombie, which an orphan may remain if
+// nobody reaps it, does not.
 func alive(pid int) bool {
 	if syscall.Kill(pid, 0) == syscall.ESRCH {
 		return false

@@ -142,7 +142,7 @@ var conditionCases = []testCase{
 	{"create only once", func(k *trial) error {
 		first := k.put("a", "1", "If-None-Match", "*", "x-amz-meta-token", "1").want(http.StatusOK, "")
 		k.put("a", "2", "If-None-Match", "*", "x-amz-meta-token", "2").want(http.StatusPreconditionFailed, "PreconditionFailed")
-		// The same bytes are no excuse.
+		// Equal bytes make no difference.
 		k.put("a", "1", "If-None-Match", "*", "x-amz-meta-token", "3").want(http.StatusPreconditionFailed, "PreconditionFailed")
 		described(k.holds("a", "1", first.etag()), "X-Amz-Meta-Token", "1")
 		return nil
@@ -178,7 +178,8 @@ var conditionCases = []testCase{
 		k.holds("a", "2", two.etag())
 		k.remove("a", "If-Match", two.etag()).want(http.StatusNoContent, "")
 		k.absent("a")
-		// Stores disagree about deleting what is not there; it must stay so.
+		// Stores disagree about deleting a missing object; it must stay
+		// missing.
 		switch r := k.remove("a", "If-Match", two.etag()); r.status {
 		case http.StatusNoContent, http.StatusNotFound, http.StatusPreconditionFailed:
 		default:

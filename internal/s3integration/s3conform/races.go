@@ -38,7 +38,7 @@ func (k *trial) race(asks []ask) ([]int, []*reply) {
 	return granted, replies
 }
 
-// tally counts the rounds that had another number of winners than one.
+// tally counts the rounds that did not have exactly one winner.
 type tally struct {
 	rounds, bad, most int
 	first             string
@@ -111,7 +111,8 @@ var raceCases = []testCase{
 				}
 			}
 			granted, replies := k.race(asks)
-			// A delete of what is gone may be granted, and says nothing.
+			// A delete of a missing object may be granted, which proves
+			// nothing.
 			puts, deletes := 0, 0
 			for _, i := range granted {
 				if asks[i].method == http.MethodPut {

@@ -1,4 +1,4 @@
-// Package s3conform is a suite of what this module counts on in an S3 store:
+// Package s3conform tests what this module relies on in an S3 store:
 // conditional writes that hold under concurrency, ETags, metadata, ranges,
 // listings, keys of all kinds, checksums, multipart uploads, errors.
 //
@@ -8,7 +8,7 @@
 //
 //	s3conform.Run(t, s3conform.Target{Endpoint: url, AccessKeyID: "...", SecretAccessKey: "..."})
 //
-// The suite speaks HTTP by itself, and signs its requests, so that no SDK hides
+// The suite speaks HTTP itself, and signs its requests, so that no SDK hides
 // what a store does. It makes a bucket of its own, and leaves it.
 //
 // [Check] runs the cases without a [testing.T] and returns the failures, to show
@@ -172,7 +172,8 @@ type Target struct {
 	Region          string
 	AccessKeyID     string
 	SecretAccessKey string
-	// Client sends the requests. Nil is a client that keeps enough connections.
+	// Client sends the requests. Nil means a client that keeps enough
+	// connections.
 	Client *http.Client
 
 	// Rounds is the number of rounds of each race, and Writers the number of
@@ -180,14 +181,14 @@ type Target struct {
 	Rounds  int
 	Writers int
 
-	// PartSize is the least size of a part that the store accepts, but for the
-	// last. The zero value is 5 MiB.
+	// PartSize is the minimum size of a part that the store accepts, except for
+	// the last. The zero value is 5 MiB.
 	PartSize int
 
 	// Differs names the cases in which the store is known to differ, with the
 	// reason. They must fail: a reason that no longer holds is an error, too.
 	Differs map[string]string
-	// Sometimes are cases that the store is known to fail now and then.
+	// Sometimes names cases that the store is known to fail now and then.
 	Sometimes map[string]string
 }
 
@@ -223,7 +224,7 @@ type ask struct {
 	payload string
 }
 
-// reply is what came back.
+// reply is the answer.
 type reply struct {
 	status int
 	header http.Header
@@ -283,7 +284,7 @@ func (t *Target) do(ctx context.Context, a ask) (*reply, error) {
 }
 
 // sign adds a signature of version 4 to a request. payload is the hash of the
-// body in hex, or one of the words that stand for it.
+// body in hex, or one of the words that replace it.
 func (t *Target) sign(r *http.Request, payload string, now time.Time) {
 	stamp := now.UTC().Format("20060102T150405Z")
 	r.Header.Set("X-Amz-Date", stamp)
@@ -325,7 +326,7 @@ func mac(key []byte, text string) []byte {
 	return h.Sum(nil)
 }
 
-// escape writes a path or a query's part the one way in which it is signed.
+// escape encodes a path or a part of a query exactly as it is signed.
 func escape(s string, slash bool) string {
 	var b strings.Builder
 	for i := range len(s) {
@@ -340,7 +341,7 @@ func escape(s string, slash bool) string {
 	return b.String()
 }
 
-// query encodes parameters, sorted, as signing wants it.
+// query encodes parameters, sorted, as signing requires.
 func query(values url.Values) string {
 	var parts []string
 	for name, list := range values {

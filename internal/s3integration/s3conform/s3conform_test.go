@@ -20,7 +20,7 @@ func TestServer(t *testing.T) {
 }
 
 // The suite must notice each way in which a store can be broken, and blame
-// nothing else for it.
+// nothing else.
 func TestMutants(t *testing.T) {
 	conditions := []string{
 		"create only once",
@@ -52,7 +52,7 @@ func TestMutants(t *testing.T) {
 				if strings.HasPrefix(r.Key, "race-") {
 					return s3test.Fault{Between: meeting.Join}
 				}
-				return s3test.Race() // where nothing races, nothing comes of it
+				return s3test.Race() // without a race it has no effect
 			}},
 			fails: s3conform.Races(),
 		},

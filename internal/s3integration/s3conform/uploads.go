@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// checksums are what S3 verifies, by header.
+// checksums lists what S3 verifies, by header.
 var checksums = map[string]func() hash.Hash{
 	"x-amz-checksum-crc32":     func() hash.Hash { return crc32.NewIEEE() },
 	"x-amz-checksum-crc32c":    func() hash.Hash { return crc32.New(crc32.MakeTable(crc32.Castagnoli)) },
@@ -156,7 +156,7 @@ func (k *trial) part(key, id string, number int, body string) *reply {
 		query: url.Values{"uploadId": {id}, "partNumber": {strconv.Itoa(number)}}})
 }
 
-// completion is the request that completes an upload.
+// completion returns the request that completes an upload.
 func (k *trial) completion(key, id string, parts []completedPart, pairs ...string) ask {
 	body, err := xml.Marshal(struct {
 		XMLName xml.Name        `xml:"CompleteMultipartUpload"`
@@ -172,7 +172,7 @@ func (k *trial) complete(key, id string, parts []completedPart, pairs ...string)
 	return k.send(k.completion(key, id, parts, pairs...))
 }
 
-// abort takes the whole key.
+// abort takes the full key.
 func (k *trial) abort(key, id string) *reply {
 	return k.send(ask{method: http.MethodDelete, key: key, query: url.Values{"uploadId": {id}}})
 }
@@ -190,7 +190,8 @@ var multipartCases = []testCase{
 		bodies := []string{strings.Repeat("a", k.PartSize), strings.Repeat("b", k.PartSize+1), "the end"}
 		var parts []completedPart
 		var sums []byte
-		// The order of arrival does not matter, nor a part that was sent twice.
+		// The order of arrival does not matter, nor does a part that is sent
+		// twice.
 		for _, n := range []int{3, 1, 2, 1} {
 			r := k.part("a", id, n, bodies[n-1]).want(http.StatusOK, "")
 			if r.etag() != md5ETag(bodies[n-1]) {
