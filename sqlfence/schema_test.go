@@ -26,7 +26,7 @@ func TestTableIsNotAsDescribed(t *testing.T) {
 			set   Set
 			names string
 		}{
-			"no token column":                 {"plain", 1, Set{"v": "new"}, defaultTokenColumn},
+			"no token column":                 {"plain", 1, Set{"v": "new"}, "must be bigint NOT NULL DEFAULT 0"},
 			"no such table":                   {"fencepost_gone", 1, Set{"v": "new"}, "fencepost_gone"},
 			"no such column":                  {"fencepost_rows", 1, Set{"fencepost": 1}, "fencepost"},
 			"no such function":                {"fencepost_rows", 1, Set{"v": Raw("fencepost_nothing()")}, "fencepost_nothing"},

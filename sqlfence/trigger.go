@@ -60,10 +60,10 @@ func (t Trigger) check() (name, parts string, err error) {
 	var all []triggerPart
 	for _, p := range t.Resource.Parts() {
 		part := triggerPart{Text: p.Literal, Variable: p.Variable, Type: p.Type, Column: t.Columns[p.Variable]}
-		if p.Variable == "" {
-			part.Column = ""
-		} else if _, err := quoteIdentifier("Trigger.Columns["+p.Variable+"]", part.Column); err != nil {
-			return "", "", err
+		if p.Variable != "" {
+			if _, err := quoteIdentifier("Trigger.Columns["+p.Variable+"]", part.Column); err != nil {
+				return "", "", err
+			}
 		}
 		all = append(all, part)
 	}
