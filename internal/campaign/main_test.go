@@ -45,7 +45,7 @@ func TestBadFlags(t *testing.T) {
 		"-patience 2h":      "-patience: 2h",
 		"-workers 1":        "-workers: 1",
 		"-seed x":           "-seed",
-		"now":               "no arguments",
+		"now":               "unexpected arguments",
 		"-artefacts /":      "not empty",
 		"-artefacts /dev/x": "/dev/x",
 	} {
