@@ -281,7 +281,7 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = three.Acquire(t.Context(), ask("r", "a"))
-	refused("one node, three promised", "Options.Members asks for 3", err)
+	refused("one node, three promised", "Options.Members requires 3", err)
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -377,7 +377,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if _, err := i.Advance(t.Context(), "full", guard.MaxToken); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
 		t.Errorf("above the highest token: %v", err)
 	}
 	if _, err := i.Acquire(t.Context(), ask("full", "b")); errors.Is(err, driver.ErrHeld) {

@@ -226,7 +226,7 @@ func TestTokensAbove53Bits(t *testing.T) {
 	if _, err := i.Advance(t.Context(), "full", guard.MaxToken); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
 		t.Errorf("at the highest token: %v", err)
 	}
 	if n := s.client(t, s.addr).Exists(t.Context(), "fencepost:{full}:lease").Val(); n != 0 {

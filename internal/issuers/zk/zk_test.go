@@ -225,7 +225,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 			}
 			continue
 		}
-		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
 			t.Errorf("above the highest token: %v", err)
 		}
 		if _, err := i.Acquire(t.Context(), ask(r, "b")); errors.Is(err, driver.ErrHeld) {
@@ -327,7 +327,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no rights":                  {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
 		"a wrong password":           {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
-		"standalone, three promised": {zklock.Options{Members: 3}, addr, "Options.Members asks for 3"},
+		"standalone, three promised": {zklock.Options{Members: 3}, addr, "Options.Members requires 3"},
 		"another tick":               {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
 		"no such parent":             {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
 		"a server that wants TLS":    {zklock.Options{}, plain.Addr().String(), ""},
