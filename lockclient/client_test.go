@@ -420,6 +420,7 @@ func TestAbandonedReleaseIsReported(t *testing.T) {
 				t.Fatal("granted", lease.Claim())
 			}
 			time.Sleep(5 * time.Minute)
+			synctest.Wait()
 			if logged := strings.Contains(log.String(), "lock_release_failed"); logged != (fails > 0) {
 				t.Errorf("%d failing releases: %s", fails, &log)
 			}

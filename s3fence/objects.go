@@ -195,8 +195,8 @@ func (o *Objects) safeBase(s *state) error {
 	return nil
 }
 
-// swap runs the change and reports it.
-func (o *Objects) swap(ctx context.Context, op guard.Op, c *change) (state, error) {
+// observed runs the change and reports it.
+func (o *Objects) observed(ctx context.Context, op guard.Op, c *change) (state, error) {
 	start := time.Now()
 	s, err := o.b.swap(ctx, c)
 	o.b.observe(ctx, op, c.claim, s.mark, start, err)
@@ -272,7 +272,7 @@ func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) erro
 		}
 		return o.rewrite(key, base, claim, c.id), nil
 	}
-	_, err = o.swap(ctx, guard.OpRaise, c)
+	_, err = o.observed(ctx, guard.OpRaise, c)
 	return err
 }
 
@@ -346,7 +346,7 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		}
 		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, body, length), nil
 	}
-	_, err = o.swap(ctx, guard.OpWrite, c)
+	_, err = o.observed(ctx, guard.OpWrite, c)
 	return err
 }
 
@@ -393,7 +393,7 @@ func (o *Objects) Delete(ctx context.Context, claim guard.Claim, key string) err
 		}
 		return o.tombstone(key, base, claim, c.id), nil
 	}
-	_, err = o.swap(ctx, guard.OpWrite, c)
+	_, err = o.observed(ctx, guard.OpWrite, c)
 	return err
 }
 

@@ -106,7 +106,7 @@ func (o *Objects) putData(ctx context.Context, c *change, admit func(*state) (do
 		}
 		return o.b.pointerWrite(c.key, base, base.follow(kindPointer, c.claim, c.id), made), nil
 	}
-	s, err := o.swap(ctx, guard.OpWrite, c)
+	s, err := o.observed(ctx, guard.OpWrite, c)
 	if made.Data != "" && (err != nil || !s.made(c.id)) { // or somebody else has adopted it
 		o.b.discard(ctx, c, made)
 	}

@@ -70,7 +70,7 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body i
 		}
 		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, content, length), nil
 	}
-	_, err = o.swap(ctx, guard.OpWrite, c)
+	_, err = o.observed(ctx, guard.OpWrite, c)
 	return err
 }
 

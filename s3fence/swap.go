@@ -167,15 +167,7 @@ type sending struct {
 // written or that the outcome is unknown.
 func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (now state, done bool, err error) {
 	s := &sending{b: b, c: c, base: base, w: w}
-	now, done, err = s.run(ctx)
-	if s.handed && !s.lost {
-		c.exposed = true
-	}
-	return now, done, err
-}
-
-func (s *sending) run(ctx context.Context) (now state, done bool, err error) {
-	b, c := s.b, s.c
+	defer func() { c.exposed = c.exposed || s.handed && !s.lost }()
 	for try := range maxSends {
 		if try > 0 {
 			sleep(ctx, b.backoff(try))

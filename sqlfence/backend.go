@@ -50,7 +50,7 @@ type txMode struct {
 	readOnly bool
 	// marker, if there is one, is what the first statements put into the setting
 	// fencepost.transaction; then commit answers errEnded, and commits nothing, if
-	// it is not there any more (see [DB.entering]).
+	// it is not there any more (see [DB.enterStatement]).
 	marker string
 }
 

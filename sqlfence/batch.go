@@ -65,7 +65,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Expr) ([
 	}
 	var last error
 	for range maxEnter {
-		rows, committing, err := d.batchOnce(ctx, d.entering(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes)
+		rows, committing, err := d.batchOnce(ctx, d.enterStatement(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes)
 		switch {
 		case err == nil:
 			return rows, nil

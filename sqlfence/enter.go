@@ -93,7 +93,7 @@ func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.
 func (d *DB[Tx]) enterRows(sorted []guard.Claim, send func(s statement) error) error {
 	presented := d.presented(sorted)
 	for _, claim := range sorted {
-		if err := send(d.entering(enterRowSQL+markSetSQL, claim, presented)); err != nil {
+		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, presented)); err != nil {
 			return enterFailure(claim, err)
 		}
 	}

@@ -218,7 +218,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	}
 	first := make([]statement, 0, len(claims)+1)
 	for _, claim := range claims {
-		first = append(first, d.entering(text, claim, presented))
+		first = append(first, d.enterStatement(text, claim, presented))
 	}
 	if opts.Resolve {
 		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.timeline}})
@@ -246,11 +246,11 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	return nil, guard.Unavailable(op, claims[0], err)
 }
 
-// entering returns a statement that enters under claim, marks the transaction,
+// enterStatement returns a statement that enters under claim, marks the transaction,
 // and presents the setting that [DB.presented] made of all claims that it
 // enters under. COMMIT checks for the marker: a callback that ended the
 // transaction in SQL wrote the rest without a fence, and only the server knows.
-func (d *DB[Tx]) entering(text string, claim guard.Claim, presented string) statement {
+func (d *DB[Tx]) enterStatement(text string, claim guard.Claim, presented string) statement {
 	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
 	if presented == "" {
