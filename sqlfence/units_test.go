@@ -150,3 +150,14 @@ func TestRefusedChecksItsInput(t *testing.T) {
 		}
 	})
 }
+
+// TestInlined: literals mean the same whatever standard_conforming_strings is.
+func TestInlined(t *testing.T) {
+	for value, want := range map[any]string{
+		int64(5): "SELECT f(5, $)", "a": "SELECT f('a', $)", "it's $1": "SELECT f('it''s $1', $)", `a\'b`: `SELECT f( E'a\\''b', $)`,
+	} {
+		if got := inlined(statement{sql: "SELECT f($1, $2)", args: []any{value, "$"}}); got != strings.Replace(want, "$)", "'$')", 1) {
+			t.Errorf("%v: %s", value, got)
+		}
+	}
+}
