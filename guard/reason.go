@@ -37,7 +37,7 @@ var (
 	// It may have taken effect. A blind retry may write twice.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrLeaseLost: the lease has ended by the holder's own clock, or the
-	// issuer said so. Nothing was sent.
+	// issuer said so. Nothing was written.
 	ErrLeaseLost = errors.New("lease lost")
 )
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -133,4 +134,47 @@ func TestRaceForFreeRow(t *testing.T) {
 			t.Errorf("%d of 4 were granted", n)
 		}
 	})
+}
+
+// TestLeaseIDOfAnotherOwnerThatRanOut (P4): an acquire that found the row free
+// waits for its lock; meanwhile another owner is granted the lease under the same
+// ID, and that lease runs out. The second owner gets a token of its own. The
+// control does not compare owners and gives it the first one's.
+func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
+	const byOwner = "l.lease_id = excluded.lease_id AND l.owner = excluded.owner AND l.expires_at > excluded.acquired_at"
+	granted := func(t *testing.T, compares string) (token int64) {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
+		alter(t, pool, "acquire", "token = CASE WHEN "+byOwner, "token = CASE WHEN "+compares)
+		mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "UPDATE fencepost.leases SET token = 2, lease_id = 'shared', owner = 'first', expires_at = clock_timestamp() + interval '1 hour'"); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan int64, 1)
+		go func() {
+			var token int64
+			if err := pool.QueryRow(context.Background(), grantSQL, grantArgs("r", "shared", time.Minute)...).Scan(&token); err != nil {
+				t.Error(err)
+			}
+			got <- token
+		}()
+		waiting(t, pool, 1)
+		if _, err := tx.Exec(t.Context(), "UPDATE fencepost.leases SET expires_at = clock_timestamp()"); err != nil { // after the other's moment
+			t.Fatal(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return <-got
+	}
+	if token := granted(t, byOwner+" "); token != 3 {
+		t.Errorf("the second owner has token %d", token)
+	}
+	if token := granted(t, strings.Replace(byOwner, " AND l.owner = excluded.owner", "", 1)); token != 2 {
+		t.Errorf("the control: token %d", token)
+	}
 }

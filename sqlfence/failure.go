@@ -164,15 +164,20 @@ func ended(ctx context.Context, op string, claim guard.Claim) error {
 
 // interrupted adds to the error of an operation during which ctx ended why it
 // ended, because a driver says no more than "context canceled". So a lease that
-// was lost meanwhile is reported as that, unless the outcome is unknown.
+// was lost meanwhile is reported as that if nothing was written. If that is not
+// known, the cause is in the text alone, because ErrLeaseLost would promise it.
 func interrupted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	if !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, guard.ErrOutcomeUnknown) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return err // not for that reason
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(err, guard.ErrOutcomeUnknown):
+		return fmt.Errorf("%w: %v", err, cause)
+	case !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded):
+		return err // it failed for another reason
 	}
-	if cause := context.Cause(ctx); !errors.Is(err, cause) {
+	if !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
 	if lease, held := guard.LeaseFrom(ctx); held && !lease.Valid() && !errors.Is(err, guard.ErrLeaseLost) {

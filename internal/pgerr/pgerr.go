@@ -200,7 +200,7 @@ func Explain(err error) error {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 	case Privilege:
-		return fmt.Errorf("%w: the role needs rights, see RolesSQL of sqlfence and lockadmin", err)
+		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqlfence and lockadmin)", err)
 	}
 	return err
 }

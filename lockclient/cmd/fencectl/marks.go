@@ -163,7 +163,7 @@ func (a *app) marksListCommand() *cli.Command {
 		Usage: "list marks",
 		Description: "Those of the resources that PATTERN chooses, as in fencectl list. With --ahead\n" +
 			"only those above everything that the issuer ever granted there: every holder is refused\n" +
-			"at them, until the issuer is raised (advance) or the mark is reset.",
+			"at them, until the issuer is advanced above it (advance) or the mark is reset.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "ahead", Usage: "only marks that are ahead of the issuer"},
 			limitFlag(0, "print at most this many; 0 is all"),
@@ -267,7 +267,7 @@ func (s *session) listMarks(ctx context.Context, ahead bool, pattern pglease.Pat
 func (a *app) marksResetCommand() *cli.Command {
 	return &cli.Command{
 		Name: "reset", ArgsUsage: "RESOURCE", Usage: "lower a mark that was poisoned: the only way there is",
-		Description: "For a mark that no issuer can be raised above (made up by hand, out of range).\n" +
+		Description: "For a mark that no issuer can be advanced above (made up by hand, out of range).\n" +
 			"Stop every holder of the resource first: WHOEVER HAS A TOKEN ABOVE --to, OR --to\n" +
 			"ITSELF, WRITES AGAIN. Where the issuer is behind, advance it instead. The mark must be exactly\n" +
 			"--from; --to may not be above all that the issuer granted. It is recorded.",
