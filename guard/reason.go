@@ -23,7 +23,7 @@ var (
 	ErrMarkAhead = errors.New("mark is ahead of the issuer")
 	// ErrUnfenced: the object exists but was never written under a token.
 	ErrUnfenced = errors.New("resource is not fenced")
-	// ErrInvalid: the input is malformed; nothing was sent or changed.
+	// ErrInvalid: the input is malformed; nothing was changed.
 	ErrInvalid = errors.New("invalid")
 	// ErrMisdirected: the claim is for a resource other than the one being
 	// written. Nothing was sent or changed. It is also ErrInvalid.

@@ -36,7 +36,8 @@ type request struct {
 // could arrive after that.
 //
 // Errors: [ErrHeld] (a [*HeldError]); [ErrLeaseIDSpent] (the lease ID was released or
-// abandoned before); guard.ErrInvalid (nothing was sent); guard.ErrUnavailable
+// abandoned before); guard.ErrInvalid (nothing was granted; also for the ID of
+// another owner's running lease); guard.ErrUnavailable
 // (nothing is held; also for a cancelled context and a closed pool, whose errors
 // are wrapped); guard.ErrOutcomeUnknown (the lease may have been granted: the
 // [guard.FailedError] has its ID in the claim; at the latest the TTL frees it.
@@ -103,7 +104,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 				continue
 			}
 			err = guard.Unavailable("acquire", r.Claim(), errRaced)
-		case errors.Is(err, ErrLeaseIDSpent), errors.Is(err, guard.ErrInvalid):
+		case errors.Is(err, ErrLeaseIDSpent):
 			return nil, err
 		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
 			lost, since, r.lost = err, c.clock(), true

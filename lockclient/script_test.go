@@ -40,6 +40,8 @@ func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, &HeldError{Resource: r.Resource}
 	case "spent":
 		return driver.Grant{}, driver.ErrLeaseIDSpent
+	case "in use":
+		return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, "another")
 	case "lost":
 		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
 	}
@@ -71,6 +73,8 @@ func TestAcquireAnswers(t *testing.T) {
 		{answers: []string{"free"}, want: guard.ErrUnavailable},
 		{answers: []string{"held"}, want: ErrHeld},
 		{answers: []string{"spent"}, want: ErrLeaseIDSpent, given: "mine"},
+		{answers: []string{"in use"}, want: guard.ErrInvalid, given: "mine"},
+		{answers: []string{"lost", "in use"}, want: guard.ErrOutcomeUnknown, given: "mine"},
 		{answers: []string{"down"}, want: guard.ErrUnavailable},
 		{answers: []string{"lost", "granted"}, token: 2},
 		{answers: []string{"lost", "down", "down", "granted"}, token: 4},
@@ -85,6 +89,7 @@ func TestAcquireAnswers(t *testing.T) {
 		{wait: true, answers: []string{"held", "held", "granted"}, token: 3},
 		{wait: true, answers: []string{"lost", "held", "granted"}, token: 3},
 		{wait: true, answers: []string{"held", "lost", "held", "lost", "granted"}, token: 5},
+		{wait: true, answers: []string{"held", "in use"}, want: guard.ErrInvalid, given: "mine"},
 		{wait: true, answers: []string{"held"}, want: ErrHeld},
 		{wait: true, answers: []string{"lost", "held"}, want: ErrHeld, released: 1},
 		{wait: true, answers: []string{"held", "down"}, want: guard.ErrUnavailable},
