@@ -26,7 +26,7 @@ const describeSQL = `SELECT line FROM (
 	UNION ALL SELECT 1, c.relname, 20000, format('  index %s', replace(pg_get_indexdef(i.indexrelid), $1 || '.', ''))
 	FROM pg_class c JOIN pg_index i ON i.indrelid = c.oid WHERE c.relnamespace = $1::regnamespace
 		AND NOT EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = i.indexrelid AND o.conrelid = c.oid)
-	UNION ALL SELECT 1, c.relname, 30000, format('  trigger %s, type %s, enabled %s, %s', g.tgname, g.tgtype, g.tgenabled, g.tgfoid::regproc)
+	UNION ALL SELECT 1, c.relname, 30000, format('  trigger %s, enabled %s: %s', g.tgname, g.tgenabled, pg_get_triggerdef(g.oid, true))
 	FROM pg_class c JOIN pg_trigger g ON g.tgrelid = c.oid WHERE c.relnamespace = $1::regnamespace AND NOT g.tgisinternal
 	UNION ALL SELECT 2, p.oid::regprocedure::text, 0, format('function %s returns %s%s%s%s%s', p.oid::regprocedure, pg_get_function_result(p.oid),
 		CASE p.provolatile WHEN 'i' THEN ' IMMUTABLE' WHEN 's' THEN ' STABLE' END, CASE WHEN p.proisstrict THEN ' STRICT' END,
