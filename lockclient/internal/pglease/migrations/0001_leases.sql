@@ -229,12 +229,19 @@ END $$;
 -- wake notifies the process for which a lease is kept, those next in line, whose
 -- turn it is if that one does not come, and onlookers. Nobody else is notified,
 -- since each would cost the next holder time; if no process is named, everybody
--- is.
+-- is. It returns true. A function in SQL would be planned in each call.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
-RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT count(pg_notify(concat_ws('.', 'fencepost.leases', u.name), p_topic || ' ' || concat_ws(' ', p_kept_for, nullif(array_to_string(p_waiters[1:3], ' '), '')))) > 0
-  FROM unnest(CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END) AS u(name)
-$$;
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_payload text := concat_ws(' ', p_topic, p_kept_for, nullif(array_to_string(p_waiters[1:3], ' '), ''));
+  v_name    text;
+  v_void    text;
+BEGIN
+  FOREACH v_name IN ARRAY CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END LOOP
+    v_void := pg_notify(concat_ws('.', 'fencepost.leases', v_name), v_payload);
+  END LOOP;
+  RETURN true;
+END $$;
 
 -- spend frees the lease of a lease ID, whatever its token, and ensures that
 -- nothing is granted under the ID any more. A resource without a row gets one,
