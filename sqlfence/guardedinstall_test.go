@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -98,6 +99,28 @@ func TestTriggerSQL(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestInvalidTriggers: a malformed description is refused before anything is sent,
+// by the printed text, too.
+func TestInvalidTriggers(t *testing.T) {
+	admin := mocked(t, func(sqlmock.Sqlmock) {}).Admin()
+	for what, c := range map[string]struct {
+		trigger      Trigger
+		field, shown string
+	}{
+		"no column for a variable": {triggerOn([]string{"a"}, "x:{tenant}", ""), "Trigger.Columns[tenant]", `""`},
+		"NUL in a column":          {triggerOn([]string{"a"}, "{tenant}", "a\x00"), "Trigger.Columns[tenant]", `a\x00`},
+		"three parts":              {triggerOn([]string{"a", "b", "c"}, "{tenant}"), "Trigger.Table", "a.b.c"},
+		"no resource":              {Trigger{Table: []string{"a"}}, "Trigger.Resource", "nil"},
+	} {
+		wantInvalid(t, what, admin.InstallTrigger(t.Context(), c.trigger), c.field, c.shown)
+		text, err := TriggerSQL(c.trigger)
+		if wantInvalid(t, what, err, c.field, c.shown); text != "" {
+			t.Errorf("%s: printed %s", what, text)
+		}
+	}
+	wantInvalid(t, "removal, three parts", admin.RemoveTrigger(t.Context(), []string{"a", "b", "c"}), "Trigger.Table", "a.b.c")
 }
 
 // TestInstallRefuses: what cannot be fully guarded is refused with the reason,

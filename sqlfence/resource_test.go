@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -188,6 +189,23 @@ func TestKeyTexts(t *testing.T) {
 		}
 	})
 }
+
+// TestKeyValueErrors: the error of a key's value that has no text says why.
+func TestKeyValueErrors(t *testing.T) {
+	table, err := NewTable([]string{"jobs"}, []string{"id"}, template("job:{id}"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := mocked(t, func(sqlmock.Sqlmock) {})
+	for why, v := range map[string]any{"injected": unvalued{}, "is not a type whose text": [16]byte{1}} {
+		wantInvalid(t, why, table.Update(t.Context(), db, claimOf("job:x", 5), Key{v}, Set{"v": 1}), "key column id", why)
+	}
+}
+
+// unvalued is a value that the driver cannot get.
+type unvalued struct{}
+
+func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
 
 // TestTemplateTypes (P9): a variable's type must be its column's; columns of which
 // several spellings are equal are refused at the first use.

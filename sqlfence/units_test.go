@@ -145,6 +145,8 @@ func TestRefusedChecksItsInput(t *testing.T) {
 		wantInvalid(t, "no claim", exact.Refused(t.Context(), e.db, guard.Claim{}, Key{1}), "resource", "")
 		wantInvalid(t, "no key", exact.Refused(t.Context(), e.db, claimOf("1", 5), nil), "key", "")
 		wantInvalid(t, "the column's type", inexact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}), "token column", "real")
+		open := exact.Where(Raw("(true")).Refused(t.Context(), e.db, claimOf("1", 5), Key{1})
+		wantInvalid(t, "the predicate", open, "predicate", "parenthesis")
 		if err := exact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}); !errors.Is(err, guard.ErrNotFound) {
 			t.Errorf("no row: %v", err)
 		}
@@ -160,4 +162,58 @@ func TestInlined(t *testing.T) {
 			t.Errorf("%v: %s", value, got)
 		}
 	}
+}
+
+// TestHolderTimesAreBounded: the first sight of a transaction is kept, and the
+// number of those that are kept is bounded.
+func TestHolderTimesAreBounded(t *testing.T) {
+	var times holderTimes
+	first := times.since("0")
+	for i := range maxHolders {
+		times.since(fmt.Sprint(i))
+	}
+	if again := times.since("0"); again != first || len(times.first) != maxHolders {
+		t.Errorf("first seen %v, then %v, of %d", first, again, len(times.first))
+	}
+	last := times.since("one more")
+	if len(times.first) != 1 || times.since("one more") != last || times.since("0") == first {
+		t.Errorf("%d are kept beyond the bound", len(times.first))
+	}
+}
+
+// TestWayOut: the error of a missing object names the fix of its most likely
+// cause, and that of another one does not.
+func TestWayOut(t *testing.T) {
+	const parts, column = `[]string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
+	for _, c := range []struct{ table, code, message, parts, column string }{
+		{"billing.closes", "42P01", "no table", "says", ""},
+		{"closes", "42P01", "no table", "", ""},
+		{"billing.closes", "42P10", "no table", "", ""},
+		{"closes", "42703", `column "last_fencing_token" does not exist`, "", "says"},
+		{"closes", "42703", `column "v" does not exist`, "", ""},
+		{"closes", "42883", "operator does not exist: bigint > text", "", "says"},
+		{"closes", "42883", "function f(integer) does not exist", "", ""},
+		{"closes", "42704", `type "last_fencing_token" or bigint does not exist`, "", ""},
+	} {
+		table, err := anyTable([]string{c.table}, []string{"id"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause := &pgconn.PgError{Severity: "ERROR", Code: c.code, Message: c.message}
+		err = table.failure("update", claimOf("r", 5), cause, true)
+		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.Contains(err.Error(), parts) != (c.parts != "") || strings.HasSuffix(err.Error(), column) != (c.column != "") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestJSONTextPanics: a value that cannot be encoded is a mistake in this package,
+// not an empty text.
+func TestJSONTextPanics(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a channel was encoded")
+		}
+	}()
+	t.Errorf("encoded as %q", jsonText(make(chan int)))
 }
