@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -249,6 +250,53 @@ func TestTriggers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "has no parts that name its resources") && !strings.Contains(err.Error(), "neither a column nor a text") {
 				t.Errorf("parts %s: %v", parts, err)
 			}
+		}
+	})
+}
+
+// TestTriggersOfTypes: the list has the template and the columns as they were
+// given, with the types of the variables.
+func TestTriggersOfTypes(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE typed (n int NOT NULL, u uuid NOT NULL, t text NOT NULL)")
+		g := triggerOn([]string{"public", "typed"}, "{number:int}:{id:uuid}:x:{t}", "n", "u")
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		tables, err := e.db.Triggers(t.Context())
+		if err != nil || len(tables) != 1 || len(tables[0].Findings) != 0 {
+			t.Fatalf("%+v, %v", tables, err)
+		}
+		if got := tables[0].Trigger; got.Resource.String() != g.Resource.String() || !maps.Equal(got.Columns, g.Columns) {
+			t.Errorf("listed as %s with %v, want %s with %v", got.Resource, got.Columns, g.Resource, g.Columns)
+		}
+		e.exec(`UPDATE fencepost.guarded SET parts = '[{"text": {"of": "another version"}}]'`)
+		if tables, err := e.db.Triggers(t.Context()); tables != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "an answer of another version") {
+			t.Errorf("another version: %+v, %v", tables, err)
+		}
+	})
+}
+
+// TestVerifyFails (P5): a check that fails is an error of Verify, and not a
+// database without findings.
+func TestVerifyFails(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		p, through := e.newProxy()
+		db := e.open(nil, through)
+		tables := Verification{Tables: []*Table{e.table("jobs", []string{"id"}, nil)}, WithoutSchema: true}
+		if found, err := db.Verify(t.Context(), tables); err != nil || len(found) != 1 {
+			t.Errorf("the control: %v, %v", found, err)
+		}
+		p.set(on("'the table does not exist'", cutBefore))
+		p.cut() // what was prepared is sent again
+		if found, err := db.Verify(t.Context(), tables); found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("tables: %v, %v, want ErrUnavailable", found, err)
+		}
+		p.set(nil)
+		e.exec("DROP FUNCTION fencepost.guard_problems")
+		found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{triggerOn([]string{"jobs"}, "{tenant}")}})
+		if found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
+			t.Errorf("triggers: %v, %v, want ErrUnavailable that names the way out", found, err)
 		}
 	})
 }
