@@ -215,7 +215,7 @@ func TestBatchTransactionControl(t *testing.T) {
 			}
 		}
 		// A dollar that begins no quoted text is left to the server.
-		for _, text := range []string{"SELECT $a", "SELECT 1 $", "SELECT $a - 1"} {
+		for _, text := range []string{"SELECT $a", "SELECT 1 $", "SELECT $'; quoted'"} {
 			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text)); pgerr.State(err) != "42601" {
 				t.Errorf("%q: %v, want the server's syntax error", text, err)
 			}

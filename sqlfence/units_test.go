@@ -184,7 +184,7 @@ func TestHolderTimesAreBounded(t *testing.T) {
 // TestWayOut: the error of a missing object names the fix of its most likely
 // cause, and that of another one does not.
 func TestWayOut(t *testing.T) {
-	const parts, column = `[]string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
+	const parts, column = `; each part of the name is an element: []string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
 	for _, c := range []struct{ table, code, message, parts, column string }{
 		{"billing.closes", "42P01", "no table", "says", ""},
 		{"closes", "42P01", "no table", "", ""},
@@ -201,7 +201,8 @@ func TestWayOut(t *testing.T) {
 		}
 		cause := &pgconn.PgError{Severity: "ERROR", Code: c.code, Message: c.message}
 		err = table.failure("update", claimOf("r", 5), cause, true)
-		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.Contains(err.Error(), parts) != (c.parts != "") || strings.HasSuffix(err.Error(), column) != (c.column != "") {
+		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.HasSuffix(err.Error(), parts) != (c.parts != "") ||
+			strings.HasSuffix(err.Error(), column) != (c.column != "") || strings.Contains(err.Error(), "; ") != (c.parts+c.column != "") {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
