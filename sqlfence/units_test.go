@@ -218,3 +218,60 @@ func TestJSONTextPanics(t *testing.T) {
 	}()
 	t.Errorf("encoded as %q", jsonText(make(chan int)))
 }
+
+// TestSessionText: what the log and the error of a raise say of a session.
+func TestSessionText(t *testing.T) {
+	for _, c := range []struct {
+		session
+		want string
+	}{
+		{session{pid: 7, application: "a b", state: "idle", open: 1500, entered: true}, `pid 7, application "a b", idle, its transaction open for 1.5s`},
+		{session{pid: 7, state: "active", open: 0, entered: true}, `pid 7, application "", active, its transaction open for 0s`},
+		{session{pid: 7, state: "not visible", open: -1, entered: true}, `pid 7, application "", not visible`},
+		{session{pid: 7, state: "idle", open: -1}, `pid 7, application "", idle, which took the advisory lock without entering`},
+	} {
+		if got := c.String(); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
+		}
+	}
+}
+
+// TestFactsOfAnotherVersion: a detail that is not as expected gives no facts at
+// all, and not half of them.
+func TestFactsOfAnotherVersion(t *testing.T) {
+	for detail, want := range map[string]facts{
+		`{"resource": "r", "mark": {"token": "5", "leaseId": "a"}}`: {Resource: "r", Mark: guard.Mark{Token: 5, LeaseID: "a"}},
+		`{"resource": "r", "mark": 5}`:                              {},
+		"no JSON":                                                   {},
+	} {
+		if got := factsOf(&pgconn.PgError{Code: pgerr.Stale, Detail: detail}); got != want {
+			t.Errorf("%s: %+v, want %+v", detail, got, want)
+		}
+	}
+	if got := offeredIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
+		t.Errorf("half a claim: %+v", got)
+	}
+}
+
+// TestTimeoutsOfAMillisecond: the shortest timeouts reach the server, and 0 leaves
+// the session's own, in each way to enter.
+func TestTimeoutsOfAMillisecond(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := e.admin.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for function, level := range map[string]string{"enter": "READ COMMITTED", "enter_row": "READ COMMITTED", "enter_snapshot": "REPEATABLE READ"} {
+		for ms, want := range map[string]string{"1": "1ms 1ms", "0": "20s 30s"} {
+			results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+				"SELECT fencepost."+function+"('r', 5, 'lease-5', "+ms+", "+ms+"); SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+			if err != nil || string(results[4].Rows[0][0]) != want {
+				t.Errorf("%s, %s ms: %v, %v, want %s", function, ms, results, err, want)
+			}
+		}
+	}
+}
