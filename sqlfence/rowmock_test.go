@@ -164,3 +164,21 @@ func TestTooManyParameters(t *testing.T) {
 		t.Errorf("the most: %v, want it sent", err)
 	}
 }
+
+// TestFailureOfTheFirstLook (P5): a table that cannot be looked at when it is first
+// used is not written.
+func TestFailureOfTheFirstLook(t *testing.T) {
+	table, err := anyTable([]string{"fresh"}, []string{"id"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, cause := range map[guard.Reason]error{guard.ReasonUnavailable: errInjected, guard.ReasonInvalid: state("42P01")} {
+		db := mocked(t, func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(kindSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
+		})
+		err := table.Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": 1})
+		if guard.ReasonOf(err) != want || !errors.Is(err, cause) || !strings.Contains(err.Error(), "look at fresh") {
+			t.Errorf("%v: got %v, want %s", cause, err, want)
+		}
+	}
+}

@@ -135,6 +135,9 @@ func TestVerifyFunctions(t *testing.T) {
 		}
 		e.mutate("judge", "SF001", "SF00X")
 		e.wantFindings("another body", Verification{}, "function fencepost.judge: is not the one of this build")
+		e.exec("ALTER FUNCTION fencepost.judge SECURITY DEFINER; ALTER FUNCTION fencepost.judge RESET search_path")
+		e.wantFindings("another body with other rights", Verification{}, "function fencepost.judge: is not the one of this build")
+		e.exec("ALTER FUNCTION fencepost.judge SECURITY INVOKER; ALTER FUNCTION fencepost.judge SET search_path = pg_catalog, pg_temp")
 		e.mutate("judge", "SF00X", "SF001")
 		e.exec("ALTER FUNCTION fencepost.require SECURITY INVOKER; ALTER FUNCTION fencepost.refuse RESET search_path")
 		e.wantFindings("other rights", Verification{}, "function fencepost.require: does not run with the rights", "function fencepost.refuse: has no pinned search_path")
