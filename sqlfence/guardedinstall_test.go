@@ -2,6 +2,8 @@ package sqlfence
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strings"
 	"sync"
@@ -253,4 +255,41 @@ func TestReportOnly(t *testing.T) {
 			t.Errorf("no longer report-only: %v", err)
 		}
 	})
+}
+
+// TestGuardNames: the name of a table's function is the same in every version, or
+// an upgrade would leave two, and differs between tables.
+func TestGuardNames(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	digest := sha256.Sum256([]byte("6:publicitems"))
+	if got, want := e.text("SELECT fencepost.guard_name('public', 'items')"), "guard_"+hex.EncodeToString(digest[:16]); got != want {
+		t.Errorf("named %s, want %s", got, want)
+	}
+	if e.text("SELECT fencepost.guard_name('a', 'bc')") == e.text("SELECT fencepost.guard_name('ab', 'c')") {
+		t.Error("two tables have one function")
+	}
+}
+
+// TestGuardedWriteKeepsTimeouts: a guarded write leaves the timeouts of the
+// application's transaction alone, at each level.
+func TestGuardedWriteKeepsTimeouts(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
+	e.guardBy("kept", "{tenant}")
+	if err := e.db.Raise(t.Context(), claimOf("a", 5)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := e.admin.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+			"SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a'); "+
+			"SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+		if err != nil || string(results[5].Rows[0][0]) != "20s 30s" {
+			t.Errorf("%s: %v, %v", level, results, err)
+		}
+	}
 }

@@ -82,6 +82,7 @@ func TestVerifyGuarded(t *testing.T) {
 		v := Verification{Triggers: []Trigger{g}}
 		e.wantFindings("guarded", v)
 		name := e.text("SELECT fencepost.guard_name('public', 'parts')")
+		others := e.text("SELECT fencepost.guard_name('public', 'items')")
 		for _, c := range []struct {
 			sql  string
 			says []string
@@ -91,6 +92,9 @@ func TestVerifyGuarded(t *testing.T) {
 			{"ALTER TABLE parts_low ENABLE REPLICA TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
 			{"DROP TRIGGER fencepost_truncate ON parts_high_a", []string{"parts_high_a: the trigger fencepost_truncate is missing"}},
 			{"DROP TRIGGER fencepost_delete ON parts; CREATE TRIGGER fencepost_delete AFTER DELETE ON parts FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "()", []string{"parts: the trigger fencepost_delete is another one", "parts: the trigger fencepost_delete is not enabled ALWAYS"}[:1]},
+			{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + others + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
+			{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT WHEN (pg_trigger_depth() = 1) EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
+			{"DROP TRIGGER fencepost_insert ON parts_low; CREATE TRIGGER fencepost_insert AFTER UPDATE ON parts_low REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is another one"}},
 			{"ALTER FUNCTION fencepost." + name + "() SECURITY INVOKER", []string{"is not of this version"}},
 			{"ALTER FUNCTION fencepost." + name + "() RESET search_path", []string{"is not of this version"}},
 			{"CREATE OR REPLACE FUNCTION fencepost." + name + "() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'", []string{"is not of this version"}},
