@@ -201,7 +201,7 @@ func TestBatchTransactionControl(t *testing.T) {
 			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
 			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", "PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
 			"SELECT E'a' -- a text goes on behind comments, too\n'\\''; COMMIT; --'", "SELECT E'a'\n--\n'\\''; COMMIT; --'",
-			"SELECT E'a'\r'\\''; COMMIT; --'", "SELECT E'a' -- a comment ends with\r'\\''; COMMIT; --'", "SELECT 1 /* open", "SELECT 1 /* /* */", "SELECT $a$1", "SELECT $$1",
+			"SELECT E'a'\r'\\''; COMMIT; --'", "SELECT E'a' -- a comment ends with\r'\\''; COMMIT; --'", "SELECT 1 /* open", "SELECT 1 /* /* */", "SELECT $a$1", "SELECT $ $; COMMIT; $ $", "SELECT $$1",
 		} {
 			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text), Raw("UPDATE n SET v = 'new'"))
 			wantInvalid(t, text, err, "writes[0]", "")
@@ -209,7 +209,7 @@ func TestBatchTransactionControl(t *testing.T) {
 				t.Fatalf("%q wrote %q", text, v)
 			}
 		}
-		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)", "SELECT $a$;$a$"} {
+		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)", "SELECT $a$;$a$", "SELECT 1; \n-- end"} {
 			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text)); err != nil {
 				t.Errorf("%q: %v", text, err)
 			}
