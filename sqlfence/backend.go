@@ -32,7 +32,7 @@ type conn[Tx any] interface {
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error
-	// release never blocks for long and may be called more than once.
+	// release never blocks for long. It is called once.
 	release()
 	migrations() migrate.Conn
 }

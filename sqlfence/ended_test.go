@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // wrappedConnector is a database/sql driver around pgx's, as programs install
@@ -137,6 +138,16 @@ func TestEnterAfterRollback(t *testing.T) {
 			t.Errorf("the control, the transaction of InTx: %v", control)
 		}
 		wantInvalid(t, "another transaction on the connection", entered, "Enter", `"r"`)
+		e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
+			if _, err := tx.exec(ctx, "SELECT 1/0"); err == nil {
+				t.Error("a division by zero")
+			}
+			entered = tx.enter(ctx, claim)
+			return entered
+		})
+		if guard.ReasonOf(entered) != guard.ReasonUnavailable || pgerr.State(entered) != "25P02" {
+			t.Errorf("in an aborted transaction: got %v, want ErrUnavailable", entered)
+		}
 	})
 }
 
@@ -190,6 +201,7 @@ func TestBatchTransactionControl(t *testing.T) {
 			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
 			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", "PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
 			"SELECT E'a' -- a text goes on behind comments, too\n'\\''; COMMIT; --'", "SELECT E'a'\n--\n'\\''; COMMIT; --'",
+			"SELECT E'a'\r'\\''; COMMIT; --'", "SELECT E'a' -- a comment ends with\r'\\''; COMMIT; --'", "SELECT 1 /* open", "SELECT 1 /* /* */", "SELECT $a$1", "SELECT $ $; COMMIT; $ $", "SELECT $$1",
 		} {
 			_, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text), Raw("UPDATE n SET v = 'new'"))
 			wantInvalid(t, text, err, "writes[0]", "")
@@ -197,9 +209,15 @@ func TestBatchTransactionControl(t *testing.T) {
 				t.Fatalf("%q wrote %q", text, v)
 			}
 		}
-		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)"} {
+		for _, text := range []string{"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)", "SELECT $a$;$a$", "SELECT 1; \n-- end"} {
 			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text)); err != nil {
 				t.Errorf("%q: %v", text, err)
+			}
+		}
+		// A dollar that begins no quoted text is left to the server.
+		for _, text := range []string{"SELECT $a", "SELECT 1 $", "SELECT $'; quoted'"} {
+			if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw(text)); pgerr.State(err) != "42601" {
+				t.Errorf("%q: %v, want the server's syntax error", text, err)
 			}
 		}
 	})

@@ -220,13 +220,14 @@ func commentLen(s string) int {
 }
 
 // dollarLen returns the length of the dollar-quoted text that s begins with, 0
-// if it is not closed, and 1 if the dollar does not begin one.
+// if it is not closed, and 1 if the dollar does not begin one. No digit follows
+// the dollar: that would be a parameter.
 func dollarLen(s string) int {
 	end := 1
 	for end < len(s) && isWord(s[end]) && s[end] != '$' {
 		end++
 	}
-	if end == len(s) || s[end] != '$' || s[1] >= '0' && s[1] <= '9' {
+	if end == len(s) || s[end] != '$' {
 		return 1
 	}
 	tag := s[:end+1]

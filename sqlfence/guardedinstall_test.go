@@ -2,11 +2,14 @@ package sqlfence
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -98,6 +101,28 @@ func TestTriggerSQL(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestInvalidTriggers: a malformed description is refused before anything is sent,
+// by the printed text, too.
+func TestInvalidTriggers(t *testing.T) {
+	admin := mocked(t, func(sqlmock.Sqlmock) {}).Admin()
+	for what, c := range map[string]struct {
+		trigger      Trigger
+		field, shown string
+	}{
+		"no column for a variable": {triggerOn([]string{"a"}, "x:{tenant}", ""), "Trigger.Columns[tenant]", `""`},
+		"NUL in a column":          {triggerOn([]string{"a"}, "{tenant}", "a\x00"), "Trigger.Columns[tenant]", `a\x00`},
+		"three parts":              {triggerOn([]string{"a", "b", "c"}, "{tenant}"), "Trigger.Table", "a.b.c"},
+		"no resource":              {Trigger{Table: []string{"a"}}, "Trigger.Resource", "nil"},
+	} {
+		wantInvalid(t, what, admin.InstallTrigger(t.Context(), c.trigger), c.field, c.shown)
+		text, err := TriggerSQL(c.trigger)
+		if wantInvalid(t, what, err, c.field, c.shown); text != "" {
+			t.Errorf("%s: printed %s", what, text)
+		}
+	}
+	wantInvalid(t, "removal, three parts", admin.RemoveTrigger(t.Context(), []string{"a", "b", "c"}), "Trigger.Table", "a.b.c")
 }
 
 // TestInstallRefuses: what cannot be fully guarded is refused with the reason,
@@ -230,4 +255,41 @@ func TestReportOnly(t *testing.T) {
 			t.Errorf("no longer report-only: %v", err)
 		}
 	})
+}
+
+// TestGuardNames: the name of a table's function is the same in every version, or
+// an upgrade would leave two, and differs between tables.
+func TestGuardNames(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	digest := sha256.Sum256([]byte("6:publicitems"))
+	if got, want := e.text("SELECT fencepost.guard_name('public', 'items')"), "guard_"+hex.EncodeToString(digest[:16]); got != want {
+		t.Errorf("named %s, want %s", got, want)
+	}
+	if e.text("SELECT fencepost.guard_name('a', 'bc')") == e.text("SELECT fencepost.guard_name('ab', 'c')") {
+		t.Error("two tables have one function")
+	}
+}
+
+// TestGuardedWriteKeepsTimeouts: a guarded write leaves the timeouts of the
+// application's transaction alone, at each level.
+func TestGuardedWriteKeepsTimeouts(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
+	e.guardBy("kept", "{tenant}")
+	if err := e.db.Raise(t.Context(), claimOf("a", 5)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := e.admin.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+			"SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a'); "+
+			"SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+		if err != nil || string(results[5].Rows[0][0]) != "20s 30s" {
+			t.Errorf("%s: %v, %v", level, results, err)
+		}
+	}
 }

@@ -139,6 +139,11 @@ func TestInvalidClaims(t *testing.T) {
 			"Mark":    func() error { _, err := closed.Mark(t.Context(), "r"); return err }(),
 			"Retire":  func() error { _, err := closed.Retire(t.Context(), time.Now()); return err }(),
 			"Migrate": closed.Migrate(t.Context()),
+			"Marks":   func() error { _, err := collect(closed.Marks(t.Context(), "")); return err }(),
+			"InsecureTx": func() error {
+				transactor, _ := (&env{db: closed}).transactor()
+				return transactor.InsecureTx(t.Context(), func(context.Context) error { t.Error("the callback ran"); return nil })
+			}(),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
@@ -163,6 +168,7 @@ func TestInvalidUpdates(t *testing.T) {
 		"three key values":     {Key{1, "x", 2}, set, "key", "2 columns, 3 values"},
 		"a NULL key":           {Key{1, nil}, set, `key column b`, "NULL"},
 		"a nil pointer":        {Key{1, nilString}, set, `key column b`, "NULL"},
+		"a nil valuer":         {Key{1, (*sql.NullString)(nil)}, set, `key column b`, "NULL"},
 		"nil bytes":            {Key{1, []byte(nil)}, set, `key column b`, "NULL"},
 		"a valuer's NULL":      {Key{1, sql.NullString{}}, set, `key column b`, "NULL"},
 		"an empty set":         {good, Set{}, "set", "no column"},

@@ -29,12 +29,20 @@ func TestContextOfALostLease(t *testing.T) {
 		transactor, _ := e.transactor()
 		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
 			for what, err := range map[string]error{
-				"InTx":       e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
-				"Raise":      e.db.Raise(ctx, lease.claim),
-				"InsecureTx": transactor.InsecureTx(ctx, func(context.Context) error { return nil }),
+				"InTx":          e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
+				"Raise":         e.db.Raise(ctx, lease.claim),
+				"InsecureTx":    transactor.InsecureTx(ctx, func(context.Context) error { return nil }),
+				"Batch":         func() error { _, err := e.db.Batch(ctx, lease.claim, Raw("SELECT 1")); return err }(),
+				"Marks":         func() error { _, err := collect(e.db.Marks(ctx, "")); return err }(),
+				"Verify":        func() error { _, err := e.db.Verify(ctx, Verification{}); return err }(),
+				"Triggers":      func() error { _, err := e.db.Triggers(ctx); return err }(),
+				"RemoveTrigger": e.db.RemoveTrigger(ctx, []string{"x"}),
 			} {
 				if guard.ReasonOf(err) != want || !errors.Is(err, over) {
 					t.Errorf("%s: %v, want %s with the cause", what, err, want)
+				}
+				if !lease.valid && !strings.Contains(err.Error(), "nothing was sent") {
+					t.Errorf("%s: %v does not say that nothing was sent", what, err)
 				}
 			}
 			lease.valid = false

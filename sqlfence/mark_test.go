@@ -216,3 +216,26 @@ func TestForeignCollation(t *testing.T) {
 		}
 	})
 }
+
+// TestMarkLimits: the table of marks has the limits of a claim, for callers that
+// do not validate theirs.
+func TestMarkLimits(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	for _, c := range []struct {
+		resource, lease int
+		token           string
+		state           string
+	}{
+		{512, 128, "1", ""}, {512, 0, "9223372036854775806", ""}, {513, 0, "1", "23514"}, {1, 129, "1", "23514"}, {2, 0, "0", "22023"}, {3, 0, "9223372036854775807", "22023"},
+	} {
+		err := e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease))
+		if pgerr.State(err) != c.state {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	for token, state := range map[string]string{"0": "23514", "9223372036854775807": "23514", "7": ""} { // by a restored dump
+		if err := e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"); pgerr.State(err) != state {
+			t.Errorf("token %s: %v", token, err)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/DATA-DOG/go-sqlmock"
@@ -28,6 +29,16 @@ func TestFailureOfBatch(t *testing.T) {
 			m.ExpectBegin()
 			m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.Stale))
 			m.ExpectRollback()
+		}},
+		"raised for ever": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+			for range maxEnter {
+				m.ExpectBegin()
+				m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.MustRaise))
+				m.ExpectRollback()
+				m.ExpectBegin()
+				m.ExpectExec(raiseSQL).WillReturnResult(ok)
+				m.ExpectCommit()
+			}
 		}},
 		"write": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
 			entered(m)
@@ -55,7 +66,118 @@ func TestFailureOfBatch(t *testing.T) {
 			if guard.ReasonOf(err) != c.want || (rows != nil) != (err == nil) {
 				t.Errorf("got %v, %v, want %q", rows, err, c.want)
 			}
+			if what == "raised for ever" && pgerr.State(err) != pgerr.MustRaise {
+				t.Errorf("%v has not the last refusal inside", err)
+			}
 		})
+	}
+}
+
+// endingResult calls end when its rows are counted.
+type endingResult struct{ end func() }
+
+func (r endingResult) LastInsertId() (int64, error) { return 0, nil }
+
+func (r endingResult) RowsAffected() (int64, error) { r.end(); return 1, nil }
+
+// TestBatchEndedBeforeCommit (P5): if the context ends after the last write, no
+// COMMIT is sent, and the error has the cause.
+func TestBatchEndedBeforeCommit(t *testing.T) {
+	over := errors.New("over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	db := mocked(t, func(m sqlmock.Sqlmock) {
+		m.ExpectBegin()
+		m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectExec("UPDATE jobs SET v = 1").WillReturnResult(endingResult{func() { cancel(over) }})
+		m.ExpectRollback()
+	})
+	rows, err := db.Batch(ctx, claimOf("r", 5), Raw("UPDATE jobs SET v = 1"))
+	if rows != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, over) {
+		t.Errorf("got %v, %v, want ErrUnavailable with the cause", rows, err)
+	}
+}
+
+// TestInsecureTxEndedByItsHandle (P5): the driver says that the callback ended
+// the transaction through its handle.
+func TestInsecureTxEndedByItsHandle(t *testing.T) {
+	db := mocked(t, func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectRollback() })
+	err := db.Transactor().InsecureTx(t.Context(), func(ctx context.Context) error {
+		tx, _ := db.TxFrom(ctx)
+		return tx.Rollback()
+	})
+	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, errEnded) {
+		t.Errorf("got %v, want ErrOutcomeUnknown that names the cause", err)
+	}
+}
+
+// TestFailureOfLook: what a raise does when it may not look for the sessions
+// that it waits for, and when the look shows that the claim is stale.
+func TestFailureOfLook(t *testing.T) {
+	privilege := state(pgerr.Privilege)
+	for what, c := range map[string]struct {
+		look   error
+		again  func(m sqlmock.Sqlmock) // the raise after the look
+		want   guard.Reason
+		inside []error
+	}{
+		"stale": {state(pgerr.Stale), func(sqlmock.Sqlmock) {}, guard.ReasonStale, nil},
+		"raised without a look": {privilege, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(raiseSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectCommit()
+		}, guard.ReasonNone, nil},
+		"not raised": {privilege, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(raiseSQL).WillReturnError(errInjected)
+			m.ExpectRollback()
+		}, guard.ReasonUnavailable, []error{privilege, errInjected}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			err := mocked(t, func(m sqlmock.Sqlmock) {
+				m.ExpectBegin()
+				m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
+				m.ExpectRollback()
+				m.ExpectBegin()
+				m.ExpectQuery(holdersSQL).WillReturnError(c.look)
+				m.ExpectRollback()
+				c.again(m)
+			}).Raise(t.Context(), claimOf("r", 5))
+			if guard.ReasonOf(err) != c.want || c.want == guard.ReasonStale && errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			for _, inside := range c.inside {
+				if !errors.Is(err, inside) {
+					t.Errorf("%v has not %v inside", err, inside)
+				}
+			}
+		})
+	}
+}
+
+// TestFailureOfResolve (P5): what the server's answer about a lost COMMIT means.
+func TestFailureOfResolve(t *testing.T) {
+	answer := func(standby bool, timeline, status string) func(m sqlmock.Sqlmock) {
+		return func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(standby, timeline, status))
+		}
+	}
+	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})
+	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errStandby) {
+		t.Errorf("a standby: got %v, %v, want ErrUnavailable", committed, err)
+	}
+	for status, want := range map[string]guard.Reason{"committed": guard.ReasonNone, "aborted": guard.ReasonUnavailable, "forgotten": guard.ReasonOutcomeUnknown} {
+		db := mocked(t, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectQuery(transactionIDSQL).WillReturnRows(sqlmock.NewRows(make([]string, 2)).AddRow("7", "00000001"))
+			m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows(make([]string, 1)).AddRow(true))
+			m.ExpectCommit().WillReturnError(errInjected) // the session may live
+			answer(false, "00000001", status)(m)
+		})
+		err := db.InTxAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, func(context.Context, *sql.Tx) error { return nil })
+		if guard.ReasonOf(err) != want || want == guard.ReasonUnavailable && !strings.Contains(err.Error(), "nothing was committed") {
+			t.Errorf("%s: got %v, want %q", status, err, want)
+		}
 	}
 }
 
@@ -75,6 +197,12 @@ func TestFailureOfReset(t *testing.T) {
 			m.ExpectExec(resetSQL).WillReturnError(state(pgerr.NotTheMark))
 			m.ExpectRollback()
 			m.ExpectQuery(markSQL).WithArgs("r").WillReturnRows(sqlmock.NewRows([]string{"", "", "", ""}).AddRow(false, 10, "a", nil))
+		}},
+		"another mark, which cannot be read": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(resetSQL).WillReturnError(state(pgerr.NotTheMark))
+			m.ExpectRollback()
+			m.ExpectQuery(markSQL).WithArgs("r").WillReturnError(errInjected)
 		}},
 		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()

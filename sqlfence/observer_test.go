@@ -22,6 +22,7 @@ func TestObserver(t *testing.T) {
 		e.exec("ALTER TABLE pairs ADD deleted_at timestamptz")
 		rows := e.table("pairs", []string{"a", "b"}, &opts)
 		failed := errors.New("failed")
+		nothing := func(context.Context, testTx) error { return nil }
 		ok, mark := claimOf("r", 5), guard.Mark{Token: 5, LeaseID: "lease-5"}
 		old, bad := claimOf("r", 4), guard.Claim{Resource: "r"}
 		update := func(q Querier, c guard.Claim) error {
@@ -58,6 +59,10 @@ func TestObserver(t *testing.T) {
 			"failed InTx": {guard.OpTransaction, guard.Mark{}, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return failed })
 			}, 1},
+			"batch":       {guard.OpTransaction, mark, func() error { _, err := db.Batch(t.Context(), ok, Raw("SELECT 1")); return err }, 1},
+			"stale batch": {guard.OpTransaction, mark, func() error { _, err := db.Batch(t.Context(), old, Raw("SELECT 1")); return err }, 1},
+			"enter":       {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), ok, nothing) }, 1},
+			"stale enter": {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), old, nothing) }, 1},
 			"update in InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(_ context.Context, tx testTx) error { return update(tx.in(), ok) })
 			}, 2},

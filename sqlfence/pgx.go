@@ -54,7 +54,7 @@ func (b pgxBackend) same(x, y pgx.Tx) bool { return x.Conn() == y.Conn() }
 // would be seen here.
 type pgxConn struct {
 	pgxQuerier
-	pooled *pgxpool.Conn // nil once released
+	pooled *pgxpool.Conn
 	handle *pgxHandle
 	marker string
 }
@@ -145,9 +145,6 @@ func committable(c *pgx.Conn) error {
 }
 
 func (c *pgxConn) release() {
-	if c.pooled == nil {
-		return
-	}
 	if c.handle != nil {
 		if busy(c.conn) {
 			ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
@@ -157,7 +154,6 @@ func (c *pgxConn) release() {
 		c.handle.end()
 	}
 	c.pooled.Release()
-	c.pooled = nil
 }
 
 // batchBuildText begins the error of pgx 5.12.0 for an argument that it cannot

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,9 +25,10 @@ type proxy struct {
 	network  string
 	address  string
 
-	mu    sync.Mutex
-	rule  func(message string) fate
-	conns []net.Conn
+	mu      sync.Mutex
+	rule    func(message string) fate
+	rewrite func(message []byte) []byte
+	conns   []net.Conn
 }
 
 // fate is what happens to a message of the client.
@@ -79,6 +81,26 @@ func (p *proxy) set(rule func(message string) fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rule = rule
+}
+
+// change makes rewrite replace messages from now on.
+func (p *proxy) change(rewrite func(message []byte) []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rewrite = rewrite
+}
+
+var commitWord = regexp.MustCompile(`(?i)\bcommit\b`)
+
+// rolledBack replaces the COMMIT in a query or a statement to be prepared with
+// ROLLBACK, so that the server answers a COMMIT as if the transaction had failed.
+func rolledBack(message []byte) []byte {
+	if message[0] != 'Q' && message[0] != 'P' {
+		return message
+	}
+	message = commitWord.ReplaceAll(message, []byte("ROLLBACK"))
+	binary.BigEndian.PutUint32(message[1:5], uint32(len(message)-1))
+	return message
 }
 
 // cut closes every connection.
@@ -153,6 +175,11 @@ func (p *proxy) serve(client net.Conn) {
 		if err != nil {
 			return
 		}
+		p.mu.Lock()
+		if p.rewrite != nil {
+			message = p.rewrite(message)
+		}
+		p.mu.Unlock()
 		what := p.decide(string(message))
 		if what == cutBefore {
 			return

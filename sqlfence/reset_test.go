@@ -90,6 +90,10 @@ func TestResetCompares(t *testing.T) {
 		if err := e.db.Reset(over, "r", mark, to, 9, "op", "why"); guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("a context that is over: %v", err)
 		}
+		err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
+			return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
+		})
+		wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
 		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
 			t.Errorf("%d resets are on record", n)
 		}

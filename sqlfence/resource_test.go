@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -188,6 +189,46 @@ func TestKeyTexts(t *testing.T) {
 		}
 	})
 }
+
+// TestKeyNames (P9): a key's value is named as it is sent, whatever its type.
+func TestKeyNames(t *testing.T) {
+	for _, c := range []struct {
+		kind  string
+		value any
+		want  string
+		sent  any
+	}{
+		{"", "x", "x", "x"}, {"", textual("x"), "x", "x"}, {"", sql.NullString{String: "y", Valid: true}, "y", "y"},
+		{":int", 7, "7", 7}, {":int", int64(-7), "-7", int64(-7)}, {":int", int8(-7), "-7", int64(-7)}, {":int", uint16(7), "7", int64(7)},
+		{":int", uint64(1<<63 - 1), "9223372036854775807", int64(1<<63 - 1)}, {":int", sql.NullInt64{Int64: 8, Valid: true}, "8", int64(8)},
+	} {
+		table, err := NewTable([]string{"jobs"}, []string{"id"}, template("job:{id"+c.kind+"}"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := Key{c.value}
+		if name, sent, err := table.resourceOf(key); err != nil || name != "job:"+c.want || sent[0] != c.sent || key[0] != c.value {
+			t.Errorf("%T %v: named %s, sent as %T %v, %v; the caller's is %v", c.value, c.value, name, sent[0], sent[0], err, key[0])
+		}
+	}
+}
+
+// TestKeyValueErrors: the error of a key's value that has no text says why.
+func TestKeyValueErrors(t *testing.T) {
+	table, err := NewTable([]string{"jobs"}, []string{"id"}, template("job:{id}"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := mocked(t, func(sqlmock.Sqlmock) {})
+	for why, v := range map[string]any{"injected": unvalued{}, "is not a type whose text": [16]byte{1}} {
+		wantInvalid(t, why, table.Update(t.Context(), db, claimOf("job:x", 5), Key{v}, Set{"v": 1}), "key column id", why)
+	}
+}
+
+// unvalued is a value that the driver cannot get.
+type unvalued struct{}
+
+func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
 
 // TestTemplateTypes (P9): a variable's type must be its column's; columns of which
 // several spellings are equal are refused at the first use.

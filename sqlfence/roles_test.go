@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -139,8 +140,44 @@ func TestOperatorAndReader(t *testing.T) {
 	})
 }
 
+// TestRolesSQLDefaults: no names are the default ones.
+func TestRolesSQLDefaults(t *testing.T) {
+	got, err := RolesSQL(nil)
+	want, wantErr := RolesSQL(&RoleNames{Enforcer: "fencepost_enforcer", Operator: "fencepost_operator", Reader: "fencepost_reader"})
+	if err != nil || wantErr != nil || got != want {
+		t.Errorf("%v, %v: %s", err, wantErr, got)
+	}
+}
+
+// TestMigrateRolesTakesTurns: two that create roles in one database run one after
+// the other, whatever their versions: the key of the lock is part of the schema.
+func TestMigrateRolesTakesTurns(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		roles := e.testRoles(t)
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))"); err != nil {
+			t.Fatal(err)
+		}
+		migrated := e.start(func(func()) error { return e.db.MigrateRoles(context.Background(), roles) })
+		if len(migrated) != 0 {
+			t.Error("it did not wait for another one")
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-migrated; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestRolesSQLRefuses(t *testing.T) {
 	for _, r := range []RoleNames{{Enforcer: "public"}, {Operator: "pg_monitor"}, {Reader: "none"}, {Reader: strings.Repeat("x", 64)}, {Reader: "a\x00"}, {Reader: "x", Operator: "x"}} {
+		wantInvalid(t, "MigrateRoles", mocked(t, func(sqlmock.Sqlmock) {}).Admin().MigrateRoles(t.Context(), &r), "RoleNames", "")
 		if sql, err := RolesSQL(&r); guard.ReasonOf(err) != guard.ReasonInvalid || sql != "" || !strings.Contains(err.Error(), "RoleNames") {
 			t.Errorf("%+v: %q, %v", r, sql, err)
 		}

@@ -61,12 +61,13 @@ func TestInvalidRows(t *testing.T) {
 			"many, an expression":         {many(one(RowUpdate{claim, key, Set{"v": Raw("1")}})), "writes[1]: set column v", "same expression"},
 			"many, other arguments": {many([]RowUpdate{{claim, key, Set{"v": Raw("$1", 1)}}, {claim, Key{2, "x"}, Set{"v": Raw("$1", 2)}}}),
 				"writes[1]: set column v", "same expression"},
-			"many, the token":       {many([]RowUpdate{{claim, key, Set{defaultTokenColumn: 1}}}), "set column", "token column"},
-			"many, the deletion":    {many([]RowUpdate{{claim, key, Set{"deleted_at": Raw("now()")}}}), "set column", "deleted column"},
-			"many, a bad column":    {many([]RowUpdate{{claim, key, Set{"a\x00": 1}}}), "set column", `a\x00`},
-			"a deleted column of 0": {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":  {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
-			"deleted is the key":    {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
+			"many, the token":           {many([]RowUpdate{{claim, key, Set{defaultTokenColumn: 1}}}), "set column", "token column"},
+			"many, the deletion":        {many([]RowUpdate{{claim, key, Set{"deleted_at": Raw("now()")}}}), "set column", "deleted column"},
+			"many, an open parenthesis": {many([]RowUpdate{{claim, key, Set{"v": Raw("(1")}}}), "set column v", "parenthesis"},
+			"many, a bad column":        {many([]RowUpdate{{claim, key, Set{"a\x00": 1}}}), "set column", `a\x00`},
+			"a deleted column of 0":     {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
+			"deleted is the token":      {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
+			"deleted is the key":        {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
 		}
@@ -74,6 +75,7 @@ func TestInvalidRows(t *testing.T) {
 		for what, err := range map[string]error{
 			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
 			"Takeover": take(Dest{"v": &n}), "UpdateMany": many(one(RowUpdate{claim, key, set})),
+			"UpdateMany in several statements": many(wide),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/DATA-DOG/go-sqlmock"
@@ -112,6 +113,9 @@ func TestFailureAroundMany(t *testing.T) {
 			missing(m, true)
 			m.ExpectQuery(mockMany).WillReturnRows(sqlmock.NewRows(make([]string, 8)).AddRow(0, 1, false, false, nil, nil, false, false))
 		}},
+		"unreadable": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(mockMany).WillReturnRows(sqlmock.NewRows(make([]string, 8)).AddRow("no number", 1, false, false, nil, nil, false, false))
+		}},
 		"gone at last": {guard.ReasonNotFound, func(m sqlmock.Sqlmock) {
 			missing(m, true)
 			missing(m, false)
@@ -124,6 +128,57 @@ func TestFailureAroundMany(t *testing.T) {
 	} {
 		if err := rowCalls["UpdateMany"].call(newer(t), mocked(t, c.expect)); guard.ReasonOf(err) != c.want {
 			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
+	}
+}
+
+// TestUpsertOfADeletedRow: a row that refused an upsert and was deleted before its
+// mark was read is inserted by the next try.
+func TestUpsertOfADeletedRow(t *testing.T) {
+	db := mocked(t, func(m sqlmock.Sqlmock) {
+		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 4)))
+		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 1))
+	})
+	if err := rowCalls["Upsert"].call(newer(t), db); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTooManyParameters: a write that alone has more parameters than a statement
+// may have is refused before anything is sent; one that has exactly as many is
+// sent.
+func TestTooManyParameters(t *testing.T) {
+	write := func(others int) error {
+		var text strings.Builder
+		args := make([]any, others)
+		for i := range args {
+			args[i] = i
+			text.WriteString("+" + placeholder(i+1))
+		}
+		_, err := mockTable(t).UpdateMany(t.Context(), mocked(t, func(sqlmock.Sqlmock) {}), []RowUpdate{{claimOf("r", 5), Key{7}, Set{"v": Raw(text.String(), args...)}}})
+		return err
+	}
+	wantInvalid(t, "one too many", write(maxParameters-1), "writes[0]", "65536")
+	if err := write(maxParameters - 2); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown { // the mock's refusal
+		t.Errorf("the most: %v, want it sent", err)
+	}
+}
+
+// TestFailureOfTheFirstLook (P5): a table that cannot be looked at when it is first
+// used is not written.
+func TestFailureOfTheFirstLook(t *testing.T) {
+	table, err := anyTable([]string{"fresh"}, []string{"id"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, cause := range map[guard.Reason]error{guard.ReasonUnavailable: errInjected, guard.ReasonInvalid: state("42P01")} {
+		db := mocked(t, func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(kindSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
+		})
+		err := table.Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": 1})
+		if guard.ReasonOf(err) != want || !errors.Is(err, cause) || !strings.Contains(err.Error(), "look at fresh") {
+			t.Errorf("%v: got %v, want %s", cause, err, want)
 		}
 	}
 }

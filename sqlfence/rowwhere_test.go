@@ -55,6 +55,10 @@ func TestWhere(t *testing.T) {
 				if guard.ReasonOf(err) != c.want || errors.Is(err, ErrPredicate) != (c.want == guard.ReasonNotFound) {
 					t.Errorf("%s, %v, %v, token %d: got %v, want %q", way, c.v, c.w, c.token, err, c.want)
 				}
+				var rejected *guard.RejectedError
+				if c.want != guard.ReasonNone && (!errors.As(err, &rejected) || rejected.Claim != claimOf("r", c.token) || rejected.Mark.Token != 5) {
+					t.Errorf("%s, %v, %v, token %d: %v has not the claim and the mark", way, c.v, c.w, c.token, err)
+				}
 				if changed := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 5 OR v = 'written'"); (changed == 1) != (c.want == guard.ReasonNone) {
 					t.Errorf("%s, %v, %v, token %d: %d rows were changed", way, c.v, c.w, c.token, changed)
 				}

@@ -31,6 +31,7 @@ func TestSubscription(t *testing.T) {
 	}
 	publisher, subscriber := side(), side()
 	subscriber.guardBy("items", `{tenant}`)
+	local := subscriber.guardBy("parts", `{tenant}`)
 	publisher.exec("CREATE PUBLICATION items FOR TABLE items")
 	publisher.exec("SELECT pg_create_logical_replication_slot('items', 'pgoutput')") // the same server would wait for itself
 	subscriber.exec("CREATE SUBSCRIPTION items CONNECTION " + quoteText(publisher.url) + " PUBLICATION items WITH (create_slot = false, slot_name = 'items', copy_data = false)")
@@ -46,6 +47,7 @@ func TestSubscription(t *testing.T) {
 	}
 	subscriber.wantFindings("a subscriber", Verification{Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}},
 		"a logical subscription writes it")
+	subscriber.wantFindings("a table that is not replicated", Verification{Triggers: []Trigger{local}})
 	// The initial copy is a COPY.
 	err = pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {

@@ -104,9 +104,7 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 	if t.name, err = quoteName("table name", name); err != nil {
 		return nil, err
 	}
-	if t.row, err = quoteIdentifier("table name", name[len(name)-1]); err != nil {
-		return nil, err
-	}
+	t.row, _ = quoteIdentifier("table name", name[len(name)-1]) // it was quoted above, too
 	if t.token, err = t.reserve("token column", o.TokenColumn); err != nil {
 		return nil, err
 	}

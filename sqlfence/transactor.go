@@ -28,10 +28,7 @@ func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 // It reports nothing to Options.Observer: its caller reports, as with
 // [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
-	opts, err := (*TxOptions)(nil).resolve()
-	if err != nil {
-		return err
-	}
+	opts, _ := (*TxOptions)(nil).resolve() // the default is valid
 	return t.db.inTx(ctx, []guard.Claim{claim}, opts, func(ctx context.Context, tx Tx) error {
 		return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx))
 	})

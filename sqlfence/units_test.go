@@ -145,6 +145,8 @@ func TestRefusedChecksItsInput(t *testing.T) {
 		wantInvalid(t, "no claim", exact.Refused(t.Context(), e.db, guard.Claim{}, Key{1}), "resource", "")
 		wantInvalid(t, "no key", exact.Refused(t.Context(), e.db, claimOf("1", 5), nil), "key", "")
 		wantInvalid(t, "the column's type", inexact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}), "token column", "real")
+		open := exact.Where(Raw("(true")).Refused(t.Context(), e.db, claimOf("1", 5), Key{1})
+		wantInvalid(t, "the predicate", open, "predicate", "parenthesis")
 		if err := exact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}); !errors.Is(err, guard.ErrNotFound) {
 			t.Errorf("no row: %v", err)
 		}
@@ -158,6 +160,118 @@ func TestInlined(t *testing.T) {
 	} {
 		if got := inlined(statement{sql: "SELECT f($1, $2)", args: []any{value, "$"}}); got != strings.Replace(want, "$)", "'$')", 1) {
 			t.Errorf("%v: %s", value, got)
+		}
+	}
+}
+
+// TestHolderTimesAreBounded: the first sight of a transaction is kept, and the
+// number of those that are kept is bounded.
+func TestHolderTimesAreBounded(t *testing.T) {
+	var times holderTimes
+	first := times.since("0")
+	for i := range maxHolders {
+		times.since(fmt.Sprint(i))
+	}
+	if again := times.since("0"); again != first || len(times.first) != maxHolders {
+		t.Errorf("first seen %v, then %v, of %d", first, again, len(times.first))
+	}
+	last := times.since("one more")
+	if len(times.first) != 1 || times.since("one more") != last || times.since("0") == first {
+		t.Errorf("%d are kept beyond the bound", len(times.first))
+	}
+}
+
+// TestWayOut: the error of a missing object names the fix of its most likely
+// cause, and that of another one does not.
+func TestWayOut(t *testing.T) {
+	const parts, column = `; each part of the name is an element: []string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
+	for _, c := range []struct{ table, code, message, parts, column string }{
+		{"billing.closes", "42P01", "no table", "says", ""},
+		{"closes", "42P01", "no table", "", ""},
+		{"billing.closes", "42P10", "no table", "", ""},
+		{"closes", "42703", `column "last_fencing_token" does not exist`, "", "says"},
+		{"closes", "42703", `column "v" does not exist`, "", ""},
+		{"closes", "42883", "operator does not exist: bigint > text", "", "says"},
+		{"closes", "42883", "function f(integer) does not exist", "", ""},
+		{"closes", "42704", `type "last_fencing_token" or bigint does not exist`, "", ""},
+	} {
+		table, err := anyTable([]string{c.table}, []string{"id"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause := &pgconn.PgError{Severity: "ERROR", Code: c.code, Message: c.message}
+		err = table.failure("update", claimOf("r", 5), cause, true)
+		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.HasSuffix(err.Error(), parts) != (c.parts != "") ||
+			strings.HasSuffix(err.Error(), column) != (c.column != "") || strings.Contains(err.Error(), "; ") != (c.parts+c.column != "") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestJSONTextPanics: a value that cannot be encoded is a mistake in this package,
+// not an empty text.
+func TestJSONTextPanics(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a channel was encoded")
+		}
+	}()
+	t.Errorf("encoded as %q", jsonText(make(chan int)))
+}
+
+// TestSessionText: what the log and the error of a raise say of a session.
+func TestSessionText(t *testing.T) {
+	for _, c := range []struct {
+		session
+		want string
+	}{
+		{session{pid: 7, application: "a b", state: "idle", open: 1500, entered: true}, `pid 7, application "a b", idle, its transaction open for 1.5s`},
+		{session{pid: 7, state: "active", open: 0, entered: true}, `pid 7, application "", active, its transaction open for 0s`},
+		{session{pid: 7, state: "not visible", open: -1, entered: true}, `pid 7, application "", not visible`},
+		{session{pid: 7, state: "idle", open: -1}, `pid 7, application "", idle, which took the advisory lock without entering`},
+	} {
+		if got := c.String(); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
+		}
+	}
+}
+
+// TestFactsOfAnotherVersion: a detail that is not as expected gives no facts at
+// all, and not half of them.
+func TestFactsOfAnotherVersion(t *testing.T) {
+	for detail, want := range map[string]facts{
+		`{"resource": "r", "mark": {"token": "5", "leaseId": "a"}}`: {Resource: "r", Mark: guard.Mark{Token: 5, LeaseID: "a"}},
+		`{"resource": "r", "mark": 5}`:                              {},
+		"no JSON":                                                   {},
+	} {
+		if got := factsOf(&pgconn.PgError{Code: pgerr.Stale, Detail: detail}); got != want {
+			t.Errorf("%s: %+v, want %+v", detail, got, want)
+		}
+	}
+	if got := offeredIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
+		t.Errorf("half a claim: %+v", got)
+	}
+}
+
+// TestTimeoutsOfAMillisecond: the shortest timeouts reach the server, and 0 leaves
+// the session's own, in each way to enter.
+func TestTimeoutsOfAMillisecond(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := e.admin.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for function, level := range map[string]string{"enter": "READ COMMITTED", "enter_row": "READ COMMITTED", "enter_snapshot": "REPEATABLE READ"} {
+		for ms, want := range map[string]string{"1": "1ms 1ms", "0": "20s 30s"} {
+			results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+				"SELECT fencepost."+function+"('r', 5, 'lease-5', "+ms+", "+ms+"); SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+			if err != nil || string(results[4].Rows[0][0]) != want {
+				t.Errorf("%s, %s ms: %v, %v, want %s", function, ms, results, err, want)
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -81,6 +82,7 @@ func TestVerifyGuarded(t *testing.T) {
 		v := Verification{Triggers: []Trigger{g}}
 		e.wantFindings("guarded", v)
 		name := e.text("SELECT fencepost.guard_name('public', 'parts')")
+		others := e.text("SELECT fencepost.guard_name('public', 'items')")
 		for _, c := range []struct {
 			sql  string
 			says []string
@@ -90,6 +92,9 @@ func TestVerifyGuarded(t *testing.T) {
 			{"ALTER TABLE parts_low ENABLE REPLICA TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
 			{"DROP TRIGGER fencepost_truncate ON parts_high_a", []string{"parts_high_a: the trigger fencepost_truncate is missing"}},
 			{"DROP TRIGGER fencepost_delete ON parts; CREATE TRIGGER fencepost_delete AFTER DELETE ON parts FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "()", []string{"parts: the trigger fencepost_delete is another one", "parts: the trigger fencepost_delete is not enabled ALWAYS"}[:1]},
+			{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + others + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
+			{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT WHEN (pg_trigger_depth() = 1) EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
+			{"DROP TRIGGER fencepost_insert ON parts_low; CREATE TRIGGER fencepost_insert AFTER UPDATE ON parts_low REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is another one"}},
 			{"ALTER FUNCTION fencepost." + name + "() SECURITY INVOKER", []string{"is not of this version"}},
 			{"ALTER FUNCTION fencepost." + name + "() RESET search_path", []string{"is not of this version"}},
 			{"CREATE OR REPLACE FUNCTION fencepost." + name + "() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'", []string{"is not of this version"}},
@@ -134,6 +139,9 @@ func TestVerifyFunctions(t *testing.T) {
 		}
 		e.mutate("judge", "SF001", "SF00X")
 		e.wantFindings("another body", Verification{}, "function fencepost.judge: is not the one of this build")
+		e.exec("ALTER FUNCTION fencepost.judge SECURITY DEFINER; ALTER FUNCTION fencepost.judge RESET search_path")
+		e.wantFindings("another body with other rights", Verification{}, "function fencepost.judge: is not the one of this build")
+		e.exec("ALTER FUNCTION fencepost.judge SECURITY INVOKER; ALTER FUNCTION fencepost.judge SET search_path = pg_catalog, pg_temp")
 		e.mutate("judge", "SF00X", "SF001")
 		e.exec("ALTER FUNCTION fencepost.require SECURITY INVOKER; ALTER FUNCTION fencepost.refuse RESET search_path")
 		e.wantFindings("other rights", Verification{}, "function fencepost.require: does not run with the rights", "function fencepost.refuse: has no pinned search_path")
@@ -249,6 +257,53 @@ func TestTriggers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "has no parts that name its resources") && !strings.Contains(err.Error(), "neither a column nor a text") {
 				t.Errorf("parts %s: %v", parts, err)
 			}
+		}
+	})
+}
+
+// TestTriggersOfTypes: the list has the template and the columns as they were
+// given, with the types of the variables.
+func TestTriggersOfTypes(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE typed (n int NOT NULL, u uuid NOT NULL, t text NOT NULL)")
+		g := triggerOn([]string{"public", "typed"}, "{number:int}:{id:uuid}:x:{t}", "n", "u")
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		tables, err := e.db.Triggers(t.Context())
+		if err != nil || len(tables) != 1 || len(tables[0].Findings) != 0 {
+			t.Fatalf("%+v, %v", tables, err)
+		}
+		if got := tables[0].Trigger; got.Resource.String() != g.Resource.String() || !maps.Equal(got.Columns, g.Columns) {
+			t.Errorf("listed as %s with %v, want %s with %v", got.Resource, got.Columns, g.Resource, g.Columns)
+		}
+		e.exec(`UPDATE fencepost.guarded SET parts = '[{"text": {"of": "another version"}}]'`)
+		if tables, err := e.db.Triggers(t.Context()); tables != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "an answer of another version") {
+			t.Errorf("another version: %+v, %v", tables, err)
+		}
+	})
+}
+
+// TestVerifyFails (P5): a check that fails is an error of Verify, and not a
+// database without findings.
+func TestVerifyFails(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		p, through := e.newProxy()
+		db := e.open(nil, through)
+		tables := Verification{Tables: []*Table{e.table("jobs", []string{"id"}, nil)}, WithoutSchema: true}
+		if found, err := db.Verify(t.Context(), tables); err != nil || len(found) != 1 {
+			t.Errorf("the control: %v, %v", found, err)
+		}
+		p.set(on("'the table does not exist'", cutBefore))
+		p.cut() // what was prepared is sent again
+		if found, err := db.Verify(t.Context(), tables); found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("tables: %v, %v, want ErrUnavailable", found, err)
+		}
+		p.set(nil)
+		e.exec("DROP FUNCTION fencepost.guard_problems")
+		found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{triggerOn([]string{"jobs"}, "{tenant}")}})
+		if found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
+			t.Errorf("triggers: %v, %v, want ErrUnavailable that names the way out", found, err)
 		}
 	})
 }
