@@ -274,24 +274,6 @@ func TestAbandonGoesOn(t *testing.T) {
 	})
 }
 
-// TestNewWithInvalid: each input is refused by its name.
-func TestNewWithInvalid(t *testing.T) {
-	for field, test := range map[string]struct {
-		issuer driver.Issuer
-		owner  string
-		opts   *Options
-	}{
-		"issuer":            {nil, "o", nil},
-		"owner":             {&answering{}, "", nil},
-		"Options.OpTimeout": {&answering{}, "o", &Options{OpTimeout: -1}},
-	} {
-		var invalid *guard.InvalidError
-		if c, err := NewWith(test.issuer, test.owner, test.opts); c != nil || !errors.As(err, &invalid) || invalid.Field != field {
-			t.Errorf("%s: got %v, %v", field, c, err)
-		}
-	}
-}
-
 // TestCloseOnce: the issuer is closed once and its error returned. A later Close
 // waits as well, and says so if it stops waiting.
 func TestCloseOnce(t *testing.T) {

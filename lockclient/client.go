@@ -61,12 +61,7 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := NewWith(issuer, owner, opts)
-	if err != nil {
-		issuer.Close()
-		return nil, err
-	}
-	return c, nil
+	return NewWith(issuer, owner, opts) // which keeps the issuer: all was checked
 }
 
 // NewIssuer returns the issuer on which [New] bases its client, for a server
