@@ -25,7 +25,7 @@ type answering struct {
 	renew   func(context.Context, []driver.Renewal, []driver.Renewed)
 	release func(context.Context, guard.Claim) (bool, error)
 	watch   func(context.Context, driver.Watch, func()) (driver.Watching, error)
-	close   error
+	close   func() error
 	// loss reports a loss to the client.
 	loss func(guard.Claim, error)
 
@@ -104,9 +104,12 @@ func (i *answering) Watch(ctx context.Context, w driver.Watch, wake func()) (dri
 
 func (i *answering) Close() error {
 	i.mu.Lock()
-	defer i.mu.Unlock()
 	i.closed++
-	return i.close
+	i.mu.Unlock()
+	if i.close != nil {
+		return i.close()
+	}
+	return nil
 }
 
 func (i *answering) OnLoss(f func(guard.Claim, error)) { i.loss = f }
@@ -278,7 +281,7 @@ func TestAbandonGoesOn(t *testing.T) {
 // waits as well, and says so if it stops waiting.
 func TestCloseOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := &answering{close: errSimulated}
+		i := &answering{close: func() error { return errSimulated }}
 		client := i.client(t, nil)
 		if err := client.Close(t.Context()); err != errSimulated {
 			t.Errorf("first: %v", err)
@@ -306,6 +309,15 @@ func TestCloseOnce(t *testing.T) {
 		if err := client.Close(t.Context()); err != nil {
 			t.Errorf("once the function has returned: %v", err)
 		}
+		i = &answering{close: func() error { time.Sleep(time.Minute); return nil }}
+		client = i.client(t, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if failure(t, client.Close(ctx), guard.ErrUnavailable, "", context.DeadlineExceeded); time.Since(began) != time.Second {
+			t.Errorf("an issuer that closes slowly: waited %v", time.Since(began))
+		}
+		time.Sleep(time.Minute)
 	})
 }
 
@@ -316,7 +328,7 @@ func TestHoldRefusesToBegin(t *testing.T) {
 	for name, closes := range map[string]bool{"closed": true, "a grant of two milliseconds": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
+				i := &answering{release: func(context.Context, guard.Claim) (bool, error) { return false, nil }} // as if it were lost
 				client := i.client(t, nil)
 				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
 					if closes {
@@ -337,6 +349,9 @@ func TestHoldRefusesToBegin(t *testing.T) {
 				} else if invalid := (*guard.InvalidError)(nil); !errors.As(err, &invalid) || invalid.Field != "every" || invalid.Value != "666.666µs" {
 					t.Errorf("got %v", err)
 				}
+				if errors.Is(err, ErrLeaseLost) {
+					t.Errorf("a function that was not called has lost nothing: %v", err)
+				}
 				if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: 7, LeaseID: id}}) {
 					t.Errorf("released %+v", i.released)
 				}
@@ -346,6 +361,26 @@ func TestHoldRefusesToBegin(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestGrantedAfterClose: a lease that is granted once the client is closed is
+// the caller's until its deadline. The client keeps nothing of it.
+func TestGrantedAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		client := i.client(t, nil)
+		i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+			client.Close(t.Context())
+			return driver.Grant{Token: 7, From: i.clock()}, nil
+		}
+		lease := mustTry(t, client, "r", time.Minute)
+		if len(client.keeper.leases) != 0 || !lease.Valid() {
+			t.Errorf("%d leases are watched, %v", len(client.keeper.leases), lease.Err())
+		}
+		if time.Sleep(time.Minute); lease.Valid() {
+			t.Error("valid after its deadline")
+		}
+	})
 }
 
 // TestHoldLostBeforeItBegins: a lease that is lost before Hold calls the

@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -177,12 +176,14 @@ func (c *Client) Close(ctx context.Context) error {
 	c.keeper.close()
 	closing := make(chan error, 1)
 	go func() { closing <- c.issuer.Close() }()
-	select {
-	case cerr := <-closing:
-		return cmp.Or(err, cerr)
-	case <-ctx.Done(): // statements in flight end by their own timeouts
-		return cmp.Or(err, guard.Unavailable("close", guard.Claim{}, context.Cause(ctx)))
+	if err == nil {
+		select {
+		case err = <-closing:
+		case <-ctx.Done(): // statements in flight end by their own timeouts
+			err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+		}
 	}
+	return err
 }
 
 // hold registers a Hold; false if the client is closed. end unregisters it.
