@@ -56,16 +56,17 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 		answer func(*answering, driver.Request) (driver.Grant, error)
 		want   error
 		waits  bool
+		told   int64 // how many were told who has the lease
 	}{
 		"has it": {answer: func(i *answering, _ driver.Request) (driver.Grant, error) {
 			return driver.Grant{Token: 7, From: i.clock()}, nil
-		}},
+		}, told: 2},
 		"spent": {answer: func(*answering, driver.Request) (driver.Grant, error) {
 			return driver.Grant{}, driver.ErrLeaseIDSpent
-		}, want: ErrLeaseIDSpent},
+		}, want: ErrLeaseIDSpent, told: 2},
 		"held": {answer: func(_ *answering, r driver.Request) (driver.Grant, error) {
 			return driver.Grant{}, heldBy7(r)
-		}, want: context.Canceled, waits: true},
+		}, want: context.Canceled, waits: true, told: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -88,6 +89,9 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 				other := acquires(ctx, client, "")
 				if want := []string{"first", "mine"}; len(other) > 0 || !slices.Equal(i.askedBy(), want) {
 					t.Errorf("%q have asked, want %q: a caller without a lease ID waits for its turn", i.askedBy(), want)
+				}
+				if told := client.Stats().Other.Contended; told != test.told {
+					t.Errorf("%d were told who has the lease", told)
 				}
 				cancel()
 				if err := <-over; !errors.Is(err, test.want) {
@@ -280,14 +284,14 @@ func TestAsksAgainAtOnce(t *testing.T) {
 func TestWaiterLooksAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		poll        time.Duration
-		remaining   time.Duration
-		steps       bool // after 100 ms
+		remaining   time.Duration // of the lease, less 100 ms for the watches
+		steps       bool          // after 100 ms
 		least, most time.Duration
 		wait        time.Duration // that the first watch is granted
 	}{
 		"two seconds":   {0, time.Hour, false, 2 * lookAgain * 4 / 5, 2 * lookAgain, lookAgain},
 		"poll":          {10 * time.Second, time.Hour, false, 16 * time.Second, 20 * time.Second, 10 * time.Second},
-		"runs out":      {0, 300 * time.Millisecond, false, 600 * time.Millisecond, 610 * time.Millisecond, 300 * time.Millisecond},
+		"runs out":      {0, 400 * time.Millisecond, false, 600 * time.Millisecond, 610 * time.Millisecond, 400 * time.Millisecond},
 		"a moved clock": {0, time.Hour, true, 100 * time.Millisecond, 100 * time.Millisecond, lookAgain},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -303,7 +307,7 @@ func TestWaiterLooksAgain(t *testing.T) {
 					if _, watches, _ := i.counts(); watches == 3 {
 						return driver.Watching{}, nil
 					}
-					return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: test.remaining}}, nil
+					return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: test.remaining - 100*time.Millisecond}}, nil
 				}
 				client := i.client(t, nil)
 				if test.steps {
@@ -328,6 +332,34 @@ func TestWaiterLooksAgain(t *testing.T) {
 				}
 				if s := client.Stats().Other; s.Contended != 1 {
 					t.Errorf("%+v", s)
+				}
+			})
+		})
+	}
+}
+
+// TestEndsAfterTrouble: when the context ends a wait whose last try failed in
+// passing, the error names the last known holder; if none is known, the failure.
+func TestEndsAfterTrouble(t *testing.T) {
+	for name, known := range map[string]bool{"a holder is known": true, "none is known": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{}
+				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+					if len(i.askedBy()) == 1 && known {
+						return driver.Grant{}, heldBy7(r)
+					}
+					return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrBusy)
+				}
+				client := i.client(t, nil)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errSimulated)
+				defer cancel()
+				_, err := client.Acquire(ctx, "r", minute)
+				if !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) != known || errors.Is(err, driver.ErrBusy) == known {
+					t.Errorf("got %v", err)
+				}
+				if acquires, _, _ := i.counts(); acquires < 3 {
+					t.Errorf("it asked %d times", acquires)
 				}
 			})
 		})
