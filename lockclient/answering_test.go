@@ -223,6 +223,7 @@ func TestLateGrant(t *testing.T) {
 				if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.causes != nil) {
 					t.Errorf("got %v", err)
 				}
+				client.background.Wait() // the release goes on
 				for _, c := range i.released {
 					if c != (guard.Claim{Resource: "r", LeaseID: claim.LeaseID}) {
 						t.Errorf("released %+v", c)
@@ -249,7 +250,7 @@ func failsUntilClose(_ context.Context, c *Client) error {
 // lease has run out in any case, and is then reported once.
 func TestAbandonGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var events []guard.Event
+		rec := &recorder{}
 		var last time.Time
 		i := &answering{
 			acquire: func(_ context.Context, r driver.Request) (driver.Grant, error) {
@@ -260,7 +261,7 @@ func TestAbandonGoesOn(t *testing.T) {
 				return false, guard.Unavailable("release", guard.Claim{}, errSimulated)
 			},
 		}
-		client := i.client(t, &Options{OpTimeout: time.Second, Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
+		client := i.client(t, &Options{OpTimeout: time.Second, Observer: rec})
 		ended, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		_, err := client.TryAcquire(ended, "r", minute)
@@ -270,6 +271,7 @@ func TestAbandonGoesOn(t *testing.T) {
 		if tried, took := last.Sub(gaveUp), time.Since(gaveUp); tried < time.Minute || took != time.Minute+time.Second {
 			t.Errorf("tried for %v, given up after %v", tried, took)
 		}
+		events, _ := rec.Take(t)
 		if e := events[len(events)-1]; len(events) != 2 || e.Op != guard.OpRelease || e.Claim != claim || !errors.Is(e.Err, errSimulated) ||
 			client.Stats().Other.ReleasesFailed != 1 {
 			t.Errorf("%+v, %+v", events, client.Stats().Other)
