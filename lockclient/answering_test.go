@@ -433,6 +433,9 @@ func TestLosses(t *testing.T) {
 		if !b.Valid() {
 			t.Errorf("the other lease: %v", b.Err())
 		}
+		if a.end(errSimulated) || !errors.Is(a.Err(), unlocked) { // as a deadline that passes meanwhile
+			t.Errorf("it ended twice: %v", a.Err())
+		}
 		if s := client.Stats().Other; s.Lost != 1 || s.ForceUnlocked != 1 {
 			t.Errorf("%+v", s)
 		}
