@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -61,12 +60,7 @@ func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := NewWith(issuer, owner, opts)
-	if err != nil {
-		issuer.Close()
-		return nil, err
-	}
-	return c, nil
+	return NewWith(issuer, owner, opts) // which keeps the issuer: all was checked
 }
 
 // NewIssuer returns the issuer on which [New] bases its client, for a server
@@ -182,12 +176,14 @@ func (c *Client) Close(ctx context.Context) error {
 	c.keeper.close()
 	closing := make(chan error, 1)
 	go func() { closing <- c.issuer.Close() }()
-	select {
-	case cerr := <-closing:
-		return cmp.Or(err, cerr)
-	case <-ctx.Done(): // statements in flight end by their own timeouts
-		return cmp.Or(err, guard.Unavailable("close", guard.Claim{}, context.Cause(ctx)))
+	if err == nil {
+		select {
+		case err = <-closing:
+		case <-ctx.Done(): // statements in flight end by their own timeouts
+			err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+		}
 	}
+	return err
 }
 
 // hold registers a Hold; false if the client is closed. end unregisters it.

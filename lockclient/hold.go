@@ -71,11 +71,9 @@ func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource str
 		}
 	}()
 	if !open { // closed since the grant
-		returned = true
 		return guard.Unavailable("acquire", lease.claim, ErrClosed)
 	}
 	if err := lease.keepAlive(min(every, lease.ttl/3)); err != nil {
-		returned = true
 		return err
 	}
 	err = fn(held)

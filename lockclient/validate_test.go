@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,8 @@ func TestInvalidInput(t *testing.T) {
 		{"resource not UTF-8", "a\xffb", good, "resource", "a\xffb"},
 		{"lease ID control", "r", &AcquireOptions{TTL: time.Second, LeaseID: "a\nb"}, "lease ID", "a\nb"},
 		{"lease ID 129 bytes", "r", &AcquireOptions{TTL: time.Second, LeaseID: strings.Repeat("z", 129)}, "lease ID", strings.Repeat("z", 64)},
+		{"metadata 1,001 bytes", "r", &AcquireOptions{TTL: time.Second, Metadata: strings.Repeat("m", 1001)}, "Metadata", strings.Repeat("m", 64)},
+		{"metadata control", "r", &AcquireOptions{TTL: time.Second, Metadata: "a\nb"}, "Metadata", "a\nb"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			check := func(how string, err error) {
@@ -57,7 +60,7 @@ func TestInvalidInput(t *testing.T) {
 			check("Acquire", err)
 			var hold *HoldOptions
 			if test.opts != nil {
-				hold = &HoldOptions{TTL: test.opts.TTL, LeaseID: test.opts.LeaseID}
+				hold = &HoldOptions{TTL: test.opts.TTL, LeaseID: test.opts.LeaseID, Metadata: test.opts.Metadata}
 			}
 			check("Hold", client.Hold(t.Context(), test.resource, hold, func(context.Context) error {
 				t.Error("fn was called")
@@ -121,38 +124,86 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
+// TestNewInvalid: each is refused with its field, value and problem, by New and
+// by NewWith.
 func TestNewInvalid(t *testing.T) {
 	pool := pgtest.Pool(t)
+	many := make([]string, 65)
+	for i := range many {
+		many[i] = "p" + strconv.Itoa(i)
+	}
 	for _, test := range []struct {
-		field, owner string
-		opts         *Options
+		field, value, owner string
+		opts                *Options
+		says                string
 	}{
-		{"owner", "", nil},
-		{"owner", strings.Repeat("o", 129), nil},
-		{"owner", "a\tb", nil},
-		{"owner", "a\xff", nil},
-		{"Options.OpTimeout", "o", &Options{OpTimeout: -1}},
-		{"Options.OpTimeout", "o", &Options{OpTimeout: 2 * time.Hour}},
-		{"Options.LockTimeout", "o", &Options{LockTimeout: -1}},
-		{"Options.LockTimeout", "o", &Options{LockTimeout: 5 * time.Second}},
-		{"Options.LockTimeout", "o", &Options{OpTimeout: time.Second, LockTimeout: time.Second}},
-		{"Options.ReleaseTimeout", "o", &Options{ReleaseTimeout: -1}},
-		{"Options.PollInterval", "o", &Options{PollInterval: time.Nanosecond}},
-		{"Options.RenewConns", "o", &Options{RenewConns: -1}},
-		{"Options.RenewConns", "o", &Options{RenewConns: 65}},
+		{"owner", "", "", nil, ""},
+		{"owner", strings.Repeat("o", 64), strings.Repeat("o", 129), nil, ""},
+		{"owner", "a\tb", "a\tb", nil, ""},
+		{"owner", "a\xff", "a\xff", nil, ""},
+		{"Options.OpTimeout", "-1ns", "o", &Options{OpTimeout: -1}, "must be 1ms to 1h0m0s"},
+		{"Options.OpTimeout", "2h0m0s", "o", &Options{OpTimeout: 2 * time.Hour}, "must be 1ms to 1h0m0s"},
+		{"Options.LockTimeout", "-1ns", "o", &Options{LockTimeout: -1}, "must be 1ms to 1h0m0s"},
+		{"Options.LockTimeout", "5s", "o", &Options{LockTimeout: 5 * time.Second}, "must be less than Options.OpTimeout, which is 5s"},
+		{"Options.LockTimeout", "1s", "o", &Options{OpTimeout: time.Second, LockTimeout: time.Second}, "must be less than Options.OpTimeout, which is 1s"},
+		{"Options.ReleaseTimeout", "-1ns", "o", &Options{ReleaseTimeout: -1}, "must be 1ms to 1h0m0s"},
+		{"Options.PollInterval", "1ns", "o", &Options{PollInterval: time.Nanosecond}, "must be 1ms to 1m0s"},
+		{"Options.PollInterval", "1m0.000000001s", "o", &Options{PollInterval: time.Minute + 1}, "must be 1ms to 1m0s"},
+		{"Options.RenewConns", "-1", "o", &Options{RenewConns: -1}, "must be 0 to 64"},
+		{"Options.RenewConns", "65", "o", &Options{RenewConns: 65}, "must be 0 to 64"},
+		{"Options.Wake", "never", "o", &Options{Wake: "never"}, "must be auto, notify or poll"},
+		{"Options.Namespace", "a\x00", "o", &Options{Namespace: "a\x00"}, ""},
+		{"Options.StatPrefixes", "65", "o", &Options{StatPrefixes: many}, "must have at most 64 elements"},
+		{"Options.StatPrefixes[1]", "", "o", &Options{StatPrefixes: []string{"a", ""}}, "must not be empty: Stats.Other counts the rest"},
+		{"Options.StatPrefixes[1]", "a\n", "o", &Options{StatPrefixes: []string{"a", "a\n"}}, "must not contain control characters"},
+		{"Options.StatPrefixes[0]", strings.Repeat("x", 64), "o", &Options{StatPrefixes: []string{strings.Repeat("x", 513)}}, "is 513 bytes long, at most 512 are allowed"},
+		{"Options.StatPrefixes[2]", "a", "o", &Options{StatPrefixes: []string{"a", "b", "a"}}, "is there twice"},
 	} {
-		var invalid *guard.InvalidError
-		if _, err := New(pool, test.owner, test.opts); !errors.As(err, &invalid) || invalid.Field != test.field {
-			t.Errorf("%q, %+v: got %v", test.owner, test.opts, err)
+		made, err := New(pool, test.owner, test.opts)
+		madeWith, errWith := NewWith(&answering{}, test.owner, test.opts)
+		if made != nil || madeWith != nil {
+			t.Errorf("%q, %+v: got a client", test.owner, test.opts)
+		}
+		for _, err := range []error{err, errWith} {
+			var invalid *guard.InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value || !strings.Contains(invalid.Problem, test.says) {
+				t.Errorf("%q, %+v: got %v", test.owner, test.opts, err)
+			}
 		}
 	}
-	if _, err := New(nil, "o", nil); !errors.Is(err, guard.ErrInvalid) {
-		t.Errorf("nil pool: %v", err)
+	for _, opts := range []*Options{
+		{StatPrefixes: many[1:]}, {StatPrefixes: []string{strings.Repeat("x", 512)}}, {Wake: WakeAuto}, {Wake: WakeNotify}, {Wake: WakePoll},
+		{RenewConns: 64}, {PollInterval: time.Minute}, {PollInterval: time.Millisecond}, {OpTimeout: time.Hour},
+		{LockTimeout: time.Millisecond}, {LockTimeout: 5*time.Second - 1}, {ReleaseTimeout: time.Hour}, {ReleaseTimeout: time.Millisecond},
+	} {
+		if c, err := NewWith(&answering{}, "o", opts); err != nil {
+			t.Errorf("%+v: %v", opts, err)
+		} else {
+			c.Close(t.Context())
+		}
 	}
-	for _, opts := range []*Options{nil, {}, {OpTimeout: time.Millisecond}, {OpTimeout: time.Second}} {
-		set, err := opts.settings()
-		if err != nil || set.lockTimeout > set.opTimeout || set.releaseTimeout != set.opTimeout {
-			t.Errorf("%+v: %+v, %v", opts, set, err)
+	_, noPool := New(nil, "o", nil)
+	_, noIssuer := NewWith(nil, "o", nil)
+	for field, err := range map[string]error{"pool": noPool, "issuer": noIssuer} {
+		var invalid *guard.InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != field || invalid.Value != "nil" {
+			t.Errorf("no %s: %v", field, err)
+		}
+	}
+	for _, test := range []struct {
+		opts     *Options
+		op, lock time.Duration
+	}{
+		{nil, 5 * time.Second, 2 * time.Second},
+		{&Options{}, 5 * time.Second, 2 * time.Second},
+		{&Options{OpTimeout: time.Millisecond}, time.Millisecond, time.Millisecond},
+		{&Options{OpTimeout: time.Second}, time.Second, 750 * time.Millisecond},
+		{&Options{OpTimeout: time.Minute}, time.Minute, 2 * time.Second},
+	} {
+		set, err := test.opts.settings()
+		if err != nil || set.opTimeout != test.op || set.lockTimeout != test.lock || set.releaseTimeout != test.op ||
+			set.pollInterval != 100*time.Millisecond || set.renewConns != 4 || set.wake != WakeAuto {
+			t.Errorf("%+v: %+v, %v", test.opts, set, err)
 		}
 	}
 }

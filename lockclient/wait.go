@@ -110,7 +110,7 @@ func (w *waiter) note(ctx context.Context, held *HeldError) {
 	if w.held == nil {
 		w.c.events.contended(ctx, w.r, held)
 	}
-	w.held, w.last = held, held
+	w.held = held
 	w.place.note(held)
 }
 
@@ -177,7 +177,7 @@ func (w *waiter) nap(ctx context.Context) error {
 // ended is the error of a wait that ended between two tries.
 func (w *waiter) ended(ctx context.Context) error {
 	last := w.last
-	if held := w.place.noted(); last == nil && held != nil {
+	if held := w.place.noted(); held != nil {
 		last = held
 	}
 	switch {

@@ -1,0 +1,550 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+)
+
+// answering is an issuer whose answers the test gives. What the test leaves out
+// succeeds, except for watches: there are none. It records what it was asked.
+type answering struct {
+	simulation
+	limits  driver.Limits
+	acquire func(context.Context, driver.Request) (driver.Grant, error)
+	renew   func(context.Context, []driver.Renewal, []driver.Renewed)
+	release func(context.Context, guard.Claim) (bool, error)
+	watch   func(context.Context, driver.Watch, func()) (driver.Watching, error)
+	close   func() error
+	// loss reports a loss to the client.
+	loss func(guard.Claim, error)
+
+	mu       sync.Mutex
+	acquired []driver.Request
+	renewed  []driver.Renewal
+	released []guard.Claim
+	watched  []driver.Watch
+	stopped  int // watches
+	closed   int
+	offStep  int
+}
+
+// client returns a client of i with the bubble's clock.
+func (i *answering) client(t *testing.T, opts *Options) *Client {
+	t.Helper()
+	if i.clock == nil {
+		i.clock = drifting(0)
+	}
+	c := simulate(t, i, opts)
+	t.Cleanup(func() { c.Close(context.Background()) })
+	return c
+}
+
+func (i *answering) Limits() driver.Limits { return i.limits }
+
+func (i *answering) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	i.mu.Lock()
+	i.acquired = append(i.acquired, r)
+	token := guard.Token(len(i.acquired))
+	i.mu.Unlock()
+	if i.acquire != nil {
+		return i.acquire(ctx, r)
+	}
+	return driver.Grant{Token: token, From: i.clock()}, nil
+}
+
+func (i *answering) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	i.mu.Lock()
+	i.renewed = append(i.renewed, renewals...)
+	i.mu.Unlock()
+	if i.renew != nil {
+		i.renew(ctx, renewals, results)
+		return
+	}
+	for n := range results {
+		results[n] = driver.Renewed{State: driver.Extended, From: i.clock()}
+	}
+}
+
+func (i *answering) Release(ctx context.Context, claim guard.Claim) (bool, error) {
+	i.mu.Lock()
+	i.released = append(i.released, claim)
+	i.mu.Unlock()
+	if i.release != nil {
+		return i.release(ctx, claim)
+	}
+	return true, nil
+}
+
+func (i *answering) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	i.mu.Lock()
+	i.watched = append(i.watched, w)
+	i.mu.Unlock()
+	if i.watch == nil {
+		return driver.Watching{}, driver.ErrNoWatch
+	}
+	watching, err := i.watch(ctx, w, wake)
+	watching.Stop = func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.stopped++
+	}
+	return watching, err
+}
+
+func (i *answering) Close() error {
+	i.mu.Lock()
+	i.closed++
+	i.mu.Unlock()
+	if i.close != nil {
+		return i.close()
+	}
+	return nil
+}
+
+func (i *answering) OnLoss(f func(guard.Claim, error)) { i.loss = f }
+
+func (i *answering) OnStep(func()) (stop func()) { return func() { i.offStep++ } }
+
+// counts returns how many acquires, watches and releases were asked for.
+func (i *answering) counts() (acquires, watches, releases int) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.acquired), len(i.watched), len(i.released)
+}
+
+// failure checks that err is a FailedError for the reason, that it wraps causes
+// and names the resource, and returns its claim.
+func failure(t *testing.T, err, reason error, resource string, causes ...error) guard.Claim {
+	t.Helper()
+	var failed *guard.FailedError
+	if !errors.As(err, &failed) || !errors.Is(failed.Reason.Err(), reason) || failed.Claim.Resource != resource {
+		t.Errorf("got %v, want %v for %q", err, reason, resource)
+		return guard.Claim{}
+	}
+	for _, cause := range causes {
+		if !errors.Is(err, cause) {
+			t.Errorf("%v is not in %v", cause, err)
+		}
+	}
+	return failed.Claim
+}
+
+var minute = &AcquireOptions{TTL: time.Minute}
+
+// TestIssuersLimits: what the issuer cannot take is refused before it is asked.
+// The whole name counts, with the namespace.
+func TestIssuersLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{limits: driver.Limits{ResourceBytes: 4, MetadataBytes: 2}}
+		client, confined := i.client(t, nil), i.client(t, &Options{Namespace: "n"})
+		for _, test := range []struct {
+			client                      *Client
+			resource, metadata          string
+			field, value, says, granted string
+		}{
+			{client, "1234", "", "", "", "", "1234"},
+			{client, "12345", "", "resource", "12345", "is 5 bytes long, this issuer takes 4", ""},
+			{confined, "12", "", "", "", "", "n:12"},
+			{confined, "123", "", "resource", "n:123", "is 5 bytes long, this issuer takes 4", ""},
+			{client, "a", "12", "", "", "", "a"},
+			{client, "b", "123", "Metadata", "123", "is 3 bytes long, at most 2 are allowed", ""},
+		} {
+			before, _, _ := i.counts()
+			lease, err := test.client.TryAcquire(t.Context(), test.resource, &AcquireOptions{TTL: time.Minute, Metadata: test.metadata})
+			after, _, _ := i.counts()
+			if test.field == "" {
+				if err != nil || lease.Resource() != test.granted {
+					t.Errorf("%q: got %v, %v", test.resource, lease, err)
+				}
+				continue
+			}
+			var invalid *guard.InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value || invalid.Problem != test.says || after != before {
+				t.Errorf("%q: got %v after %d requests", test.resource, err, after-before)
+			}
+		}
+	})
+}
+
+// TestLateGrant: a grant that came too late is released. If that fails, the
+// outcome is unknown, and the error says why. The caller waits for the release
+// for a moment.
+func TestLateGrant(t *testing.T) {
+	for name, test := range map[string]struct {
+		early   time.Duration // before the last moment at which the answer is in time
+		release func(context.Context, *Client) error
+		closes  bool // while the acquire is under way
+		reason  error
+		causes  []error
+		took    time.Duration
+	}{
+		"in time":              {early: 1},
+		"released":             {reason: guard.ErrUnavailable},
+		"the release hangs":    {release: func(ctx context.Context, _ *Client) error { <-ctx.Done(); return ctx.Err() }, reason: guard.ErrOutcomeUnknown, took: pglease.Grace},
+		"Close ends the tries": {release: failsUntilClose, reason: guard.ErrOutcomeUnknown, causes: []error{errSimulated, context.Canceled}},
+		"closed":               {closes: true, reason: guard.ErrOutcomeUnknown, causes: []error{ErrClosed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{}
+				client := i.client(t, nil)
+				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+					if test.closes {
+						client.Close(t.Context())
+					}
+					return driver.Grant{Token: 7, From: i.clock() - deadline(0, r.TTL) + test.early}, nil
+				}
+				if test.release != nil {
+					i.release = func(ctx context.Context, _ guard.Claim) (bool, error) { return false, test.release(ctx, client) }
+				}
+				began := time.Now()
+				lease, err := client.TryAcquire(t.Context(), "r", minute)
+				if test.reason == nil {
+					if err != nil || !lease.Valid() {
+						t.Errorf("got %v, %v", lease, err)
+					}
+					return
+				}
+				claim := failure(t, err, test.reason, "r", append(test.causes, errLate)...)
+				if took := time.Since(began); claim.Token != 7 || claim.LeaseID == "" || took != test.took {
+					t.Errorf("%+v after %v", claim, took)
+				}
+				if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.causes != nil) {
+					t.Errorf("got %v", err)
+				}
+				client.background.Wait() // the release goes on
+				for _, c := range i.released {
+					if c != (guard.Claim{Resource: "r", LeaseID: claim.LeaseID}) {
+						t.Errorf("released %+v", c)
+					}
+				}
+				if (len(i.released) == 0) != test.closes {
+					t.Errorf("released %+v", i.released)
+				}
+			})
+		})
+	}
+}
+
+// failsUntilClose is a release that fails, and a Close that does not wait.
+func failsUntilClose(_ context.Context, c *Client) error {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	go c.Close(ended)
+	synctest.Wait()
+	return guard.Unavailable("release", guard.Claim{}, errSimulated)
+}
+
+// TestAbandonGoesOn: the release of a grant that nobody got is tried until the
+// lease has run out in any case, and is then reported once.
+func TestAbandonGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		var last time.Time
+		i := &answering{
+			acquire: func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
+			},
+			release: func(context.Context, guard.Claim) (bool, error) {
+				last = time.Now()
+				return false, guard.Unavailable("release", guard.Claim{}, errSimulated)
+			},
+		}
+		client := i.client(t, &Options{OpTimeout: time.Second, Observer: rec})
+		ended, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		_, err := client.TryAcquire(ended, "r", minute)
+		claim := failure(t, err, guard.ErrOutcomeUnknown, "r", errSimulated, context.Canceled)
+		gaveUp := time.Now()
+		client.background.Wait()
+		if tried, took := last.Sub(gaveUp), time.Since(gaveUp); tried < time.Minute || took != time.Minute+time.Second {
+			t.Errorf("tried for %v, given up after %v", tried, took)
+		}
+		events, _ := rec.Take(t)
+		if e := events[len(events)-1]; len(events) != 2 || e.Op != guard.OpRelease || e.Claim != claim || !errors.Is(e.Err, errSimulated) ||
+			client.Stats().Other.ReleasesFailed != 1 {
+			t.Errorf("%+v, %+v", events, client.Stats().Other)
+		}
+	})
+}
+
+// TestCloseOnce: the issuer is closed once and its error returned. A later Close
+// waits as well, and says so if it stops waiting.
+func TestCloseOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{close: func() error { return errSimulated }}
+		client := i.client(t, nil)
+		if err := client.Close(t.Context()); err != errSimulated {
+			t.Errorf("first: %v", err)
+		}
+		if err := client.Close(t.Context()); err != nil || i.closed != 1 || i.offStep != 1 {
+			t.Errorf("second: %v; closed %d times, %d notifications ended", err, i.closed, i.offStep)
+		}
+		i = &answering{}
+		client = i.client(t, nil)
+		leave, left := make(chan struct{}), make(chan error)
+		go func() {
+			left <- client.Hold(context.Background(), "r", &HoldOptions{TTL: time.Minute}, func(context.Context) error { <-leave; return nil })
+		}()
+		synctest.Wait()
+		for n := range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			failure(t, client.Close(ctx), guard.ErrUnavailable, "", context.DeadlineExceeded)
+			cancel()
+			if synctest.Wait(); i.closed != 1 {
+				t.Errorf("Close %d: closed %d times", n+1, i.closed)
+			}
+		}
+		close(leave)
+		<-left
+		if err := client.Close(t.Context()); err != nil {
+			t.Errorf("once the function has returned: %v", err)
+		}
+		i = &answering{close: func() error { time.Sleep(time.Minute); return nil }}
+		client = i.client(t, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if failure(t, client.Close(ctx), guard.ErrUnavailable, "", context.DeadlineExceeded); time.Since(began) != time.Second {
+			t.Errorf("an issuer that closes slowly: waited %v", time.Since(began))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestHoldRefusesToBegin: if the client was closed while the lease was granted,
+// or the lease is too short to be renewed, the function is not called and the
+// lease is released.
+func TestHoldRefusesToBegin(t *testing.T) {
+	for name, closes := range map[string]bool{"closed": true, "a grant of two milliseconds": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{release: func(context.Context, guard.Claim) (bool, error) { return false, nil }} // as if it were lost
+				client := i.client(t, nil)
+				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+					if closes {
+						client.Close(t.Context())
+						return driver.Grant{Token: 7, From: i.clock()}, nil
+					}
+					return driver.Grant{Token: 7, From: i.clock(), TTL: 2 * time.Millisecond}, nil
+				}
+				err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(context.Context) error {
+					t.Error("the function was called")
+					return nil
+				})
+				id := i.acquired[0].LeaseID
+				if closes {
+					if claim := failure(t, err, guard.ErrUnavailable, "r", ErrClosed); claim.LeaseID != id {
+						t.Errorf("the claim is %+v", claim)
+					}
+				} else if invalid := (*guard.InvalidError)(nil); !errors.As(err, &invalid) || invalid.Field != "every" || invalid.Value != "666.666µs" {
+					t.Errorf("got %v", err)
+				}
+				if errors.Is(err, ErrLeaseLost) {
+					t.Errorf("a function that was not called has lost nothing: %v", err)
+				}
+				if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: 7, LeaseID: id}}) {
+					t.Errorf("released %+v", i.released)
+				}
+				if len(client.keeper.leases) != 0 || len(client.holds) != 0 {
+					t.Error("the client still has the lease")
+				}
+			})
+		})
+	}
+}
+
+// TestGrantedAfterClose: a lease that is granted once the client is closed is
+// the caller's until its deadline. The client keeps nothing of it.
+func TestGrantedAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		client := i.client(t, nil)
+		i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+			client.Close(t.Context())
+			return driver.Grant{Token: 7, From: i.clock()}, nil
+		}
+		lease := mustTry(t, client, "r", time.Minute)
+		if len(client.keeper.leases) != 0 || !lease.Valid() {
+			t.Errorf("%d leases are watched, %v", len(client.keeper.leases), lease.Err())
+		}
+		if time.Sleep(time.Minute); lease.Valid() {
+			t.Error("valid after its deadline")
+		}
+	})
+}
+
+// TestHoldLostBeforeItBegins: a lease that is lost before Hold calls the
+// function ends its context all the same.
+func TestHoldLostBeforeItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		client := i.client(t, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) {
+			if e.Op == guard.OpAcquire {
+				i.loss(e.Claim, errSimulated)
+			}
+		})})
+		var cause error
+		err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+			cause = context.Cause(ctx)
+			return nil
+		})
+		for _, err := range []error{err, cause} {
+			if !errors.Is(err, ErrLeaseLost) || !errors.Is(err, errSimulated) {
+				t.Errorf("got %v", err)
+			}
+		}
+		if time.Sleep(time.Minute); len(i.renewed) != 0 {
+			t.Errorf("renewed %v", i.renewed)
+		}
+	})
+}
+
+// TestLosses: a loss that the issuer reports ends that lease, with its cause,
+// and no other.
+func TestLosses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		client := i.client(t, nil)
+		a, b := mustTry(t, client, "a", time.Minute), mustTry(t, client, "b", time.Minute)
+		older := a.Claim()
+		older.Token--
+		if i.loss(older, errSimulated); !a.Valid() {
+			t.Errorf("an older token's loss: %v", a.Err())
+		}
+		unlocked := &ForceUnlockedError{Actor: "me", Reason: "a test"}
+		i.loss(a.Claim(), unlocked)
+		<-a.Done()
+		var lost *LostError
+		if !errors.As(a.Err(), &lost) || lost.Claim != a.Claim() || lost.Cause != unlocked || lost.LastRenewal != nil {
+			t.Errorf("got %v", a.Err())
+		}
+		if !b.Valid() {
+			t.Errorf("the other lease: %v", b.Err())
+		}
+		if a.end(errSimulated) || !errors.Is(a.Err(), unlocked) { // as a deadline that passes meanwhile
+			t.Errorf("it ended twice: %v", a.Err())
+		}
+		if s := client.Stats().Other; s.Lost != 1 || s.ForceUnlocked != 1 {
+			t.Errorf("%+v", s)
+		}
+		if i.loss(b.Claim(), errSimulated); b.Valid() || client.Stats().Other.ForceUnlocked != 1 {
+			t.Errorf("another cause: %v, %+v", b.Err(), client.Stats().Other)
+		}
+	})
+}
+
+// explaining is an issuer that says why a lease is over.
+type explaining struct {
+	*answering
+	why func(context.Context, guard.Claim) error
+}
+
+func (e explaining) Why(ctx context.Context, claim guard.Claim) error { return e.why(ctx, claim) }
+
+// TestWhyLost: the cause of a loss is what the issuer says, if it does.
+func TestWhyLost(t *testing.T) {
+	unlocked := &ForceUnlockedError{Actor: "me", Reason: "a test"}
+	for _, says := range []error{unlocked, nil} {
+		synctest.Test(t, func(t *testing.T) {
+			i := &answering{simulation: simulation{drifting(0)}, renew: func(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
+				results[0].State = driver.Over
+			}}
+			var asked guard.Claim
+			var within time.Duration
+			client := simulate(t, explaining{i, func(ctx context.Context, claim guard.Claim) error {
+				until, _ := ctx.Deadline()
+				asked, within = claim, time.Until(until)
+				return says
+			}}, nil)
+			defer client.Close(t.Context())
+			lease := mustTry(t, client, "r", time.Minute)
+			want := says
+			if want == nil {
+				want = errGone
+			}
+			var lost *LostError
+			if err := lease.Renew(t.Context()); !errors.As(err, &lost) || lost.Cause != want {
+				t.Errorf("got %v", err)
+			}
+			if asked != lease.Claim() || within != whyTimeout {
+				t.Errorf("asked about %+v, within %v", asked, within)
+			}
+		})
+	}
+}
+
+// TestRenewalLeftOut: a renewal that the issuer leaves out has an unknown
+// outcome, and is repeated.
+func TestRenewalLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{renew: func(context.Context, []driver.Renewal, []driver.Renewed) {}}
+		client := i.client(t, nil)
+		lease := mustTry(t, client, "r", time.Minute)
+		err := lease.Renew(t.Context())
+		if claim := failure(t, err, guard.ErrOutcomeUnknown, "r"); claim != lease.Claim() || !strings.Contains(fmt.Sprint(err), "the issuer did not answer for this lease") {
+			t.Errorf("got %v", err)
+		}
+		if len(i.renewed) < 2 || !lease.Valid() {
+			t.Errorf("%d renewals, %v", len(i.renewed), lease.Err())
+		}
+	})
+}
+
+// TestRenewTooLate: a lease whose deadline passes before the request is sent is
+// not renewed.
+func TestRenewTooLate(t *testing.T) {
+	var now time.Duration
+	reads := -1 // until the clock jumps; negative if it does not
+	i := &answering{simulation: simulation{func() time.Duration {
+		if reads--; reads == 0 {
+			now += time.Hour
+		}
+		return now
+	}}}
+	for at := 1; at < 4; at++ {
+		client := i.client(t, nil)
+		client.keeper.closed = true // it would read the clock
+		lease := mustTry(t, client, "r", time.Minute)
+		reads = at
+		if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) || len(i.renewed) != 0 {
+			t.Errorf("at %d: %v, renewed %v", at, err, i.renewed)
+		}
+	}
+}
+
+// TestKeepAliveEndsMeanwhile: a lease that ends while KeepAlive begins is not
+// watched any more.
+func TestKeepAliveEndsMeanwhile(t *testing.T) {
+	i := &answering{simulation: simulation{driver.Now}}
+	client := i.client(t, nil)
+	lease, k := mustTry(t, client, "r", time.Minute), &client.keeper
+	k.mu.Lock() // KeepAlive waits for it, after it has found the lease valid
+	kept := make(chan error)
+	go func() { kept <- lease.KeepAlive(0) }()
+	eventually(t, "KeepAlive has begun", func() bool { return lease.interval() > 0 })
+	k.leases.Pop()
+	lease.mu.Lock()
+	lease.err = ErrReleased
+	lease.mu.Unlock()
+	k.mu.Unlock()
+	if err := <-kept; err != ErrReleased {
+		t.Errorf("got %v", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.leases) != 0 {
+		t.Error("the lease is watched")
+	}
+}

@@ -1,0 +1,164 @@
+package lockclient
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+// TestLogLines: every attribute of every event, and what is observed and
+// counted besides.
+func TestLogLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 2 * time.Second // each request
+		var log strings.Builder
+		var seen []guard.Event
+		i := &answering{}
+		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+			from := i.clock()
+			time.Sleep(slow)
+			switch r.Resource {
+			case "held":
+				return driver.Grant{}, &HeldError{Resource: r.Resource, Owner: "another", Token: 9, Remaining: 1500 * time.Millisecond}
+			case "down":
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errSimulated)
+			}
+			return driver.Grant{Token: 7, From: from, Reclaimed: r.Resource == "reclaimed"}, nil
+		}
+		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+			from := i.clock()
+			time.Sleep(slow)
+			if results[0] = (driver.Renewed{State: driver.Extended, From: from}); len(i.renewed) > 1 {
+				results[0] = driver.Renewed{Err: guard.Unavailable("renew", renewals[0].Claim, errSimulated)}
+			}
+		}
+		i.release = func(_ context.Context, claim guard.Claim) (bool, error) {
+			if time.Sleep(slow); claim.Resource == "stuck" {
+				return false, guard.Unavailable("release", claim, errSimulated)
+			}
+			return true, nil
+		}
+		client := i.client(t, &Options{
+			Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+				if a.Key == slog.TimeKey {
+					return slog.Attr{}
+				}
+				return a
+			}})),
+			Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { seen = append(seen, e) }),
+		})
+		try := func(resource string) *Lease {
+			l, _ := client.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: time.Minute, LeaseID: "id"})
+			return l
+		}
+		expect := func(step string, line string, ops ...guard.Event) {
+			t.Helper()
+			if got := strings.TrimSuffix(log.String(), "\n"); got != line {
+				t.Errorf("%s: logged\n%s, want\n%s", step, got, line)
+			}
+			log.Reset()
+			if len(seen) != len(ops) {
+				t.Fatalf("%s: observed %+v", step, seen)
+			}
+			for n, want := range ops {
+				got := seen[n]
+				if got.Err == nil != (want.Reason == guard.ReasonOf(nil)) {
+					t.Errorf("%s: error %v", step, got.Err)
+				}
+				got.Err, want.Surface = nil, guard.SurfaceLock
+				if got != want {
+					t.Errorf("%s: observed\n%+v, want\n%+v", step, got, want)
+				}
+			}
+			seen = nil
+		}
+		claim := func(resource string, token guard.Token) guard.Claim {
+			return guard.Claim{Resource: resource, Token: token, LeaseID: "id"}
+		}
+		held, down, ok := guard.ReasonOf(ErrHeld), guard.ReasonUnavailable, guard.ReasonOf(nil)
+		attrs := func(resource, token string) string {
+			return ` resource=` + resource + ` ownerId=o leaseId=id fencingToken=` + token
+		}
+		failed := ` error="fencepost: `
+
+		lease := try("r")
+		expect("granted", "level=INFO msg=lock_acquired"+attrs("r", "7")+" ttlSeconds=60 waitedSeconds=2",
+			guard.Event{Op: guard.OpAcquire, Claim: claim("r", 7), Reason: ok, Duration: slow})
+		lease.Renew(t.Context())
+		expect("renewed", "level=DEBUG msg=lock_renewed"+attrs("r", "7")+" ttlSeconds=60 renewalSeconds=2",
+			guard.Event{Op: guard.OpRenew, Claim: claim("r", 7), Reason: ok, Duration: slow})
+		lease.Renew(t.Context())
+		expect("not renewed", "level=WARN msg=lock_renew_failed"+attrs("r", "7")+` ttlSeconds=60`+failed+`renew: `+guard.ErrUnavailable.Error()+`: token 7 for \"r\": simulated"`,
+			guard.Event{Op: guard.OpRenew, Claim: claim("r", 7), Reason: down, Duration: slow})
+		lease.Release(t.Context())
+		expect("released", "level=INFO msg=lock_released"+attrs("r", "7")+" ttlSeconds=60 heldSeconds=6",
+			guard.Event{Op: guard.OpRelease, Claim: claim("r", 7), Reason: ok, Duration: 6 * time.Second})
+		try("held")
+		expect("held", "level=INFO msg=lock_contended"+attrs("held", "0")+" ttlSeconds=60 holderId=another holderToken=9 remainingSeconds=1.5",
+			guard.Event{Op: guard.OpContend, Claim: claim("held", 0), Reason: held}, guard.Event{Op: guard.OpAcquire, Claim: claim("held", 0), Reason: held, Duration: slow})
+		notGranted := "level=WARN msg=lock_acquire_failed" + attrs("down", "0") + ` ttlSeconds=60` + failed + `acquire: ` + guard.ErrUnavailable.Error() + `: for \"down\": simulated"`
+		once := guard.Event{Op: guard.OpAcquire, Claim: claim("down", 0), Reason: down, Duration: slow}
+		try("down")
+		expect("not granted", notGranted, once)
+		try("down")
+		expect("not granted again", "", once)
+		time.Sleep(time.Minute - 2*slow)
+		try("down")
+		expect("not granted after a minute", notGranted+" suppressed=1", once)
+		time.Sleep(time.Minute)
+		try("down")
+		expect("not granted after another", notGranted, once)
+		try("reclaimed").Release(t.Context())
+		expect("reclaimed", "level=INFO msg=lock_acquired"+attrs("reclaimed", "7")+" ttlSeconds=60 waitedSeconds=2\n"+
+			"level=INFO msg=lock_released"+attrs("reclaimed", "7")+" ttlSeconds=60 heldSeconds=2",
+			guard.Event{Op: guard.OpReclaim, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow},
+			guard.Event{Op: guard.OpAcquire, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow},
+			guard.Event{Op: guard.OpRelease, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow})
+		lease = try("stuck")
+		log.Reset()
+		seen = nil
+		lease.Release(t.Context())
+		expect("not released", "level=WARN msg=lock_release_failed"+attrs("stuck", "7")+` ttlSeconds=60`+failed+`release: `+guard.ErrUnavailable.Error()+`: for \"stuck\": simulated"`,
+			guard.Event{Op: guard.OpRelease, Claim: claim("stuck", 7), Reason: down, Duration: slow})
+		lease = try("lost")
+		log.Reset()
+		seen = nil
+		time.Sleep(time.Second)
+		i.loss(lease.Claim(), errSimulated)
+		expect("lost", "level=WARN msg=lock_lost"+attrs("lost", "7")+` ttlSeconds=60 heldSeconds=1`+failed+ErrLeaseLost.Error()+`: token 7 for \"lost\": simulated"`,
+			guard.Event{Op: guard.OpLost, Claim: claim("lost", 7), Reason: guard.ReasonLeaseLost, Duration: time.Second})
+		want := PrefixStats{Attempted: 9, Granted: 4, Contended: 1, Reclaimed: 1, Renewed: 1, RenewalsFailed: 1, Released: 2, ReleasesFailed: 1, Lost: 1,
+			Waited: 9 * slow, Held: 9 * time.Second}
+		if got := client.Stats(); got.Other != want || len(got.Prefixes) != 0 {
+			t.Errorf("counted %+v, want %+v", got, want)
+		}
+	})
+}
+
+// TestLongestPrefix: a resource is counted by the longest prefix that it begins
+// with, whatever their order, and the counts come in the order of the options.
+func TestLongestPrefix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		prefixes := []string{"a", "abc", "ab", "x"}
+		client := (&answering{}).client(t, &Options{StatPrefixes: prefixes})
+		for _, resource := range []string{"a1", "ab1", "ab2", "abc1", "abc2", "abc3", "b", "b", "b", "b", "xa"} {
+			client.TryAcquire(t.Context(), resource, minute)
+		}
+		s := client.Stats()
+		var names []string
+		var granted []int64
+		for _, p := range append(s.Prefixes, s.Other) {
+			names, granted = append(names, p.Prefix), append(granted, p.Granted)
+		}
+		if !slices.Equal(names, append(prefixes, "")) || !slices.Equal(granted, []int64{1, 3, 2, 1, 4}) {
+			t.Errorf("%q: %v", names, granted)
+		}
+	})
+}

@@ -1,0 +1,169 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+)
+
+var errFirst, errLater = errors.New("the first"), errors.New("a later one")
+
+// said is an answer of a list: the n-th, or the last one repeatedly.
+func said(answers []string, n int) string { return answers[min(n, len(answers)-1)] }
+
+// answer is the error of an answer: its cause is the first or a later one.
+func answer(op string, claim guard.Claim, says string, n int) error {
+	cause := errLater
+	if n == 0 {
+		cause = errFirst
+	}
+	switch says {
+	case "lost":
+		return guard.OutcomeUnknown(op, claim, cause)
+	case "down":
+		return guard.Unavailable(op, claim, cause)
+	case "busy":
+		return guard.Unavailable(op, claim, driver.ErrBusy)
+	}
+	return nil
+}
+
+// repeated is what a renewal or a release must do about a sequence of answers.
+type repeated struct {
+	answers []string
+	want    error
+	cause   error
+	asks    int           // 0: many
+	took    time.Duration // at least, if there are many; half a second more at most
+	ends    time.Duration // when ctx ends; 0 is never
+}
+
+func (r repeated) check(t *testing.T, err error, asked int, took time.Duration) {
+	t.Helper()
+	if !errors.Is(err, r.want) || r.cause != nil && !errors.Is(err, r.cause) || r.want == nil && err != nil {
+		t.Errorf("%+v: got %v", r, err)
+	}
+	if unknown := errors.Is(err, guard.ErrOutcomeUnknown); err != nil && unknown != (r.want == guard.ErrOutcomeUnknown) {
+		t.Errorf("%+v: unknown %t: %v", r, unknown, err)
+	}
+	if r.cause == errFirst && errors.Is(err, errLater) {
+		t.Errorf("%+v: also a later cause: %v", r, err)
+	}
+	if r.asks > 0 && asked != r.asks || r.asks == 0 && asked < 5 {
+		t.Errorf("%+v: asked %d times", r, asked)
+	}
+	if r.asks == 0 && (took < r.took || took > r.took+500*time.Millisecond) {
+		t.Errorf("%+v: took %v", r, took)
+	}
+}
+
+// TestRenewRepeats: Renew repeats an attempt whose answer was lost until there
+// is an answer, OpTimeout has passed, or ctx or the lease ends. The error is the
+// first attempt's.
+func TestRenewRepeats(t *testing.T) {
+	const timeout = 2 * time.Second
+	for _, test := range []repeated{
+		{answers: []string{"renewed"}, asks: 1},
+		{answers: []string{"down"}, want: guard.ErrUnavailable, cause: errFirst, asks: 1},
+		{answers: []string{"lost", "renewed"}, asks: 2},
+		{answers: []string{"lost", "down", "lost", "renewed"}, asks: 4},
+		{answers: []string{"lost", "over"}, want: ErrLeaseLost, asks: 2},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, cause: errFirst, took: timeout},
+		{answers: []string{"lost", "down"}, want: guard.ErrOutcomeUnknown, cause: errFirst, took: timeout},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, cause: context.DeadlineExceeded, took: time.Second, ends: time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			i := &answering{}
+			i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+				n := len(i.renewed) - 1
+				switch says := said(test.answers, n); says {
+				case "renewed":
+					results[0] = driver.Renewed{State: driver.Extended, From: i.clock()}
+				case "over":
+					results[0] = driver.Renewed{State: driver.Over}
+				default:
+					results[0].Err = answer("renew", renewals[0].Claim, says, n)
+				}
+			}
+			client := i.client(t, &Options{OpTimeout: timeout})
+			lease := mustTry(t, client, "r", time.Minute)
+			ctx := t.Context()
+			if test.ends > 0 {
+				limited, cancel := context.WithTimeout(ctx, test.ends)
+				defer cancel()
+				ctx = limited
+			}
+			began := time.Now()
+			err := lease.Renew(ctx)
+			test.check(t, err, len(i.renewed), time.Since(began))
+			if lost := test.want == ErrLeaseLost; lost == lease.Valid() {
+				t.Errorf("%+v: %v", test, lease.Err())
+			}
+		})
+	}
+}
+
+// TestReleaseRepeats: Release repeats an attempt whose answer was lost, or that
+// a lock prevented, until there is an answer or ReleaseTimeout has passed. The
+// error is that of the first attempt whose answer was lost.
+func TestReleaseRepeats(t *testing.T) {
+	const timeout = 2 * time.Second
+	for _, test := range []repeated{
+		{answers: []string{"freed"}, asks: 1},
+		{answers: []string{"nothing"}, want: ErrLeaseLost, cause: errGone, asks: 1},
+		{answers: []string{"down"}, want: guard.ErrUnavailable, cause: errFirst, asks: 1},
+		{answers: []string{"lost", "freed"}, asks: 2},
+		{answers: []string{"lost", "nothing"}, asks: 2},
+		{answers: []string{"lost", "down", "lost", "freed"}, asks: 4},
+		{answers: []string{"busy", "busy", "freed"}, asks: 3},
+		{answers: []string{"busy", "nothing"}, want: ErrLeaseLost, asks: 2},
+		{answers: []string{"busy"}, want: guard.ErrUnavailable, cause: driver.ErrBusy, took: timeout},
+		{answers: []string{"lost"}, want: guard.ErrOutcomeUnknown, cause: errFirst, took: timeout},
+		{answers: []string{"lost", "down"}, want: guard.ErrOutcomeUnknown, cause: errFirst, took: timeout},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			i := &answering{}
+			i.release = func(_ context.Context, claim guard.Claim) (bool, error) {
+				n := len(i.released) - 1
+				says := said(test.answers, n)
+				return says == "freed", answer("release", claim, says, n)
+			}
+			client := i.client(t, &Options{ReleaseTimeout: timeout})
+			lease := mustTry(t, client, "r", time.Minute)
+			time.Sleep(time.Second)
+			began := time.Now()
+			err := lease.Release(t.Context())
+			test.check(t, err, len(i.released), time.Since(began))
+			if lease.Err() != ErrReleased {
+				t.Errorf("%+v: %v", test, lease.Err())
+			}
+			for _, claim := range i.released {
+				if claim != lease.Claim() {
+					t.Errorf("%+v: released %+v", test, claim)
+				}
+			}
+			s, want := client.Stats().Other, PrefixStats{Attempted: 1, Granted: 1}
+			switch test.want {
+			case nil:
+				want.Released, want.Held = 1, time.Second+time.Since(began)
+			case ErrLeaseLost:
+				want.Lost, want.Held = 1, time.Second+time.Since(began)
+			default:
+				want.ReleasesFailed = 1
+			}
+			if s != want {
+				t.Errorf("%+v: counted %+v, want %+v", test, s, want)
+			}
+			asked := len(i.released)
+			_ = lease.Release(t.Context()) // repeated only if there was no answer
+			if again := len(i.released) > asked; again != (want.ReleasesFailed > 0) {
+				t.Errorf("%+v: sent again %t", test, again)
+			}
+		})
+	}
+}
