@@ -86,7 +86,7 @@ func TestBatchOfSeveralStatements(t *testing.T) {
 			}
 		}
 		for _, sql := range []string{
-			"SELECT ';' ; ", "SELECT $$;$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
+			"SELECT ';' ; ", "SELECT $$;$$", "SELECT $$$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
 			"DO $do$ BEGIN PERFORM 1; END $do$;",
 		} {
 			if _, err := db.Batch(t.Context(), claimOf("r", 5), Raw(sql)); err != nil {

@@ -8,13 +8,48 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
+
+// TestInstallWaits: an installation and a removal wait for another installation
+// for Options.LockTimeout, and change nothing then.
+func TestInstallWaits(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		g := triggerOn([]string{"parts"}, `acct:{tenant}`)
+		tx, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0))"); err != nil {
+			t.Fatal(err)
+		}
+		db := e.open(&Options{LockTimeout: 50 * time.Millisecond})
+		for what, call := range map[string]func() error{
+			"install": func() error { return db.InstallTrigger(t.Context(), g) },
+			"remove":  func() error { return db.RemoveTrigger(t.Context(), g.Table) },
+		} {
+			if err := call(); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
+				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 0 {
+			t.Errorf("%d triggers", n)
+		}
+		tx.Rollback(t.Context())
+		if err := db.InstallTrigger(t.Context(), g); err != nil {
+			t.Errorf("the control: %v", err)
+		}
+	})
+}
 
 // TestInstallConcurrently: replicas that install at once all succeed; the
 // result is what one installation makes, and installing again changes nothing.
