@@ -240,20 +240,23 @@ func TestRaiseNamesStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stranger.Release()
-		lock := func(call string) {
+		run := func(sql string) {
 			t.Helper()
-			if _, err := stranger.Exec(context.Background(), "SELECT "+call+"(fencepost.lock_key('r'))"); err != nil {
+			if _, err := stranger.Exec(context.Background(), sql); err != nil {
 				t.Error(err)
 			}
 		}
-		lock("pg_advisory_lock_shared")
-		db := e.open(&Options{RaiseTimeout: 2500 * time.Millisecond, TerminateAfter: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
-		err = db.Raise(t.Context(), claimOf("r", 6))
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "without entering") {
-			t.Errorf("got %v", err)
+		for _, begin := range []string{"", "BEGIN; "} {
+			var log bytes.Buffer
+			run(begin + "SELECT pg_advisory_lock_shared(fencepost.lock_key('r'))")
+			db := e.open(&Options{RaiseTimeout: 2500 * time.Millisecond, TerminateAfter: 100 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			err = db.Raise(t.Context(), claimOf("r", 6))
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "without entering") || strings.Contains(log.String(), "terminating") {
+				t.Errorf("%q: got %v, logged %s", begin, err, &log)
+			}
+			run("SELECT pg_advisory_unlock_shared(fencepost.lock_key('r')); COMMIT") // it was not ended
 		}
-		lock("pg_advisory_unlock_shared") // it was not ended
-		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+		if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
 			t.Error(err)
 		}
 	})

@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"testing"
@@ -246,5 +247,67 @@ func TestFailureOfEnter(t *testing.T) {
 				t.Errorf("%v: got %v, want %q with the driver's error inside", cause, err, want)
 			}
 		}
+	}
+}
+
+// longWait matches the wait of a raise that does not look again.
+type longWait struct{}
+
+func (longWait) Match(v driver.Value) bool { ms, ok := v.(int64); return ok && ms > 5000 }
+
+// TestRaiseThatEndsNobody: without TerminateAfter a raise looks once whom it waits
+// for, and then waits in one go: at each look it would give up its place in the
+// lock's queue.
+func TestRaiseThatEndsNobody(t *testing.T) {
+	pool := mocked(t, func(m sqlmock.Sqlmock) {
+		m.ExpectBegin()
+		m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
+		m.ExpectRollback()
+		m.ExpectBegin()
+		m.ExpectQuery(holdersSQL).WillReturnRows(sqlmock.NewRows(make([]string, 8)))
+		m.ExpectRollback()
+		m.ExpectBegin()
+		m.ExpectExec(raiseSQL).WithArgs("r", 5, "lease-5", longWait{}).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectCommit()
+	}).backend.(stdBackend).db
+	db, err := Std(pool, &Options{TerminateAfter: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+		t.Error(err)
+	}
+}
+
+// deadServer gives connections that turn out to be dead, and counts them.
+type deadServer struct{ begins int }
+
+func (d *deadServer) Connect(context.Context) (driver.Conn, error) { return deadConn{d}, nil }
+
+func (d *deadServer) Driver() driver.Driver { return nil }
+
+type deadConn struct{ of *deadServer }
+
+func (c deadConn) Prepare(string) (driver.Stmt, error) { return nil, driver.ErrBadConn }
+
+func (c deadConn) Close() error { return nil }
+
+func (c deadConn) Begin() (driver.Tx, error) {
+	c.of.begins++
+	return nil, driver.ErrBadConn
+}
+
+// TestDeadConnections: two dead connections are replaced, as in database/sql; the
+// third ends the call.
+func TestDeadConnections(t *testing.T) {
+	server := &deadServer{}
+	pool := sql.OpenDB(server)
+	defer pool.Close()
+	db, err := Std(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Raise(t.Context(), claimOf("r", 5)); guard.ReasonOf(err) != guard.ReasonUnavailable || server.begins != 3 {
+		t.Errorf("got %v after %d connections", err, server.begins)
 	}
 }

@@ -31,6 +31,9 @@ func TestVerifyUndoing(t *testing.T) {
 		v := Verification{WithoutSchema: true, Tables: []*Table{e.table("unfit", []string{"id"}, &TableOptions{LeaseColumn: "lease", DeletedColumn: "deleted_at"})}}
 		e.exec(unfitSQL)
 		e.wantFindings("a good table", v)
+		e.exec("CREATE RULE off AS ON UPDATE TO unfit DO INSTEAD NOTHING; ALTER TABLE unfit DISABLE RULE off; CREATE RULE away AS ON DELETE TO unfit DO ALSO NOTHING")
+		e.wantFindings("a rule that is off and one for deletions", v)
+		e.exec("DROP RULE off ON unfit; DROP RULE away ON unfit")
 		for _, c := range []struct{ do, undo, says string }{
 			{"ALTER TABLE unfit SET UNLOGGED", "ALTER TABLE unfit SET LOGGED", "it is unlogged"},
 			{"CREATE RULE away AS ON UPDATE TO unfit DO INSTEAD NOTHING", "DROP RULE away ON unfit", "it has the rule away"},
