@@ -292,7 +292,9 @@ func (c deadConn) Prepare(string) (driver.Stmt, error) { return nil, driver.ErrB
 
 func (c deadConn) Close() error { return nil }
 
-func (c deadConn) Begin() (driver.Tx, error) {
+func (c deadConn) Begin() (driver.Tx, error) { return nil, driver.ErrBadConn }
+
+func (c deadConn) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
 	c.of.begins++
 	return nil, driver.ErrBadConn
 }
