@@ -166,6 +166,9 @@ func TestFailureOfResolve(t *testing.T) {
 	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errStandby) {
 		t.Errorf("a standby: got %v, %v, want ErrUnavailable", committed, err)
 	}
+	if _, err := mocked(t, answer(false, "00000001", "forgotten")).Resolve(t.Context(), lost); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "the transaction is forgotten") {
+		t.Errorf("an answer that will not change: got %v", err)
+	}
 	for status, want := range map[string]guard.Reason{"committed": guard.ReasonNone, "aborted": guard.ReasonUnavailable, "forgotten": guard.ReasonOutcomeUnknown} {
 		db := mocked(t, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
