@@ -167,3 +167,53 @@ func TestReleaseRepeats(t *testing.T) {
 		})
 	}
 }
+
+// TestRenewedByHand: a lease that is not kept alive lasts as long as its last
+// renewal says. The client's look at the deadline before that ends nothing.
+func TestRenewedByHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		lease := mustTry(t, i.client(t, nil), "r", time.Minute)
+		time.Sleep(40 * time.Second)
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Second)
+		if !lease.Valid() || len(i.renewed) != 1 {
+			t.Errorf("%v after %d renewals", lease.Err(), len(i.renewed))
+		}
+		time.Sleep(10 * time.Second)
+		if lease.Valid() {
+			t.Error("the lease does not end")
+		}
+	})
+}
+
+// TestLossIsNotDelayed: if a renewal finds that the lease is over, the question
+// why it is over takes half of the lease's remaining time at most.
+func TestLossIsNotDelayed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 2 * time.Second
+		i := &answering{simulation: simulation{drifting(0)}, renew: func(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
+			results[0].State = driver.Over
+		}}
+		client := simulate(t, explaining{i, func(ctx context.Context, _ guard.Claim) error {
+			<-ctx.Done()
+			return nil
+		}}, nil)
+		defer client.Close(t.Context())
+		lease := mustTry(t, client, "r", ttl)
+		if err := lease.KeepAlive(0); err != nil {
+			t.Fatal(err)
+		}
+		for renewed := false; !renewed; renewed = len(i.renewed) > 0 {
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		left, began := lease.Remaining(), time.Now()
+		<-lease.Done()
+		if took := time.Since(began); took > left/2 || took < left/2-2*time.Millisecond {
+			t.Errorf("the loss was noticed after %v, with %v left", took, left)
+		}
+	})
+}
