@@ -123,6 +123,12 @@ func (i *answering) counts() (acquires, watches, releases int) {
 	return len(i.acquired), len(i.watched), len(i.released)
 }
 
+func (i *answering) renewals() int {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.renewed)
+}
+
 // failure checks that err is a FailedError for the reason, that it wraps causes
 // and names the resource, and returns its claim.
 func failure(t *testing.T, err, reason error, resource string, causes ...error) guard.Claim {

@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -206,14 +207,83 @@ func TestLossIsNotDelayed(t *testing.T) {
 		if err := lease.KeepAlive(0); err != nil {
 			t.Fatal(err)
 		}
-		for renewed := false; !renewed; renewed = len(i.renewed) > 0 {
+		for renewed := 0; renewed == 0; {
 			time.Sleep(time.Millisecond)
-			synctest.Wait()
+			renewed = i.renewals()
 		}
+		synctest.Wait()
 		left, began := lease.Remaining(), time.Now()
 		<-lease.Done()
 		if took := time.Since(began); took > left/2 || took < left/2-2*time.Millisecond {
 			t.Errorf("the loss was noticed after %v, with %v left", took, left)
 		}
 	})
+}
+
+// TestReleasedAfterAll: a release that failed is sent again by the next call. If
+// the issuer does not have the lease by then, it was released, and nothing was
+// lost.
+func TestReleasedAfterAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i, sent := &answering{}, 0
+		i.release = func(context.Context, guard.Claim) (bool, error) {
+			if sent++; sent == 1 {
+				return false, guard.Unavailable("release", guard.Claim{}, errSimulated)
+			}
+			return false, nil
+		}
+		var events []guard.Event
+		client := i.client(t, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
+		lease := mustTry(t, client, "r", time.Minute)
+		if err := lease.Release(t.Context()); !errors.Is(err, errSimulated) {
+			t.Errorf("first: %v", err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("second: %v", err)
+		}
+		if n := len(events); n != 3 || events[2].Op != guard.OpRelease || events[2].Err != nil || client.Stats().Other.Lost != 0 {
+			t.Errorf("%+v", events)
+		}
+	})
+}
+
+// stepping is an issuer whose clock can be moved.
+type stepping struct {
+	*answering
+	step func()
+}
+
+func (s *stepping) OnStep(f func()) (stop func()) { s.step = f; return func() {} }
+
+// TestRenewsAfterStep: a renewal that is due because the clock was moved is sent
+// at once. The control is the same without the notification of the move: there it
+// is sent at the next look.
+func TestRenewsAfterStep(t *testing.T) {
+	for _, told := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var asleep atomic.Int64
+			awake := drifting(0)
+			i := &stepping{answering: &answering{simulation: simulation{func() time.Duration { return awake() + time.Duration(asleep.Load()) }}}}
+			client := simulate(t, i, nil)
+			defer client.Close(t.Context())
+			if err := mustTry(t, client, "r", time.Minute).KeepAlive(0); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(1500 * time.Millisecond)
+			synctest.Wait()
+			asleep.Add(int64(20 * time.Second))
+			if told {
+				i.step()
+			}
+			synctest.Wait()
+			if n := i.renewals(); n == 1 != told {
+				t.Errorf("told %t: %d renewals at once", told, n)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := i.renewals(); n != 1 {
+				t.Errorf("told %t: %d renewals", told, n)
+			}
+		})
+	}
 }
