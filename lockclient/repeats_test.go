@@ -184,8 +184,9 @@ func TestRenewedByHand(t *testing.T) {
 			t.Errorf("%v after %d renewals", lease.Err(), len(i.renewed))
 		}
 		time.Sleep(10 * time.Second)
-		if lease.Valid() {
-			t.Error("the lease does not end")
+		var lost *LostError
+		if lease.Valid() || !errors.As(lease.Err(), &lost) || lost.Cause != errUnkept {
+			t.Errorf("at its deadline: %v", lease.Err())
 		}
 	})
 }
