@@ -112,7 +112,7 @@ var acquireCases = []functionCase{
 	{name: "line: it does not wait", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: asks,
 		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "p", "u"]`},
 	{name: "line: one of two waits", before: leaseRow("a", free+"'T-1s'") + leaseRow("b", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{s,p}'",
-		call:   "SELECT o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,t}', 'p', '5000', NULL, LEASES)",
+		call: "SELECT o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,t}', 'p', '5000', NULL, LEASES)",
 		answer: `token=6
 			token=6`,
 		after: `acquired_at=T expires_at=T+1µs lease_id=i metadata=m not_after=T+1h0m0s owner=o resource=a token=6 waiters=["s", "p"]

@@ -39,6 +39,7 @@ type functionTests struct {
 const frozenClock = `CREATE TABLE clock (t timestamptz NOT NULL);
 	CREATE FUNCTION frozen() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN (SELECT t FROM public.clock); END';
 	ALTER TABLE fencepost.spent ALTER until SET DEFAULT public.frozen() + interval '1 hour';
+	ALTER TABLE fencepost.audit DISABLE TRIGGER USER;
 	ALTER TABLE fencepost.audit ALTER at SET DEFAULT public.frozen();
 	INSERT INTO clock VALUES ('epoch')`
 
@@ -85,7 +86,7 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf("%s: %v", sql, err))
 		}
 	}
-	defer exec(f.pool, "ALTER TABLE fencepost.audit DISABLE TRIGGER USER; DELETE FROM fencepost.audit; DELETE FROM fencepost.leases; DELETE FROM fencepost.spent")
+	defer exec(f.pool, "DELETE FROM fencepost.audit; DELETE FROM fencepost.leases; DELETE FROM fencepost.spent")
 	exec(f.pool, "UPDATE clock SET t = 'T'; "+c.before)
 	other, err := f.pool.Begin(ctx)
 	if err != nil {
