@@ -1,6 +1,9 @@
 package pglease_test
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // acquireOf asks for r under the lease ID mine, for a minute.
 func acquireOf(until, waiting string) string {
@@ -14,6 +17,7 @@ func leaseRow(resource, values string) string {
 
 var (
 	asks    = acquireOf("T+1h", "f")
+	hasty   = strings.Replace(asks, "5000", "20", 1) // lock_timeout
 	waiting = acquireOf("T+1h", "t")
 )
 
@@ -51,6 +55,13 @@ var acquireCases = []functionCase{
 		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
 	{name: "own ID of another owner, ran out", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T'"), call: asks,
 		answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6"},
+	// A refusal does not wait for the row.
+	{name: "held and locked", before: leaseRow("r", others+"'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "acquired_at=T-1m0s expires_at=T+1s granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "own ID of another owner, locked", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "acquired_at=T-1m0s expires_at=T+1s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "free and locked", before: leaseRow("r", free+"'T-1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "55P03 canceling statement due to lock timeout"},
 	{name: "in time", call: acquireOf("T+1µs", "f"),
 		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=1"},
 	{name: "late", call: acquireOf("T", "f"), answer: "granted=false now=T reclaimed=false resource=r spent=false", after: "-"},

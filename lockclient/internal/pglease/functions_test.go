@@ -24,7 +24,7 @@ type functionCase struct {
 	meanwhile, locked string
 	call              string // a query; LEASES is the number of the table
 	answer            string // its rows, the notifications, or the error
-	after             string // the rows of leases and spent; "" is not compared, "-" is none
+	after             string // the rows of leases, spent, audit and epoch; "" is not compared, "-" is none
 	settings          string // lock_timeout and synchronous_commit at the end; "" is not compared
 }
 
@@ -41,6 +41,7 @@ const frozenClock = `CREATE TABLE clock (t timestamptz NOT NULL);
 	ALTER TABLE fencepost.spent ALTER until SET DEFAULT public.frozen() + interval '1 hour';
 	ALTER TABLE fencepost.audit DISABLE TRIGGER USER;
 	ALTER TABLE fencepost.audit ALTER at SET DEFAULT public.frozen();
+	DELETE FROM fencepost.epoch;
 	INSERT INTO clock VALUES ('epoch')`
 
 func newFunctionTests(t *testing.T) *functionTests {
@@ -86,7 +87,7 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf("%s: %v", sql, err))
 		}
 	}
-	defer exec(f.pool, "DELETE FROM fencepost.audit; DELETE FROM fencepost.leases; DELETE FROM fencepost.spent")
+	defer exec(f.pool, "DELETE FROM fencepost.audit; DELETE FROM fencepost.epoch; DELETE FROM fencepost.leases; DELETE FROM fencepost.spent")
 	exec(f.pool, "UPDATE clock SET t = 'T'; "+c.before)
 	other, err := f.pool.Begin(ctx)
 	if err != nil {
@@ -126,7 +127,7 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 			}
 		}
 		if answer != nil {
-			wrong = append(wrong, "the call did not wait")
+			wrong = append(wrong, "the call did not wait: "+*answer)
 			got <- *answer
 		}
 		if err := other.Commit(ctx); err != nil {
@@ -142,6 +143,10 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 	}
 	err = f.pool.QueryRow(ctx, `SELECT coalesce(string_agg(`+fields("to_jsonb(r)")+`, E'\n' ORDER BY r.resource), '')
 		|| coalesce((SELECT string_agg(E'\nspent '||s.resource||' '||s.lease_id||' '||s.until, '' ORDER BY s.resource, s.lease_id) FROM fencepost.spent s), '')
+		|| coalesce((SELECT string_agg(E'\naudit '||`+fields("to_jsonb(a) - 'id' - 'database_user'")+`, '' ORDER BY a.id) FROM fencepost.audit a), '')
+		|| coalesce((SELECT concat_ws(' ', E'\nepoch', e.base, CASE WHEN e.system_identifier = (SELECT system_identifier::text FROM pg_control_system()) THEN 'here' END,
+			CASE WHEN e.database = (SELECT oid FROM pg_database WHERE datname = current_database()) THEN 'in this database' END,
+			CASE WHEN e.leases = 'fencepost.leases'::regclass THEN 'in this table' END) FROM fencepost.epoch e), '')
 		FROM fencepost.leases r`).Scan(&after)
 	if err != nil {
 		return []string{err.Error()}
@@ -178,11 +183,13 @@ func fields(object string) string {
 var (
 	moment  = regexp.MustCompile(`\bT([+-][0-9][0-9a-zµ.]*)?\b`)
 	instant = regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?\+00(:00)?`)
+	process = regexp.MustCompile(`process \d+`)
 	indent  = regexp.MustCompile(`\n\s+`)
 	start   = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// timed replaces T+1s by a time, relative does the reverse.
+// timed replaces T+1s by a time, relative does the reverse. The number of a server
+// process is N.
 func timed(sql string) string {
 	sql = strings.ReplaceAll(sql, "LEASES", "'fencepost.leases'::regclass::oid::bigint")
 	return moment.ReplaceAllStringFunc(sql, func(s string) string {
@@ -198,6 +205,7 @@ func timed(sql string) string {
 }
 
 func relative(text string) string {
+	text = process.ReplaceAllString(text, "process N")
 	return instant.ReplaceAllStringFunc(text, func(s string) string {
 		at, err := time.Parse("2006-01-02 15:04:05", strings.Replace(s[:strings.LastIndex(s, "+00")], "T", " ", 1))
 		switch d := at.Sub(start); {

@@ -165,6 +165,7 @@ var watchCases = []functionCase{
 	// Onlookers, who write nothing.
 	{name: "onlooker", before: leaseRow("r", others+"'T+1µs'"), call: looks, answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5", settings: "0 local",
 		after: `acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5`},
+	{name: "onlooker, for long", before: leaseRow("r", others+"'T+1h'"), call: looks, answer: "expires_at=T+1h0m0s lease_id=theirs marked=false owner=x remaining=3600000000 token=5"},
 	{name: "onlooker, over", before: leaseRow("r", others+"'T'"), call: looks, answer: "-"},
 	{name: "onlooker, kept", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: looks, answer: "-"},
 	{name: "onlooker, marked", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2s', waiters = '{p,q}'", call: looks, answer: heldAnswer},
