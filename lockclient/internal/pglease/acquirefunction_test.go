@@ -3,6 +3,8 @@ package pglease_test
 import (
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // acquireOf asks for r under the lease ID mine, for a minute.
@@ -69,6 +71,7 @@ var acquireCases = []functionCase{
 	{name: "another server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', 'T', LEASES)", answer: "-", after: "-"},
 	{name: "this server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', pg_postmaster_start_time(), LEASES)",
 		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=1"},
+	{name: "isolation", isolation: pgx.RepeatableRead, call: asks, answer: refusedLevel},
 	{name: "several, in the order of the resources",
 		before: leaseRow("c", others+"'T+1s'"),
 		call:   "SELECT o_resource, o_granted FROM fencepost.acquire('{b,a,c}', '{i,j,k}', '{o,o,o}', '{m,m,m}', '{1,1,1}', '{T+1h,T+1h,T+1h}', '{f,f,f}', 'p', '5000', NULL, LEASES)",

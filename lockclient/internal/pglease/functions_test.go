@@ -22,6 +22,8 @@ type functionCase struct {
 	// meanwhile is SQL that is carried out before the call and committed when the
 	// call waits for it; locked is SQL that is rolled back after the call.
 	meanwhile, locked string
+	then, late        string // SQL, when the call waits: in the transaction of meanwhile, and in one that is rolled back after the call
+	isolation         pgx.TxIsoLevel
 	call              string // a query; LEASES is the number of the table
 	answer            string // its rows, the notifications, or the error
 	after             string // the rows of leases, spent, audit and epoch; "" is not compared, "-" is none
@@ -48,11 +50,12 @@ func newFunctionTests(t *testing.T) *functionTests {
 	t.Helper()
 	f := &functionTests{pool: dial(t, migrated(t), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["timezone"] = "UTC"
+		c.ConnConfig.RuntimeParams["jit"] = "off" // frozen reads all of its table
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	})}
 	mustExec(t, f.pool, frozenClock)
 	mustExec(t, f.pool, freeze(value[string](t, f.pool, `SELECT string_agg(pg_get_functiondef(p.oid), ';') FROM pg_proc p
-		WHERE p.pronamespace = 'fencepost'::regnamespace AND p.prosrc LIKE '%clock_timestamp()%'`)))
+		WHERE p.pronamespace = 'fencepost'::regnamespace AND p.prosrc ~ 'clock_timestamp|pg_sleep'`)))
 	config := f.pool.Config().ConnConfig.Copy()
 	config.RuntimeParams["synchronous_commit"] = "local"
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
@@ -72,9 +75,10 @@ func newFunctionTests(t *testing.T) *functionTests {
 	return f
 }
 
-// freeze makes functions read the time from the table.
+// freeze makes functions read the time from the table, and wait for a lock
+// instead of sleeping.
 func freeze(functions string) string {
-	return strings.ReplaceAll(functions, "clock_timestamp()", "public.frozen()")
+	return strings.NewReplacer("clock_timestamp()", "public.frozen()", "pg_sleep(0.1)", "pg_advisory_xact_lock_shared(1)").Replace(functions)
 }
 
 // run carries out a case and returns what differs from it.
@@ -94,13 +98,18 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 		return []string{err.Error()}
 	}
 	defer other.Rollback(ctx)
+	third, err := f.pool.Begin(ctx)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	defer third.Rollback(ctx)
 	exec(other, c.meanwhile+c.locked)
 	f.heard = nil
 	got := make(chan string, 1)
 	var settings string
 	go func() {
 		var answer string
-		err := pgx.BeginFunc(ctx, f.conn, func(tx pgx.Tx) error {
+		err := pgx.BeginTxFunc(ctx, f.conn, pgx.TxOptions{IsoLevel: c.isolation}, func(tx pgx.Tx) error {
 			err := tx.QueryRow(ctx, `SELECT coalesce(string_agg(`+fields("a.a")+`, E'\n' ORDER BY n), '') FROM (SELECT to_jsonb(x), row_number() OVER () FROM (`+
 				timed(c.call)+`) AS x) AS a(a, n)`).Scan(&answer)
 			if err == nil {
@@ -130,12 +139,15 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 			wrong = append(wrong, "the call did not wait: "+*answer)
 			got <- *answer
 		}
+		exec(other, c.then)
+		exec(third, c.late)
 		if err := other.Commit(ctx); err != nil {
 			return []string{err.Error()}
 		}
 	}
 	answer := <-got
 	other.Rollback(ctx)
+	third.Rollback(ctx)
 	var left, after string
 	if err := f.conn.QueryRow(ctx, "SELECT current_setting('lock_timeout') || ' ' || current_setting('synchronous_commit')").Scan(&left); err != nil || left != "0 local" {
 		wrong = append(wrong, fmt.Sprintf("the session is left with %q, %v", left, err))

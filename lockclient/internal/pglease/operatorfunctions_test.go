@@ -1,6 +1,11 @@
 package pglease_test
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
 
 const (
 	floor41  = "INSERT INTO fencepost.leases (resource, token) VALUES ('', 41);"
@@ -12,9 +17,10 @@ const (
 			audit action=force_unlock actor=me at=T cut_acquired_at=T-1m0s cut_expires_at=T+1µs cut_lease_id=theirs cut_owner=x cut_state=held cut_token=5 reason=why request_id=request resource=r token=6`
 	recorded = `INSERT INTO fencepost.audit (at, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_lease_id, cut_owner, cut_acquired_at, cut_expires_at)
 			VALUES `
-	advances = "SELECT fencepost.advance_lease('r', 9, 5000) AS token"
-	rowOf9   = "expires_at=T resource=r token=9"
-	purges   = "SELECT * FROM fencepost.purge_leases(ARRAY['', 'r', 'a', 'b', 'c', 'd'], 1000000, 5000)"
+	advances     = "SELECT fencepost.advance_lease('r', 9, 5000) AS token"
+	refusedLevel = "25000 fencepost: isolation level repeatable read is refused, set default_transaction_isolation to read committed"
+	rowOf9       = "expires_at=T resource=r token=9"
+	purges       = "SELECT * FROM fencepost.purge_leases(ARRAY['', 'r', 'a', 'b', 'c', 'd'], 1000000, 5000)"
 )
 
 var forceUnlockCases = []functionCase{
@@ -47,6 +53,7 @@ var forceUnlockCases = []functionCase{
 	{name: "another server", before: leaseRow("r", others+"'T+1µs'"), call: cuts + "'r', 'me', 'why', '', 'request', 'topic', 5000, 'T', 'fencepost.leases'::regclass)", answer: "status=moved"},
 	{name: "this server", before: leaseRow("r", others+"'T+1µs'"), call: cuts + "'r', 'me', 'why', '', 'request', 'topic', 5000, pg_postmaster_start_time(), 'fencepost.leases'::regclass)", answer: cutHeld},
 	{name: "granted meanwhile", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET lease_id = 'theirs', expires_at = 'T+1µs'", call: cut, answer: cutHeld},
+	{name: "isolation", isolation: pgx.RepeatableRead, call: cut, answer: refusedLevel},
 	{name: "who waits too long", before: leaseRow("r", others+"'T+1µs'"), locked: "SELECT FROM fencepost.leases FOR UPDATE",
 		call: cuts + "'r', 'me', 'why', '', 'request', 'topic', 20, NULL, 'fencepost.leases'::regclass)", answer: "55P03 canceling statement due to lock timeout"},
 }
@@ -71,6 +78,10 @@ var advanceCases = []functionCase{
 		after: "acquired_at=T expires_at=T+1h0m0s lease_id=theirs owner=x resource=q token=20\n" + rowOf9},
 	{name: "raised meanwhile", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 9", call: advances, answer: "-", after: "acquired_at=T-1m0s expires_at=T-1s owner=x resource=r token=9"},
 	{name: "granted meanwhile", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', expires_at = 'T+1µs'", call: advances, answer: "-"},
+	// A refusal does not wait for the row.
+	{name: "high enough and locked", before: leaseRow("r", "9, NULL, 'x', 'T-1m', 'T-1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: "SELECT fencepost.advance_lease('r', 9, 20)", answer: "-"},
+	{name: "held and locked", before: leaseRow("r", others+"'T+1µs'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: "SELECT fencepost.advance_lease('r', 9, 20)", answer: "-"},
+	{name: "isolation", isolation: pgx.RepeatableRead, call: advances, answer: refusedLevel},
 	{name: "waits too long", before: leaseRow("r", free+"'T-1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: "SELECT fencepost.advance_lease('r', 9, 20)", answer: "55P03 canceling statement due to lock timeout"},
 }
 
@@ -94,6 +105,7 @@ var purgeCases = []functionCase{
 	{name: "not before its end", before: leaseRow("r", others+"'T'"), call: "SELECT * FROM fencepost.purge_leases('{r}', -3600000000, 5000)", answer: "floor=0 purged=0"},
 	{name: "at once", before: leaseRow("r", others+"'T-1µs'"), call: "SELECT * FROM fencepost.purge_leases('{r}', -3600000000, 5000)", answer: "floor=5 purged=1"},
 	{name: "a locked row", before: leaseRow("a", free+"'T-1h'") + leaseRow("b", free+"'T-1h'"), locked: "SELECT FROM fencepost.leases WHERE resource = 'a' FOR UPDATE", call: purges, answer: "floor=5 purged=1"},
+	{name: "a shared row", before: leaseRow("a", free+"'T-1h'"), locked: "SELECT FROM fencepost.leases WHERE resource = 'a' FOR SHARE", call: strings.Replace(purges, "5000", "20", 1), answer: "floor=0 purged=0"},
 	{name: "beside a grant", before: leaseRow("a", free+"'T-1h'"), locked: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: purges,
 		answer: "55P03 fencepost: an open transaction, of server process N, has a lock on fencepost.leases"},
 }
@@ -116,6 +128,13 @@ func lockCases() (cases []functionCase) {
 	for _, other := range []string{"LOCK TABLE fencepost.leases IN ROW SHARE MODE", "LOCK TABLE fencepost.audit IN ACCESS EXCLUSIVE MODE", "SELECT FROM fencepost.leases FOR UPDATE"} {
 		cases = append(cases, functionCase{name: other, locked: other, call: "SELECT fencepost.lock_leases(5000)", answer: "-", settings: "5s local"})
 	}
+	const begun = "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE; SELECT pg_advisory_xact_lock(1)"
+	cases = append(cases,
+		functionCase{name: "ended", meanwhile: begun, call: "SELECT fencepost.lock_leases(5000)", answer: "-"},
+		functionCase{name: "ended, and another began", meanwhile: begun, late: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: "SELECT fencepost.lock_leases(20)",
+			answer: "55P03 canceling statement due to lock timeout"},
+		functionCase{name: "ended, and a reader began", meanwhile: begun, late: "LOCK TABLE fencepost.leases IN ROW SHARE MODE", call: "SELECT fencepost.lock_leases(5000)", answer: "-"},
+		functionCase{name: "isolation", isolation: pgx.RepeatableRead, call: "SELECT fencepost.lock_leases(5000)", answer: refusedLevel})
 	return append(cases, functionCase{name: "twice", call: twice, answer: "modes=ShareRowExclusiveLock"})
 }
 
@@ -148,6 +167,8 @@ var epochCases = []functionCase{
 		answer: "base=4 epoch=4 floor=4398046511104 moved=true raised=true timeline=1"},
 	{name: "moved, above the base", before: epochRow("2, 'x', 1, 1") + leaseRow("r", "1099511627777, NULL, '', 'T', 'T'"), call: raises,
 		answer: "base=3 epoch=3 floor=3298534883328 moved=true raised=true timeline=1"},
+	{name: "moved, above several tokens", before: epochRow("0, 'x', 1, 1") + leaseRow("r", "3298534883329, NULL, '', 'T', 'T'") + leaseRow("s", "7, NULL, '', 'T', 'T'"), call: raises,
+		answer: "base=4 epoch=4 floor=4398046511104 moved=true raised=true timeline=1"},
 	{name: "to an epoch", before: epochRow("1, " + own), call: raised + "3, 0, 0, false, 5000)", answer: "base=3 epoch=3 floor=3298534883328 moved=false raised=true timeline=1"},
 	{name: "to the present epoch", before: epochRow("3, "+own) + "INSERT INTO fencepost.leases (resource, token) VALUES ('', 3298534883328)", call: raised + "3, 0, 0, false, 5000)",
 		answer: "base=3 epoch=3 floor=3298534883328 moved=false raised=false timeline=1"},
@@ -162,10 +183,15 @@ var epochCases = []functionCase{
 	{name: "a floor in an earlier epoch", before: epochRow("1, " + own), call: raised + "0, 0, 7, false, 5000)", answer: "base=1 epoch=1 floor=1099511627776 moved=false raised=true timeline=1"},
 	{name: "raised meanwhile", before: epochRow("0, " + own), meanwhile: "UPDATE fencepost.epoch SET base = 5", call: raised + "3, 0, 0, false, 5000)",
 		answer: "base=5 epoch=5 floor=5497558138880 moved=false raised=true timeline=1"},
+	// Both have read the row; the second one waits and does not end the first.
+	{name: "raised at the same time", before: epochRow("0, " + own), meanwhile: "SELECT FROM fencepost.epoch FOR SHARE", then: "UPDATE fencepost.epoch SET base = 5", call: raised + "0, 1, 0, false, 5000)",
+		answer: "base=6 epoch=6 floor=6597069766656 moved=false raised=true timeline=1"},
 	{name: "beside a grant", before: epochRow("0, " + own), locked: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: raises, answer: "base=0 epoch=0 floor=0 moved=false raised=false timeline=1"},
 	{name: "alone", before: epochRow("0, " + own), locked: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: raised + "0, 0, 0, true, 5000)",
 		answer: "55P03 fencepost: an open transaction, of server process N, has a lock on fencepost.leases"},
 	{name: "waits too long", before: epochRow("0, " + own), locked: "SELECT FROM fencepost.epoch FOR UPDATE", call: raised + "1, 0, 0, false, 20)", answer: "55P03 canceling statement due to lock timeout"},
+	{name: "adopted, nothing to raise", before: epochRow("0, " + own), call: "SELECT o_epoch, o_base, o_floor, o_raised FROM fencepost.adopt_epoch(5000)", answer: "base=0 epoch=0 floor=0 raised=false"},
+	{name: "adopted beside a grant", before: epochRow("0, " + own), locked: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: "SELECT o_epoch FROM fencepost.adopt_epoch(5000)", answer: "epoch=0"},
 	{name: "adopted", before: epochRow("1, "+own) + floor41, call: "SELECT o_epoch, o_base, o_timeline, o_floor, o_moved, o_raised, o_hidden, o_started = pg_postmaster_start_time() AS started, o_leases = LEASES AS leases FROM fencepost.adopt_epoch(5000)",
 		answer: "leases=true base=1 epoch=1 floor=1099511627776 moved=false raised=true timeline=1 started=true"},
 	{name: "entered", before: epochRow("1, "+own) + floor41, call: "SELECT o_epoch, o_base, o_timeline, o_floor, o_moved, o_raised, o_hidden, o_started = pg_postmaster_start_time() AS started, o_leases = LEASES AS leases FROM fencepost.enter_epoch(5000)",
