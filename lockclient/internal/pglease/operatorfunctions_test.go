@@ -128,6 +128,8 @@ func lockCases() (cases []functionCase) {
 	for _, other := range []string{"LOCK TABLE fencepost.leases IN ROW SHARE MODE", "LOCK TABLE fencepost.audit IN ACCESS EXCLUSIVE MODE", "SELECT FROM fencepost.leases FOR UPDATE"} {
 		cases = append(cases, functionCase{name: other, locked: other, call: "SELECT fencepost.lock_leases(5000)", answer: "-", settings: "5s local"})
 	}
+	once := `SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND x.n > 0) AS pauses FROM (SELECT count(*) AS n FROM (SELECT fencepost.lock_leases(5000)) y) x`
+	cases = append(cases, functionCase{name: "a reader, without a pause", locked: "LOCK TABLE fencepost.leases IN ROW SHARE MODE", call: once, answer: "pauses=0"})
 	const begun = "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE; SELECT pg_advisory_xact_lock(1)"
 	cases = append(cases,
 		functionCase{name: "ended", meanwhile: begun, call: "SELECT fencepost.lock_leases(5000)", answer: "-"},
