@@ -261,3 +261,36 @@ func TestAnsweredTogether(t *testing.T) {
 		c.close()
 	})
 }
+
+// TestGivesUpInFlight: if the statement goes on for longer than twice the grace,
+// its outcome is unknown, and the answer that comes later is nobody's.
+func TestGivesUpInFlight(t *testing.T) {
+	r, gate, sent := new(resuming), make(chan struct{}), make(chan struct{})
+	c := newCombiner(r, nil, func(_ context.Context, ops []*operation[int, int]) {
+		for _, o := range taken(ops) {
+			close(sent)
+			<-gate
+			o.done(o.question, nil)
+		}
+	})
+	c.busy = true // as if a statement were in flight
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan error, 1)
+	go func() { _, err := c.do(ctx, "r", 1, time.Millisecond); got <- err }()
+	for there := 0; there == 0; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		there = len(c.waiting)
+		c.mu.Unlock()
+	}
+	c.end(0)
+	<-sent
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) || NothingWritten(err) {
+		t.Errorf("got %v", err)
+	}
+	close(gate)
+	c.close()
+	if r.n != 0 {
+		t.Errorf("%d callers are awaited", r.n)
+	}
+}

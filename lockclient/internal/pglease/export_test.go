@@ -56,3 +56,29 @@ func (i *Issuer) BeforeListen(f func() error) {
 		return connect(ctx)
 	}
 }
+
+// Together makes acquires wait until n of them do, and sends them in one
+// statement then.
+func (i *Issuer) Together(n int) (sent <-chan struct{}) {
+	c, done := i.acquires, make(chan struct{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy = true
+	go func() {
+		defer close(done)
+		for there := 0; there < n; time.Sleep(time.Millisecond) {
+			c.mu.Lock()
+			there = len(c.waiting)
+			c.mu.Unlock()
+		}
+		c.end(c.turn)
+	}()
+	return done
+}
+
+// SetBack makes the issuer believe that the server's clock is behind by d more.
+func (i *Issuer) SetBack(d time.Duration) {
+	i.time.mu.Lock()
+	defer i.time.mu.Unlock()
+	i.time.ahead -= d
+}

@@ -1,0 +1,164 @@
+package pglease_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// acquireOf asks for r under the lease ID mine, for a minute.
+func acquireOf(until, waiting string) string {
+	return "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{" + until + "}', '{" + waiting + "}', 'p', '5000', NULL, LEASES)"
+}
+
+// leaseRow inserts the row of a resource.
+func leaseRow(resource, values string) string {
+	return "INSERT INTO fencepost.leases (resource, token, lease_id, owner, acquired_at, expires_at) VALUES ('" + resource + "', " + values + ");"
+}
+
+var (
+	asks    = acquireOf("T+1h", "f")
+	hasty   = strings.Replace(asks, "5000", "20", 1) // lock_timeout
+	waiting = acquireOf("T+1h", "t")
+)
+
+const (
+	others   = "5, 'theirs', 'x', 'T-1m', "
+	mine     = "5, 'mine', 'o', 'T-1m', "
+	free     = "5, NULL, 'x', 'T-1m', "
+	grantOf6 = "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o"
+	rowOf6   = "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=6"
+)
+
+var acquireCases = []functionCase{
+	{name: "no row", call: asks,
+		answer:   "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=1",
+		after:    "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=1",
+		settings: "5s on"},
+	{name: "no row, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'"), call: asks,
+		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=42"},
+	{name: "free", before: leaseRow("r", free+"'T+5h'"), call: asks, answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "free, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'") + leaseRow("r", free+"'T-1s'"), call: asks,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=42"},
+	{name: "ran out", before: leaseRow("r", others+"'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "held", before: leaseRow("r", others+"'T+1µs'"), call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5",
+		after:  "acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5"},
+	{name: "own, longer", before: leaseRow("r", mine+"'T+1µs'"), call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o reclaimed=false remaining=0 resource=r spent=false token=5",
+		after:  "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=5"},
+	{name: "own, not shorter", before: leaseRow("r", mine+"'T+2h'"), call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+2h0m0s granted=true lease_id=mine metadata=m now=T owner=o reclaimed=false remaining=0 resource=r spent=false token=5"},
+	{name: "own, ran out", before: leaseRow("r", mine+"'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "own ID of another owner", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1µs'"), call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
+	{name: "own ID of another owner, ran out", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6"},
+	// A refusal does not wait for the row.
+	{name: "held and locked", before: leaseRow("r", others+"'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "acquired_at=T-1m0s expires_at=T+1s granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "own ID of another owner, locked", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "acquired_at=T-1m0s expires_at=T+1s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "free and locked", before: leaseRow("r", free+"'T-1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "55P03 canceling statement due to lock timeout"},
+	{name: "in time", call: acquireOf("T+1µs", "f"),
+		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=1"},
+	{name: "late", call: acquireOf("T", "f"), answer: "granted=false now=T reclaimed=false resource=r spent=false", after: "-"},
+	{name: "another table", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', NULL, LEASES + 1)", answer: "-", after: "-"},
+	{name: "another server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', 'T', LEASES)", answer: "-", after: "-"},
+	{name: "this server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', pg_postmaster_start_time(), LEASES)",
+		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=1"},
+	{name: "isolation", isolation: pgx.RepeatableRead, call: asks, answer: refusedLevel},
+	{name: "several, in the order of the resources",
+		before: leaseRow("c", others+"'T+1s'"),
+		call:   "SELECT o_resource, o_granted FROM fencepost.acquire('{b,a,c}', '{i,j,k}', '{o,o,o}', '{m,m,m}', '{1,1,1}', '{T+1h,T+1h,T+1h}', '{f,f,f}', 'p', '5000', NULL, LEASES)",
+		answer: `granted=true resource=a
+			granted=true resource=b
+			granted=false resource=b
+			granted=false resource=a
+			granted=false resource=c`},
+	// Why a late attempt is refused depends on the row alone.
+	{name: "reasons",
+		before: leaseRow("a", others+"'T+1µs'") + leaseRow("b", others+"'T'") + leaseRow("c", mine+"'T+1h'") +
+			leaseRow("d", "5, 'mine', 'x', 'T-1m', 'T+1h'") + leaseRow("e", "5, 'mine', 'x', 'T-1m', 'T'") +
+			leaseRow("f", free+"'T-99999µs'") + leaseRow("g", free+"'T-100ms'") + leaseRow("h", free+"'T'") + leaseRow("i", free+"'T'") + leaseRow("k", others+"'T-1ms'") +
+			"UPDATE fencepost.leases SET kept_for = 'q' WHERE resource IN ('f', 'g', 'k'); UPDATE fencepost.leases SET kept_for = 'p' WHERE resource = 'h'",
+		call: `SELECT o_resource, o_token, o_remaining, o_lease_id, o_owner FROM fencepost.acquire('{a,b,c,d,e,f,g,h,i,k}', array_fill('mine'::text, '{10}'), array_fill('o'::text, '{10}'),
+			array_fill(''::text, '{10}'), array_fill(1::bigint, '{10}'), array_fill('T'::timestamptz, '{10}'), array_fill(false, '{10}'), 'p', '5000', NULL, LEASES) ORDER BY 1`,
+		answer: `lease_id=theirs owner=x remaining=1 resource=a token=5
+			resource=b
+			resource=c
+			lease_id=mine owner=x remaining=3600000000 resource=d token=5
+			resource=e
+			owner=x remaining=-99999 resource=f token=5
+			resource=g
+			resource=h
+			resource=i
+			resource=k`},
+	// A released lease is kept for one process.
+	{name: "kept", before: leaseRow("r", free+"'T-99999µs'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: "acquired_at=T-1m0s expires_at=T-99.999ms granted=false now=T owner=x reclaimed=false remaining=-99999 resource=r spent=false token=5"},
+	{name: "kept, long enough", before: leaseRow("r", free+"'T-100ms'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "kept, who asks does not wait", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: asks,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "kept for who asks", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'p'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "kept for nobody", before: leaseRow("r", free+"'T'"), call: waiting, answer: grantOf6 + " remaining=0 resource=r spent=false token=6"},
+	{name: "kept, then ran out", before: leaseRow("r", others+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6"},
+	// Who leaves the line.
+	{name: "line: all before it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["u"]`},
+	{name: "line: it alone", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it was kept for it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'p', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it ran out", before: leaseRow("r", others+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: the only one", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{p}'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=[]`},
+	{name: "line: it is not in it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,u}'", call: waiting,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it does not wait", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: asks,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "p", "u"]`},
+	{name: "line: one of two waits", before: leaseRow("a", free+"'T-1s'") + leaseRow("b", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{s,p}'",
+		call: "SELECT o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,t}', 'p', '5000', NULL, LEASES)",
+		answer: `token=6
+			token=6`,
+		after: `acquired_at=T expires_at=T+1µs lease_id=i metadata=m not_after=T+1h0m0s owner=o resource=a token=6 waiters=["s", "p"]
+			acquired_at=T expires_at=T+1µs lease_id=j metadata=m not_after=T+1h0m0s owner=o resource=b token=6 waiters=["s"]`},
+	// Abandoned lease IDs.
+	{name: "spent", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T+1µs'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1µs')", call: asks,
+		answer: "granted=false now=T reclaimed=false resource=r spent=true", after: `acquired_at=T-1m0s expires_at=T-1s owner=x resource=r spent_until=T+1µs token=5
+			spent r mine T+1µs`},
+	{name: "spent, but no longer", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1h')", call: asks,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6"},
+	{name: "spent, others", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'theirs', 'T+1h'), ('q', 'mine', 'T+1h')", call: asks,
+		answer: grantOf6 + " remaining=0 resource=r spent=false token=6"},
+	{name: "spent, others, and late", before: "INSERT INTO fencepost.spent VALUES ('r', 'theirs', 'T+1h'), ('q', 'mine', 'T+1h'), ('r', 'mine', 'T')", call: acquireOf("T", "f"),
+		answer: "granted=false now=T reclaimed=false resource=r spent=false"},
+	// What changed while the call waited for the row.
+	{name: "meanwhile granted", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', owner = 'o', expires_at = 'T+1h'", call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1h0m0s granted=false lease_id=theirs now=T owner=o reclaimed=false remaining=3600000000 resource=r spent=false token=6"},
+	{name: "meanwhile granted to another owner", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'mine', expires_at = 'T+1h'", call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1h0m0s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=3600000000 resource=r spent=false token=6"},
+	{name: "meanwhile granted to another owner, and over", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'mine', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+2s'", call: asks,
+		answer: "acquired_at=T+2s expires_at=T+1m2s granted=true lease_id=mine metadata=m now=T+2s owner=o remaining=0 resource=r spent=false token=7"},
+	{name: "meanwhile granted to others, and over", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', owner = 'o', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+1s'", call: asks,
+		answer: "acquired_at=T+1s expires_at=T+1m1s granted=true lease_id=mine metadata=m now=T+1s owner=o remaining=0 resource=r spent=false token=7"},
+	{name: "meanwhile late", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6; UPDATE clock SET t = 'T+1h'", call: asks,
+		answer: "granted=false now=T+1h0m0s reclaimed=false resource=r spent=false", after: "acquired_at=T-1m0s expires_at=T-1s owner=x resource=r token=6"},
+	{name: "meanwhile spent", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1h')", call: asks,
+		answer: "granted=false now=T reclaimed=false resource=r spent=true"},
+}
+
+// TestAcquireFunction: what fencepost.acquire answers and writes in each state of
+// the row, to the microsecond.
+func TestAcquireFunction(t *testing.T) { newFunctionTests(t).check(t, acquireCases) }

@@ -1,0 +1,168 @@
+package pglease_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestNewIssuerInvalid: a pool of no connections is refused.
+func TestNewIssuerInvalid(t *testing.T) {
+	i, err := pglease.NewIssuer(pglease.Config{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second})
+	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("got %v, %v", i, err)
+	}
+}
+
+// TestAcquiresBesideALockedRow: of two acquires in one statement, the one whose
+// row is locked waits alone.
+func TestAcquiresBesideALockedRow(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	release(t, i, acquire(t, i, "locked", "a"))
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	sent := i.Together(2)
+	waits, free := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := i.Acquire(context.Background(), ask("locked", "b")); waits <- err }()
+	go func() { _, err := i.Acquire(context.Background(), ask("free", "b")); free <- err }()
+	<-sent
+	if err := <-free; err != nil {
+		t.Error(err)
+	}
+	if len(waits) > 0 {
+		t.Errorf("the other did not wait: %v", <-waits)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waits; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestServerClockUnknown: an acquire that is late only because the server's clock
+// is ahead of what the issuer knew is sent again.
+func TestServerClockUnknown(t *testing.T) {
+	i := newIssuer(t, migrated(t), nil)
+	acquire(t, i, "r", "a")
+	i.SetBack(2 * patience)
+	if token := acquire(t, i, "s", "a").Token; token != 1 {
+		t.Errorf("token %v", token)
+	}
+}
+
+// TestReenterFails: if the server is another one and cannot be entered, nothing is
+// granted.
+func TestReenterFails(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	acquire(t, i, "r", "a")
+	i.Entered().Started = i.Entered().Started.Add(-time.Hour)
+	mustExec(t, pool, "ALTER FUNCTION fencepost.enter_epoch RENAME TO gone")
+	_, err := i.Acquire(t.Context(), ask("s", "a"))
+	if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "42883" {
+		t.Errorf("got %v", err)
+	}
+	if n := value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource = 's'"); n != 0 {
+		t.Error("it was granted")
+	}
+}
+
+// TestWatchFails: without the schema, or without the function.
+func TestWatchFails(t *testing.T) {
+	without, altered := pgtest.Pool(t), migrated(t)
+	mustExec(t, altered, "ALTER FUNCTION fencepost.watch RENAME TO gone")
+	for says, pool := range map[string]*pgxpool.Pool{"lockclient version 0": without, "fencepost.watch": altered} {
+		watching, err := newIssuer(t, pool, nil).Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
+		if watching.Held != nil || watching.Stop != nil || !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %+v, %v, want an error with %q", watching, err, says)
+		}
+	}
+}
+
+// TestListenerConnectsAsThePool: the listening connection is opened with the
+// functions of the pool's configuration, and handles its notifications itself.
+func TestListenerConnectsAsThePool(t *testing.T) {
+	base := migrated(t)
+	var before, after atomic.Pointer[error]
+	var stolen atomic.Int64
+	pool := dial(t, base, func(c *pgxpool.Config) {
+		c.BeforeConnect = func(_ context.Context, settings *pgx.ConnConfig) error {
+			settings.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { stolen.Add(1) }
+			if err := before.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
+		c.AfterConnect = func(context.Context, *pgx.Conn) error {
+			if err := after.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
+	})
+	for _, fails := range []*atomic.Pointer[error]{&before, &after} {
+		var log lines
+		i := newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
+		i.Listener(patience, patience, patience)
+		acquire(t, i, "r", pglease.NewLeaseID()) // the pool has its connections
+		err := errors.New("refused by the pool")
+		fails.Store(&err)
+		stop := i.Subscribe("r", func() {})
+		eventually(t, "it says so", func() bool { return log.count("refused by the pool") == 1 })
+		if i.Listening() || len(listenerPIDs(t, base)) > 0 {
+			t.Error("it listens")
+		}
+		fails.Store(nil)
+		eventually(t, "it listens", i.Listening)
+		stop()
+		i.Close()
+		mustExec(t, base, "UPDATE fencepost.leases SET lease_id = NULL")
+		eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, base)) == 0 })
+	}
+	if n := stolen.Load(); n != 0 {
+		t.Errorf("%d notifications went to the pool's function", n)
+	}
+}
+
+// TestPagedStops: no page is read after the caller has enough.
+func TestPagedStops(t *testing.T) {
+	reads := 0
+	rows := pglease.Paged(0, nil, func(after, limit int) ([]int, int, bool, error) {
+		reads++
+		return []int{after, limit}, after + 1, true, nil
+	})
+	var got []int
+	for n, err := range rows {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, n); len(got) == 3 {
+			break
+		}
+	}
+	if want := []int{0, pglease.FirstPage, 1}; !slices.Equal(got, want) || reads != 2 {
+		t.Errorf("got %v in %d pages, want %v", got, reads, want)
+	}
+}
