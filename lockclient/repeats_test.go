@@ -332,3 +332,26 @@ func TestMarginIsToldOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestRenewsToTheLast: a renewal that fails is repeated the sooner, the less is
+// left of the lease.
+func TestRenewsToTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lease *Lease
+		least := time.Minute
+		i := &answering{}
+		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+			least = min(least, lease.Remaining())
+			results[0].Err = guard.Unavailable("renew", renewals[0].Claim, errSimulated)
+		}
+		lease = mustTry(t, i.client(t, nil), "r", time.Minute)
+		if err := lease.KeepAlive(0); err != nil {
+			t.Fatal(err)
+		}
+		<-lease.Done()
+		synctest.Wait()
+		if n := i.renewals(); least > 5*time.Millisecond || n > 500 {
+			t.Errorf("%d renewals, the last with %v left", n, least)
+		}
+	})
+}
