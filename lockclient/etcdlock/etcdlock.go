@@ -211,6 +211,9 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		switch {
 		case err == nil && grant.Token != guard.NoToken:
 			grant.From = l.from
+			if r.Waiting { // if its turn had not come, those behind it would wait for its place to run out
+				i.leave(r.Resource)
+			}
 			return grant, nil
 		case err == nil: // the lease is this lease ID's already
 			i.keep(l)

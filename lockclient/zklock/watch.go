@@ -143,6 +143,19 @@ func (i *Issuer) leave(resource string, p *place) {
 	}
 }
 
+// leaveUnwatched gives up the place of a waiter that was granted the lease before
+// its turn came, unless another one watches. Those behind it would wait for it
+// until the place runs out.
+func (i *Issuer) leaveUnwatched(resource string) {
+	i.mu.Lock()
+	p := i.places[resource]
+	unwatched := p != nil && p.watches == 0
+	i.mu.Unlock()
+	if unwatched {
+		i.leave(resource, p)
+	}
+}
+
 // drop deletes a place. If that fails, it ends with the session.
 func (s *session) drop(resource, node string) {
 	ctx, cancel := context.WithTimeout(s.i.ctx, s.timeout)

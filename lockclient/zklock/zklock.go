@@ -320,6 +320,9 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 		return driver.Grant{}, err
 	}
 	from := s.keep(claim, 0)
+	if r.Waiting {
+		i.leaveUnwatched(r.Resource)
+	}
 	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
 }
 

@@ -516,3 +516,38 @@ func TestWakeOne(t *testing.T) {
 	case <-time.After(time.Second):
 	}
 }
+
+// TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
+// came leaves the line. Otherwise those behind it would wait for its place to run
+// out.
+func TestGrantedBeforeItsTurn(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	i, c := issuer(t, addr), connect(t, addr)
+	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "a"}, func() {})
+	if err != nil || w.Held != nil {
+		t.Fatalf("%+v, %v", w, err)
+	}
+	w.Stop()
+	r := ask("r", "a")
+	r.Waiting = true
+	places := func() *clientv3.GetResponse {
+		resp, err := c.Get(t.Context(), "fencepost/queue/", clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	place := places()
+	if place.Count != 1 {
+		t.Fatalf("%d places", place.Count)
+	}
+	if _, err := i.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); places().Count > 0; time.Sleep(10 * time.Millisecond) {
+		c.KeepAliveOnce(t.Context(), clientv3.LeaseID(place.Kvs[0].Lease)) // it does not run out meanwhile
+		if time.Since(began) > time.Minute {
+			t.Fatal("the place is still there")
+		}
+	}
+}

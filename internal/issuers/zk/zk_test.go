@@ -510,3 +510,48 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 		}
 	}
 }
+
+// TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
+// came leaves the line. Otherwise those behind it would wait until its place runs
+// out, after two seconds: none of the tries would be quicker then.
+func TestGrantedBeforeItsTurn(t *testing.T) {
+	z := startServers(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	places := func(resource string) (n int) {
+		children, _, err := c.Children("/fencepost/r-" + resource)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range children {
+			if strings.HasPrefix(node, "wait-") {
+				n++
+			}
+		}
+		return n
+	}
+	for try := range 5 {
+		resource := fmt.Sprint("r", try)
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: "a"}, func() {})
+		if err != nil || w.Held != nil {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		if n := places(resource); n != 1 {
+			t.Fatalf("%d places", n)
+		}
+		began := time.Now()
+		w.Stop()
+		time.Sleep(10 * time.Millisecond) // the watch ends in the background
+		r := ask(resource, "a")
+		r.Waiting = true
+		if _, err := i.Acquire(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		for places(resource) > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if time.Since(began) < 1500*time.Millisecond {
+			return
+		}
+	}
+	t.Error("the places ran out")
+}
