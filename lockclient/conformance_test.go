@@ -26,9 +26,12 @@ func TestConformance(t *testing.T) {
 		config := pool.Config().ConnConfig
 		issuer := func(t testing.TB, through net.Addr) driver.Issuer {
 			c := pool.Config()
+			o := &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second}
 			if through != nil {
 				// On a second connection an acquire could be held before it was
-				// sent, while its statement is prepared.
+				// sent, while its statement is prepared; and what is held must
+				// not be a listener that connects.
+				o.Wake = lockclient.WakePoll
 				c.ConnConfig.DialFunc, c.MaxConns = dialer(through), 1
 				c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 			}
@@ -36,7 +39,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			i, err := lockclient.NewIssuer(own, &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+			i, err := lockclient.NewIssuer(own, o)
 			if err != nil {
 				t.Fatal(err)
 			}

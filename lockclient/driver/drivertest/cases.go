@@ -377,15 +377,15 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 }
 
 // stuck sends an acquire that is held in the network and given up by its
-// client; it returns the client's error.
-func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver.Request) error {
+// client; gaveUp is the client's error.
+func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver.Request) (gaveUp, err error) {
 	// The connection and the resource exist, so only the acquire is held.
 	warm, err := h.acquire(ctx, i, r.Resource, name("id"))
 	if err == nil {
 		_, err = i.Release(ctx, warm)
 	}
 	if err != nil {
-		return fmt.Errorf("before the network was held: %w", err)
+		return nil, fmt.Errorf("before the network was held: %w", err)
 	}
 	n.Hold()
 	ctx, cancel := context.WithCancel(ctx)
@@ -398,31 +398,38 @@ func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver
 		select {
 		case err := <-done:
 			cancel()
-			return fmt.Errorf("the network did not hold the acquire: %w", err)
+			return nil, fmt.Errorf("the network did not hold the acquire: %w", err)
 		case <-time.After(time.Millisecond):
 		}
 	}
 	cancel()
-	return <-done
+	if gaveUp = <-done; gaveUp == nil {
+		return nil, errors.New("the held acquire was answered")
+	}
+	return gaveUp, nil
 }
 
 func overtaken(ctx context.Context, t testing.TB, h Harness) error {
 	a := h.Issuer(t)
 	i, network := h.Network(t)
 	r := h.ask(name("overtaken"), name("id"))
-	gaveUp := h.stuck(ctx, i, network, r)
+	if _, err := h.stuck(ctx, i, network, r); err != nil {
+		return err
+	}
 	if freed, err := a.Release(ctx, r.Claim()); freed || err != nil {
 		return fmt.Errorf("the overtaking release: %v, %w", freed, err)
 	}
 	network.Deliver()
-	return errors.Join(that(gaveUp != nil, "the held acquire was answered"), h.free(ctx, a, r.Resource))
+	return h.free(ctx, a, r.Resource)
 }
 
 func duplicate(ctx context.Context, t testing.TB, h Harness) error {
 	a := h.Issuer(t)
 	i, network := h.Network(t)
 	r := h.ask(name("duplicate"), name("id"))
-	gaveUp := h.stuck(ctx, i, network, r)
+	if _, err := h.stuck(ctx, i, network, r); err != nil {
+		return err
+	}
 	if _, err := h.acquire(ctx, a, r.Resource, r.LeaseID); err != nil { // the repeat
 		return err
 	}
@@ -430,7 +437,7 @@ func duplicate(ctx context.Context, t testing.TB, h Harness) error {
 		return fmt.Errorf("the release: %v, %w", freed, err)
 	}
 	network.Deliver()
-	return errors.Join(that(gaveUp != nil, "the held acquire was answered"), h.free(ctx, a, r.Resource))
+	return h.free(ctx, a, r.Resource)
 }
 
 func late(ctx context.Context, t testing.TB, h Harness) error {
@@ -438,10 +445,12 @@ func late(ctx context.Context, t testing.TB, h Harness) error {
 	i, network := h.Network(t)
 	r := h.ask(name("late"), name("id"))
 	r.Timeout = time.Second
-	gaveUp := h.stuck(ctx, i, network, r)
+	if _, err := h.stuck(ctx, i, network, r); err != nil {
+		return err
+	}
 	time.Sleep(r.Timeout + r.Timeout/4 + h.Slack) // the issuer's clock, which Pass may not move
 	network.Deliver()
-	return errors.Join(that(gaveUp != nil, "the held acquire was answered"), h.free(ctx, a, r.Resource))
+	return h.free(ctx, a, r.Resource)
 }
 
 func dated(ctx context.Context, t testing.TB, h Harness) error {
@@ -490,15 +499,18 @@ func honest(ctx context.Context, t testing.TB, h Harness) error {
 	a := h.Issuer(t)
 	i, network := h.Network(t)
 	r := h.ask(name("honest"), name("id"))
-	err := h.stuck(ctx, i, network, r)
+	gaveUp, err := h.stuck(ctx, i, network, r)
+	if err != nil {
+		return err
+	}
 	network.Deliver()
 	switch {
-	case errors.Is(err, guard.ErrOutcomeUnknown):
+	case errors.Is(gaveUp, guard.ErrOutcomeUnknown):
 		return nil
-	case errors.Is(err, guard.ErrUnavailable):
+	case errors.Is(gaveUp, guard.ErrUnavailable):
 		return h.free(ctx, a, r.Resource)
 	}
-	return fmt.Errorf("an acquire whose context ended: %w", err)
+	return fmt.Errorf("an acquire whose context ended: %w", gaveUp)
 }
 
 func watch(ctx context.Context, t testing.TB, h Harness) error {

@@ -13,9 +13,10 @@ type Proxy struct {
 	listener         net.Listener
 	network, backend string
 
-	mu      sync.Mutex
-	holding bool
-	conns   map[*proxied]struct{}
+	mu       sync.Mutex
+	holding  bool
+	refusing bool // new connections, until what was held is answered
+	conns    map[*proxied]struct{}
 }
 
 // proxied is one connection through the proxy.
@@ -54,7 +55,7 @@ func (p *Proxy) serve() {
 			return
 		}
 		p.mu.Lock()
-		refused := p.holding
+		refused := p.refusing
 		p.mu.Unlock()
 		if refused {
 			client.Close()
@@ -131,7 +132,7 @@ func (c *proxied) answers() {
 func (p *Proxy) Hold() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.holding = true
+	p.holding, p.refusing = true, true
 }
 
 func (p *Proxy) all() []*proxied {
@@ -157,8 +158,15 @@ func (p *Proxy) Holding() bool {
 	return false
 }
 
-// Deliver sends what was held and waits until the engine has answered it.
+// Deliver sends what was held and waits until the engine has answered it. Until
+// then it refuses new connections: one might carry the cancellation of what was
+// held.
 func (p *Proxy) Deliver() {
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.refusing = false
+	}()
 	p.mu.Lock()
 	p.holding = false
 	p.mu.Unlock()

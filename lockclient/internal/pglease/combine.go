@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,9 +26,8 @@ type combiner[Q, A any] struct {
 	send func(ctx context.Context, ops []*operation[Q, A])
 	// before is called before the waiting operations are taken: others of the
 	// same callers are answered, and their next ones join.
-	before func()
-	// awake counts callers that were answered and have not resumed yet.
-	awake *atomic.Int64
+	before   func()
+	resuming *resuming
 
 	flights sync.WaitGroup
 
@@ -41,10 +39,49 @@ type combiner[Q, A any] struct {
 	closed  bool
 }
 
-func newCombiner[Q, A any](awake *atomic.Int64, before func(), send func(context.Context, []*operation[Q, A])) *combiner[Q, A] {
-	c := &combiner[Q, A]{send: send, before: before, awake: awake}
+func newCombiner[Q, A any](r *resuming, before func(), send func(context.Context, []*operation[Q, A])) *combiner[Q, A] {
+	c := &combiner[Q, A]{send: send, before: before, resuming: r}
 	c.ended.L = &c.mu
 	return c
+}
+
+// resuming counts callers that have their answer and do not run yet.
+type resuming struct {
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n is 0; nil if nobody waits for that
+}
+
+func (r *resuming) add(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n += n
+	if r.n == 0 && r.none != nil {
+		close(r.none)
+		r.none = nil
+	}
+}
+
+// wait waits until all of them run, for a millisecond at most, and says whether
+// it waited.
+func (r *resuming) wait() bool {
+	r.mu.Lock()
+	if r.n == 0 {
+		r.mu.Unlock()
+		return false
+	}
+	if r.none == nil {
+		r.none = make(chan struct{})
+	}
+	none := r.none
+	r.mu.Unlock()
+	timer := time.NewTimer(time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-none:
+	case <-timer.C:
+	}
+	return true
 }
 
 // operation is one request of one caller.
@@ -53,7 +90,7 @@ type operation[Q, A any] struct {
 	resource string
 	question Q
 	answered chan struct{}
-	awake    *atomic.Int64
+	resuming *resuming
 
 	mu     sync.Mutex
 	sent   bool
@@ -71,7 +108,7 @@ func (o *operation[Q, A]) done(a A, err error) {
 		return
 	}
 	if !o.left {
-		o.awake.Add(1)
+		o.resuming.add(1)
 	}
 	o.given, o.answer, o.err = true, a, err
 	close(o.answered)
@@ -132,7 +169,7 @@ func (c *combiner[Q, A]) each(ops []*operation[Q, A]) {
 // answer that is in flight. The error of an operation that was not sent proves
 // that nothing was written.
 func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace time.Duration) (none A, err error) {
-	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{}), awake: c.awake}
+	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{}), resuming: c.resuming}
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -165,7 +202,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 			}
 		}
 	}
-	c.awake.Add(-1)
+	c.resuming.add(-1)
 	return o.answer, o.err
 }
 
@@ -219,17 +256,17 @@ func (c *combiner[Q, A]) settle() {
 	}
 }
 
-// gather yields to goroutines that are ready to run and about to ask: callers
-// that were answered together ask together again, and the first of them would
-// be sent alone. It does not block; if no other goroutine is ready, it returns
-// within a microsecond.
+// gather waits for callers that have their answer, until they run again and have
+// had the time to ask again: those answered together ask together, and the first
+// of them would be sent alone. It waits for nobody else.
 func (c *combiner[Q, A]) gather() {
-	for round, before := 0, -1; round < 16; round++ {
+	for round, before := 0, -1; round < 4; round++ {
+		again := c.resuming.wait()
 		runtime.Gosched()
 		c.mu.Lock()
 		n := len(c.waiting)
 		c.mu.Unlock()
-		if n == before && c.awake.Load() <= 0 {
+		if n == before && !again {
 			return
 		}
 		before = n

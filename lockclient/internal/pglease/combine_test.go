@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -15,7 +15,7 @@ import (
 // not sent again.
 func TestTakenOnce(t *testing.T) {
 	op := func() *operation[int, int] {
-		return &operation[int, int]{ctx: t.Context(), answered: make(chan struct{}), awake: new(atomic.Int64)}
+		return &operation[int, int]{ctx: t.Context(), answered: make(chan struct{}), resuming: new(resuming)}
 	}
 	waiting, answered, gone := op(), op(), op()
 	if n := len(taken([]*operation[int, int]{waiting, answered})); n != 2 {
@@ -35,7 +35,7 @@ func TestTakenOnce(t *testing.T) {
 // TestCombinerUnsent: an operation that was not sent before its caller left is
 // known not to be written.
 func TestCombinerUnsent(t *testing.T) {
-	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
+	c := newCombiner(new(resuming), nil, func(_ context.Context, ops []*operation[int, int]) {
 		for _, o := range taken(ops) {
 			o.done(o.question, nil)
 		}
@@ -63,7 +63,7 @@ func TestCombined(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
 	gate := make(chan struct{})
-	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
+	c := newCombiner(new(resuming), nil, func(_ context.Context, ops []*operation[int, int]) {
 		var resources []string
 		for _, o := range ops {
 			resources = append(resources, o.resource)
@@ -128,7 +128,7 @@ func TestCombined(t *testing.T) {
 // it.
 func TestSettle(t *testing.T) {
 	sending, release := make(chan struct{}), make(chan struct{})
-	c := newCombiner(new(atomic.Int64), nil, func(_ context.Context, ops []*operation[int, int]) {
+	c := newCombiner(new(resuming), nil, func(_ context.Context, ops []*operation[int, int]) {
 		sending <- struct{}{}
 		<-release
 		fail(ops, nil)
@@ -168,7 +168,7 @@ func TestSettle(t *testing.T) {
 // place.
 func TestCloseEndsNoStatement(t *testing.T) {
 	sending, gate := make(chan struct{}, 2), make(chan struct{})
-	c := newCombiner(new(atomic.Int64), nil, func(ctx context.Context, ops []*operation[int, int]) {
+	c := newCombiner(new(resuming), nil, func(ctx context.Context, ops []*operation[int, int]) {
 		sending <- struct{}{}
 		select {
 		case <-gate:
@@ -214,7 +214,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 // TestGivesUpInFlight: if the statement goes on for longer than twice the grace,
 // its outcome is unknown, and the answer that comes later is nobody's.
 func TestGivesUpInFlight(t *testing.T) {
-	r, gate, sent := new(atomic.Int64), make(chan struct{}), make(chan struct{})
+	r, gate, sent := new(resuming), make(chan struct{}), make(chan struct{})
 	c := newCombiner(r, nil, func(_ context.Context, ops []*operation[int, int]) {
 		for _, o := range taken(ops) {
 			close(sent)
@@ -239,7 +239,58 @@ func TestGivesUpInFlight(t *testing.T) {
 	}
 	close(gate)
 	c.close()
-	if r.Load() != 0 {
-		t.Errorf("%d callers are awaited", r.Load())
+	if r.n != 0 {
+		t.Errorf("%d callers are awaited", r.n)
 	}
+}
+
+// TestAnsweredTogether: an operation waits for callers that have their answer and
+// do not run yet, and is sent together with what they ask next. It does not wait
+// for longer than four milliseconds, nor where nobody has to run.
+func TestAnsweredTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := new(resuming)
+		sent := make(chan int, 9)
+		c := newCombiner(r, nil, func(_ context.Context, ops []*operation[int, int]) {
+			sent <- len(ops)
+			for _, o := range taken(ops) {
+				o.done(o.question, nil)
+			}
+		})
+		ask := func(resource string) {
+			go func() {
+				if got, err := c.do(t.Context(), resource, 7, Grace); got != 7 || err != nil {
+					t.Errorf("got %d, %v", got, err)
+				}
+			}()
+		}
+		began := time.Now()
+		ask("alone")
+		if n := <-sent; n != 1 || time.Since(began) != 0 {
+			t.Errorf("%d sent together after %v", n, time.Since(began))
+		}
+		synctest.Wait()
+
+		r.add(2)
+		ask("first")
+		synctest.Wait()
+		r.add(-1)
+		ask("second")
+		synctest.Wait()
+		if len(sent) != 0 {
+			t.Error("sent before all of them ran")
+		}
+		r.add(-1)
+		if n := <-sent; n != 2 || time.Since(began) != 0 {
+			t.Errorf("%d sent together after %v", n, time.Since(began))
+		}
+		synctest.Wait()
+
+		r.add(1) // and never runs
+		ask("late")
+		if n := <-sent; n != 1 || time.Since(began) != 4*time.Millisecond {
+			t.Errorf("%d sent together after %v", n, time.Since(began))
+		}
+		c.close()
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -28,6 +27,7 @@ type Issuer struct {
 	time     serverTime
 	acquires *combiner[attempt, driver.Grant]
 	releases *combiner[guard.Claim, bool]
+	resuming resuming
 }
 
 var (
@@ -74,9 +74,8 @@ func NewIssuer(c Config) (*Issuer, error) {
 		own:     own,
 		process: NewLeaseID()[24:], // its random end
 	}
-	var awake atomic.Int64
-	i.releases = newCombiner(&awake, nil, i.sendReleases)
-	i.acquires = newCombiner(&awake, i.releases.settle, i.sendAcquires)
+	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
+	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(c)
 	return i, nil
 }
@@ -230,6 +229,8 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 	for _, o := range ops {
 		at[o.resource] = o
 	}
+	i.resuming.add(1) // none of them asks again before all have their answer
+	defer i.resuming.add(-1)
 	for _, a := range answers { // those that were granted come first
 		o := at[a.resource]
 		end := o.question.began + o.question.Timeout
@@ -368,11 +369,11 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 		if sent = taken(ops); len(sent) > 1 {
 			lockTimeout = shortLock
 		}
-		err := release(ctx, conn, sent, lockTimeout, Topic)
+		err := i.release(ctx, conn, sent, lockTimeout, Topic)
 		if pg := Error(err); len(sent) == 1 && pg != nil && SaidNo(pg) && !Passes(pg) {
 			// A notification that cannot be sent, since the server's notification
 			// queue is full or the role may not notify, must not block the release.
-			err = release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
+			err = i.release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
 		}
 		return err
 	})
@@ -384,7 +385,7 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 }
 
 // release carries out releases on a connection.
-func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, bool], lockTimeout string, topic func(resource string) string) error {
+func (i *Issuer) release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, bool], lockTimeout string, topic func(resource string) string) error {
 	n := len(ops)
 	resources, ids, tokens, topics := make([]string, n), make([]string, n), make([]int64, n), make([]string, n)
 	for k, o := range ops {
@@ -400,6 +401,8 @@ func release(ctx context.Context, conn *pgx.Conn, ops []*operation[guard.Claim, 
 		return nil
 	})
 	if err == nil {
+		i.resuming.add(1) // none of them asks again before all have their answer
+		defer i.resuming.add(-1)
 		for _, o := range ops {
 			o.done(freed[o.resource], nil)
 		}
