@@ -98,7 +98,7 @@ var mistakes = []mistake{
 	{
 		name: "grant not durable", wrong: "a crash issues an acknowledged token again where synchronous_commit is off",
 		edits: []edit{{leasesSQL, "v_set := set_config('lock_timeout', p_wait_ms, true);\n  IF current_setting('synchronous_commit') IN ('off', 'local') THEN\n    v_set := set_config('synchronous_commit', 'on', true);\n  END IF;\n  RETURN QUERY",
-			"PERFORM set_config('lock_timeout', p_wait_ms, true);\n  RETURN QUERY"}},
+			"v_set := set_config('lock_timeout', p_wait_ms, true);\n  RETURN QUERY"}},
 		by: unitTest("lockclient", "^TestGrantIsDurable$"),
 	},
 	{

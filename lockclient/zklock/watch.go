@@ -63,7 +63,12 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			wake()
 		}
 	}()
-	out := driver.Watching{Stop: cancel}
+	out := driver.Watching{Stop: func() {
+		if stop() {
+			i.unwatch(w.Resource, p)
+		}
+		cancel()
+	}}
 	if h != nil && h.ID != w.LeaseID {
 		out.Held = told(w.Resource, h)
 	}
@@ -132,13 +137,14 @@ func (i *Issuer) unwatch(resource string, p *place) {
 // leave gives up the place in line, so that the next is the first.
 func (i *Issuer) leave(resource string, p *place) {
 	i.mu.Lock()
-	mine := i.places[resource] == p
-	if mine {
+	defer i.mu.Unlock()
+	i.leaveLocked(resource, p)
+}
+
+func (i *Issuer) leaveLocked(resource string, p *place) {
+	if i.places[resource] == p {
 		delete(i.places, resource)
 		p.s.lineLength--
-	}
-	i.mu.Unlock()
-	if mine {
 		go p.s.drop(resource, p.node)
 	}
 }
@@ -148,11 +154,9 @@ func (i *Issuer) leave(resource string, p *place) {
 // until the place runs out.
 func (i *Issuer) leaveUnwatched(resource string) {
 	i.mu.Lock()
-	p := i.places[resource]
-	unwatched := p != nil && p.watches == 0
-	i.mu.Unlock()
-	if unwatched {
-		i.leave(resource, p)
+	defer i.mu.Unlock()
+	if p := i.places[resource]; p != nil && p.watches == 0 {
+		i.leaveLocked(resource, p)
 	}
 }
 

@@ -540,7 +540,6 @@ func TestGrantedBeforeItsTurn(t *testing.T) {
 		}
 		began := time.Now()
 		w.Stop()
-		time.Sleep(10 * time.Millisecond) // the watch ends in the background
 		r := ask(resource, "a")
 		r.Waiting = true
 		if _, err := i.Acquire(t.Context(), r); err != nil {

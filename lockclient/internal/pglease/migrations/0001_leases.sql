@@ -302,7 +302,7 @@ END $$;
 --   - No lease ends later than the longest TTL from now, which is 24 hours,
 --     plus an hour for clocks.
 --   - A role without the rights of the table's owner, such as an issuer, cannot
---     change the floor, skip a token (a purge would make it the floor) or set a
+--     raise the floor, skip a token (a purge would make it the floor) or set a
 --     wake mark that keeps a row for long.
 --
 -- The triggers run after the change, because before it they would lock the row
