@@ -116,7 +116,7 @@ func (c issuerConfig) network(s issState, i int, to emit[issState]) {
 			lost.w[i].late = kind
 			to("network", "delays the request of "+who+", which asks again", lost)
 		}
-	case begun:
+	case begun, inserting:
 		after := s
 		what := c.row(&after, i)
 		to("server", what, after)
@@ -129,12 +129,11 @@ func (c issuerConfig) network(s issState, i int, to emit[issState]) {
 	late.late = 0
 	switch w.late {
 	case acquireKind:
-		// Nobody gets the answer. Both its steps happen at once.
+		// Nobody gets the answer. All its steps happen at once.
 		keep := *late
-		if what := c.arrive(&after, i, acquireKind); late.where == begun {
+		c.arrive(&after, i, acquireKind)
+		for late.runs() {
 			c.row(&after, i)
-		} else {
-			_ = what
 		}
 		late.where, late.answer, late.snap, late.ran = keep.where, keep.answer, keep.snap, keep.ran
 		to("network", "delivers the delayed acquire of "+who, after)

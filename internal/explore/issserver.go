@@ -23,13 +23,13 @@ func (c issuerConfig) arrive(s *issState, i int, kind uint8) string {
 		}
 		return "frees nothing for " + who
 	}
-	// NOT EXISTS makes a refusal a read; the floor is read with the same
-	// snapshot. clock_timestamp() is read here for excluded.acquired_at.
+	// A refusal is a read; the floor is read with the same snapshot, after v_now.
 	if c.taken(s, i) {
 		w.where, w.answer = answered, 0
 		return "refuses " + who
 	}
-	w.where, w.snap, w.ran = begun, s.row.floor, w.owns && s.row.left > 0
+	w.ran = w.owns && s.row.left > 0
+	c.snapshot(s, i)
 	if c.sequence {
 		s.sequence++
 		w.snap = s.sequence
@@ -37,20 +37,36 @@ func (c issuerConfig) arrive(s *issState, i int, kind uint8) string {
 	return "begins the acquire of " + who
 }
 
+// snapshot begins the UPDATE of acquireSQL, or the INSERT if there is no row.
+func (c issuerConfig) snapshot(s *issState, i int) {
+	w := &s.w[i]
+	if w.where = begun; s.row.token == 0 {
+		w.where = inserting
+	}
+	if !c.sequence {
+		w.snap = s.row.floor
+	}
+}
+
 func (c issuerConfig) taken(s *issState, i int) bool {
 	owner := s.owner()
 	return owner >= 0 && owner != i && s.row.left > 0
 }
 
-// row is acquireSQL's second step: the conflict's WHERE, evaluated on the
-// locked row, and the assignment.
+// row is acquireSQL's second step: the WHERE of the UPDATE, evaluated on the
+// locked row, and the assignment; or the INSERT, which does nothing if there is a
+// row by now.
 func (c issuerConfig) row(s *issState, i int) string {
 	w, who := &s.w[i], workerNames[i]
-	w.where = answered
-	if c.taken(s, i) {
-		w.answer = 0
+	switch {
+	case w.where == inserting && s.row.token != 0, c.taken(s, i):
+		w.where, w.answer = answered, 0
 		return "refuses " + who + " after the wait"
+	case w.where == begun && s.row.token == 0:
+		c.snapshot(s, i)
+		return "finds that the row has gone, for " + who
 	}
+	w.where = answered
 	what := "grants the lease to "
 	if w.owns && (w.ran || s.row.left > 0) {
 		what = "finds its own lease, with the token it had, for "
@@ -133,6 +149,9 @@ func (c issuerConfig) tick(s issState, to emit[issState]) {
 	}
 }
 
+// runs reports whether its acquire is a transaction on the server.
+func (w *issWorker) runs() bool { return w.where == begun || w.where == inserting }
+
 func less(n uint8) uint8 { return max(n, 1) - 1 }
 
 // operator is purge, which deletes a long-free row and raises the floor in one
@@ -140,7 +159,7 @@ func less(n uint8) uint8 { return max(n, 1) - 1 }
 func (c issuerConfig) operator(s issState, to emit[issState]) {
 	running := false
 	for i := range s.w {
-		running = running || s.w[i].where == begun
+		running = running || s.w[i].runs()
 	}
 	// LOCK TABLE waits for the acquires that run and keeps out new ones, so
 	// that none inserts with an older floor.
@@ -169,7 +188,7 @@ func (c issuerConfig) operator(s issState, to emit[issState]) {
 	s.row = s.disk
 	for i := range s.w {
 		w := &s.w[i]
-		if w.owns = w.ownsOnDisk; w.where == begun {
+		if w.owns = w.ownsOnDisk; w.runs() {
 			c.again(w)
 		}
 	}

@@ -9,8 +9,8 @@ type issuerConfig struct {
 	// then holds for tokens holds with every timing.
 	timed bool
 
-	sameToken    bool // ON CONFLICT DO UPDATE that does not set the token
-	sequence     bool // the token is a default drawn from a sequence, before the wait for the row
+	sameToken    bool // an UPDATE that does not set the token
+	sequence     bool // the token is drawn from a sequence, before the wait for the row
 	deleteRow    bool // release deletes the row
 	anyLease     bool // release does not compare the lease ID
 	asyncAcquire bool // acquire commits under synchronous_commit = off
@@ -43,7 +43,8 @@ const (
 const (
 	nowhere = iota
 	sent
-	begun // acquire: the statement has its snapshot and waits for the row
+	begun     // acquire: its UPDATE has its snapshot and waits for the row
+	inserting // acquire: there was no row, and its INSERT has its snapshot
 	answered
 )
 

@@ -28,7 +28,7 @@ var mutants = []Mutant{
 	{"row-same-for-greater", ">= where > belongs", Once, "", row(onceBase, func(c *rowConfig) { c.spentWrites = true })},
 	{"row-async-write", "OncePerToken under synchronous_commit = off", P1, "", row(onceBase, func(c *rowConfig) { c.asyncWrite = true })},
 	{"row-no-lease-column", "a table that does not keep the lease ID", P4, "", row(restoreBase, func(c *rowConfig) { c.noLease = true })},
-	{"lease-token-not-raised", "ON CONFLICT DO UPDATE that leaves the token", P3, "", row(rowBase, func(c *rowConfig) { c.sameToken = true })},
+	{"lease-token-not-raised", "an UPDATE that leaves the token", P3, "", row(rowBase, func(c *rowConfig) { c.sameToken = true })},
 	{"lease-row-deleted", "release deletes the lease's row", P3, "", row(rowBase, func(c *rowConfig) { c.deleteRow = true })},
 
 	{"tx-one-snapshot", "enter locks and reads the mark in one snapshot", P1, "", tx(txBase, func(c *txConfig) { c.oneSnapshot = true })},
@@ -73,12 +73,12 @@ var mutants = []Mutant{
 	{"http-store-down-passes", "a request passes when the store is down", P5, "", http(func(c *httpConfig) { c.failOpen = true })},
 	{"http-lease-not-compared", "tokens are compared, leases are not", P4, "", http(func(c *httpConfig) { c.tokensAlone = true })},
 
-	{"issuer-token-not-raised", "ON CONFLICT DO UPDATE that leaves the token", P4, "", tokens(func(c *issuerConfig) { c.sameToken = true })},
+	{"issuer-token-not-raised", "an UPDATE that leaves the token", P4, "", tokens(func(c *issuerConfig) { c.sameToken = true })},
 	{"issuer-sequence", "the token drawn from a sequence before the wait", P3, "", tokens(func(c *issuerConfig) { c.sequence = true })},
 	{"issuer-row-deleted", "release deletes the row", P3, "", tokens(func(c *issuerConfig) { c.deleteRow = true })},
 	{"issuer-async-acquire", "acquire under synchronous_commit = off", P4, "", tokens(func(c *issuerConfig) { c.asyncAcquire = true })},
 	{"issuer-purge-without-floor", "purge deletes the row and raises no floor", P3, "", tokens(func(c *issuerConfig) { c.noFloor = true })},
-	{"issuer-purge-without-lock", "purge beside an acquire that has read the floor", P3, "", tokens(func(c *issuerConfig) { c.noTableLock = true })},
+	{"issuer-purge-without-lock", "purge beside an acquire that has read the floor and inserts", P3, "", tokens(func(c *issuerConfig) { c.noTableLock = true })},
 	{"issuer-release-any-lease", "release does not compare the lease ID", P7, "", timed(func(c *issuerConfig) { c.anyLease = true })},
 	{"issuer-async-renew", "renew under synchronous_commit = off", P7, "", timed(func(c *issuerConfig) { c.asyncRenew = true })},
 	{"issuer-deadline-from-answer", "the deadline counts from the answer", P7, "", timed(func(c *issuerConfig) { c.fromAnswer = true })},

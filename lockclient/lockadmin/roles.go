@@ -87,7 +87,7 @@ const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.
   GRANT SELECT ON fencepost.audit TO OPERATOR, READER;
 
   GRANT INSERT (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after, spent_until) ON fencepost.leases TO ISSUER;
-  GRANT UPDATE (token, lease_id, owner, metadata, acquired_at, expires_at, not_after, wake_until, waiters, kept_for, spent_until) ON fencepost.leases TO ISSUER;
+  GRANT UPDATE (token, lease_id, owner, metadata, acquired_at, expires_at, not_after, wake_until, waiters, kept_for, spent_until, reclaimed) ON fencepost.leases TO ISSUER;
   GRANT SELECT, INSERT (resource, lease_id), DELETE ON fencepost.spent TO ISSUER;
   GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.adopt_epoch, fencepost.force_unlocked TO ISSUER;
 

@@ -24,11 +24,12 @@ var (
 )
 
 const (
-	others   = "5, 'theirs', 'x', 'T-1m', "
-	mine     = "5, 'mine', 'o', 'T-1m', "
-	free     = "5, NULL, 'x', 'T-1m', "
-	grantOf6 = "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o"
-	rowOf6   = "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=6"
+	others     = "5, 'theirs', 'x', 'T-1m', "
+	mine       = "5, 'mine', 'o', 'T-1m', "
+	free       = "5, NULL, 'x', 'T-1m', "
+	grantOf6   = "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o"
+	grantedRow = "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o"
+	rowOf6     = grantedRow + " resource=r token=6"
 )
 
 var acquireCases = []functionCase{
@@ -38,21 +39,21 @@ var acquireCases = []functionCase{
 		settings: "5s on"},
 	{name: "no row, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'"), call: asks,
 		answer: "acquired_at=T expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o remaining=0 resource=r spent=false token=42"},
-	{name: "free", before: leaseRow("r", free+"'T+5h'"), call: asks, answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6", after: rowOf6},
+	{name: "free", before: leaseRow("r", free+"'T+5h'"), call: asks, answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6},
 	{name: "free, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'") + leaseRow("r", free+"'T-1s'"), call: asks,
 		answer: grantOf6 + " remaining=0 resource=r spent=false token=42"},
 	{name: "ran out", before: leaseRow("r", others+"'T'"), call: asks,
-		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: rowOf6},
+		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: grantedRow + " reclaimed=true resource=r token=6"},
 	{name: "held", before: leaseRow("r", others+"'T+1µs'"), call: asks,
 		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5",
 		after:  "acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5"},
 	{name: "own, longer", before: leaseRow("r", mine+"'T+1µs'"), call: asks,
 		answer: "acquired_at=T-1m0s expires_at=T+1m0s granted=true lease_id=mine metadata=m now=T owner=o reclaimed=false remaining=0 resource=r spent=false token=5",
-		after:  "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=5"},
+		after:  "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=false resource=r token=5"},
 	{name: "own, not shorter", before: leaseRow("r", mine+"'T+2h'"), call: asks,
 		answer: "acquired_at=T-1m0s expires_at=T+2h0m0s granted=true lease_id=mine metadata=m now=T owner=o reclaimed=false remaining=0 resource=r spent=false token=5"},
 	{name: "own, ran out", before: leaseRow("r", mine+"'T'"), call: asks,
-		answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6", after: rowOf6},
+		answer: grantOf6 + " reclaimed=false remaining=0 resource=r spent=false token=6", after: grantedRow + " reclaimed=false resource=r token=6"},
 	{name: "own ID of another owner", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1µs'"), call: asks,
 		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
 	{name: "own ID of another owner, ran out", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T'"), call: asks,
@@ -115,7 +116,7 @@ var acquireCases = []functionCase{
 	{name: "line: it was kept for it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'p', waiters = '{s,p,u}'", call: waiting,
 		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
 	{name: "line: it ran out", before: leaseRow("r", others+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: waiting,
-		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+		answer: grantOf6 + " reclaimed=true remaining=0 resource=r spent=false token=6", after: grantedRow + " reclaimed=true resource=r token=6" + ` waiters=["s", "u"]`},
 	{name: "line: the only one", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{p}'", call: waiting,
 		answer: grantOf6 + " remaining=0 resource=r spent=false token=6", after: rowOf6 + ` waiters=[]`},
 	{name: "line: it is not in it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,u}'", call: waiting,
@@ -145,15 +146,29 @@ var acquireCases = []functionCase{
 		answer: "acquired_at=T-1m0s expires_at=T+1h0m0s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=3600000000 resource=r spent=false token=6"},
 	{name: "meanwhile granted to another owner, and over", before: leaseRow("r", free+"'T-1s'"),
 		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'mine', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+2s'", call: asks,
-		answer: "acquired_at=T+2s expires_at=T+1m2s granted=true lease_id=mine metadata=m now=T+2s owner=o remaining=0 resource=r spent=false token=7"},
+		answer: "acquired_at=T+2s expires_at=T+1m2s granted=true lease_id=mine metadata=m now=T+2s owner=o reclaimed=false remaining=0 resource=r spent=false token=7"},
 	{name: "meanwhile granted to others, and over", before: leaseRow("r", free+"'T-1s'"),
 		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', owner = 'o', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+1s'", call: asks,
-		answer: "acquired_at=T+1s expires_at=T+1m1s granted=true lease_id=mine metadata=m now=T+1s owner=o remaining=0 resource=r spent=false token=7"},
+		answer: "acquired_at=T+1s expires_at=T+1m1s granted=true lease_id=mine metadata=m now=T+1s owner=o reclaimed=true remaining=0 resource=r spent=false token=7"},
 	{name: "meanwhile late", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6; UPDATE clock SET t = 'T+1h'", call: asks,
 		answer: "granted=false now=T+1h0m0s reclaimed=false resource=r spent=false", after: "acquired_at=T-1m0s expires_at=T-1s owner=x resource=r token=6"},
 	{name: "meanwhile spent", before: leaseRow("r", free+"'T-1s'"),
 		meanwhile: "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1h')", call: asks,
 		answer: "granted=false now=T reclaimed=false resource=r spent=true"},
+	{name: "meanwhile kept", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, expires_at = 'T-1µs', kept_for = 'q'", call: waiting,
+		answer: "acquired_at=T-1m0s expires_at=T-1µs granted=false now=T owner=x reclaimed=false remaining=-1 resource=r spent=false token=6"},
+	{name: "meanwhile created", meanwhile: leaseRow("r", others+"'T+1µs'"), call: asks,
+		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
+	{name: "meanwhile created and free", meanwhile: leaseRow("r", free+"'T'"), call: asks,
+		answer: "granted=false now=T reclaimed=false resource=r spent=false", after: "acquired_at=T-1m0s expires_at=T owner=x resource=r token=5"},
+	{name: "some with a row", before: leaseRow("a", free+"'T-1s'") + leaseRow("c", others+"'T+1s'"),
+		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b,c,d}', '{i,j,k,l}', '{o,o,o,o}', '{m,m,m,m}', '{1,1,1,1}', '{T+1h,T+1h,T+1h,T}', '{f,f,f,f}', 'p', '5000', NULL, LEASES)",
+		answer: `granted=true resource=a token=6
+			granted=true resource=b token=1
+			granted=false resource=a
+			granted=false resource=b
+			granted=false resource=c token=5
+			granted=false resource=d`},
 }
 
 // TestAcquireFunction: what fencepost.acquire answers and writes in each state of

@@ -15,6 +15,7 @@ CREATE TABLE fencepost.leases (
   metadata    text             NOT NULL DEFAULT '',         -- what the holder says about itself
   not_after   timestamptz      NULL,                        -- end of the attempt that was granted
   spent_until timestamptz      NULL,                        -- until then fencepost.spent may have lease IDs of the resource
+  reclaimed   boolean          NULL,                        -- whether the grant replaced a lease that ran out
   CONSTRAINT leases_pkey PRIMARY KEY (resource),
   CONSTRAINT leases_resource_length CHECK (octet_length(resource) <= 512),
   CONSTRAINT leases_token_range CHECK (token BETWEEN 1 AND 9223372036854775806),
@@ -87,25 +88,26 @@ END $$;
 -- that this is not the server, started at p_started, or not the table that the
 -- caller has entered. p_ttls are in microseconds, p_process names who asks.
 --
--- The token is raised from the row under the row's lock; a default drawn from a
--- sequence would be evaluated before the wait, and the waiter could win with the
--- smaller number. NOT EXISTS makes a refusal a read. The isolation level must be
--- READ COMMITTED, because only there is the row seen in its locked version. One
--- moment (excluded.acquired_at) decides for all columns whether the lease is the
--- caller's own and still running. Whether the attempt is in time and its lease ID
--- not spent is checked again under the row's lock. A grant is on disk before it is
--- answered, otherwise a crash would issue its token again. A waiter that is granted
--- the lease leaves the line, and so do those before it, if the lease was kept for
--- one of them that did not come. o_reclaimed is read from the old row: whether the
--- grant replaced a lease that ran out. A refusal without a token means that the
--- lease is free by now, or that the attempt is late.
+-- The token is raised from the row under the row's lock; a number drawn from a
+-- sequence before the wait could be the smaller one when the waiter wins. The isolation level must be READ COMMITTED, because only there
+-- is the row seen in its locked version, and all conditions are checked again on
+-- it. One moment, v_now, decides for all columns whether the lease is the caller's
+-- own and still running. A grant is on disk before it is answered, otherwise a
+-- crash would issue its token again. A waiter that is granted the lease leaves the
+-- line, and so do those before it, if the lease was kept for one of them that did
+-- not come. Only a resource without a row is inserted, because INSERT ON CONFLICT
+-- DO UPDATE costs twice an UPDATE. A refusal without a token means that the lease
+-- is free by now, or that the attempt is late.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
   o_spent boolean, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+  v_now     timestamptz := clock_timestamp();
   v_granted bigint;
+  v_created bigint;
   v_set     text;
 BEGIN
   IF p_leases <> 'fencepost.leases'::regclass::oid::bigint THEN
@@ -124,36 +126,40 @@ BEGIN
     v_set := set_config('synchronous_commit', 'on', true);
   END IF;
   RETURN QUERY
+  UPDATE fencepost.leases l SET
+    token = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > v_now THEN l.token
+                 ELSE greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')) + 1 END,
+    acquired_at = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > v_now THEN l.acquired_at ELSE clock_timestamp() END,
+    expires_at = greatest(CASE WHEN l.lease_id = u.lease_id THEN l.expires_at END, clock_timestamp() + u.ttl * interval '1 microsecond'),
+    lease_id = u.lease_id, owner = u.owner, metadata = u.metadata, not_after = u.not_after, kept_for = NULL,
+    reclaimed = l.lease_id <> u.lease_id,
+    waiters = CASE WHEN l.waiters IS NULL OR NOT (u.waiting AND p_process = ANY (l.waiters)) THEN l.waiters
+                   WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
+                   ELSE array_remove(l.waiters, p_process) END
+  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
+    AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
+  WHERE l.resource = u.resource AND l.resource = ANY (p_resources)
+    AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
+         OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
+    AND u.not_after > clock_timestamp()
+    AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, u.lease_id))
+  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+  GET DIAGNOSTICS v_granted = ROW_COUNT;
+  IF v_granted = cardinality(p_resources) THEN
+    RETURN;
+  END IF;
+  RETURN QUERY
   INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
   SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
          u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
-  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
-    AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
-  WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource
-                    AND ((h.lease_id <> u.lease_id OR h.lease_id = u.lease_id AND h.owner <> u.owner) AND h.expires_at > clock_timestamp()
-                         OR u.waiting AND h.lease_id IS NULL AND h.kept_for <> p_process AND h.expires_at > clock_timestamp() - interval '100 ms'))
+  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after) AS u(resource, lease_id, owner, metadata, ttl, not_after)
+  WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource AND h.resource = ANY (p_resources))
     AND u.not_after > clock_timestamp()
   ORDER BY u.resource
-  ON CONFLICT (resource) DO UPDATE SET
-    token = CASE WHEN l.lease_id = excluded.lease_id AND l.owner = excluded.owner AND l.expires_at > excluded.acquired_at
-                 THEN l.token ELSE greatest(l.token + 1, excluded.token) END,
-    acquired_at = CASE WHEN l.lease_id = excluded.lease_id AND l.owner = excluded.owner AND l.expires_at > excluded.acquired_at
-                       THEN l.acquired_at ELSE clock_timestamp() END,
-    expires_at = CASE WHEN l.lease_id = excluded.lease_id
-                      THEN greatest(l.expires_at, clock_timestamp() + (excluded.expires_at - excluded.acquired_at))
-                      ELSE clock_timestamp() + (excluded.expires_at - excluded.acquired_at) END,
-    lease_id = excluded.lease_id, owner = excluded.owner, metadata = excluded.metadata, not_after = excluded.not_after, kept_for = NULL,
-    waiters = CASE WHEN l.waiters IS NULL OR NOT (p_process = ANY (l.waiters) AND p_waiting[array_position(p_resources, l.resource)]) THEN l.waiters
-                   WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
-                   ELSE array_remove(l.waiters, p_process) END
-  WHERE (l.lease_id IS NULL OR l.lease_id = excluded.lease_id AND l.owner = excluded.owner OR l.expires_at <= clock_timestamp())
-    AND excluded.not_after > clock_timestamp()
-    AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, excluded.lease_id))
-  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(),
-    (SELECT o.lease_id <> l.lease_id AND o.expires_at <= l.acquired_at FROM fencepost.leases o WHERE o.resource = l.resource),
-    false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
-  GET DIAGNOSTICS v_granted = ROW_COUNT;
-  IF v_granted < cardinality(p_resources) THEN
+  ON CONFLICT (resource) DO NOTHING
+  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+  GET DIAGNOSTICS v_created = ROW_COUNT;
+  IF v_granted + v_created < cardinality(p_resources) THEN
     RETURN QUERY
     SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
       EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
@@ -172,7 +178,8 @@ END $$;
 -- relies on the later.
 CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_extended boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_extended bigint;
 BEGIN
@@ -211,7 +218,8 @@ END $$;
 -- named too, in case it does not come.
 CREATE FUNCTION fencepost.release(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_topics text[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_told boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_set text;
 BEGIN
@@ -248,7 +256,8 @@ END $$;
 -- so that an acquire in progress finds it. The change is on disk before it is
 -- answered.
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
   PERFORM set_config('lock_timeout', p_wait_ms, true);
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -275,7 +284,8 @@ END $$;
 -- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)
 RETURNS TABLE (o_token bigint, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint, o_marked boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
   IF p_lease_id <> '' THEN
     PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);

@@ -64,9 +64,9 @@ END $$;
 
 -- purge_leases deletes those of the resources that have been free for
 -- p_free_us, and raises the floor to the highest of their tokens in the same
--- transaction. It takes the lock because an acquire may have read the floor and
--- be waiting for a row that is deleted here: it would start again from the old
--- floor. It is one call, so that no client can pause between the lock and its
+-- transaction. It takes the lock because an acquire that found no row may have
+-- read the floor and not inserted its own yet: if another's row came and went
+-- meanwhile, it would start again from the old floor. It is one call, so that no client can pause between the lock and its
 -- end. It deletes no lease that somebody holds: that would be a force unlock
 -- without a record.
 CREATE FUNCTION fencepost.purge_leases(p_resources text[], p_free_us bigint, p_wait_ms integer,
