@@ -96,8 +96,10 @@ END $$;
 -- crash would issue its token again. A waiter that is granted the lease leaves the
 -- line, and so do those before it, if the lease was kept for one of them that did
 -- not come. Only a resource without a row is inserted, because INSERT ON CONFLICT
--- DO UPDATE costs twice an UPDATE. A refusal without a token means that the lease
--- is free by now, or that the attempt is late.
+-- DO UPDATE costs twice an UPDATE. If the row was only locked, not changed, its
+-- conditions are not checked again after the wait: hence the look at the clock
+-- after the grants. A refusal without a token means that the lease is free by now,
+-- or that the attempt is late.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
@@ -145,21 +147,24 @@ BEGIN
     AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, u.lease_id))
   RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
   GET DIAGNOSTICS v_granted = ROW_COUNT;
-  IF v_granted = cardinality(p_resources) THEN
-    RETURN;
+  IF v_granted < cardinality(p_resources) AND (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources)) < cardinality(p_resources) THEN
+    RETURN QUERY
+    INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
+    SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
+           u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
+    FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after) AS u(resource, lease_id, owner, metadata, ttl, not_after)
+    WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource AND h.resource = ANY (p_resources))
+      AND u.not_after > clock_timestamp()
+    ORDER BY u.resource
+    ON CONFLICT (resource) DO NOTHING
+    RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+    GET DIAGNOSTICS v_created = ROW_COUNT;
+    v_granted := v_granted + v_created;
   END IF;
-  RETURN QUERY
-  INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
-  SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
-         u.lease_id, u.owner, u.metadata, clock_timestamp(), clock_timestamp() + u.ttl * interval '1 microsecond', u.not_after
-  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after) AS u(resource, lease_id, owner, metadata, ttl, not_after)
-  WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource AND h.resource = ANY (p_resources))
-    AND u.not_after > clock_timestamp()
-  ORDER BY u.resource
-  ON CONFLICT (resource) DO NOTHING
-  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
-  GET DIAGNOSTICS v_created = ROW_COUNT;
-  IF v_granted + v_created < cardinality(p_resources) THEN
+  IF v_granted > 0 AND clock_timestamp() >= ANY (p_not_after) THEN
+    RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'fencepost: the attempt ended while it waited for its row';
+  END IF;
+  IF v_granted < cardinality(p_resources) THEN
     RETURN QUERY
     SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
       EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
@@ -182,12 +187,13 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_extended bigint;
+  v_set      text;
 BEGIN
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
+    v_set := set_config('synchronous_commit', 'on', true);
   END IF;
   IF cardinality(p_resources) = 1 THEN
-    PERFORM set_config('lock_timeout', p_wait_ms, true);
+    v_set := set_config('lock_timeout', p_wait_ms, true);
     PERFORM FROM fencepost.leases l WHERE l.resource = p_resources[1] AND l.lease_id = p_lease_ids[1] AND l.token = p_tokens[1] FOR NO KEY UPDATE;
   END IF;
   RETURN QUERY
@@ -258,10 +264,12 @@ END $$;
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  v_set text;
 BEGIN
-  PERFORM set_config('lock_timeout', p_wait_ms, true);
+  v_set := set_config('lock_timeout', p_wait_ms, true);
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
+    v_set := set_config('synchronous_commit', 'on', true);
   END IF;
   DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND s.until <= clock_timestamp();
   INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, p_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
@@ -286,9 +294,12 @@ CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text
 RETURNS TABLE (o_token bigint, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint, o_marked boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  v_set text;
 BEGIN
   IF p_lease_id <> '' THEN
-    PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
+    v_set := set_config('lock_timeout', p_wait_ms, true);
+    v_set := set_config('synchronous_commit', 'off', true);
     UPDATE fencepost.leases l SET wake_until = clock_timestamp() + interval '5 s',
       waiters = CASE WHEN l.wake_until IS NULL OR l.wake_until <= clock_timestamp() THEN ARRAY[p_process]
                      WHEN p_process = ANY (l.waiters) THEN l.waiters ELSE coalesce(l.waiters, '{}') || p_process END
