@@ -48,7 +48,10 @@ func Wait(done chan bool) {
 	}
 }
 
-func Schema() string { return schema }
+// Read is a function at package level; no test runs Schema.
+var Read = func() string { return schema }
+
+func Schema() string { return Read() }
 `
 
 const tests = `package p
@@ -77,10 +80,10 @@ func TestBoth(t *testing.T) {
 }
 
 func TestSchema(t *testing.T) {
-	if !strings.Contains(Schema(), "a = 1") {
+	if !strings.Contains(Read(), "a = 1") {
 		t.Fatal("ERROR: syntax error at or near (SQLSTATE 42601)")
 	}
-	if !strings.Contains(Schema(), "b > 2") {
+	if !strings.Contains(Read(), "b > 2") {
 		t.Fail()
 	}
 }

@@ -261,7 +261,12 @@ func (p *goPackage) anchors(m mutant) []place {
 				case *ast.FuncDecl:
 					at := p.fset.Position(id.Pos())
 					out = append(out, place{name, at.Line, at.Column})
-				case *ast.GenDecl: // a use at package level: follow it
+				case *ast.GenDecl: // a use at package level: follow it, unless it is in a function
+					if inFunction(d, id.Pos()) {
+						at := p.fset.Position(id.Pos())
+						out = append(out, place{name, at.Line, at.Column})
+						return true
+					}
 					for _, s := range d.Specs {
 						v, ok := s.(*ast.ValueSpec)
 						if !ok || id.Pos() < v.Pos() || id.Pos() >= v.End() {
@@ -279,6 +284,17 @@ func (p *goPackage) anchors(m mutant) []place {
 		}
 	}
 	return out
+}
+
+// inFunction reports whether a position in a declaration is in a function literal.
+func inFunction(d ast.Decl, pos token.Pos) (in bool) {
+	ast.Inspect(d, func(n ast.Node) bool {
+		if f, ok := n.(*ast.FuncLit); ok {
+			in = in || f.Body.Pos() <= pos && pos < f.Body.End()
+		}
+		return !in
+	})
+	return in
 }
 
 func declarationAt(f *ast.File, pos token.Pos) ast.Decl {
