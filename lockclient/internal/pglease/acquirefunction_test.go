@@ -170,6 +170,11 @@ var acquireCases = []functionCase{
 		answer: "acquired_at=T-1m0s expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
 	{name: "meanwhile created and free", meanwhile: leaseRow("r", free+"'T'"), call: asks,
 		answer: "granted=false now=T reclaimed=false resource=r spent=false", after: "acquired_at=T-1m0s expires_at=T owner=x resource=r token=5"},
+	{name: "no row, beside one that is held and being renewed", before: leaseRow("b", others+"'T+1s'"), locked: "UPDATE fencepost.leases SET expires_at = 'T+2s'",
+		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,f}', 'p', '20', NULL, LEASES)",
+		answer: `granted=true resource=a token=1
+			granted=false resource=a
+			granted=false resource=b token=5`},
 	{name: "some with a row", before: leaseRow("a", free+"'T-1s'") + leaseRow("c", others+"'T+1s'"),
 		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b,c}', '{i,j,k}', '{o,o,o}', '{m,m,m}', '{1,1,1}', '{T+1h,T+1h,T+1h}', '{f,f,f}', 'p', '5000', NULL, LEASES)",
 		answer: `granted=true resource=a token=6
