@@ -92,7 +92,7 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 // which is checked again under the lock, and grants to all.
 func TestRaceForFreeRow(t *testing.T) {
 	const underLock = `AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
-         OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
+           OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
 `
 	race := func(t *testing.T, look string) (granted int) {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
@@ -143,7 +143,7 @@ func TestRaceForFreeRow(t *testing.T) {
 // ID, and that lease runs out. The second owner gets a token of its own. The
 // control does not compare owners and gives it the first one's.
 func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
-	const byOwner = "l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > v_now"
+	const byOwner = "l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > u.now"
 	granted := func(t *testing.T, compares string) (token int64) {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
 		alter(t, pool, "acquire", "token = CASE WHEN "+byOwner, "token = CASE WHEN "+compares)

@@ -23,7 +23,7 @@ func (c issuerConfig) arrive(s *issState, i int, kind uint8) string {
 		}
 		return "frees nothing for " + who
 	}
-	// A refusal is a read; the floor is read with the same snapshot, after v_now.
+	// A refusal is a read; the floor is read with the same snapshot.
 	if c.taken(s, i) {
 		w.where, w.answer = answered, 0
 		return "refuses " + who
@@ -55,13 +55,16 @@ func (c issuerConfig) taken(s *issState, i int) bool {
 
 // row is acquireSQL's second step: the WHERE of the UPDATE, evaluated on the
 // locked row, and the assignment; or the INSERT, which does nothing if there is a
-// row by now.
+// row by now, and is followed by the UPDATE again.
 func (c issuerConfig) row(s *issState, i int) string {
 	w, who := &s.w[i], workerNames[i]
 	switch {
-	case w.where == inserting && s.row.token != 0, c.taken(s, i):
+	case w.where == begun && c.taken(s, i):
 		w.where, w.answer = answered, 0
 		return "refuses " + who + " after the wait"
+	case w.where == inserting && s.row.token != 0:
+		c.snapshot(s, i)
+		return "finds another's row, for " + who
 	case w.where == begun && s.row.token == 0:
 		c.snapshot(s, i)
 		return "finds that the row has gone, for " + who

@@ -65,7 +65,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
-		edits: []edit{{leasesSQL, "AND l.expires_at <= clock_timestamp())\n    AND u.not_after", "AND l.expires_at <= now())\n    AND u.not_after"}},
+		edits: []edit{{leasesSQL, "AND l.expires_at <= clock_timestamp())\n      AND u.not_after", "AND l.expires_at <= now())\n      AND u.not_after"}},
 		by:    unitTest("lockclient/internal/pglease", "^TestGrantAfterAWait$"),
 	},
 	{
@@ -80,7 +80,7 @@ var mistakes = []mistake{
 		edits: []edit{
 			{leasesSQL, "CREATE TABLE fencepost.leases", "CREATE SEQUENCE public.token_seq;\nCREATE TABLE fencepost.leases"},
 			{leasesSQL, "SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,", "SELECT u.resource, nextval('public.token_seq'),"},
-			{leasesSQL, "v_now     timestamptz := clock_timestamp();", "v_now     timestamptz := clock_timestamp();\n  v_next    bigint := nextval('public.token_seq');"},
+			{leasesSQL, "v_granted bigint;", "v_granted bigint;\n  v_next    bigint := nextval('public.token_seq');"},
 			{leasesSQL, "ELSE greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')) + 1 END,", "ELSE v_next END,"},
 		},
 		by: unitTest("lockclient", "^TestTokensGrow$"),
@@ -98,8 +98,8 @@ var mistakes = []mistake{
 	},
 	{
 		name: "grant not durable", wrong: "a crash issues an acknowledged token again where synchronous_commit is off",
-		edits: []edit{{leasesSQL, "v_set := set_config('lock_timeout', p_wait_ms, true);\n  IF current_setting('synchronous_commit') IN ('off', 'local') THEN\n    v_set := set_config('synchronous_commit', 'on', true);\n  END IF;\n  RETURN QUERY",
-			"v_set := set_config('lock_timeout', p_wait_ms, true);\n  RETURN QUERY"}},
+		edits: []edit{{leasesSQL, "v_set := set_config('lock_timeout', p_wait_ms, true);\n  IF current_setting('synchronous_commit') IN ('off', 'local') THEN\n    v_set := set_config('synchronous_commit', 'on', true);\n  END IF;\n  LOOP",
+			"v_set := set_config('lock_timeout', p_wait_ms, true);\n  LOOP"}},
 		by: unitTest("lockclient", "^TestGrantIsDurable$"),
 	},
 	{

@@ -15,7 +15,7 @@ CREATE TABLE fencepost.leases (
   metadata    text             NOT NULL DEFAULT '',         -- what the holder says about itself
   not_after   timestamptz      NULL,                        -- end of the attempt that was granted
   spent_until timestamptz      NULL,                        -- until then fencepost.spent may have lease IDs of the resource
-  reclaimed   boolean          NULL,                        -- whether the grant replaced a lease that ran out
+  reclaimed   boolean          NULL,                        -- whether the last acquire replaced another's lease that ran out
   CONSTRAINT leases_pkey PRIMARY KEY (resource),
   CONSTRAINT leases_resource_length CHECK (octet_length(resource) <= 512),
   CONSTRAINT leases_token_range CHECK (token BETWEEN 1 AND 9223372036854775806),
@@ -50,17 +50,25 @@ COMMENT ON TABLE fencepost.spent IS 'Lease IDs that were abandoned, for an hour.
 CREATE FUNCTION fencepost.is_spent(p_resource text, p_lease_id text)
 RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = p_resource AND s.lease_id = p_lease_id);
+  RETURN EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = p_resource AND s.lease_id = p_lease_id AND s.until > clock_timestamp());
+END $$;
+
+-- late refuses a grant after the wait for its row.
+CREATE FUNCTION fencepost.late()
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'fencepost: the attempt ended while it waited for its row';
 END $$;
 
 -- The functions that an issuer calls. Each call is a transaction of its own and
 -- one round trip; settings are local to it. Never call one inside another
 -- transaction, where they would last to its end. Arrays hold one element per
 -- operation, all of different resources, ordered by resource. Rows are locked in
--- that order or not waited for, so two calls never wait for each other.
+-- that order or not waited for; rows that an acquire creates come last, so a call
+-- of several operations waits for a moment only, and they are then sent alone.
 --
--- Times are clock_timestamp(), not now(): after a wait for the row, now() is the
--- time before the wait. A lease is over at its expires_at, not after it.
+-- Times are clock_timestamp(), not now(): after a wait for a changed row, now() is
+-- the time before the wait. A lease is over at its expires_at, not after it.
 --
 -- They have the caller's rights and resolve names in pg_catalog alone: a schema on
 -- the caller's search_path may have somebody else's operators. Their plans are
@@ -89,17 +97,20 @@ END $$;
 -- caller has entered. p_ttls are in microseconds, p_process names who asks.
 --
 -- The token is raised from the row under the row's lock; a number drawn from a
--- sequence before the wait could be the smaller one when the waiter wins. The isolation level must be READ COMMITTED, because only there
--- is the row seen in its locked version, and all conditions are checked again on
--- it. One moment, v_now, decides for all columns whether the lease is the caller's
--- own and still running. A grant is on disk before it is answered, otherwise a
--- crash would issue its token again. A waiter that is granted the lease leaves the
--- line, and so do those before it, if the lease was kept for one of them that did
--- not come. Only a resource without a row is inserted, because INSERT ON CONFLICT
--- DO UPDATE costs twice an UPDATE. If the row was only locked, not changed, its
--- conditions are not checked again after the wait: hence the look at the clock
--- after the grants. A refusal without a token means that the lease is free by now,
--- or that the attempt is late.
+-- sequence before the wait could be the smaller one when the waiter wins. The
+-- isolation level must be READ COMMITTED, because only there is a row that was
+-- changed meanwhile seen in its locked version, and all conditions checked again on
+-- it. If it was only locked, or its change was rolled back, nothing is evaluated
+-- again: the times are those before the wait, and late refuses a grant whose
+-- attempt has ended. One moment, u.now, which is after the wait for a lock
+-- on the table, decides for all columns whether the lease is the caller's own and
+-- still running. A grant is on disk before it is answered, otherwise a crash would
+-- issue its token again. A waiter that is granted the lease leaves the line, and so
+-- do those before it, if the lease was kept for one of them that did not come. Only
+-- a resource without a row is inserted, because INSERT ON CONFLICT DO UPDATE costs
+-- twice an UPDATE; if another was faster, its row is updated in a second round. A
+-- refusal without a token means that the lease is free by now, or that the attempt
+-- is late.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
@@ -107,8 +118,8 @@ RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  v_now     timestamptz := clock_timestamp();
   v_granted bigint;
+  v_missing bigint;
   v_created bigint;
   v_set     text;
 BEGIN
@@ -127,27 +138,31 @@ BEGIN
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
     v_set := set_config('synchronous_commit', 'on', true);
   END IF;
-  RETURN QUERY
-  UPDATE fencepost.leases l SET
-    token = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > v_now THEN l.token
-                 ELSE greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')) + 1 END,
-    acquired_at = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > v_now THEN l.acquired_at ELSE clock_timestamp() END,
-    expires_at = greatest(CASE WHEN l.lease_id = u.lease_id THEN l.expires_at END, clock_timestamp() + u.ttl * interval '1 microsecond'),
-    lease_id = u.lease_id, owner = u.owner, metadata = u.metadata, not_after = u.not_after, kept_for = NULL,
-    reclaimed = l.lease_id <> u.lease_id,
-    waiters = CASE WHEN l.waiters IS NULL OR NOT (u.waiting AND p_process = ANY (l.waiters)) THEN l.waiters
-                   WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
-                   ELSE array_remove(l.waiters, p_process) END
-  FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
-    AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting)
-  WHERE l.resource = u.resource AND l.resource = ANY (p_resources)
-    AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
-         OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
-    AND u.not_after > clock_timestamp()
-    AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, u.lease_id))
-  RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
-  GET DIAGNOSTICS v_granted = ROW_COUNT;
-  IF v_granted < cardinality(p_resources) AND (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources)) < cardinality(p_resources) THEN
+  LOOP
+    RETURN QUERY
+    UPDATE fencepost.leases l SET
+      token = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > u.now THEN l.token
+                   ELSE greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')) + 1 END,
+      acquired_at = CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > u.now THEN l.acquired_at ELSE clock_timestamp() END,
+      expires_at = greatest(CASE WHEN l.lease_id = u.lease_id THEN l.expires_at END, clock_timestamp() + u.ttl * interval '1 microsecond'),
+      lease_id = u.lease_id, owner = u.owner, metadata = u.metadata, not_after = u.not_after, kept_for = NULL,
+      reclaimed = l.lease_id <> u.lease_id,
+      waiters = CASE WHEN l.waiters IS NULL OR NOT (u.waiting AND p_process = ANY (l.waiters)) THEN l.waiters
+                     WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
+                     ELSE array_remove(l.waiters, p_process) END
+    FROM (SELECT *, clock_timestamp() AS now FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
+      AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting) OFFSET 0) AS u -- conditions stay outside and are checked again
+    WHERE l.resource = u.resource AND l.resource = ANY (p_resources)
+      AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
+           OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
+      AND u.not_after > clock_timestamp()
+      AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, u.lease_id))
+    RETURNING l.resource, CASE WHEN l.not_after > clock_timestamp() THEN true ELSE fencepost.late() END,
+      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+    GET DIAGNOSTICS v_granted = ROW_COUNT;
+    EXIT WHEN v_granted = cardinality(p_resources) OR v_created IS NOT NULL;
+    v_missing := cardinality(p_resources) - (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources));
+    EXIT WHEN v_missing = 0;
     RETURN QUERY
     INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after)
     SELECT u.resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1,
@@ -155,15 +170,14 @@ BEGIN
     FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after) AS u(resource, lease_id, owner, metadata, ttl, not_after)
     WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = u.resource AND h.resource = ANY (p_resources))
       AND u.not_after > clock_timestamp()
-    ORDER BY u.resource
+    ORDER BY u.resource COLLATE "C"
     ON CONFLICT (resource) DO NOTHING
-    RETURNING l.resource, true, l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+    RETURNING l.resource, CASE WHEN l.not_after > clock_timestamp() THEN true ELSE fencepost.late() END,
+      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
     GET DIAGNOSTICS v_created = ROW_COUNT;
     v_granted := v_granted + v_created;
-  END IF;
-  IF v_granted > 0 AND clock_timestamp() >= ANY (p_not_after) THEN
-    RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'fencepost: the attempt ended while it waited for its row';
-  END IF;
+    EXIT WHEN v_missing - v_created = cardinality(p_resources) - (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources));
+  END LOOP;
   IF v_granted < cardinality(p_resources) THEN
     RETURN QUERY
     SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
