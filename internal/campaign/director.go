@@ -131,7 +131,7 @@ func (d *director) report(c *child, r report) {
 	case e.held != nil && r.Token == e.token && r.Resource == e.resource && !r.Gate:
 		acted = true
 	}
-	held := e != nil && e.held == c
+	held := e != nil && e.held == c && e.heldLife == r.life // not a later life, after a kill
 	d.mu.Unlock()
 	switch {
 	case stop:

@@ -139,6 +139,23 @@ func TestGoOnAppliesToOneLife(t *testing.T) {
 	}
 }
 
+// TestHeldInOneLife: a successor that was killed while it was held, and was
+// restarted, passes its gates.
+func TestHeldInOneLife(t *testing.T) {
+	in := &pipe{}
+	next := &child{role: role{Life: 1}, in: in}
+	d := &director{note: func(string, ...any) {}, spare: make(chan struct{}, 1)}
+	d.current = &episode{at: phaseWrite, until: phaseWrite, over: make(chan struct{}), victim: &child{}, resumed: true, held: next, heldLife: 1}
+	gate := report{Phase: phaseGranted, Resource: "r", Token: 7, Gate: true, life: 1}
+	if d.report(next, gate); in.String() != "" {
+		t.Errorf("the held one was told %q", in)
+	}
+	next.role.Life, gate.life = 2, 2
+	if d.report(next, gate); in.String() != "go\n" {
+		t.Errorf("it was told %q", in)
+	}
+}
+
 type pipe struct{ strings.Builder }
 
 func (*pipe) Close() error { return nil }
