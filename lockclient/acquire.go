@@ -58,7 +58,13 @@ func (c *Client) finish(ctx context.Context, r *request, began time.Duration, le
 	if err != nil && r.lost && !r.given {
 		c.abandon(ctx, r)
 	}
-	c.acquired(ctx, r, lease, err, c.clock()-began)
+	var ended time.Duration
+	if lease != nil {
+		ended = lease.granted
+	} else {
+		ended = c.clock()
+	}
+	c.acquired(ctx, r, lease, err, ended-began)
 	return lease, err
 }
 
@@ -125,12 +131,12 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 	claim := guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}
 	ttl := cmp.Or(g.TTL, r.TTL)
 	until := deadline(g.From, ttl)
-	late := context.Cause(ctx)
-	if late == nil && c.clock() >= until {
+	late, now := context.Cause(ctx), c.clock()
+	if late == nil && now >= until {
 		late = errLate
 	}
 	if late == nil {
-		l := newLease(c, claim, g, ttl, until)
+		l := newLease(c, claim, g, ttl, until, now)
 		l.spend = r.lost || r.given
 		return l, nil
 	}

@@ -92,7 +92,8 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 // which is checked again under the lock, and grants to all.
 func TestRaceForFreeRow(t *testing.T) {
 	const underLock = `AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
-           OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
+           OR l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > clock_timestamp()
+           OR l.lease_id IS NOT NULL AND l.expires_at <= CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner THEN u.now ELSE clock_timestamp() END)
 `
 	race := func(t *testing.T, look string) (granted int) {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })

@@ -32,6 +32,7 @@ type keeper struct {
 	mu      sync.Mutex
 	leases  leaseHeap
 	running bool
+	rests   time.Duration // until when the goroutine sleeps
 	closed  bool
 	woken   chan struct{} // holds one
 	wg      sync.WaitGroup
@@ -55,7 +56,7 @@ func (k *keeper) watch(l *Lease, next time.Duration) {
 	if !k.running {
 		k.running = true
 		k.wg.Go(k.run)
-	} else if l.place == 0 {
+	} else if next < k.rests {
 		k.wake()
 	}
 }
@@ -73,9 +74,6 @@ func (k *keeper) forget(l *Lease) {
 	defer k.mu.Unlock()
 	if l.place >= 0 {
 		heap.Remove(&k.leases, l.place)
-	}
-	if len(k.leases) == 0 && k.running {
-		k.wake()
 	}
 }
 
@@ -164,15 +162,15 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 		return nil, 0, false
 	}
 	nap = maxNap
-	if len(k.leases) > 0 {
+	if len(over) > 0 {
+		nap = 0 // check at once whether it was the last
+	} else if len(k.leases) > 0 {
 		nap = min(nap, max(0, k.leases[0].next-now))
 	}
+	k.rests = now + nap
 	k.mu.Unlock()
 	for _, l := range over {
 		l.Err() // ends it
-	}
-	if len(over) > 0 {
-		nap = 0 // check at once whether it was the last
 	}
 	return due, nap, true
 }

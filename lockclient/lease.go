@@ -65,10 +65,10 @@ type Lease struct {
 
 var _ guard.Lease = (*Lease)(nil)
 
-func newLease(c *Client, claim guard.Claim, g driver.Grant, ttl, until time.Duration) *Lease {
+func newLease(c *Client, claim guard.Claim, g driver.Grant, ttl, until, now time.Duration) *Lease {
 	l := &Lease{
 		client: c, claim: claim, acquiredAt: g.AcquiredAt, reclaimed: g.Reclaimed, ttl: ttl,
-		granted: c.clock(), deadline: until, done: make(chan struct{}), place: -1,
+		granted: now, deadline: until, done: make(chan struct{}), place: -1,
 	}
 	c.keeper.watch(l, until)
 	return l
@@ -337,10 +337,7 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // endReleased ends the lease on its holder's side; false if it had ended.
 func (l *Lease) endReleased() bool {
-	if l.Err() != nil { // reads the clock: what has run out was lost, not released
-		return false
-	}
-	return l.end(ErrReleased)
+	return l.Err() == nil && l.end(ErrReleased) // Err reads the clock: what has run out was lost, not released
 }
 
 // release sends the release. wasHeld says that the lease was held until now, so

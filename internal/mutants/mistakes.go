@@ -65,7 +65,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "now() for clock_timestamp()", wrong: "after a wait for the row, the time is that before the wait",
-		edits: []edit{{leasesSQL, "AND l.expires_at <= clock_timestamp())\n      AND u.not_after", "AND l.expires_at <= now())\n      AND u.not_after"}},
+		edits: []edit{{leasesSQL, "THEN u.now ELSE clock_timestamp() END)\n      AND u.not_after", "THEN u.now ELSE now() END)\n      AND u.not_after"}},
 		by:    unitTest("lockclient/internal/pglease", "^TestGrantAfterAWait$"),
 	},
 	{

@@ -34,8 +34,11 @@ type combiner[Q, A any] struct {
 
 	mu      sync.Mutex
 	waiting []*operation[Q, A]
-	busy    bool // a statement is in flight that is not slow yet
-	turn    int  // counts them
+	busy    bool        // a statement is in flight that is not slow yet
+	turn    int         // counts them
+	since   time.Time   // when the statement was sent; zero if none is in flight
+	slow    *time.Timer // ends the turn; nil if nothing waits for it
+	last    int         // how many operations the last statement had
 	ended   sync.Cond
 	closed  bool
 }
@@ -61,6 +64,12 @@ func (r *resuming) add(n int) {
 		close(r.none)
 		r.none = nil
 	}
+}
+
+func (r *resuming) any() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n > 0
 }
 
 // wait waits until all of them run, for a millisecond at most, and says whether
@@ -178,6 +187,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	}
 	c.waiting = append(c.waiting, o)
 	turn, mine := c.begin()
+	c.arm()
 	c.mu.Unlock()
 	if mine { // nearly always alone
 		if ops := c.next(); len(ops) == 1 && ops[0] == o {
@@ -219,10 +229,24 @@ func (c *combiner[Q, A]) begin() (turn int, ok bool) {
 
 // carry sends operations, and ends the turn when that is done or slow.
 func (c *combiner[Q, A]) carry(turn int, ctx context.Context, ops []*operation[Q, A]) {
-	slow := time.AfterFunc(slowAfter, func() { c.end(turn) })
+	c.mu.Lock()
+	if turn == c.turn {
+		c.since = time.Now()
+		c.arm()
+	}
+	c.mu.Unlock()
 	c.send(ctx, ops)
-	slow.Stop()
 	c.end(turn)
+}
+
+// arm limits how long what waits now waits for the statement in flight; c.mu is
+// held. A timer costs a lone caller more than the rest of the combiner.
+func (c *combiner[Q, A]) arm() {
+	if len(c.waiting) == 0 || c.since.IsZero() || c.slow != nil {
+		return
+	}
+	turn := c.turn
+	c.slow = time.AfterFunc(max(0, slowAfter-time.Since(c.since)), func() { c.end(turn) })
 }
 
 // end ends a turn, and begins the next one if something waits.
@@ -233,7 +257,11 @@ func (c *combiner[Q, A]) end(turn int) {
 		return
 	}
 	c.turn++
-	c.busy = false
+	c.busy, c.since = false, time.Time{}
+	if c.slow != nil {
+		c.slow.Stop()
+		c.slow = nil
+	}
 	c.ended.Broadcast()
 	if turn, ok := c.begin(); ok {
 		go func() {
@@ -259,8 +287,15 @@ func (c *combiner[Q, A]) settle() {
 
 // gather waits for callers that have their answer, until they run again and have
 // had the time to ask again: those answered together ask together, and the first
-// of them would be sent alone. It waits for nobody else.
+// of them would be sent alone. It waits for nobody else, and a lone caller does not
+// even yield the processor, which would wake another thread.
 func (c *combiner[Q, A]) gather() {
+	c.mu.Lock()
+	alone := c.last <= 1 && len(c.waiting) <= 1
+	c.mu.Unlock()
+	if alone && !c.resuming.any() {
+		return
+	}
 	for round, before := 0, -1; round < 4; round++ {
 		again := c.resuming.wait()
 		runtime.Gosched()
@@ -286,6 +321,7 @@ func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 	defer c.mu.Unlock()
 	if len(c.waiting) == 1 {
 		ops, c.waiting = c.waiting, nil
+		c.last = 1
 		return ops
 	}
 	seen := make(map[string]bool, len(c.waiting))
@@ -298,7 +334,7 @@ func (c *combiner[Q, A]) next() (ops []*operation[Q, A]) {
 		seen[o.resource] = true
 		ops = append(ops, o)
 	}
-	c.waiting = rest
+	c.waiting, c.last = rest, len(ops)
 	slices.SortFunc(ops, func(a, b *operation[Q, A]) int { return strings.Compare(a.resource, b.resource) })
 	return ops
 }

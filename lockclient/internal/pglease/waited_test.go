@@ -14,7 +14,7 @@ import (
 // wait for its row. Here the lease is granted and ends while the statement waits,
 // so the start time of its transaction is before both.
 func TestGrantAfterAWait(t *testing.T) {
-	const asBuilt, early = "AND l.expires_at <= clock_timestamp())\n      AND u.not_after", "AND l.expires_at <= now())\n      AND u.not_after"
+	const asBuilt, early = "THEN u.now ELSE clock_timestamp() END)\n      AND u.not_after", "THEN u.now ELSE now() END)\n      AND u.not_after"
 	granted := func(t *testing.T, over string) bool {
 		pool := pgtest.Pool(t)
 		exec := func(sql string) {

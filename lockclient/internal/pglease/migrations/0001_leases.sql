@@ -74,7 +74,8 @@ END $$;
 -- the caller's search_path may have somebody else's operators. Their plans are
 -- made once per session and look up each resource in the index, even if the table
 -- was tiny then and reading all of it was faster: hence "resource = ANY", which is
--- an index condition whatever the join order. An assignment to v_set is cheaper
+-- an index condition whatever the join order, and in acquire a hash join, since a
+-- nested loop would sort the array again for each of its elements. An assignment to v_set is cheaper
 -- than PERFORM, which runs a query.
 --
 -- A wake mark lasts for five seconds. It outlives its waiter by that long, and
@@ -104,19 +105,20 @@ END $$;
 -- again: the times are those before the wait, and late refuses a grant whose
 -- attempt has ended. One moment, u.now, which is after the wait for a lock
 -- on the table, decides for all columns whether the lease is the caller's own and
--- still running. A grant is on disk before it is answered, otherwise a crash would
+-- still running; if it ended between that and the end of the wait for its row, it is
+-- not granted, and the caller asks again. A grant is on disk before it is answered, otherwise a crash would
 -- issue its token again. A waiter that is granted the lease leaves the line, and so
 -- do those before it, if the lease was kept for one of them that did not come. Only
 -- a resource without a row is inserted, because INSERT ON CONFLICT DO UPDATE costs
 -- twice an UPDATE; if another was faster, its row is updated in a second round. A
 -- refusal without a token means that the lease is free by now, or that the attempt
--- is late.
+-- is late. A grant's answer leaves out what the caller has said.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
   o_spent boolean, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_granted bigint;
   v_missing bigint;
@@ -150,15 +152,17 @@ BEGIN
       waiters = CASE WHEN l.waiters IS NULL OR NOT (u.waiting AND p_process = ANY (l.waiters)) THEN l.waiters
                      WHEN l.lease_id IS NULL AND l.kept_for <> p_process THEN l.waiters[array_position(l.waiters, p_process) + 1:]
                      ELSE array_remove(l.waiters, p_process) END
-    FROM (SELECT *, clock_timestamp() AS now FROM unnest(p_resources, p_lease_ids, p_owners, p_metadata, p_ttls, p_not_after, p_waiting)
-      AS u(resource, lease_id, owner, metadata, ttl, not_after, waiting) OFFSET 0) AS u -- conditions stay outside and are checked again
+    FROM (SELECT unnest(p_resources) AS resource, unnest(p_lease_ids) AS lease_id, unnest(p_owners) AS owner, unnest(p_metadata) AS metadata,
+            unnest(p_ttls) AS ttl, unnest(p_not_after) AS not_after, unnest(p_waiting) AS waiting, clock_timestamp() AS now
+          OFFSET 0) AS u -- conditions stay outside and are checked again
     WHERE l.resource = u.resource AND l.resource = ANY (p_resources)
       AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
-           OR l.lease_id = u.lease_id AND l.owner = u.owner OR l.lease_id IS NOT NULL AND l.expires_at <= clock_timestamp())
+           OR l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > clock_timestamp()
+           OR l.lease_id IS NOT NULL AND l.expires_at <= CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner THEN u.now ELSE clock_timestamp() END)
       AND u.not_after > clock_timestamp()
       AND (l.spent_until IS NULL OR l.spent_until <= clock_timestamp() OR NOT fencepost.is_spent(l.resource, u.lease_id))
     RETURNING l.resource, CASE WHEN l.not_after > clock_timestamp() THEN true ELSE fencepost.late() END,
-      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::bigint;
     GET DIAGNOSTICS v_granted = ROW_COUNT;
     EXIT WHEN v_granted = cardinality(p_resources) OR v_created IS NOT NULL;
     v_missing := cardinality(p_resources) - (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources));
@@ -173,7 +177,7 @@ BEGIN
     ORDER BY u.resource COLLATE "C"
     ON CONFLICT (resource) DO NOTHING
     RETURNING l.resource, CASE WHEN l.not_after > clock_timestamp() THEN true ELSE fencepost.late() END,
-      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, l.lease_id, l.owner, l.metadata, l.expires_at, 0::bigint;
+      l.token, l.acquired_at, clock_timestamp(), l.reclaimed, false, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::bigint;
     GET DIAGNOSTICS v_created = ROW_COUNT;
     v_granted := v_granted + v_created;
     EXIT WHEN v_missing - v_created = cardinality(p_resources) - (SELECT count(*) FROM fencepost.leases l WHERE l.resource = ANY (p_resources));
@@ -249,7 +253,7 @@ BEGIN
   UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()),
     kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END
-  FROM unnest(p_resources, p_lease_ids, p_tokens, p_topics) AS u(resource, lease_id, token, topic)
+  FROM (SELECT unnest(p_resources) AS resource, unnest(p_lease_ids) AS lease_id, unnest(p_tokens) AS token, unnest(p_topics) AS topic) AS u
   WHERE l.resource = u.resource AND l.resource = ANY (p_resources) AND l.lease_id = u.lease_id AND l.token = u.token
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
