@@ -59,7 +59,7 @@ func (c *Client) finish(ctx context.Context, r *request, began time.Duration, le
 		c.abandon(ctx, r)
 	}
 	var ended time.Duration
-	if lease != nil {
+	if err == nil {
 		ended = lease.granted
 	} else {
 		ended = c.clock()

@@ -25,7 +25,8 @@ const togetherShare = 25
 
 // keeper watches the leases of a client with one goroutine: it ends those whose
 // deadline has passed, and renews those that are kept alive, many at once. The
-// goroutine runs while there are leases.
+// goroutine runs while there are leases, and for a second more: most callers lease
+// again soon.
 type keeper struct {
 	c *Client
 

@@ -37,8 +37,9 @@ type combiner[Q, A any] struct {
 	busy    bool        // a statement is in flight that is not slow yet
 	turn    int         // counts them
 	since   time.Time   // when the statement was sent; zero if none is in flight
-	slow    *time.Timer // ends the turn; nil if nothing waits for it
+	slow    *time.Timer // ends the turn; nil while nothing waits for that
 	last    int         // how many operations the last statement had
+	settles int         // how many calls of settle wait
 	ended   sync.Cond
 	closed  bool
 }
@@ -239,10 +240,11 @@ func (c *combiner[Q, A]) carry(turn int, ctx context.Context, ops []*operation[Q
 	c.end(turn)
 }
 
-// arm limits how long what waits now waits for the statement in flight; c.mu is
-// held. A timer costs a lone caller more than the rest of the combiner.
+// arm limits how long the statement in flight is waited for, once something waits
+// for it; c.mu is held. A lone caller needs no timer, which would cost it more than
+// the rest of the combiner.
 func (c *combiner[Q, A]) arm() {
-	if len(c.waiting) == 0 || c.since.IsZero() || c.slow != nil {
+	if len(c.waiting) == 0 && c.settles == 0 || c.since.IsZero() || c.slow != nil {
 		return
 	}
 	turn := c.turn
@@ -280,6 +282,9 @@ func (c *combiner[Q, A]) end(turn int) {
 func (c *combiner[Q, A]) settle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.settles++
+	defer func() { c.settles-- }()
+	c.arm()
 	for last := c.turn + 2; c.busy && c.turn < last; {
 		c.ended.Wait()
 	}

@@ -162,6 +162,57 @@ func TestSettle(t *testing.T) {
 	c.close()
 }
 
+// TestSlowStatement: a statement that is stuck holds up nobody for longer than
+// slowAfter, whether an operation waits for its turn, or settle, which waits for the
+// next statement as well; they may come before it is sent or after.
+func TestSlowStatement(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		for _, waits := range []string{"settle", "operation", "settle and operation"} {
+			synctest.Test(t, func(t *testing.T) {
+				gate := make(chan struct{})
+				var c *combiner[int, int]
+				c = newCombiner(new(resuming), func() {
+					if early {
+						time.Sleep(time.Millisecond) // not sent yet
+					}
+				}, func(_ context.Context, ops []*operation[int, int]) {
+					<-gate
+					fail(ops, nil)
+				})
+				var stuck, held sync.WaitGroup
+				stuck.Go(func() { c.do(context.Background(), "stuck", 1, Grace) })
+				synctest.Wait()
+				began, turns := time.Now(), 1
+				if waits != "operation" {
+					held.Go(c.settle)
+				}
+				if waits != "settle" {
+					stuck.Go(func() { c.do(context.Background(), "held up", 2, Grace) })
+				}
+				if waits == "settle and operation" {
+					turns = 2
+				}
+				if waits == "operation" {
+					time.Sleep(slowAfter + 3*time.Millisecond)
+					c.mu.Lock()
+					left := len(c.waiting)
+					c.mu.Unlock()
+					if left != 0 {
+						t.Errorf("early %t: it was not sent", early)
+					}
+				}
+				held.Wait()
+				if took, most := time.Since(began), time.Duration(turns)*(slowAfter+time.Millisecond)+3*time.Millisecond; took > most {
+					t.Errorf("early %t, %s: held up for %v", early, waits, took)
+				}
+				close(gate)
+				stuck.Wait()
+				c.close()
+			})
+		}
+	}
+}
+
 // TestCloseEndsNoStatement: an operation that is in flight with others when its
 // combiner is closed is answered, and so is one that waits for its turn; ending
 // the statement would leave the outcome of a release unknown, and the lease in

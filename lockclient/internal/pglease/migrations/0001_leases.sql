@@ -253,7 +253,7 @@ BEGIN
   UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()),
     kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] END,
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] END
-  FROM (SELECT unnest(p_resources) AS resource, unnest(p_lease_ids) AS lease_id, unnest(p_tokens) AS token, unnest(p_topics) AS topic) AS u
+  FROM unnest(p_resources, p_lease_ids, p_tokens, p_topics) AS u(resource, lease_id, token, topic)
   WHERE l.resource = u.resource AND l.resource = ANY (p_resources) AND l.lease_id = u.lease_id AND l.token = u.token
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
