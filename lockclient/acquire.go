@@ -24,7 +24,7 @@ type request struct {
 // TryAcquire asks once for the lease on resource. With PostgreSQL, a grant
 // costs one round trip; the client's first call, and the first after the server
 // was restarted or failed over, costs some more, for the schema's version, the
-// server's epoch and its time. A refusal costs two and writes nothing.
+// server's epoch and its time. A refusal costs the same and writes nothing.
 //
 // An attempt whose answer is lost is repeated under the same lease ID, until
 // ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx
