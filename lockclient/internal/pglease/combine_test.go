@@ -170,8 +170,7 @@ func TestSlowStatement(t *testing.T) {
 		for _, waits := range []string{"settle", "operation", "settle and operation"} {
 			synctest.Test(t, func(t *testing.T) {
 				gate := make(chan struct{})
-				var c *combiner[int, int]
-				c = newCombiner(new(resuming), func() {
+				c := newCombiner(new(resuming), func() {
 					if early {
 						time.Sleep(time.Millisecond) // not sent yet
 					}
