@@ -43,28 +43,27 @@ type request struct {
 // [guard.FailedError] has its ID in the claim; at the latest the TTL frees it.
 // Repeat it under the same ID if that was yours).
 func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
+	return c.acquire(ctx, resource, opts, false)
+}
+
+// acquire ends by releasing what an attempt whose answer was lost may have left or
+// may yet leave; that is the last use of the lease ID.
+func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOptions, waiting bool) (lease *Lease, err error) {
 	r, err := c.request(resource, opts)
 	if err != nil {
 		return nil, err
 	}
+	r.Waiting = waiting
 	began := c.clock()
-	lease, err := c.try(ctx, r)
-	return c.finish(ctx, r, began, lease, err)
-}
-
-// finish ends every acquire. It releases what an attempt whose answer was lost
-// may have left or may yet leave; that is the last use of the lease ID.
-func (c *Client) finish(ctx context.Context, r *request, began time.Duration, lease *Lease, err error) (*Lease, error) {
+	if waiting {
+		lease, err = c.wait(ctx, r)
+	} else {
+		lease, err = c.try(ctx, r)
+	}
 	if err != nil && r.lost && !r.given {
 		c.abandon(ctx, r)
 	}
-	var ended time.Duration
-	if err == nil {
-		ended = lease.granted
-	} else {
-		ended = c.clock()
-	}
-	c.acquired(ctx, r, lease, err, ended-began)
+	c.acquired(ctx, r, lease, err, c.clock()-began)
 	return lease, err
 }
 
@@ -83,7 +82,7 @@ func (c *Client) request(resource string, opts *AcquireOptions) (*request, error
 	}
 	return &request{given: opts.LeaseID != "", Request: driver.Request{
 		Resource: resource, Owner: c.owner, LeaseID: leaseID, Metadata: opts.Metadata,
-		TTL: ttl, Timeout: min(c.set.opTimeout, ttl),
+		TTL: ttl, Timeout: min(c.set.OpTimeout, ttl),
 	}}, nil
 }
 
@@ -118,7 +117,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 		if lost == nil {
 			return nil, pause.WithCause(ctx, err)
 		}
-		if c.clock()-since >= c.set.opTimeout || !c.pause(ctx, pause.Backoff(attempt)) {
+		if c.clock()-since >= c.set.OpTimeout || !c.pause(ctx, pause.Backoff(attempt)) {
 			return nil, pause.WithCause(ctx, lost)
 		}
 	}
@@ -145,7 +144,7 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 	}
 	r.lost = false // it is released here
 	released := c.abandon(ctx, r)
-	patience := time.NewTimer(c.set.grace)
+	patience := time.NewTimer(c.grace)
 	defer patience.Stop()
 	select {
 	case err := <-released:
@@ -181,4 +180,6 @@ func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 }
 
 // pause waits; false if ctx ended or the client was closed first.
-func (c *Client) pause(ctx context.Context, d time.Duration) bool { return pause.For(ctx, d, c.closed) }
+func (c *Client) pause(ctx context.Context, d time.Duration) bool {
+	return pause.For(ctx, d, c.open.Done())
+}

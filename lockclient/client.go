@@ -1,6 +1,7 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -19,7 +20,8 @@ type Client struct {
 	issuer    driver.Issuer
 	limits    driver.Limits
 	owner     string
-	set       settings
+	set       Options
+	grace     time.Duration // see pglease.Grace
 	clock     func() time.Duration
 	events    *events
 	namespace pglease.Namespace
@@ -30,12 +32,11 @@ type Client struct {
 	offStep func()    // ends the issuer's clock notifications
 
 	mu         sync.Mutex
-	stepped    chan struct{} // closed when the issuer's clock was moved
-	closed     chan struct{}
-	isClosed   bool
-	done       bool                               // the issuer is closed
-	holds      map[*Lease]context.CancelCauseFunc // of every Hold
-	holding    sync.WaitGroup
+	stepped    chan struct{}   // closed when the issuer's clock was moved
+	open       context.Context // ends when Close begins
+	shut       context.CancelFunc
+	done       bool           // the issuer is closed
+	holding    sync.WaitGroup // every Hold
 	background sync.WaitGroup // releases that nobody waits for
 	patience   context.Context
 	giveUp     context.CancelFunc // ends what is in the background
@@ -74,14 +75,12 @@ func newIssuer(pool *pgxpool.Pool, owner string, opts *Options) (driver.Issuer, 
 	if pool == nil {
 		return nil, guard.Invalid("pool", "nil", "must not be nil")
 	}
-	set, err := opts.settings()
+	set, _, err := opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	return pglease.NewIssuer(pglease.Config{
-		Pool: pool, Owner: owner, OpTimeout: set.opTimeout, LockTimeout: set.lockTimeout,
-		Conns: set.renewConns, Wake: pglease.Wake(set.wake), Logger: set.logger,
-	})
+	server := &pglease.Server{Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger}
+	return pglease.NewIssuer(server, owner, set.RenewConns, pglease.Wake(set.Wake))
 }
 
 // NewWith returns a client of any issuer: etcd, ZooKeeper, Redis, memory, a lock
@@ -94,16 +93,17 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 	if err := guard.ValidateOwner(owner); err != nil {
 		return nil, err
 	}
-	set, err := opts.settings()
+	set, namespace, err := opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{
-		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, clock: driver.Now, namespace: set.namespace,
-		stepped: make(chan struct{}), closed: make(chan struct{}), holds: map[*Lease]context.CancelCauseFunc{},
+		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: pglease.Grace, clock: driver.Now,
+		stepped: make(chan struct{}),
 	}
-	c.events = newEvents(c, opts)
+	c.events = &events{c: c, stats: newStats(set.StatPrefixes), trouble: map[string]*trouble{}}
 	c.keeper.c = c
+	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
 	if own, ok := issuer.(driver.Clock); ok {
 		c.clock = own.Now
@@ -142,26 +142,13 @@ func (c *Client) steps() <-chan struct{} {
 // Closing twice is allowed.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
-	if !c.isClosed {
-		c.isClosed = true
-		close(c.closed)
-	}
-	for _, cancel := range c.holds {
-		cancel(ErrClosed)
-	}
+	c.shut()
 	c.mu.Unlock()
-	waited := make(chan struct{})
-	go func() {
-		defer close(waited)
+	err := within(ctx, func() error {
 		c.holding.Wait()
 		c.background.Wait()
-	}()
-	var err error
-	select {
-	case <-waited:
-	case <-ctx.Done():
-		err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-	}
+		return nil
+	})
 	c.giveUp()
 	c.mu.Lock()
 	done := c.done
@@ -174,33 +161,31 @@ func (c *Client) Close(ctx context.Context) error {
 		c.offStep()
 	}
 	c.keeper.close()
-	closing := make(chan error, 1)
-	go func() { closing <- c.issuer.Close() }()
-	if err == nil {
-		select {
-		case err = <-closing:
-		case <-ctx.Done(): // statements in flight end by their own timeouts
-			err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-		}
-	}
-	return err
+	closed := within(ctx, c.issuer.Close) // statements in flight end by their own timeouts
+	return cmp.Or(err, closed)
 }
 
-// hold registers a Hold; false if the client is closed. end unregisters it.
-func (c *Client) hold(l *Lease, cancel context.CancelCauseFunc) (end func(), ok bool) {
+// within waits for f, or for the end of ctx.
+func within(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+	}
+}
+
+// hold registers a Hold, which calls holding.Done; false if the client is closed.
+func (c *Client) hold() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosed {
-		return nil, false
+	if c.open.Err() != nil {
+		return false
 	}
-	c.holds[l] = cancel
 	c.holding.Add(1)
-	return func() {
-		c.mu.Lock()
-		delete(c.holds, l)
-		c.mu.Unlock()
-		c.holding.Done()
-	}, true
+	return true
 }
 
 // spawn runs f in a goroutine; false if the client is closed.
@@ -216,10 +201,8 @@ func (c *Client) spawn(f func()) bool {
 
 // usable returns why nothing can be sent, or nil.
 func (c *Client) usable(ctx context.Context) error {
-	select {
-	case <-c.closed:
+	if c.open.Err() != nil {
 		return ErrClosed
-	default:
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

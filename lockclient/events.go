@@ -12,10 +12,8 @@ import (
 
 // events reports to the logger and the observer, which may be nil, and counts.
 type events struct {
-	c        *Client
-	logger   *slog.Logger // nil: warnings go to slog's default
-	observer guard.Observer
-	stats    *stats
+	c     *Client
+	stats *stats
 
 	mu      sync.Mutex
 	trouble map[string]*trouble // by the event's name
@@ -34,24 +32,16 @@ const (
 	tellAgain, tellNews = time.Minute, time.Second
 )
 
-func newEvents(c *Client, opts *Options) *events {
-	e := &events{c: c, stats: newStats(c.set.statPrefixes), trouble: map[string]*trouble{}}
-	if opts != nil {
-		e.logger, e.observer = opts.Logger, opts.Observer
-	}
-	return e
-}
-
 func (e *events) observe(ctx context.Context, op guard.Op, claim guard.Claim, took time.Duration, err error) {
-	if e.observer != nil {
-		e.observer.Observe(ctx, guard.Event{
+	if o := e.c.set.Observer; o != nil {
+		o.Observe(ctx, guard.Event{
 			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
 		})
 	}
 }
 
 func (e *events) log(ctx context.Context, level slog.Level, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
-	logger := e.logger
+	logger := e.c.set.Logger // nil: warnings go to slog's default
 	if logger == nil {
 		if level < slog.LevelWarn {
 			return

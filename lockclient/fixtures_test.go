@@ -166,7 +166,7 @@ func grantArgs(resource, id string, ttl time.Duration) []any {
 
 // patient makes c wait for every answer that is in flight when a context ends.
 func patient(c *Client) {
-	c.set.grace = patience
+	c.grace = patience
 	c.issuer.(*pglease.Issuer).Grace = patience
 }
 

@@ -326,10 +326,11 @@ func TestLineOfWaiters(t *testing.T) {
 // for the timeouts of the others.
 func TestOrderAfterFailure(t *testing.T) {
 	var w waiters
-	places := []*place{w.join("r"), w.join("r"), w.join("r")}
+	join := func() *place { p, _ := w.join("r"); return p }
+	places := []*place{join(), join(), join()}
 	turns := func() (s string) {
 		for _, p := range places {
-			s += fmt.Sprint(p.first(), " ")
+			s += fmt.Sprint(p.hasTurn, " ")
 		}
 		return s
 	}
@@ -341,7 +342,7 @@ func TestOrderAfterFailure(t *testing.T) {
 	if got := turns(); got != "true false true " {
 		t.Error(got)
 	}
-	places[0], places[1] = w.join("r"), w.join("r")
+	places[0], places[1] = join(), join()
 	places[2].leave(true)
 	if got := turns(); got != "true true true " {
 		t.Error(got)

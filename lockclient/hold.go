@@ -27,18 +27,16 @@ import (
 // Acquire's. A failed release is logged and observed but is not an error: the
 // TTL frees the lease. Hold starts no goroutine.
 func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
-	return c.holdWith(ctx, c.Acquire, resource, opts, fn)
+	return c.holdWith(ctx, resource, opts, true, fn)
 }
 
 // TryHold is like [Client.Hold] but does not wait: if somebody else has the
 // lease, fn is not called and the error is [ErrHeld].
 func (c *Client) TryHold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
-	return c.holdWith(ctx, c.TryAcquire, resource, opts, fn)
+	return c.holdWith(ctx, resource, opts, false, fn)
 }
 
-type acquireFunc func(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error)
-
-func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource string, opts *HoldOptions, fn func(ctx context.Context) error) (err error) {
+func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOptions, waiting bool, fn func(ctx context.Context) error) (err error) {
 	asked, every, err := opts.validate()
 	if err != nil {
 		return err
@@ -46,7 +44,7 @@ func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource str
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
-	lease, err := acquire(ctx, resource, asked)
+	lease, err := c.acquire(ctx, resource, asked, waiting)
 	if err != nil {
 		return err
 	}
@@ -56,15 +54,17 @@ func (c *Client) holdWith(ctx context.Context, acquire acquireFunc, resource str
 	// Deferred and without recover: a panic or runtime.Goexit in fn goes on by
 	// itself, with its own stack, once the lease is released.
 	returned := false
-	over, open := c.hold(lease, cancel)
+	open := c.hold()
+	stop := context.AfterFunc(c.open, func() { cancel(ErrClosed) })
 	defer func() {
+		stop()
 		wasHeld := lease.endReleased() // ends held, before anybody else can be granted
 		lost := lease.release(ctx, wasHeld)
 		if !wasHeld {
 			lost = lease.Err()
 		}
 		if open {
-			over()
+			c.holding.Done()
 		}
 		if returned {
 			err = outcome(err, lost)

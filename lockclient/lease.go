@@ -251,7 +251,7 @@ func (l *Lease) urgency() int {
 // before the deadline.
 func (l *Lease) renewTimeout() time.Duration {
 	left := l.Remaining()
-	return min(l.client.set.opTimeout, max(left/2, min(left, MinTTL/4)))
+	return min(l.client.set.OpTimeout, max(left/2, min(left, MinTTL/4)))
 }
 
 // Renew extends the lease to its TTL from now. [Client.Hold] and
@@ -285,7 +285,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 		if err == nil || lost == nil {
 			return pause.WithCause(ctx, err)
 		}
-		if l.client.clock()-began >= l.client.set.opTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt), l.Remaining())) {
+		if l.client.clock()-began >= l.client.set.OpTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt), l.Remaining())) {
 			return pause.WithCause(ctx, lost)
 		}
 	}
@@ -353,7 +353,7 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		claim.Token = guard.NoToken
 	}
 	ctx = context.WithoutCancel(ctx)
-	bounded, cancel := context.WithTimeout(ctx, l.client.set.releaseTimeout)
+	bounded, cancel := context.WithTimeout(ctx, l.client.set.ReleaseTimeout)
 	defer cancel()
 	found, err := l.client.free(bounded, claim, false)
 	if err == nil {
@@ -385,7 +385,7 @@ const (
 func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
 	var lost error // the first attempt whose answer was lost
 	for attempt := 0; ; attempt++ {
-		bounded, cancel := context.WithTimeout(ctx, min(c.set.opTimeout, c.set.releaseTimeout))
+		bounded, cancel := context.WithTimeout(ctx, min(c.set.OpTimeout, c.set.ReleaseTimeout))
 		freed, err := c.issuer.Release(bounded, claim)
 		cancel()
 		switch {

@@ -51,11 +51,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 			break
 		}
 	}
-	switch newer := (*migrate.NewerError)(nil); {
-	case err == nil:
-		return nil
-	case errors.As(err, &newer):
-		return guard.Unavailable("migrate", guard.Claim{}, err)
+	if _, newer := errors.AsType[*migrate.NewerError](err); newer {
+		err = pglease.Harmless(err)
 	}
 	return pglease.Failure("migrate", guard.Claim{}, err)
 }

@@ -88,7 +88,7 @@ func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder,
 			case <-timer.C:
 			case <-stepped:
 			case <-ctx.Done():
-			case <-c.closed:
+			case <-c.open.Done():
 			}
 			timer.Stop()
 			watching.Stop()

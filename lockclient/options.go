@@ -20,11 +20,8 @@ const (
 	// before its TTL has run out.
 	MaxTTL = 24 * time.Hour
 
-	defaultOpTimeout    = 5 * time.Second
-	defaultLockTimeout  = 2 * time.Second
 	defaultPollInterval = 100 * time.Millisecond
 	defaultRenewConns   = 4
-	maxOpTimeout        = time.Hour
 	maxRenewConns       = 64
 )
 
@@ -91,77 +88,30 @@ const (
 	WakePoll Wake = Wake(pglease.WakePoll)
 )
 
-// settings are Options with all defaults filled in.
-type settings struct {
-	opTimeout, lockTimeout, releaseTimeout, pollInterval time.Duration
-	grace                                                time.Duration
-	renewConns                                           int
-	namespace                                            pglease.Namespace
-	statPrefixes                                         []string
-	wake                                                 Wake
-	logger                                               *slog.Logger
-}
-
-func (o *Options) settings() (settings, error) {
-	if o == nil {
-		o = &Options{}
+// withDefaults also puts StatPrefixes into the namespace.
+func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err error) {
+	s = pglease.Of(o)
+	if err := pglease.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
+		return s, "", err
 	}
-	s := settings{
-		opTimeout:    o.OpTimeout,
-		lockTimeout:  o.LockTimeout,
-		pollInterval: o.PollInterval,
-		renewConns:   o.RenewConns,
-		grace:        pglease.Grace,
+	if err := pglease.Fill("Options.ReleaseTimeout", &s.ReleaseTimeout, s.OpTimeout, pglease.MaxTimeout); err != nil {
+		return s, "", err
 	}
-	if s.opTimeout == 0 {
-		s.opTimeout = defaultOpTimeout
+	if err := pglease.Fill("Options.PollInterval", &s.PollInterval, defaultPollInterval, time.Minute); err != nil {
+		return s, "", err
 	}
-	if err := pglease.Between("Options.OpTimeout", s.opTimeout, time.Millisecond, maxOpTimeout); err != nil {
-		return settings{}, err
+	if s.RenewConns = cmp.Or(s.RenewConns, defaultRenewConns); s.RenewConns < 0 || s.RenewConns > maxRenewConns {
+		return s, "", guard.Invalid("Options.RenewConns", strconv.Itoa(s.RenewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
 	}
-	if s.lockTimeout == 0 {
-		s.lockTimeout = max(time.Millisecond, min(defaultLockTimeout, s.opTimeout*3/4))
-	} else if s.lockTimeout >= s.opTimeout {
-		return settings{}, guard.Invalid("Options.LockTimeout", s.lockTimeout.String(), "must be less than Options.OpTimeout, which is "+s.opTimeout.String())
-	}
-	if err := pglease.Between("Options.LockTimeout", s.lockTimeout, time.Millisecond, maxOpTimeout); err != nil {
-		return settings{}, err
-	}
-	s.releaseTimeout = o.ReleaseTimeout
-	if s.releaseTimeout == 0 {
-		s.releaseTimeout = s.opTimeout
-	}
-	if err := pglease.Between("Options.ReleaseTimeout", s.releaseTimeout, time.Millisecond, maxOpTimeout); err != nil {
-		return settings{}, err
-	}
-	if s.pollInterval == 0 {
-		s.pollInterval = defaultPollInterval
-	}
-	if err := pglease.Between("Options.PollInterval", s.pollInterval, time.Millisecond, time.Minute); err != nil {
-		return settings{}, err
-	}
-	if s.renewConns == 0 {
-		s.renewConns = defaultRenewConns
-	}
-	if s.renewConns < 0 || s.renewConns > maxRenewConns {
-		return settings{}, guard.Invalid("Options.RenewConns", strconv.Itoa(s.renewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
-	}
-	s.wake, s.logger = o.Wake, o.Logger
-	switch s.wake {
-	case "":
-		s.wake = WakeAuto
+	switch s.Wake = cmp.Or(s.Wake, WakeAuto); s.Wake {
 	case WakeAuto, WakeNotify, WakePoll:
 	default:
-		return settings{}, guard.Invalid("Options.Wake", string(s.wake), "must be auto, notify or poll")
+		return s, "", guard.Invalid("Options.Wake", string(s.Wake), "must be auto, notify or poll")
 	}
-	var err error
-	if s.namespace, err = pglease.NewNamespace("Options.Namespace", o.Namespace); err != nil {
-		return settings{}, err
+	if namespace, err = pglease.NewNamespace("Options.Namespace", s.Namespace); err == nil {
+		s.StatPrefixes, err = statPrefixesIn(namespace, s.StatPrefixes)
 	}
-	if s.statPrefixes, err = statPrefixesIn(s.namespace, o.StatPrefixes); err != nil {
-		return settings{}, err
-	}
-	return s, nil
+	return s, namespace, err
 }
 
 // AcquireOptions configures [Client.Acquire] and [Client.TryAcquire]. The TTL
@@ -230,8 +180,6 @@ func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 		return nil, 0, err
 	}
 	every := o.RenewInterval
-	if every == 0 {
-		every = o.TTL / 3
-	}
-	return a, every, pglease.Between("RenewInterval", every, time.Millisecond, o.TTL/3)
+	err := pglease.Fill("RenewInterval", &every, o.TTL/3, o.TTL/3)
+	return a, every, err
 }

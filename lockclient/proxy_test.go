@@ -100,7 +100,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
 	lease := mustTry(t, client, "mine", time.Minute)
-	client.set.opTimeout = 600 * time.Millisecond // after the warm-up, which takes as long as it takes
+	client.set.OpTimeout = 600 * time.Millisecond // after the warm-up, which takes as long as it takes
 	proxy.Cut.Store(1 << 40)
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
@@ -118,18 +118,18 @@ func TestOutcomeUnknown(t *testing.T) {
 	proxy.Cut.Store(0)
 	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
 	client.background.Wait()
-	client.set.opTimeout = patience
+	client.set.OpTimeout = patience
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("renew after the fault: %v", err)
 	}
 
 	proxy.Cut.Store(1 << 40)
-	client.set.releaseTimeout = 300 * time.Millisecond
+	client.set.ReleaseTimeout = 300 * time.Millisecond
 	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
 		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
 	}
 	proxy.Cut.Store(0)
-	client.set.releaseTimeout = patience
+	client.set.ReleaseTimeout = patience
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
 		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
 	}

@@ -200,9 +200,9 @@ func TestNewInvalid(t *testing.T) {
 		{&Options{OpTimeout: time.Second}, time.Second, 750 * time.Millisecond},
 		{&Options{OpTimeout: time.Minute}, time.Minute, 2 * time.Second},
 	} {
-		set, err := test.opts.settings()
-		if err != nil || set.opTimeout != test.op || set.lockTimeout != test.lock || set.releaseTimeout != test.op ||
-			set.pollInterval != 100*time.Millisecond || set.renewConns != 4 || set.wake != WakeAuto {
+		set, _, err := test.opts.withDefaults()
+		if err != nil || set.OpTimeout != test.op || set.LockTimeout != test.lock || set.ReleaseTimeout != test.op ||
+			set.PollInterval != 100*time.Millisecond || set.RenewConns != 4 || set.Wake != WakeAuto {
 			t.Errorf("%+v: %+v, %v", test.opts, set, err)
 		}
 	}

@@ -31,14 +31,7 @@ const lookAgain = 2 * time.Second
 // [*HeldError]. Acquire also goes on after a lock timeout on the server, and
 // when other clients come first each time; every other failure ends the wait.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
-	r, err := c.request(resource, opts)
-	if err != nil {
-		return nil, err
-	}
-	r.Waiting = true
-	began := c.clock()
-	lease, err := c.wait(ctx, r)
-	return c.finish(ctx, r, began, lease, err)
+	return c.acquire(ctx, resource, opts, true)
 }
 
 // waiter is one Acquire.
@@ -55,9 +48,10 @@ type waiter struct {
 }
 
 func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error) {
-	w := &waiter{c: c, r: r, place: c.waiters.join(r.Resource), pause: c.set.pollInterval / 5}
+	place, first := c.waiters.join(r.Resource)
+	w := &waiter{c: c, r: r, place: place, pause: c.set.PollInterval / 5}
 	defer func() { w.place.leave(err != nil && c.usable(ctx) == nil) }()
-	if !w.place.first() {
+	if !first {
 		// A caller with a lease ID of its own may have the lease already.
 		if r.given {
 			if lease, err = w.ask(ctx); lease != nil || err != nil {
@@ -70,7 +64,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 		case <-w.place.turn:
 		case <-ctx.Done():
 			return nil, w.ended(ctx)
-		case <-c.closed:
+		case <-c.open.Done():
 			return nil, w.ended(ctx)
 		}
 	}
@@ -149,7 +143,7 @@ func (w *waiter) rest(ctx context.Context) error {
 		case <-stepped:
 		case <-ctx.Done():
 			err = w.ended(ctx)
-		case <-w.c.closed:
+		case <-w.c.open.Done():
 			err = w.ended(ctx)
 		}
 		timer.Stop()
@@ -163,7 +157,7 @@ func (w *waiter) rest(ctx context.Context) error {
 // nap is the pause between two polls.
 func (w *waiter) nap(ctx context.Context) error {
 	nap := pause.Jitter(max(w.pause, time.Millisecond), 2)
-	w.pause = min(w.pause*3/2, w.c.set.pollInterval)
+	w.pause = min(w.pause*3/2, w.c.set.PollInterval)
 	if w.remains >= 0 && w.remains < nap {
 		// Not before the lease is over, and not all waiters at once.
 		nap = w.remains + pause.Jitter(5*time.Millisecond, 1)
@@ -215,8 +209,8 @@ type place struct {
 	hasTurn  bool
 }
 
-// join takes the last place. It has its turn at once if nobody is ahead of it.
-func (w *waiters) join(resource string) *place {
+// join takes the last place, which has its turn at once if nobody is ahead of it.
+func (w *waiters) join(resource string) (p *place, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := w.by[resource]
@@ -227,20 +221,10 @@ func (w *waiters) join(resource string) *place {
 		}
 		w.by[resource] = l
 	}
-	p := &place{all: w, resource: resource, line: l, turn: make(chan struct{})}
+	p = &place{all: w, resource: resource, line: l, turn: make(chan struct{})}
 	l.places = append(l.places, p)
 	l.pass(false)
-	return p
-}
-
-// first reports whether it has its turn.
-func (p *place) first() bool {
-	select {
-	case <-p.turn:
-		return true
-	default:
-		return false
-	}
+	return p, p.hasTurn
 }
 
 // pass gives the turn to the first, or to everybody.

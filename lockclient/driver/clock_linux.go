@@ -1,7 +1,7 @@
 package driver
 
 import (
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -12,35 +12,24 @@ import (
 // suspended.
 const clockBoottime = 7
 
-// source records which clock the first call found: a sandbox may not have
+// hasBoottime is what the first call found: a sandbox may not have
 // CLOCK_BOOTTIME, and times of two clocks cannot be compared.
-var source atomic.Int32
-
-const (
-	isBoottime int32 = iota + 1
-	isMonotonic
-)
+var hasBoottime = sync.OnceValue(func() bool {
+	_, ok := readBoottime()
+	return ok
+})
 
 // Now returns the time since some fixed moment, on the clock that holders use
 // for deadlines: CLOCK_BOOTTIME. It is never zero. If the clock fails after it
 // has worked before, Now is past every deadline.
 func Now() time.Duration {
-	for {
-		switch source.Load() {
-		case isMonotonic:
-			return monotonic()
-		case isBoottime:
-			if now, ok := readBoottime(); ok {
-				return now
-			}
-			return never
-		}
-		found := isMonotonic
-		if _, ok := readBoottime(); ok {
-			found = isBoottime
-		}
-		source.CompareAndSwap(0, found)
+	if !hasBoottime() {
+		return monotonic()
 	}
+	if now, ok := readBoottime(); ok {
+		return now
+	}
+	return never
 }
 
 // readBoottime calls the kernel directly: the standard library does not offer

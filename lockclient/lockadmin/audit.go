@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // AuditRecord is one record of fencepost.audit. No role can change or delete
@@ -63,11 +64,11 @@ type AuditOptions struct {
 // before To, Before) or guard.ErrUnavailable.
 func (o *Operator) Audit(ctx context.Context, pattern string, opts *AuditOptions) iter.Seq2[AuditRecord, error] {
 	q, err := o.auditQuery(pattern, opts)
-	return pglease.Paged(q.before, err, func(before *int64, limit int) ([]AuditRecord, *int64, bool, error) {
-		q.before, q.limit = before, limit
-		page, err := o.records(ctx, q)
+	return pglease.Paged(q.Before, err, func(before int64, limit int) ([]AuditRecord, int64, bool, error) {
+		q.Before = before
+		page, err := o.records(ctx, q, limit)
 		if len(page) > 0 {
-			before = &page[len(page)-1].ID
+			before = page[len(page)-1].ID
 		}
 		return page, before, len(page) == limit, err
 	})
@@ -75,34 +76,20 @@ func (o *Operator) Audit(ctx context.Context, pattern string, opts *AuditOptions
 
 type auditQuery struct {
 	pglease.Pattern
-	from, to *time.Time
-	before   *int64
-	limit    int
+	AuditOptions
 }
 
 func (o *Operator) auditQuery(pattern string, opts *AuditOptions) (q auditQuery, err error) {
-	if opts == nil {
-		opts = &AuditOptions{}
-	}
+	q.AuditOptions = pglease.Of(opts)
 	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
 		return q, err
 	}
-	if !opts.From.IsZero() {
-		q.from = &opts.From
+	if !q.To.IsZero() && !q.From.Before(q.To) {
+		return q, guard.Invalid("From", q.From.Format(time.RFC3339Nano), "must be before To, which is "+q.To.Format(time.RFC3339Nano))
 	}
-	if !opts.To.IsZero() {
-		q.to = &opts.To
-		if !opts.From.Before(opts.To) {
-			return q, guard.Invalid("From", opts.From.Format(time.RFC3339Nano), "must be before To, which is "+opts.To.Format(time.RFC3339Nano))
-		}
+	if q.Before < 0 {
+		return q, guard.Invalid("Before", strconv.FormatInt(q.Before, 10), "must not be negative")
 	}
-	if opts.Before < 0 {
-		return q, guard.Invalid("Before", strconv.FormatInt(opts.Before, 10), "must not be negative")
-	}
-	if opts.Before > 0 {
-		q.before = &opts.Before
-	}
-	q.limit = pglease.FirstPage
 	return q, nil
 }
 
@@ -120,8 +107,9 @@ WHERE a.resource >= $1::text AND ` + auditEnd + `
   AND ($5::bigint IS NULL OR a.id < $5::bigint)
 ORDER BY a.id DESC LIMIT $6::bigint`
 
-func (o *Operator) records(ctx context.Context, q auditQuery) ([]AuditRecord, error) {
-	return query(ctx, o, "audit", o.scanRecord, q.Bounded(auditSQL, auditEnd), q.Low, q.High, q.from, q.to, q.before, int64(q.limit), q.Expression)
+func (o *Operator) records(ctx context.Context, q auditQuery, limit int) ([]AuditRecord, error) {
+	return query(ctx, o, "audit", o.scanRecord, q.Bounded(auditSQL, auditEnd), q.Low, q.High,
+		zeronull.Timestamptz(q.From), zeronull.Timestamptz(q.To), zeronull.Int8(q.Before), int64(limit), q.Expression)
 }
 
 func (o *Operator) scanRecord(row pgx.Row, r *AuditRecord) error {

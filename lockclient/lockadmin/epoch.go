@@ -2,7 +2,6 @@ package lockadmin
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -69,7 +68,7 @@ func (o *Operator) RaiseEpoch(ctx context.Context) (Epoch, error) {
 
 // raise raises what r says, and retries while locks are in the way.
 func (o *Operator) raise(ctx context.Context, op string, r pglease.Raise) (epoch Epoch, err error) {
-	err = o.retry(ctx, func() error {
+	err = o.retry(ctx, false, func() error {
 		err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 			if err := o.server.CheckSchema(ctx, conn); err != nil {
 				return pglease.Harmless(err)
@@ -121,21 +120,26 @@ func (o *Operator) Advance(ctx context.Context, resource string, above guard.Tok
 	if err := validateAdvance(above); err != nil {
 		return guard.NoToken, err
 	}
-	var held *lockclient.HeldError
-	err = o.retry(ctx, func() error {
-		reached, held, err = o.advance(ctx, resource, above)
-		if err == nil && held == nil && !reached.Valid() { // the holder changed between two statements
-			return guard.Unavailable("advance", guard.Claim{Resource: resource}, errRaced)
+	err = o.retry(ctx, false, func() error {
+		if reached, err = o.advance(ctx, resource, above); err != nil || reached >= above {
+			return err
 		}
-		return err
+		held, err := query(ctx, o, "advance", o.scanLease, getSQL, resource)
+		switch {
+		case err != nil:
+			return err
+		case len(held) > 0 && held[0].State == StateHeld:
+			now := held[0]
+			return &lockclient.HeldError{
+				Resource: resource, Owner: now.Owner, Token: now.Token, LeaseID: now.LeaseID, ExpiresAt: now.ExpiresAt, Remaining: now.Remaining,
+			}
+		}
+		return guard.Unavailable("advance", guard.Claim{Resource: resource}, errRaced) // the holder changed between two statements
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return guard.NoToken, err
-	case held != nil:
-		return guard.NoToken, held
 	}
-	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("resource", resource), slog.String("above", reached.String()))
+	o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_advanced", slog.String("resource", resource), slog.String("above", reached.String()))
 	return reached, nil
 }
 
@@ -163,7 +167,7 @@ func (o *Operator) AdvanceFloor(ctx context.Context, above guard.Token) (guard.T
 	if err != nil {
 		return guard.NoToken, err
 	}
-	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("above", epoch.Floor.String()))
+	o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_advanced", slog.String("above", epoch.Floor.String()))
 	return epoch.Floor, nil
 }
 
@@ -177,16 +181,12 @@ func validateAdvance(above guard.Token) error {
 	return nil
 }
 
-// advanceSQL raises the token of a resource that nobody holds; no row means that
-// it is high enough or that somebody has the resource. $1 resource, $2 token, $3
-// lock_timeout in milliseconds.
-const advanceSQL = `SELECT r FROM fencepost.advance_lease($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text::integer) AS r WHERE r IS NOT NULL`
+// advanceSQL raises the token of a resource that nobody holds, and returns the one
+// that every later grant there is above. $1 resource, $2 token, $3 lock_timeout in
+// milliseconds.
+const advanceSQL = `SELECT fencepost.advance_lease($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text::integer)`
 
-// reachedSQL returns the token that every later grant on the resource is above.
-// $1 resource.
-const reachedSQL = `SELECT coalesce(pg_catalog.max(token), 0) FROM fencepost.leases WHERE resource OPERATOR(pg_catalog.=) ANY (ARRAY[$1::pg_catalog.text, ''])`
-
-func (o *Operator) advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, held *lockclient.HeldError, err error) {
+func (o *Operator) advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
 		if epoch := int64(above >> pglease.EpochShift); err == nil && in.Number < epoch {
@@ -195,33 +195,7 @@ func (o *Operator) advance(ctx context.Context, resource string, above guard.Tok
 		if err != nil {
 			return pglease.Harmless(err)
 		}
-		var token int64
-		err = conn.QueryRow(ctx, advanceSQL, resource, int64(above), lockTimeout).Scan(&token)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-		granted := err == nil
-		if err := conn.QueryRow(ctx, reachedSQL, resource).Scan(&token); err != nil {
-			if granted {
-				return err // raised, but it is not known how far
-			}
-			return pglease.Harmless(err)
-		}
-		if reached = guard.Token(token); granted || reached >= above {
-			return nil
-		}
-		reached = guard.NoToken
-		var now LeaseInfo
-		switch err := o.scanInfo(conn.QueryRow(ctx, getSQL, resource), &now); {
-		case errors.Is(err, pgx.ErrNoRows):
-		case err != nil:
-			return pglease.Harmless(err)
-		case now.State == StateHeld:
-			held = &lockclient.HeldError{
-				Resource: resource, Owner: now.Owner, Token: now.Token, LeaseID: now.LeaseID, ExpiresAt: now.ExpiresAt, Remaining: now.Remaining,
-			}
-		}
-		return nil
+		return conn.QueryRow(ctx, advanceSQL, resource, int64(above), lockTimeout).Scan((*int64)(&reached))
 	})
-	return reached, held, pglease.Failure("advance", guard.Claim{Resource: resource}, err)
+	return reached, pglease.Failure("advance", guard.Claim{Resource: resource}, err)
 }

@@ -108,7 +108,7 @@ func TestOptionsInvalid(t *testing.T) {
 		}
 	}
 	o, err := New(pool, nil)
-	if err != nil || o.server.OpTimeout != 5*time.Second || o.server.LockTimeout != 2*time.Second || o.logger != slog.Default() || !o.server.Operator {
+	if err != nil || o.server.OpTimeout != 5*time.Second || o.server.LockTimeout != 2*time.Second || o.server.Logger != slog.Default() || !o.server.Operator {
 		t.Errorf("the defaults are %+v, %v", o, err)
 	}
 	if o, err := New(pool, &Options{OpTimeout: time.Second}); err != nil || o.server.LockTimeout != 750*time.Millisecond {

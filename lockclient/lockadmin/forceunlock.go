@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,10 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // ErrLeaseChanged: the resource's lease is not the one that
@@ -107,36 +108,21 @@ func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason stri
 
 // forceUnlock retries when the row is contended or the answer is lost.
 func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (ForceUnlocked, error) {
-	began := time.Now()
-	var lost error // the first attempt whose answer was lost
-	for attempt := 0; ; attempt++ {
-		a, err := o.burn(ctx, r)
-		switch {
-		case err == nil && a.status != unlockMoved:
-			return unlocked(r, a)
-		case err == nil:
+	var a unlockAnswer
+	err := o.retry(ctx, true, func() (err error) {
+		if a, err = o.burn(ctx, r); err == nil && a.status == unlockMoved {
 			err = guard.Unavailable("force unlock", r.claim(), errRaced)
-		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
-			lost = err
-		case lost == nil && !pglease.Contention(err):
-			return ForceUnlocked{}, pause.WithCause(ctx, err)
 		}
-		if lost != nil {
-			err = lost
-		}
-		if time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(attempt), nil) {
-			return ForceUnlocked{}, pause.WithCause(ctx, err)
-		}
-	}
-}
-
-func unlocked(r unlockRequest, a unlockAnswer) (ForceUnlocked, error) {
-	switch a.status {
-	case unlockNotFound:
+		return err
+	})
+	switch {
+	case err != nil:
+		return ForceUnlocked{}, err
+	case a.status == unlockNotFound:
 		return ForceUnlocked{}, notFound(r.resource)
-	case unlockChanged:
+	case a.status == unlockChanged:
 		return ForceUnlocked{}, &LeaseChangedError{Expected: r.expected, Now: a.done.Cut}
-	case unlockForeign:
+	case a.status == unlockForeign:
 		return ForceUnlocked{}, guard.Invalid("RequestID", r.requestID, "was used for another resource")
 	}
 	a.done.Repeated = a.status == unlockRepeated
@@ -152,11 +138,11 @@ func (r unlockRequest) claim() guard.Claim {
 	return guard.Claim{Resource: r.resource, LeaseID: r.requestID}
 }
 
-// unlockStatus is the server's verdict, in the words of the function.
+// unlockStatus is the server's verdict, in the words of the function: "cut", or
+// one of these.
 type unlockStatus string
 
 const (
-	unlockCut      unlockStatus = "cut"
 	unlockRepeated unlockStatus = "repeated"  // under this request ID, before
 	unlockNotFound unlockStatus = "not found" // no row
 	unlockChanged  unlockStatus = "changed"   // not the expected lease
@@ -172,9 +158,7 @@ type unlockAnswer struct {
 const maxReasonLen = 1000
 
 func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlockOptions) (r unlockRequest, err error) {
-	if opts == nil {
-		opts = &ForceUnlockOptions{}
-	}
+	set := pglease.Of(opts)
 	if r.resource, err = o.namespace.Resource(resource); err != nil {
 		return r, err
 	}
@@ -184,16 +168,13 @@ func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlo
 	if err := spoken("reason", reason, maxReasonLen); err != nil {
 		return r, err
 	}
-	if err := guard.ValidateLeaseID(opts.ExpectedLeaseID); err != nil {
+	if err := guard.ValidateLeaseID(set.ExpectedLeaseID); err != nil {
 		return r, renamed(err, "ExpectedLeaseID")
 	}
-	if err := guard.ValidateLeaseID(opts.RequestID); err != nil {
+	if err := guard.ValidateLeaseID(set.RequestID); err != nil {
 		return r, renamed(err, "RequestID")
 	}
-	r.actor, r.reason, r.expected, r.requestID = actor, reason, opts.ExpectedLeaseID, opts.RequestID
-	if r.requestID == "" {
-		r.requestID = pglease.NewLeaseID()
-	}
+	r.actor, r.reason, r.expected, r.requestID = actor, reason, set.ExpectedLeaseID, cmp.Or(set.RequestID, pglease.NewLeaseID())
 	return r, nil
 }
 
@@ -206,8 +187,7 @@ func spoken(field, s string, most int) error {
 }
 
 func renamed(err error, field string) error {
-	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*guard.InvalidError](err); ok {
 		invalid.Field = field
 	}
 	return err
@@ -218,12 +198,12 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 	claim := r.claim()
 	if err == nil {
 		claim = done.Burned
-		o.log(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
+		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
 			slog.String("actor", r.actor), slog.String("reason", r.reason),
 			slog.String("fencingToken", claim.Token.String()), slog.String("requestId", r.requestID),
 			slog.String("ownerId", done.Cut.Owner), slog.String("leaseId", done.Cut.LeaseID), slog.Int64("auditId", done.AuditID))
 	} else {
-		o.log(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
+		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
 			slog.String("actor", r.actor), slog.String("requestId", r.requestID), slog.Any("error", err))
 	}
 	if o.observer != nil {
@@ -247,24 +227,17 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 		if err != nil {
 			return pglease.Harmless(err)
 		}
-		var started *time.Time
-		if !in.Started.IsZero() {
-			started = &in.Started
-		}
 		burn := func(topic *string) error {
 			a = unlockAnswer{}
-			var token int64
-			var at *time.Time
-			err = o.scanCut(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
-				topic, lockTimeout, started, int64(in.Leases)), &a.done.Cut, (*string)(&a.status), &a.done.AuditID, &token, &at)
-			a.done.Burned = guard.Claim{Resource: r.resource, Token: guard.Token(token), LeaseID: r.requestID}
-			a.done.At = pglease.Of(at)
-			return err
+			a.done.Burned = guard.Claim{Resource: r.resource, LeaseID: r.requestID}
+			return o.scanCut(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
+				topic, lockTimeout, zeronull.Timestamptz(in.Started), int64(in.Leases)),
+				&a.done.Cut, (*string)(&a.status), &a.done.AuditID, (*int64)(&a.done.Burned.Token), (*zeronull.Timestamptz)(&a.done.At))
 		}
 		named := pglease.Topic(r.resource)
 		err = burn(&named)
 		switch pg := pglease.Error(err); {
-		case pg == nil || !pglease.SaidNo(pg):
+		case pg == nil || !pglease.NothingWritten(pg):
 		case pg.Code == "54000": // a full notification queue must not stop an operator
 			err = burn(nil)
 		case pg.Code == "23505": // the request ID was used for another resource at the same moment: the retry sees it

@@ -128,6 +128,8 @@ WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oi
 ORDER BY s.xact_start LIMIT 1`
 )
 
+// inspect reads the settings, and then what may be denied or missing, where only a
+// broken connection is an error.
 func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	in = Inspection{SchemaWanted: pglease.Schema().Version()}
 	var pid uint32
@@ -139,16 +141,10 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 		return in, err
 	}
 	in.Pooled = pid != conn.PgConn().PID()
-	return in, inspectRest(ctx, conn, &in)
-}
-
-// inspectRest reads what may be denied or missing; only a broken connection is
-// an error.
-func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 	var hidden []string
 	see := func(secret bool, sql string, into ...any) error {
 		err := look(ctx, conn, func() error { return conn.QueryRow(ctx, sql).Scan(into...) })
-		if pg := pglease.Error(err); pg != nil && pglease.SaidNo(pg) {
+		if pg := pglease.Error(err); pg != nil && pglease.NothingWritten(pg) {
 			if secret {
 				hidden = append(hidden, pg.Message)
 			}
@@ -159,20 +155,18 @@ func inspectRest(ctx context.Context, conn *pgx.Conn, in *Inspection) error {
 		}
 		return err
 	}
-	var version, floor int64
-	err := errors.Join(
+	err = errors.Join(
 		see(true, systemSQL, &in.SystemIdentifier),
 		see(true, timelineSQL, &in.Timeline),
-		see(false, pglease.Schema().VersionSQL(), &version),
-		see(false, baseSQL, &in.EpochBase, &floor),
+		see(false, pglease.Schema().VersionSQL(), &in.Schema),
+		see(false, baseSQL, &in.EpochBase, (*int64)(&in.Floor)),
 		see(false, blockerSQL, &in.Blocker),
 		see(false, aheadSQL, &in.Ahead),
 	)
-	in.Schema, in.Floor, in.Hidden = int(version), guard.Token(floor), strings.Join(hidden, "; ")
-	if err != nil {
-		return err
+	if in.Hidden = strings.Join(hidden, "; "); err == nil {
+		err = inspectClock(ctx, conn, &in)
 	}
-	return inspectClock(ctx, conn, in)
+	return in, err
 }
 
 // inspectClock compares the clocks by the fastest of a few round trips: the

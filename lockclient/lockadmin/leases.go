@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // LeaseState says whether somebody has a lease.
@@ -110,18 +112,16 @@ type listQuery struct {
 }
 
 func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, err error) {
-	if opts == nil {
-		opts = &ListOptions{}
-	}
+	set := pglease.Of(opts)
 	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
 		return q, err
 	}
-	if opts.After != "" {
-		if err := guard.ValidateResource(opts.After); err != nil {
-			return q, guard.Invalid("After", opts.After, "is not a resource's name")
+	if set.After != "" {
+		if err := guard.ValidateResource(set.After); err != nil {
+			return q, guard.Invalid("After", set.After, "is not a resource's name")
 		}
 	}
-	for i, state := range opts.States {
+	for i, state := range set.States {
 		switch state {
 		case StateHeld, StateExpired, StateFree:
 			q.states = append(q.states, string(state))
@@ -129,7 +129,7 @@ func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, er
 			return q, guard.Invalid("States["+strconv.Itoa(i)+"]", string(state), "must be held, expired or free")
 		}
 	}
-	q.after, q.awaited, q.limit = opts.After, opts.AwaitedOnly, pglease.FirstPage
+	q.after, q.awaited, q.limit = set.After, set.AwaitedOnly, pglease.FirstPage
 	return q, nil
 }
 
@@ -197,20 +197,15 @@ type LongHeldOptions struct {
 // Errors: guard.ErrInvalid (threshold below zero, Pattern, Limit) and
 // guard.ErrUnavailable.
 func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *LongHeldOptions) ([]LeaseInfo, error) {
-	if opts == nil {
-		opts = &LongHeldOptions{}
-	}
+	set := pglease.Of(opts)
 	if threshold < 0 {
 		return nil, guard.Invalid("threshold", threshold.String(), "must not be negative")
 	}
-	p, err := o.namespace.NewPattern("LongHeldOptions.Pattern", opts.Pattern)
+	p, err := o.namespace.NewPattern("LongHeldOptions.Pattern", set.Pattern)
 	if err != nil {
 		return nil, err
 	}
-	limit := opts.Limit
-	if limit == 0 {
-		limit = pglease.FirstPage
-	}
+	limit := cmp.Or(set.Limit, pglease.FirstPage)
 	if limit < 0 || limit > pglease.NextPage {
 		return nil, guard.Invalid("LongHeldOptions.Limit", strconv.Itoa(limit), "must be 0 to "+strconv.Itoa(pglease.NextPage))
 	}
@@ -265,12 +260,12 @@ func (o *Operator) scanInfo(row pgx.Row, info *LeaseInfo, more ...any) error {
 // scanCut reads a lease as it was at a moment: resource, token, lease ID, owner,
 // state, acquired, expires and the moment, and the columns after them.
 func (o *Operator) scanCut(row pgx.Row, info *LeaseInfo, more ...any) error {
-	var acquired, expires, at *time.Time
-	err := row.Scan(append([]any{&info.Resource, (*int64)(&info.Token), &info.LeaseID, &info.Owner, (*string)(&info.State), &acquired, &expires, &at}, more...)...)
+	var at zeronull.Timestamptz
+	err := row.Scan(append([]any{&info.Resource, (*int64)(&info.Token), &info.LeaseID, &info.Owner, (*string)(&info.State),
+		(*zeronull.Timestamptz)(&info.AcquiredAt), (*zeronull.Timestamptz)(&info.ExpiresAt), &at}, more...)...)
 	info.Name = o.namespace.Name(info.Resource)
-	info.AcquiredAt, info.ExpiresAt = pglease.Of(acquired), pglease.Of(expires)
-	if info.State == StateHeld && acquired != nil && expires != nil && at != nil {
-		info.HeldFor, info.Remaining = at.Sub(*acquired), expires.Sub(*at)
+	if info.State == StateHeld && !info.AcquiredAt.IsZero() {
+		info.HeldFor, info.Remaining = time.Time(at).Sub(info.AcquiredAt), info.ExpiresAt.Sub(time.Time(at))
 	}
 	return err
 }

@@ -47,13 +47,13 @@ func TestAudit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for q.limit = limit; ; {
-			page, err := o.records(t.Context(), q)
+		for {
+			page, err := o.records(t.Context(), q, limit)
 			if err != nil || len(page) > limit {
 				t.Fatal(len(page), err)
 			}
 			for _, r := range page {
-				resources, q.before = append(resources, r.Resource), &r.ID
+				resources, q.Before = append(resources, r.Resource), r.ID
 			}
 			if len(page) < limit {
 				return resources

@@ -21,7 +21,6 @@ type Operator struct {
 	server    *pglease.Server
 	namespace pglease.Namespace
 	tenant    string // the namespace as it was given
-	logger    *slog.Logger
 	observer  guard.Observer
 }
 
@@ -45,8 +44,6 @@ type Options struct {
 	LockTimeout time.Duration
 }
 
-const maxOpTimeout = time.Hour
-
 // New returns an operator's handle on pool. It sends nothing. opts may be nil.
 // The role must have the rights that [RolesSQL] gives to an operator, or own
 // the schema; for calls that only read, a reader's are enough.
@@ -57,21 +54,9 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	if pool == nil {
 		return nil, guard.Invalid("pool", "nil", "must not be nil")
 	}
-	var set Options
-	if opts != nil {
-		set = *opts
-	}
+	set := pglease.Of(opts)
 	set.Logger = cmp.Or(set.Logger, slog.Default())
-	set.OpTimeout = cmp.Or(set.OpTimeout, 5*time.Second)
-	if err := pglease.Between("Options.OpTimeout", set.OpTimeout, time.Millisecond, maxOpTimeout); err != nil {
-		return nil, err
-	}
-	if set.LockTimeout == 0 {
-		set.LockTimeout = max(time.Millisecond, min(2*time.Second, set.OpTimeout*3/4))
-	} else if set.LockTimeout >= set.OpTimeout {
-		return nil, guard.Invalid("Options.LockTimeout", set.LockTimeout.String(), "must be less than Options.OpTimeout, which is "+set.OpTimeout.String())
-	}
-	if err := pglease.Between("Options.LockTimeout", set.LockTimeout, time.Millisecond, maxOpTimeout); err != nil {
+	if err := pglease.Timeouts(&set.OpTimeout, &set.LockTimeout); err != nil {
 		return nil, err
 	}
 	namespace, err := pglease.NewNamespace("Options.Namespace", set.Namespace)
@@ -81,7 +66,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	server := &pglease.Server{
 		Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger, Operator: true,
 	}
-	return &Operator{server, namespace, set.Namespace, set.Logger, set.Observer}, nil
+	return &Operator{server, namespace, set.Namespace, set.Observer}, nil
 }
 
 var (
@@ -98,18 +83,6 @@ func (o *Operator) do(ctx context.Context, run pglease.Statement) error {
 	return o.server.On(ctx, o.server.Pool, o.server.OpTimeout, run)
 }
 
-// read runs a statement that writes nothing, after checking the schema's
-// version.
-func (o *Operator) read(ctx context.Context, op string, query func(ctx context.Context, conn *pgx.Conn) error) error {
-	err := o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-		if err := o.server.CheckSchema(ctx, conn); err != nil {
-			return pglease.Harmless(err)
-		}
-		return pglease.Harmless(look(ctx, conn, func() error { return query(ctx, conn) }))
-	})
-	return pause.WithCause(ctx, pglease.Failure(op, guard.Claim{}, err))
-}
-
 // look runs a query that writes nothing, with names resolved in pg_catalog
 // alone: a schema on the search_path may have functions or operators of another
 // role, which would run with the operator's rights.
@@ -122,32 +95,41 @@ func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
 	return err
 }
 
-// retry repeats an attempt while locks are in its way, for at most as long as
-// one statement may take.
-func (o *Operator) retry(ctx context.Context, attempt func() error) error {
+// retry repeats an attempt while locks are in its way, and with repeatable also if
+// its answer was lost, for at most as long as one statement may take.
+func (o *Operator) retry(ctx context.Context, repeatable bool, attempt func() error) error {
 	began := time.Now()
+	var lost error // the first attempt whose answer was lost
 	for n := 0; ; n++ {
 		err := attempt()
-		if err == nil || !pglease.Contention(err) && !errors.Is(err, errRaced) ||
-			time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(n), nil) {
+		if repeatable && lost == nil && errors.Is(err, guard.ErrOutcomeUnknown) {
+			lost = err
+		}
+		passes := lost != nil || pglease.Contention(err) || errors.Is(err, errRaced)
+		if err == nil || !passes || time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(n), nil) {
+			if err != nil {
+				err = cmp.Or(lost, err)
+			}
 			return pause.WithCause(ctx, err)
 		}
 	}
 }
 
-func (o *Operator) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
-	o.logger.LogAttrs(ctx, level, name, attrs...)
-}
-
-// query reads rows, each with scan, and writes nothing.
+// query reads rows, each with scan, after checking the schema's version. It writes
+// nothing.
 func query[T any](ctx context.Context, o *Operator, op string, scan func(pgx.Row, *T) error, sql string, args ...any) (all []T, err error) {
-	err = o.read(ctx, op, func(ctx context.Context, conn *pgx.Conn) error {
-		rows, _ := conn.Query(ctx, sql, args...) // rows has the error too
-		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (one T, err error) {
-			err = scan(row, &one)
-			return one, err
-		})
-		return err
+	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+		if err := o.server.CheckSchema(ctx, conn); err != nil {
+			return pglease.Harmless(err)
+		}
+		return pglease.Harmless(look(ctx, conn, func() error {
+			rows, _ := conn.Query(ctx, sql, args...) // rows has the error too
+			all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (one T, err error) {
+				err = scan(row, &one)
+				return one, err
+			})
+			return err
+		}))
 	})
-	return all, err
+	return all, pause.WithCause(ctx, pglease.Failure(op, guard.Claim{}, err))
 }

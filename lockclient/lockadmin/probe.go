@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // ProbeOptions configures [Operator.Probe]. The zero value is the default.
@@ -42,10 +43,8 @@ type Probed struct {
 // Release, among them lockclient.ErrHeld if somebody else is probing. On an
 // error, Probed is what was measured before it.
 func (o *Operator) Probe(ctx context.Context, opts *ProbeOptions) (p Probed, err error) {
-	if opts == nil {
-		opts = &ProbeOptions{}
-	}
-	resource, rounds, ttl := cmp.Or(opts.Resource, "fencepost-probe"), cmp.Or(opts.Rounds, 5), cmp.Or(opts.TTL, 10*time.Second)
+	set := pglease.Of(opts)
+	resource, rounds, ttl := cmp.Or(set.Resource, "fencepost-probe"), cmp.Or(set.Rounds, 5), cmp.Or(set.TTL, 10*time.Second)
 	if rounds < 0 || rounds > 1000 {
 		return Probed{}, guard.Invalid("Rounds", strconv.Itoa(rounds), "must be 0 to 1000")
 	}

@@ -41,29 +41,16 @@ type PurgeOptions struct {
 }
 
 func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
-	var s PurgeOptions
-	if o != nil {
-		s = *o
-	}
+	s := pglease.Of(o)
 	if s.Batch = cmp.Or(s.Batch, 100); s.Batch < 0 || s.Batch > maxBatch {
 		return s, guard.Invalid("PurgeOptions.Batch", strconv.Itoa(s.Batch), "must be 0 to "+strconv.Itoa(maxBatch))
 	}
 	const day = 24 * time.Hour
-	for _, field := range []struct {
-		name           string
-		value          *time.Duration
-		fallback, most time.Duration
-	}{
-		{"OlderThan", &s.OlderThan, day, 100 * 365 * day},
-		{"LockTimeout", &s.LockTimeout, defaultTableWait, time.Second},
-		{"Every", &s.Every, 10 * time.Minute, 365 * day},
-	} {
-		*field.value = cmp.Or(*field.value, field.fallback)
-		if err := pglease.Between("PurgeOptions."+field.name, *field.value, time.Millisecond, field.most); err != nil {
-			return s, err
-		}
-	}
-	return s, nil
+	err := cmp.Or(
+		pglease.Fill("PurgeOptions.OlderThan", &s.OlderThan, day, 100*365*day),
+		pglease.Fill("PurgeOptions.LockTimeout", &s.LockTimeout, defaultTableWait, time.Second),
+		pglease.Fill("PurgeOptions.Every", &s.Every, 10*time.Minute, 365*day))
+	return s, err
 }
 
 // Purged is what a purge did.
@@ -104,9 +91,9 @@ func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error
 	}
 	purged, err := o.purge(ctx, s)
 	if err != nil {
-		o.log(ctx, slog.LevelWarn, "lock_purge_failed", slog.Int64("purged", purged.Count), slog.Any("error", err))
+		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_purge_failed", slog.Int64("purged", purged.Count), slog.Any("error", err))
 	} else if purged.Count > 0 {
-		o.log(ctx, slog.LevelInfo, "lock_purged", slog.Int64("purged", purged.Count),
+		o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_purged", slog.Int64("purged", purged.Count),
 			slog.String("floor", purged.Floor.String()), slog.Int("blocked", purged.Blocked))
 	}
 	return purged, pause.WithCause(ctx, err)

@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
@@ -96,10 +98,7 @@ const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.
 `
 
 func (r *RoleNames) withDefaults() (RoleNames, error) {
-	n := RoleNames{}
-	if r != nil {
-		n = *r
-	}
+	n := pglease.Of(r)
 	fields := []struct {
 		name, fallback string
 		value          *string
@@ -110,9 +109,7 @@ func (r *RoleNames) withDefaults() (RoleNames, error) {
 	}
 	seen := map[string]string{}
 	for _, f := range fields {
-		if *f.value == "" {
-			*f.value = f.fallback
-		}
+		*f.value = cmp.Or(*f.value, f.fallback)
 		name := *f.value
 		switch {
 		case len(name) > 63:

@@ -79,20 +79,18 @@ func carry[T any](ctx context.Context, i *Issuer, op Op, claim guard.Claim, run 
 	case fault == Drop:
 		return none, guard.OutcomeUnknown(string(op), claim, ErrInjected)
 	case i.holding:
-		type answer struct {
-			v   T
-			err error
-		}
-		answered := make(chan answer, 1)
+		var v T
+		var failed error
+		answered := make(chan struct{})
 		i.kept = append(i.kept, func() {
-			v, err := run()
-			answered <- answer{v, err}
+			v, failed = run()
+			close(answered)
 		})
 		s.mu.Unlock()
 		defer s.mu.Lock()
 		select {
-		case a := <-answered:
-			return a.v, a.err
+		case <-answered:
+			return v, failed
 		case <-ctx.Done():
 			return none, guard.OutcomeUnknown(string(op), claim, context.Cause(ctx))
 		}

@@ -45,15 +45,11 @@ func NothingWritten(err error) bool {
 	return pgerr.Reason(err, pgerr.Commit) != guard.ReasonOutcomeUnknown
 }
 
-// SaidNo reports whether a server's error means that the statement was rolled
-// back.
-func SaidNo(e *pgconn.PgError) bool { return NothingWritten(e) }
-
 // Contention reports whether the server refused for a reason that passes by
 // itself: the row was locked for too long, a deadlock, a serialization failure.
 func Contention(err error) bool {
 	pg := Error(err)
-	return pg != nil && SaidNo(pg) && Passes(pg)
+	return pg != nil && NothingWritten(pg) && Passes(pg)
 }
 
 // Passes is [Contention] for an error from the server.
@@ -61,7 +57,6 @@ func Passes(pg *pgconn.PgError) bool { return pgerr.Contention(pg) }
 
 // Error returns the server's error in err; nil if there is none.
 func Error(err error) *pgconn.PgError {
-	var pg *pgconn.PgError
-	errors.As(err, &pg)
+	pg, _ := errors.AsType[*pgconn.PgError](err)
 	return pg
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // EpochShift is the lowest bit of the epoch in a token.
@@ -68,23 +69,18 @@ FROM fencepost.`
 // Reenter asks the server for its identity, and raises what r says.
 func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeout string) (*Instance, error) {
 	var in Instance
-	var timeline *int64
-	var system, hidden *string
-	var started *time.Time
-	var floor int64
 	var moved, raised bool
 	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
 		statement, args = raiseSQL, append(args, r.Epoch, r.More, r.Floor, r.Exclusive)
 	}
 	err := conn.QueryRow(ctx, statement, args...).
-		Scan(&in.Number, &in.Base, &timeline, &system, &started, &in.Leases, &floor, &moved, &raised, &hidden)
+		Scan(&in.Number, &in.Base, (*zeronull.Int8)(&in.Timeline), (*zeronull.Text)(&in.SystemIdentifier), (*zeronull.Timestamptz)(&in.Started),
+			&in.Leases, (*int64)(&in.Floor), &moved, &raised, (*zeronull.Text)(&in.Hidden))
 	if err != nil {
 		return nil, err
 	}
-	in.Floor = guard.Token(floor)
-	in.Timeline, in.SystemIdentifier, in.Started, in.Hidden = Of(timeline), Of(system), Of(started), Of(hidden)
-	if hidden != nil {
+	if in.Hidden != "" {
 		s.hidden.Do(func() {
 			s.log(ctx, slog.LevelWarn, "lock_epoch_hidden", slog.Int64("epoch", in.Number), slog.String("hidden", in.Hidden))
 		})

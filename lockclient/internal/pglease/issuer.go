@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -43,40 +43,27 @@ var (
 	errUnanswered = errors.New("the server did not answer for it")
 )
 
-// Config configures an [Issuer], with all defaults filled in.
-type Config struct {
-	Pool                   *pgxpool.Pool
-	Owner                  string // of the log lines
-	OpTimeout, LockTimeout time.Duration
-	Conns                  int // of its own
-	Wake                   Wake
-	Logger                 *slog.Logger
-}
-
-// NewIssuer opens no connection yet.
-func NewIssuer(c Config) (*Issuer, error) {
-	config := c.Pool.Config()
-	config.MaxConns = int32(c.Conns)
+// NewIssuer returns an issuer on a server, for owner in its log lines, with at most
+// conns connections of its own. It opens no connection yet.
+func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
+	config := s.Pool.Config()
+	config.MaxConns = int32(conns)
 	config.MinConns, config.MinIdleConns = 0, 0 // connects when first needed
 	// A ping would cost every renewal a round trip. A dead connection costs the
 	// attempt, which is repeated.
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	// A connection attempt that hangs occupies a place in the pool.
-	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > c.OpTimeout {
-		config.ConnConfig.ConnectTimeout = c.OpTimeout
+	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > s.OpTimeout {
+		config.ConnConfig.ConnectTimeout = s.OpTimeout
 	}
 	own, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	i := &Issuer{
-		Server:  &Server{Pool: c.Pool, OpTimeout: c.OpTimeout, LockTimeout: c.LockTimeout, Grace: Grace, Logger: c.Logger},
-		own:     own,
-		process: NewLeaseID()[24:], // its random end
-	}
+	i := &Issuer{Server: s, own: own, process: NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
-	i.listener = i.newListener(c)
+	i.listener = i.newListener(owner, wake)
 	return i, nil
 }
 
@@ -111,21 +98,15 @@ func (s *serverTime) learn(at time.Time, sent time.Duration) {
 }
 
 // at is the server's time at a moment of the holder's clock, or a little later.
-func (s *serverTime) at(now time.Duration) time.Time {
+func (s *serverTime) at(now time.Duration) (at time.Time, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Unix(0, int64(now+s.ahead))
-}
-
-func (s *serverTime) isKnown() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.known
+	return time.Unix(0, int64(now+s.ahead)), s.known
 }
 
 // Acquire asks for a lease, together with other acquires made at the same time.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if i.Entered() == nil || !i.time.isKnown() { // separate, since it need not fit into the TTL
+	if _, known := i.time.at(0); i.Entered() == nil || !known { // separate, since it need not fit into the TTL
 		if err := i.prepare(ctx); err != nil {
 			return driver.Grant{}, Failure("acquire", r.Claim(), err)
 		}
@@ -234,7 +215,8 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 	for _, a := range answers { // those that were granted come first
 		o := at[a.resource]
 		end := o.question.began + o.question.Timeout
-		switch late := !i.time.at(end).After(a.now); {
+		until, _ := i.time.at(end)
+		switch late := !until.After(a.now); {
 		case a.granted:
 			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: Of(a.acquiredAt), Reclaimed: Of(a.reclaimed), From: from}, nil)
 		case a.spent:
@@ -262,13 +244,10 @@ func (i *Issuer) acquireArgs(in *Instance, ops []*operation[attempt, driver.Gran
 	for k, o := range ops {
 		r := o.question
 		resources[k], ids[k], owners[k], metadata[k] = r.Resource, r.LeaseID, r.Owner, r.Metadata
-		ttls[k], until[k], waiting[k] = r.TTL.Microseconds(), i.time.at(r.began+r.Timeout), r.Waiting
+		ttls[k], waiting[k] = r.TTL.Microseconds(), r.Waiting
+		until[k], _ = i.time.at(r.began + r.Timeout)
 	}
-	var started *time.Time
-	if !in.Started.IsZero() {
-		started = &in.Started
-	}
-	return []any{resources, ids, owners, metadata, ttls, until, waiting, i.process, lockTimeout, started, int64(in.Leases)}
+	return []any{resources, ids, owners, metadata, ttls, until, waiting, i.process, lockTimeout, zeronull.Timestamptz(in.Started), int64(in.Leases)}
 }
 
 // holder is who has a lease, or for whom it is kept.
@@ -370,14 +349,14 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 			lockTimeout = shortLock
 		}
 		err := i.release(ctx, conn, sent, lockTimeout, Topic)
-		if pg := Error(err); len(sent) == 1 && pg != nil && SaidNo(pg) && !Passes(pg) {
+		if pg := Error(err); len(sent) == 1 && pg != nil && NothingWritten(pg) && !Passes(pg) {
 			// A notification that cannot be sent, since the server's notification
 			// queue is full or the role may not notify, must not block the release.
 			err = i.release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
 		}
 		return err
 	})
-	if pg := Error(err); pg != nil && SaidNo(pg) && len(sent) > 1 {
+	if pg := Error(err); pg != nil && NothingWritten(pg) && len(sent) > 1 {
 		i.releases.each(unanswered(sent))
 		return
 	}

@@ -22,7 +22,7 @@ import (
 
 // TestNewIssuerInvalid: a pool of no connections is refused.
 func TestNewIssuerInvalid(t *testing.T) {
-	i, err := pglease.NewIssuer(pglease.Config{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second})
+	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, "", 0, "")
 	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", i, err)
 	}

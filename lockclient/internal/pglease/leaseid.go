@@ -2,6 +2,7 @@ package pglease
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"time"
 )
@@ -10,19 +11,10 @@ import (
 // the time, so that IDs sort roughly by age in a log, and 74 random bits.
 func NewLeaseID() string {
 	var u [16]byte
-	rand.Read(u[:]) // never fails since Go 1.24
-	ms := uint64(time.Now().UnixMilli())
-	for i := range 6 {
-		u[i] = byte(ms >> (40 - 8*i))
-	}
+	binary.BigEndian.PutUint64(u[:], uint64(time.Now().UnixMilli())<<16)
+	rand.Read(u[6:]) // never fails since Go 1.24
 	u[6] = u[6]&0x0f | 0x70
 	u[8] = u[8]&0x3f | 0x80
-	var s [36]byte
-	hex.Encode(s[0:8], u[0:4])
-	hex.Encode(s[9:13], u[4:6])
-	hex.Encode(s[14:18], u[6:8])
-	hex.Encode(s[19:23], u[8:10])
-	hex.Encode(s[24:36], u[10:16])
-	s[8], s[13], s[18], s[23] = '-', '-', '-', '-'
-	return string(s[:])
+	s := hex.EncodeToString(u[:])
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
 }

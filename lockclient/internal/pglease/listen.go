@@ -119,11 +119,11 @@ var (
 	errPooler = errors.New("the connection comes from a pooler, since its server process is not the one of the handshake; it does not listen, waiters poll")
 )
 
-func (i *Issuer) newListener(c Config) *listener {
-	config := c.Pool.Config()
+func (i *Issuer) newListener(owner string, wake Wake) *listener {
+	config := i.Pool.Config()
 	config.ConnConfig.OnNotification = nil // the driver's own queue, which is read here
 	l := &listener{
-		timeout: c.OpTimeout, process: i.process, wake: c.Wake,
+		timeout: i.OpTimeout, process: i.process, wake: wake,
 		subs: map[*subscription]struct{}{}, idle: listenIdle, quiet: listenQuiet, test: listenTest,
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -158,12 +158,10 @@ func (i *Issuer) newListener(c Config) *listener {
 		return held == nil || err != nil
 	}
 	l.tell = func(err error) {
-		switch {
-		case c.Logger == nil:
-		case err != nil:
-			c.Logger.Warn("lock_listen_failed", slog.String("ownerId", c.Owner), slog.String("error", err.Error()))
-		default:
-			c.Logger.Info("lock_listen_restored", slog.String("ownerId", c.Owner))
+		if err != nil {
+			i.log(l.ctx, slog.LevelWarn, "lock_listen_failed", slog.String("ownerId", owner), slog.String("error", err.Error()))
+		} else {
+			i.log(l.ctx, slog.LevelInfo, "lock_listen_restored", slog.String("ownerId", owner))
 		}
 	}
 	return l

@@ -53,9 +53,8 @@ func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpo
 
 func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.Issuer {
 	t.Helper()
-	i, err := pglease.NewIssuer(pglease.Config{
-		Pool: pool, Owner: "o", OpTimeout: patience, LockTimeout: patience / 2, Conns: 2, Wake: pglease.WakeAuto, Logger: logger,
-	})
+	s := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Logger: logger}
+	i, err := pglease.NewIssuer(s, "o", 2, pglease.WakeAuto)
 	if err != nil {
 		t.Fatal(err)
 	}

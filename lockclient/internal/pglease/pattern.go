@@ -1,6 +1,7 @@
 package pglease
 
 import (
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -39,7 +40,7 @@ func (n Namespace) NewPattern(field, text string) (Pattern, error) {
 	components := strings.Split(text, ":")
 	last, open := strings.CutSuffix(components[len(components)-1], "*")
 	components[len(components)-1] = last
-	low, expression := string(n), "^"+literally(string(n))
+	low, expression := string(n), "^"+regexp.QuoteMeta(string(n))
 	fixed := true // nothing but literals so far
 	for i, c := range components {
 		end := i == len(components)-1
@@ -51,7 +52,7 @@ func (n Namespace) NewPattern(field, text string) (Pattern, error) {
 			return Pattern{}, guard.Invalid(field, text, `"*" stands for a whole component or, at the end, for the rest; write %2A for the character itself`)
 		default:
 			c = strings.ReplaceAll(c, "%2A", "*")
-			expression += literally(c)
+			expression += regexp.QuoteMeta(c)
 			if fixed {
 				low += c
 			}
@@ -85,18 +86,6 @@ func (p Pattern) Bounded(sql, end string) string {
 	}
 	column, parameter, _ := strings.Cut(end, " < ")
 	return strings.Replace(sql, end, column+" IS NOT NULL AND "+parameter+" = ''", 1)
-}
-
-// literally quotes s for a regular expression.
-func literally(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if r < utf8.RuneSelf && !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9') {
-			b.WriteByte('\\')
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
 }
 
 // successor returns the least string above all that begin with s; empty if there

@@ -48,30 +48,26 @@ type Statement func(ctx context.Context, conn *pgx.Conn, lockTimeout string) err
 const staleTries = 3
 
 // On runs a statement on a connection of pool, and on another one if the
-// connection turns out to be broken before anything could be written.
+// connection turns out to be broken before anything could be written. The wait for
+// a connection is bounded separately from the statement: it is not part of the
+// outcome.
 func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
 	for try := 1; ; try++ {
-		broken, err := s.once(ctx, pool, timeout, run)
+		wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
+		conn, err := pool.Acquire(wait)
+		cancel()
+		if err != nil {
+			return Harmless(err)
+		}
+		broken, err := s.use(ctx, conn, timeout, run)
 		if !broken || try == staleTries || ctx.Err() != nil || !NothingWritten(err) {
 			return err
 		}
 	}
 }
 
-// once also reports whether the error comes from a connection that broke by
-// itself. The wait for a connection is bounded separately from the statement:
-// it is not part of the outcome.
-func (s *Server) once(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) (broken bool, err error) {
-	wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
-	conn, err := pool.Acquire(wait)
-	cancel()
-	if err != nil {
-		return false, Harmless(err)
-	}
-	return s.use(ctx, conn, timeout, run)
-}
-
-// use runs a statement on a connection and returns the connection to its pool.
+// use runs a statement on a connection and returns the connection to its pool. It
+// also reports whether the error comes from a connection that broke by itself.
 func (s *Server) use(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration, run Statement) (broken bool, err error) {
 	defer conn.Release()
 	linger, cancel := Lingering(ctx, timeout, s.Grace)
@@ -146,7 +142,8 @@ func Topic(resource string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// Of returns the value of a column, or the zero value for NULL.
+// Of returns what p points to: the value of a column, or options. For nil, NULL or
+// no options, it is the zero value.
 func Of[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

@@ -1,6 +1,7 @@
 package pglease
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,28 @@ func Between(field string, d, low, high time.Duration) error {
 		return guard.Invalid(field, d.String(), "must be "+low.String()+" to "+high.String())
 	}
 	return nil
+}
+
+// Fill sets a duration that is zero to its default, and checks it: a millisecond
+// to high.
+func Fill(field string, d *time.Duration, fallback, high time.Duration) error {
+	*d = cmp.Or(*d, fallback)
+	return Between(field, *d, time.Millisecond, high)
+}
+
+// MaxTimeout is the longest OpTimeout.
+const MaxTimeout = time.Hour
+
+// Timeouts is [Fill] for the two timeouts that belong together: the server must
+// give up before the client does.
+func Timeouts(op, lock *time.Duration) error {
+	if err := Fill("Options.OpTimeout", op, 5*time.Second, MaxTimeout); err != nil {
+		return err
+	}
+	if *lock >= *op {
+		return guard.Invalid("Options.LockTimeout", lock.String(), "must be less than Options.OpTimeout, which is "+op.String())
+	}
+	return Fill("Options.LockTimeout", lock, max(time.Millisecond, min(2*time.Second, *op*3/4)), MaxTimeout)
 }
 
 // Plain checks a text that is not a resource by the rules for resources.

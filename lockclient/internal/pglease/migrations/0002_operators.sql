@@ -55,9 +55,7 @@ END $$;
 CREATE FUNCTION fencepost.raise_floor(p_token bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
+  PERFORM set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local');
   INSERT INTO fencepost.leases AS f (resource, token) VALUES ('', p_token)
   ON CONFLICT (resource) DO UPDATE SET token = excluded.token WHERE f.token < excluded.token;
 END $$;
@@ -157,9 +155,7 @@ BEGIN
       MESSAGE = format('fencepost: epoch %s is refused, base %s on timeline %s: a token has room for 8388607', o_epoch, e.base, coalesce(o_timeline::text, 'unknown'));
   END IF;
   IF o_raised THEN
-    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-      PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
+    PERFORM set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local');
     UPDATE fencepost.epoch SET base = e.base, database = v_database, leases = o_leases,
       system_identifier = CASE WHEN o_moved THEN o_system_identifier ELSE coalesce(o_system_identifier, e.system_identifier) END;
   END IF;
@@ -275,9 +271,7 @@ BEGIN
     END IF;
   END IF;
   PERFORM set_config('lock_timeout', p_wait_ms::text, true);
-  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
+  PERFORM set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local');
   SELECT l.token, l.lease_id, l.owner, l.acquired_at, l.expires_at, l.wake_until,
          CASE WHEN l.lease_id IS NULL THEN 'free' WHEN l.expires_at > clock_timestamp() THEN 'held' ELSE 'expired' END
     INTO o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at, v_wake, o_state
@@ -322,29 +316,25 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
    WHERE a.resource = p_resource AND a.cut_lease_id = p_lease_id AND a.cut_token = p_token ORDER BY a.id DESC LIMIT 1
 $$;
 
--- advance_lease raises the token of a resource that nobody holds; NULL means that
--- it is high enough or that somebody has it.
+-- advance_lease raises the token of a resource that nobody holds. It returns the
+-- token that every later grant there is above; if that is less than p_token,
+-- somebody has it.
 CREATE FUNCTION fencepost.advance_lease(p_resource text, p_token bigint, p_wait_ms integer)
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_token bigint;
 BEGIN
   PERFORM fencepost.check_isolation();
   IF p_resource = '' THEN
     RETURN NULL;
   END IF;
   PERFORM set_config('lock_timeout', p_wait_ms::text, true);
-  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
+  PERFORM set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local');
   INSERT INTO fencepost.leases AS l (resource, token, expires_at)
   SELECT p_resource, p_token, clock_timestamp()
    WHERE NOT EXISTS (SELECT FROM fencepost.leases h WHERE h.resource = p_resource
                      AND (h.token >= p_token OR h.lease_id IS NOT NULL AND h.expires_at > clock_timestamp()))
   ON CONFLICT (resource) DO UPDATE SET token = excluded.token, lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = clock_timestamp()
-   WHERE l.token < excluded.token AND (l.lease_id IS NULL OR l.expires_at <= clock_timestamp())
-  RETURNING l.token INTO v_token;
-  RETURN v_token;
+   WHERE l.token < excluded.token AND (l.lease_id IS NULL OR l.expires_at <= clock_timestamp());
+  RETURN (SELECT max(l.token) FROM fencepost.leases l WHERE l.resource = ANY (ARRAY[p_resource, '']));
 END $$;
 
 CREATE TRIGGER epoch_only_grows AFTER UPDATE ON fencepost.epoch FOR EACH ROW WHEN (NEW.base < OLD.base)
