@@ -29,7 +29,8 @@ type request struct {
 // An attempt whose answer is lost is repeated under the same lease ID, until
 // ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx
 // ends, an attempt in flight may take a tenth of a second more, so that its
-// outcome is known. A grant that cannot be returned, or that may have been or
+// outcome is known, and longer if the pool's BuildContextWatcherHandler lets a
+// statement go on. A grant that cannot be returned, or that may have been or
 // may yet be made unnoticed, is released in the background, which spends its
 // lease ID: an attempt that arrives later is refused. This is not done if the
 // caller chose the lease ID: the caller may present it again, and the release
@@ -52,6 +53,9 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	r, err := c.request(resource, opts)
 	if err != nil {
 		return nil, err
+	}
+	if c.begin() {
+		defer c.end()
 	}
 	r.Waiting = waiting
 	began := c.clock()
@@ -124,13 +128,13 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 }
 
 // handOut makes a Lease from a grant, unless it came too late: after the
-// lease's own deadline or after the end of ctx. Then a grant under an ID of
+// lease's own deadline, the end of ctx or Close. Then a grant under an ID of
 // ours is released, and the error says whether that is known to have worked.
 func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Lease, error) {
 	claim := guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}
 	ttl := cmp.Or(g.TTL, r.TTL)
 	until := deadline(g.From, ttl)
-	late, now := context.Cause(ctx), c.clock()
+	late, now := c.usable(ctx), c.clock()
 	if late == nil && now >= until {
 		late = errLate
 	}
@@ -158,7 +162,8 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 }
 
 // abandon releases in the background a grant that nobody got or may yet be
-// made, until it would have run out in any case. The channel gets the outcome.
+// made, until it would have run out in any case, or Close has waited long enough.
+// The channel gets the outcome.
 func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 	outcome := make(chan error, 1)
 	ctx = context.WithoutCancel(ctx)
@@ -166,8 +171,8 @@ func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 	if !c.spawn(func() {
 		bounded, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
-		stop := context.AfterFunc(c.patience, cancel)
-		defer stop()
+		defer context.AfterFunc(c.patience, cancel)()
+		defer context.AfterFunc(c.open, func() { time.AfterFunc(c.set.ReleaseTimeout, cancel) })()
 		_, err := c.free(bounded, claim, true)
 		if err != nil {
 			c.events.releaseFailed(ctx, claim, err)

@@ -190,15 +190,15 @@ func TestLateGrant(t *testing.T) {
 	for name, test := range map[string]struct {
 		early   time.Duration // before the last moment at which the answer is in time
 		release func(context.Context, *Client) error
-		closes  bool // while the acquire is under way
+		closes  bool // while the acquire is under way, and does not wait for it
 		reason  error
 		causes  []error
 		took    time.Duration
 	}{
 		"in time":              {early: 1},
-		"released":             {reason: guard.ErrUnavailable},
-		"the release hangs":    {release: func(ctx context.Context, _ *Client) error { <-ctx.Done(); return ctx.Err() }, reason: guard.ErrOutcomeUnknown, took: pglease.Grace},
-		"Close ends the tries": {release: failsUntilClose, reason: guard.ErrOutcomeUnknown, causes: []error{errSimulated, context.Canceled}},
+		"released":             {reason: guard.ErrUnavailable, causes: []error{errLate}},
+		"the release hangs":    {release: func(ctx context.Context, _ *Client) error { <-ctx.Done(); return ctx.Err() }, reason: guard.ErrOutcomeUnknown, causes: []error{errLate}, took: pglease.Grace},
+		"Close ends the tries": {release: failsUntilClose, reason: guard.ErrOutcomeUnknown, causes: []error{errLate, errSimulated, context.Canceled}},
 		"closed":               {closes: true, reason: guard.ErrOutcomeUnknown, causes: []error{ErrClosed}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestLateGrant(t *testing.T) {
 				client := i.client(t, nil)
 				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
 					if test.closes {
-						client.Close(t.Context())
+						closeAtOnce(client)
 					}
 					return driver.Grant{Token: 7, From: i.clock() - deadline(0, r.TTL) + test.early}, nil
 				}
@@ -222,14 +222,14 @@ func TestLateGrant(t *testing.T) {
 					}
 					return
 				}
-				claim := failure(t, err, test.reason, "r", append(test.causes, errLate)...)
+				claim := failure(t, err, test.reason, "r", test.causes...)
 				if took := time.Since(began); claim.Token != 7 || claim.LeaseID == "" || took != test.took {
 					t.Errorf("%+v after %v", claim, took)
 				}
-				if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.causes != nil) {
+				if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.closes || len(test.causes) > 1) {
 					t.Errorf("got %v", err)
 				}
-				client.background.Wait() // the release goes on
+				settled(client) // the release goes on
 				for _, c := range i.released {
 					if c != (guard.Claim{Resource: "r", LeaseID: claim.LeaseID}) {
 						t.Errorf("released %+v", c)
@@ -245,11 +245,16 @@ func TestLateGrant(t *testing.T) {
 
 // failsUntilClose is a release that fails, and a Close that does not wait.
 func failsUntilClose(_ context.Context, c *Client) error {
+	closeAtOnce(c)
+	return guard.Unavailable("release", guard.Claim{}, errSimulated)
+}
+
+// closeAtOnce closes a client without waiting for what is in flight.
+func closeAtOnce(c *Client) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	go c.Close(ended)
 	synctest.Wait()
-	return guard.Unavailable("release", guard.Claim{}, errSimulated)
 }
 
 // TestAbandonGoesOn: the release of a grant that nobody got is tried until the
@@ -273,7 +278,7 @@ func TestAbandonGoesOn(t *testing.T) {
 		_, err := client.TryAcquire(ended, "r", minute)
 		claim := failure(t, err, guard.ErrOutcomeUnknown, "r", errSimulated, context.Canceled)
 		gaveUp := time.Now()
-		client.background.Wait()
+		settled(client)
 		if tried, took := last.Sub(gaveUp), time.Since(gaveUp); tried < time.Minute || took != time.Minute+time.Second {
 			t.Errorf("tried for %v, given up after %v", tried, took)
 		}
@@ -286,7 +291,7 @@ func TestAbandonGoesOn(t *testing.T) {
 }
 
 // TestCloseOnce: the issuer is closed once and its error returned. A later Close
-// waits as well, and says so if it stops waiting.
+// waits for the same and returns the same, and says so if it stops waiting.
 func TestCloseOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &answering{close: func() error { return errSimulated }}
@@ -294,7 +299,7 @@ func TestCloseOnce(t *testing.T) {
 		if err := client.Close(t.Context()); err != errSimulated {
 			t.Errorf("first: %v", err)
 		}
-		if err := client.Close(t.Context()); err != nil || i.closed != 1 || i.offStep != 1 {
+		if err := client.Close(t.Context()); err != errSimulated || i.closed != 1 || i.offStep != 1 {
 			t.Errorf("second: %v; closed %d times, %d notifications ended", err, i.closed, i.offStep)
 		}
 		i = &answering{}
@@ -340,7 +345,8 @@ func TestHoldRefusesToBegin(t *testing.T) {
 				client := i.client(t, nil)
 				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
 					if closes {
-						client.Close(t.Context())
+						go client.Close(context.Background())
+						synctest.Wait()
 						return driver.Grant{Token: 7, From: i.clock()}, nil
 					}
 					return driver.Grant{Token: 7, From: i.clock(), TTL: 2 * time.Millisecond}, nil
@@ -360,7 +366,11 @@ func TestHoldRefusesToBegin(t *testing.T) {
 				if errors.Is(err, ErrLeaseLost) {
 					t.Errorf("a function that was not called has lost nothing: %v", err)
 				}
-				if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: 7, LeaseID: id}}) {
+				token := guard.Token(7)
+				if closes {
+					token = guard.NoToken // the lease ID is spent
+				}
+				if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: token, LeaseID: id}}) {
 					t.Errorf("released %+v", i.released)
 				}
 				if len(client.keeper.leases) != 0 {
@@ -371,24 +381,34 @@ func TestHoldRefusesToBegin(t *testing.T) {
 	}
 }
 
-// TestGrantedAfterClose: a lease that is granted once the client is closed is
-// the caller's until its deadline. The client keeps nothing of it.
+// TestGrantedAfterClose: Close waits for an acquire that is in flight and gives
+// back what it is granted; under a lease ID of the caller's, who may ask again with
+// another client, it does not.
 func TestGrantedAfterClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := &answering{}
-		client := i.client(t, nil)
-		i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
-			client.Close(t.Context())
-			return driver.Grant{Token: 7, From: i.clock()}, nil
-		}
-		lease := mustTry(t, client, "r", time.Minute)
-		if len(client.keeper.leases) != 0 || !lease.Valid() {
-			t.Errorf("%d leases are watched, %v", len(client.keeper.leases), lease.Err())
-		}
-		if time.Sleep(time.Minute); lease.Valid() {
-			t.Error("valid after its deadline")
-		}
-	})
+	for _, id := range []string{"", "mine"} {
+		synctest.Test(t, func(t *testing.T) {
+			i := &answering{}
+			client := i.client(t, nil)
+			closed := make(chan error, 1)
+			i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+				go func() { closed <- client.Close(context.Background()) }()
+				synctest.Wait()
+				if i.closed != 0 {
+					t.Error("the issuer was closed under an acquire")
+				}
+				return driver.Grant{Token: 7, From: i.clock()}, nil
+			}
+			_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, LeaseID: id})
+			reason, released := guard.ErrUnavailable, 1
+			if id != "" {
+				reason, released = guard.ErrOutcomeUnknown, 0
+			}
+			failure(t, err, reason, "r", ErrClosed)
+			if err := <-closed; err != nil || len(i.released) != released || len(client.keeper.leases) != 0 {
+				t.Errorf("%v; released %v, %d leases are watched", err, i.released, len(client.keeper.leases))
+			}
+		})
+	}
 }
 
 // TestHoldLostBeforeItBegins: a lease that is lost before Hold calls the
@@ -521,7 +541,7 @@ func TestRenewTooLate(t *testing.T) {
 	}}}
 	for at := 1; at < 4; at++ {
 		client := i.client(t, nil)
-		client.keeper.closed = true // it would read the clock
+		client.keeper.running = true // else it would, and read the clock
 		lease := mustTry(t, client, "r", time.Minute)
 		reads = at
 		if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) || len(i.renewed) != 0 {

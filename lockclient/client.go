@@ -31,15 +31,17 @@ type Client struct {
 	renewal latencies // of all leases
 	offStep func()    // ends the issuer's clock notifications
 
-	mu         sync.Mutex
-	stepped    chan struct{}   // closed when the issuer's clock was moved
-	open       context.Context // ends when Close begins
-	shut       context.CancelFunc
-	done       bool           // the issuer is closed
-	holding    sync.WaitGroup // every Hold
-	background sync.WaitGroup // releases that nobody waits for
-	patience   context.Context
-	giveUp     context.CancelFunc // ends what is in the background
+	open     context.Context // ends when Close begins
+	shut     context.CancelFunc
+	patience context.Context // ends when Close stops waiting
+	giveUp   context.CancelFunc
+	finish   func() error // ends what the client has begun, once
+
+	mu      sync.Mutex
+	stepped chan struct{} // closed when the issuer's clock was moved
+	working int           // what Close waits for: acquires, Holds and releases
+	idle    chan struct{} // closed when nothing works; nil unless a Close waits
+	done    bool          // nothing begins to work any more
 }
 
 // New returns a client whose leases are issued by PostgreSQL and owned by owner:
@@ -105,6 +107,13 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 	c.keeper.c = c
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
+	c.finish = sync.OnceValue(func() error {
+		if c.offStep != nil {
+			c.offStep()
+		}
+		c.keeper.close()
+		return c.issuer.Close() // statements in flight end by their own timeouts
+	})
 	if own, ok := issuer.(driver.Clock); ok {
 		c.clock = own.Now
 		c.offStep = own.OnStep(c.step)
@@ -134,68 +143,77 @@ func (c *Client) steps() <-chan struct{} {
 // Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
 // cause, waits until their functions have returned and their leases are
 // released, and closes the client's own connections; the caller's pool stays
-// open. A lease that is not in a Hold is not released and runs out by its TTL;
-// a request that is in flight is answered, or ends by its own timeout. A
-// waiting [Client.Acquire] returns guard.ErrUnavailable, and so does every
-// later call. If ctx ends first, Close stops waiting: what is left can neither
-// renew nor release, and Close returns an error that wraps the cause of ctx.
-// Closing twice is allowed.
+// open. Another request that is in flight is answered, or ends by its own
+// timeout; a lease that it is granted is given back. A lease that is not in a Hold
+// is neither renewed nor released: it runs out at its deadline. A waiting
+// [Client.Acquire] returns guard.ErrUnavailable, and so does every later call. A
+// release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
+// ctx ends first, Close stops waiting: what is left can neither renew nor release,
+// and Close returns an error that wraps the cause of ctx. Closing again waits for
+// the same and returns the same.
 func (c *Client) Close(ctx context.Context) error {
-	c.mu.Lock()
 	c.shut()
-	c.mu.Unlock()
-	err := within(ctx, func() error {
-		c.holding.Wait()
-		c.background.Wait()
-		return nil
-	})
+	err := c.drain(ctx)
 	c.giveUp()
-	c.mu.Lock()
-	done := c.done
-	c.done = true
-	c.mu.Unlock()
-	if done {
-		return err
-	}
-	if c.offStep != nil {
-		c.offStep()
-	}
-	c.keeper.close()
-	closed := within(ctx, c.issuer.Close) // statements in flight end by their own timeouts
-	return cmp.Or(err, closed)
-}
-
-// within waits for f, or for the end of ctx.
-func within(ctx context.Context, f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
+	closed := make(chan error, 1)
+	go func() { closed <- c.finish() }()
 	select {
-	case err := <-done:
-		return err
+	case failed := <-closed:
+		return cmp.Or(err, failed)
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
 	}
 }
 
-// hold registers a Hold, which calls holding.Done; false if the client is closed.
-func (c *Client) hold() bool {
+// drain waits until nothing works, and from then on nothing begins to.
+func (c *Client) drain(ctx context.Context) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open.Err() != nil {
-		return false
+	for c.working > 0 && err == nil {
+		if c.idle == nil {
+			c.idle = make(chan struct{})
+		}
+		idle := c.idle
+		c.mu.Unlock()
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+		}
+		c.mu.Lock()
 	}
-	c.holding.Add(1)
-	return true
+	c.done = true
+	return err
 }
 
-// spawn runs f in a goroutine; false if the client is closed.
-func (c *Client) spawn(f func()) bool {
+// begin counts what Close waits for, until end; false if it no longer waits.
+func (c *Client) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.done {
+	if !c.done {
+		c.working++
+	}
+	return !c.done
+}
+
+func (c *Client) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.working--; c.working == 0 && c.idle != nil {
+		close(c.idle)
+		c.idle = nil
+	}
+}
+
+// spawn runs f in a goroutine; false if Close no longer waits for it.
+func (c *Client) spawn(f func()) bool {
+	if !c.begin() {
 		return false
 	}
-	c.background.Go(f)
+	go func() {
+		defer c.end()
+		f()
+	}()
 	return true
 }
 

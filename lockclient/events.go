@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // events reports to the logger and the observer, which may be nil, and counts.
@@ -41,14 +42,8 @@ func (e *events) observe(ctx context.Context, op guard.Op, claim guard.Claim, to
 }
 
 func (e *events) log(ctx context.Context, level slog.Level, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
-	logger := e.c.set.Logger // nil: warnings go to slog's default
-	if logger == nil {
-		if level < slog.LevelWarn {
-			return
-		}
-		logger = slog.Default() // operators must see these
-	}
-	if !logger.Enabled(ctx, level) {
+	logger := pglease.Logger(e.c.set.Logger, level)
+	if logger == nil || !logger.Enabled(ctx, level) {
 		return
 	}
 	attrs := make([]slog.Attr, 0, 9)

@@ -341,3 +341,11 @@ func scan(line, format string, args ...any) error {
 	_, err := fmt.Sscanf(line, format, args...)
 	return err
 }
+
+// settled waits until nothing is in progress that Close would wait for.
+func settled(c *Client) {
+	c.drain(context.Background())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done = c.open.Err() != nil
+}

@@ -89,7 +89,7 @@ func TestCancelledAcquireLeaksNothing(t *testing.T) {
 	if err := <-gaveUp; err == nil {
 		t.Fatal("the attempt that was held was answered")
 	}
-	client.background.Wait() // the release has overtaken it
+	settled(client) // the release has overtaken it
 	network.Deliver()
 	var holders int
 	err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r' AND lease_id IS NOT NULL").Scan(&holders)

@@ -44,6 +44,9 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
+	if c.begin() {
+		defer c.end()
+	}
 	lease, err := c.acquire(ctx, resource, asked, waiting)
 	if err != nil {
 		return err
@@ -54,7 +57,6 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	// Deferred and without recover: a panic or runtime.Goexit in fn goes on by
 	// itself, with its own stack, once the lease is released.
 	returned := false
-	open := c.hold()
 	stop := context.AfterFunc(c.open, func() { cancel(ErrClosed) })
 	defer func() {
 		stop()
@@ -63,16 +65,10 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 		if !wasHeld {
 			lost = lease.Err()
 		}
-		if open {
-			c.holding.Done()
-		}
 		if returned {
 			err = outcome(err, lost)
 		}
 	}()
-	if !open { // closed since the grant
-		return guard.Unavailable("acquire", lease.claim, ErrClosed)
-	}
 	if err := lease.keepAlive(min(every, lease.ttl/3)); err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ func (k *keeper) watch(l *Lease, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
+		time.AfterFunc(0, l.runOut)
 		return
 	}
 	if l.next = next; l.place >= 0 {
@@ -108,11 +109,26 @@ func (k *keeper) lost(claim guard.Claim, cause error) {
 func (k *keeper) close() {
 	k.mu.Lock()
 	k.closed = true
+	left := k.leases
+	k.leases = nil
+	for _, l := range left {
+		l.place = -1
+	}
 	if k.running {
 		k.wake()
 	}
 	k.mu.Unlock()
 	k.wg.Wait()
+	for _, l := range left {
+		l.runOut()
+	}
+}
+
+// runOut ends a lease at its deadline without the keeper.
+func (l *Lease) runOut() {
+	if left := l.Remaining(); left > 0 {
+		time.AfterFunc(min(left, maxNap), l.runOut)
+	}
 }
 
 // run looks at each lease when it is due, until there are none.
@@ -136,17 +152,16 @@ func (k *keeper) run() {
 // take returns the leases that are to be renewed now, and how long to wait for
 // the next; false if the keeper should stop.
 func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
-	var over []*Lease
+	var over, seen []*Lease
 	k.mu.Lock()
 	now := k.c.clock()
 	until := now
 	for len(k.leases) > 0 && k.leases[0].next <= until {
-		l := k.leases[0]
+		l := heap.Pop(&k.leases).(*Lease)
 		renew, deadline, look := l.dueBy(until)
 		switch {
 		case deadline <= now:
-			over = append(over, l)
-			heap.Pop(&k.leases) // it is not looked at again
+			over = append(over, l) // it is not looked at again
 			continue
 		case renew:
 			if until == now { // the first: what is nearly due is sent along
@@ -154,8 +169,11 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 			}
 			due = append(due, l)
 		}
-		l.next = max(look, until+1) // unless a renewal says otherwise
-		heap.Fix(&k.leases, 0)
+		l.next = look // unless a renewal says otherwise
+		seen = append(seen, l)
+	}
+	for _, l := range seen {
+		heap.Push(&k.leases, l)
 	}
 	if k.closed || len(k.leases) == 0 && len(over) == 0 && len(due) == 0 {
 		k.running = false
@@ -176,8 +194,8 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 	return due, nap, true
 }
 
-// renew sends renewals, earliest deadline first, and those that failed before
-// separately: they may fail again.
+// renew sends renewals, earliest deadline first, and those that failed before in
+// batches of their own: they may fail again.
 func (k *keeper) renew(due []*Lease) {
 	if len(due) == 0 {
 		return
@@ -187,8 +205,9 @@ func (k *keeper) renew(due []*Lease) {
 	})
 	size := max(1, k.c.limits.Batch)
 	for len(due) > 0 {
-		n := 1
-		for n < len(due) && n < size && due[n].urgency() == due[0].urgency() {
+		n, in := 0, map[guard.Claim]bool{} // an acquire that was repeated makes two leases of one claim
+		for n < len(due) && n < size && due[n].urgency() == due[0].urgency() && !in[due[n].claim] {
+			in[due[n].claim] = true
 			n++
 		}
 		batch := due[:n]
@@ -200,8 +219,17 @@ func (k *keeper) renew(due []*Lease) {
 // send renews one batch. It takes at most half the time left to the first
 // deadline in it, so that another attempt fits.
 func (k *keeper) send(batch []*Lease) {
-	began := k.c.clock()
-	timeout := batch[0].renewTimeout()
+	began, timeout := k.c.clock(), k.c.set.OpTimeout
+	batch = slices.DeleteFunc(batch, func(l *Lease) (ended bool) {
+		t := l.renewTimeout()
+		if t > 0 {
+			timeout = min(timeout, t)
+		}
+		return t <= 0
+	})
+	if len(batch) == 0 {
+		return
+	}
 	slices.SortFunc(batch, func(a, b *Lease) int { return cmp.Compare(a.claim.Resource, b.claim.Resource) })
 	renewals, results := make([]driver.Renewal, len(batch)), make([]driver.Renewed, len(batch))
 	for n, l := range batch {

@@ -190,7 +190,8 @@ func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 // ends; 0 means a third of the TTL, more is refused. Failed renewals are
 // repeated until the deadline; Done and Err report the end. It starts no
 // goroutine and cannot be undone: release the lease. The error is an
-// InvalidError, or Err's if the lease has ended.
+// InvalidError, Err's if the lease has ended, or guard.ErrUnavailable with
+// [ErrClosed] if the client is closed.
 func (l *Lease) KeepAlive(every time.Duration) error {
 	return cmp.Or(l.keepAlive(every), l.Err())
 }
@@ -199,6 +200,9 @@ func (l *Lease) keepAlive(every time.Duration) error {
 	every = cmp.Or(every, l.ttl/3)
 	if err := pglease.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
 		return err
+	}
+	if l.client.open.Err() != nil {
+		return guard.Unavailable("keep alive", l.claim, ErrClosed)
 	}
 	l.mu.Lock()
 	l.every, l.renewAt = every, l.client.clock()+pause.Jitter(every, 5)
@@ -343,6 +347,9 @@ func (l *Lease) endReleased() bool {
 // release sends the release. wasHeld says that the lease was held until now, so
 // that it was lost if the issuer does not have it.
 func (l *Lease) release(ctx context.Context, wasHeld bool) error {
+	if l.client.begin() {
+		defer l.client.end()
+	}
 	l.releasing.Lock()
 	defer l.releasing.Unlock()
 	if l.freed {

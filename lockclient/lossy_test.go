@@ -145,7 +145,7 @@ func (l *losing) lose(n int, f func()) {
 func (l *losing) acquire() (lease *Lease, err error) {
 	lease, err = l.client.TryAcquire(context.Background(), l.resource, &AcquireOptions{TTL: time.Hour})
 	if err != nil {
-		l.client.background.Wait() // the request that spends the lease ID meets no later loss
+		settled(l.client) // the request that spends the lease ID meets no later loss
 	}
 	return lease, err
 }

@@ -117,7 +117,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	})
 	proxy.Cut.Store(0)
 	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
-	client.background.Wait()
+	settled(client)
 	client.set.OpTimeout = patience
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("renew after the fault: %v", err)

@@ -27,8 +27,8 @@ const lookAgain = 2 * time.Second
 // pauses that grow from a fifth of Options.PollInterval to the whole.
 //
 // The errors are those of [Client.TryAcquire], but a held lease is not an error
-// until ctx ends: then the error wraps the cause of ctx and the last
-// [*HeldError]. Acquire also goes on after a lock timeout on the server, and
+// until ctx ends or the client is closed: then the error wraps the cause of ctx, or
+// [ErrClosed], and the last [*HeldError]. Acquire also goes on after a lock timeout on the server, and
 // when other clients come first each time; every other failure ends the wait.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	return c.acquire(ctx, resource, opts, true)
@@ -90,7 +90,7 @@ func (w *waiter) ask(ctx context.Context) (*Lease, error) {
 		w.remains = refusal.Remaining
 	case !errors.Is(err, driver.ErrBusy) && !errors.Is(err, errRaced) || w.c.usable(ctx) != nil:
 		if w.held != nil {
-			err = fmt.Errorf("%w; before that: %w", err, w.held)
+			err = fmt.Errorf("%w; before that: %v", err, w.held) // it is no longer known to be held
 		}
 		return nil, err
 	default:

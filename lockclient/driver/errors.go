@@ -39,13 +39,17 @@ type HeldError struct {
 	ExpiresAt time.Time
 	// Remaining is the time to ExpiresAt, by the issuer's clock when it
 	// answered. 0 means that the lease was freed meanwhile: ask again. It is
-	// short, and there is no LeaseID, if the lease is free and kept for a
+	// short, and nothing is said of a holder, if the lease is free and kept for a
 	// process that has waited longer.
 	Remaining time.Duration
 }
 
 // Error names the resource, the holder, its token and the time left.
 func (e *HeldError) Error() string {
+	if e.Owner == "" && e.Remaining > 0 {
+		return fmt.Sprintf("fencepost: %v: %s is kept for a process that has waited longer, for another %v",
+			ErrHeld, strconv.Quote(e.Resource), e.Remaining.Round(time.Millisecond))
+	}
 	return fmt.Sprintf("fencepost: %v: %s by %s, token %s, for another %v unless renewed",
 		ErrHeld, strconv.Quote(e.Resource), strconv.Quote(e.Owner), e.Token, e.Remaining.Round(time.Millisecond))
 }

@@ -109,7 +109,7 @@ const MaxAdvance guard.Token = 1<<62 - 1
 //
 // Errors: guard.ErrInvalid (also above [MaxAdvance]; nothing was sent);
 // lockclient.ErrHeld (a [*lockclient.HeldError]: somebody holds the resource
-// with a token that is not above the given one, and raising it would end that
+// with a token that is below the given one, and raising it would end that
 // lease; nothing was written there); guard.ErrUnavailable and
 // guard.ErrOutcomeUnknown.
 func (o *Operator) Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error) {

@@ -287,7 +287,7 @@ func (s *Server) holder(resource, leaseID string) *driver.HeldError {
 
 // kept is the refusal of a process that must let another waiter go first.
 func (s *Server) kept(resource string, l *row) *driver.HeldError {
-	return &driver.HeldError{Resource: resource, Owner: l.owner, Token: l.token, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
+	return &driver.HeldError{Resource: resource, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
 }
 
 // Now is the server's time.

@@ -19,8 +19,9 @@ const (
 
 // combiner sends the operations of one kind: all that arrived while a statement
 // was in flight form the next statement. While none is in flight, an operation
-// is sent at once, by its caller. The only wait is that of gather, for callers
-// that were just answered: milliseconds at most, and none for a lone caller.
+// is sent at once, by its caller. Otherwise it waits: for a statement in flight
+// until that is done or slow; with before, for one of the other kind as well; and
+// for callers that were just answered, milliseconds at most.
 type combiner[Q, A any] struct {
 	// send carries out operations of different resources and answers each by
 	// [operation.done], possibly after it has returned.

@@ -150,7 +150,7 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 	for _, o := range ops {
 		timeout = max(timeout, o.question.Timeout)
 	}
-	sent := ops
+	var sent []*operation[attempt, driver.Grant]
 	err := i.On(ctx, i.Pool, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		in, err := i.Enter(ctx, conn, lockTimeout)
 		if err != nil {
@@ -166,7 +166,7 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 		fail(again, Harmless(driver.ErrLate))
 		return err
 	})
-	if pg := Error(err); pg != nil && Passes(pg) && len(sent) > 1 {
+	if pg := Error(err); pg != nil && NothingWritten(pg) && len(sent) > 1 {
 		i.acquires.each(unanswered(sent))
 		return
 	}
@@ -259,14 +259,14 @@ type holder struct {
 
 // held is the refusal; a kept lease's Remaining is how long it is kept.
 func (h *holder) held(resource string) *driver.HeldError {
-	e := &driver.HeldError{
+	if Of(h.leaseID) == "" {
+		kept := max(0, time.Duration(Of(h.remaining))*time.Microsecond+keepFor)
+		return &driver.HeldError{Resource: resource, ExpiresAt: Of(h.expiresAt).Add(keepFor), Remaining: kept}
+	}
+	return &driver.HeldError{
 		Resource: resource, Owner: Of(h.owner), Metadata: Of(h.metadata), Token: guard.Token(Of(h.token)), LeaseID: Of(h.leaseID),
 		ExpiresAt: Of(h.expiresAt), Remaining: time.Duration(Of(h.remaining)) * time.Microsecond,
 	}
-	if e.LeaseID == "" {
-		e.Remaining = max(0, e.Remaining+keepFor)
-	}
-	return e
 }
 
 // Renew extends leases in one statement. Only a single renewal waits for its
@@ -274,10 +274,14 @@ func (h *holder) held(resource string) *driver.HeldError {
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	n := len(renewals)
 	resources, ids, tokens, ttls := make([]string, n), make([]string, n), make([]int64, n), make([]int64, n)
-	at := make(map[string]int, n)
+	type key struct { // two claims of one resource have different tokens
+		resource string
+		token    int64
+	}
+	at := make(map[key]int, n)
 	for k, r := range renewals {
 		resources[k], ids[k], tokens[k], ttls[k] = r.Claim.Resource, r.Claim.LeaseID, int64(r.Claim.Token), r.TTL.Microseconds()
-		at[r.Claim.Resource] = k
+		at[key{resources[k], tokens[k]}] = k
 	}
 	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		for k := range results {
@@ -285,10 +289,10 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		}
 		from := driver.Now()
 		rows, _ := conn.Query(ctx, renewSQL, resources, ids, tokens, ttls, lockTimeout) // ForEachRow has its error
-		var resource string
+		var row key
 		var extended bool
-		_, err := pgx.ForEachRow(rows, []any{&resource, &extended}, func() error {
-			switch k := at[resource]; {
+		_, err := pgx.ForEachRow(rows, []any{&row.resource, &row.token, &extended}, func() error {
+			switch k := at[row]; {
 			case extended:
 				results[k] = driver.Renewed{State: driver.Extended, From: from}
 			case results[k].State == driver.Over:
@@ -343,7 +347,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 }
 
 func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim, bool]) {
-	sent := ops
+	var sent []*operation[guard.Claim, bool]
 	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		if sent = taken(ops); len(sent) > 1 {
 			lockTimeout = shortLock
@@ -414,7 +418,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		if err = i.CheckSchema(ctx, conn); err != nil {
 			return Harmless(err)
 		}
-		held, err = i.watch(ctx, conn, w, lockTimeout)
+		if held, err = i.watch(ctx, conn, w, lockTimeout); w.LeaseID == "" {
+			err = Harmless(err) // an onlooker's
+		}
 		return err
 	})
 	if err != nil {

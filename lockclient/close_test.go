@@ -1,0 +1,139 @@
+package lockclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+)
+
+// TestCloseBesideReleases: releases in the background that begin as others end
+// disturb no Close that waits for them.
+func TestCloseBesideReleases(t *testing.T) {
+	for range 300 {
+		server := memory.NewServer()
+		client := simulate(t, server.Issuer(), nil)
+		begin := make(chan struct{})
+		var wg sync.WaitGroup
+		for n := range 8 {
+			wg.Go(func() {
+				<-begin
+				for m := range 6 {
+					server.Fail(memory.Acquire, memory.Lose)
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n*m)*20*time.Microsecond)
+					lease, err := client.TryAcquire(ctx, fmt.Sprint(n, m), &AcquireOptions{TTL: time.Second})
+					cancel()
+					if err == nil {
+						lease.Release(context.Background())
+					}
+				}
+			})
+		}
+		close(begin)
+		time.Sleep(30 * time.Microsecond)
+		if err := client.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+	}
+}
+
+// TestCloseBesideHolds: a Hold whose acquire is in flight when the client is closed
+// leaves no lease behind.
+func TestCloseBesideHolds(t *testing.T) {
+	pool := migrated(t)
+	slow := guard.ObserverFunc(func(_ context.Context, e guard.Event) {
+		if e.Op == guard.OpAcquire {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	const holds = 10
+	for round := range 20 {
+		client := newTestClient(t, pool, &Options{Observer: slow})
+		warm(t, client)
+		var wg sync.WaitGroup
+		var errs [holds]error
+		for n := range holds {
+			wg.Go(func() {
+				errs[n] = client.Hold(context.Background(), fmt.Sprint(round, " ", n), &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error { <-ctx.Done(); return nil })
+			})
+		}
+		time.Sleep(time.Duration(round) * 250 * time.Microsecond)
+		if err := client.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		for n, err := range errs {
+			if err != nil && !errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("Hold: %v", err)
+			}
+			var held bool
+			if err := pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM fencepost.leases WHERE resource = $1 AND lease_id IS NOT NULL", fmt.Sprint(round, " ", n)).Scan(&held); err != nil || held {
+				t.Errorf("round %d: held %t, %v; Hold: %v", round, held, err, errs[n])
+			}
+		}
+	}
+}
+
+// TestLeaseAfterClose: a lease outside of Hold ends at its deadline, and cannot be
+// kept alive any more.
+func TestLeaseAfterClose(t *testing.T) {
+	for name, kept := range map[string]bool{"kept alive": true, "not kept": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{}
+				client := i.client(t, nil)
+				lease := mustTry(t, client, "r", time.Minute)
+				if kept {
+					if err := lease.KeepAlive(0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				left := lease.Remaining()
+				if err := client.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := lease.KeepAlive(0); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, ErrClosed) {
+					t.Errorf("KeepAlive: %v", err)
+				}
+				began := time.Now()
+				select {
+				case <-lease.Done():
+				case <-time.After(time.Hour):
+				}
+				if took := time.Since(began); took != left || !errors.Is(lease.Err(), ErrLeaseLost) || i.renewals() != 0 {
+					t.Errorf("Done after %v of %v, %v, %d renewals", took, left, lease.Err(), i.renewals())
+				}
+			})
+		})
+	}
+}
+
+// TestCloseStopsAbandoned: a release that nobody waits for, and that fails, holds up
+// Close for Options.ReleaseTimeout.
+func TestCloseStopsAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{
+			acquire: func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
+			},
+			release: func(context.Context, guard.Claim) (bool, error) {
+				return false, guard.Unavailable("release", guard.Claim{}, errSimulated)
+			},
+		}
+		client := i.client(t, &Options{OpTimeout: time.Second, ReleaseTimeout: 7 * time.Second})
+		_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: 3 * time.Hour})
+		failure(t, err, guard.ErrOutcomeUnknown, "r", errSimulated)
+		began := time.Now()
+		if err := client.Close(t.Context()); err != nil || time.Since(began) != 7*time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
