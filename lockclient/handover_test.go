@@ -2,10 +2,12 @@ package lockclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -427,4 +429,32 @@ type unwoken struct{ driver.Issuer }
 
 func (u unwoken) Watch(ctx context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
 	return u.Issuer.Watch(ctx, w, func() {})
+}
+
+// TestKeptMessage: a lease that is free, and kept for a process that has waited
+// longer, is not said to be held by the one that released it.
+func TestKeptMessage(t *testing.T) {
+	pool := migrated(t)
+	a, b, c := newTestClient(t, pool, nil), newTestClient(t, pool, nil), newTestClient(t, pool, nil)
+	lease := mustTry(t, a, "r", time.Hour)
+	warm(t, c)
+	eventually(t, "it waits", func() bool {
+		w, err := b.issuer.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "b", Wait: time.Second}, func() {})
+		if err == nil {
+			w.Stop() // and does not come
+		}
+		return err == nil
+	})
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '1 hour' WHERE resource = 'r'") // however slow the machine is
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := c.Acquire(ctx, "r", &AcquireOptions{TTL: time.Hour})
+	var held *HeldError
+	if !errors.As(err, &held) || held.Owner != "" || held.LeaseID != "" || held.Token != 0 || held.Remaining <= 0 ||
+		!strings.Contains(err.Error(), "is kept for a process that has waited longer") {
+		t.Errorf("got %v, %+v", err, held)
+	}
 }

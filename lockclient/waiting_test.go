@@ -365,3 +365,29 @@ func TestEndsAfterTrouble(t *testing.T) {
 		})
 	}
 }
+
+// TestFailsAfterRefusal: an Acquire that fails for another reason than the holder
+// names the holder, but does not match ErrHeld: somebody may count on that.
+func TestFailsAfterRefusal(t *testing.T) {
+	for name, last := range map[string]error{
+		"unavailable":     guard.Unavailable("acquire", guard.Claim{Resource: "r"}, errSimulated),
+		"outcome unknown": guard.OutcomeUnknown("acquire", guard.Claim{Resource: "r"}, errSimulated),
+		"spent":           ErrLeaseIDSpent,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{}
+				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+					if len(i.acquired) == 1 {
+						return driver.Grant{}, &HeldError{Resource: "r", Owner: "another", LeaseID: "x", Token: 1, Remaining: time.Minute}
+					}
+					return driver.Grant{}, last
+				}
+				_, err := i.client(t, nil).Acquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, LeaseID: "mine"})
+				if !errors.Is(err, last) && !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "another") {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}

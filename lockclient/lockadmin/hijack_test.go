@@ -1,6 +1,8 @@
 package lockadmin
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -21,11 +23,12 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 	CREATE OPERATOR shared.* (LEFTARG = numeric, RIGHTARG = integer, FUNCTION = shared.times);
 	CREATE FUNCTION shared.times(bigint, interval) RETURNS interval LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('shared.ran'); RETURN '0 s'; END $$;
 	CREATE OPERATOR shared.* (LEFTARG = bigint, RIGHTARG = interval, FUNCTION = shared.times);
+	CREATE FUNCTION shared.cardinality(text[]) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('shared.ran'); RETURN 0; END $$;
 	CREATE FUNCTION shared.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('shared.ran'); RETURN ''; END $$;`
 
 // TestOperatorRunsNoCodeOfOthers: what another role put into a schema of the
 // search_path does not run with the rights of a role that inspects, lists,
-// purges or migrates. The controls are some of the queries without protection.
+// advances, unlocks, purges or migrates. The controls are some of the queries without protection.
 func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 	admin := migrated(t)
 	var database string
@@ -53,7 +56,15 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 		mustExec(t, admin, "SELECT setval('shared.ran', 1, false)")
 		return was
 	}
-	mustTry(t, newTestClient(t, admin, nil), "r", time.Hour)
+	client := newTestClient(t, admin, nil)
+	mustTry(t, client, "r", time.Hour)
+	if err := mustTry(t, client, "free", time.Hour).Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waiting, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go client.Acquire(waiting, "r", &lockclient.AcquireOptions{TTL: time.Hour})
+	eventually(t, "the lease is awaited", func() bool { i, err := client.Get(t.Context(), "r"); return err == nil && i.Awaited })
 	for _, path := range []string{"shared, public", "shared, public, pg_catalog"} {
 		pool := dial(t, admin.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = path })
 		op, err := New(pool, &Options{OpTimeout: patience})
@@ -64,7 +75,20 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 			"Migrate": func() error { return lockclient.Migrate(t.Context(), pool) },
 			"Inspect": func() error { _, err := op.Inspect(t.Context()); return err },
 			"Get":     func() error { _, err := op.Get(t.Context(), "r"); return err },
-			"Purge":   func() error { _, err := op.Purge(t.Context(), nil); return err },
+			"Advance": func() error {
+				if _, err := op.Advance(t.Context(), "r", 1000); !errors.Is(err, lockclient.ErrHeld) {
+					return errors.Join(errors.New("not held"), err)
+				}
+				return nil
+			},
+			"ForceUnlock": func() error { _, err := op.ForceUnlock(t.Context(), "free", "me", "why", nil); return err },
+			"Audit": func() error {
+				for _, err := range op.Audit(t.Context(), "", nil) {
+					return err
+				}
+				return nil
+			},
+			"Purge": func() error { _, err := op.Purge(t.Context(), nil); return err },
 			"LongHeld": func() error {
 				_, err := op.LongHeld(t.Context(), time.Microsecond, nil)
 				return err

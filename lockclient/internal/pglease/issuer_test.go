@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -164,5 +165,74 @@ func TestPagedStops(t *testing.T) {
 	}
 	if want := []int{0, pglease.FirstPage, 1}; !slices.Equal(got, want) || reads != 2 {
 		t.Errorf("got %v in %d pages, want %v", got, reads, want)
+	}
+}
+
+// TestRefusedAlone: of acquires in one statement, one that is refused for good does
+// not fail the others, and its error names it.
+func TestRefusedAlone(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	release(t, i, acquire(t, i, "warm", "a"))
+	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('used up', 9223372036854775806)")
+	names := []string{"free", "fresh", "used up"}
+	sent := i.Together(len(names))
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for n, name := range names {
+		wg.Go(func() { _, errs[n] = i.Acquire(context.Background(), ask(name, "b")) })
+	}
+	<-sent
+	wg.Wait()
+	if errs[0] != nil || errs[1] != nil {
+		t.Errorf("the others: %v, %v", errs[0], errs[1])
+	}
+	if !errors.Is(errs[2], guard.ErrUnavailable) || !strings.Contains(errs[2].Error(), `the tokens of "used up" are used up`) {
+		t.Errorf("got %v", errs[2])
+	}
+}
+
+// TestWatchReads: an onlooker's watch writes nothing, so one whose connection breaks
+// is repeated; a waiter's has an unknown outcome.
+func TestWatchReads(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	acquire(t, i, "r", "a")
+	eventually(t, "it listens", func() bool {
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", Wait: time.Second}, func() {})
+		if err == nil {
+			w.Stop()
+		}
+		return err == nil
+	})
+	for id, want := range map[string]error{"": nil, "b": guard.ErrOutcomeUnknown} {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), "LOCK TABLE fencepost.leases IN ACCESS EXCLUSIVE MODE"); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan error, 1)
+		go func() {
+			w, err := i.Watch(context.Background(), driver.Watch{Resource: "r", LeaseID: id, Wait: time.Second}, func() {})
+			if err == nil {
+				w.Stop()
+			}
+			got <- err
+		}()
+		eventually(t, "it is cut off", func() (cut bool) {
+			if err := pool.QueryRow(t.Context(), `SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity
+				WHERE wait_event_type = 'Lock' AND datname = current_database()`).Scan(&cut); err != nil {
+				t.Fatal(err)
+			}
+			return cut
+		})
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; !errors.Is(err, want) {
+			t.Errorf("lease ID %q: %v", id, err)
+		}
 	}
 }
