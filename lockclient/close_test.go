@@ -137,3 +137,45 @@ func TestCloseStopsAbandoned(t *testing.T) {
 		}
 	})
 }
+
+// TestReleaseDuringClose: a Release whose answer was lost is repeated to its end
+// before the issuer is closed.
+func TestReleaseDuringClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		client := i.client(t, nil)
+		lease := mustTry(t, client, "r", time.Minute)
+		closed := make(chan error, 1)
+		i.release = func(_ context.Context, claim guard.Claim) (bool, error) {
+			if i.closed > 0 {
+				return false, guard.Unavailable("release", claim, ErrClosed)
+			}
+			if len(i.released) == 1 {
+				go func() { closed <- client.Close(context.Background()) }()
+				synctest.Wait()
+				return false, guard.OutcomeUnknown("release", claim, errSimulated)
+			}
+			return true, nil
+		}
+		if err := lease.Release(t.Context()); err != nil || len(i.released) != 2 {
+			t.Errorf("%v after %d attempts", err, len(i.released))
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLeaseOfClosedKeeper: a lease that a Close that did not wait has overtaken ends
+// at its deadline.
+func TestLeaseOfClosedKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := (&answering{}).client(t, nil)
+		client.keeper.close()
+		lease := mustTry(t, client, "r", time.Minute)
+		began, left := time.Now(), lease.Remaining()
+		if <-lease.Done(); time.Since(began) != left {
+			t.Errorf("Done after %v of %v", time.Since(began), left)
+		}
+	})
+}
