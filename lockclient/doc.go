@@ -89,8 +89,7 @@
 // One goroutine of the client renews all leases that are kept alive, and renews
 // together those that are due at about the same time; a row that is locked by
 // somebody delays no other row. Acquires that arrive while one is in flight are
-// sent as one statement, and so are releases. A request waits for earlier
-// ones for 25 ms a statement at most, and not at all while none is in flight.
+// sent as one statement, and so are releases; none waits for a stuck one.
 //
 // # Choosing the TTL
 //

@@ -236,3 +236,31 @@ func TestWatchReads(t *testing.T) {
 		}
 	}
 }
+
+// TestWarnsWithoutLogger: without a logger, what operators must know goes to slog's
+// default, and the rest nowhere.
+func TestWarnsWithoutLogger(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	var log lines
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	var refuses atomic.Bool
+	pool := dial(t, migrated(t), func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if refuses.Load() {
+				return errors.New("no more connections")
+			}
+			return nil
+		}
+	})
+	i := newIssuer(t, pool, nil)
+	acquire(t, i, "r", "a")
+	refuses.Store(true)
+	defer i.Subscribe("r", func() {})()
+	eventually(t, "it says that it does not listen", func() bool { return log.count("lock_listen_failed") == 1 })
+	refuses.Store(false)
+	eventually(t, "it listens", i.Listening)
+	if log.count("lock_listen_restored") != 0 {
+		t.Error("what is no warning was logged too")
+	}
+}

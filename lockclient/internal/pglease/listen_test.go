@@ -22,7 +22,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -571,33 +570,5 @@ func TestNotifyRefused(t *testing.T) {
 	_, err := pool.Exec(t.Context(), pglease.ReleaseSQL, releaseArgs(lease)...)
 	if pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 		t.Errorf("got %v", err)
-	}
-}
-
-// TestWarnsWithoutLogger: without a logger, what operators must know goes to slog's
-// default, and the rest nowhere.
-func TestWarnsWithoutLogger(t *testing.T) {
-	before := slog.Default()
-	defer slog.SetDefault(before)
-	var log lines
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	var refuses atomic.Bool
-	pool := dial(t, migrated(t), func(c *pgxpool.Config) {
-		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-			if refuses.Load() {
-				return errors.New("no more connections")
-			}
-			return nil
-		}
-	})
-	i := newIssuer(t, pool, nil)
-	acquire(t, i, "r", "a")
-	refuses.Store(true)
-	defer i.Subscribe("r", func() {})()
-	eventually(t, "it says that it does not listen", func() bool { return log.count("lock_listen_failed") == 1 })
-	refuses.Store(false)
-	eventually(t, "it listens", i.Listening)
-	if log.count("lock_listen_restored") != 0 {
-		t.Error("what is no warning was logged too")
 	}
 }
