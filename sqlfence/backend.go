@@ -32,6 +32,8 @@ type conn[Tx any] interface {
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error
+	// gone reports that the session is known to have ended.
+	gone() bool
 	// release never blocks for long. It is called once.
 	release()
 	migrations() migrate.Conn

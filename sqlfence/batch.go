@@ -65,12 +65,16 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Expr) ([
 	}
 	var last error
 	for range maxEnter {
-		rows, committing, err := d.batchOnce(ctx, d.enterStatement(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim})), writes)
+		rows, committing, err := d.batchOnce(ctx, d.enterStatement(enterSQL+markSetSQL, claim, d.presented([]guard.Claim{claim}), presentsSQL), writes)
 		switch {
 		case err == nil:
 			return rows, nil
 		case pgerr.State(err) != pgerr.MustRaise:
-			return nil, batchFailure(op, claim, err, committing)
+			err = batchFailure(op, claim, err, committing)
+			if !committing {
+				err = d.succeeded(ctx, []guard.Claim{claim}, err, false)
+			}
+			return nil, err
 		}
 		last = err
 		if err := d.raise(ctx, claim, false); err != nil {

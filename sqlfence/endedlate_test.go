@@ -82,7 +82,7 @@ func TestResolveEnds(t *testing.T) {
 	}
 	defer tx.Rollback(context.Background())
 	var id transactionID
-	if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.timeline); err != nil {
+	if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server); err != nil {
 		t.Fatal(err)
 	}
 	over := errors.New("over")

@@ -60,6 +60,16 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 	})
 }
 
+// has refuses claims other than those of the callback's transaction.
+func (c *callback[Tx]) has(claims []guard.Claim) error {
+	for _, claim := range claims {
+		if !slices.Contains(c.claims, claim) {
+			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
+		}
+	}
+	return nil
+}
+
 func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func(sorted []guard.Claim) error) error {
 	start := time.Now()
 	sorted, err := sortClaims(claims)
@@ -75,10 +85,8 @@ func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func
 
 // entered checks that the transaction of a callback is still fenced by claims.
 func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
-	for _, claim := range claims {
-		if !slices.Contains(own.claims, claim) {
-			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
-		}
+	if err := own.has(claims); err != nil {
+		return err
 	}
 	var same bool // the callback may have begun another one on the connection
 	if _, err := row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
@@ -91,9 +99,9 @@ func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.
 }
 
 func (d *DB[Tx]) enterRows(sorted []guard.Claim, send func(s statement) error) error {
-	presented := d.presented(sorted)
+	presented, presents := d.presented(sorted), ", ("+strings.ReplaceAll(presentSQL, "$1", "$7")+")"
 	for _, claim := range sorted {
-		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, presented)); err != nil {
+		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, presented, presents)); err != nil {
 			return enterFailure(claim, err)
 		}
 	}
@@ -108,7 +116,8 @@ type Execer interface {
 
 // EnterOn is [DB.Enter] for a transaction that can only run a statement. tx
 // must be a transaction: on anything else the fence would end with its own
-// statement, which is refused with ErrInvalid. The statement has no
+// statement, which is refused with ErrInvalid. Inside a [DB.InTx] only its own claims
+// are taken, whatever tx is. The statement has no
 // placeholders, since such code has its own placeholder syntax.
 func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
 	send := func(s statement) error {
@@ -116,6 +125,11 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 		return err
 	}
 	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
+		if own := d.callback(ctx); own != nil && own.claims != nil { // tx may be its transaction
+			if err := own.has(sorted); err != nil {
+				return err
+			}
+		}
 		if err := d.enterRows(sorted, send); err != nil {
 			return err
 		}

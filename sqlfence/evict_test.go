@@ -192,16 +192,22 @@ func TestIdleHolderIsEnded(t *testing.T) {
 // the COMMIT learns that it is stale, and by which mark, if the server can say
 // that nothing was committed: always on database/sql, which asks the server
 // before the COMMIT, and with TxOptions.Resolve on pgx. The control is pgx
-// without it, which does not know. A COMMIT that was lost under the same mark
-// stays what the server says: unavailable.
+// without it, which does not know, unless the COMMIT's statements were to be
+// prepared first. A COMMIT that was lost under the same mark stays what the server
+// says: unavailable.
 func TestEndedHolderCommits(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		for _, c := range []struct {
-			resolve, raised bool
-			want            guard.Reason
-		}{{true, true, guard.ReasonStale}, {true, false, guard.ReasonUnavailable}, {false, true, guard.ReasonOutcomeUnknown}} {
+			resolve, raised, prepared bool
+			want                      guard.Reason
+		}{{true, true, true, guard.ReasonStale}, {true, false, true, guard.ReasonUnavailable}, {false, true, true, guard.ReasonOutcomeUnknown}, {false, true, false, guard.ReasonStale}} {
 			e.exec("DELETE FROM fencepost.marks")
+			if c.prepared {
+				if err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, func(context.Context, testTx) error { return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
 			err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: c.resolve}, func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
 					return err
@@ -222,7 +228,7 @@ func TestEndedHolderCommits(t *testing.T) {
 			}
 			var rejected *guard.RejectedError
 			if guard.ReasonOf(err) != want || errors.As(err, &rejected) && rejected.Mark.Token != 6 || e.written() != 0 {
-				t.Errorf("resolve %t, raised %t: got %v, want %s", c.resolve, c.raised, err, want)
+				t.Errorf("resolve %t, raised %t, prepared %t: got %v, want %s", c.resolve, c.raised, c.prepared, err, want)
 			}
 		}
 	})

@@ -91,6 +91,9 @@ func (b *batch) runAll(ctx context.Context) error {
 	case len(all) <= most:
 		return b.run(ctx, all)
 	}
+	if err := b.q.usable(ctx, b.t); err != nil { // asked of the DB, not of its new transaction
+		return err
+	}
 	return b.q.atomically(ctx, b.op(), func(q Querier) error {
 		of := b.q
 		defer func() { b.q = of }()
@@ -151,7 +154,7 @@ func (b *batch) send(ctx context.Context, indices []int, try int) (open []int, e
 			applied = other
 			return nil
 		case other < 0:
-			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "duplicates the key of an earlier write")
+			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[n-1]), fmt.Sprint(b.writes[indices[n-1]].Key...), "duplicates the key of an earlier write, or a trigger of an earlier write has changed its row")
 			return nil
 		case other > 0:
 			same = guard.Invalid(fmt.Sprintf("writes[%d]: key", indices[other-1]), fmt.Sprint(b.writes[indices[other-1]].Key...), fmt.Sprintf("is that of writes[%d], too", indices[n-1]))
@@ -412,12 +415,11 @@ func (b *builder) manyRest(of *batch) error {
 	if err != nil {
 		return err
 	}
-	keys, meets, order := make([]string, len(t.keys)), make([]string, len(t.keys)), make([]string, len(t.keys))
+	keys, order := make([]string, len(t.keys)), make([]string, len(t.keys))
 	for i, column := range t.keyColumns {
 		keys[i], order[i] = own("k", i), t.row+"."+column
-		meets[i] = order[i] + " = " + keys[i]
 	}
-	key, meet := strings.Join(keys, ", "), strings.Join(meets, " AND ")
+	key, meet := strings.Join(keys, ", "), t.keysEqual(t.row+".", func(i int) string { return keys[i] })
 	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in"` +
 		` WHERE "fence token" IS NOT NULL GROUP BY ` + key + " HAVING pg_catalog.count(*) > 1)")
 	again, other := "false", "0"
@@ -436,13 +438,10 @@ func (b *builder) manyRest(of *batch) error {
 		b.WriteString(" AND " + satisfied)
 	}
 	b.WriteString(` RETURNING "fence n")`)
-	there := make([]string, len(keys))
-	for i := range keys {
-		there[i] = order[i] + ` = "fence i".` + keys[i]
-	}
+	there := t.keysEqual(t.row+".", func(i int) string { return `"fence i".` + keys[i] })
 	b.WriteString(` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence there", false AS "fence found",` +
 		` NULL::bigint AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
-		` UNION ALL SELECT "fence i"."fence n", ` + other + `, EXISTS (SELECT FROM ` + t.name + " WHERE " + strings.Join(there, " AND ") + `), "fence r"."fence n" IS NOT NULL,` +
+		` UNION ALL SELECT "fence i"."fence n", ` + other + `, EXISTS (SELECT FROM ` + t.name + " WHERE " + there + `), "fence r"."fence n" IS NOT NULL,` +
 		` "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
 		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" USING ("fence n") LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" = "fence i"."fence n"` +
 		` WHERE "fence o"."fence n" IS NULL AND "fence i"."fence token" IS NOT NULL`)

@@ -48,7 +48,7 @@ func state(code string) error {
 var errInjected = errors.New("injected")
 
 const (
-	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint > "last_fencing_token"`
+	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`
 	mockVerdict = `SELECT "last_fencing_token", NULL::text, false, true FROM "jobs" WHERE ("id" = $1)`
 )
 

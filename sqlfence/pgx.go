@@ -111,6 +111,8 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 		return errAborted
 	case noMarker(err):
 		return errEnded
+	case unprepared(err):
+		return pgerr.NotSent(err)
 	case err != nil && !c.conn.IsClosed() && c.conn.PgConn().TxStatus() != 'I': // the COMMIT was skipped
 		return pgerr.NotSent(err)
 	}
@@ -120,8 +122,8 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 // checkMarkerSQL fails if the marker is missing. The error is recognised by the
 // name of a setting that nobody has, whatever the server's language.
 const (
-	checkMarkerSQL = "SELECT pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=)" +
-		" $1::pg_catalog.text THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END)"
+	checkMarkerSQL = "SELECT pg_catalog.current_setting(CASE WHEN " + isMarkedSQL +
+		" THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END)"
 	noMarkerText = "fencepost: the transaction was ended"
 )
 
@@ -144,6 +146,8 @@ func committable(c *pgx.Conn) error {
 	return nil
 }
 
+func (c *pgxConn) gone() bool { return c.conn.IsClosed() }
+
 func (c *pgxConn) release() {
 	if c.handle != nil {
 		if busy(c.conn) {
@@ -160,6 +164,12 @@ func (c *pgxConn) release() {
 // encode; its type is not exported, and the connection is closed. Without this
 // check the outcome would be called unknown.
 const batchBuildText = "error preprocessing batch (build)"
+
+// unprepared reports that a statement of a batch could not be prepared: nothing of
+// the batch was sent.
+func unprepared(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "error preprocessing batch (prepare)")
+}
 
 // batch sends COMMIT in the same round trip. The server skips it after an error,
 // since both come before one Sync; so after an error with an open transaction
@@ -179,6 +189,10 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 		return nil, false, errAborted
 	case err == nil:
 		return rows, true, nil
+	case unprepared(err) && pgerr.State(err) != "":
+		return nil, false, err
+	case unprepared(err):
+		return nil, false, pgerr.NotSent(err)
 	case strings.HasPrefix(err.Error(), batchBuildText):
 		return nil, false, unsendable{err} // the COMMIT would have been built after it
 	default:

@@ -11,20 +11,24 @@ import (
 )
 
 const (
-	// transactionIDSQL assigns the transaction's ID. The first eight digits of
-	// a WAL file's name are the timeline (PostgreSQL documentation, 30.5): after
-	// a failover the same ID may be another transaction.
-	transactionIDSQL = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text, " + timelineSQL
+	// transactionIDSQL assigns the transaction's ID and says on what server: after
+	// a failover or a crash the same ID may be another transaction.
+	transactionIDSQL = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text, " + serverSQL
 	resolveSQL       = `SELECT pg_catalog.pg_is_in_recovery(),
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE ` + timelineSQL + ` END,
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE ` + serverSQL + ` END,
 	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE coalesce(pg_catalog.pg_xact_status($1::pg_catalog.text::pg_catalog.xid8), 'forgotten') END`
-	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
+	// serverSQL is the WAL's timeline, the first eight digits of a file's name
+	// (PostgreSQL documentation, 30.5), and when the statistics were reset, in
+	// microseconds: each recovery from a crash resets them (28.2), also that from
+	// the crash of one process, and then gives the IDs again whose WAL was lost.
+	serverSQL = "pg_catalog.concat_ws('/', pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)," +
+		" (SELECT (pg_catalog.date_part('epoch', stats_reset) OPERATOR(pg_catalog.*) 1000000::pg_catalog.float8)::bigint FROM pg_catalog.pg_stat_bgwriter))"
 )
 
 // resolveEvery is how often Resolve asks about a transaction in progress.
 const resolveEvery = 50 * time.Millisecond
 
-type transactionID struct{ xid, timeline string }
+type transactionID struct{ xid, server string }
 
 // lostCommit is the error of a COMMIT with what is needed to look up its
 // outcome.
@@ -44,11 +48,11 @@ func (e *lostCommit) Unwrap() error { return e.error }
 // committed says what happened if the error is nil. The error is
 // ErrOutcomeUnknown if that cannot be determined: the transaction is still in
 // progress, it is so old that the server has forgotten it (PostgreSQL
-// documentation, 9.26, pg_xact_status), or the server was meanwhile replaced by
-// a standby, on which the same ID may be another transaction. ErrUnavailable
-// means that no server could be reached. A replacement that keeps the WAL's
-// timeline, such as a restored volume or a dump, is not detected: do not
-// resolve across one.
+// documentation, 9.26, pg_xact_status), or the server has recovered from a crash
+// or was replaced by a standby since the transaction began: then the same ID may be
+// another transaction. A reset of the server's statistics has the same effect.
+// ErrUnavailable means that no server could be reached. A copy that was made of a
+// server that was shut down is not detected: do not resolve across one.
 func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ error) {
 	const op = "resolve a lost COMMIT"
 	var lost *lostCommit
@@ -62,8 +66,8 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 	}
 	for end := time.Now().Add(d.opts.CommitTimeout); ; {
 		var standby bool
-		var timeline, status string
-		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &timeline, &status); err != nil {
+		var server, status string
+		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &server, &status); err != nil {
 			if pgerr.State(err) == pgerr.InvalidParameter { // an ID in the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}
@@ -72,8 +76,8 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 		switch {
 		case standby:
 			return false, guard.Unavailable(op, claim, errStandby)
-		case timeline != lost.id.timeline:
-			return false, guard.OutcomeUnknown(op, claim, fmt.Errorf("the server was replaced: its timeline is %s, the transaction's was %s", timeline, lost.id.timeline))
+		case server != lost.id.server:
+			return false, guard.OutcomeUnknown(op, claim, fmt.Errorf("the server crashed or was replaced since: it is %s (timeline, reset of its statistics), the transaction's was %s", server, lost.id.server))
 		case status == "committed" || status == "aborted":
 			return status == "committed", nil
 		case status != "in progress" || time.Now().After(end):

@@ -99,13 +99,13 @@ func TestResolveUnknowable(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tx.Rollback(context.Background())
-		if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.timeline); err != nil {
+		if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server); err != nil {
 			t.Fatal(err)
 		}
 		resolve := func(db fence, id transactionID) (bool, error) {
 			return db.Resolve(t.Context(), guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
 		}
-		for what, id := range map[string]transactionID{"in progress": id, "of the future": {"999999999999", id.timeline}, "of another timeline": {id.xid, "000000FF"}, "forgotten": {"3", "00000000"}} {
+		for what, id := range map[string]transactionID{"in progress": id, "of the future": {"999999999999", id.server}, "of another timeline": {id.xid, "000000FF"}, "forgotten": {"3", "00000000"}} {
 			if committed, err := resolve(db, id); committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 				t.Errorf("%s: %v, %v, want ErrOutcomeUnknown", what, committed, err)
 			}

@@ -54,7 +54,9 @@ func TestTakeoverSurvivesCrash(t *testing.T) {
 			}
 		}
 		for _, e := range envs {
-			take(e, mutantQuerier{e.open(nil), func(sql string) string { return strings.Replace(sql, "IN ('off', 'local')", "IN ('never')", 1) }}, "control")
+			take(e, mutantQuerier{e.open(nil), func(sql string) string {
+				return strings.Replace(sql, "ANY (ARRAY['off', 'local'])", "ANY (ARRAY['never'])", 1)
+			}}, "control")
 		}
 		if err := s.StopImmediate(); err != nil {
 			t.Fatal(err)

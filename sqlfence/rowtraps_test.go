@@ -32,7 +32,7 @@ var traps = map[string]struct {
 		WHERE id = $1 AND op <> '' OR id = $1 AND v >= 0 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", backwards},
 	"many rows, compared with what was read": {rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		return fencedWays["update many"].write(ctx, s, mutantQuerier{q, func(sql string) string {
-			sql = strings.ReplaceAll(sql, `"fence token" >= "last_fencing_token"`, `"fence token" >= "fence mark"`)
+			sql = strings.ReplaceAll(sql, `"fence token" OPERATOR(pg_catalog.>=) "last_fencing_token"`, `"fence token" OPERATOR(pg_catalog.>=) "fence mark"`)
 			return strings.ReplaceAll(sql, ` FOR NO KEY UPDATE OF "steps"`, "")
 		}}, claim, id, set)
 	}}, "waiting for the newer", backwards},

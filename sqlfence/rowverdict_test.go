@@ -216,8 +216,8 @@ func TestRowsDecideControls(t *testing.T) {
 	mutants := map[string]map[string]func(string) string{
 		"Upsert": {
 			"no comparison": func(s string) string { return s[:strings.LastIndex(s, " WHERE ")] },
-			"any lease":     cut(`$3::text = "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
-			"equal refused": cut(`= "docs"."last_fencing_token"`, `< "docs"."last_fencing_token"`),
+			"any lease":     cut(`$3::text OPERATOR(pg_catalog.=) "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"equal refused": cut(`OPERATOR(pg_catalog.=) "docs"."last_fencing_token"`, `< "docs"."last_fencing_token"`),
 			"stays deleted": cut(`, "deleted_at" = NULL`, ""),
 			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "docs"."v"`),
 			"the token":     cut(`"last_fencing_token" = $2::bigint,`, `"last_fencing_token" = "docs"."last_fencing_token",`),
@@ -225,17 +225,17 @@ func TestRowsDecideControls(t *testing.T) {
 		"Delete": {
 			"no tombstone":  cut(`, "deleted_at" = pg_catalog.clock_timestamp()`, ""),
 			"deleted again": cut(` AND "deleted_at" IS NULL`, ""),
-			"no comparison": cut(`$2::bigint > "last_fencing_token"`, "true"),
+			"no comparison": cut(`$2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
 		},
 		"Takeover": {
 			"no raise":      cut(`SET "last_fencing_token" = $2::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
 			"deleted found": cut(`"deleted_at" IS NOT NULL`, "false"),
 			"deleted stays": cut(`WHERE `, `WHERE "deleted_at" IS NULL AND `),
-			"any lease":     cut(`$3::text = "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"any lease":     cut(`$3::text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 		},
 		"UpdateMany": {
-			"no comparison": cut(`"fence token" > "last_fencing_token"`, "true"),
-			"any lease":     cut(`"fence lease" = "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"no comparison": cut(`"fence token" OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
+			"any lease":     cut(`"fence lease" OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"deleted found": cut(` AND "deleted_at" IS NULL`, ""),
 			"all applied":   cut(`"fence o"."fence n" IS NULL AND `, "false AND "),
 			"all there":     cut(`EXISTS (SELECT FROM`, `true OR EXISTS (SELECT FROM`),

@@ -180,11 +180,11 @@ func (t *Table) admits(prefix, token, lease string) string {
 	mark := prefix + t.token
 	switch {
 	case t.rule == guard.OncePerToken:
-		return token + " > " + mark
+		return token + " OPERATOR(pg_catalog.>) " + mark
 	case t.lease == "":
-		return token + " >= " + mark
+		return token + " OPERATOR(pg_catalog.>=) " + mark
 	}
-	return "(" + token + " > " + mark + " OR (" + token + " = " + mark + " AND " + lease + " = " + prefix + t.lease + ` COLLATE pg_catalog."C"))`
+	return "(" + token + " OPERATOR(pg_catalog.>) " + mark + " OR (" + token + equals + mark + " AND " + lease + equals + prefix + t.lease + ` COLLATE pg_catalog."C"))`
 }
 
 // builder writes one statement. n is how many parameters it has so far.

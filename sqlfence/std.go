@@ -160,6 +160,8 @@ func unchecked(err error) error {
 // server answered with ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
+func (c *stdConn) gone() bool { return c.native != nil && c.native.IsClosed() }
+
 func (c *stdConn) release() {
 	if c.handle != nil {
 		timer := time.AfterFunc(rollbackTimeout, c.cancel)

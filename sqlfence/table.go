@@ -121,19 +121,17 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 	if len(key) == 0 {
 		return nil, guard.Invalid("key", "", "must name at least one column")
 	}
-	where := make([]string, len(key))
-	for i, column := range key {
+	for _, column := range key {
 		quoted, err := t.reserve("key column", column)
 		if err != nil {
 			return nil, err
 		}
 		t.keyColumns = append(t.keyColumns, quoted)
-		where[i] = quoted + " = " + placeholder(i+1)
 	}
-	t.where = "(" + strings.Join(where, " AND ") + ")"
 	if err := t.bind(o); err != nil {
 		return nil, err
 	}
+	t.where = "(" + t.keysEqual("", func(i int) string { return placeholder(i + 1) }) + ")"
 	t.id = tableID{t.name, o.TokenColumn, jsonText(t.bound)}
 	return t, nil
 }
@@ -177,6 +175,25 @@ func (t *Table) bind(o TableOptions) error {
 		t.bound = append(t.bound, b)
 	}
 	return nil
+}
+
+// equals is the system's own operator, whatever the search_path: another role may
+// have made one that matches the columns' types better and is true for every row.
+const equals = " OPERATOR(pg_catalog.=) "
+
+// keysEqual compares the key columns, with the given prefix, with values. A column
+// that is not in the claim's resource may have a type of an extension, whose
+// operator is on the caller's search_path.
+func (t *Table) keysEqual(prefix string, value func(i int) string) string {
+	all := make([]string, len(t.keys))
+	for i, column := range t.keyColumns {
+		is := " = "
+		if slices.ContainsFunc(t.bound, func(b bound) bool { return b.key == i }) {
+			is = equals
+		}
+		all[i] = prefix + column + is + value(i)
+	}
+	return strings.Join(all, " AND ")
 }
 
 // bound is the key column that a variable of a template is bound to, in the

@@ -96,15 +96,15 @@ func (d Dest) pointers() (columns []string, into []any, err error) {
 // liftCommit makes the commit of the statement that returns it wait for the
 // disk where the server's default would not: what counts is the setting at the
 // commit (PostgreSQL documentation, 20.5.1, synchronous_commit).
-const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local')" +
+const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'local'])" +
 	" THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
 
 // raised is the condition that a written row has the claim as its mark.
 func (t *Table) raised() string {
 	n := len(t.keys) + 1
-	raised := t.token + " = " + placeholder(n) + "::bigint"
+	raised := t.token + equals + placeholder(n) + "::bigint"
 	if t.lease != "" {
-		raised += " AND " + t.lease + " = " + placeholder(n+1) + `::text COLLATE pg_catalog."C"`
+		raised += " AND " + t.lease + equals + placeholder(n+1) + `::text COLLATE pg_catalog."C"`
 	}
 	return raised
 }

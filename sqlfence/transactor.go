@@ -50,7 +50,7 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 	if err != nil {
 		return schemaFailure(op, guard.Claim{}, err)
 	}
-	committing, err := t.db.call(ctx, op, c, nil, func(ctx context.Context, tx Tx) error { return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx)) })
+	committing, _, err := t.db.call(ctx, op, c, nil, func(ctx context.Context, tx Tx) error { return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx)) })
 	if !committing {
 		return err
 	}

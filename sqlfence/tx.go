@@ -19,10 +19,14 @@ const (
 	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	// The marker is local to the transaction: however the transaction ends, by
 	// COMMIT AND CHAIN too, it ends with it.
-	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', $6::pg_catalog.text, true)"
-	markedSQL  = "SELECT coalesce(pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) $1::pg_catalog.text, false)"
+	// Another DB may have put its own there.
+	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', pg_catalog.concat(pg_catalog.replace(" +
+		"pg_catalog.current_setting('fencepost.transaction', true), $6::pg_catalog.text, ''), $6::pg_catalog.text), true)"
+	markedSQL = "SELECT " + isMarkedSQL
+	// isMarkedSQL: strpos is NULL if nothing was set.
+	isMarkedSQL = "coalesce(pg_catalog.strpos(pg_catalog.current_setting('fencepost.transaction', true), $1::pg_catalog.text) OPERATOR(pg_catalog.>) 0, false)"
 	// With Options.PresentClaims, what is entered is presented to the triggers
-	// of guarded tables as well.
+	// of guarded tables as well: to others in a transaction that was begun elsewhere.
 	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::pg_catalog.text, true)"
 )
 
@@ -71,7 +75,8 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
-// or panic is passed on unchanged. fn must not end the transaction, and must
+// or panic is passed on unchanged; an error is wrapped if ctx has ended, and is the
+// Cause of the ErrStale if a newer holder's raise ended the session. fn must not end the transaction, and must
 // return the error of a statement that failed. A nested InTx of the same DB is
 // refused, because it would be a separate transaction.
 //
@@ -88,7 +93,7 @@ func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx contex
 
 // InTxAll is [DB.InTx] on several resources and with options, which may be nil:
 // the transaction is fenced by all of the claims, or does not begin. They are
-// entered in the order of their resources' bytes, so that transactions never
+// entered in the order of their resources' bytes, so that transactions do not
 // deadlock on them. A mark that is raised stays raised even if another claim is
 // then refused. fn's context carries the first claim given.
 //
@@ -146,21 +151,21 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	if err != nil {
 		return err
 	}
-	committing, err := d.call(guard.WithClaim(ctx, first), "fenced transaction", c, sorted, fn)
+	committing, gone, err := d.call(guard.WithClaim(ctx, first), "fenced transaction", c, sorted, fn)
 	switch {
 	case err == nil:
 		return nil
 	case !committing && strings.HasPrefix(pgerr.State(err), "SF"): // a statement of fn's own, refused by a trigger
-		return d.succeeded(ctx, sorted, ErrorFrom(err))
+		return d.succeeded(ctx, sorted, ErrorFrom(err), gone)
 	case !committing:
-		return d.succeeded(ctx, sorted, err)
+		return d.succeeded(ctx, sorted, err, gone)
 	case opts.Resolve && err != errEnded:
 		err = &lostCommit{id: id, error: err}
 	}
 	err = failure("commit of a fenced transaction", first, err, true)
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
-		return d.succeeded(ctx, sorted, err)
+		return d.succeeded(ctx, sorted, err, false)
 	case reason == guard.ReasonOutcomeUnknown && opts.Resolve:
 		return d.resolved(ctx, first, sorted, err)
 	}
@@ -168,26 +173,28 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 }
 
 // call runs fn in the transaction of c, commits it and releases c, even if fn
-// panics or calls runtime.Goexit. committing reports that err is the COMMIT's.
-func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing bool, err error) {
+// panics or calls runtime.Goexit. committing reports that err is the COMMIT's, gone
+// that it is fn's and that the session ended meanwhile.
+func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing, gone bool, err error) {
 	own := &callback[Tx]{tx: c.tx(), claims: claims}
 	defer c.release()
 	defer own.over.Store(true)
 	if err := fn(context.WithValue(ctx, txKey[Tx]{d}, own), own.tx); err != nil {
-		return false, err
+		return false, c.gone(), err
 	}
 	claim, _ := guard.ClaimFrom(ctx)
 	if err := ended(ctx, op, claim); err != nil {
-		return false, err
+		return false, false, err
 	}
-	return true, c.commit(ctx, d.commits)
+	return true, false, c.commit(ctx, d.commits)
 }
 
 // succeeded handles the error of a transaction that committed nothing because
-// its session was ended. If there is a newer holder's mark, its raise ended the
-// session, and succeeded returns the refusal by that mark.
-func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error) error {
-	if !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
+// its session was ended; gone says that it was, which err may hide. If there is a
+// newer holder's mark, its raise ended the session, and succeeded returns the
+// refusal by that mark.
+func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
+	if !gone && !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
 		return err
 	}
 	return d.refusedBy(ctx, claims, err)
@@ -218,10 +225,10 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 	}
 	first := make([]statement, 0, len(claims)+1)
 	for _, claim := range claims {
-		first = append(first, d.enterStatement(text, claim, presented))
+		first = append(first, d.enterStatement(text, claim, presented, presentsSQL))
 	}
 	if opts.Resolve {
-		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.timeline}})
+		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.server}})
 	}
 	var err error
 	for tries, early := 0, 0; tries < maxEnter; {
@@ -250,13 +257,13 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 // and presents the setting that [DB.presented] made of all claims that it
 // enters under. COMMIT checks for the marker: a callback that ended the
 // transaction in SQL wrote the rest without a fence, and only the server knows.
-func (d *DB[Tx]) enterStatement(text string, claim guard.Claim, presented string) statement {
+func (d *DB[Tx]) enterStatement(text string, claim guard.Claim, presented, presents string) statement {
 	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
 	if presented == "" {
 		return statement{sql: text, args: args}
 	}
-	return statement{sql: text + presentsSQL, args: append(args, presented)}
+	return statement{sql: text + presents, args: append(args, presented)}
 }
 
 // presented returns the setting that presents claims to triggers; empty for

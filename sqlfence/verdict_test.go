@@ -60,11 +60,13 @@ func TestUpdateDecidesControls(t *testing.T) {
 	mutants := map[string]func(string) string{
 		"no predicate": func(s string) string { return s[:strings.LastIndex(s, ") AND ")+1] },
 		"equal is admitted": func(s string) string {
-			return strings.Replace(s, `::bigint > "last`, `::bigint >= "last`, 1)
+			return strings.Replace(s, `::bigint OPERATOR(pg_catalog.>) "last`, `::bigint OPERATOR(pg_catalog.>=) "last`, 1)
 		},
-		"equal is refused": func(s string) string { return strings.Replace(s, `::bigint >= "last`, `::bigint > "last`, 1) },
+		"equal is refused": func(s string) string {
+			return strings.Replace(s, `::bigint OPERATOR(pg_catalog.>=) "last`, `::bigint OPERATOR(pg_catalog.>) "last`, 1)
+		},
 		"any lease": func(s string) string {
-			return strings.Replace(s, `$4::text = "last_lease_id" COLLATE pg_catalog."C"`, "true", 1)
+			return strings.Replace(s, `$4::text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true", 1)
 		},
 		"the lease stays":      func(s string) string { return strings.Replace(s, `, "last_lease_id" = $4::text`, "", 1) },
 		"the token stays":      func(s string) string { return strings.Replace(s, `= $3::bigint,`, `= "last_fencing_token",`, 1) },

@@ -50,12 +50,12 @@ var mistakes = []mistake{
 	},
 	{
 		name: "> for >=", wrong: "a holder cannot write twice under SameOrNewer",
-		edits: []edit{{tableUpdateGo, `return token + " >= " + mark`, `return token + " > " + mark`}},
+		edits: []edit{{tableUpdateGo, `return token + " OPERATOR(pg_catalog.>=) " + mark`, `return token + " OPERATOR(pg_catalog.>) " + mark`}},
 		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
 	},
 	{
 		name: ">= for >", wrong: "a token writes twice under OncePerToken",
-		edits: []edit{{tableUpdateGo, "OncePerToken:\n\t\treturn token + \" > \" + mark", "OncePerToken:\n\t\treturn token + \" >= \" + mark"}},
+		edits: []edit{{tableUpdateGo, "OncePerToken:\n\t\treturn token + \" OPERATOR(pg_catalog.>) \" + mark", "OncePerToken:\n\t\treturn token + \" OPERATOR(pg_catalog.>=) \" + mark"}},
 		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
 	},
 	{

@@ -1,0 +1,228 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestManyInsideInTx: UpdateMany on the DB inside its own InTx is refused also when
+// it takes several statements, which would commit by themselves.
+func TestManyInsideInTx(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n (id) SELECT generate_series(1, 30000)")
+		table := e.table("n", []string{"id"}, nil)
+		for _, rows := range []int{10, 30000} {
+			writes := make([]RowUpdate, rows)
+			for i := range writes {
+				writes[i] = RowUpdate{claimOf("r", 5), Key{i + 1}, Set{"v": 1}}
+			}
+			rollback := errors.New("rolled back")
+			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				_, err := table.UpdateMany(ctx, e.db, writes)
+				wantInvalid(t, itoa(rows), err, "Querier", "InTx")
+				return rollback
+			})
+			if n := e.int("SELECT count(*) FROM n WHERE v = 1"); n != 0 || err != rollback {
+				t.Errorf("%d rows written, %v", n, err)
+			}
+		}
+	})
+}
+
+// TestTwoDBsInOneTransaction: a second DB that enters in the transaction of the first
+// does not end it, and its own marker is found too.
+func TestTwoDBsInOneTransaction(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		other := e.open(nil)
+		if err := e.db.Raise(t.Context(), claimOf("s", 5)); err != nil {
+			t.Fatal(err)
+		}
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			for range 2 {
+				if err := otherEnter(ctx, other, tx, claimOf("s", 5)); err != nil {
+					return err
+				}
+			}
+			return write5(ctx, tx)
+		})
+		if err != nil || e.written() != 1 {
+			t.Errorf("%v, %d rows", err, e.written())
+		}
+	})
+}
+
+func otherEnter(ctx context.Context, other fence, tx testTx, claim guard.Claim) error {
+	if x, ok := tx.(pgxTx); ok {
+		return other.(pgxFence).Enter(ctx, x.tx, claim)
+	}
+	x := tx.(stdTx)
+	if err := other.(stdFence).Enter(ctx, x.tx, claim); err != nil {
+		return err
+	}
+	return other.(stdFence).EnterOn(ctx, x.tx, claim)
+}
+
+// TestEnterAddsToPresented: a claim that is entered is presented beside those that
+// were presented before, as by Present.
+func TestEnterAddsToPresented(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE g (tenant text NOT NULL, v int)")
+		e.guardBy("g", "{tenant}")
+		db := e.open(&Options{PresentClaims: true})
+		for _, r := range []string{"a", "b", "it's {1} \\ \"c\""} {
+			if err := db.Raise(t.Context(), claimOf(r, 5)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for what, first := range map[string]func(tx testTx) error{
+			"entered":   func(tx testTx) error { return tx.enter(t.Context(), claimOf("a", 5)) },
+			"presented": func(tx testTx) error { return tx.present(t.Context(), claimOf("a", 5)) },
+		} {
+			err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := first(tx); err != nil {
+					return err
+				}
+				if err := tx.enter(ctx, claimOf("b", 5)); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "INSERT INTO g VALUES ('a', 1), ('b', 1)")
+				return ErrorFrom(err)
+			})
+			if err != nil {
+				t.Errorf("%s before: %v", what, err)
+			}
+		}
+	})
+}
+
+// TestEnterOnInside: inside InTx, EnterOn takes the claims of the InTx alone, whose
+// transaction it may be in.
+func TestEnterOnInside(t *testing.T) {
+	e := newEnvOf(t, "std")
+	e.createWritten()
+	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		x := tx.(stdTx)
+		for _, claim := range []guard.Claim{claimOf("s", 5), claimOf("r", 6), claimOf("r", 4)} {
+			wantInvalid(t, claim.Resource+claim.Token.String(), x.db.EnterOn(ctx, x.tx, claim), "claim", "InTx")
+		}
+		if err := x.db.EnterOn(ctx, x.tx, claimOf("r", 5)); err != nil {
+			t.Error(err)
+		}
+		return write5(ctx, tx)
+	})
+	if marks := e.text("SELECT string_agg(resource || token, ' ') FROM fencepost.marks"); err != nil || e.written() != 1 || marks != "r5" {
+		t.Errorf("%v, %d rows, marks %s", err, e.written(), marks)
+	}
+}
+
+// TestEndedBehindAnotherError (P6): a holder whose session a raise has ended learns
+// that it is stale, whatever error its callback makes of that; the callback's error
+// stays the cause. Without a raise it is passed on unchanged.
+func TestEndedBehindAnotherError(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for _, raised := range []bool{true, false} {
+			e.exec("DELETE FROM fencepost.marks")
+			own := errors.New("the work failed")
+			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+				if err != nil {
+					return err
+				}
+				e.terminate(pid)
+				if raised {
+					if err := e.db.Raise(context.Background(), claimOf("r", 6)); err != nil {
+						return err
+					}
+				}
+				write5(ctx, tx)
+				return own
+			})
+			if !errors.Is(err, own) || errors.Is(err, guard.ErrStale) != raised || !raised && err != own {
+				t.Errorf("raised %t: %v", raised, err)
+			}
+		}
+	})
+}
+
+// TestBatchOfEndedHolder (P6): on database/sql, a batch whose session a raise has
+// ended is stale, like InTx. On pgx the COMMIT has been sent, too.
+func TestBatchOfEndedHolder(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		db := e.open(&Options{TerminateAfter: 100 * time.Millisecond})
+		if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan error, 1)
+		go func() {
+			_, err := db.Batch(context.Background(), claimOf("r", 5), Raw("SELECT pg_sleep(600)"))
+			got <- err
+		}()
+		e.waitFor("the batch", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
+			t.Fatal(err)
+		}
+		want := guard.ErrStale
+		if e.driver == "pgx" {
+			want = guard.ErrOutcomeUnknown
+		}
+		if err := <-got; !errors.Is(err, want) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestTableRunsNoOperatorOfOthers (P1): a write of a claim's row does not use an
+// operator of another role that matches the columns' types better and is true for
+// every row.
+func TestTableRunsNoOperatorOfOthers(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE SCHEMA shared;
+			CREATE FUNCTION shared.always(varchar, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+			CREATE OPERATOR shared.= (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = shared.always);
+			CREATE FUNCTION shared.always(text, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+			CREATE OPERATOR shared.= (LEFTARG = text, RIGHTARG = varchar, FUNCTION = shared.always);
+			CREATE FUNCTION shared.always(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+			CREATE OPERATOR shared.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shared.always);
+			CREATE OPERATOR shared.>= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shared.always);
+			CREATE TABLE n (id varchar(20) PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease varchar(50) NOT NULL DEFAULT '');
+			INSERT INTO n VALUES ('a', 0, 5, 'x'), ('b', 0, 0, '')`)
+		table, err := NewTable([]string{"n"}, []string{"id"}, guard.Must(guard.NewTemplate("{id}")), &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim := func(resource string, token guard.Token) guard.Claim {
+			return guard.Claim{Resource: resource, Token: token, LeaseID: "l"}
+		}
+		set := Set{"v": 1}
+		for _, path := range []string{"shared, public", "shared, public, pg_catalog"} {
+			db := e.along(path)
+			ways := map[string]func(c guard.Claim) error{
+				"Update":   func(c guard.Claim) error { return table.Update(t.Context(), db, c, Key{c.Resource}, set) },
+				"Takeover": func(c guard.Claim) error { return table.Takeover(t.Context(), db, c, Key{c.Resource}, nil) },
+				"Upsert":   func(c guard.Claim) error { return table.Upsert(t.Context(), db, c, Key{c.Resource}, set) },
+				"UpdateMany": func(c guard.Claim) error {
+					verdicts, err := table.UpdateMany(t.Context(), db, []RowUpdate{{c, Key{c.Resource}, set}})
+					if err == nil {
+						err = verdicts[0]
+					}
+					return err
+				},
+			}
+			for way, write := range ways {
+				newer, stale, conflicting := write(claim("b", 7)), write(claim("a", 4)), write(claim("a", 5))
+				if newer != nil || !errors.Is(stale, guard.ErrStale) || !errors.Is(conflicting, guard.ErrConflict) {
+					t.Errorf("%s under %s: %v; %v; %v", way, path, newer, stale, conflicting)
+				}
+			}
+			if rows := e.text("SELECT string_agg(concat(id, v, last_fencing_token, lease), ' ' ORDER BY id) FROM n"); rows != "a05x b17l" {
+				t.Errorf("under %s: %s", path, rows)
+			}
+		}
+	})
+}
