@@ -3,7 +3,10 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http/httptest"
 	"testing"
 
@@ -53,6 +56,12 @@ func (p *place) state(t *testing.T) state {
 	return s
 }
 
+// closeCarefully runs the careful worker under a claim.
+func (p *place) closeCarefully(t *testing.T, by closer, claim guard.Claim) error {
+	w := &worker{role: role{Name: claim.LeaseID, Fenced: true}, pool: p.pool, closer: by, out: json.NewEncoder(io.Discard)}
+	return w.closeCarefully(guard.WithClaim(t.Context(), claim))
+}
+
 func claimOf(token guard.Token, name string) guard.Claim {
 	return guard.Claim{Resource: resource(), Token: token, LeaseID: name}
 }
@@ -82,5 +91,32 @@ func TestTakeOverStopsEachWrite(t *testing.T) {
 	}
 	if err := f.closePeriod(ctx, b, "b", 21000); err != nil {
 		t.Errorf("closePeriod by the new holder: %v", err)
+	}
+}
+
+// overtaken is a closer whose first write comes after a newer holder's takeover
+// of the invoices. It does not take over the row and the object, so that only
+// the worker itself can stop what follows.
+type overtaken struct {
+	*fenced
+	newer guard.Claim
+}
+
+func (o overtaken) issue(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
+	if err := o.db.Raise(ctx, o.newer); err != nil {
+		return err
+	}
+	return o.fenced.issue(ctx, claim, by, amounts)
+}
+
+// A worker that learns that it is stale does nothing more.
+func TestCarefulWorkerStopsWhenStale(t *testing.T) {
+	p := newPlace(t)
+	err := p.closeCarefully(t, overtaken{p.fenced, claimOf(3, "c")}, claimOf(2, "b"))
+	if !errors.Is(err, guard.ErrStale) {
+		t.Errorf("%v, want stale", err)
+	}
+	if s := p.state(t); s.Status != "open" {
+		t.Errorf("%s at %d by %s, with %d invoices", s.Status, s.Total, s.ClosedBy, len(s.Invoices))
 	}
 }
