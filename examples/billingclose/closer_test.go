@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +23,7 @@ import (
 type place struct {
 	pool   *pgxpool.Pool
 	ledger *httptest.Server
+	store  *s3test.Server
 	fenced *fenced
 }
 
@@ -44,7 +46,7 @@ func newPlace(t *testing.T) *place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &place{pool, ledger, f}
+	return &place{pool, ledger, store, f}
 }
 
 func (p *place) state(t *testing.T) state {
@@ -118,5 +120,57 @@ func TestCarefulWorkerStopsWhenStale(t *testing.T) {
 	}
 	if s := p.state(t); s.Status != "open" {
 		t.Errorf("%s at %d by %s, with %d invoices", s.Status, s.Total, s.ClosedBy, len(s.Invoices))
+	}
+}
+
+// dying is a closer that dies after one of its steps.
+type dying struct {
+	*fenced
+	after string
+}
+
+var errDied = errors.New("died")
+
+func (d dying) died(step string, err error) error {
+	if d.after == step {
+		return errors.Join(err, errDied)
+	}
+	return err
+}
+
+func (d dying) closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error {
+	return d.died("close", d.fenced.closePeriod(ctx, claim, by, total))
+}
+
+func (d dying) post(ctx context.Context, claim guard.Claim, by string, total int64) error {
+	return d.died("ledger", d.fenced.post(ctx, claim, by, total))
+}
+
+func (d dying) export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
+	return d.died("export", d.fenced.export(ctx, claim, by, amounts))
+}
+
+// Wherever a worker dies, its successor completes the close, and who comes after
+// that finds nothing to do: there is one close and one posting.
+func TestSuccessorCompletesTheClose(t *testing.T) {
+	for _, after := range []string{"", "ledger", "export", "close"} {
+		t.Run("died after "+after, func(t *testing.T) {
+			p := newPlace(t)
+			if err := p.closeCarefully(t, dying{p.fenced, after}, claimOf(1, "b")); errors.Is(err, errDied) != (after != "") {
+				t.Fatal(err)
+			}
+			for _, claim := range []guard.Claim{claimOf(2, "c"), claimOf(3, "d")} {
+				if err := p.closeCarefully(t, p.fenced, claim); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := p.state(t)
+			if s.Status != "closed" || s.Closes != 1 || s.Total != 21000 || len(s.Invoices) != 6 || len(s.Postings) != 1 || s.Postings[0].Cents != 21000 {
+				t.Errorf("%s, %d closes at %d, %d invoices, postings %v", s.Status, s.Closes, s.Total, len(s.Invoices), s.Postings)
+			}
+			if exported, err := readExport(p.store, true); err != nil || strings.Count(exported.Content, "\n") != 6 {
+				t.Errorf("the export: %+v, %v", exported, err)
+			}
+		})
 	}
 }

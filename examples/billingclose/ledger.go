@@ -23,14 +23,17 @@ type postingBody struct {
 	Cents int64  `json:"cents"`
 }
 
-const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)`
+// upsertPosting books the one posting of a period: a worker that repeats it, after
+// a lost answer or as a successor, books no second one.
+const upsertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)
+	ON CONFLICT (tenant_id, period) DO UPDATE SET cents = excluded.cents, posted_by = excluded.posted_by`
 
 // These name both the row and its mark: chi's values may still be escaped. A real
 // service takes the tenant from the authenticated identity.
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
-// requests at the door, and the insert is a fenced transaction under the claim
+// requests at the door, and the write is a fenced transaction under the claim
 // that was admitted, so that a request already inside when a newer holder took
 // over is refused as well. Marks are in PostgreSQL: they survive a restart, and
 // replicas of the ledger share them.
@@ -87,7 +90,7 @@ func insertWith[T any](ctx context.Context, req *http.Request, exec func(context
 	if err := json.NewDecoder(http.MaxBytesReader(nil, req.Body, 1<<16)).Decode(&body); err != nil {
 		return zero, err
 	}
-	return exec(ctx, insertPosting, tenant, period, body.Cents, body.By)
+	return exec(ctx, upsertPosting, tenant, period, body.Cents, body.By)
 }
 
 func answer(w http.ResponseWriter, err error) {

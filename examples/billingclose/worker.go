@@ -37,7 +37,7 @@ const roleVariable = "BILLINGCLOSE_WORKER"
 // report is one line that a worker writes to the story: what it tried, and
 // what came back.
 type report struct {
-	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, export, lost, done
+	What  string      `json:"what"` // granted, takeover, invoices, ledger, export, close, lost, done
 	Token guard.Token `json:"token,omitempty"`
 	Text  string      `json:"text"`
 	// Reason and Error say why it was refused; empty when it was done.
@@ -102,6 +102,13 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 
 	if err := w.closer.takeOver(ctx, claim); err != nil {
 		return err
+	}
+	var status string
+	if err := w.pool.QueryRow(ctx, "SELECT status FROM tenant_billing_close WHERE tenant_id = $1 AND period = $2", tenant, period).Scan(&status); err != nil {
+		return err
+	}
+	if status == "closed" {
+		return nil // the last of the steps: a predecessor has done them all
 	}
 	issued, err := w.read(ctx, "invoices")
 	if err != nil {
@@ -171,14 +178,15 @@ type step struct {
 }
 
 // steps are the four kinds of work: the missing invoices, and what is computed
-// from all of them.
+// from all of them. The row is closed last, because it says that all is done;
+// the others may be repeated by a successor.
 func (w *worker) steps(ctx context.Context, claim guard.Claim, missing, all map[string]int64) []step {
 	total := sum(all)
 	return []step{
 		{"invoices", "issues " + names(missing), func() error { return w.closer.issue(ctx, claim, w.Name, missing) }, missing},
-		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
 		{"ledger", "posts " + money(total) + " to the ledger", func() error { return w.closer.post(ctx, claim, w.Name, total) }, nil},
 		{"export", exports(all), func() error { return w.closer.export(ctx, claim, w.Name, all) }, nil},
+		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
 	}
 }
 
