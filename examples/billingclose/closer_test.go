@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -173,4 +175,53 @@ func TestSuccessorCompletesTheClose(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A request whose body has not arrived holds no transaction.
+func TestLedgerReadsTheBodyFirst(t *testing.T) {
+	p := newPlace(t)
+	body, unsent := io.Pipe()
+	answered := make(chan int)
+	go func() { answered <- p.send(body).Code }()
+	if _, err := io.WriteString(unsent, "{"); err != nil { // returns once the ledger reads
+		t.Fatal(err)
+	}
+	var open int
+	err := p.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'`).Scan(&open)
+	if err != nil || open != 0 {
+		t.Errorf("%d open transactions, %v", open, err)
+	}
+	io.WriteString(unsent, `"by":"a","cents":100}`)
+	unsent.Close()
+	if code := <-answered; code != http.StatusCreated {
+		t.Errorf("status %d", code)
+	}
+}
+
+func TestLedgerRefusesBadInput(t *testing.T) {
+	p := newPlace(t)
+	for _, body := range []string{"", "not json", "{}", `{"by":"a"}`, `{"cents":1}`, `{"by":"a","cents":"x"}`, `{"by":"a","cents":1}{`,
+		`{"by":"\u0000","cents":1}`, `{"by":"` + strings.Repeat("a", 1<<16) + `","cents":1}`} {
+		if code := p.send(strings.NewReader(body)).Code; code != http.StatusBadRequest {
+			t.Errorf("%.40q: status %d", body, code)
+		}
+	}
+	if s := p.state(t); len(s.Postings) != 0 {
+		t.Errorf("booked: %v", s.Postings)
+	}
+	// The control: a total of zero is one.
+	if code := p.send(strings.NewReader(`{"by":"a","cents":0}`)).Code; code != http.StatusCreated {
+		t.Errorf("good input: status %d", code)
+	}
+}
+
+// send posts a body to the ledger under token 1.
+func (p *place) send(body io.Reader) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, "/tenants/"+tenant+"/periods/"+period+"/postings", body)
+	r.Header.Set(httpfence.TokenHeader, "1")
+	r.Header.Set(httpfence.LeaseHeader, "a")
+	r.Header.Set(httpfence.ResourceHeader, resource())
+	w := httptest.NewRecorder()
+	p.ledger.Config.Handler.ServeHTTP(w, r)
+	return w
 }
