@@ -15,12 +15,12 @@ type closer interface {
 	takeOver(ctx context.Context, claim guard.Claim) error
 	// issue writes invoices, a set of rows, all or none.
 	issue(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error
-	// closePeriod writes the one row that says the period is closed.
-	closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error
-	// post books the total in the ledger, another service.
+	// post books the total in the ledger, another service, once per period.
 	post(ctx context.Context, claim guard.Claim, by string, total int64) error
 	// export writes the object with the invoices so far.
 	export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error
+	// closePeriod writes the one row that says the period is closed.
+	closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error
 }
 
 const upsertInvoice = `INSERT INTO invoices (tenant_id, period, customer, cents, issued_by) VALUES ($1, $2, $3, $4, $5)

@@ -29,8 +29,10 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose,
-		&sqlfence.TableOptions{Columns: map[string]string{"tenant": "tenant_id", "period": "period"}})
+	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose, &sqlfence.TableOptions{
+		Columns: map[string]string{"tenant": "tenant_id", "period": "period"},
+		Rule:    guard.SameOrNewer, // closePeriod writes under the token that takeOver raised
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -51,10 +53,14 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	return &fenced{db: db, closes: closes, client: client, ledger: ledger, exports: exports}, nil
 }
 
-// takeOver raises the mark that issue's transactions compare with, and waits for
-// an older holder's open ones; it also raises the object's own mark.
+// takeOver raises each mark: the one that the transactions of issue and of the
+// ledger, in the same database, compare with, after an older holder's open ones
+// have ended; the row's own; and the object's own.
 func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
 	if err := f.db.Raise(ctx, claim); err != nil {
+		return err
+	}
+	if err := f.closes.Takeover(ctx, f.db, claim, sqlfence.Key{tenant, period}, nil); err != nil {
 		return err
 	}
 	return f.exports.Raise(ctx, claim, exportKey)

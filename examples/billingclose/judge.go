@@ -90,6 +90,9 @@ func (j *judge) judge(before, after state) summary {
 	if after.ClosedBy != before.ClosedBy || after.Total != before.Total {
 		s.LostUpdates++
 	}
+	if !slices.Equal(after.Postings, before.Postings) {
+		s.LostUpdates++
+	}
 	if s.ExportOverwritten = after.Export != before.Export; s.ExportOverwritten {
 		s.LostUpdates++
 	}

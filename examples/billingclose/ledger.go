@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -20,17 +22,20 @@ import (
 // postingBody is what a worker sends to the ledger.
 type postingBody struct {
 	By    string `json:"by"`
-	Cents int64  `json:"cents"`
+	Cents *int64 `json:"cents"` // nil if missing; zero is a total
 }
 
-const insertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)`
+// upsertPosting books the one posting of a period: a worker that repeats it, after
+// a lost answer or as a successor, books no second one.
+const upsertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)
+	ON CONFLICT (tenant_id, period) DO UPDATE SET cents = excluded.cents, posted_by = excluded.posted_by`
 
 // These name both the row and its mark: chi's values may still be escaped. A real
 // service takes the tenant from the authenticated identity.
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
 // newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
-// requests at the door, and the insert is a fenced transaction under the claim
+// requests at the door, and the write is a fenced transaction under the claim
 // that was admitted, so that a request already inside when a newer holder took
 // over is refused as well. Marks are in PostgreSQL: they survive a restart, and
 // replicas of the ledger share them.
@@ -39,7 +44,12 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	const route = "/tenants/{tenant}/periods/{period}/postings"
 	if !guarded {
 		r.Post(route, func(w http.ResponseWriter, req *http.Request) {
-			_, err := insertWith(req.Context(), req, pool.Exec)
+			posting, err := readPosting(w, req)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			_, err = pool.Exec(req.Context(), upsertPosting, posting...)
 			answer(w, err)
 		})
 		return r, nil
@@ -58,9 +68,15 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 		return nil, err
 	}
 	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
+		// Before the transaction begins: a slow sender must not hold it open.
+		posting, err := readPosting(w, req)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		claim, _ := guard.ClaimFrom(req.Context())
-		err := db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := insertWith(ctx, req, tx.Exec)
+		err = db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, upsertPosting, posting...)
 			return err
 		})
 		if guard.ReasonOf(err) != guard.ReasonNone && guard.ReasonOf(err) != guard.ReasonOther {
@@ -72,22 +88,28 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	return r, nil
 }
 
-// insertWith books the posting that req carries, through a pool or a transaction.
-func insertWith[T any](ctx context.Context, req *http.Request, exec func(context.Context, string, ...any) (T, error)) (T, error) {
-	var body postingBody
-	var zero T
+// readPosting returns the posting that req carries, as arguments of upsertPosting.
+func readPosting(w http.ResponseWriter, req *http.Request) ([]any, error) {
 	tenant, err := tenantOf(req)
 	if err != nil {
-		return zero, err
+		return nil, err
 	}
 	period, err := periodOf(req)
 	if err != nil {
-		return zero, err
+		return nil, err
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(nil, req.Body, 1<<16)).Decode(&body); err != nil {
-		return zero, err
+	text, err := io.ReadAll(http.MaxBytesReader(w, req.Body, 1<<16))
+	if err != nil {
+		return nil, err
 	}
-	return exec(ctx, insertPosting, tenant, period, body.Cents, body.By)
+	var body postingBody
+	if err := json.Unmarshal(text, &body); err != nil {
+		return nil, err
+	}
+	if body.By == "" || strings.Contains(body.By, "\x00") || body.Cents == nil { // a text of PostgreSQL has no NUL
+		return nil, errors.New("a posting needs by and cents")
+	}
+	return []any{tenant, period, *body.Cents, body.By}, nil
 }
 
 func answer(w http.ResponseWriter, err error) {

@@ -43,8 +43,8 @@ CREATE TABLE invoices (
   PRIMARY KEY (tenant_id, period, customer)
 );
 CREATE TABLE postings (
-  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  tenant_id text, period text, cents bigint NOT NULL, posted_by text NOT NULL
+  tenant_id text, period text, cents bigint NOT NULL, posted_by text NOT NULL,
+  PRIMARY KEY (tenant_id, period)
 );`
 
 func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
@@ -104,7 +104,7 @@ func readState(ctx context.Context, pool *pgxpool.Pool) (state, error) {
 	if _, err := pgx.ForEachRow(rows, []any{&customer, &i.Cents, &i.IssuedBy}, func() error { s.Invoices[customer] = i; return nil }); err != nil {
 		return s, err
 	}
-	rows, _ = pool.Query(ctx, `SELECT cents, posted_by FROM postings WHERE tenant_id = $1 AND period = $2 ORDER BY id`, tenant, period)
+	rows, _ = pool.Query(ctx, `SELECT cents, posted_by FROM postings WHERE tenant_id = $1 AND period = $2`, tenant, period)
 	s.Postings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[posting])
 	return s, err
 }

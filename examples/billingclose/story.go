@@ -117,7 +117,7 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 	}
 	defer b.kill()
 	s.show.line("worker b", 0, "waits for the lease of worker a to expire", "")
-	if err := s.follow(ctx, b, false, j, "granted", "takeover", "invoices", "close", "ledger", "export", "done"); err != nil {
+	if err := s.follow(ctx, b, false, j, "granted", "takeover", "invoices", "ledger", "export", "close", "done"); err != nil {
 		return summary{}, err
 	}
 	if err := b.wait(ctx); err != nil {
@@ -136,7 +136,7 @@ func (s *story) tell(ctx context.Context) (summary, error) {
 	if err := a.goOn(); err != nil {
 		return summary{}, err
 	}
-	if err := s.follow(ctx, a, true, j, "invoices", "close", "ledger", "export", "lost", "done"); err != nil {
+	if err := s.follow(ctx, a, true, j, "invoices", "ledger", "export", "close", "lost", "done"); err != nil {
 		return summary{}, err
 	}
 	if err := a.wait(ctx); err != nil {

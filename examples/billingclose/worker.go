@@ -37,7 +37,7 @@ const roleVariable = "BILLINGCLOSE_WORKER"
 // report is one line that a worker writes to the story: what it tried, and
 // what came back.
 type report struct {
-	What  string      `json:"what"` // granted, takeover, invoices, close, ledger, export, lost, done
+	What  string      `json:"what"` // granted, takeover, invoices, ledger, export, close, lost, done
 	Token guard.Token `json:"token,omitempty"`
 	Text  string      `json:"text"`
 	// Reason and Error say why it was refused; empty when it was done.
@@ -103,6 +103,13 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 	if err := w.closer.takeOver(ctx, claim); err != nil {
 		return err
 	}
+	var status string
+	if err := w.pool.QueryRow(ctx, "SELECT status FROM tenant_billing_close WHERE tenant_id = $1 AND period = $2", tenant, period).Scan(&status); err != nil {
+		return err
+	}
+	if status == "closed" {
+		return nil // the last of the steps: a predecessor has done them all
+	}
 	issued, err := w.read(ctx, "invoices")
 	if err != nil {
 		return err
@@ -122,7 +129,12 @@ func (w *worker) closeCarefully(ctx context.Context) error {
 	}
 	all := maps.Clone(issued)
 	maps.Copy(all, missing)
-	return w.finish(ctx, claim, missing, all)
+	for _, s := range w.steps(ctx, claim, missing, all) {
+		if err := w.attempt(claim, s); err != nil {
+			return err // a step builds on those before it; if it is stale, a newer holder does the rest
+		}
+	}
+	return nil
 }
 
 // closeNaively is worker a: it reads once, trusts its lease and never checks
@@ -139,53 +151,53 @@ func (w *worker) closeNaively(ctx context.Context) error {
 		return err
 	}
 	first, rest := halves(amounts)
-	if err := w.attempt(claim, "invoices", "issues "+names(first), func() error {
+	if err := w.attempt(claim, step{"invoices", "issues " + names(first), func() error {
 		return w.closer.issue(ctx, claim, w.Name, first)
-	}, first); err != nil {
+	}, first}); err != nil {
 		return err
 	}
-	if err := w.attempt(claim, "export", exports(first), func() error {
+	if err := w.attempt(claim, step{"export", exports(first), func() error {
 		return w.closer.export(ctx, claim, w.Name, first)
-	}, nil); err != nil {
+	}, nil}); err != nil {
 		return err
 	}
 	if !w.in.Scan() { // the story stops the process here; this is where the pause falls
 		return io.ErrUnexpectedEOF
 	}
-	w.finish(ctx, claim, rest, amounts) // after a failure the next is tried, as naive code does
+	for _, s := range w.steps(ctx, claim, rest, amounts) {
+		w.attempt(claim, s) // after a failure the next is tried, as naive code does
+	}
 	return nil
 }
 
-// finish does the four kinds of work and returns the first error: the missing
-// invoices, and what is computed from all of them.
-func (w *worker) finish(ctx context.Context, claim guard.Claim, missing, all map[string]int64) error {
+// step is one piece of work, and how the story calls it.
+type step struct {
+	what, text string
+	do         func() error
+	rows       map[string]int64 // that a success acknowledges
+}
+
+// steps are the four kinds of work: the missing invoices, and what is computed
+// from all of them. The row is closed last, because it says that all is done;
+// the others may be repeated by a successor.
+func (w *worker) steps(ctx context.Context, claim guard.Claim, missing, all map[string]int64) []step {
 	total := sum(all)
-	var first error
-	for _, step := range []struct {
-		what, text string
-		do         func() error
-		rows       map[string]int64
-	}{
+	return []step{
 		{"invoices", "issues " + names(missing), func() error { return w.closer.issue(ctx, claim, w.Name, missing) }, missing},
-		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
 		{"ledger", "posts " + money(total) + " to the ledger", func() error { return w.closer.post(ctx, claim, w.Name, total) }, nil},
 		{"export", exports(all), func() error { return w.closer.export(ctx, claim, w.Name, all) }, nil},
-	} {
-		if err := w.attempt(claim, step.what, step.text, step.do, step.rows); err != nil && first == nil {
-			first = err
-		}
+		{"close", "closes the period at " + money(total), func() error { return w.closer.closePeriod(ctx, claim, w.Name, total) }, nil},
 	}
-	return first
 }
 
 // attempt does one piece of work and reports how it ended.
-func (w *worker) attempt(claim guard.Claim, what, text string, do func() error, rows map[string]int64) error {
-	err := do()
-	r := report{What: what, Token: claim.Token, Text: text, Reason: guard.ReasonOf(err)}
+func (w *worker) attempt(claim guard.Claim, s step) error {
+	err := s.do()
+	r := report{What: s.what, Token: claim.Token, Text: s.text, Reason: guard.ReasonOf(err)}
 	if err != nil {
 		r.Error = err.Error()
 	} else {
-		r.Invoices = rows
+		r.Invoices = s.rows
 	}
 	w.report(r)
 	return err

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -45,11 +46,17 @@ func readIdentities(file string) (who identities, err error) {
 	if err := d.Decode(&entries); err != nil {
 		return who, fmt.Errorf("%s: %w", file, err)
 	}
+	if _, err := d.Token(); err != io.EOF { // a second array would be ignored
+		return who, fmt.Errorf("%s: there is text after the array", file)
+	}
 	who.byHash = map[string]lockhttp.Identity{}
 	for n, e := range entries {
 		hash, err := hex.DecodeString(e.SHA256)
 		if err != nil || len(hash) != sha256.Size || e.Subject == "" || e.Tenant == "" {
 			return who, fmt.Errorf("%s: entry %d needs sha256 (64 hexadecimal digits), subject and tenant", file, n+1)
+		}
+		if _, twice := who.byHash[string(hash)]; twice { // whose token would it be?
+			return who, fmt.Errorf("%s: entry %d has the sha256 of another entry", file, n+1)
 		}
 		who.byHash[string(hash)] = lockhttp.Identity{
 			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Audience: audience(e.Tenant), Limits: lockhttp.Limits{Leases: e.Leases},

@@ -162,7 +162,13 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("%q: %+v, %v", c.headers, id, err)
 		}
 	}
-	for _, bad := range []string{`{}`, `[{"sha256":"00","subject":"a","tenant":"b"}]`, `[{"token":"x"}]`, `[{"sha256":"` + hex.EncodeToString(hash[:]) + `","subject":"a"}]`} {
+	digits := hex.EncodeToString(hash[:])
+	entry := `{"sha256":"` + digits + `","subject":"a","tenant":"b"}`
+	for _, bad := range []string{
+		`{}`, `[{"sha256":"00","subject":"a","tenant":"b"}]`, `[{"token":"x"}]`, `[{"sha256":"` + digits + `","subject":"a"}]`,
+		`[` + entry + `,` + entry + `]`, `[` + entry + `,` + strings.Replace(entry, digits, strings.ToUpper(digits), 1) + `]`,
+		`[` + entry + `]]`, `[` + entry + `] more`, `[` + entry + `] [` + entry + `]`,
+	} {
 		write(file, bad)
 		if _, err := readIdentities(file); err == nil {
 			t.Errorf("taken: %s", bad)

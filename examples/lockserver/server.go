@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/jackc/pgx/v5"
@@ -165,10 +167,18 @@ func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx],
 	r := chi.NewRouter()
 	r.With(fence.Admit).Put("/demo/closes/{period}", func(w http.ResponseWriter, r *http.Request) {
 		note, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1000))
+		if _, long := errors.AsType[*http.MaxBytesError](err); long {
+			http.Error(w, "a note has at most 1000 bytes", http.StatusRequestEntityTooLarge)
+			return
+		}
+		if err != nil || !utf8.Valid(note) || bytes.IndexByte(note, 0) >= 0 { // PostgreSQL stores no other text
+			http.Error(w, "a note is UTF-8 without NUL", http.StatusBadRequest)
+			return
+		}
 		claim, _ := guard.ClaimFrom(r.Context())
 		owner, err1 := tenant(r)
 		key, err2 := period(r)
-		if err = errors.Join(err, err1, err2); err == nil {
+		if err = errors.Join(err1, err2); err == nil {
 			// Admission does not stop this request if a newer holder comes now.
 			// The fenced transaction does.
 			err = db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
