@@ -15,7 +15,7 @@ var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/fits", "TestFits"},
-	{"nginx 1.22, HAProxy 2.6", "replays write nothing or once: `httpfence/PROXIES.md`", "internal/httpintegration", "TestReplays"},
+	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/httpintegration", "TestReplays"},
 	{"chi, echo, gin, fiber", "fenced", "internal/httpintegration", "TestFrameworks"},
 	{"Connect, grpc-go", "fenced, by `httpfence/grpcfence`", "httpfence/grpcfence", "TestUnary"},
 	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/lockserver", "TestWorkers"},
