@@ -18,12 +18,19 @@ type PublicKey struct {
 	key ed25519.PublicKey
 }
 
-// PrivateKey signs proofs. Printed or marshalled as part of something else it
-// shows only its ID; only [PrivateKey.JWK] reveals the secret. The zero value
-// is not usable.
+// PrivateKey signs proofs. Printed, logged or marshalled, alone or inside of
+// anything else, it does not show its secret; only [PrivateKey.JWK] reveals it.
+// The zero value is not usable.
 type PrivateKey struct {
-	id  string
-	key ed25519.PrivateKey
+	id string
+	// key returns the secret. It is a function because fmt calls no method of an
+	// unexported field and prints the bytes of a slice that it finds there, at any
+	// depth; it cannot look into a function.
+	key func() ed25519.PrivateKey
+}
+
+func privateKey(id string, key ed25519.PrivateKey) PrivateKey {
+	return PrivateKey{id, func() ed25519.PrivateKey { return key }}
 }
 
 // NewPrivateKey makes a key. Its ID is its thumbprint (RFC 7638).
@@ -33,7 +40,7 @@ func NewPrivateKey() PrivateKey {
 		panic("proof: " + err.Error())
 	}
 	thumbprint := sha256.Sum256([]byte(`{"crv":"Ed25519","kty":"OKP","x":"` + encoding.EncodeToString(public) + `"}`))
-	return PrivateKey{encoding.EncodeToString(thumbprint[:]), private}
+	return privateKey(encoding.EncodeToString(thumbprint[:]), private)
 }
 
 // ParsePrivateKey reads the JWK of a private key, as [PrivateKey.JWK] writes it.
@@ -51,7 +58,7 @@ func ParsePrivateKey(jwk []byte) (PrivateKey, error) {
 	if !private.Public().(ed25519.PublicKey).Equal(ed25519.PublicKey(k.public)) {
 		return PrivateKey{}, guard.Invalid("JWK", "", "has a public key (x) that does not match its private key (d)")
 	}
-	return PrivateKey{k.Kid, private}, nil
+	return privateKey(k.Kid, private), nil
 }
 
 // ID returns the key ID.
@@ -59,20 +66,20 @@ func (k PrivateKey) ID() string { return k.id }
 
 // Public returns the key that verifies what k signs.
 func (k PrivateKey) Public() PublicKey {
-	return PublicKey{k.id, k.key.Public().(ed25519.PublicKey)}
+	return PublicKey{k.id, k.key().Public().(ed25519.PublicKey)}
 }
 
 // JWK returns the whole key with its secret, for a file that only the lock
 // server can read.
 func (k PrivateKey) JWK() []byte {
 	return mustMarshal(jwk{Kty: "OKP", Crv: "Ed25519", Kid: k.id, Alg: "EdDSA", Use: "sig",
-		X: encoding.EncodeToString(k.Public().key), D: encoding.EncodeToString(k.key.Seed())})
+		X: encoding.EncodeToString(k.Public().key), D: encoding.EncodeToString(k.key().Seed())})
 }
 
 // String shows the ID, and no secret.
 func (k PrivateKey) String() string { return "proof.PrivateKey(" + k.id + ")" }
 
-// Format writes String for every verb: %d would show the secret.
+// Format writes String for every verb.
 func (k PrivateKey) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, k.String()) }
 
 // ID returns the key ID.

@@ -212,7 +212,7 @@ func TestDir(t *testing.T) {
 		"not-ed25519.jwk": []byte(`{"kty":"EC","crv":"P-256","kid":"not-ed25519"}`),
 	} {
 		write(name, content)
-		if _, err := Dir(dir)(t.Context()); !errors.Is(err, guard.ErrInvalid) || strings.Contains(err.Error(), encoding.EncodeToString(key.key.Seed())) {
+		if _, err := Dir(dir)(t.Context()); !errors.Is(err, guard.ErrInvalid) || strings.Contains(err.Error(), encoding.EncodeToString(seed(key))) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {

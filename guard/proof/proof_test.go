@@ -1,6 +1,7 @@
 package proof
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -45,7 +46,7 @@ func sign(t testing.TB, key PrivateKey, c guard.Claim, to string, expires time.T
 // by makes a proof from any header and payload, with a genuine signature.
 func by(key PrivateKey, header, payload string) string {
 	signed := encoding.EncodeToString([]byte(header)) + "." + encoding.EncodeToString([]byte(payload))
-	return signed + "." + encoding.EncodeToString(ed25519.Sign(key.key, []byte(signed)))
+	return signed + "." + encoding.EncodeToString(ed25519.Sign(ed25519.NewKeyFromSeed(seed(key)), []byte(signed)))
 }
 
 func TestSignAndVerify(t *testing.T) {
@@ -229,7 +230,7 @@ func TestMistakes(t *testing.T) {
 		"private as public": func() error { return new(PublicKey).UnmarshalJSON(key.JWK()) },
 		"public as private": func() error { b, _ := json.Marshal(key.Public()); _, err := ParsePrivateKey(b); return err },
 		"d of another x": func() error {
-			_, err := ParsePrivateKey([]byte(strings.Replace(string(key.JWK()), encoding.EncodeToString(key.key.Seed()), encoding.EncodeToString(NewPrivateKey().key.Seed()), 1)))
+			_, err := ParsePrivateKey([]byte(strings.Replace(string(key.JWK()), encoding.EncodeToString(seed(key)), encoding.EncodeToString(seed(NewPrivateKey())), 1)))
 			return err
 		},
 		"RSA": func() error {
@@ -253,29 +254,76 @@ func TestMistakes(t *testing.T) {
 		},
 	} {
 		var invalid *guard.InvalidError
-		if err := try(); !errors.As(err, &invalid) || strings.Contains(err.Error(), encoding.EncodeToString(key.key.Seed())) {
+		if err := try(); !errors.As(err, &invalid) || strings.Contains(err.Error(), encoding.EncodeToString(seed(key))) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// A key that is printed or logged shows no secret.
+// TestPrivateKeyHidesItself: whatever a key is part of, and however that is
+// printed, logged or marshalled, no secret is shown; the control is the key's
+// bytes in the place of the key.
 func TestPrivateKeyHidesItself(t *testing.T) {
 	key := NewPrivateKey()
-	secret := encoding.EncodeToString(key.key.Seed())
-	if again, err := ParsePrivateKey(key.JWK()); err != nil || !again.key.Equal(key.key) || again.id != key.id || !strings.Contains(string(key.JWK()), secret) {
+	signer := guard.Must(NewSigner(key, nil))
+	secret := ed25519.NewKeyFromSeed(seed(key))
+	if again, err := ParsePrivateKey(key.JWK()); err != nil || again.ID() != key.ID() || !bytes.Equal(seed(again), secret.Seed()) {
 		t.Fatalf("%v, %v", again, err)
 	}
-	printed := fmt.Sprintf("%v %+v %#v %s %d", key, key, key, key, []any{key})
-	marshalled, err := json.Marshal(map[string]any{"key": key})
-	if err != nil {
-		t.Fatal(err)
+	type inside struct{ hidden, Shown any }
+	type config struct {
+		name string
+		key  PrivateKey
+		Key  *PrivateKey
 	}
-	for _, shown := range []string{printed, string(marshalled)} {
-		if strings.Contains(shown, secret) || strings.Contains(shown, fmt.Sprint([]byte(key.key))) || strings.Contains(shown, fmt.Sprint(key.key[0], key.key[1], key.key[2])) {
-			t.Errorf("it shows %s", shown)
+	shows := func(v any) string {
+		var b bytes.Buffer
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x", "%X", "%q"} {
+			fmt.Fprintf(&b, verb+"\n", v)
+		}
+		for _, h := range []slog.Handler{slog.NewTextHandler(&b, nil), slog.NewJSONHandler(&b, nil)} {
+			slog.New(h).With("before", v).Info("start", "value", v, slog.Group("group", "value", v))
+		}
+		if err := json.NewEncoder(&b).Encode(v); err != nil {
+			t.Error(err)
+		}
+		for _, part := range [][]byte{secret[:4], secret.Seed()[28:]} {
+			for _, form := range []string{"%d", "%x", "%X", "%#x", "%#v"} {
+				text := strings.Trim(strings.TrimPrefix(fmt.Sprintf(form, part), "[]byte"), "[]{}")
+				if bytes.Contains(b.Bytes(), []byte(text)) {
+					return form
+				}
+			}
+		}
+		if strings.Contains(b.String(), encoding.EncodeToString(secret.Seed())[:8]) || bytes.Contains(b.Bytes(), secret[:8]) {
+			return "text"
+		}
+		return ""
+	}
+	for name, v := range map[string]any{
+		"the key": key, "a pointer to it": &key, "a slice": []PrivateKey{key}, "a map": map[string]any{"key": key},
+		"a field": config{"x", key, &key}, "a pointer to a struct": &config{"x", key, &key},
+		"a field of any type": inside{key, key}, "deeper": inside{[]any{inside{&config{"x", key, &key}, signer}}, &inside{key, *signer}},
+		"a signer": signer, "a signer's value": *signer,
+	} {
+		if form := shows(v); form != "" {
+			t.Errorf("%s shows the secret as %s", name, form)
 		}
 	}
+	for name, v := range map[string]any{"in a field": inside{secret, 0}, "marshalled": inside{0, secret}, "as text": inside{string(secret), 0}} {
+		if shows(v) == "" {
+			t.Errorf("the control, %s, shows nothing", name)
+		}
+	}
+}
+
+// seed reads the secret of a key from its JWK.
+func seed(key PrivateKey) []byte {
+	var k jwk
+	if err := json.Unmarshal(key.JWK(), &k); err != nil {
+		panic(err)
+	}
+	return guard.Must(decode(k.D))
 }
 
 func FuzzVerify(f *testing.F) {

@@ -43,7 +43,7 @@ func NewSigner(key PrivateKey, opts *SignerOptions) (*Signer, error) {
 	if s.leeway < 0 {
 		return nil, guard.Invalid("SignerOptions.Leeway", s.leeway.String(), "must not be negative")
 	}
-	if len(key.key) != ed25519.PrivateKeySize {
+	if key.key == nil {
 		return nil, guard.Invalid("key", "", "is the zero value; see NewPrivateKey and ParsePrivateKey")
 	}
 	return s, checkName("SignerOptions.Issuer", s.issuer)
@@ -72,7 +72,7 @@ func (s *Signer) Sign(claim guard.Claim, audience string, expires time.Time) (st
 		return "", guard.Invalid("expires", expires.String(), "must be after 1970")
 	}
 	signed := c.marshal(s.key.id)
-	compact := signed + "." + encoding.EncodeToString(ed25519.Sign(s.key.key, []byte(signed)))
+	compact := signed + "." + encoding.EncodeToString(ed25519.Sign(s.key.key(), []byte(signed)))
 	if len(compact) > MaxLen {
 		return "", guard.Invalid("proof", "", "would have "+strconv.Itoa(len(compact))+" bytes, at most "+strconv.Itoa(MaxLen)+" are allowed")
 	}
