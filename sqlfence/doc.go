@@ -16,15 +16,15 @@
 // # What it does not
 //
 //   - Only triggers stop writers that do not use this package. The owner of a
-//     table may disable its triggers; the application's role must not own it.
+//     table may disable its triggers, and a role with the privilege TRIGGER on it,
+//     as by GRANT ALL, replace them; the application's role must be neither.
 //   - P1 and P2 do not hold across a failover to a standby that lost the raise,
 //     nor does P2 if the reads after the raise go to a replica.
 //   - A row that does not exist has no mark, and a row deleted other than by
 //     [Table.Delete] has lost it.
 //   - A BEFORE UPDATE trigger that changes the token column undoes a row's mark.
 //     Takeover detects this; [Admin.Verify] reports what it can recognise. Views,
-//     foreign tables and tables with rules are refused at first use, but not
-//     tables that become such later.
+//     foreign tables and tables with rules are refused at first use, not later.
 //   - A writer that only presents its claim locks its rows first and the resource
 //     at the end of each statement; InTx and Enter lock the resource first. On
 //     the same rows the two may deadlock: one gets 40P01 ([ErrorFrom]:

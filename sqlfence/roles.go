@@ -39,7 +39,8 @@ var (
 // may be nil; the error is an [*guard.InvalidError].
 //
 // The application's own role must own neither the guarded tables nor schema
-// fencepost and what is in it. [Admin.Verify] checks this.
+// fencepost and what is in it, nor have the privilege TRIGGER on those tables,
+// which GRANT ALL includes. [Admin.Verify] checks this.
 func RolesSQL(roles *RoleNames) (string, error) {
 	if roles == nil {
 		roles = &RoleNames{}

@@ -113,11 +113,13 @@ const (
 // refused.
 //
 // It runs in one transaction, as a role that owns the table and what [DB.Migrate]
-// created; the application's role should not own them, because a table's owner
-// may disable its triggers. A partition that is attached later is covered only
-// for writes through its root; install again to cover direct writes.
-// [Admin.Verify] and [Admin.Triggers] report such a partition. Roll out
-// [Options].PresentClaims first.
+// created. The application's role should not own them, because a table's owner
+// may disable its triggers, nor have the privilege TRIGGER on the table, which
+// GRANT ALL includes, because it may replace them; grant it SELECT, INSERT,
+// UPDATE and DELETE. A partition that is attached later is covered only for
+// writes through its root; install again to cover direct writes. [Admin.Verify]
+// and [Admin.Triggers] report such a partition. Roll out [Options].PresentClaims
+// first.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
 // with the reason; ErrUnavailable: nothing was changed (also if the role lacks

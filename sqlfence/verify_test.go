@@ -1,6 +1,8 @@
 package sqlfence
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // wantFindings compares Verify's findings with what each must say, in order.
@@ -178,13 +181,83 @@ func TestVerifyRole(t *testing.T) {
 			{"ALTER FUNCTION fencepost.judge OWNER TO " + role, "ALTER FUNCTION fencepost.judge OWNER TO " + admin, "owns function fencepost.judge"},
 			{"ALTER ROLE " + role + " SUPERUSER", "ALTER ROLE " + role + " NOSUPERUSER", "is a superuser"},
 			{"ALTER SCHEMA fencepost OWNER TO " + role, "ALTER SCHEMA fencepost OWNER TO " + admin, "owns schema fencepost"},
+			{"GRANT ALL ON parts_low TO " + role, "REVOKE ALL ON parts_low FROM " + role, "may create and replace triggers of public.parts_low"},
+			{"GRANT TRIGGER ON parts TO PUBLIC", "REVOKE TRIGGER ON parts FROM PUBLIC", "may create and replace triggers of public.parts"},
 			{"CREATE FUNCTION fencepost.reset() RETURNS void LANGUAGE sql AS ''", "DROP FUNCTION fencepost.reset()", "may call fencepost.reset"},
 		} {
 			e.exec(c.do)
 			e.wantFindings(c.do, v, c.says)
 			e.exec(c.undo)
 		}
+		// The rights of a role that it may become, too, even if it does not inherit
+		// them: SET ROLE is enough, or since PostgreSQL 16 that it administers the
+		// role, and so may grant itself the rest. Before, CREATEROLE let it grant
+		// itself any role.
+		group, how, says := role+"_group", "", []string{"may grant itself any role"}
+		if e.int("SELECT current_setting('server_version_num')::int") >= 160000 {
+			how, says = " WITH ADMIN TRUE, INHERIT FALSE, SET FALSE", nil
+		}
+		e.exec("CREATE ROLE " + group + "; ALTER ROLE " + role + " NOINHERIT; GRANT " + group + " TO " + role + how)
+		t.Cleanup(func() { e.exec("DROP OWNED BY " + group + "; DROP ROLE " + group) })
+		e.wantFindings("a member of a role without rights", v)
+		for _, c := range []struct{ grant, says string }{
+			{"TRIGGER ON parts_high", "may create and replace triggers of public.parts_high"},
+			{"CREATE ON SCHEMA fencepost", "may create in schema fencepost"},
+			{"DELETE ON fencepost.marks", "may write fencepost.marks"},
+			{"INSERT (token) ON fencepost.marks", "may write fencepost.marks"},
+			{"EXECUTE ON FUNCTION fencepost.reset", "may call fencepost.reset"},
+		} {
+			e.exec("GRANT " + c.grant + " TO " + group)
+			e.wantFindings(c.grant, v, c.says)
+			e.exec("REVOKE " + c.grant + " FROM " + group)
+		}
+		e.exec("ALTER ROLE " + group + " SUPERUSER")
+		e.wantFindings("a member of a superuser", v, "is a superuser, or a member of one")
+		e.exec("ALTER ROLE " + group + " NOSUPERUSER")
+		for _, creator := range []string{role, group} {
+			e.exec("ALTER ROLE " + creator + " CREATEROLE")
+			e.wantFindings("CREATEROLE of "+creator, v, says...)
+			e.exec("ALTER ROLE " + creator + " NOCREATEROLE")
+		}
 		e.wantFindings("no such role", Verification{Role: "fencepost_nobody"}, "does not exist")
+	})
+}
+
+// TestVerifyTriggerPrivilege (P1): a role with all privileges on a table that it
+// does not own can replace the table's triggers and so write without a claim,
+// and Verify says so; the control is the same role with the privileges that
+// writing needs.
+func TestVerifyTriggerPrivilege(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		role := "fencepost_privileged_" + e.driver
+		db := e.as(t, role)
+		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}}
+		errWritten := errors.New("written, and rolled back so that the role can be dropped")
+		replaced := func() error {
+			return db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				for _, sql := range []string{
+					"CREATE FUNCTION pg_temp.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+					"CREATE OR REPLACE TRIGGER fencepost_update AFTER UPDATE ON items FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.nothing()",
+					"UPDATE items SET v = 9",
+				} {
+					if _, err := tx.exec(ctx, sql); err != nil {
+						return err
+					}
+				}
+				return errWritten
+			})
+		}
+		e.exec("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items TO " + role)
+		e.wantFindings("the privileges to write", v)
+		if err := replaced(); pgerr.State(err) != pgerr.Privilege {
+			t.Errorf("with the privileges to write: %v", err)
+		}
+		e.exec("GRANT ALL ON items TO " + role)
+		e.wantFindings("all privileges", v, "may create and replace triggers of public.items")
+		if err := replaced(); !errors.Is(err, errWritten) {
+			t.Errorf("with all privileges: %v", err)
+		}
 	})
 }
 

@@ -82,25 +82,35 @@ const verifyGuardSQL = `
 		WHERE srrelid IN (SELECT to_regclass($1::text) UNION ALL SELECT relid FROM pg_partition_tree(to_regclass($1::text)))`
 
 // verifyRoleSQL checks what a role may do: $1 its name, $2 the tables, a JSON
-// array.
+// array. The rights of the roles that it is a member of are its own even if it
+// does not inherit them, because it may SET ROLE. From PostgreSQL 16 on,
+// CREATEROLE lets it grant only roles that it administers, and so is a member of.
 const verifyRoleSQL = `
-	WITH r AS (SELECT * FROM pg_roles WHERE rolname = $1::text),
+	WITH may AS (SELECT m.* FROM pg_roles me JOIN pg_roles m ON pg_has_role(me.oid, m.oid, 'MEMBER') WHERE me.rolname = $1::text),
+	r AS (SELECT oid, rolname, EXISTS (SELECT FROM may WHERE rolsuper) AS rolsuper FROM pg_roles WHERE rolname = $1::text),
 	tree AS (SELECT to_regclass(n) AS oid FROM json_array_elements_text($2::text::json) n UNION SELECT relid FROM json_array_elements_text($2::text::json) n, pg_partition_tree(to_regclass(n)))
 	SELECT 'role ' || $1::text, 'does not exist' WHERE NOT EXISTS (SELECT FROM r)
 	UNION ALL
-	SELECT 'role ' || rolname, 'is a superuser, whom nothing stops' FROM r WHERE rolsuper
+	SELECT 'role ' || rolname, 'is a superuser, or a member of one, whom nothing stops' FROM r WHERE rolsuper
+	UNION ALL
+	SELECT 'role ' || rolname, 'may grant itself any role, also that of an owner: before PostgreSQL 16 CREATEROLE includes that' FROM r
+		WHERE NOT rolsuper AND current_setting('server_version_num')::int < 160000 AND EXISTS (SELECT FROM may WHERE rolcreaterole)
 	UNION ALL
 	SELECT 'role ' || rolname, format('owns %s, or is a member of its owner %s, and so may disable its triggers', c.oid::regclass, pg_get_userbyid(relowner))
 		FROM r, tree JOIN pg_class c USING (oid) WHERE NOT rolsuper AND pg_has_role(r.oid, relowner, 'MEMBER')
 	UNION ALL
+	SELECT 'role ' || rolname, format('may create and replace triggers of %s, by the privilege TRIGGER, which GRANT ALL includes', c.oid::regclass)
+		FROM r, tree JOIN pg_class c USING (oid) WHERE NOT rolsuper AND NOT pg_has_role(r.oid, relowner, 'MEMBER')
+			AND EXISTS (SELECT FROM may m WHERE has_table_privilege(m.oid, c.oid, 'TRIGGER'))
+	UNION ALL
 	SELECT 'role ' || rolname, 'owns schema fencepost, or is a member of its owner' FROM r, pg_namespace WHERE NOT rolsuper AND nspname = 'fencepost' AND pg_has_role(r.oid, nspowner, 'MEMBER')
 	UNION ALL
 	SELECT 'role ' || rolname, 'may create in schema fencepost' FROM r, pg_namespace n WHERE NOT rolsuper AND nspname = 'fencepost'
-		AND has_schema_privilege(r.oid, n.oid, 'CREATE') AND NOT pg_has_role(r.oid, nspowner, 'MEMBER')
+		AND EXISTS (SELECT FROM may m WHERE has_schema_privilege(m.oid, n.oid, 'CREATE')) AND NOT pg_has_role(r.oid, nspowner, 'MEMBER')
 	UNION ALL
 	SELECT 'role ' || rolname, format('may write fencepost.%s, and so lower a mark or hide a table', relname) FROM r, pg_class c
 		WHERE NOT rolsuper AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'guarded', 'migrations')
-			AND (has_table_privilege(r.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') OR has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE'))
+			AND EXISTS (SELECT FROM may m WHERE has_table_privilege(m.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') OR has_any_column_privilege(m.oid, c.oid, 'INSERT, UPDATE'))
 	UNION ALL
 	SELECT 'role ' || rolname, format('owns %s, or is a member of its owner %s, and so may replace it', what, pg_get_userbyid(owner)) FROM r, (
 		SELECT proowner AS owner, 'function ' || oid::regprocedure AS what, pronamespace AS schema FROM pg_proc
@@ -108,4 +118,5 @@ const verifyRoleSQL = `
 		WHERE NOT rolsuper AND n.oid = o.schema AND nspname = 'fencepost' AND owner <> nspowner AND pg_has_role(r.oid, owner, 'MEMBER')
 	UNION ALL
 	SELECT 'role ' || rolname, 'may call fencepost.reset, and so lower a mark' FROM r, pg_proc p
-		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname = 'reset' AND has_function_privilege(r.oid, p.oid, 'EXECUTE')`
+		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname = 'reset'
+			AND EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))`
