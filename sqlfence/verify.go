@@ -231,12 +231,15 @@ func expectedFunctions() []expectedFunction {
 }
 
 // verifyFunctionsSQL compares the functions with $1, and the version of the
-// schema with $2.
+// schema with $2, and looks for tables of the schema that a crash would empty.
 const verifyFunctionsSQL = `
 	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json) AS x(name text, body text, definer boolean, pinned boolean)),
 	have AS (SELECT * FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost'))
 	SELECT 'schema fencepost', format('has sqlfence version %s, this build has %s', coalesce(max(version), 0), $2::int)
 		FROM fencepost.migrations WHERE component = 'sqlfence' HAVING max(version) IS DISTINCT FROM $2::int
+	UNION ALL
+	SELECT 'table fencepost.' || relname, 'is unlogged: a crash empties it' FROM pg_class
+		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relkind = 'r' AND relpersistence <> 'p'
 	UNION ALL
 	SELECT 'function fencepost.' || name, 'is missing' FROM expected WHERE NOT EXISTS (SELECT FROM have WHERE proname = name)
 	UNION ALL

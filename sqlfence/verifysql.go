@@ -23,7 +23,7 @@ const verifyTableSQL = `
 	UNION ALL
 	SELECT $1::text, format('it is not a table, so its rows have no mark of their own') FROM t JOIN pg_class c USING (oid) WHERE relkind NOT IN ('r', 'p')
 	UNION ALL
-	SELECT $1::text, 'it is unlogged or temporary: a crash or the end of a session empties it, and the marks with it' FROM t JOIN pg_class c USING (oid) WHERE relkind = 'r' AND relpersistence <> 'p'
+	SELECT c.oid::regclass::text, 'it is unlogged or temporary: a crash or the end of a session empties it, and the marks with it' FROM tree JOIN pg_class c USING (oid) WHERE relkind = 'r' AND relpersistence <> 'p'
 	UNION ALL
 	SELECT $1::text, format('it has the rule %I, which may write something else and be counted as a write of the row', rulename) FROM t JOIN pg_class c USING (oid)
 		JOIN pg_rewrite ON ev_class = c.oid WHERE relkind IN ('r', 'p') AND ev_type IN ('2', '3') AND ev_enabled <> 'D'

@@ -62,6 +62,28 @@ func TestVerifyUndoing(t *testing.T) {
 	})
 }
 
+// TestVerifyUnlogged (P1): a crash empties an unlogged table and what it has of
+// marks, also if it is a partition, at any depth, or schema fencepost's own.
+func TestVerifyUnlogged(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE parted (id int PRIMARY KEY, last_fencing_token bigint NOT NULL DEFAULT 0) PARTITION BY RANGE (id);
+			CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (0) TO (10);
+			CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (10) TO (30) PARTITION BY RANGE (id);
+			CREATE TABLE parted_higher PARTITION OF parted_high FOR VALUES FROM (20) TO (30)`)
+		v := Verification{Tables: []*Table{e.table("parted", []string{"id"}, nil)}}
+		e.wantFindings("all logged", v)
+		for _, c := range []struct{ table, says string }{
+			{"parted_low", "public.parted_low: it is unlogged"},
+			{"parted_higher", "public.parted_higher: it is unlogged"},
+			{"fencepost.marks", "table fencepost.marks: is unlogged"},
+		} {
+			e.exec("ALTER TABLE " + c.table + " SET UNLOGGED")
+			e.wantFindings(c.table, v, c.says)
+			e.exec("ALTER TABLE " + c.table + " SET LOGGED")
+		}
+	})
+}
+
 // TestTakeoverUndone (P2, P5): a mark that a trigger undoes was not raised,
 // whatever the server counted; the control is the same table without it.
 func TestTakeoverUndone(t *testing.T) {
