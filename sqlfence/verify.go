@@ -24,14 +24,15 @@ type Finding struct {
 func (f Finding) String() string { return f.Subject + ": " + f.Problem }
 
 // Verification says what [Admin.Verify] checks. The zero value checks only the
-// functions of schema fencepost.
+// functions and the tables of schema fencepost.
 type Verification struct {
 	// Tables are those that single statements write ([NewTable]): the columns
 	// that the fence needs, and the key.
 	Tables []*Table
 	// Statements are the application's own UPDATEs with the fence in their text,
-	// by their table: the SET and the WHERE that [Table.Refused] documents.
-	// Equivalent texts in another form are reported, too.
+	// by their table: the SET and the WHERE that [Table.Refused] documents, and
+	// the table's name with a schema if [NewTable] was given one. Equivalent
+	// texts in another form are reported, too.
 	Statements map[*Table][]string
 	// Triggers are the tables that triggers must guard.
 	Triggers []Trigger
