@@ -58,8 +58,12 @@ func RolesSQL(roles *RoleNames) (string, error) {
 			return "", guard.Invalid("RoleNames", strings.Join(names, ", "), "must be three roles")
 		}
 	}
+	tag := "$roles$" // one that no name contains, so that no name can end the body
+	for i := 0; strings.Contains(strings.Join(names, " "), tag); i++ {
+		tag = "$roles" + itoa(i) + "$"
+	}
 	list := func(names []string) string { return "ARRAY['" + strings.Join(names, "', '") + "']" }
-	return strings.NewReplacer(
+	return strings.NewReplacer("$roles$", tag,
 		"$enforcer", quoteText(names[0]), "$operator", quoteText(names[1]), "$reader", quoteText(names[2]),
 		"$mayEnforce", list(enforcerFunctions), "$mayOperate", list(operatorFunctions), "$mayRead", list(readerFunctions),
 		"$tables", list(readerTables),

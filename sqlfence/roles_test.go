@@ -149,6 +149,32 @@ func TestRolesSQLDefaults(t *testing.T) {
 	}
 }
 
+// TestRolesSQLOfAnyName: no role's name ends the text that it is quoted in, by
+// the driver and at psql, which would run the rest of the name as SQL.
+func TestRolesSQLOfAnyName(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE canary (id int)")
+		roles := e.testRoles(t)
+		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer[len(roles.Enforcer)-30:]
+		roles.Operator = "$roles0$ '$roles\\" + roles.Operator[len(roles.Operator)-30:]
+		roles.Reader = "$$ :reader :'x' " + roles.Reader[len(roles.Reader)-30:]
+		sql, err := RolesSQL(roles)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, ok := e.psql(t, sql); !ok {
+			t.Errorf("psql: %s", out)
+		}
+		if err := e.db.MigrateRoles(t.Context(), roles); err != nil {
+			t.Error(err)
+		}
+		e.exec("SELECT FROM canary")
+		if n := e.int("SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader); n != 3 {
+			t.Errorf("%d of the roles are there", n)
+		}
+	})
+}
+
 // TestMigrateRolesTakesTurns: two that create roles in one database run one after
 // the other, whatever their versions: the key of the lock is part of the schema.
 func TestMigrateRolesTakesTurns(t *testing.T) {
