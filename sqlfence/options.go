@@ -20,8 +20,9 @@ type Options struct {
 	IdleTimeout time.Duration
 	// RaiseTimeout bounds how long a raise waits for the transactions that
 	// entered under a lower token to end, even if the session has a shorter
-	// statement_timeout. 0 means LockTimeout + IdleTimeout, so that a raise
-	// outwaits a stopped holder.
+	// statement_timeout. 0 means LockTimeout, at least 5 s, plus IdleTimeout, at
+	// least 15 s, so that a raise outwaits a stopped holder, also one with the
+	// default timeouts.
 	RaiseTimeout time.Duration
 	// TerminateAfter is how long a transaction that entered under a lower token
 	// may go on working while a raise waits for it; then the raise has the
