@@ -75,8 +75,9 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
-// or panic is passed on unchanged; an error is wrapped if ctx has ended, and is the
-// Cause of the ErrStale if a newer holder's raise ended the session. fn must not end the transaction, and must
+// or panic is passed on unchanged, except that an error is wrapped if ctx has ended,
+// and is the cause of the ErrStale if a newer holder's raise ended the session
+// (errors.Is finds it in both). fn must not end the transaction, and must
 // return the error of a statement that failed. A nested InTx of the same DB is
 // refused, because it would be a separate transaction.
 //
