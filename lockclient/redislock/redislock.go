@@ -51,8 +51,11 @@
 //
 //   - The server is down, or its answer was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
-//   - No rights, a wrong password, a foreign value under a key, a replica:
+//   - A wrong password, a foreign value under a key, a replica:
 //     guard.ErrUnavailable with the server's words. Nothing was written.
+//   - No right to a command that a script needs: guard.ErrUnavailable with the
+//     server's words. No lease was granted, extended or freed. A counter may be
+//     higher, a place in line lost, or a lease ID spent.
 //   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
 //     on that resource any more.
 //
@@ -490,6 +493,11 @@ func failed(op string, claim guard.Claim, err error) error {
 		if strings.HasPrefix(err.Error(), code) {
 			return guard.Unavailable(op, claim, err)
 		}
+	}
+	// Redis before 7.2 has no code for a command that a script may not use. No
+	// script is refused one after it has granted or freed a lease.
+	if strings.Contains(err.Error(), "The user executing the script can't ") {
+		return guard.Unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
 }
