@@ -124,7 +124,11 @@ type Issuer struct {
 type subscribing struct {
 	done chan struct{}
 	err  error
+	over bool // done is closed
 }
+
+// subscribeFor is how long a subscription may take to be confirmed.
+const subscribeFor = 10 * time.Second
 
 var (
 	_ driver.Issuer = (*Issuer)(nil)
@@ -384,20 +388,12 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 		s = &subscribing{done: make(chan struct{})}
 		i.subscribing = s
 		go func() {
-			stop, err := i.opts.Subscribe(context.WithoutCancel(ctx), i.wakeups()+i.process, i.wake)
-			i.mu.Lock()
-			closed := i.closed
-			switch {
-			case err != nil:
-				s.err, i.subscribing = err, nil // the next caller tries again
-			case !closed:
-				i.stop = stop
-			}
-			i.mu.Unlock()
-			close(s.done)
-			if err == nil && closed {
-				stop()
-			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), subscribeFor)
+			defer cancel()
+			inTime := context.AfterFunc(ctx, func() { i.subscribed(s, nil, context.Cause(ctx)) }) // it may hang all the same
+			stop, err := i.opts.Subscribe(ctx, i.wakeups()+i.process, i.wake)
+			inTime()
+			i.subscribed(s, stop, err)
 		}()
 	}
 	i.mu.Unlock()
@@ -406,6 +402,26 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 		return s.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+// subscribed records how a subscription went; what it says first counts.
+func (i *Issuer) subscribed(s *subscribing, stop func(), err error) {
+	i.mu.Lock()
+	late := s.over || i.closed
+	if !s.over {
+		s.over, s.err = true, err
+		close(s.done)
+		if err != nil {
+			i.subscribing = nil // the next caller tries again
+		}
+	}
+	if !late && err == nil {
+		i.stop = stop
+	}
+	i.mu.Unlock()
+	if late && stop != nil {
+		stop()
 	}
 }
 
