@@ -72,6 +72,12 @@ local function keep(key, token, now)
 end
 `
 
+// time: KEYS any key of the slot. It answers as TIME does.
+var timeScript = newScript(prelude + `
+local now = clock()
+return {tostring(math.floor(now / 1000)), tostring(now % 1000 * 1000)}
+`)
+
 // acquire: KEYS lease, counter, spent, kept, queue, until, watched.
 // ARGV id, owner, metadata, TTL in ms, not-after in ms, highest server time seen
 // in ms, "1" if waiting, process, channel of the onlookers.
