@@ -174,9 +174,21 @@ func (i *Issuer) Limits() driver.Limits {
 		Batch: 100, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// Close ends the watches. It does not close the client.
+// Close ends the watches and leaves the lines, for which it waits a second at
+// most. It does not close the client.
 func (i *Issuer) Close() error {
 	i.cancel()
+	i.mu.Lock()
+	places := i.places
+	i.places = map[string]clientv3.LeaseID{}
+	i.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, place := range places {
+		wg.Go(func() { i.client.Revoke(ctx, place) })
+	}
+	wg.Wait()
 	return nil
 }
 

@@ -56,3 +56,27 @@ func TestWatchingAgainKeepsThePlace(t *testing.T) {
 		t.Errorf("the %s in line was woken before the other", name)
 	}
 }
+
+// TestCloseLeavesTheLine: an issuer that is closed gives up its places in line, so
+// that nobody waits for them to run out.
+func TestCloseLeavesTheLine(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	i, c := issuer(t, addr), connect(t, addr)
+	for _, resource := range []string{"r", "s"} {
+		acquire(t, i, resource, "holder")
+		if _, err := i.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: "waiter"}, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		if places := line(t, c, resource); len(places) != 1 {
+			t.Fatalf("%s: the line is %q", resource, places)
+		}
+	}
+	if err := i.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, resource := range []string{"r", "s"} {
+		if places := line(t, c, resource); len(places) > 0 {
+			t.Errorf("%s: after Close the line is %q", resource, places)
+		}
+	}
+}
