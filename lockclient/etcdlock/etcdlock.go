@@ -508,7 +508,7 @@ func holderOf(key string, kvs []*mvccpb.KeyValue) (*held, error) {
 		return nil, nil
 	}
 	h := &held{lease: clientv3.LeaseID(kvs[0].Lease)}
-	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || kvs[0].Lease == 0 {
+	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.Base > int64(guard.MaxToken)-kvs[0].CreateRevision || kvs[0].Lease == 0 {
 		return nil, foreign{key, string(kvs[0].Value)}
 	}
 	h.created = kvs[0].CreateRevision
