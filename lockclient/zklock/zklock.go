@@ -474,6 +474,9 @@ func (s *session) read(ctx context.Context, path string) (*held, error) {
 	if err := json.Unmarshal(n.value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.TTL <= 0 || n.stat.EphemeralOwner == 0 {
 		return nil, foreign{path, string(n.value)}
 	}
+	if h.Token == guard.NoToken && h.Base > int64(guard.MaxToken)-n.stat.Czxid {
+		return nil, foreign{path, string(n.value)}
+	}
 	if h.Token == guard.NoToken {
 		h.Token, h.At = guard.Token(h.Base+n.stat.Czxid), n.stat.Ctime
 	}
