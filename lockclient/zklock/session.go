@@ -185,14 +185,14 @@ func (s *session) end(cause error) {
 			delete(i.places, resource)
 		}
 	}
+	if conn != nil { // below the mutex, so that Issuer.Close, which ends all sessions first, waits for it
+		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
+	}
 	i.mu.Unlock()
 	if cause != nil && lost != nil {
 		for _, claim := range claims {
 			lost(claim, cause)
 		}
-	}
-	if conn != nil {
-		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
 	}
 }
 
