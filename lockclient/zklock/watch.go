@@ -29,7 +29,8 @@ type watched struct {
 }
 
 // Watch returns who has the lease. A waiter stands in line with a node of its
-// own and watches the one before it, so that a release wakes only the first.
+// own and watches the one before it, so that a release wakes only the first. For an
+// onlooker of a lease that nobody has, the issuer asks once a tick.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
