@@ -244,6 +244,7 @@ type Clock interface {
 // system that a resource comes from.
 type Floors interface {
 	// Advance raises the resource's last token to at least above; it lowers
-	// none. It is refused with a [*HeldError] while a lower token is held.
+	// none. It is refused with a [*HeldError] while a lower token is held, and
+	// may be with guard.ErrInvalid if it would leave no room for later tokens.
 	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
 }

@@ -12,13 +12,23 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
+// maxAdvance leaves room for the revisions to come, and for epochs.
+const maxAdvance guard.Token = 1<<62 - 1
+
 // lostAtMost is more revisions than a restore can lose.
 const lostAtMost = 1 << 36
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
-// What it wrote is lost if the data is lost: repeat it after a restore.
+// What it wrote is lost if the data is lost: repeat it after a restore. A token
+// that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
+	if err := above.Validate(); err != nil {
+		return guard.NoToken, err
+	}
+	if above > maxAdvance {
+		return guard.NoToken, guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
+	}
 	for range maxRetries {
 		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(i.leaseKey(resource)), clientv3.OpGet(i.floorKey(resource))).Commit()
 		if err != nil {
@@ -39,7 +49,10 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		if err != nil {
 			return guard.NoToken, unavailable("advance", claim, err)
 		}
-		reached := guard.Token(max(base.value, floor.value) + resp.Header.Revision)
+		reached := guard.MaxToken // if the tokens are used up
+		if last := max(base.value, floor.value); last < int64(guard.MaxToken)-resp.Header.Revision {
+			reached = guard.Token(last + resp.Header.Revision)
+		}
 		if reached >= above || h != nil {
 			return max(reached, above), nil
 		}

@@ -174,9 +174,21 @@ func (i *Issuer) Limits() driver.Limits {
 		Batch: 100, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// Close ends the watches. It does not close the client.
+// Close ends the watches and leaves the lines, for which it waits a second at
+// most. It does not close the client.
 func (i *Issuer) Close() error {
 	i.cancel()
+	i.mu.Lock()
+	places := i.places
+	i.places = map[string]clientv3.LeaseID{}
+	i.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, place := range places {
+		wg.Go(func() { i.client.Revoke(ctx, place) })
+	}
+	wg.Wait()
 	return nil
 }
 
@@ -496,7 +508,7 @@ func holderOf(key string, kvs []*mvccpb.KeyValue) (*held, error) {
 		return nil, nil
 	}
 	h := &held{lease: clientv3.LeaseID(kvs[0].Lease)}
-	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || kvs[0].Lease == 0 {
+	if err := json.Unmarshal(kvs[0].Value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.Base > int64(guard.MaxToken)-kvs[0].CreateRevision || kvs[0].Lease == 0 {
 		return nil, foreign{key, string(kvs[0].Value)}
 	}
 	h.created = kvs[0].CreateRevision

@@ -96,8 +96,10 @@ func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 			before = string(kv.Key)
 		}
 		if before == "" {
-			i.changed(ctx, i.leaseKey(resource), revision, true)
-			i.leave(resource)
+			// A waiter that ends its watch will watch again, or ask.
+			if i.changed(ctx, i.leaseKey(resource), revision, true) && ctx.Err() == nil {
+				i.leave(resource)
+			}
 			return
 		}
 		if !i.changed(ctx, before, resp.Header.Revision+1, true) {

@@ -14,6 +14,12 @@
 // above the clock: such a token is in the counter alone. If the counter is lost
 // with the data, call Advance once more with the resource's mark.
 //
+// In Redis Cluster each node has its own clock. The issuer compares times within
+// a slot only, so the clocks of nodes may differ. When a slot moves to a node
+// whose clock is behind, its counters move along and their tokens grow; resources
+// of the slot that have none are refused (guard.ErrMarkAhead) until that clock
+// has caught up.
+//
 // # What it does not
 //
 // Residual risk: Redis replicates asynchronously, so that a failover, lost data
@@ -51,8 +57,11 @@
 //
 //   - The server is down, or its answer was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
-//   - No rights, a wrong password, a foreign value under a key, a replica:
+//   - A wrong password, a foreign value under a key, a replica:
 //     guard.ErrUnavailable with the server's words. Nothing was written.
+//   - No right to a command that a script needs: guard.ErrUnavailable with the
+//     server's words. No lease was granted, extended or freed. A counter may be
+//     higher, a place in line lost, or a lease ID spent.
 //   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
 //     on that resource any more.
 //
@@ -95,8 +104,9 @@ type Options struct {
 	// then sent without a goroutine of their own, which takes half of the time of
 	// an acquire on loopback. A Do that does not return blocks the call.
 	Prompt bool
-	// Cluster says that keys are on several servers, so that one command cannot
-	// renew the leases of several resources.
+	// Cluster says that keys are on several servers: one command cannot renew the
+	// leases of several resources, and the clock of each slot is learned with one
+	// more command at first.
 	Cluster bool
 }
 
@@ -107,9 +117,7 @@ type Issuer struct {
 	process string
 
 	mu     sync.Mutex
-	offset time.Duration // at most the server's time since 1970 less driver.Now
-	known  bool          // offset was learned
-	seen   int64         // the highest server time of any answer, in ms
+	clocks map[uint16]clock // by server
 	closed bool
 	stop   func() // ends the subscription; nil before there is one
 	wakes  map[string]map[*func()]struct{}
@@ -121,7 +129,11 @@ type Issuer struct {
 type subscribing struct {
 	done chan struct{}
 	err  error
+	over bool // done is closed
 }
+
+// subscribeFor is how long a subscription may take to be confirmed.
+const subscribeFor = 10 * time.Second
 
 var (
 	_ driver.Issuer = (*Issuer)(nil)
@@ -131,7 +143,7 @@ var (
 // New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do, process: rand.Text(), wakes: map[string]map[*func()]struct{}{}}
+	i := &Issuer{do: do, process: rand.Text(), clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
 	}
@@ -200,11 +212,11 @@ func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
 // Acquire grants or refuses.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	from := driver.Now()
-	if err := i.learn(ctx); err != nil {
+	if err := i.learn(ctx, r.Resource); err != nil {
 		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err) // only the time was requested
 	}
 	for attempt := 0; ; attempt++ {
-		notAfter, seen := i.notAfter(from + r.Timeout)
+		notAfter, seen := i.notAfter(r.Resource, from+r.Timeout)
 		answer, err := i.answer(ctx, "acquire", r.Claim(), acquireScript,
 			[]string{i.key(r.Resource, "lease"), i.key(r.Resource, "counter"), i.key(r.Resource, "spent:"+r.LeaseID),
 				i.key(r.Resource, "kept"), i.key(r.Resource, "queue"), i.key(r.Resource, "until"), i.key(r.Resource, "watched")},
@@ -235,8 +247,8 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			}
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
 		case "back":
-			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server lost the counter of %q and its clock says %s, which is earlier than a time it reported before; correct the clock, then call Advance with the resource's mark",
-				guard.ErrMarkAhead, r.Resource, milliseconds(answer[1]).Format(time.RFC3339))
+			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server has no counter for %q, and its clock says %s, which is %v earlier than a time reported before; correct the clock or wait as long, and if the counter was lost call Advance with the resource's mark",
+				guard.ErrMarkAhead, r.Resource, milliseconds(answer[1]).Format(time.RFC3339), time.Duration(seen-number(answer[1]))*time.Millisecond)
 		default: // full
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted", answer[2]))
 		}
@@ -381,20 +393,12 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 		s = &subscribing{done: make(chan struct{})}
 		i.subscribing = s
 		go func() {
-			stop, err := i.opts.Subscribe(context.WithoutCancel(ctx), i.wakeups()+i.process, i.wake)
-			i.mu.Lock()
-			closed := i.closed
-			switch {
-			case err != nil:
-				s.err, i.subscribing = err, nil // the next caller tries again
-			case !closed:
-				i.stop = stop
-			}
-			i.mu.Unlock()
-			close(s.done)
-			if err == nil && closed {
-				stop()
-			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), subscribeFor)
+			defer cancel()
+			inTime := context.AfterFunc(ctx, func() { i.subscribed(s, nil, context.Cause(ctx)) }) // it may hang all the same
+			stop, err := i.opts.Subscribe(ctx, i.wakeups()+i.process, i.wake)
+			inTime()
+			i.subscribed(s, stop, err)
 		}()
 	}
 	i.mu.Unlock()
@@ -403,6 +407,26 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 		return s.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+// subscribed records how a subscription went; what it says first counts.
+func (i *Issuer) subscribed(s *subscribing, stop func(), err error) {
+	i.mu.Lock()
+	late := s.over || i.closed
+	if !s.over {
+		s.over, s.err = true, err
+		close(s.done)
+		if err != nil {
+			i.subscribing = nil // the next caller tries again
+		}
+	}
+	if !late && err == nil {
+		i.stop = stop
+	}
+	i.mu.Unlock()
+	if late && stop != nil {
+		stop()
 	}
 }
 
@@ -430,44 +454,6 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 	return guard.ParseToken(answer[2])
 }
 
-// learn asks for the server's time unless an answer has reported it.
-func (i *Issuer) learn(ctx context.Context) error {
-	i.mu.Lock()
-	known := i.known
-	i.mu.Unlock()
-	if known {
-		return nil
-	}
-	raw, err := i.do(ctx, "TIME")
-	if err != nil {
-		return err
-	}
-	t, ok := texts(raw)
-	if !ok || len(t) != 2 {
-		return fmt.Errorf("TIME answered %v", raw)
-	}
-	i.heard(number(t[0])*1000 + number(t[1])/1000)
-	return nil
-}
-
-// heard records a server time that has just been read. The answer took some
-// time to arrive, so the server's clock is this much ahead of driver.Now or
-// more: a not-after computed from it is early rather than late.
-func (i *Issuer) heard(ms int64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.offset, i.known = time.Duration(ms)*time.Millisecond-driver.Now(), true
-	i.seen = max(i.seen, ms)
-}
-
-// notAfter returns a moment of driver.Now as the server's milliseconds, and the
-// highest server time seen.
-func (i *Issuer) notAfter(at time.Duration) (ms, seen int64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return (at + i.offset).Milliseconds(), i.seen
-}
-
 // answer runs a script whose answer is a list of texts: a word, the server's
 // time, and facts.
 func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s script, keys []string, args ...any) ([]string, error) {
@@ -479,7 +465,7 @@ func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s scr
 	if !ok || len(answer) < 2 {
 		return nil, guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %v", raw))
 	}
-	i.heard(number(answer[1]))
+	i.heard(claim.Resource, number(answer[1]))
 	return answer, nil
 }
 
@@ -490,6 +476,11 @@ func failed(op string, claim guard.Claim, err error) error {
 		if strings.HasPrefix(err.Error(), code) {
 			return guard.Unavailable(op, claim, err)
 		}
+	}
+	// Redis before 7.2 has no code for a command that a script may not use. No
+	// script is refused one after it has granted or freed a lease.
+	if strings.Contains(err.Error(), "The user executing the script can't ") {
+		return guard.Unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
 }

@@ -72,6 +72,12 @@ local function keep(key, token, now)
 end
 `
 
+// time: KEYS any key of the slot. It answers as TIME does.
+var timeScript = newScript(prelude + `
+local now = clock()
+return {tostring(math.floor(now / 1000)), tostring(now % 1000 * 1000)}
+`)
+
 // acquire: KEYS lease, counter, spent, kept, queue, until, watched.
 // ARGV id, owner, metadata, TTL in ms, not-after in ms, highest server time seen
 // in ms, "1" if waiting, process, channel of the onlookers.
@@ -101,7 +107,15 @@ if last and not string.find(last, '^[1-9]%d*$') then
 end
 if not last and now < tonumber(ARGV[6]) then return {'back', tostring(now)} end
 if last and not below(last, '9223372036854775806') then return {'full', tostring(now), last} end
-if not alone then line(KEYS[5], KEYS[6]) end
+-- A right may be missing: what may fail comes before the lease is there, and
+-- while there is none this PEXPIRE changes nothing.
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+if not alone then
+  line(KEYS[5], KEYS[6])
+  redis.call('DEL', KEYS[4])
+  redis.call('ZREM', KEYS[5], ARGV[8])
+  redis.call('HDEL', KEYS[6], ARGV[8])
+end
 local token = base(now)
 if last and not below(last, token) then
   redis.call('INCR', KEYS[2])
@@ -114,12 +128,7 @@ else
 end
 redis.call('HSET', KEYS[1], 'v', '1', 'id', ARGV[1], 'token', token, 'owner', ARGV[2], 'meta', ARGV[3], 'at', tostring(now))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-if not alone then
-  redis.call('DEL', KEYS[4])
-  redis.call('ZREM', KEYS[5], ARGV[8])
-  redis.call('HDEL', KEYS[6], ARGV[8])
-  if redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
-end
+if not alone and redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
@@ -151,7 +160,6 @@ local seen = redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[6]) > 0
 if seen then line(KEYS[4], KEYS[5]) end
 if ARGV[2] == '' then redis.call('SET', KEYS[2], '1', 'PX', 3600000) end
 if l[2] ~= ARGV[1] or (ARGV[2] ~= '' and l[3] ~= ARGV[2]) then return 0 end
-redis.call('DEL', KEYS[1])
 if seen then
   local now = clock()
   for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
@@ -166,6 +174,7 @@ if seen then
   end
   if redis.call('EXISTS', KEYS[6]) == 1 then tell(ARGV[4], '') end
 end
+redis.call('DEL', KEYS[1]) -- last, so that what was refused a command has freed nothing
 return 1
 `)
 
@@ -180,6 +189,7 @@ if ARGV[1] == '' then redis.pcall('SET', KEYS[5], '1', 'PX', 3600000) end -- a c
 local kept = redis.call('GET', KEYS[2])
 if (not l[2] or l[2] == ARGV[1]) and (ARGV[1] == '' or not kept or kept == ARGV[2]) then return {'free', tostring(now)} end
 if ARGV[1] ~= '' then
+  redis.call('PEXPIRE', KEYS[3], 10000) -- without the right to it nothing is left behind
   redis.call('ZADD', KEYS[3], 'NX', now, ARGV[2])
   redis.call('HSET', KEYS[4], ARGV[2], tostring(now + 5000))
   redis.call('PEXPIRE', KEYS[3], 10000)

@@ -27,13 +27,23 @@ type stored struct {
 	version int32
 }
 
+// maxAdvance leaves room for the zxids to come, and for epochs.
+const maxAdvance guard.Token = 1<<62 - 1
+
 // lostAtMost is more than a restore can set a zxid back: 64 elections.
 const lostAtMost = 1 << 38
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
-// What it wrote is lost if the data is lost: repeat it after a restore.
+// What it wrote is lost if the data is lost: repeat it after a restore. A token
+// that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
+	if err := above.Validate(); err != nil {
+		return guard.NoToken, err
+	}
+	if above > maxAdvance {
+		return guard.NoToken, guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
+	}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
 	if err != nil {
 		return guard.NoToken, unsent("advance", claim, err)
@@ -60,7 +70,10 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		if err != nil {
 			return guard.NoToken, guard.Unavailable("advance", claim, err)
 		}
-		reached := guard.Token(max(i.knownBase().value, floor.value) + zxid)
+		reached := guard.MaxToken // if the tokens are used up
+		if last := max(i.knownBase().value, floor.value); last < int64(guard.MaxToken)-zxid {
+			reached = guard.Token(last + zxid)
+		}
 		if reached >= above || h != nil {
 			return max(reached, above), nil
 		}

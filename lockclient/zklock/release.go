@@ -92,14 +92,15 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 // sweepLater deletes the resource's spent lease IDs that are an hour old, once
 // the one just spent is.
 func (i *Issuer) sweepLater(resource string) {
-	timer := time.AfterFunc(spentFor+time.Minute, func() {
+	due, done := context.WithTimeout(i.ctx, spentFor+time.Minute)
+	context.AfterFunc(due, func() { // or at Close, when there is no session any more
+		done()
 		ctx, cancel := context.WithTimeout(i.ctx, time.Minute)
 		defer cancel()
 		if s, err := i.session(ctx, controlTicks*i.opts.TickTime); err == nil {
 			s.sweep(ctx, resource, spentFor)
 		}
 	})
-	context.AfterFunc(i.ctx, func() { timer.Stop() })
 }
 
 // sweep deletes spent lease IDs of at least this age, by the servers' clock.

@@ -53,7 +53,10 @@ type lease struct {
 	ending  bool // it ran out and is being deleted
 }
 
-var errOver = errors.New("the session is over")
+var (
+	errOver   = errors.New("the session is over")
+	errEnding = errors.New("the lease ran out and is being deleted")
+)
 
 // session returns the session with this timeout, or begins it.
 func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, error) {
@@ -182,14 +185,14 @@ func (s *session) end(cause error) {
 			delete(i.places, resource)
 		}
 	}
+	if conn != nil { // below the mutex, so that Issuer.Close, which ends all sessions first, waits for it
+		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
+	}
 	i.mu.Unlock()
 	if cause != nil && lost != nil {
 		for _, claim := range claims {
 			lost(claim, cause)
 		}
-	}
-	if conn != nil {
-		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
 	}
 }
 
@@ -220,13 +223,36 @@ type expired struct {
 }
 
 // keep records that the session has a lease whose ID's node has this version,
-// and returns the time from which its TTL counts.
-func (s *session) keep(claim guard.Claim, version int32) (from time.Duration) {
+// and returns the time from which its TTL counts; false if the lease ID is being
+// deleted.
+func (s *session) keep(claim guard.Claim, version int32) (from time.Duration, ok bool) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
+	return s.keepLocked(claim, version)
+}
+
+func (s *session) keepLocked(claim guard.Claim, version int32) (from time.Duration, ok bool) {
+	unknown := guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID}
+	for _, c := range []guard.Claim{claim, unknown} {
+		if l := s.leases[c]; l != nil && l.ending {
+			return 0, false
+		}
+	}
 	s.leases[claim] = &lease{version: version, expires: s.safe + s.timeout}
-	delete(s.leases, guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID}) // it is known now
-	return s.safe
+	delete(s.leases, unknown) // it is known now
+	return s.safe, true
+}
+
+// extend is keep for a lease that the session had when its renewal was sent; false
+// if that has been deleted meanwhile, or is about to be.
+func (s *session) extend(claim guard.Claim) (from time.Duration, ok bool) {
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	l := s.leases[claim]
+	if l == nil {
+		return 0, false
+	}
+	return s.keepLocked(claim, l.version)
 }
 
 // doubt records that a request may have given this session a lease whose ID's

@@ -3,6 +3,7 @@ package zklock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +29,8 @@ type watched struct {
 }
 
 // Watch returns who has the lease. A waiter stands in line with a node of its
-// own and watches the one before it, so that a release wakes only the first.
+// own and watches the one before it, so that a release wakes only the first. For an
+// onlooker of a lease that nobody has, the issuer asks once a tick.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
@@ -41,7 +43,10 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			return driver.Watching{}, unsent("watch", claim, err)
 		}
 	}
-	_, changed, err := s.watch(ctx, i.lockPath(w.Resource))
+	var changed <-chan struct{}
+	if p == nil {
+		_, changed, err = s.watch(ctx, i.lockPath(w.Resource))
+	}
 	var h *held
 	if err == nil {
 		h, err = s.holder(ctx, w.Resource)
@@ -54,7 +59,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	stop := context.AfterFunc(watching, func() { i.unwatch(w.Resource, p) })
 	go func() {
 		defer cancel()
-		if p == nil {
+		if p == nil && changed == nil {
+			s.appears(watching, i.lockPath(w.Resource), i.opts.TickTime)
+		} else if p == nil {
 			wait(watching, changed)
 		} else if s.turn(watching, w.Resource, p.node) && stop() {
 			i.leave(w.Resource, p)
@@ -201,15 +208,9 @@ func (s *session) turn(ctx context.Context, resource, mine string) bool {
 			// The one before was woken, or has gone. It gets a moment to take the
 			// lease; if nobody has it after that, this process may already be the
 			// first.
-			exists, changed, err := s.watch(ctx, s.i.lockPath(resource))
-			if err != nil {
-				return ctx.Err() == nil
-			}
-			if !exists {
-				kept, stop := context.WithTimeout(ctx, keptFor)
-				wait(kept, changed)
-				stop()
-			}
+			kept, stop := context.WithTimeout(ctx, keptFor)
+			s.appears(kept, s.i.lockPath(resource), 20*time.Millisecond)
+			stop()
 		}
 	}
 }
@@ -221,9 +222,24 @@ func sequence(node string) int32 {
 	return int32(n)
 }
 
+// appears returns when a node exists, or that is not known, or ctx ends. It asks:
+// the client and the server would keep a watch of a node that never comes.
+func (s *session) appears(ctx context.Context, path string, every time.Duration) {
+	for {
+		if stat, err := s.stat(ctx, path); err != nil || stat != nil {
+			return
+		}
+		select {
+		case <-time.After(every):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // watch reports whether a node exists, and closes changed when that changes or
-// is not known. All that watch a node share one watch, because the client keeps
-// each until it fires.
+// is not known; changed may be nil if there is no such node. All that watch a
+// node share one watch, because the client keeps each until it fires.
 func (s *session) watch(ctx context.Context, path string) (exists bool, changed <-chan struct{}, err error) {
 	s.i.mu.Lock()
 	w := s.watched[path]
@@ -232,14 +248,13 @@ func (s *session) watch(ctx context.Context, path string) (exists bool, changed 
 		stat, err := s.stat(ctx, path)
 		return stat != nil, w.changed, err
 	}
-	type answer struct {
-		exists bool
-		events <-chan zk.Event
-	}
-	a, err := call(ctx, s, func(c *zk.Conn) (answer, error) {
-		exists, _, events, err := c.ExistsW(path)
-		return answer{exists, events}, err
+	events, err := call(ctx, s, func(c *zk.Conn) (<-chan zk.Event, error) {
+		_, _, events, err := c.GetW(path)
+		return events, err
 	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return false, nil, nil
+	}
 	if err != nil {
 		return false, nil, err
 	}
@@ -249,7 +264,7 @@ func (s *session) watch(ctx context.Context, path string) (exists bool, changed 
 	s.i.mu.Unlock()
 	go func() {
 		select {
-		case <-a.events:
+		case <-events:
 		case <-s.done:
 		}
 		s.i.mu.Lock()
@@ -259,5 +274,5 @@ func (s *session) watch(ctx context.Context, path string) (exists bool, changed 
 		s.i.mu.Unlock()
 		close(w.changed)
 	}()
-	return a.exists, w.changed, nil
+	return true, w.changed, nil
 }

@@ -315,11 +315,17 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 	if err == nil && value.Base > int64(guard.MaxToken)-stat.Mzxid {
 		err = guard.Unavailable("acquire", r.Claim(), errors.New("the token space is exhausted"))
 	}
+	var from time.Duration
+	if err == nil {
+		var ok bool
+		if from, ok = s.keep(claim, 0); !ok { // what an earlier request of this lease ID may have left
+			err = guard.Unavailable("acquire", r.Claim(), errEnding)
+		}
+	}
 	if err != nil {
 		s.remove(ctx, claim, 0)
 		return driver.Grant{}, err
 	}
-	from := s.keep(claim, 0)
 	if r.Waiting {
 		i.leaveUnwatched(r.Resource)
 	}
@@ -330,7 +336,7 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 // is spent. again says that neither is the case any more.
 func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
 	if !s.postpone(ctx, r.Claim()) {
-		return grant, false, guard.Unavailable("acquire", r.Claim(), errors.New("the lease ran out and is being deleted"))
+		return grant, false, guard.Unavailable("acquire", r.Claim(), errEnding)
 	}
 	h, err := s.holder(ctx, r.Resource)
 	if err != nil {
@@ -429,7 +435,10 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 			continue
 		}
 		for _, n := range mine {
-			results[n] = driver.Renewed{State: driver.Extended, From: s.keep(renewals[n].Claim, s.version(renewals[n].Claim)), TTL: s.timeout}
+			results[n] = driver.Renewed{State: driver.Over}
+			if from, ok := s.extend(renewals[n].Claim); ok {
+				results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
+			}
 		}
 		break
 	}
@@ -474,6 +483,9 @@ func (s *session) read(ctx context.Context, path string) (*held, error) {
 	if err := json.Unmarshal(n.value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.TTL <= 0 || n.stat.EphemeralOwner == 0 {
 		return nil, foreign{path, string(n.value)}
 	}
+	if h.Token == guard.NoToken && h.Base > int64(guard.MaxToken)-n.stat.Czxid {
+		return nil, foreign{path, string(n.value)}
+	}
 	if h.Token == guard.NoToken {
 		h.Token, h.At = guard.Token(h.Base+n.stat.Czxid), n.stat.Ctime
 	}
@@ -495,7 +507,8 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 		return 0, false, nil
 	}
 	if h.session == s.number() {
-		return s.keep(claim, id.Version), true, nil // the transaction that found it was a write
+		from, ok := s.keep(claim, id.Version) // the transaction that found it was a write
+		return from, ok, nil
 	}
 	if id.Version >= maxAdoptions {
 		return 0, false, guard.Unavailable("acquire", claim, errors.New("the lease moved between sessions too often"))
@@ -514,7 +527,8 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 	_, which, err := s.multi(ctx, ops...)
 	switch {
 	case err == nil:
-		return s.keep(claim, id.Version+1), true, nil
+		from, ok := s.keep(claim, id.Version+1)
+		return from, ok, nil
 	case which < 0:
 		err = failed("acquire", claim, err)
 		if errors.Is(err, guard.ErrOutcomeUnknown) {

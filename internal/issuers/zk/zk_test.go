@@ -213,25 +213,6 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token >= above || other.Token <= held.Token {
 		t.Errorf("another resource has token %v; the base alone counts", other.Token)
 	}
-	for _, above := range []guard.Token{1 << 62, guard.MaxToken} {
-		r := "above " + above.String()
-		if reached, err := i.Advance(t.Context(), r, above); err != nil || reached != above {
-			t.Fatal(reached, err)
-		}
-		g, err := i.Acquire(t.Context(), ask(r, "a"))
-		if above < guard.MaxToken {
-			if err != nil || g.Token <= above {
-				t.Errorf("above %v: %v, %v", above, g.Token, err)
-			}
-			continue
-		}
-		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
-			t.Errorf("above the highest token: %v", err)
-		}
-		if _, err := i.Acquire(t.Context(), ask(r, "b")); errors.Is(err, driver.ErrHeld) {
-			t.Errorf("a refused acquire left a lease: %v", err)
-		}
-	}
 }
 
 // TestRaiseEpochBehindTheBase: the base was set by a process whose clock was

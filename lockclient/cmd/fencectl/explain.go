@@ -94,9 +94,16 @@ func (s *session) explain(ctx context.Context, claim guard.Claim, exact bool) (*
 // given says that a lease with this token was not released.
 func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool) string {
 	token, held := e.Claim.Token, given && lease.LeaseID == e.Claim.LeaseID
+	over, above := "no lease has its token", "the mark"
+	if lease.Token == token && lease.Owner != "" {
+		over = "its lease is over"
+	}
+	if mark.Floor {
+		above = "the floor of retired marks"
+	}
 	switch {
 	case e.Answer == guard.ReasonStale && mark.Floor:
-		return fmt.Sprintf("the resource's mark was retired, and the floor is %v: tokens up to it are refused", mark.Token)
+		return fmt.Sprintf("the resource has no mark, and the floor of retired marks is %v: tokens up to it are refused", mark.Token)
 	case e.Answer == guard.ReasonStale:
 		return fmt.Sprintf("the mark is %v: a newer holder has written or raised it; whoever has token %v must stop", mark.Token, token)
 	case e.Answer == guard.ReasonConflict:
@@ -110,15 +117,15 @@ func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool
 	case mark.Token == token && held && lease.State == lockadmin.StateExpired:
 		return "the mark is this claim: its lease has run out, and nobody has got a higher token to the resource yet"
 	case mark.Token == token && !held:
-		return "the mark is this claim: its lease is over, and nobody has got a higher token to the resource yet"
+		return "the mark is this claim: " + over + ", and nobody has got a higher token to the resource yet"
 	case mark.Token == token:
 		return "the mark is this claim, and its holder has the lease"
 	case held && lease.State == lockadmin.StateHeld:
-		return "it is above the mark, and its holder has the lease: its first write raises the mark"
+		return "it is above " + above + ", and its holder has the lease: its first write raises the mark"
 	case mark.Token == guard.NoToken:
-		return "the resource has no mark, so the first claim is admitted, whichever it is; its lease is over"
+		return "the resource has no mark, so the first claim is admitted, whichever it is; " + over
 	default:
-		return "it is above the mark, although its lease is over: until a higher token arrives there, it is admitted"
+		return "it is above " + above + ", although " + over + ": until a higher token arrives there, it is admitted"
 	}
 }
 

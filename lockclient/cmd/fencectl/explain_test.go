@@ -42,6 +42,20 @@ func TestExplainIsTrue(t *testing.T) {
 		}, 0, "", "", "its lease has run out"},
 		{"released", func(l *lockclient.Lease) { raiseLease(l); l.Release(t.Context()) }, 0, "", "", "the mark is this claim: its lease is over"},
 		{"released-unmarked", func(l *lockclient.Lease) { l.Release(t.Context()) }, 0, "", "", "the resource has no mark"},
+		{"advanced", func(l *lockclient.Lease) {
+			l.Release(t.Context())
+			raise(l.Resource(), l.Token()+10, "elsewhere")
+			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+		}, 10, "", "", "the mark is this claim: no lease has its token"},
+		{"advanced-unmarked", func(l *lockclient.Lease) {
+			l.Release(t.Context())
+			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+		}, 5, "", "", "whichever it is; no lease has its token"},
+		{"advanced-above", func(l *lockclient.Lease) {
+			l.Release(t.Context())
+			raise(l.Resource(), 1, "first")
+			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+		}, 5, "", "", "although no lease has its token"},
 		{"above-and-over", func(l *lockclient.Lease) { raise(l.Resource(), 1, "first"); l.Release(t.Context()) }, 0, "", "", "although its lease is over"},
 	} {
 		must(t, url, "advance", c.name, "4", "--yes")

@@ -182,7 +182,7 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 	purged, err := s.op.Purge(ctx, &lockadmin.PurgeOptions{OlderThan: older, Batch: cmd.Int("batch")})
 	if err != nil {
 		if purged.Count > 0 {
-			err = fmt.Errorf("%w (%d rows were deleted before)", err, purged.Count)
+			err = partial(ctx, err, "%s deleted, run the command again for the rest", count(purged.Count, "row"))
 		}
 		return err
 	}

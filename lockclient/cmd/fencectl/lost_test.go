@@ -193,6 +193,12 @@ func TestServerThatStopsAnswering(t *testing.T) {
 				at := *u
 				at.Host = p.listener.Addr().String()
 				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: exitUnavailable, reason: "unavailable"}
+				if word == "token <= $1" { // by then the floor is raised
+					fencectl(t, at.String(), c.args...)
+					if p.count() > 0 {
+						c.code, c.reason = exitPartial, "partial"
+					}
+				}
 				c.check(t, at.String())
 				if p.count() > 0 {
 					return

@@ -82,7 +82,7 @@ var exitCodes = []struct {
 	{exitSchema, "schema_missing, schema_older, schema_newer", "the database does not have the schema, or has another version of it than this build"},
 	{exitCancelled, "cancelled", "the operator did not confirm: nothing was sent"},
 	{exitUnhealthy, "unhealthy", "doctor found something that must be repaired"},
-	{exitPartial, "partial", "the first part was done and the second was not: the message says how to go on"},
+	{exitPartial, "partial", "a part was done and the rest was not: the message says how to go on"},
 	{exitInterrupted, "interrupted", "Ctrl-C or SIGTERM before the command was done; where a change may have been made it is outcome_unknown"},
 }
 
@@ -98,6 +98,16 @@ func (e *coded) Unwrap() error { return e.err }
 
 func usage(format string, args ...any) error {
 	return &coded{exitUsage, "usage", fmt.Errorf(format, args...)}
+}
+
+// partial says that a command failed after it had changed something. It hides
+// neither an unknown outcome nor that the operator ended the command.
+func partial(ctx context.Context, err error, format string, args ...any) error {
+	err = fmt.Errorf(format+": %w", append(args, err)...)
+	if code, _ := classify(err); code == exitUnknown || ctx.Err() != nil {
+		return err
+	}
+	return &coded{exitPartial, "partial", err}
 }
 
 func notFound(format string, args ...any) error {

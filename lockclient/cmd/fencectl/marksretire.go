@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -54,13 +55,16 @@ func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if err := a.outwait(ctx, cmd, s, floor, wait); err != nil {
-		return err
+		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
 	retiring, cancel := s.bounded(ctx)
 	defer cancel()
 	retired, err := s.marks.Retire(retiring, before)
-	if err != nil {
+	if errors.Is(err, guard.ErrOutcomeUnknown) {
 		return err
+	}
+	if err != nil {
+		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
 	return a.printRetired(cmd, retired)
 }
@@ -95,7 +99,7 @@ func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor g
 	for end := time.Now().Add(wait); ; {
 		held, one, err := s.lowerHeld(ctx, floor)
 		if ctx.Err() != nil { // between two looks or during one
-			return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: the issuer's floor is %s, no mark was retired", floor)}
+			return &coded{exitInterrupted, "interrupted", errors.New("interrupted")}
 		}
 		if err != nil {
 			return failed("look for leases from before", err)
@@ -104,7 +108,7 @@ func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor g
 			return nil
 		}
 		if !time.Now().Before(end) {
-			return &coded{exitRefused, "held", fmt.Errorf("the issuer's floor is %s, no mark was retired: still held from before: %s, one on %s; try again later", floor, count(held, "lease"), shown(one))}
+			return fmt.Errorf("still held from before: %s, one on %s; try again later", count(held, "lease"), shown(one))
 		}
 		if held != told && !asJSON(cmd) { // programs get only errors on standard error
 			fmt.Fprintf(a.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))

@@ -66,13 +66,15 @@ type view struct {
 // presenting the claims that it mentions to a fence.
 var verdicts = map[string]string{
 	"unmarked":   "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
+	"floor_only": "the resource has no mark here: any claim above the floor of retired marks is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"unread":     "the mark could not be read",
 	"current":    "the mark is the holder's claim: the holder is admitted, every older one is refused",
 	"expired":    "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
 	"released":   "the mark is the claim of a lease that was given back: it is still admitted, until a higher token arrives; every older one is refused",
+	"advanced":   "the mark has the token that the issuer was raised to: its claim is still admitted, until a higher token arrives; every older one is refused",
 	"burned":     "the mark is the burned claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
 	"behind":     "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
-	"ahead":      "the mark is above the lease's token: the lease is stale there; the next grant is admitted",
+	"ahead":      "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
 	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant is refused there; see fencectl help runbook, \"A backup was restored\"",
 	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
 }
@@ -133,8 +135,10 @@ func (v *view) verdict() string {
 	switch {
 	case v.unread != nil:
 		return "unread"
-	case v.Mark == nil || v.Mark.Floor && v.Mark.Token < lease.Token:
+	case v.Mark == nil:
 		return "unmarked"
+	case v.Mark.Floor && v.Mark.Token < lease.Token:
+		return "floor_only"
 	case v.Mark.Token > max(lease.Token, v.Floor):
 		return "mark_ahead"
 	case v.Mark.Token > lease.Token || v.Mark.Floor: // the floor itself is refused too
@@ -146,6 +150,9 @@ func (v *view) verdict() string {
 			if r.Token == v.Mark.Token && r.RequestID == v.Mark.LeaseID {
 				return "burned"
 			}
+		}
+		if lease.Owner == "" { // an advance wrote the row
+			return "advanced"
 		}
 		return "released"
 	case v.Mark.LeaseID != lease.LeaseID:
@@ -186,14 +193,14 @@ func (v *view) print(w io.Writer) error {
 	case v.unread != nil:
 		mark = "not read: " + oneLine(v.unread.Error())
 	case v.Mark != nil && v.Mark.Floor:
-		mark = "-, retired; the floor is " + v.Mark.Token.String()
+		mark = "-; the floor of retired marks is " + v.Mark.Token.String()
 	case v.Mark != nil:
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
 	}
 	so := verdicts[v.Verdict]
 	// A burned token means that a holder was cut, and it may not have written
 	// yet.
-	if claim, known := v.claim(); known && (v.Verdict == "behind" || v.Verdict == "unmarked" && l.State == lockadmin.StateFree) {
+	if claim, known := v.claim(); known && (v.Verdict == "behind" || (v.Verdict == "unmarked" || v.Verdict == "floor_only") && l.State == lockadmin.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)
 	}
 	err := fields(w,

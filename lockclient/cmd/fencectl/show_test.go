@@ -77,6 +77,19 @@ func TestVerdictsAreTrue(t *testing.T) {
 		{"mark_ahead", "mark_ahead", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: 1 << 50, LeaseID: "made up"})
 		}, truth{mark: true}},
+		{"advanced", "advanced", func(l *lockclient.Lease) {
+			above := l.Token() + 10
+			l.Release(t.Context())
+			raise(guard.Claim{Resource: l.Resource(), Token: above, LeaseID: "elsewhere"})
+			must(t, url, "advance", l.Resource(), above.String(), "--yes")
+		}, truth{mark: true, next: true}},
+		// The last, since the floor is every resource's.
+		{"floor_only", "floor_only", func(l *lockclient.Lease) {
+			exec1(t, pool, "INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('old', $1, '2000-01-01')", int64(l.Token())-1)
+			if _, err := fenced(t, pool).Retire(t.Context(), time.Now().Add(-time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+		}, truth{lease: true, next: true}},
 	} {
 		must(t, url, "advance", c.name, "4", "--yes")
 		lease := hold(t, pool, "w", c.name, time.Hour)

@@ -1,0 +1,57 @@
+package redis_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/redislock"
+)
+
+// TestSubscribingHangsOnce: a subscription that the server never confirms is given
+// up, and a later watch subscribes again. What the first brings after that is
+// ended.
+func TestSubscribingHangsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang, stopped := make(chan struct{}), 0
+		calls := 0
+		i, err := redislock.New(func(context.Context, ...any) (any, error) { return []any{"free", "1"}, nil },
+			&redislock.Options{Prompt: true, Subscribe: func(context.Context, string, func(string)) (func(), error) {
+				if calls++; calls == 1 {
+					<-hang
+					return func() { stopped++ }, nil
+				}
+				return func() {}, nil
+			}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			w, err := i.Watch(ctx, driver.Watch{Resource: "r", LeaseID: "w"}, func() {})
+			if err == nil {
+				w.Stop()
+			}
+			return err
+		}
+		if err := watch(); !errors.Is(err, driver.ErrNoWatch) {
+			t.Errorf("while the subscription hangs: %v; want ErrNoWatch", err)
+		}
+		time.Sleep(time.Minute)
+		if err := watch(); err != nil || calls != 2 {
+			t.Errorf("a minute later: %v after %d subscriptions", err, calls)
+		}
+		close(hang)
+		synctest.Wait()
+		if stopped != 1 {
+			t.Errorf("the subscription that came too late was ended %d times", stopped)
+		}
+		if err := i.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
