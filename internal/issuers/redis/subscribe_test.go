@@ -3,6 +3,7 @@ package redis_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,13 +17,13 @@ import (
 // ended.
 func TestSubscribingHangsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hang, stopped := make(chan struct{}), 0
-		calls := 0
+		hang := make(chan struct{})
+		var calls, stopped atomic.Int64
 		i, err := redislock.New(func(context.Context, ...any) (any, error) { return []any{"free", "1"}, nil },
 			&redislock.Options{Prompt: true, Subscribe: func(context.Context, string, func(string)) (func(), error) {
-				if calls++; calls == 1 {
+				if calls.Add(1) == 1 {
 					<-hang
-					return func() { stopped++ }, nil
+					return func() { stopped.Add(1) }, nil
 				}
 				return func() {}, nil
 			}})
@@ -42,13 +43,13 @@ func TestSubscribingHangsOnce(t *testing.T) {
 			t.Errorf("while the subscription hangs: %v; want ErrNoWatch", err)
 		}
 		time.Sleep(time.Minute)
-		if err := watch(); err != nil || calls != 2 {
-			t.Errorf("a minute later: %v after %d subscriptions", err, calls)
+		if err := watch(); err != nil || calls.Load() != 2 {
+			t.Errorf("a minute later: %v after %d subscriptions", err, calls.Load())
 		}
 		close(hang)
 		synctest.Wait()
-		if stopped != 1 {
-			t.Errorf("the subscription that came too late was ended %d times", stopped)
+		if stopped.Load() != 1 {
+			t.Errorf("the subscription that came too late was ended %d times", stopped.Load())
 		}
 		if err := i.Close(); err != nil {
 			t.Error(err)
