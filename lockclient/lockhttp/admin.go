@@ -276,7 +276,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	if opts.RequestID == "" {
 		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
 	}
-	began := driver.Now()
+	began := s.now()
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
 	}, nil)

@@ -59,8 +59,9 @@
 // true, with leaseId, the token and expiresAt, or false, with who holds it until
 // when. A token is there twice, as the number fencingToken and as the text
 // token; requests accept either in fencingToken. Clients that read JSON numbers
-// as floats must use the text. Count the TTL from when the request was sent plus
-// waitedSeconds.
+// as floats must use the text. Count the ttlSeconds of an answer from when the
+// request was sent plus waitedSeconds: it is at most what was requested, and less
+// if the issuer counts from an earlier moment.
 //
 // Each item of a batch has its own state: extended, over, or the word of an error
 // below. A bad item does not prevent the others from being carried out.

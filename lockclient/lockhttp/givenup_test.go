@@ -124,7 +124,7 @@ func TestP8IssuerAnswersLate(t *testing.T) {
 
 // stuck is an issuer that does not answer, whatever the context says.
 type stuck struct {
-	driver.Issuer
+	*memory.Issuer
 	until chan struct{}
 }
 

@@ -100,6 +100,7 @@ const (
 type Server struct {
 	issuer       driver.Issuer
 	limits       driver.Limits
+	now          func() time.Duration // the clock that the issuer's leases count by
 	authenticate Authenticate
 	opts         Options
 	events       *slog.Logger // of what succeeds; may be nil
@@ -134,7 +135,10 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	case authenticate == nil:
 		return nil, guard.Invalid("authenticate", "nil", "must not be nil: who may ask has to be decided")
 	}
-	s := &Server{issuer: issuer, limits: issuer.Limits(), authenticate: authenticate, closed: make(chan struct{})}
+	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{})}
+	if own, ok := issuer.(driver.Clock); ok {
+		s.now = own.Now
+	}
 	if opts != nil {
 		s.opts = *opts
 	}
@@ -434,10 +438,15 @@ type none struct{}
 func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, began time.Duration, err error) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Observe(ctx, guard.Event{
-			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: driver.Now() - began, Err: err,
+			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: s.now() - began, Err: err,
 		})
 	}
 }
+
+// left is what a TTL that the issuer counts from `from` leaves of itself when it is
+// counted from the start of the exchange, as clients do. An issuer may date a lease
+// back, such as one that it grants under an older lease of its engine.
+func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, began-from) }
 
 func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
 	if s.events != nil {
