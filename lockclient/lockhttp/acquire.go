@@ -47,6 +47,11 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	if !ok {
 		return &httpError{kind: &kindTooManyLeases}
 	}
+	if s.closing() || !s.work.begin() {
+		uncount()
+		return errClosing
+	}
+	defer s.work.end() // after a release of what nobody got has begun
 	grant, held, err := a.run(r.Context())
 	if held == nil {
 		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
@@ -86,6 +91,17 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	body.ServerTime = time.Now()
 	s.answer(w, body)
 	return nil
+}
+
+// closing reports whether Close was called. It waits for renewals and releases that
+// arrive meanwhile; if it did so for acquires, it could wait without end.
+func (s *Server) closing() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
 }
 
 // heldOrNil keeps a nil pointer from becoming an error.
@@ -168,7 +184,7 @@ func (a *acquiring) abandon() {
 	if a.given || !a.lost {
 		return
 	}
-	a.s.work.Go(func() {
+	a.s.work.spawn(func() { // the request itself is counted, so Close waits
 		for attempt := 0; ; attempt++ {
 			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
 			_, err := a.s.issuer.Release(ctx, a.Claim())

@@ -116,7 +116,7 @@ type Server struct {
 	closed    chan struct{}
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
-	work      sync.WaitGroup // what outlives its request
+	work      work
 }
 
 var _ http.Handler = (*Server)(nil)
@@ -183,20 +183,14 @@ func writeInTime(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's recorder has none
 }
 
-// Close ends waiting requests and streams, with 503, and then waits for the
-// releases in flight until ctx ends.
+// Close ends waiting requests and streams, refuses new acquires, with 503, and then
+// waits for the exchanges in flight until ctx ends. After that nothing is sent to the issuer, and
+// requests are answered with 503.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	s.feeds.close()
-	done := make(chan struct{})
-	go func() { defer close(done); s.work.Wait() }()
 	defer s.cancel()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-	}
+	return s.work.drain(ctx)
 }
 
 // handler answers a request of an identity, or returns why not.
@@ -401,12 +395,22 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		err error
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
-	done := make(chan result, 1)
-	s.work.Go(func() {
+	done, gone := make(chan result), make(chan struct{})
+	if !s.work.spawn(func() {
 		defer cancel()
 		v, err := run(ctx)
-		done <- result{v, err}
-	})
+		select {
+		case done <- result{v, err}:
+		case <-gone:
+			if abandoned != nil {
+				abandoned(v, err)
+			}
+		}
+	}) {
+		cancel()
+		var none T
+		return none, guard.Unavailable(op, claim, errors.New("the server is closed"))
+	}
 	select {
 	case r := <-done:
 		return r.v, r.err
@@ -419,15 +423,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		return r.v, r.err
 	case <-patience.C:
 	}
-	if abandoned != nil {
-		s.work.Go(func() {
-			select {
-			case r := <-done:
-				abandoned(r.v, r.err)
-			case <-s.ctx.Done():
-			}
-		})
-	}
+	close(gone)
 	var none T
 	return none, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
 }
