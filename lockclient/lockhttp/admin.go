@@ -277,6 +277,9 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
 	}
 	began := s.now()
+	// Once begun it is finished, even if the operator's browser goes away: a token that
+	// is burned and not raised leaves the cut holder able to write.
+	ctx = context.WithoutCancel(ctx)
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
 	}, nil)

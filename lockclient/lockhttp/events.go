@@ -127,6 +127,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	}
 	first := watching.Held
 	ended := out == nil && !tell(first)
+	if ended {
+		watching.Stop()
+	}
 	for !ended {
 		if place != nil {
 			place.note(watching.Held)
@@ -357,6 +360,9 @@ func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 	for attempt := 0; ctx.Err() == nil; {
 		watching, woken, err := s.look(ctx, driver.Watch{Resource: one.resource})
 		if ctx.Err() != nil {
+			if err == nil {
+				watching.Stop()
+			}
 			break
 		}
 		f.tell(one, sighting{watching.Held, err, time.Now()})

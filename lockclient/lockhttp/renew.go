@@ -240,7 +240,8 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 		return err
 	}
 	began := s.now()
-	freed, err := within(r.Context(), s, "release", claim, func(ctx context.Context) (bool, error) {
+	// A worker may send its release and exit.
+	freed, err := within(context.WithoutCancel(r.Context()), s, "release", claim, func(ctx context.Context) (bool, error) {
 		return s.issuer.Release(ctx, claim)
 	}, nil)
 	s.observe(r.Context(), guard.OpRelease, claim, began, err)
