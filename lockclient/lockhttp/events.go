@@ -114,60 +114,67 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	if asked.LeaseID != "" {
 		place = s.turns.join(asked.Resource, id.Subject, asked.LeaseID)
 		defer place.leave()
-		if !s.takeTurn(ctx, place, beat, tell, func() bool { return out.send("", nil) == nil }) {
+	}
+	for ended := false; !ended; { // again when another waiter has come back to the first place
+		passed, ok := s.takeTurn(ctx, place, beat, func(held *driver.HeldError) bool { return out != nil || tell(held) },
+			func() bool { return out.send("", nil) == nil })
+		if !ok {
 			return nil
 		}
-	}
-	watching, woken, err := s.look(ctx, asked)
-	if err != nil && out == nil {
-		return err
-	}
-	if err != nil {
-		return nil // the stream ends, and the client asks
-	}
-	first := watching.Held
-	ended := out == nil && !tell(first)
-	if ended {
-		watching.Stop()
-	}
-	for !ended {
-		if place != nil {
-			place.note(watching.Held)
+		watching, woken, err := s.look(ctx, asked)
+		if err != nil && out == nil {
+			return err
 		}
-		wake := place != nil && watching.Held == nil
-		if !wake {
-			d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
-			if h := watching.Held; h != nil {
-				d = min(d, max(0, h.Remaining)+time.Millisecond)
-			}
-			timer := time.NewTimer(d)
-			select {
-			case <-woken:
-				wake = true
-			case <-timer.C:
-			case <-beat.C:
-				ended = out.send("", nil) != nil
-			case <-ctx.Done():
-				ended = true
-			case <-s.closed:
-				ended = true
-			}
-			timer.Stop()
+		if err != nil {
+			return nil // the stream ends, and the client asks
 		}
-		watching.Stop()
-		if !wake && !ended {
-			if watching, woken, err = s.look(ctx, asked); err != nil {
-				return nil // the stream ends, and the client asks
-			}
-			wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
-			if place != nil {
-				wake = watching.Held == nil
-			}
-		}
-		if wake {
+		first := watching.Held
+		if ended = out == nil && !tell(first); ended {
 			watching.Stop()
+		}
+		for overtaken := false; !ended && !overtaken; {
 			if place != nil {
-				place.call()
+				place.note(watching.Held)
+			}
+			wake := place != nil && watching.Held == nil
+			if !wake {
+				d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
+				if h := watching.Held; h != nil {
+					d = min(d, max(0, h.Remaining)+time.Millisecond)
+				}
+				timer := time.NewTimer(d)
+				select {
+				case <-woken:
+					wake = true
+				case <-timer.C:
+				case <-beat.C:
+					ended = out.send("", nil) != nil
+				case <-passed:
+					overtaken = true
+				case <-ctx.Done():
+					ended = true
+				case <-s.closed:
+					ended = true
+				}
+				timer.Stop()
+			}
+			watching.Stop()
+			if !wake && !ended && !overtaken {
+				if watching, woken, err = s.look(ctx, asked); err != nil {
+					return nil // the stream ends, and the client asks
+				}
+				wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
+				if place != nil {
+					wake = watching.Held == nil
+				}
+			}
+			if !wake {
+				continue
+			}
+			watching.Stop()
+			if place != nil && !place.call() {
+				overtaken = true
+				continue
 			}
 			if out.send("wake", struct{}{}) != nil && place != nil {
 				s.turns.asked(asked.Resource, id.Subject, asked.LeaseID)
@@ -178,29 +185,34 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. It
-// returns false if the stream is over.
-func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) bool {
+// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. passed
+// is closed when the turn is over before its time; ok is false if the stream is. An
+// onlooker, which has no place, needs no turn.
+func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) (passed <-chan struct{}, ok bool) {
+	if place == nil {
+		return nil, true
+	}
+	turn, passed := place.signals()
 	select {
-	case <-place.turn:
-		return true
+	case <-turn:
+		return passed, true
 	default:
 	}
 	if !tell(place.known()) {
-		return false
+		return nil, false
 	}
 	for {
 		select {
-		case <-place.turn:
-			return true
+		case <-turn:
+			return passed, true
 		case <-beat.C:
 			if !alive() {
-				return false
+				return nil, false
 			}
 		case <-ctx.Done():
-			return false
+			return nil, false
 		case <-s.closed:
-			return false
+			return nil, false
 		}
 	}
 }
