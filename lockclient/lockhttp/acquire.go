@@ -295,7 +295,11 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		case errors.Is(err, driver.ErrBusy) && a.wait > 0:
 			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
 		case err != nil:
-			// The client's own faults were checked before.
+			// The client's own faults were checked before, but for an ID in use.
+			var invalid *guard.InvalidError
+			if errors.As(err, &invalid) && invalid.Field == "LeaseID" {
+				invalid.Field = "leaseId"
+			}
 			k := kindOf(err)
 			a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
 		default:
