@@ -209,7 +209,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	} else {
 		watching, _, err := s.look(r.Context(), driver.Watch{Resource: resource})
 		if err != nil {
-			return err
+			return blind(err)
 		}
 		watching.Stop()
 		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.waiting(resource)}

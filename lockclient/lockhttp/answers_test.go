@@ -1,8 +1,10 @@
 package lockhttp_test
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -75,5 +78,91 @@ func TestIDInUse(t *testing.T) {
 	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ownerId":"b","ttlSeconds":10,"leaseId":"`+claim.LeaseID+`"}`)
 	if got.status != 400 || got.str("field") != "leaseId" || strings.Contains(got.str("detail"), "LeaseID") {
 		t.Errorf("%s", got.text)
+	}
+}
+
+// noWatch is an issuer that cannot report changes, as redislock without
+// Options.Subscribe.
+type noWatch struct {
+	*memory.Issuer
+	err error
+}
+
+func (n noWatch) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+	return driver.Watching{}, n.err
+}
+
+// TestNoNotifications: an issuer that works and reports no changes is not called
+// unavailable. One whose notifications have failed is, since that passes.
+func TestNoNotifications(t *testing.T) {
+	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, &lockhttp.Options{MaxWait: time.Second})
+	for _, path := range []string{"/v1/locks/r", "/v1/events?resource=r"} {
+		if got := ask(t, web.URL, "", "GET", path, ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
+			t.Errorf("%s: %d %s", path, got.status, got.text)
+		}
+	}
+	lease := `{"resource":"r","leaseId":"L","ttlSeconds":30}`
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", lease); got.status != 200 {
+		t.Errorf("%s", got.text)
+	}
+	web, _ = serve(t, noWatch{memory.NewServer().Issuer(), fmt.Errorf("%w: %w", driver.ErrNoWatch, io.ErrUnexpectedEOF)}, everybody, &lockhttp.Options{MaxWait: 100 * time.Millisecond})
+	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 503 {
+		t.Errorf("%d %s", got.status, got.text)
+	}
+	if got := ask(t, web.URL, "", "GET", "/v1/events?resource=r", ""); got.status != 200 || !strings.Contains(got.text, "event: unknown") {
+		t.Errorf("%d %s", got.status, got.text)
+	}
+}
+
+// keeping is an issuer that releases nothing while it is told so.
+type keeping struct {
+	*memory.Issuer
+	releases bool
+}
+
+func (k *keeping) Release(ctx context.Context, claim guard.Claim) (bool, error) {
+	if !k.releases {
+		return false, guard.Unavailable("release", claim, io.ErrUnexpectedEOF)
+	}
+	return k.Issuer.Release(ctx, claim)
+}
+
+// TestReadyWrites: the server is ready if something can be written at the issuer,
+// which a refusal by somebody else's lease does not show.
+func TestReadyWrites(t *testing.T) {
+	server := memory.NewServer()
+	issuer := &keeping{Issuer: server.Issuer()}
+	ready := func(what string, want int) {
+		t.Helper()
+		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "ready", Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close(t.Context())
+		if got := record(h, "GET", "/readyz", "", ""); got.Code != want {
+			t.Errorf("%s: %d %s", what, got.Code, got.Body)
+		}
+	}
+	server.Steal("ready", "somebody", time.Hour)
+	ready("held by somebody", 503)
+	server.Expire("ready")
+	server.Steal("ready", "readyz", time.Second)
+	ready("held by another server's probe", 200)
+	server.Expire("ready")
+
+	h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "ready", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close(t.Context())
+	for n, want := range []int{503, 503, 200, 200} {
+		issuer.releases = n >= 2
+		if got := record(h, "GET", "/readyz", "", ""); got.Code != want {
+			t.Errorf("releases: %v: %d %s", issuer.releases, got.Code, got.Body)
+		}
+		time.Sleep(1100 * time.Millisecond) // an answer is reused for a second
+	}
+	if held := server.Holder("ready"); held != nil {
+		t.Errorf("it is left behind: %v", held)
 	}
 }

@@ -12,8 +12,9 @@
 // Its issuer's guarantees, over HTTP: tokens only grow (P3), one token has one
 // lease (P4), given up is over (P8). An identity sees, names and counts nothing
 // outside its templates and its tenant. If [Options].Signer is set, a claim that
-// cannot be signed is not returned. With the issuer down every request is
-// answered within [Options].Timeout and a tenth of a second.
+// cannot be signed is not returned. With the issuer down each exchange with it
+// ends within [Options].Timeout and a tenth of a second, and the request with it
+// is answered.
 //
 // # What it does not
 //
@@ -121,7 +122,7 @@
 //	429 too_many_requests, too_many_leases
 //	500 outcome_unknown         it may have been done: repeat it, or release
 //	500 internal                likewise
-//	501 unsupported             no Options.Admin
+//	501 unsupported             no Options.Admin, or an issuer without notifications
 //	503 unavailable             nothing was done
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act

@@ -82,6 +82,15 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 	return watching, woken, err
 }
 
+// blind is an onlooker's error. An issuer that cannot report changes at all says so
+// with nothing around the error: then it does not help to ask again.
+func blind(err error) error {
+	if err == driver.ErrNoWatch {
+		return &httpError{kind: &kindUnsupported, err: err}
+	}
+	return err
+}
+
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
 // has the lease, a second, "wake", that it is worth asking again.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
@@ -245,6 +254,22 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) er
 	changed := make(chan struct{}, 1)
 	for _, resource := range resources {
 		defer s.feeds.leave(s.feeds.join(s, resource, changed), changed)
+	}
+	// An issuer that cannot report changes gets a status, which needs its first answer.
+	for seen, version := s.feeds.now(resources[0]); ; seen, version = s.feeds.now(resources[0]) {
+		if seen.err == driver.ErrNoWatch {
+			return blind(seen.err)
+		}
+		if version > 0 {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		case <-s.closed:
+			return errClosing
+		}
 	}
 	out := newStream(w)
 	if err := out.send("", nil); err != nil { // so that the reader knows that following has begun

@@ -59,15 +59,17 @@ type Options struct {
 	// which the cut holder can no longer write there; nil leaves that to the
 	// operator, who is told to do so. It is called within Timeout.
 	Raise func(ctx context.Context, burned guard.Claim) error
-	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. Every request
-	// that does not wait for a lease is answered within it and a tenth of a
-	// second more, even when the issuer is down.
+	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange that
+	// is not answered is given up a tenth of a second later. Most requests are one
+	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz
+	// and /ui are several.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
 	// ReadyResource is what /readyz acquires and releases; empty means
-	// "fencepost-readyz:" and the host's name.
+	// "fencepost-readyz:" and the host's name. Servers may share it. While anybody
+	// else holds it the server is not ready, so no identity should be able to.
 	ReadyResource string
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked with
 	// their subjects, lock_request_failed for each answer of 500 and more and
