@@ -24,7 +24,7 @@ type acquiring struct {
 	wait     time.Duration // the longest wait
 	notAfter time.Time     // by this server's clock; zero means never
 	arrived  time.Duration
-	from     time.Duration // when the last attempt began, by driver.Now
+	from     time.Duration // when the last attempt began, by the issuer's clock
 	at       time.Time     // and by the wall clock
 	lost     bool          // an attempt may have been granted unnoticed
 	hurried  int
@@ -35,7 +35,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	if err != nil {
 		return err
 	}
-	a := &acquiring{s: s, id: id, arrived: driver.Now()}
+	a := &acquiring{s: s, id: id, arrived: s.now()}
 	a.from = a.arrived
 	if err := a.parse(f); err != nil {
 		return err
@@ -47,6 +47,11 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	if !ok {
 		return &httpError{kind: &kindTooManyLeases}
 	}
+	if s.closing() || !s.work.begin() {
+		uncount()
+		return errClosing
+	}
+	defer s.work.end() // after a release of what nobody got has begun
 	grant, held, err := a.run(r.Context())
 	if held == nil {
 		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
@@ -56,13 +61,12 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		// Nobody is left to take it, or it would be over.
 		a.lost, err = true, guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(r.Context()), driver.ErrLate))
 	}
-	ttl := cmp.Or(grant.TTL, a.TTL)
 	body := grantBody{
 		Acquired: err == nil && held == nil, Resource: a.Resource, LeaseID: a.LeaseID, FencingToken: int64(grant.Token), Token: grant.Token,
 		Waited: seconds(a.from - a.arrived), Reclaimed: grant.Reclaimed, Holder: holderOf(held, id.sees()),
 	}
 	if body.Acquired {
-		body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(ttl), grant.AcquiredAt, a.at.Add(ttl)
+		body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
 		if body.Proof, err = s.sign(id, claim, body.ExpiresAt); err != nil {
 			a.lost, err = true, guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
 		}
@@ -82,11 +86,22 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	}
 	if body.Acquired {
 		s.log(r.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
-			slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", ttl.Seconds()), slog.String("subject", id.Subject))
+			slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", id.Subject))
 	}
 	body.ServerTime = time.Now()
 	s.answer(w, body)
 	return nil
+}
+
+// closing reports whether Close was called. It waits for renewals and releases that
+// arrive meanwhile; if it did so for acquires, it could wait without end.
+func (s *Server) closing() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
 }
 
 // heldOrNil keeps a nil pointer from becoming an error.
@@ -159,7 +174,7 @@ func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
 
 // over reports whether a grant would be of no use.
 func (a *acquiring) over(g driver.Grant) bool {
-	return driver.Now()-a.from >= cmp.Or(g.TTL, a.TTL)
+	return a.s.now()-a.from >= g.TTL
 }
 
 // abandon releases a grant that nobody got or may yet be made, unless the
@@ -169,13 +184,13 @@ func (a *acquiring) abandon() {
 	if a.given || !a.lost {
 		return
 	}
-	a.s.work.Go(func() {
+	a.s.work.spawn(func() { // the request itself is counted, so Close waits
 		for attempt := 0; ; attempt++ {
 			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
 			_, err := a.s.issuer.Release(ctx, a.Claim())
 			cancel()
 			// After its TTL there is nothing left to release.
-			if err == nil || driver.Now()-a.from > a.TTL+a.s.opts.Timeout || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) {
+			if err == nil || a.s.now()-a.from > a.TTL+a.s.opts.Timeout || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) {
 				return
 			}
 		}
@@ -204,7 +219,7 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		return driver.Grant{}, nil, &httpError{kind: &kindTooMany}
 	}
 	defer done()
-	waiting, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, driver.Now()-a.arrived))
+	waiting, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
 	defer cancel()
 	l := a.s.lines.join(a.Resource)
 	defer a.s.lines.leave(l)
@@ -255,10 +270,11 @@ var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the ser
 // between two statements.
 const maxRaces = 10
 
-// try asks the issuer. It returns one of grant, refusal and error.
+// try asks the issuer. It returns one of grant, refusal and error. The grant's TTL
+// counts from a.from.
 func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
 	for race := 0; ; race++ {
-		a.from, a.at = driver.Now(), time.Now()
+		a.from, a.at = a.s.now(), time.Now()
 		a.Timeout = min(a.s.opts.Timeout, a.TTL)
 		if !a.notAfter.IsZero() {
 			a.Timeout = min(a.Timeout, a.notAfter.Sub(a.at))
@@ -279,9 +295,15 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		case errors.Is(err, driver.ErrBusy) && a.wait > 0:
 			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
 		case err != nil:
-			// The client's own faults were checked before.
+			// The client's own faults were checked before, but for an ID in use.
+			var invalid *guard.InvalidError
+			if errors.As(err, &invalid) && invalid.Field == "LeaseID" {
+				invalid.Field = "leaseId"
+			}
 			k := kindOf(err)
 			a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
+		default:
+			g.TTL = left(cmp.Or(g.TTL, a.TTL), a.from, g.From)
 		}
 		return g, nil, err
 	}

@@ -137,7 +137,7 @@ type place struct {
 
 // listed is one page. Each template is one list, in the order of the names.
 func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []lockadmin.LeaseState) (locks []lockBody, next string, err error) {
-	patterns := id.patterns(prefix)
+	listings := id.listings(prefix)
 	var from place
 	if after != "" {
 		text, err := base64.RawURLEncoding.DecodeString(after)
@@ -151,16 +151,16 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 	}
 	p, err := within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (page, error) {
 		p := page{locks: []lockBody{}}
-		for n := from.Pattern; n < len(patterns); n++ {
+		for n := from.Pattern; n < len(listings); n++ {
 			opts := &lockadmin.ListOptions{States: states}
 			if n == from.Pattern {
 				opts.After = from.After
 			}
-			for info, err := range s.opts.Admin.List(ctx, patterns[n], opts) {
+			for info, err := range s.opts.Admin.List(ctx, listings[n].pattern, opts) {
 				switch {
 				case err != nil:
 					return page{}, err
-				case !id.may(info.Resource) || n > 0 && id.listedBefore(n, info.Resource):
+				case !id.may(info.Resource) || id.listedBefore(listings[n].template, info.Resource):
 					continue
 				case len(p.locks) == limit:
 					text, _ := json.Marshal(place{n, p.locks[limit-1].Resource})
@@ -175,10 +175,10 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 	return p.locks, p.next, renamed(readOnly("list", err), "prefix")
 }
 
-// listedBefore reports whether an earlier template of the identity has the
+// listedBefore reports whether one of the identity's first n templates has the
 // resource as well.
 func (id *Identity) listedBefore(n int, resource string) bool {
-	for _, t := range id.Templates[:min(n, len(id.Templates))] {
+	for _, t := range id.Templates[:n] {
 		if id.matches(t, resource) {
 			return true
 		}
@@ -209,7 +209,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	} else {
 		watching, _, err := s.look(r.Context(), driver.Watch{Resource: resource})
 		if err != nil {
-			return err
+			return blind(err)
 		}
 		watching.Stop()
 		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.waiting(resource)}
@@ -276,7 +276,10 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	if opts.RequestID == "" {
 		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
 	}
-	began := driver.Now()
+	began := s.now()
+	// Once begun it is finished, even if the operator's browser goes away: a token that
+	// is burned and not raised leaves the cut holder able to write.
+	ctx = context.WithoutCancel(ctx)
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
 	}, nil)
@@ -331,9 +334,9 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 	p, err := within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (page, error) {
 		p := page{records: []recordBody{}}
 		var merged []lockadmin.AuditRecord
-		for _, pattern := range id.patterns(prefix) {
+		for _, one := range id.listings(prefix) {
 			var err error
-			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, pattern, &lockadmin.AuditOptions{Before: before}), id, limit+1); err != nil {
+			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, one.pattern, &lockadmin.AuditOptions{Before: before}), id, limit+1); err != nil {
 				return page{}, err
 			}
 		}

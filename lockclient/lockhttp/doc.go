@@ -12,8 +12,9 @@
 // Its issuer's guarantees, over HTTP: tokens only grow (P3), one token has one
 // lease (P4), given up is over (P8). An identity sees, names and counts nothing
 // outside its templates and its tenant. If [Options].Signer is set, a claim that
-// cannot be signed is not returned. With the issuer down every request is
-// answered within [Options].Timeout and a tenth of a second.
+// cannot be signed is not returned. With the issuer down each exchange with it
+// ends within [Options].Timeout and a tenth of a second, and the request with it
+// is answered.
 //
 // # What it does not
 //
@@ -59,8 +60,9 @@
 // true, with leaseId, the token and expiresAt, or false, with who holds it until
 // when. A token is there twice, as the number fencingToken and as the text
 // token; requests accept either in fencingToken. Clients that read JSON numbers
-// as floats must use the text. Count the TTL from when the request was sent plus
-// waitedSeconds.
+// as floats must use the text. Count the ttlSeconds of an answer from when the
+// request was sent plus waitedSeconds: it is at most what was requested, and less
+// if the issuer counts from an earlier moment.
 //
 // Each item of a batch has its own state: extended, over, or the word of an error
 // below. A bad item does not prevent the others from being carried out.
@@ -77,6 +79,8 @@
 //     to it under an ID that the server made is released. Under an ID of the
 //     client's own it is kept, since the client may come back, and runs out with
 //     its TTL.
+//   - A release or a force unlock that was received is carried out, and the burned
+//     claim is raised, even if the client does not wait for the answer.
 //   - To give up under an ID of the client's own: DELETE without the token.
 //     Nothing is granted under that ID any more, not even to a request in
 //     transit.
@@ -118,7 +122,7 @@
 //	429 too_many_requests, too_many_leases
 //	500 outcome_unknown         it may have been done: repeat it, or release
 //	500 internal                likewise
-//	501 unsupported             no Options.Admin
+//	501 unsupported             no Options.Admin, or an issuer without notifications
 //	503 unavailable             nothing was done
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act

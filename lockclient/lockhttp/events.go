@@ -82,6 +82,15 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 	return watching, woken, err
 }
 
+// blind is an onlooker's error. An issuer that cannot report changes at all says so
+// with nothing around the error: then it does not help to ask again.
+func blind(err error) error {
+	if err == driver.ErrNoWatch {
+		return &httpError{kind: &kindUnsupported, err: err}
+	}
+	return err
+}
+
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
 // has the lease, a second, "wake", that it is worth asking again.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
@@ -114,57 +123,67 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	if asked.LeaseID != "" {
 		place = s.turns.join(asked.Resource, id.Subject, asked.LeaseID)
 		defer place.leave()
-		if !s.takeTurn(ctx, place, beat, tell, func() bool { return out.send("", nil) == nil }) {
+	}
+	for ended := false; !ended; { // again when another waiter has come back to the first place
+		passed, ok := s.takeTurn(ctx, place, beat, func(held *driver.HeldError) bool { return out != nil || tell(held) },
+			func() bool { return out.send("", nil) == nil })
+		if !ok {
 			return nil
 		}
-	}
-	watching, woken, err := s.look(ctx, asked)
-	if err != nil && out == nil {
-		return err
-	}
-	if err != nil {
-		return nil // the stream ends, and the client asks
-	}
-	first := watching.Held
-	ended := out == nil && !tell(first)
-	for !ended {
-		if place != nil {
-			place.note(watching.Held)
+		watching, woken, err := s.look(ctx, asked)
+		if err != nil && out == nil {
+			return err
 		}
-		wake := place != nil && watching.Held == nil
-		if !wake {
-			d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
-			if h := watching.Held; h != nil {
-				d = min(d, max(0, h.Remaining)+time.Millisecond)
-			}
-			timer := time.NewTimer(d)
-			select {
-			case <-woken:
-				wake = true
-			case <-timer.C:
-			case <-beat.C:
-				ended = out.send("", nil) != nil
-			case <-ctx.Done():
-				ended = true
-			case <-s.closed:
-				ended = true
-			}
-			timer.Stop()
+		if err != nil {
+			return nil // the stream ends, and the client asks
 		}
-		watching.Stop()
-		if !wake && !ended {
-			if watching, woken, err = s.look(ctx, asked); err != nil {
-				return nil // the stream ends, and the client asks
-			}
-			wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
-			if place != nil {
-				wake = watching.Held == nil
-			}
-		}
-		if wake {
+		first := watching.Held
+		if ended = out == nil && !tell(first); ended {
 			watching.Stop()
+		}
+		for overtaken := false; !ended && !overtaken; {
 			if place != nil {
-				place.call()
+				place.note(watching.Held)
+			}
+			wake := place != nil && watching.Held == nil
+			if !wake {
+				d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
+				if h := watching.Held; h != nil {
+					d = min(d, max(0, h.Remaining)+time.Millisecond)
+				}
+				timer := time.NewTimer(d)
+				select {
+				case <-woken:
+					wake = true
+				case <-timer.C:
+				case <-beat.C:
+					ended = out.send("", nil) != nil
+				case <-passed:
+					overtaken = true
+				case <-ctx.Done():
+					ended = true
+				case <-s.closed:
+					ended = true
+				}
+				timer.Stop()
+			}
+			watching.Stop()
+			if !wake && !ended && !overtaken {
+				if watching, woken, err = s.look(ctx, asked); err != nil {
+					return nil // the stream ends, and the client asks
+				}
+				wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
+				if place != nil {
+					wake = watching.Held == nil
+				}
+			}
+			if !wake {
+				continue
+			}
+			watching.Stop()
+			if place != nil && !place.call() {
+				overtaken = true
+				continue
 			}
 			if out.send("wake", struct{}{}) != nil && place != nil {
 				s.turns.asked(asked.Resource, id.Subject, asked.LeaseID)
@@ -175,29 +194,34 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. It
-// returns false if the stream is over.
-func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) bool {
+// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. passed
+// is closed when the turn is over before its time; ok is false if the stream is. An
+// onlooker, which has no place, needs no turn.
+func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) (passed <-chan struct{}, ok bool) {
+	if place == nil {
+		return nil, true
+	}
+	turn, passed := place.signals()
 	select {
-	case <-place.turn:
-		return true
+	case <-turn:
+		return passed, true
 	default:
 	}
 	if !tell(place.known()) {
-		return false
+		return nil, false
 	}
 	for {
 		select {
-		case <-place.turn:
-			return true
+		case <-turn:
+			return passed, true
 		case <-beat.C:
 			if !alive() {
-				return false
+				return nil, false
 			}
 		case <-ctx.Done():
-			return false
+			return nil, false
 		case <-s.closed:
-			return false
+			return nil, false
 		}
 	}
 }
@@ -230,6 +254,22 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) er
 	changed := make(chan struct{}, 1)
 	for _, resource := range resources {
 		defer s.feeds.leave(s.feeds.join(s, resource, changed), changed)
+	}
+	// An issuer that cannot report changes gets a status, which needs its first answer.
+	for seen, version := s.feeds.now(resources[0]); ; seen, version = s.feeds.now(resources[0]) {
+		if seen.err == driver.ErrNoWatch {
+			return blind(seen.err)
+		}
+		if version > 0 {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		case <-s.closed:
+			return errClosing
+		}
 	}
 	out := newStream(w)
 	if err := out.send("", nil); err != nil { // so that the reader knows that following has begun
@@ -300,7 +340,7 @@ func (f *feeds) join(s *Server, resource string, changed chan struct{}) *feed {
 			f.by = map[string]*feed{}
 		}
 		f.by[resource] = one
-		s.work.Go(func() { f.run(ctx, s, one) })
+		s.work.spawn(func() { f.run(ctx, s, one) }) // after Close nobody reads it
 	}
 	one.readers[changed] = struct{}{}
 	return one
@@ -357,6 +397,9 @@ func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 	for attempt := 0; ctx.Err() == nil; {
 		watching, woken, err := s.look(ctx, driver.Watch{Resource: one.resource})
 		if ctx.Err() != nil {
+			if err == nil {
+				watching.Stop()
+			}
 			break
 		}
 		f.tell(one, sighting{watching.Held, err, time.Now()})

@@ -78,6 +78,7 @@ func TestP8ClientGoes(t *testing.T) {
 			}
 			continue
 		}
+		_, handler = serve(t, issuer, everybody, nil)
 		if got := record(handler, "POST", "/v1/locks/acquire", "", body); got.Code != 200 || !strings.Contains(got.Body.String(), `"token":"1"`) {
 			t.Errorf("again: %d %s", got.Code, got.Body)
 		}
@@ -124,7 +125,7 @@ func TestP8IssuerAnswersLate(t *testing.T) {
 
 // stuck is an issuer that does not answer, whatever the context says.
 type stuck struct {
-	driver.Issuer
+	*memory.Issuer
 	until chan struct{}
 }
 

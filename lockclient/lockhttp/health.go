@@ -1,6 +1,7 @@
 package lockhttp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -17,10 +18,14 @@ const readyFor = time.Second
 
 // readiness is what /readyz found last.
 type readiness struct {
-	mu  sync.Mutex
-	at  time.Duration
-	err error
+	mu      sync.Mutex
+	at      time.Duration
+	err     error
+	leaseID string // of a lease whose release has not succeeded
 }
+
+// probeOwner is the owner of the leases of /readyz, the same for all servers.
+const probeOwner = "readyz"
 
 // readyz acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
@@ -44,8 +49,11 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) probe(ctx context.Context) error {
+	// A lease that could not be released is acquired again. Under another ID it would
+	// look like another server's.
+	s.ready.leaseID = cmp.Or(s.ready.leaseID, pglease.NewLeaseID())
 	q := driver.Request{
-		Resource: s.opts.ReadyResource, LeaseID: pglease.NewLeaseID(), Owner: "readyz",
+		Resource: s.opts.ReadyResource, LeaseID: s.ready.leaseID, Owner: probeOwner,
 		TTL: probeTTL(s.limits), Timeout: s.opts.Timeout / 2,
 	}
 	_, err := within(ctx, s, "acquire", q.Claim(), func(ctx context.Context) (driver.Grant, error) {
@@ -53,14 +61,23 @@ func (s *Server) probe(ctx context.Context) error {
 		defer cancel()
 		return s.issuer.Acquire(ctx, q)
 	}, nil)
-	if errors.Is(err, driver.ErrHeld) {
-		return nil // by the last probe or another process on this host: the issuer works
+	var held *driver.HeldError
+	switch {
+	case errors.As(err, &held) && (held.Owner == probeOwner || held.Remaining <= 0):
+		return nil // another server's probe has just written there, or freed it meanwhile
+	case held != nil:
+		return err // that proves only that the issuer can be read
+	case errors.Is(err, driver.ErrLeaseIDSpent):
+		err = nil // an earlier release was carried out, although its answer was lost
 	}
 	_, released := within(ctx, s, "release", q.Claim(), func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
 		defer cancel()
 		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // even if the acquire was not answered
 	}, nil)
+	if released == nil {
+		s.ready.leaseID = ""
+	}
 	return errors.Join(err, released)
 }
 

@@ -101,23 +101,28 @@ func (id *Identity) matches(t *guard.Template, resource string) bool {
 
 func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
 
-// patterns returns the patterns, as of package lockadmin, that list the
-// identity's resources under a prefix. They include nothing of another tenant,
-// so that neither a page nor where the next one begins can reveal one. prefix
-// has whole components; empty means all.
-func (id *Identity) patterns(prefix string) []string {
+// listing is what lists the resources of one of an identity's templates.
+type listing struct {
+	pattern  string // as of package lockadmin
+	template int
+}
+
+// listings returns what lists the identity's resources under a prefix. It includes
+// nothing of another tenant, so that neither a page nor where the next one begins
+// can reveal one. prefix has whole components; empty means all.
+func (id *Identity) listings(prefix string) []listing {
 	prefix = strings.ReplaceAll(prefix, "*", "%2A")
 	if id.AllResources {
-		return []string{prefix}
+		return []listing{{pattern: prefix}}
 	}
 	var asked []string
 	if prefix != "" {
 		asked = strings.Split(prefix, ":")
 	}
-	var out []string
-	for _, t := range id.Templates {
+	var out []listing
+	for n, t := range id.Templates {
 		if p, ok := id.pattern(t, asked); ok {
-			out = append(out, p)
+			out = append(out, listing{p, n})
 		}
 	}
 	return out

@@ -295,9 +295,13 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	if claim.Token != guard.NoToken {
 		in["fencingToken"] = claim.Token
 	}
-	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", in, &releasedBody{})
-	if is(err, &kindOver) {
+	var answer releasedBody
+	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", in, &answer)
+	switch {
+	case is(err, &kindOver):
 		return false, nil
+	case err == nil && !answer.Released:
+		err = guard.OutcomeUnknown("release", claim, errors.New("the answer is not this server's"))
 	}
 	return err == nil, err
 }

@@ -74,7 +74,7 @@ func TestLeasesAreCountedWhileTheyRun(t *testing.T) {
 
 // leaving makes the client go away when it was granted a lease.
 type leaving struct {
-	driver.Issuer
+	*memory.Issuer
 	leave func()
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // impatient is an issuer that does not answer attempts with a short timeout.
-type impatient struct{ driver.Issuer }
+type impatient struct{ *memory.Issuer }
 
 func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if r.Owner == "hasty" && r.Waiting && r.Timeout < 30*time.Second {
@@ -32,7 +32,7 @@ func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 // that error; the other waits on and is granted.
 func TestHastyWaiter(t *testing.T) {
 	server := memory.NewServer()
-	first := &first{Issuer: impatient{server.Issuer()}}
+	first := &first{impatient: impatient{server.Issuer()}}
 	handler, err := lockhttp.New(first, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestHastyWaiter(t *testing.T) {
 // first answers the first attempt with a refusal, which lets it join the line,
 // and the second when it is told to.
 type first struct {
-	driver.Issuer
+	impatient
 	calls atomic.Int64
 	then  chan struct{}
 }
@@ -80,7 +80,7 @@ func (f *first) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	case 2:
 		<-f.then
 	}
-	return f.Issuer.Acquire(ctx, r)
+	return f.impatient.Acquire(ctx, r)
 }
 
 // TestClientsInLine: many Go clients, each a process of its own, wait through one
@@ -142,7 +142,7 @@ func TestClientsInLine(t *testing.T) {
 
 // counting counts the requests to an issuer.
 type counting struct {
-	driver.Issuer
+	*memory.Issuer
 	acquires, granted, watches, watching atomic.Int64
 }
 

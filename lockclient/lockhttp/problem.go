@@ -47,7 +47,7 @@ var (
 	kindTooManyLeases = kind{"too_many_leases", http.StatusTooManyRequests, "Too many leases", "This identity holds as many leases as it may.", true}
 	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It could not be learned whether it was done. Repeat it with the same leaseId, or release that.", false}
 	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
-	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "This server has no operator API.", true}
+	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
 	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
 	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
 )

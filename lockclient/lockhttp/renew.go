@@ -140,7 +140,7 @@ func refused(claim guard.Claim, err error) renewedBody {
 // renew carries out renewals, as many at a time as the issuer takes. failures
 // are the errors of those whose outcome is not known.
 func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
-	began := driver.Now()
+	began := s.now()
 	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
 	at := time.Now()
 	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
@@ -157,16 +157,18 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 	}
 	for n, r := range renewals {
 		got := results[n]
-		ttl := cmp.Or(got.TTL, r.TTL)
+		ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
 		b := renewedBody{Resource: r.Claim.Resource, LeaseID: r.Claim.LeaseID, FencingToken: int64(r.Claim.Token), Token: r.Claim.Token, ServerTime: time.Now()}
-		switch got.State {
-		case driver.Extended:
+		switch {
+		case got.State == driver.Extended && s.now()-began >= ttl:
+			failures[n] = guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
+		case got.State == driver.Extended:
 			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
 			s.usage.runs(id, r.Claim, b.ExpiresAt)
 			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 			}
-		case driver.Over:
+		case got.State == driver.Over:
 			b.State = stateOver
 			s.usage.over(id, r.Claim)
 		default:
@@ -237,8 +239,9 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 	if err := mine(id, claim); err != nil {
 		return err
 	}
-	began := driver.Now()
-	freed, err := within(r.Context(), s, "release", claim, func(ctx context.Context) (bool, error) {
+	began := s.now()
+	// A worker may send its release and exit.
+	freed, err := within(context.WithoutCancel(r.Context()), s, "release", claim, func(ctx context.Context) (bool, error) {
 		return s.issuer.Release(ctx, claim)
 	}, nil)
 	s.observe(r.Context(), guard.OpRelease, claim, began, err)

@@ -59,15 +59,17 @@ type Options struct {
 	// which the cut holder can no longer write there; nil leaves that to the
 	// operator, who is told to do so. It is called within Timeout.
 	Raise func(ctx context.Context, burned guard.Claim) error
-	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. Every request
-	// that does not wait for a lease is answered within it and a tenth of a
-	// second more, even when the issuer is down.
+	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange that
+	// is not answered is given up a tenth of a second later. Most requests are one
+	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz
+	// and /ui are several.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
 	// ReadyResource is what /readyz acquires and releases; empty means
-	// "fencepost-readyz:" and the host's name.
+	// "fencepost-readyz:" and the host's name. Servers may share it. While anybody
+	// else holds it the server is not ready, so no identity should be able to.
 	ReadyResource string
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked with
 	// their subjects, lock_request_failed for each answer of 500 and more and
@@ -100,6 +102,7 @@ const (
 type Server struct {
 	issuer       driver.Issuer
 	limits       driver.Limits
+	now          func() time.Duration // the clock that the issuer's leases count by
 	authenticate Authenticate
 	opts         Options
 	events       *slog.Logger // of what succeeds; may be nil
@@ -115,7 +118,7 @@ type Server struct {
 	closed    chan struct{}
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
-	work      sync.WaitGroup // what outlives its request
+	work      work
 }
 
 var _ http.Handler = (*Server)(nil)
@@ -134,7 +137,10 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	case authenticate == nil:
 		return nil, guard.Invalid("authenticate", "nil", "must not be nil: who may ask has to be decided")
 	}
-	s := &Server{issuer: issuer, limits: issuer.Limits(), authenticate: authenticate, closed: make(chan struct{})}
+	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{})}
+	if own, ok := issuer.(driver.Clock); ok {
+		s.now = own.Now
+	}
 	if opts != nil {
 		s.opts = *opts
 	}
@@ -179,20 +185,14 @@ func writeInTime(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's recorder has none
 }
 
-// Close ends waiting requests and streams, with 503, and then waits for the
-// releases in flight until ctx ends.
+// Close ends waiting requests and streams, refuses new acquires, with 503, and then
+// waits for the exchanges in flight until ctx ends. After that nothing is sent to the issuer, and
+// requests are answered with 503.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	s.feeds.close()
-	done := make(chan struct{})
-	go func() { defer close(done); s.work.Wait() }()
 	defer s.cancel()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-	}
+	return s.work.drain(ctx)
 }
 
 // handler answers a request of an identity, or returns why not.
@@ -397,12 +397,22 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		err error
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
-	done := make(chan result, 1)
-	s.work.Go(func() {
+	done, gone := make(chan result), make(chan struct{})
+	if !s.work.spawn(func() {
 		defer cancel()
 		v, err := run(ctx)
-		done <- result{v, err}
-	})
+		select {
+		case done <- result{v, err}:
+		case <-gone:
+			if abandoned != nil {
+				abandoned(v, err)
+			}
+		}
+	}) {
+		cancel()
+		var none T
+		return none, guard.Unavailable(op, claim, errors.New("the server is closed"))
+	}
 	select {
 	case r := <-done:
 		return r.v, r.err
@@ -415,15 +425,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		return r.v, r.err
 	case <-patience.C:
 	}
-	if abandoned != nil {
-		s.work.Go(func() {
-			select {
-			case r := <-done:
-				abandoned(r.v, r.err)
-			case <-s.ctx.Done():
-			}
-		})
-	}
+	close(gone)
 	var none T
 	return none, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
 }
@@ -434,10 +436,15 @@ type none struct{}
 func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, began time.Duration, err error) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Observe(ctx, guard.Event{
-			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: driver.Now() - began, Err: err,
+			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: s.now() - began, Err: err,
 		})
 	}
 }
+
+// left is what a TTL that the issuer counts from `from` leaves of itself when it is
+// counted from the start of the exchange, as clients do. An issuer may date a lease
+// back, such as one that it grants under an older lease of its engine.
+func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, began-from) }
 
 func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
 	if s.events != nil {

@@ -12,6 +12,10 @@ import (
 // ask.
 const turnFor = time.Second
 
+// placeFor is how long the place of a client that has left is kept, as
+// [driver.Watching] promises: clients watch again from time to time.
+const placeFor = 5 * time.Second
+
 // turns are the clients that wait by GET /v1/watch, by resource. The first for
 // a resource watches at the issuer and is told to ask; the others wait for
 // their turn, so that a release wakes one of them and costs the issuer one
@@ -25,7 +29,9 @@ type turns struct {
 type queue struct {
 	all      *turns
 	resource string
-	tickets  []*ticket
+	tickets  []*ticket // in the order of their numbers
+	next     int       // the next new number
+	left     map[waiter]departed
 	held     *driver.HeldError // what the last client to be first was told
 	seen     time.Duration     // when, by driver.Now
 	called   *ticket           // the one that was told to ask and has not yet
@@ -33,49 +39,107 @@ type queue struct {
 	until    time.Duration
 }
 
-// ticket is one client's place.
-type ticket struct {
-	queue            *queue
-	subject, leaseID string
-	turn             chan struct{} // closed when it is the first
-	first            bool
+// waiter names a client that waits.
+type waiter struct{ subject, leaseID string }
+
+// departed is the place of a client that has left and may come back.
+type departed struct {
+	number int
+	until  time.Duration
 }
 
-// join takes the last place, or the first for a client that was told to ask and
-// comes back because somebody else was faster.
+// ticket is one client's place.
+type ticket struct {
+	queue *queue
+	waiter
+	number int
+	turn   chan struct{} // closed when it is the first
+	passed chan struct{} // closed when it no longer is, since another came back
+	first  bool
+}
+
+// join takes the last place, or the one that the client had until a moment ago: it
+// watches again, or was told to ask and somebody else was faster.
 func (all *turns) join(resource, subject, leaseID string) *ticket {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	q := all.by[resource]
 	if q == nil {
-		q = &queue{all: all, resource: resource}
+		q = &queue{all: all, resource: resource, left: map[waiter]departed{}}
 		if all.by == nil {
 			all.by = map[string]*queue{}
 		}
 		all.by[resource] = q
 	}
-	t := &ticket{queue: q, subject: subject, leaseID: leaseID, turn: make(chan struct{})}
+	t := &ticket{queue: q, waiter: waiter{subject, leaseID}}
+	t.forgo()
 	if q.called.is(subject, leaseID) {
 		q.end()
-		q.tickets = slices.Insert(q.tickets, 0, t)
+	}
+	// It may come back before the server notices that it has left.
+	if n := slices.IndexFunc(q.tickets, func(old *ticket) bool { return old.waiter == t.waiter }); n >= 0 {
+		q.tickets[n].leaving(n)
+	}
+	if old, ok := q.left[t.waiter]; ok {
+		t.number = old.number
+		delete(q.left, t.waiter)
 	} else {
-		q.tickets = append(q.tickets, t)
+		t.number = q.next
+		q.next++
+	}
+	n, _ := slices.BinarySearchFunc(q.tickets, t.number, func(other *ticket, number int) int { return other.number - number })
+	q.tickets = slices.Insert(q.tickets, n, t)
+	if n == 0 && len(q.tickets) > 1 && q.tickets[1].first {
+		q.tickets[1].forgo()
 	}
 	q.pass()
 	return t
+}
+
+// forgo makes the ticket wait for its turn, again if it had it.
+func (t *ticket) forgo() {
+	if t.first {
+		close(t.passed)
+	}
+	t.first, t.turn, t.passed = false, make(chan struct{}), make(chan struct{})
+}
+
+// leaving takes the ticket out of the queue, in which it is the nth, and keeps its
+// place for a while.
+func (t *ticket) leaving(n int) {
+	q := t.queue
+	q.tickets = slices.Delete(q.tickets, n, n+1)
+	t.forgo()
+	until := driver.Now() + placeFor
+	q.left[t.waiter] = departed{t.number, until}
+	time.AfterFunc(placeFor, func() {
+		q.all.mu.Lock()
+		defer q.all.mu.Unlock()
+		if q.left[t.waiter].until == until {
+			delete(q.left, t.waiter)
+			q.pass() // the queue may be of no use any more
+		}
+	})
+}
+
+// signals returns what is closed when the client's turn comes and when it passes.
+func (t *ticket) signals() (turn, passed <-chan struct{}) {
+	t.queue.all.mu.Lock()
+	defer t.queue.all.mu.Unlock()
+	return t.turn, t.passed
 }
 
 func (t *ticket) is(subject, leaseID string) bool {
 	return t != nil && t.subject == subject && t.leaseID == leaseID
 }
 
-// leave gives the place up.
+// leave ends the wait. The place is kept for a while.
 func (t *ticket) leave() {
 	q := t.queue
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
 	if n := slices.Index(q.tickets, t); n >= 0 {
-		q.tickets = slices.Delete(q.tickets, n, n+1)
+		t.leaving(n)
 	}
 	q.pass()
 }
@@ -107,13 +171,17 @@ func kept(resource string, remaining time.Duration) *driver.HeldError {
 	return &driver.HeldError{Resource: resource, ExpiresAt: time.Now().Add(remaining), Remaining: remaining}
 }
 
-// call reserves the first try for this client, which is told to ask.
-func (t *ticket) call() {
+// call reserves the first try for this client, which is told to ask. It returns
+// false if another has come back to the first place.
+func (t *ticket) call() bool {
 	q := t.queue
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
-	if q.called != nil {
-		return
+	switch {
+	case !t.first:
+		return false
+	case q.called != nil:
+		return true
 	}
 	q.called, q.until, q.held = t, driver.Now()+turnFor, nil
 	q.timer = time.AfterFunc(turnFor, func() {
@@ -124,6 +192,7 @@ func (t *ticket) call() {
 			q.pass()
 		}
 	})
+	return true
 }
 
 // before returns for how long the first try belongs to another client; 0 if to
@@ -167,7 +236,7 @@ func (q *queue) pass() {
 	switch {
 	case q.called != nil:
 	case len(q.tickets) == 0:
-		if q.all.by[q.resource] == q {
+		if len(q.left) == 0 && q.all.by[q.resource] == q {
 			delete(q.all.by, q.resource)
 		}
 	case !q.tickets[0].first:

@@ -18,7 +18,7 @@ import (
 )
 
 // back is an issuer that is behind its own tokens.
-type back struct{ driver.Issuer }
+type back struct{ *memory.Issuer }
 
 var errBack = fmt.Errorf("fencepost: %w: the revision was at least 9 and is 5", guard.ErrMarkAhead)
 
@@ -171,7 +171,7 @@ func TestWhyChangesNothing(t *testing.T) {
 
 // bounded is an issuer that grants only TTLs within its bounds.
 type bounded struct {
-	driver.Issuer
+	*memory.Issuer
 	limits driver.Limits
 	asked  atomic.Int64
 }
