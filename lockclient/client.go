@@ -166,24 +166,27 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 // drain waits until nothing works, and from then on nothing begins to.
-func (c *Client) drain(ctx context.Context) (err error) {
+func (c *Client) drain(ctx context.Context) error {
+	c.mu.Lock()
+	if c.working == 0 {
+		c.done = true
+		c.mu.Unlock()
+		return nil
+	}
+	if c.idle == nil {
+		c.idle = make(chan struct{})
+	}
+	idle := c.idle
+	c.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.working > 0 && err == nil {
-		if c.idle == nil {
-			c.idle = make(chan struct{})
-		}
-		idle := c.idle
-		c.mu.Unlock()
-		select {
-		case <-idle:
-		case <-ctx.Done():
-			err = guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-		}
-		c.mu.Lock()
-	}
 	c.done = true
-	return err
+	return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
 }
 
 // begin counts what Close waits for, until end; false if it no longer waits.
@@ -200,6 +203,7 @@ func (c *Client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.working--; c.working == 0 && c.idle != nil {
+		c.done = true // at this moment, since callers may go on asking
 		close(c.idle)
 		c.idle = nil
 	}

@@ -179,3 +179,30 @@ func TestLeaseOfClosedKeeper(t *testing.T) {
 		}
 	})
 }
+
+// TestCloseBesideCallers: callers that go on asking do not hold up Close.
+func TestCloseBesideCallers(t *testing.T) {
+	client := simulate(t, memory.NewServer().Issuer(), nil)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					client.Hold(context.Background(), fmt.Sprint(n), &HoldOptions{TTL: time.Second}, func(context.Context) error { return nil })
+				}
+			}
+		})
+	}
+	time.Sleep(time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := client.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	wg.Wait()
+}
