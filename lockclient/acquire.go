@@ -54,7 +54,7 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	if err != nil {
 		return nil, err
 	}
-	if c.begin() {
+	if c.open.Err() == nil && c.begin() {
 		defer c.end()
 	}
 	r.Waiting = waiting

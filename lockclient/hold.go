@@ -44,7 +44,7 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
-	if c.begin() {
+	if c.open.Err() == nil && c.begin() {
 		defer c.end()
 	}
 	lease, err := c.acquire(ctx, resource, asked, waiting)
