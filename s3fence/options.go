@@ -2,6 +2,7 @@ package s3fence
 
 import (
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -158,6 +159,7 @@ func (o Options) resolve() (Options, error) {
 		o.Prefix += "/"
 	}
 	o.Prefix += internalSegment + "/"
+	o.Encryption.CustomerKey = slices.Clone(o.Encryption.CustomerKey) // a caller may wipe its own
 	e := o.Encryption
 	if len(e.CustomerKey) > 0 {
 		if len(e.CustomerKey) != 32 { // the key itself must not be shown
