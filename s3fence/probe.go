@@ -73,8 +73,9 @@ func endpointOf(client S3) string {
 	}
 	o := c.Options()
 	// A resolver of the caller's may send each request to another store, and
-	// need not follow BaseEndpoint or Region. The field of the older kind is nil
-	// unless the caller has set it.
+	// need not follow BaseEndpoint or Region. The older field is nil unless the
+	// caller, or its aws.Config, has set it.
+	//lint:ignore SA1019 clients that use the deprecated field exist
 	if o.EndpointResolver != nil || reflect.TypeOf(o.EndpointResolverV2) != reflect.TypeOf(s3.NewDefaultEndpointResolverV2()) {
 		return ""
 	}

@@ -245,7 +245,8 @@ func TestProbeIsUsable(t *testing.T) {
 		"region":                  {s3.New(s3.Options{Region: "r"}), "aws r"},
 		"resolver":                {s3.New(s3.Options{Region: "r", EndpointResolverV2: ownResolver{}}), ""},
 		"resolver with an option": {s3.New(s3.Options{Region: "r", EndpointResolverV2: ownResolver{}, BaseEndpoint: base}), ""},
-		"older resolver":          {s3.New(s3.Options{Region: "r", EndpointResolver: s3.EndpointResolverFromURL("https://e")}), ""},
+		//lint:ignore SA1019 clients that use the deprecated field exist
+		"older resolver": {s3.New(s3.Options{Region: "r", EndpointResolver: s3.EndpointResolverFromURL("https://e")}), ""},
 	} {
 		if got := endpointOf(c.client); got != c.want {
 			t.Errorf("%s: the endpoint is %q, want %q", name, got, c.want)
