@@ -457,5 +457,5 @@ func (o *Objects) Copy(ctx context.Context, claim guard.Claim, from, to string) 
 		return err
 	}
 	defer object.Body.Close()
-	return o.Put(ctx, claim, to, object.Body, &PutOptions{Headers: object.Headers})
+	return o.Put(ctx, claim, to, storeBody{object.Body, o.b, reading("get", from)}, &PutOptions{Headers: object.Headers})
 }
