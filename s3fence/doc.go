@@ -136,9 +136,9 @@
 // not, and Pointer one more for the data. Raising takes two where the body is
 // written too. Reading an empty Plain or foreign object takes one more.
 //
-// s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, Retire and
-// InsecureDelete), s3:AbortMultipartUpload (Pointer), and s3:ListBucket, without
-// which Amazon answers 403 for an object that is not there.
+// s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, Retire,
+// InsecureDelete, and Pointer for data of a refused write), s3:AbortMultipartUpload
+// (Pointer), and s3:ListBucket, without which Amazon answers 403 for no object.
 //
 // # Where to read on
 //

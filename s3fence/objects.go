@@ -14,8 +14,8 @@ import (
 type Mode uint8
 
 const (
-	// Sealed: a foreign reader sees the content followed by a trailer of 150 to
-	// 800 bytes, so a text has a binary end and a strict parser refuses it; a
+	// Sealed: a foreign reader sees the content followed by a trailer of 100 to
+	// 750 bytes, so a text has a binary end and a strict parser refuses it; a
 	// reader that asks for a range sees the content. It costs those bytes, and
 	// the body is held in memory to be written.
 	//
