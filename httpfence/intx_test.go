@@ -267,8 +267,10 @@ func TestInTxEndedByASuccessor(t *testing.T) {
 		"Reject":          {func(w http.ResponseWriter, r *http.Request) { fence.Reject(w, r, lost) }, 412, "stale"},
 		"Reject of other": {func(w http.ResponseWriter, r *http.Request) { fence.Reject(w, r, io.ErrUnexpectedEOF) }, 412, "stale"},
 		"Rollback":        {func(_ http.ResponseWriter, r *http.Request) { Rollback(r.Context(), lost) }, 412, "stale"},
-		"not its failure": {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no such period", 422) }, 422, ""},
-		"success":         {func(http.ResponseWriter, *http.Request) {}, 200, ""},
+		"not its failure": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no such period", http.StatusUnprocessableEntity)
+		}, http.StatusUnprocessableEntity, ""},
+		"success": {func(http.ResponseWriter, *http.Request) {}, 200, ""},
 	} {
 		store := newStore()
 		fence = newFence(store, byPath, &Options{Transactor: endedTx{&fakeTx{store: store}}})
