@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -315,6 +317,41 @@ func TestBadResourceFunc(t *testing.T) {
 		fence := newFence(newStore(), func(*http.Request) (string, error) { return c.value, c.err }, nil)
 		if _, err := fence.Check(newRequest("", "5", "")); err == nil || c.err != nil && !errors.Is(err, c.err) {
 			t.Errorf("%s: Check says %v", c.name, err)
+		}
+	}
+}
+
+// TestOuterSpaces: net/http removes spaces around a value over HTTP/1.1, not over
+// HTTP/2. There a lease ID must not become another one by them, nor a token be
+// guessed.
+func TestOuterSpaces(t *testing.T) {
+	for name, field := range map[string][2]string{
+		"lease, in front": {LeaseHeader, " a"}, "lease, behind": {LeaseHeader, "a "}, "token": {TokenHeader, " 5"}, "resource": {ResourceHeader, "r "},
+	} {
+		for proto, want := range map[int]int{1: 200, 2: 400} {
+			store := newStore()
+			fence := guard.Must(New(store, literal("r"), &Options{Logger: slog.New(slog.DiscardHandler)}))
+			server := httptest.NewUnstartedServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+			server.EnableHTTP2 = proto == 2
+			server.StartTLS()
+			r, err := http.NewRequestWithContext(t.Context(), "POST", server.URL, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header = http.Header{TokenHeader: {"5"}, LeaseHeader: {"a"}, ResourceHeader: {"r"}, field[0]: {field[1]}}
+			resp, err := server.Client().Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			server.Close()
+			mark := guard.Mark{}
+			if want == 200 {
+				mark = guard.Mark{Token: 5, LeaseID: "a"}
+			}
+			if resp.ProtoMajor != proto || resp.StatusCode != want || store.mark(t, "r") != mark {
+				t.Errorf("%s over %s: %d, mark %+v", name, resp.Proto, resp.StatusCode, store.mark(t, "r"))
+			}
 		}
 	}
 }

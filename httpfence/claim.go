@@ -46,10 +46,10 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	claim.Token = token
 	if lines = r.Header[m.names.lease]; len(lines) == 1 {
 		// An empty value does not mean "none", so that there is only one way to
-		// say it.
-		if lines[0] == "" || guard.ValidateLeaseID(lines[0]) != nil {
+		// say it. Spaces at its ends are removed over HTTP/1.1 alone.
+		if lines[0] == "" || strings.Trim(lines[0], " ") != lines[0] || guard.ValidateLeaseID(lines[0]) != nil {
 			return malformed(m.names.lease, lines[0],
-				"must be 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
+				"must be 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters or spaces at its ends")
 		}
 		claim.LeaseID = lines[0]
 	} else if len(lines) > 1 || !m.opts.TokenOnly {

@@ -133,8 +133,9 @@
 //	other                              500
 //
 // The mark is not disclosed unless [Options.DiscloseMark] is set. Each field is
-// one line; spaces and tabs around a value are removed by net/http (RFC 9110,
-// section 5.5); anything else is refused, including a list "11, 11" and "+11".
+// one line; spaces and tabs around a value are removed by net/http over HTTP/1.1
+// (RFC 9110, section 5.5), and refused over HTTP/2, where it leaves them; anything
+// else is refused, including a list "11, 11" and "+11".
 // A field in a trailer does not count.
 //
 // # Compatibility

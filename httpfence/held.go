@@ -134,7 +134,7 @@ func (h *heldAnswer) fail(err error) error {
 // inside a success.
 func (h *heldAnswer) end() (failed bool) {
 	h.Flush()
-	if length, ok := h.sent["Content-Length"]; ok && h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified {
+	if length, ok := h.sent["Content-Length"]; ok && h.mayHaveBody() {
 		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
 			h.fail(fmt.Errorf("%w: Content-Length is %q, the body has %d bytes", ErrResponseBroken, length, h.body.Len()))
 		}
@@ -149,11 +149,24 @@ func (h *heldAnswer) end() (failed bool) {
 	return failed
 }
 
+func (h *heldAnswer) mayHaveBody() bool {
+	return h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified
+}
+
 // release sends the answer to the client.
 func (h *heldAnswer) release() {
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
+	if _, fixed := h.sent["Content-Length"]; !fixed && h.mayHaveBody() {
+		// HTTP/1.1 sends trailers only after a body in chunks, which a Flush
+		// would have begun. A trailer that is announced has the same effect.
+		for name := range h.Header() {
+			if name, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+				header.Add("Trailer", name)
+			}
+		}
+	}
 	h.under.WriteHeader(h.status)
 	if h.body.Len() > 0 {
 		_, _ = h.under.Write(h.body.Bytes()) // if this fails the client is gone, so the error is dropped

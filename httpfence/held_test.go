@@ -50,6 +50,26 @@ func TestHeldAnswerIsTheBareOne(t *testing.T) {
 			w.Header().Set(http.TrailerPrefix+"X-More", "4")
 			w.Header().Set("X-Late", "1")
 		},
+		"trailers after Flush": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "abc")
+			w.(http.Flusher).Flush()
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
+		},
+		"trailers after Flush alone": func(w http.ResponseWriter, _ *http.Request) {
+			w.(http.Flusher).Flush()
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
+			w.Header().Set(http.TrailerPrefix+"X-Count", "1")
+		},
+		"no trailers beside a length": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "3")
+			_, _ = io.WriteString(w, "abc")
+			w.(http.Flusher).Flush()
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
+		},
+		"no trailers with 204": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(204)
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
+		},
 		"body with 204": func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(204)
 			if _, err := io.WriteString(w, "x"); err != http.ErrBodyNotAllowed {

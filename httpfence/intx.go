@@ -34,7 +34,8 @@ import (
 //
 //   - if the handler panics; the panic continues, including
 //     [http.ErrAbortHandler],
-//   - if its answer has a status of 400 or above; that answer is sent,
+//   - if its answer has a status of 400 or above; that answer is sent, unless it
+//     is 500 or above and a newer holder has ended the transaction: then stale,
 //   - if it has called [Rollback], or returned an error to
 //     [Middleware.InTxFunc]; an answer below 400 is replaced by the one of the
 //     status table for that error,
@@ -141,7 +142,7 @@ func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Requ
 		})
 	}
 	passed := err != nil && m.opts.InsecureReportOnly && !run.called && !unread
-	answered := run.answered != nil && errors.Is(err, run.answered)
+	answered := run.sends(err)
 	if m.opts.Observer != nil {
 		m.observe(r, guard.OpTransaction, start, claim, markOf(claim, err), err)
 	}
@@ -153,12 +154,12 @@ func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Requ
 		err = run.in(m.opts.MaxWait, guard.Claim{}, func(ctx context.Context) error {
 			return unfenced.InsecureTx(ctx, run.handle)
 		})
-		if err != nil && (run.answered == nil || !errors.Is(err, run.answered)) {
+		if err != nil && !run.sends(err) {
 			m.log(r, guard.OpTransaction, claim, guard.Mark{}, err, false)
 		}
 	}
 	switch {
-	case err == nil, run.answered != nil && errors.Is(err, run.answered):
+	case err == nil, run.sends(err):
 		run.answer.release()
 	default:
 		m.reject(w, r, claim, err)
@@ -297,6 +298,17 @@ func (h *handling) outcome(err error) error {
 		return fmt.Errorf("httpfence: the Transactor refused a well-formed claim: %v", err)
 	}
 	return err
+}
+
+// sends reports whether the client gets the handler's own answer to err. It does
+// not if the Transactor refused the claim after all, because a newer holder ended
+// the transaction: then a status of 500 or above is only the consequence, and the
+// client has to learn the cause.
+func (h *handling) sends(err error) bool {
+	if h.answered == nil || !errors.Is(err, h.answered) {
+		return false
+	}
+	return h.answered.status < 500 || !errors.As(err, new(*guard.RejectedError))
 }
 
 // answeredError says that the handler itself answered with an error, so that

@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -236,5 +237,47 @@ func TestInTxBrokenTransactors(t *testing.T) {
 				t.Errorf("%d %s, %d invocations", a.status, a.body, s.invoked.Load())
 			}
 		})
+	}
+}
+
+// endedTx is a Transactor whose transactions a newer holder ends: what the
+// handler answers then is about the end, which the Transactor explains.
+type endedTx struct{ *fakeTx }
+
+func (e endedTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
+	err := e.fakeTx.InTx(ctx, claim, fn)
+	if err == nil {
+		return nil
+	}
+	return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: guard.Mark{Token: claim.Token + 1}, Cause: err}
+}
+
+// TestInTxEndedByASuccessor: the client of the older holder learns that it is
+// stale, whatever failure its handler reports. What the handler found to be the
+// client's mistake, and a success, stay.
+func TestInTxEndedByASuccessor(t *testing.T) {
+	var fence *Middleware
+	lost := guard.Unavailable("insert", guard.Claim{}, errors.New("connection terminated"))
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		status  int
+		reason  string
+	}{
+		"http.Error":      {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "failed", 500) }, 412, "stale"},
+		"Reject":          {func(w http.ResponseWriter, r *http.Request) { fence.Reject(w, r, lost) }, 412, "stale"},
+		"Reject of other": {func(w http.ResponseWriter, r *http.Request) { fence.Reject(w, r, io.ErrUnexpectedEOF) }, 412, "stale"},
+		"Rollback":        {func(_ http.ResponseWriter, r *http.Request) { Rollback(r.Context(), lost) }, 412, "stale"},
+		"not its failure": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no such period", http.StatusUnprocessableEntity)
+		}, http.StatusUnprocessableEntity, ""},
+		"success": {func(http.ResponseWriter, *http.Request) {}, 200, ""},
+	} {
+		store := newStore()
+		fence = newFence(store, byPath, &Options{Transactor: endedTx{&fakeTx{store: store}}})
+		w := httptest.NewRecorder()
+		fence.InTx(c.handler).ServeHTTP(w, newRequest("r", "5", ""))
+		if w.Code != c.status || w.Header().Get(ReasonHeader) != c.reason {
+			t.Errorf("%s: %d %q, want %d %q", name, w.Code, w.Header().Get(ReasonHeader), c.status, c.reason)
+		}
 	}
 }

@@ -118,15 +118,38 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
 // admits r's claim, reports a refusal to the log and the observer, and returns
 // the claim or the error. It writes no answer, and ignores the method and
-// InsecureReportOnly. Errors are those of [Middleware.Check]. Package grpcfence
-// is built on it.
+// InsecureReportOnly. Errors are those of [Middleware.Check], but an error of
+// the ResourceFunc matches the sentinel of its row in the status table and no
+// other of package guard's, so that [guard.ReasonOf] is what Admit would have
+// answered. Package grpcfence is built on it.
 func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 	claim, err := m.admit(r, guard.OpAdmit)
-	if err != nil {
-		return guard.Claim{}, err
+	if err == nil {
+		return claim, nil
 	}
-	return claim, nil
+	var re *resourceError
+	if errors.As(err, &re) {
+		err = &reasonedError{re}
+	}
+	return guard.Claim{}, err
 }
+
+// reasonedError is a resourceError whose reason guard.ReasonOf knows. It has no
+// Unwrap, which would match every sentinel in the chain.
+type reasonedError struct{ from *resourceError }
+
+func (e *reasonedError) Error() string { return e.from.Error() }
+
+func (e *reasonedError) Is(target error) bool {
+	for _, r := range guard.Reasons() {
+		if r.Err() == target {
+			return r == e.from.reason()
+		}
+	}
+	return errors.Is(e.from, target)
+}
+
+func (e *reasonedError) As(target any) bool { return errors.As(e.from, target) }
 
 // Raise makes the request's claim the resource's mark and calls no handler: an
 // older holder can no longer change what is read after its 204, if the store

@@ -48,7 +48,7 @@ var outcomes = [...]outcome{
 	{guard.ReasonUnfenced, http.StatusConflict, "Resource is not fenced",
 		"The resource exists and was never written under a fencing token."},
 	{guard.ReasonUnavailable, http.StatusServiceUnavailable, "Store of marks unavailable",
-		"The claim could not be verified. Nothing was written; repeating the request is safe."},
+		"The claim could not be verified, so this request wrote nothing and may be repeated. A copy that a proxy sent before may have been written."},
 	{guard.ReasonOutcomeUnknown, http.StatusInternalServerError, "Outcome unknown",
 		"It could not be learned whether the write took effect. Do not repeat it blindly."},
 	// No server refuses for a lost lease: only the holder's own clock knows.

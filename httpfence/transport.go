@@ -2,6 +2,7 @@ package httpfence
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -91,9 +92,13 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // Idempotency-Key when a reused connection ends before the answer, and under
 // a live token both are admitted. The fields Idempotency-Key and
 // X-Idempotency-Key are therefore handed to base in lower case, where it does
-// not look for them; on the wire the names are the same. A request that base
-// still repeats was not sent (RFC 9113, section 8.7), or is a GET, HEAD,
-// OPTIONS or TRACE, which must not cause a fenced write.
+// not look for them; on the wire the names are the same. Over HTTP/2 it repeats
+// any request that the server resets with PROTOCOL_ERROR, if it can send the
+// body again. So base gets each write without GetBody, and with a body that is
+// not nil. A request that base still repeats was not sent, or is a GET, HEAD,
+// OPTIONS or TRACE, which must not cause a fenced write. The price: base returns
+// an error for some writes that it could have repeated safely, such as one that
+// was sent to a connection while the server closed it.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
@@ -154,7 +159,22 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			out.Header[strings.ToLower(name)] = values
 		}
 	}
+	if !slices.Contains(defaultUnguarded, method(out)) {
+		sendOnce(out)
+	}
 	return t.base.RoundTrip(out)
+}
+
+// sendOnce gives r, a copy with its own header, a body that cannot be sent again.
+func sendOnce(r *http.Request) {
+	r.GetBody = nil
+	if r.Body == nil || r.Body == http.NoBody {
+		r.Body = struct{ io.ReadCloser }{http.NoBody} // net/http does not see that it is empty
+		// So that HTTP/1.1 does not send it chunked. It would write no length
+		// then; in lower case it takes ours as it is. HTTP/2 ignores both.
+		r.TransferEncoding = []string{"identity"}
+		r.Header["content-length"] = []string{"0"}
+	}
 }
 
 func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {

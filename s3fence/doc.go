@@ -20,8 +20,7 @@
 //   - P6: every reason is reported separately, with the token and the mark.
 //   - P9: with [ObjectsOptions].Resource a claim for another resource than the
 //     key's is refused before anything is sent. Without it any claim is believed.
-//   - A pointer's data exists for as long as the pointer names it, and for a
-//     grace period after that.
+//   - A pointer's data exists while the pointer names it and a grace period more.
 //
 // # What it does not
 //
@@ -88,8 +87,12 @@
 // The possible answers:
 //
 //   - 200: done.
-//   - 412, or 404 for an object that is gone: another write came first. The
-//     object is read, and the claim is decided again on its current state.
+//   - 412, or 404 for an object that is gone: another write came first, or this
+//     one did, and something on the way sent it again. The object is read. If its
+//     last writes include this one, it is done. If not, the claim is decided again
+//     on its current state; so a write that was sent again on the way, and followed
+//     by more writes than are listed, may be made twice. If the object cannot be
+//     read, the outcome is unknown.
 //   - 409, 5xx, no answer: not known. The object is read. If its last writes
 //     include this one, it is done, even if others have followed. If the ETag is
 //     still E, the same bytes are sent again; whichever copy arrives first makes
@@ -98,10 +101,9 @@
 //     claim is decided again. Otherwise the outcome is unknown.
 //   - 4xx: refused, with the store's reason.
 //
-// The SDK's own retries are off for these writes, since they would turn a lost
-// answer into a 412, and our own success into a failure. An HTTP client below the
-// SDK may still retry on its own. So only a request that never reached it counts
-// as unsent; a refused connection, for example, is "not known".
+// The SDK's own retries are off for these writes: they turn a lost answer into
+// a 412. An HTTP client below it may still retry. So only a request that never
+// reached that counts as unsent; a refused connection, for example, is "not known".
 //
 // The writer may stop at any point: a PUT still in flight when its writer dies
 // takes effect on E or, if another write came in between, not at all.
@@ -125,9 +127,8 @@
 //
 // # Which stores
 //
-// [Open] tests the store with a [Probe], whose result can be kept. It refuses an
-// unsuitable store with [ErrUnsuitableStore] and the property that it lacks. The
-// probe shows what it has seen; it cannot show that nothing else is wrong.
+// [Open] tests the store with a [Probe], whose result can be kept, and refuses one
+// that lacks a property ([ErrUnsuitableStore]). No probe shows that all is well.
 //
 // # Requests and permissions
 //
@@ -135,16 +136,15 @@
 // not, and Pointer one more for the data. Raising takes two where the body is
 // written too. Reading an empty Plain or foreign object takes one more.
 //
-// s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, Retire and
-// InsecureDelete), s3:AbortMultipartUpload (Pointer), and s3:ListBucket, without
-// which Amazon answers 403 for an object that is not there.
+// s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, Retire,
+// InsecureDelete, and Pointer for data of a refused write), s3:AbortMultipartUpload
+// (Pointer), and s3:ListBucket, without which Amazon answers 403 for no object.
 //
 // # Where to read on
 //
-// swap.go is the loop above, state.go the outcome of a write, seal.go the trailer;
-// objects.go, put.go and pointer.go build the writes of the modes. Sources: Amazon
-// S3 User Guide, "How to prevent object overwrites with conditional writes", "How to
-// perform conditional deletes", "Data consistency model"; AWS SDK, aws/retry.
+// swap.go is the loop above, state.go the outcome of a write, seal.go the trailer.
+// Sources: Amazon S3 User Guide, "How to prevent object overwrites with conditional
+// writes", "How to perform conditional deletes", "Data consistency model".
 //
 // Until version 1 exported names may change. What is stored keeps its meaning.
 package s3fence

@@ -323,3 +323,48 @@ func TestCallersRetriesStayOff(t *testing.T) {
 		})
 	}
 }
+
+// A gateway repeats a write that it has passed on, so that the answer is 412 for
+// our own success. If the object cannot be read then, or the context ends, the
+// outcome is unknown. It is not called unavailable, which says that nothing was
+// written. The control's 412 is true, but nobody can know that either.
+func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
+	const preconditionFailed = http.StatusPreconditionFailed
+	for name, fault := range map[string]s3test.Fault{"applied": s3test.AnswerApplied(preconditionFailed), "control": s3test.Answer(preconditionFailed)} {
+		for _, canceled := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, canceled %v", name, canceled), func(t *testing.T) {
+				server, _, o := setup(t, s3fence.Sealed, 0)
+				put(t, o, claim(4, "z"), "before")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				unreadable := s3test.Answer(http.StatusServiceUnavailable)
+				if canceled {
+					unreadable.Before = func(*s3test.Request) { cancel() }
+				}
+				before := len(server.History(bucketName, key))
+				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault, Times: 1})
+				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Skip: 1, Fault: s3test.Answer(preconditionFailed)})
+				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: unreadable})
+				refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), guard.ReasonOutcomeUnknown)
+				if n := len(server.History(bucketName, key)) - before; (n == 1) != (name == "applied") {
+					t.Errorf("%d writes took effect", n)
+				}
+			})
+		}
+	}
+}
+
+// The same, and the context ends in the answer: one more read finds the write.
+func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	put(t, o, claim(4, "z"), "before")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	fault := s3test.AnswerApplied(http.StatusPreconditionFailed)
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
+	if err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
+		t.Errorf("the write took effect, Put = %v", err)
+	}
+	want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+}

@@ -14,8 +14,8 @@ import (
 type Mode uint8
 
 const (
-	// Sealed: a foreign reader sees the content followed by a trailer of 150 to
-	// 800 bytes, so a text has a binary end and a strict parser refuses it; a
+	// Sealed: a foreign reader sees the content followed by a trailer of 100 to
+	// 750 bytes, so a text has a binary end and a strict parser refuses it; a
 	// reader that asks for a range sees the content. It costs those bytes, and
 	// the body is held in memory to be written.
 	//
@@ -457,5 +457,5 @@ func (o *Objects) Copy(ctx context.Context, claim guard.Claim, from, to string) 
 		return err
 	}
 	defer object.Body.Close()
-	return o.Put(ctx, claim, to, object.Body, &PutOptions{Headers: object.Headers})
+	return o.Put(ctx, claim, to, storeBody{object.Body, o.b, reading("get", from)}, &PutOptions{Headers: object.Headers})
 }

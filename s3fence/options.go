@@ -2,6 +2,7 @@ package s3fence
 
 import (
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -72,8 +73,9 @@ type Options struct {
 	// endpoint, which replaces a new probe if it is not older than ProbeMaxAge,
 	// is of this build's version, and has tried what these Options rely on.
 	// Otherwise the store is probed again. A probe of another endpoint or bucket
-	// is ErrInvalid. It is trusted: keep it where nobody else can write. nil
-	// means none.
+	// is ErrInvalid, and so is any probe beside a client whose endpoint is not
+	// known, because it is no [*s3.Client] or has an endpoint resolver of its
+	// own. It is trusted: keep it where nobody else can write. nil means none.
 	Probe *Probe
 	// ProbeMaxAge is the maximum age of Probe; 0 means [DefaultProbeMaxAge].
 	ProbeMaxAge time.Duration
@@ -157,6 +159,7 @@ func (o Options) resolve() (Options, error) {
 		o.Prefix += "/"
 	}
 	o.Prefix += internalSegment + "/"
+	o.Encryption.CustomerKey = slices.Clone(o.Encryption.CustomerKey) // a caller may wipe its own
 	e := o.Encryption
 	if len(e.CustomerKey) > 0 {
 		if len(e.CustomerKey) != 32 { // the key itself must not be shown

@@ -154,7 +154,7 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 		if h.headers, err = h.headers.validate(); err != nil {
 			return pointer{}, err
 		}
-		return o.b.upload(ctx, c, out.Body, h.headers)
+		return o.b.upload(ctx, c, storeBody{out.Body, o.b, c}, h.headers)
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -71,6 +72,13 @@ func endpointOf(client S3) string {
 		return ""
 	}
 	o := c.Options()
+	// A resolver of the caller's may send each request to another store, and
+	// need not follow BaseEndpoint or Region. The older field is nil unless the
+	// caller, or its aws.Config, has set it.
+	//lint:ignore SA1019 clients that use the deprecated field exist
+	if o.EndpointResolver != nil || reflect.TypeOf(o.EndpointResolverV2) != reflect.TypeOf(s3.NewDefaultEndpointResolverV2()) {
+		return ""
+	}
 	if o.BaseEndpoint != nil {
 		return *o.BaseEndpoint
 	}

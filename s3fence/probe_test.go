@@ -356,6 +356,15 @@ func TestKeptProbe(t *testing.T) {
 	invalid(t, err, "Options.Probe")
 	_, err = s3fence.Open(t.Context(), struct{ s3fence.S3 }{newClient(server)}, bucketName, kept(nil))
 	invalid(t, err, "Options.Probe")
+	// A resolver may lead to another store under the same options.
+	resolved := newClient(server, func(o *s3.Options) {
+		o.EndpointResolverV2 = struct{ s3.EndpointResolverV2 }{o.EndpointResolverV2}
+	})
+	_, err = s3fence.Open(t.Context(), resolved, bucketName, kept(nil))
+	invalid(t, err, "Options.Probe")
+	if b, err := s3fence.Open(t.Context(), resolved, bucketName, nil); err != nil || b.Probe().Endpoint != "" {
+		t.Errorf("Open without a kept probe: %v", err)
+	}
 }
 
 // Without permission to delete, a probe leaves one small object, however often it

@@ -140,6 +140,24 @@ func TestGetRange(t *testing.T) {
 	})
 }
 
+// An object whose body breaks off while it is copied is the store's failure: the
+// error is ErrUnavailable, and nothing is written.
+func TestCopyOfABrokenRead(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		if err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(100_000)), nil); err != nil {
+			t.Fatal(err)
+		}
+		long := func(r *s3test.Request) bool { return mode != s3fence.Pointer || r.Key != key } // the data, not the pointer
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Match: long, Fault: s3test.Fault{Cut: true}})
+		before := len(server.Objects(bucketName))
+		refused(t, o.Copy(t.Context(), claim(5, "a"), key, "copy"), guard.ReasonUnavailable)
+		if n := len(server.Objects(bucketName)); n != before {
+			t.Errorf("%d objects, want %d", n, before)
+		}
+	})
+}
+
 func TestCopy(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)

@@ -157,6 +157,7 @@ type sending struct {
 
 	handed bool // to the SDK, at least once
 	doubt  bool // one is out whose outcome its answer does not tell
+	denied bool // 412 or 404 came: no effect, unless something on the way sent it twice
 	lost   bool // a read has shown that none took effect or ever will
 	cause  error
 }
@@ -206,15 +207,18 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			}
 		case outcomeUnknown:
 			s.doubt = true
+		case outcomeNotMatched:
+			s.denied = true
 		}
 		if ctx.Err() != nil {
 			return s.settle(ctx)
 		}
 		now, err := b.read(ctx, c)
 		if err != nil {
-			if !s.doubt || s.w.interim {
+			if !s.doubt && !s.denied || s.w.interim {
 				return *s.base, false, b.unread(c, err)
 			}
+			s.doubt = true
 			s.cause = fmt.Errorf("%w, and then: %w", s.cause, b.explain(err))
 			if outcome == outcomeRefused || errors.As(err, new(*DamagedError)) {
 				break
@@ -230,7 +234,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 		case fate == fateLost:
 			s.lost = true
 			return now, false, nil
-		case !s.doubt:
+		case !s.doubt: // a remembered base may be any number of writes old
 			return now, false, nil
 		case fate == fateUnknown, outcome == outcomeRefused:
 			return now, false, guard.OutcomeUnknown(c.op(), c.claim, s.cause)
@@ -252,9 +256,10 @@ func (s *sending) failed() (state, bool, error) {
 // so that proves nothing.
 func (s *sending) settle(ctx context.Context) (state, bool, error) {
 	s.cause = errors.Join(context.Cause(ctx), s.cause)
-	if !s.doubt || s.w.interim {
+	if !s.doubt && !s.denied || s.w.interim {
 		return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 	}
+	s.doubt = true
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
 	defer cancel()
 	if now, err := s.b.read(ctx, s.c); err == nil {

@@ -235,11 +235,21 @@ func TestProbeIsUsable(t *testing.T) {
 			t.Errorf("a probe of deletions %v: usable %v", asked, usable)
 		}
 	}
-	for want, client := range map[string]S3{
-		"": checked{}, "https://e": s3.New(s3.Options{BaseEndpoint: aws.String("https://e"), Region: "r"}), "aws r": s3.New(s3.Options{Region: "r"}),
+	base := aws.String("https://e")
+	for name, c := range map[string]struct {
+		client S3
+		want   string
+	}{
+		"no client of the SDK":    {checked{}, ""},
+		"endpoint":                {s3.New(s3.Options{BaseEndpoint: base, Region: "r"}), "https://e"},
+		"region":                  {s3.New(s3.Options{Region: "r"}), "aws r"},
+		"resolver":                {s3.New(s3.Options{Region: "r", EndpointResolverV2: ownResolver{}}), ""},
+		"resolver with an option": {s3.New(s3.Options{Region: "r", EndpointResolverV2: ownResolver{}, BaseEndpoint: base}), ""},
+		//lint:ignore SA1019 clients that use the deprecated field exist
+		"older resolver": {s3.New(s3.Options{Region: "r", EndpointResolver: s3.EndpointResolverFromURL("https://e")}), ""},
 	} {
-		if got := endpointOf(client); got != want {
-			t.Errorf("the endpoint is %q, want %q", got, want)
+		if got := endpointOf(c.client); got != c.want {
+			t.Errorf("%s: the endpoint is %q, want %q", name, got, c.want)
 		}
 	}
 	for want, e := range map[string]Encryption{"": {}, "aws:kms": {Algorithm: "aws:kms"}, "customer key": {CustomerKey: []byte{1}}} {
@@ -248,6 +258,9 @@ func TestProbeIsUsable(t *testing.T) {
 		}
 	}
 }
+
+// ownResolver is an endpoint resolver of the caller's.
+type ownResolver struct{ s3.EndpointResolverV2 }
 
 // Which ETags are hashes of the content.
 func TestContentHash(t *testing.T) {

@@ -46,6 +46,22 @@ func (s *source) fill(buf []byte, size int) (part []byte, last bool, err error) 
 	return part, last, nil
 }
 
+// storeBody is a body that the store sends. What ends it before its end is the
+// store's failure, not one of the caller's reader.
+type storeBody struct {
+	r io.Reader
+	b *Bucket
+	c *change
+}
+
+func (s storeBody) Read(buf []byte) (int, error) {
+	n, err := s.r.Read(buf)
+	if err != nil && err != io.EOF {
+		err = s.b.unread(s.c, err)
+	}
+	return n, err
+}
+
 // upload stores the data of one write, under a key that no other write has, and
 // returns a pointer to it. It leaves nothing behind on error.
 func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, h Headers) (pointer, error) {

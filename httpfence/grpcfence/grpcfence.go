@@ -20,16 +20,19 @@
 // and the mark is raised. A unary call is checked before its handler, and a
 // stream again for each message it receives, because a stream may outlive its
 // claim: the first message under a claim that is stale by then ends the stream,
-// whatever the handler returns. [httpfence.Options.Verify], the log and the
-// observer work as in httpfence; its status overrides, OnReject and
-// InsecureReportOnly do not.
+// whatever the handler returns. A stream that ends before its first message is
+// refused as missing. [httpfence.Options.Verify], the log and the observer work
+// as in httpfence; its status overrides, OnReject and InsecureReportOnly do not.
 //
 // # What it does not
 //
 // Admission does not stop a write already in flight: present the claim
 // ([ClaimFrom]) to a fenced write. Messages that a stream sends are not
-// checked. A transaction around a whole unary call is httpfence's InTx around a
-// Connect handler, which knows the statuses of gRPC, gRPC-Web and Connect.
+// checked, nor is the end of a stream once a message was admitted: what
+// a handler does after the last message may come after a newer holder. A
+// handler that receives nothing is not checked at all. A transaction around
+// a whole unary call is httpfence's InTx around a Connect handler, which knows
+// the statuses of gRPC, gRPC-Web and Connect.
 //
 // # Refusals
 //
@@ -47,6 +50,7 @@ package grpcfence
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -157,7 +161,7 @@ func Code(reason guard.Reason) codes.Code {
 func info(err error) *errdetails.ErrorInfo {
 	i := &errdetails.ErrorInfo{Reason: string(guard.ReasonOf(err)), Domain: Domain}
 	var misdirected *guard.MisdirectedError
-	if errors.As(err, &misdirected) {
+	if i.Reason == string(guard.ReasonMisdirected) && errors.As(err, &misdirected) {
 		i.Metadata = map[string]string{"claimed": misdirected.Claimed, "guarded": misdirected.Guarded}
 	}
 	return i
@@ -290,10 +294,16 @@ func (s *grpcStream) RecvMsg(message any) error {
 	if refused := s.refused.Load(); refused != nil {
 		return *refused
 	}
-	if err := s.ServerStream.RecvMsg(message); err != nil {
+	err := s.ServerStream.RecvMsg(message)
+	if err != nil && (!errors.Is(err, io.EOF) || s.current.Load() != nil) {
 		return err
 	}
-	claim, err := s.fence.admit(s.ServerStream.Context(), s.method, s.header, message)
+	var claim guard.Claim
+	if err != nil {
+		err = errNoMessage
+	} else {
+		claim, err = s.fence.admit(s.ServerStream.Context(), s.method, s.header, message)
+	}
 	if err != nil {
 		err = Status(err)
 		s.refused.Store(&err)
@@ -302,6 +312,10 @@ func (s *grpcStream) RecvMsg(message any) error {
 	s.current.Store(&claim)
 	return nil
 }
+
+// errNoMessage is for a stream that ends before its first message: it has named
+// no resource, so nothing can be compared.
+var errNoMessage = guard.Missing("first message of the stream")
 
 // Connect returns the interceptor for a Connect handler, unary and streaming,
 // over the protocols of Connect, gRPC and gRPC-Web. On a client it does nothing:
@@ -354,10 +368,16 @@ func (s *connectStream) Receive(message any) error {
 	if refused := s.refused.Load(); refused != nil {
 		return *refused
 	}
-	if err := s.StreamingHandlerConn.Receive(message); err != nil {
+	err := s.StreamingHandlerConn.Receive(message)
+	if err != nil && (!errors.Is(err, io.EOF) || s.current.Load() != nil) {
 		return err
 	}
-	claim, err := s.fence.admit(s.ctx, s.Spec().Procedure, s.RequestHeader(), message)
+	var claim guard.Claim
+	if err != nil {
+		err = errNoMessage
+	} else {
+		claim, err = s.fence.admit(s.ctx, s.Spec().Procedure, s.RequestHeader(), message)
+	}
 	if err != nil {
 		err = ConnectError(err)
 		s.refused.Store(&err)

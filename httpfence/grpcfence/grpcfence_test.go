@@ -3,6 +3,7 @@ package grpcfence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -56,6 +57,8 @@ type client struct {
 	call func(ctx context.Context, method, account string) (string, error)
 	// open begins a stream; send sends a message and waits for the answer.
 	open func(ctx context.Context) (send func(account string) (string, error))
+	// end is a stream of that many messages; its error is nil at a regular end.
+	end func(ctx context.Context, messages int) error
 }
 
 // told is the handlers' answer: the claim under which they were called.
@@ -146,7 +149,29 @@ func grpcClient(t *testing.T, f *Fence, swallow bool) client {
 				return out.GetValue(), err
 			}
 		},
+		func(ctx context.Context, messages int) error {
+			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, stream)
+			if err != nil {
+				return err
+			}
+			for range messages {
+				_ = s.SendMsg(wrapperspb.String("a"))
+			}
+			_ = s.CloseSend()
+			for err == nil {
+				err = s.RecvMsg(&text{})
+			}
+			return regular(err)
+		},
 	}
+}
+
+// regular is nil for the error at the end of a stream.
+func regular(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
 
 func connectClient(t *testing.T, f *Fence, swallow bool, opts ...connect.ClientOption) client {
@@ -195,6 +220,17 @@ func connectClient(t *testing.T, f *Fence, swallow bool, opts ...connect.ClientO
 				out, err := s.Receive()
 				return out.GetValue(), err
 			}
+		},
+		func(ctx context.Context, messages int) (err error) {
+			s := connect.NewClient[text, text](h, server.URL+stream, opts...).CallBidiStream(ctx)
+			for range messages {
+				_ = s.Send(wrapperspb.String("a"))
+			}
+			_ = s.CloseRequest()
+			for err == nil {
+				_, err = s.Receive()
+			}
+			return regular(err)
 		},
 	}
 }
@@ -294,6 +330,45 @@ func TestStreamPerMessage(t *testing.T) {
 			if _, err := send("b"); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMisdirected) {
 				t.Errorf("%s: another account in the second message: %v", name, err)
 			}
+		}
+	}
+}
+
+// TestStreamWithoutMessages: a stream that ends before its first message has no
+// resource, so it is refused, with a claim or without, even if its handler
+// succeeds. The control has one message.
+func TestStreamWithoutMessages(t *testing.T) {
+	for name, c := range clients(t, fence(t, guard.NewMemory(nil)), false) {
+		with := guard.WithClaim(t.Context(), claim("a", 10, "a"))
+		for _, ctx := range []context.Context{t.Context(), with} {
+			if err := c.end(ctx, 0); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMissing) || code(err) != codes.InvalidArgument {
+				t.Errorf("%s: without messages: %v", name, err)
+			}
+		}
+		if err := c.end(with, 1); err != nil {
+			t.Errorf("%s: with a message: %v", name, err)
+		}
+	}
+}
+
+// TestResourceErrors: a ResourceFunc whose own look-up was refused says nothing
+// about the claim of the call. The reasons are those of httpfence.
+func TestResourceErrors(t *testing.T) {
+	misdirected := &guard.MisdirectedError{Claimed: "inner", Guarded: "other"}
+	for cause, want := range map[error]guard.Reason{
+		guard.ErrStale: guard.ReasonOther, guard.ErrConflict: guard.ReasonOther, guard.ErrMissing: guard.ReasonOther, misdirected: guard.ReasonInvalid,
+		guard.ErrNotFound: guard.ReasonNotFound, guard.ErrUnavailable: guard.ReasonUnavailable, guard.ErrInvalid: guard.ReasonInvalid,
+	} {
+		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
+			return "", fmt.Errorf("look-up: %w", cause)
+		}, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)}))
+		c := grpcClient(t, guard.Must(New(m, nil)), false)
+		_, err := c.call(guard.WithClaim(t.Context(), claim("a", 5, "a")), unary, "a")
+		if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != want || code(err) != Code(want) {
+			t.Errorf("%v: the call was refused as %q, want %q: %v", cause, got, want, err)
+		}
+		if s, _ := status.FromError(err); strings.Contains(fmt.Sprint(s.Details()), "inner") {
+			t.Errorf("%v: the refusal has details of the look-up: %v", cause, s.Details())
 		}
 	}
 }

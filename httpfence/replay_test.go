@@ -1,0 +1,153 @@
+package httpfence
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// resetter is an HTTP/2 server that reads each request to its end and resets its
+// stream, as of a proxy that could not pass the answer on: the first with
+// PROTOCOL_ERROR, the others with an error after which nobody repeats.
+func resetter(t *testing.T) (url string, requests *atomic.Int64) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	requests = new(atomic.Int64)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go reset(conn, requests)
+		}
+	}()
+	return "http://" + l.Addr().String(), requests
+}
+
+// reset serves one connection. The frames are those of RFC 9113, sections 4 and 6.
+func reset(conn net.Conn, requests *atomic.Int64) {
+	defer func() { _ = conn.Close() }()
+	const data, headers, rst, settings, endStream = 0x0, 0x1, 0x3, 0x4, 0x1
+	const protocolError, internalError = 1, 2
+	preface := make([]byte, len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	if _, err := io.ReadFull(conn, preface); err != nil {
+		return
+	}
+	_, _ = conn.Write([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0})
+	for {
+		var head [9]byte // length, type, flags, stream
+		if _, err := io.ReadFull(conn, head[:]); err != nil {
+			return
+		}
+		length := int64(head[0])<<16 | int64(binary.BigEndian.Uint16(head[1:]))
+		if _, err := io.CopyN(io.Discard, conn, length); err != nil {
+			return
+		}
+		if kind := head[3]; kind == data || kind == headers {
+			if head[4]&endStream != 0 {
+				code := byte(protocolError)
+				if requests.Add(1) > 1 {
+					code = internalError
+				}
+				frame := append([]byte{0, 0, 4, rst, 0}, head[5:]...)
+				_, _ = conn.Write(append(frame, 0, 0, 0, code))
+			}
+		}
+	}
+}
+
+// Over HTTP/2 net/http repeats a request that was reset with PROTOCOL_ERROR,
+// whatever its method, if it can send the body again. Behind Transport it sends
+// a write once, and a GET as it always does, which is the control.
+func TestTransportSendsAWriteOnceOverHTTP2(t *testing.T) {
+	for _, c := range []struct {
+		method, body string
+		once         bool
+	}{
+		{"POST", "12", true}, {"POST", "", true}, {"PUT", "12", true}, {"DELETE", "", true}, {"GET", "", false},
+	} {
+		for _, missing := range []io.Reader{nil, http.NoBody} {
+			url, requests := resetter(t)
+			protocols := new(http.Protocols)
+			protocols.SetUnencryptedHTTP2(true)
+			base := &http.Transport{Protocols: protocols}
+			defer base.CloseIdleConnections()
+			sent := missing
+			if c.body != "" {
+				sent = strings.NewReader(c.body)
+			}
+			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), c.method, url, sent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			getBody := r.GetBody != nil
+			if _, err := newTransport(base, []string{url}, nil).RoundTrip(r); err == nil {
+				t.Errorf("%s was answered", c.method)
+			}
+			if n := requests.Load(); (n == 1) != c.once || n == 0 {
+				t.Errorf("one %s with the body %q was sent %d times", c.method, c.body, n)
+			}
+			if (r.GetBody != nil) != getBody || r.TransferEncoding != nil || len(r.Header) > 0 {
+				t.Errorf("%s: the caller's request was changed", c.method)
+			}
+		}
+	}
+}
+
+// Over HTTP/1.1 a write is framed as without Transport: an empty body has the
+// length 0 and is not chunked. net/http sends no length with a DELETE; 0 says the same.
+func TestTransportFramesOverHTTP1(t *testing.T) {
+	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+		for body, want := range map[string]string{"": "Content-Length: 0", "12": "Content-Length: 2"} {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw := make(chan string, 1)
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer func() { _ = conn.Close() }()
+				var all bytes.Buffer
+				for end := "\r\n\r\n" + body; !strings.HasSuffix(all.String(), end); {
+					if _, err := io.CopyN(&all, conn, 1); err != nil {
+						break
+					}
+				}
+				_, _ = io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+				raw <- all.String()
+			}()
+			base := &http.Transport{}
+			defer base.CloseIdleConnections()
+			url := "http://" + l.Addr().String()
+			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := newTransport(base, []string{url}, nil).RoundTrip(r)
+			if err != nil {
+				t.Fatalf("%s: %v", method, err)
+			}
+			_ = resp.Body.Close()
+			_ = l.Close()
+			head := strings.ToLower(<-raw)
+			if strings.Count(head, "content-length:") != 1 || !strings.Contains(head, strings.ToLower(want)) || strings.Contains(head, "transfer-encoding") {
+				t.Errorf("%s with the body %q:\n%s", method, body, head)
+			}
+		}
+	}
+}
