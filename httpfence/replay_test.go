@@ -2,10 +2,13 @@ package httpfence
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -148,6 +151,98 @@ func TestTransportFramesOverHTTP1(t *testing.T) {
 			if strings.Count(head, "content-length:") != 1 || !strings.Contains(head, strings.ToLower(want)) || strings.Contains(head, "transfer-encoding") {
 				t.Errorf("%s with the body %q:\n%s", method, body, head)
 			}
+		}
+	}
+}
+
+// fragile is a connection that breaks before anything of a later request is written,
+// as one that the server has closed.
+type fragile struct {
+	net.Conn
+	broken *atomic.Bool
+}
+
+func (c fragile) Write(b []byte) (int, error) {
+	if c.broken.Load() {
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(b)
+}
+
+// Over HTTP/1.1 net/http repeats a write of which nothing was written on a connection
+// that was idle. Behind Transport it still does, so that a server that closes idle
+// connections costs no errors.
+func TestTransportRepeatsWhatWasNotSent(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		var requests atomic.Int64
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			requests.Add(1)
+			_, _ = io.Copy(io.Discard, r.Body)
+		}))
+		if server.Start(); secure {
+			server.Close()
+			server = httptest.NewTLSServer(server.Config.Handler)
+		}
+		t.Cleanup(server.Close)
+		var last atomic.Pointer[atomic.Bool]
+		base := server.Client().Transport.(*http.Transport)
+		base.ForceAttemptHTTP2 = false
+		base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			broken := new(atomic.Bool)
+			last.Store(broken)
+			return fragile{conn, broken}, err
+		}
+		for n, body := range []string{"12", "12", "", ""} {
+			if n%2 == 1 {
+				last.Load().Store(true)
+			}
+			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := newTransport(base, []string{server.URL}, nil).RoundTrip(r)
+			if err != nil {
+				t.Fatalf("secure %t, request %d: %v", secure, n, err)
+			}
+			_, _ = io.Copy(io.Discard, answer.Body)
+			_ = answer.Body.Close()
+		}
+		if requests.Load() != 4 {
+			t.Errorf("secure %t: %d requests", secure, requests.Load())
+		}
+	}
+}
+
+// TestTransportKnowsHTTP1 looks at real connections: what is not known to be HTTP/1.1
+// is treated as HTTP/2.
+func TestTransportKnowsHTTP1(t *testing.T) {
+	for name, want := range map[string]bool{"http": true, "https": true, "https, HTTP/2": false, "http behind another RoundTripper": false} {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		server.EnableHTTP2 = strings.HasSuffix(name, "2")
+		if server.StartTLS(); !strings.HasPrefix(name, "https") {
+			server.Close()
+			server = httptest.NewServer(server.Config.Handler)
+		}
+		t.Cleanup(server.Close)
+		var base http.RoundTripper = server.Client().Transport
+		if strings.HasSuffix(name, "RoundTripper") {
+			base = struct{ http.RoundTripper }{base}
+		}
+		transport := newTransport(base, []string{server.URL}, nil)
+		var got bool
+		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { got = transport.isHTTP1(c.Conn) }}
+		r, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if got != want {
+			t.Errorf("%s: HTTP/1.1 %t", name, got)
 		}
 	}
 }

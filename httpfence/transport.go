@@ -2,12 +2,17 @@ package httpfence
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
@@ -94,11 +99,12 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // X-Idempotency-Key are therefore handed to base in lower case, where it does
 // not look for them; on the wire the names are the same. Over HTTP/2 it repeats
 // any request that the server resets with PROTOCOL_ERROR, if it can send the
-// body again. So base gets each write without GetBody, and with a body that is
-// not nil. A request that base still repeats was not sent, or is a GET, HEAD,
-// OPTIONS or TRACE, which must not cause a fenced write. The price: base returns
-// an error for some writes that it could have repeated safely, such as one that
-// was sent to a connection while the server closed it.
+// body again. So the body of a write can be sent again only before its header was
+// sent, or over HTTP/1.1, where base repeats a write only if none of it was sent;
+// whether it is HTTP/1.1 is known of an [http.Transport]. A request that base still
+// repeats was not sent, or is a GET, HEAD, OPTIONS or TRACE, which must not cause a
+// fenced write. The price: over HTTP/2 the error is returned for some writes that
+// base could have repeated safely, such as one that meets the server's GOAWAY.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
@@ -160,21 +166,53 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	if !slices.Contains(defaultUnguarded, method(out)) {
-		sendOnce(out)
+		out = t.sendOnce(out)
 	}
 	return t.base.RoundTrip(out)
 }
 
-// sendOnce gives r, a copy with its own header, a body that cannot be sent again.
-func sendOnce(r *http.Request) {
-	r.GetBody = nil
+var errSentOnce = errors.New("httpfence: the connection failed after the write was sent, which is not repeated")
+
+// sendOnce gives r, a copy with its own header, a body that base asks for again
+// before it repeats r, and that is refused once a header was sent over anything but
+// HTTP/1.1.
+func (t *Transport) sendOnce(r *http.Request) *http.Request {
+	again := r.GetBody
 	if r.Body == nil || r.Body == http.NoBody {
-		r.Body = struct{ io.ReadCloser }{http.NoBody} // net/http does not see that it is empty
+		again = func() (io.ReadCloser, error) { return struct{ io.ReadCloser }{http.NoBody}, nil } // net/http does not see that it is empty
+		r.Body, _ = again()
 		// So that HTTP/1.1 does not send it chunked. It would write no length
 		// then; in lower case it takes ours as it is. HTTP/2 ignores both.
 		r.TransferEncoding = []string{"identity"}
 		r.Header["content-length"] = []string{"0"}
 	}
+	if again == nil {
+		return r
+	}
+	var http1, sent atomic.Bool // of the connection that it was given last
+	trace := &httptrace.ClientTrace{
+		GotConn: func(c httptrace.GotConnInfo) {
+			http1.Store(t.isHTTP1(c.Conn))
+			sent.Store(false)
+		},
+		WroteHeaders: func() { sent.Store(true) },
+	}
+	r.GetBody = func() (io.ReadCloser, error) {
+		if sent.Load() && !http1.Load() {
+			return nil, errSentOnce
+		}
+		return again()
+	}
+	return r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
+}
+
+// isHTTP1 reports whether a connection of base is known to speak HTTP/1.1.
+func (t *Transport) isHTTP1(c net.Conn) bool {
+	if secure, ok := c.(*tls.Conn); ok {
+		return secure.ConnectionState().NegotiatedProtocol != "h2"
+	}
+	base, ok := t.base.(*http.Transport)
+	return ok && (base.Protocols == nil || !base.Protocols.UnencryptedHTTP2())
 }
 
 func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {
