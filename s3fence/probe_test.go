@@ -298,8 +298,8 @@ func TestProbeOfTornReads(t *testing.T) {
 				Match: func(*s3test.Request) bool { n := written.Load() % 24; return n > 2 && n < 12 },
 			})
 			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
-			if torn.Load() != 3 {
-				t.Errorf("%d reads were torn", torn.Load())
+			if torn.Load() == 0 { // how many depends on the scheduler, and on when the store is refused
+				t.Error("no read was torn, so this shows nothing")
 			}
 			if refused := errors.Is(err, s3fence.ErrUnsuitableStore); refused != c.refuse || err != nil && !refused {
 				t.Errorf("Open = %v", err)
