@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,6 +126,55 @@ func TestEndedInBatch(t *testing.T) {
 		client.keeper.send([]*Lease{a})
 		if len(i.renewed) != 1 {
 			t.Errorf("renewed %+v", i.renewed)
+		}
+	})
+}
+
+// TestBatchesByDeadline: the renewals that are sent first are those of the leases that
+// end first, and those that failed before are in batches of their own.
+func TestBatchesByDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{limits: driver.Limits{Batch: 2}}
+		var batches []string
+		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+			names := ""
+			for n, r := range renewals {
+				names += r.Claim.Resource
+				results[n] = driver.Renewed{State: driver.Extended, From: i.clock()}
+			}
+			i.mu.Lock()
+			defer i.mu.Unlock()
+			batches = append(batches, names)
+		}
+		client := i.client(t, nil)
+		var due []*Lease
+		for n, name := range []string{"e", "d", "c", "b", "a", "f"} {
+			due = append(due, mustTry(t, client, name, time.Duration(10-n)*time.Minute))
+		}
+		due[0].failures = 1 // "e", which ends last, failed before; "f" ends first
+		client.keeper.renew(due)
+		client.keeper.wg.Wait()
+		slices.Sort(batches)
+		if want := []string{"af", "bc", "d", "e"}; !slices.Equal(batches, want) {
+			t.Errorf("batches %v, want %v", batches, want)
+		}
+	})
+}
+
+// TestSpentAfterLostAnswer: a lease ID that turns out to be spent is not asked for
+// again, although an answer was lost before.
+func TestSpentAfterLostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+			if len(i.acquired) == 1 {
+				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
+			}
+			return driver.Grant{}, ErrLeaseIDSpent
+		}
+		_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, LeaseID: "mine"})
+		if !errors.Is(err, ErrLeaseIDSpent) || len(i.acquired) != 2 {
+			t.Errorf("%v after %d attempts", err, len(i.acquired))
 		}
 	})
 }

@@ -197,9 +197,6 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 // renew sends renewals, earliest deadline first, and those that failed before in
 // batches of their own: they may fail again.
 func (k *keeper) renew(due []*Lease) {
-	if len(due) == 0 {
-		return
-	}
 	slices.SortFunc(due, func(a, b *Lease) int {
 		return cmp.Or(cmp.Compare(a.urgency(), b.urgency()), cmp.Compare(a.currentDeadline(), b.currentDeadline()))
 	})
