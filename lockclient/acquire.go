@@ -54,8 +54,8 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	if err != nil {
 		return nil, err
 	}
-	if c.open.Err() == nil && c.begin() {
-		defer c.end()
+	if c.open.Err() == nil && c.work.Begin() {
+		defer c.work.End()
 	}
 	r.Waiting = waiting
 	began := c.clock()
@@ -168,7 +168,7 @@ func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 	outcome := make(chan error, 1)
 	ctx = context.WithoutCancel(ctx)
 	claim, most := r.Claim(), r.Timeout+r.TTL
-	if !c.spawn(func() {
+	if !c.work.Go(func() {
 		bounded, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
 		defer context.AfterFunc(c.patience, cancel)()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,13 +36,11 @@ type Client struct {
 	shut     context.CancelFunc
 	patience context.Context // ends when Close stops waiting
 	giveUp   context.CancelFunc
-	finish   func() error // ends what the client has begun, once
+	finish   func() error   // ends what the client has begun, once
+	work     inflight.Count // what Close waits for: acquires, Holds and releases
 
 	mu      sync.Mutex
 	stepped chan struct{} // closed when the issuer's clock was moved
-	working int           // what Close waits for: acquires, Holds and releases
-	idle    chan struct{} // closed when nothing works; nil unless a Close waits
-	done    bool          // nothing begins to work any more
 }
 
 // New returns a client whose leases are issued by PostgreSQL and owned by owner:
@@ -153,7 +152,10 @@ func (c *Client) steps() <-chan struct{} {
 // the same and returns the same.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
-	err := c.drain(ctx)
+	err := c.work.Drain(ctx)
+	if err != nil {
+		err = guard.Unavailable("close", guard.Claim{}, err)
+	}
 	c.giveUp()
 	closed := make(chan error, 1)
 	go func() { closed <- c.finish() }()
@@ -163,62 +165,6 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
 	}
-}
-
-// drain waits until nothing works, and from then on nothing begins to.
-func (c *Client) drain(ctx context.Context) error {
-	c.mu.Lock()
-	if c.working == 0 {
-		c.done = true
-		c.mu.Unlock()
-		return nil
-	}
-	if c.idle == nil {
-		c.idle = make(chan struct{})
-	}
-	idle := c.idle
-	c.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done = true
-	return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-}
-
-// begin counts what Close waits for, until end; false if it no longer waits.
-func (c *Client) begin() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.done {
-		c.working++
-	}
-	return !c.done
-}
-
-func (c *Client) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.working--; c.working == 0 && c.idle != nil {
-		c.done = true // at this moment, since callers may go on asking
-		close(c.idle)
-		c.idle = nil
-	}
-}
-
-// spawn runs f in a goroutine; false if Close no longer waits for it.
-func (c *Client) spawn(f func()) bool {
-	if !c.begin() {
-		return false
-	}
-	go func() {
-		defer c.end()
-		f()
-	}()
-	return true
 }
 
 // usable returns why nothing can be sent, or nil.

@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -344,8 +345,8 @@ func scan(line, format string, args ...any) error {
 
 // settled waits until nothing is in progress that Close would wait for.
 func settled(c *Client) {
-	c.drain(context.Background())
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done = c.open.Err() != nil
+	c.work.Drain(context.Background())
+	if c.open.Err() == nil {
+		c.work = inflight.Count{}
+	}
 }

@@ -44,8 +44,8 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
-	if c.open.Err() == nil && c.begin() {
-		defer c.end()
+	if c.open.Err() == nil && c.work.Begin() {
+		defer c.work.End()
 	}
 	lease, err := c.acquire(ctx, resource, asked, waiting)
 	if err != nil {

@@ -347,8 +347,8 @@ func (l *Lease) endReleased() bool {
 // release sends the release. wasHeld says that the lease was held until now, so
 // that it was lost if the issuer does not have it.
 func (l *Lease) release(ctx context.Context, wasHeld bool) error {
-	if l.client.begin() {
-		defer l.client.end()
+	if l.client.work.Begin() {
+		defer l.client.work.End()
 	}
 	l.releasing.Lock()
 	defer l.releasing.Unlock()

@@ -47,11 +47,11 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	if !ok {
 		return &httpError{kind: &kindTooManyLeases}
 	}
-	if s.closing() || !s.work.begin() {
+	if s.closing() || !s.work.Begin() {
 		uncount()
 		return errClosing
 	}
-	defer s.work.end() // after a release of what nobody got has begun
+	defer s.work.End() // after a release of what nobody got has begun
 	grant, held, err := a.run(r.Context())
 	if held == nil {
 		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
@@ -184,7 +184,7 @@ func (a *acquiring) abandon() {
 	if a.given || !a.lost {
 		return
 	}
-	a.s.work.spawn(func() { // the request itself is counted, so Close waits
+	a.s.work.Go(func() { // the request itself is counted, so Close waits
 		for attempt := 0; ; attempt++ {
 			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
 			_, err := a.s.issuer.Release(ctx, a.Claim())

@@ -340,7 +340,7 @@ func (f *feeds) join(s *Server, resource string, changed chan struct{}) *feed {
 			f.by = map[string]*feed{}
 		}
 		f.by[resource] = one
-		s.work.spawn(func() { f.run(ctx, s, one) }) // after Close nobody reads it
+		s.work.Go(func() { f.run(ctx, s, one) }) // after Close nobody reads it
 	}
 	one.readers[changed] = struct{}{}
 	return one

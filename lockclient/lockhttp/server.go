@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
@@ -118,7 +119,7 @@ type Server struct {
 	closed    chan struct{}
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
-	work      work
+	work      inflight.Count // what Close waits for: acquires and exchanges with the issuer
 }
 
 var _ http.Handler = (*Server)(nil)
@@ -192,7 +193,10 @@ func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	s.feeds.close()
 	defer s.cancel()
-	return s.work.drain(ctx)
+	if err := s.work.Drain(ctx); err != nil {
+		return guard.Unavailable("close", guard.Claim{}, err)
+	}
+	return nil
 }
 
 // handler answers a request of an identity, or returns why not.
@@ -398,7 +402,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	done, gone := make(chan result), make(chan struct{})
-	if !s.work.spawn(func() {
+	if !s.work.Go(func() {
 		defer cancel()
 		v, err := run(ctx)
 		select {
