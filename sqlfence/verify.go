@@ -81,12 +81,16 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 	}
 	var found []Finding
 	for t, texts := range v.Statements {
+		if t == nil {
+			return nil, guard.Invalid("Verification.Statements", "nil", "must not have a nil table")
+		}
 		for _, text := range texts {
 			if problem := t.fragmentProblem(text); problem != "" {
 				found = append(found, Finding{text, problem})
 			}
 		}
 	}
+	slices.SortFunc(found, func(a, b Finding) int { return strings.Compare(a.Subject, b.Subject) })
 	err := a.db.inspect(ctx, op, func(q querier) error {
 		ask := func(sql string, args ...any) error {
 			more, err := findings(ctx, q, op, sql, args...)
