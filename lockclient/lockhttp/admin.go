@@ -276,6 +276,10 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	if opts.RequestID == "" {
 		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
 	}
+	if !s.work.Begin() {
+		return body, errClosing
+	}
+	defer s.work.End() // after the raise, or Close would end between the two
 	began := s.now()
 	// Once begun it is finished, even if the operator's browser goes away: a token that
 	// is burned and not raised leaves the cut holder able to write.

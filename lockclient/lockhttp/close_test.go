@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
@@ -81,6 +82,60 @@ func TestRequestsDuringClose(t *testing.T) {
 			if got := record(h, request.method, request.path, "", request.body); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), "unavailable") {
 				t.Errorf("closed: %s %s: %d %s", request.method, request.path, got.Code, got.Body)
 			}
+		}
+	}
+}
+
+// between runs something after the first exchange of two.
+type between struct {
+	driver.Issuer
+	lockhttp.Admin
+	then func()
+}
+
+func (b between) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := b.Issuer.Acquire(ctx, r)
+	b.then()
+	return g, err
+}
+
+func (b between) ForceUnlock(_ context.Context, resource, _, _ string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error) {
+	b.then()
+	return lockadmin.ForceUnlocked{Burned: guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}}, nil
+}
+
+// TestCloseBetweenTwo: Close waits for a request of two exchanges until both are
+// done: a burned claim is raised, and the lease of a readiness probe released.
+func TestCloseBetweenTwo(t *testing.T) {
+	for _, request := range []struct{ method, path, body, answer string }{
+		{"POST", "/v1/locks/r/force-unlock", `{"actorId":"me","reason":"stuck"}`, `"raised":true`},
+		{"GET", "/readyz", "", `"ok":true`},
+	} {
+		var raised atomic.Int64
+		var h *lockhttp.Server
+		closed := make(chan error, 1)
+		issuer := memory.NewServer().Issuer()
+		b := between{Issuer: issuer, then: func() {
+			go func() { closed <- h.Close(context.Background()) }()
+			for record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":10}`).Code != http.StatusServiceUnavailable {
+				time.Sleep(time.Millisecond)
+			}
+		}}
+		h, err := lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, ReadyResource: "ready", Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
+			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if request.method == "POST" && raised.Load() != 1 {
+			t.Error("the burned claim was not raised")
+		}
+		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "ready", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
+			t.Errorf("the probe's lease: %v", err)
 		}
 	}
 }

@@ -49,6 +49,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) probe(ctx context.Context) error {
+	if !s.work.Begin() {
+		return errClosing
+	}
+	defer s.work.End() // after the release
 	// A lease that could not be released is acquired again. Under another ID it would
 	// look like another server's.
 	s.ready.leaseID = cmp.Or(s.ready.leaseID, pglease.NewLeaseID())

@@ -233,6 +233,10 @@ func batch(ctx context.Context, t testing.TB, h Harness) error {
 		}
 		claims[n] = claim
 	}
+	for n := 4; n+1 < size; n += 6 { // of one resource and token, before and after the holder's
+		claims[n-3], claims[n] = claims[n-4], claims[n+1]
+		claims[n-3].LeaseID, claims[n].LeaseID = name("guessed"), name("guessed")
+	}
 	h.Pass(h.TTL * 6 / 10)
 	for n, got := range h.renew(ctx, i, claims...) {
 		expected := driver.Extended

@@ -181,6 +181,17 @@ func Mutants() []Mutant {
 					}
 				}
 			})},
+		{Name: "a renewal is answered by its token", CaughtBy: "a batch answers each item for itself",
+			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
+				i.Renew(ctx, renewals, results)
+				for n, r := range renewals {
+					for k, other := range renewals {
+						if r.Claim.Resource == other.Claim.Resource && r.Claim.Token == other.Claim.Token && results[k].State == driver.Extended {
+							results[n] = results[k]
+						}
+					}
+				}
+			})},
 		{Name: "what is not known counts as not written", CaughtBy: "an error that says nothing was written is right",
 			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 				g, err := i.Acquire(ctx, r)

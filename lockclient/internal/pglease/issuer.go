@@ -274,14 +274,10 @@ func (h *holder) held(resource string) *driver.HeldError {
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	n := len(renewals)
 	resources, ids, tokens, ttls := make([]string, n), make([]string, n), make([]int64, n), make([]int64, n)
-	type key struct { // two claims of one resource have different tokens
-		resource string
-		token    int64
-	}
-	at := make(map[key]int, n)
+	at := make(map[guard.Claim]int, n)
 	for k, r := range renewals {
 		resources[k], ids[k], tokens[k], ttls[k] = r.Claim.Resource, r.Claim.LeaseID, int64(r.Claim.Token), r.TTL.Microseconds()
-		at[key{resources[k], tokens[k]}] = k
+		at[r.Claim] = k
 	}
 	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		for k := range results {
@@ -289,9 +285,9 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		}
 		from := driver.Now()
 		rows, _ := conn.Query(ctx, renewSQL, resources, ids, tokens, ttls, lockTimeout) // ForEachRow has its error
-		var row key
+		var row guard.Claim
 		var extended bool
-		_, err := pgx.ForEachRow(rows, []any{&row.resource, &row.token, &extended}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&row.Resource, &row.LeaseID, (*int64)(&row.Token), &extended}, func() error {
 			switch k := at[row]; {
 			case extended:
 				results[k] = driver.Renewed{State: driver.Extended, From: from}

@@ -24,13 +24,13 @@ var states = leaseRow("a", mine+"'T+1µs'") + leaseRow("b", mine+"'T'") + leaseR
 const ofStates = "('{a,b,c,d,e,f,g}', array_fill('mine'::text, '{7}'), array_fill(5::bigint, '{7}'), "
 
 var renewCases = []functionCase{
-	{name: "runs", before: leaseRow("r", mine+"'T+1µs'"), call: renews, answer: "extended=true resource=r token=5",
+	{name: "runs", before: leaseRow("r", mine+"'T+1µs'"), call: renews, answer: "extended=true lease_id=mine resource=r token=5",
 		after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine owner=o resource=r token=5", settings: "5s on"},
-	{name: "shorter", before: leaseRow("r", mine+"'T+1h'"), call: renews, answer: "extended=true resource=r token=5",
+	{name: "shorter", before: leaseRow("r", mine+"'T+1h'"), call: renews, answer: "extended=true lease_id=mine resource=r token=5",
 		after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine owner=o resource=r token=5"},
 	{name: "over", before: leaseRow("r", mine+"'T'"), call: renews, answer: "-", after: "acquired_at=T-1m0s expires_at=T lease_id=mine owner=o resource=r token=5"},
 	{name: "one waits", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET metadata = 'new'; UPDATE clock SET t = 'T+1s'",
-		call: renews, answer: "extended=true resource=r token=5", after: "acquired_at=T-1m0s expires_at=T+1m1s lease_id=mine metadata=new owner=o resource=r token=5"},
+		call: renews, answer: "extended=true lease_id=mine resource=r token=5", after: "acquired_at=T-1m0s expires_at=T+1m1s lease_id=mine metadata=new owner=o resource=r token=5"},
 	{name: "one waits too long", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET metadata = 'new'; UPDATE clock SET t = 'T+1m'",
 		call: renews, answer: "-", after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine metadata=new owner=o resource=r token=5"},
 	{name: "one waits for lock_timeout", before: leaseRow("r", mine+"'T+1m'"), locked: "UPDATE fencepost.leases SET metadata = 'new'",
@@ -40,11 +40,11 @@ var renewCases = []functionCase{
 		call: "SELECT * FROM fencepost.renew('{r}', '{mine}', '{5}', '{1}', '20')", answer: "-", after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=theirs owner=x resource=r token=5"},
 	{name: "one of an earlier token does not wait", before: leaseRow("r", "6, 'mine', 'o', 'T-1m', 'T+1m'"), locked: "UPDATE fencepost.leases SET metadata = 'new'",
 		call: "SELECT * FROM fencepost.renew('{r}', '{mine}', '{5}', '{1}', '20')", answer: "-", after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine owner=o resource=r token=6"},
-	{name: "states", before: states, call: "SELECT * FROM fencepost.renew" + ofStates + "'{1000000,2000000,3000000,4000000,5000000,6000000,7000000}', '5000') ORDER BY 1, 3 DESC",
-		answer: `extended=true resource=a token=5
-			extended=false resource=a token=5
-			extended=true resource=f token=5
-			extended=false resource=f token=5`,
+	{name: "states", before: states, call: "SELECT * FROM fencepost.renew" + ofStates + "'{1000000,2000000,3000000,4000000,5000000,6000000,7000000}', '5000') ORDER BY 1, 4 DESC",
+		answer: `extended=true lease_id=mine resource=a token=5
+			extended=false lease_id=mine resource=a token=5
+			extended=true lease_id=mine resource=f token=5
+			extended=false lease_id=mine resource=f token=5`,
 		after: `acquired_at=T-1m0s expires_at=T+1s lease_id=mine owner=o resource=a token=5
 			acquired_at=T-1m0s expires_at=T lease_id=mine owner=o resource=b token=5
 			acquired_at=T-1m0s expires_at=T+1h0m0s lease_id=theirs owner=x resource=c token=5
@@ -52,20 +52,23 @@ var renewCases = []functionCase{
 			acquired_at=T-1m0s expires_at=T-1s owner=x resource=e token=5
 			acquired_at=T-1m0s expires_at=T+6s lease_id=mine owner=o resource=f token=5`,
 		settings: "0 on"},
-	{name: "all", before: states, call: "SELECT * FROM fencepost.renew('{a,f}', '{mine,mine}', '{5,5}', '{1000000,2000000}', '5000') ORDER BY 1, 3 DESC",
-		answer: `extended=true resource=a token=5
-			extended=true resource=f token=5`},
+	{name: "all", before: states, call: "SELECT * FROM fencepost.renew('{a,f}', '{mine,mine}', '{5,5}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
+		answer: `extended=true lease_id=mine resource=a token=5
+			extended=true lease_id=mine resource=f token=5`},
 	{name: "locked states", before: states, locked: "SELECT FROM fencepost.leases FOR UPDATE", call: "SELECT * FROM fencepost.renew" + ofStates + "'{1,1,1,1,1,1,1}', '5000') ORDER BY 1",
-		answer: `extended=false resource=a token=5
-			extended=false resource=f token=5`},
+		answer: `extended=false lease_id=mine resource=a token=5
+			extended=false lease_id=mine resource=f token=5`},
 	{name: "one locked", before: states, locked: "SELECT FROM fencepost.leases WHERE resource = 'f' FOR UPDATE",
-		call: "SELECT * FROM fencepost.renew('{a,f}', '{mine,mine}', '{5,5}', '{1000000,2000000}', '5000') ORDER BY 1, 3 DESC",
-		answer: `extended=true resource=a token=5
-			extended=false resource=a token=5
-			extended=false resource=f token=5`},
-	{name: "two claims of one resource", before: leaseRow("r", "6, 'mine', 'o', 'T-1m', 'T+1m'"), call: "SELECT * FROM fencepost.renew('{r,r}', '{old,mine}', '{5,6}', '{1000000,2000000}', '5000') ORDER BY 1, 3 DESC",
-		answer: `extended=true resource=r token=6
-			extended=false resource=r token=6`, after: "acquired_at=T-1m0s expires_at=T+2s lease_id=mine owner=o resource=r token=6"},
+		call: "SELECT * FROM fencepost.renew('{a,f}', '{mine,mine}', '{5,5}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
+		answer: `extended=true lease_id=mine resource=a token=5
+			extended=false lease_id=mine resource=a token=5
+			extended=false lease_id=mine resource=f token=5`},
+	{name: "two claims of one resource", before: leaseRow("r", "6, 'mine', 'o', 'T-1m', 'T+1m'"), call: "SELECT * FROM fencepost.renew('{r,r}', '{old,mine}', '{5,6}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
+		answer: `extended=true lease_id=mine resource=r token=6
+			extended=false lease_id=mine resource=r token=6`, after: "acquired_at=T-1m0s expires_at=T+2s lease_id=mine owner=o resource=r token=6"},
+	{name: "two claims of one token", before: leaseRow("r", mine+"'T+1m'"), call: "SELECT * FROM fencepost.renew('{r,r,r}', '{x,mine,y}', '{5,5,5}', '{1000000,2000000,3000000}', '5000') ORDER BY 1, 4 DESC",
+		answer: `extended=true lease_id=mine resource=r token=5
+			extended=false lease_id=mine resource=r token=5`, after: "acquired_at=T-1m0s expires_at=T+2s lease_id=mine owner=o resource=r token=5"},
 }
 
 var releaseCases = []functionCase{

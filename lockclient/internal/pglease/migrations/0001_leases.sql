@@ -200,7 +200,7 @@ END $$;
 -- answered, otherwise a crash would restore the earlier expiry while the holder
 -- relies on the later.
 CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
-RETURNS TABLE (o_resource text, o_token bigint, o_extended boolean)
+RETURNS TABLE (o_resource text, o_lease_id text, o_token bigint, o_extended boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -224,11 +224,11 @@ BEGIN
   )
   UPDATE fencepost.leases l SET expires_at = clock_timestamp() + m.ttl * interval '1 microsecond'
   FROM mine m WHERE l.resource = m.resource AND l.resource = ANY (p_resources)
-  RETURNING l.resource, l.token, true;
+  RETURNING l.resource, l.lease_id, l.token, true;
   GET DIAGNOSTICS v_extended = ROW_COUNT;
   IF v_extended < cardinality(p_resources) THEN
     RETURN QUERY
-    SELECT u.resource, u.token, false FROM unnest(p_resources, p_lease_ids, p_tokens) AS u(resource, lease_id, token)
+    SELECT u.resource, u.lease_id, u.token, false FROM unnest(p_resources, p_lease_ids, p_tokens) AS u(resource, lease_id, token)
     JOIN fencepost.leases l ON l.resource = u.resource AND l.resource = ANY (p_resources)
       AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp();
   END IF;
