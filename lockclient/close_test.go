@@ -71,7 +71,9 @@ func TestCloseBesideHolds(t *testing.T) {
 		}
 		wg.Wait()
 		for n, err := range errs {
-			if err != nil && !errors.Is(err, guard.ErrUnavailable) {
+			// The release of a late grant may take longer than Hold waits for it;
+			// Close waits until it is done.
+			if err != nil && !errors.Is(err, guard.ErrUnavailable) && !(errors.Is(err, guard.ErrOutcomeUnknown) && errors.Is(err, ErrClosed)) {
 				t.Errorf("Hold: %v", err)
 			}
 			var held bool
