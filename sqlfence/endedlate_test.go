@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -92,6 +93,33 @@ func TestResolveEnds(t *testing.T) {
 	if committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, over) {
 		t.Errorf("got %v, %v, want ErrOutcomeUnknown with the cause", committed, err)
 	}
+}
+
+// TestCancelledAsksNothing: InTx returns at once when its context ends, although the
+// driver closes the connection then, and asks the server nothing more. The control
+// is a context of the callback's own: the session may have been ended by a raise.
+func TestCancelledAsksNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, own := range []bool{false, true} {
+			var asked atomic.Int32
+			db := e.open(nil, func(c *pgx.ConnConfig) {
+				c.Tracer = endTracer{markSQL, func() { asked.Add(1) }}
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			err := db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				if own {
+					ctx, cancel = context.WithCancel(ctx)
+				}
+				time.AfterFunc(50*time.Millisecond, cancel)
+				_, err := tx.exec(ctx, "SELECT pg_sleep(60)")
+				return err
+			})
+			cancel()
+			if !errors.Is(err, context.Canceled) || asked.Load() > 0 != own {
+				t.Errorf("own %t: the mark was read %d times, %v", own, asked.Load(), err)
+			}
+		}
+	})
 }
 
 // TestNoConnectionForAWrite (P5): a write that gets no connection is

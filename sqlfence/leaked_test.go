@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -168,4 +169,29 @@ func TestLeakedResults(t *testing.T) {
 			t.Errorf("after the transaction: %v, %v, %d rows", execErr, preparedErr, e.written())
 		}
 	})
+}
+
+// TestLeakedRowsOfEndedContext: database/sql closes rows that a callback has left
+// open when their context ends, while InTx looks at the connection. The race
+// detector sees it if InTx does so without database/sql's lock.
+func TestLeakedRowsOfEndedContext(t *testing.T) {
+	e := newEnvOf(t, "std")
+	for n := range 20 {
+		fail := errors.New("fn's own")
+		err := e.db.(stdFence).InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, tx *sql.Tx) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			rows, err := tx.QueryContext(ctx, "SELECT generate_series(1, 1000000)")
+			if err != nil {
+				return err
+			}
+			rows.Next()
+			cancel()
+			time.Sleep(time.Duration(n%5) * 200 * time.Microsecond)
+			return fail
+		})
+		if !errors.Is(err, fail) {
+			t.Errorf("got %v, want fn's own error", err)
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
@@ -113,10 +114,8 @@ func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (er
 
 func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 	// A callback's own COMMIT or ROLLBACK in SQL bypasses database/sql.
-	if c.native != nil {
-		if err := committable(c.native); err != nil {
-			return err
-		}
+	if err := c.locked(committable); err != nil {
+		return err
 	}
 	bounded := bound.context(ctx)
 	stop := context.AfterFunc(bounded, c.cancel)
@@ -160,7 +159,24 @@ func unchecked(err error) error {
 // server answered with ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
-func (c *stdConn) gone() bool { return c.native != nil && c.native.IsClosed() }
+func (c *stdConn) gone() bool {
+	return c.locked(func(native *pgx.Conn) error {
+		if native.IsClosed() {
+			return pgconn.ErrConnClosed
+		}
+		return nil
+	}) != nil
+}
+
+// locked looks at pgx's own connection, if there is one, under the lock of
+// database/sql: rows that the callback has left open are closed by another
+// goroutine when their context ends.
+func (c *stdConn) locked(look func(*pgx.Conn) error) error {
+	if c.native == nil {
+		return nil
+	}
+	return c.pooled.Raw(func(any) error { return look(c.native) })
+}
 
 func (c *stdConn) release() {
 	if c.handle != nil {

@@ -191,11 +191,11 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 }
 
 // succeeded handles the error of a transaction that committed nothing because
-// its session was ended; gone says that it was, which err may hide. If there is a
-// newer holder's mark, its raise ended the session, and succeeded returns the
-// refusal by that mark.
+// its session was ended; gone says that it was, which err may hide, unless the end
+// of ctx explains it. If there is a newer holder's mark, its raise ended the
+// session, and succeeded returns the refusal by that mark.
 func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
-	if !gone && !sessionLost(err) || errors.As(err, new(*guard.RejectedError)) {
+	if !sessionLost(err) && (!gone || ctx.Err() != nil) || errors.As(err, new(*guard.RejectedError)) {
 		return err
 	}
 	return d.refusedBy(ctx, claims, err)
