@@ -185,12 +185,15 @@ func (a *acquiring) abandon() {
 		return
 	}
 	a.s.work.Go(func() { // the request itself is counted, so Close waits
+		end := a.from + a.TTL + a.s.opts.Timeout // then there is nothing left to release
 		for attempt := 0; ; attempt++ {
 			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
 			_, err := a.s.issuer.Release(ctx, a.Claim())
 			cancel()
-			// After its TTL there is nothing left to release.
-			if err == nil || a.s.now()-a.from > a.TTL+a.s.opts.Timeout || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) {
+			if a.s.closing() {
+				end = min(end, a.s.now()+a.s.opts.Timeout)
+			}
+			if err == nil || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) || a.s.now() > end {
 				return
 			}
 		}

@@ -2,6 +2,7 @@ package lockhttp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -154,5 +155,33 @@ func TestCloseGivesUp(t *testing.T) {
 	cancel()
 	if err := h.Close(ctx); guard.ReasonOf(err) != guard.ReasonUnavailable {
 		t.Errorf("%v", err)
+	}
+}
+
+// down answers nothing.
+type down struct{ driver.Issuer }
+
+func (down) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
+	return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("down"))
+}
+
+func (down) Release(_ context.Context, claim guard.Claim) (bool, error) {
+	return false, guard.Unavailable("release", claim, errors.New("down"))
+}
+
+// TestCloseWhileTheIssuerIsDown: what may have been granted to nobody is released
+// until it has run out, which Close does not wait for.
+func TestCloseWhileTheIssuerIsDown(t *testing.T) {
+	h, err := lockhttp.New(down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":3600}`); got.Code != http.StatusInternalServerError {
+		t.Errorf("%d %s", got.Code, got.Body)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := h.Close(ctx); err != nil {
+		t.Error(err)
 	}
 }

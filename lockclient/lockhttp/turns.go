@@ -16,13 +16,17 @@ const turnFor = time.Second
 // [driver.Watching] promises: clients watch again from time to time.
 const placeFor = 5 * time.Second
 
+// placesMost bounds how many places are kept for a subject.
+const placesMost = 1000
+
 // turns are the clients that wait by GET /v1/watch, by resource. The first for
 // a resource watches at the issuer and is told to ask; the others wait for
 // their turn, so that a release wakes one of them and costs the issuer one
 // attempt.
 type turns struct {
-	mu sync.Mutex
-	by map[string]*queue
+	mu   sync.Mutex
+	by   map[string]*queue
+	left map[string]int // how many places are kept, by subject
 }
 
 // queue is the clients that wait for one resource.
@@ -67,7 +71,7 @@ func (all *turns) join(resource, subject, leaseID string) *ticket {
 	if q == nil {
 		q = &queue{all: all, resource: resource, left: map[waiter]departed{}}
 		if all.by == nil {
-			all.by = map[string]*queue{}
+			all.by, all.left = map[string]*queue{}, map[string]int{}
 		}
 		all.by[resource] = q
 	}
@@ -82,7 +86,7 @@ func (all *turns) join(resource, subject, leaseID string) *ticket {
 	}
 	if old, ok := q.left[t.waiter]; ok {
 		t.number = old.number
-		delete(q.left, t.waiter)
+		q.forget(t.waiter)
 	} else {
 		t.number = q.next
 		q.next++
@@ -110,16 +114,28 @@ func (t *ticket) leaving(n int) {
 	q := t.queue
 	q.tickets = slices.Delete(q.tickets, n, n+1)
 	t.forgo()
+	if q.all.left[t.subject] >= placesMost {
+		return
+	}
 	until := driver.Now() + placeFor
 	q.left[t.waiter] = departed{t.number, until}
+	q.all.left[t.subject]++
 	time.AfterFunc(placeFor, func() {
 		q.all.mu.Lock()
 		defer q.all.mu.Unlock()
 		if q.left[t.waiter].until == until {
-			delete(q.left, t.waiter)
+			q.forget(t.waiter)
 			q.pass() // the queue may be of no use any more
 		}
 	})
+}
+
+// forget drops the place of a client that has left.
+func (q *queue) forget(w waiter) {
+	delete(q.left, w)
+	if q.all.left[w.subject]--; q.all.left[w.subject] == 0 {
+		delete(q.all.left, w.subject)
+	}
 }
 
 // signals returns what is closed when the client's turn comes and when it passes.

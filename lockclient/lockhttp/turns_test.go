@@ -29,9 +29,34 @@ func TestPlaceIsForgotten(t *testing.T) {
 			second.leave()
 			time.Sleep(placeFor + time.Second)
 			synctest.Wait()
-			if len(all.by) != 0 {
-				t.Errorf("%d queues are left", len(all.by))
+			if len(all.by) != 0 || len(all.left) != 0 {
+				t.Errorf("%d queues and places of %d subjects are left", len(all.by), len(all.left))
 			}
 		})
 	}
+}
+
+// TestPlacesAreBounded: a subject that watches for a moment under ever new names
+// leaves no more than placesMost places, and takes none from another subject.
+func TestPlacesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var all turns
+		for n := range 3 * placesMost {
+			all.join(fmt.Sprint("r", n), "churns", "1").leave()
+		}
+		first := all.join("r", "s", "1")
+		second := all.join("r", "s", "2")
+		first.leave()
+		first = all.join("r", "s", "1")
+		if len(all.by) != placesMost+1 || all.left["churns"] != placesMost || !first.first || second.first {
+			t.Errorf("%d queues, %d places, first: %t, %t", len(all.by), all.left["churns"], first.first, second.first)
+		}
+		first.leave()
+		second.leave()
+		time.Sleep(placeFor + time.Second)
+		synctest.Wait()
+		if len(all.by) != 0 || len(all.left) != 0 {
+			t.Errorf("%d queues and places of %d subjects are left", len(all.by), len(all.left))
+		}
+	})
 }
