@@ -99,9 +99,10 @@ func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.
 }
 
 func (d *DB[Tx]) enterRows(sorted []guard.Claim, send func(s statement) error) error {
-	presented, presents := d.presented(sorted), ", ("+strings.ReplaceAll(presentSQL, "$1", "$7")+")"
+	presents := ", (" + strings.ReplaceAll(presentSQL, "$1", "$7") + ")"
 	for _, claim := range sorted {
-		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, presented, presents)); err != nil {
+		// Each adds its own claim: to add all with each would be cubic.
+		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, d.presented([]guard.Claim{claim}), presents)); err != nil {
 			return enterFailure(claim, err)
 		}
 	}

@@ -255,9 +255,9 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 }
 
 // enterStatement returns a statement that enters under claim, marks the transaction,
-// and presents the setting that [DB.presented] made of all claims that it
-// enters under. COMMIT checks for the marker: a callback that ended the
-// transaction in SQL wrote the rest without a fence, and only the server knows.
+// and presents the setting that [DB.presented] made of claims. COMMIT checks for
+// the marker: a callback that ended the transaction in SQL wrote the rest without a
+// fence, and only the server knows.
 func (d *DB[Tx]) enterStatement(text string, claim guard.Claim, presented, presents string) statement {
 	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
 		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -67,6 +68,41 @@ func TestDatedBack(t *testing.T) {
 		if proof := got.str("proof"); !strings.HasSuffix(proof, "until "+end.UTC().Format(time.RFC3339)) {
 			t.Errorf("%s: the proof is %q", c.path, proof)
 		}
+	}
+}
+
+// ticking is an issuer whose TTLs are whole seconds.
+type ticking struct{ *early }
+
+func (t ticking) Limits() driver.Limits {
+	l := t.early.Limits()
+	l.TTLStep = time.Second
+	return l
+}
+
+// TestDatedBackIsRenewed: a lease that the issuer dates back is renewed for the TTL
+// that was asked for, not for what was left of it, which the server would refuse.
+func TestDatedBackIsRenewed(t *testing.T) {
+	web, _ := serve(t, ticking{&early{memory.NewServer().Issuer(), 200 * time.Millisecond}}, everybody, nil)
+	client, err := lockclient.NewWith(connect(t, web.URL), "o", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if left := lease.Remaining(); left > time.Minute-200*time.Millisecond {
+			t.Errorf("another %v", left)
+		}
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ttl := lease.TTL(); ttl != time.Minute {
+		t.Errorf("the TTL is %v", ttl)
 	}
 }
 

@@ -228,7 +228,9 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case g.Acquired && g.LeaseID == r.LeaseID && g.Resource == r.Resource && g.Token.Valid() && int64(g.TTL) > 0:
 			ttl := min(r.TTL, time.Duration(g.TTL))
 			i.proofs.keep(guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}, g.Proof, from+ttl)
-			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from, TTL: ttl, Reclaimed: g.Reclaimed}, nil
+			// Dated back as by the issuer: a shorter TTL would be asked for in each
+			// renewal, and the server may refuse it.
+			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from + ttl - r.TTL, TTL: r.TTL, Reclaimed: g.Reclaimed}, nil
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
@@ -272,7 +274,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		case stateExtended:
 			ttl := min(r.TTL, time.Duration(got.TTL))
 			i.proofs.keep(r.Claim, got.Proof, from+ttl)
-			results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: ttl}
+			results[n] = driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
 		case stateOver:
 			i.proofs.end(r.Claim)
 			results[n] = driver.Renewed{State: driver.Over}
