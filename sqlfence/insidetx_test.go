@@ -2,7 +2,10 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,6 +101,32 @@ func TestEnterAddsToPresented(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
+// square: each statement presents its own claim.
+func TestEnterPresentsOnce(t *testing.T) {
+	for _, present := range []bool{false, true} {
+		d := &DB[*sql.Tx]{opts: Options{PresentClaims: present}}
+		claims := make([]guard.Claim, maxClaims)
+		for n := range claims {
+			claims[n] = claimOf(fmt.Sprint("r", n), 5)
+		}
+		var sent []int
+		d.enterRows(claims, func(s statement) error {
+			n := 0
+			for _, other := range claims {
+				n += strings.Count(inlined(s), `"`+other.Resource+`"`)
+			}
+			sent = append(sent, n)
+			return nil
+		})
+		for n, presented := range sent {
+			if len(sent) != maxClaims || presented != map[bool]int{true: 1}[present] {
+				t.Fatalf("PresentClaims %t: statement %d of %d presents %d claims", present, n, len(sent), presented)
+			}
+		}
+	}
 }
 
 // TestEnterOnInside: inside InTx, EnterOn takes the claims of the InTx alone, whose
