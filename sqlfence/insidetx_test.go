@@ -108,21 +108,21 @@ func TestEnterAddsToPresented(t *testing.T) {
 func TestEnterPresentsOnce(t *testing.T) {
 	for _, present := range []bool{false, true} {
 		d := &DB[*sql.Tx]{opts: Options{PresentClaims: present}}
-		claims := make([]guard.Claim, maxClaims)
+		claims := make([]guard.Claim, 64)
 		for n := range claims {
 			claims[n] = claimOf(fmt.Sprint("r", n), 5)
 		}
 		var sent []int
 		d.enterRows(claims, func(s statement) error {
-			n := 0
+			n, text := 0, inlined(s)
 			for _, other := range claims {
-				n += strings.Count(inlined(s), `"`+other.Resource+`"`)
+				n += strings.Count(text, `"`+other.Resource+`"`)
 			}
 			sent = append(sent, n)
 			return nil
 		})
 		for n, presented := range sent {
-			if len(sent) != maxClaims || presented != map[bool]int{true: 1}[present] {
+			if len(sent) != len(claims) || presented != map[bool]int{true: 1}[present] {
 				t.Fatalf("PresentClaims %t: statement %d of %d presents %d claims", present, n, len(sent), presented)
 			}
 		}
