@@ -145,15 +145,16 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 
 // inlined returns the text of s with its arguments as literals.
 func inlined(s statement) string {
-	for i := len(s.args); i > 0; i-- {
-		literal := fmt.Sprint(s.args[i-1])
-		if text, ok := s.args[i-1].(string); ok {
+	literals := make([]string, len(s.args))
+	for i, arg := range s.args {
+		literal := fmt.Sprint(arg)
+		if text, ok := arg.(string); ok {
 			literal = "'" + strings.ReplaceAll(text, "'", "''") + "'"
 			if strings.Contains(text, `\`) { // whatever the value of standard_conforming_strings
 				literal = " E" + strings.ReplaceAll(literal, `\`, `\\`)
 			}
 		}
-		s.args[i-1] = literal
+		literals[i] = literal
 	}
 	var b strings.Builder
 	for text := s.sql; ; {
@@ -162,7 +163,7 @@ func inlined(s statement) string {
 		if !more {
 			return b.String()
 		}
-		b.WriteString(s.args[after[0]-'1'].(string)) // fewer than ten
+		b.WriteString(literals[after[0]-'1']) // fewer than ten
 		text = after[1:]
 	}
 }
