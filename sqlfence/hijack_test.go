@@ -90,11 +90,12 @@ func (e *env) hijacked(path, sql string) bool {
 func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		e.exec(`CREATE TABLE jobs (id text PRIMARY KEY, state text, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', '')`)
+		e.exec(`CREATE TABLE jobs (id text PRIMARY KEY, state text, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', ''), ('2', '')`)
 		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
 		role := e.text("SELECT session_user")
 		roles := e.roleNames()
 		trigger := triggerOn([]string{"parts"}, `{tenant}`)
+		next := guard.Token(1)
 		for _, path := range e.hijacker() {
 			db := e.along(path)
 			check := func(what string, err error) {
@@ -129,9 +130,31 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 			check("Migrate", db.Migrate(t.Context()))
 			template, err := guard.NewTemplate("job:{id}")
 			check("template", err)
-			jobs, err := NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease"})
+			jobs, err := NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
 			check("NewTable", err)
 			check("the first use of a table", db.usable(t.Context(), jobs))
+			plain, err := NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
+			check("NewTable", err)
+			for _, table := range []*Table{jobs, plain} {
+				claim := func(id string, token guard.Token) guard.Claim {
+					return guard.Claim{Resource: "job:" + id, Token: token, LeaseID: "l"}
+				}
+				next++
+				check("Update", table.Update(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+				next++
+				check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+				next++
+				check("Takeover", table.Takeover(t.Context(), db, claim("1", next), Key{"1"}, nil))
+				if err := table.Refused(t.Context(), db, claim("1", next-1), Key{"1"}); guard.ReasonOf(err) != guard.ReasonStale {
+					t.Errorf("Refused under %s: %v", path, err)
+				}
+				verdicts, err := table.UpdateMany(t.Context(), db, []RowUpdate{
+					{claim("1", next-1), Key{"1"}, Set{"state": "y"}}, {claim("2", next), Key{"2"}, Set{"state": "y"}},
+				})
+				if err != nil || guard.ReasonOf(verdicts[0]) != guard.ReasonStale || verdicts[1] != nil {
+					t.Errorf("UpdateMany under %s: %v, %v", path, verdicts, err)
+				}
+			}
 			for what, sql := range map[string]string{
 				"format":      "SELECT format('%s', 'x'::pg_catalog.text)",
 				"to_regclass": "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('jobs')",

@@ -364,7 +364,7 @@ func (b *builder) many(of *batch, rows int) error {
 	}
 	b.WriteString(", NULL::bigint")
 	if t.lease != "" {
-		b.WriteString(", NULL::text")
+		b.WriteString(", NULL::pg_catalog.text")
 	}
 	for _, column := range values {
 		quoted, err := t.settable(column)
@@ -421,10 +421,10 @@ func (b *builder) manyRest(of *batch) error {
 	}
 	key, meet := strings.Join(keys, ", "), t.keysEqual(t.row+".", func(i int) string { return keys[i] })
 	b.WriteString(`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in"` +
-		` WHERE "fence token" IS NOT NULL GROUP BY ` + key + " HAVING pg_catalog.count(*) > 1)")
+		` WHERE "fence token" IS NOT NULL GROUP BY ` + key + " HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1)")
 	again, other := "false", "0"
 	if of.later { // a row that this same transaction wrote
-		again, other = t.row+`.xmin = pg_catalog.pg_current_xact_id()::xid`, `CASE WHEN "fence again" THEN -1 ELSE 0 END`
+		again, other = t.row+`.xmin`+equals+`pg_catalog.pg_current_xact_id()::pg_catalog.xid`, `CASE WHEN "fence again" THEN -1 ELSE 0 END`
 	}
 	b.WriteString(`, "fence row" AS MATERIALIZED (SELECT "fence in".*, ` + t.token + ` AS "fence mark", ` + t.leaseOrNull(t.lease) + ` AS "fence whose", ` +
 		t.isDeleted() + ` AS "fence deleted", ` + satisfied + ` AS "fence satisfied", ` + again + ` AS "fence again" FROM "fence in" JOIN ` + t.name + " ON " + meet +
@@ -440,10 +440,11 @@ func (b *builder) manyRest(of *batch) error {
 	b.WriteString(` RETURNING "fence n")`)
 	there := t.keysEqual(t.row+".", func(i int) string { return `"fence i".` + keys[i] })
 	b.WriteString(` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence there", false AS "fence found",` +
-		` NULL::bigint AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
+		` NULL::bigint AS "fence mark", NULL::pg_catalog.text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
 		` UNION ALL SELECT "fence i"."fence n", ` + other + `, EXISTS (SELECT FROM ` + t.name + " WHERE " + there + `), "fence r"."fence n" IS NOT NULL,` +
 		` "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
-		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" USING ("fence n") LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" = "fence i"."fence n"` +
+		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" ON "fence o"."fence n"` + equals + `"fence i"."fence n"` +
+		` LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n"` + equals + `"fence i"."fence n"` +
 		` WHERE "fence o"."fence n" IS NULL AND "fence i"."fence token" IS NOT NULL`)
 	b.WriteString(` UNION ALL SELECT "fence n", "fence other", false, false, NULL, NULL, false, false FROM "fence twice"`)
 	return nil

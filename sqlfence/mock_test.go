@@ -49,7 +49,7 @@ var errInjected = errors.New("injected")
 
 const (
 	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`
-	mockVerdict = `SELECT "last_fencing_token", NULL::text, false, true FROM "jobs" WHERE ("id" = $1)`
+	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, false, true FROM "jobs" WHERE ("id" = $1)`
 )
 
 // TestFailureOfUpdate (P5, P6): what an error of the statement means.

@@ -19,12 +19,12 @@ const (
 	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
 		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE $2::bigint OPERATOR(pg_catalog.>=) "jobs"."last_fencing_token"`
 	mockMany = `WITH "fence in" ("fence n", "fence k0", "fence token", "fence v0") AS (VALUES (0, (NULL::"jobs")."id", NULL::bigint, (NULL::"jobs")."v"), (1, $1, $2, $3))` +
-		`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE "fence token" IS NOT NULL GROUP BY "fence k0" HAVING pg_catalog.count(*) > 1), "fence row" AS MATERIALIZED (SELECT "fence in".*, "last_fencing_token" AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", true AS "fence satisfied", false AS "fence again"` +
+		`, "fence twice" AS (SELECT pg_catalog.min("fence n") AS "fence n", pg_catalog.max("fence n") AS "fence other" FROM "fence in" WHERE "fence token" IS NOT NULL GROUP BY "fence k0" HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1), "fence row" AS MATERIALIZED (SELECT "fence in".*, "last_fencing_token" AS "fence mark", NULL::pg_catalog.text AS "fence whose", false AS "fence deleted", true AS "fence satisfied", false AS "fence again"` +
 		` FROM "fence in" JOIN "jobs" ON "jobs"."id" = "fence k0" WHERE NOT EXISTS (SELECT FROM "fence twice") ORDER BY "jobs"."id" FOR NO KEY UPDATE OF "jobs")` +
 		`, "fence out" AS (UPDATE "jobs" SET "last_fencing_token" = "fence token", "v" = "fence v0" FROM "fence row" WHERE "jobs"."id" = "fence k0" AND "fence token" OPERATOR(pg_catalog.>=) "last_fencing_token" AND NOT "fence again" RETURNING "fence n")` +
-		` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence there", false AS "fence found", NULL::bigint AS "fence mark", NULL::text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
+		` SELECT 0 AS "fence n", pg_catalog.count(*)::int AS "fence other", false AS "fence there", false AS "fence found", NULL::bigint AS "fence mark", NULL::pg_catalog.text AS "fence whose", false AS "fence deleted", false AS "fence satisfied" FROM "fence out"` +
 		` UNION ALL SELECT "fence i"."fence n", 0, EXISTS (SELECT FROM "jobs" WHERE "jobs"."id" = "fence i"."fence k0"), "fence r"."fence n" IS NOT NULL, "fence mark", "fence whose", coalesce("fence deleted", false), coalesce("fence satisfied", false)` +
-		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" USING ("fence n") LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" = "fence i"."fence n" WHERE "fence o"."fence n" IS NULL AND "fence i"."fence token" IS NOT NULL` +
+		` FROM "fence in" AS "fence i" LEFT JOIN "fence out" AS "fence o" ON "fence o"."fence n" OPERATOR(pg_catalog.=) "fence i"."fence n" LEFT JOIN "fence row" AS "fence r" ON "fence r"."fence n" OPERATOR(pg_catalog.=) "fence i"."fence n" WHERE "fence o"."fence n" IS NULL AND "fence i"."fence token" IS NOT NULL` +
 		` UNION ALL SELECT "fence n", "fence other", false, false, NULL, NULL, false, false FROM "fence twice"`
 )
 

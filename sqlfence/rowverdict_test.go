@@ -216,7 +216,7 @@ func TestRowsDecideControls(t *testing.T) {
 	mutants := map[string]map[string]func(string) string{
 		"Upsert": {
 			"no comparison": func(s string) string { return s[:strings.LastIndex(s, " WHERE ")] },
-			"any lease":     cut(`$3::text OPERATOR(pg_catalog.=) "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"equal refused": cut(`OPERATOR(pg_catalog.=) "docs"."last_fencing_token"`, `< "docs"."last_fencing_token"`),
 			"stays deleted": cut(`, "deleted_at" = NULL`, ""),
 			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "docs"."v"`),
@@ -231,7 +231,7 @@ func TestRowsDecideControls(t *testing.T) {
 			"no raise":      cut(`SET "last_fencing_token" = $2::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
 			"deleted found": cut(`"deleted_at" IS NOT NULL`, "false"),
 			"deleted stays": cut(`WHERE `, `WHERE "deleted_at" IS NULL AND `),
-			"any lease":     cut(`$3::text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 		},
 		"UpdateMany": {
 			"no comparison": cut(`"fence token" OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),

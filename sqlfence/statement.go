@@ -161,7 +161,7 @@ func (s *statements) put(shape, sql string) {
 
 func (t *Table) leaseOrNull(lease string) string {
 	if t.lease == "" {
-		return "NULL::text"
+		return "NULL::pg_catalog.text"
 	}
 	return lease
 }
@@ -200,7 +200,7 @@ func (b *builder) write(t *Table, k kind, columns []string, set Set, returning [
 	token, lease := placeholder(b.n)+"::bigint", ""
 	if t.lease != "" {
 		b.n++
-		lease = placeholder(b.n) + "::text"
+		lease = placeholder(b.n) + "::pg_catalog.text"
 	}
 	names, values := []string{t.token}, []string{token}
 	if t.lease != "" {

@@ -104,7 +104,7 @@ func (t *Table) raised() string {
 	n := len(t.keys) + 1
 	raised := t.token + equals + placeholder(n) + "::bigint"
 	if t.lease != "" {
-		raised += " AND " + t.lease + equals + placeholder(n+1) + `::text COLLATE pg_catalog."C"`
+		raised += " AND " + t.lease + equals + placeholder(n+1) + `::pg_catalog.text COLLATE pg_catalog."C"`
 	}
 	return raised
 }

@@ -66,9 +66,9 @@ func TestUpdateDecidesControls(t *testing.T) {
 			return strings.Replace(s, `::bigint OPERATOR(pg_catalog.>=) "last`, `::bigint OPERATOR(pg_catalog.>) "last`, 1)
 		},
 		"any lease": func(s string) string {
-			return strings.Replace(s, `$4::text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true", 1)
+			return strings.Replace(s, `$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true", 1)
 		},
-		"the lease stays":      func(s string) string { return strings.Replace(s, `, "last_lease_id" = $4::text`, "", 1) },
+		"the lease stays":      func(s string) string { return strings.Replace(s, `, "last_lease_id" = $4::pg_catalog.text`, "", 1) },
 		"the token stays":      func(s string) string { return strings.Replace(s, `= $3::bigint,`, `= "last_fencing_token",`, 1) },
 		"another row as well":  func(s string) string { return strings.Replace(s, `"b" = $2`, `$2::text IS NOT NULL`, 1) },
 		"the key's second col": func(s string) string { return strings.Replace(s, `"a" = $1`, `$1::int IS NOT NULL`, 1) },
