@@ -315,19 +315,7 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 // rest returns when it is worth asking again or the wait is over.
 func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	const nap = 100 * time.Millisecond
-	woken := make(chan struct{}, 1)
-	watching, err := within(ctx, a.s, "watch", a.Claim(), func(ctx context.Context) (driver.Watching, error) {
-		return a.s.issuer.Watch(ctx, driver.Watch{Resource: a.Resource, LeaseID: a.LeaseID}, func() {
-			select {
-			case woken <- struct{}{}:
-			default:
-			}
-		})
-	}, func(w driver.Watching, err error) {
-		if err == nil {
-			w.Stop()
-		}
-	})
+	watching, woken, err := a.s.look(ctx, driver.Watch{Resource: a.Resource, LeaseID: a.LeaseID})
 	d := pause.Jitter(nap, 2)
 	switch {
 	case err != nil: // the next try returns what is wrong
@@ -342,7 +330,7 @@ func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
 	default:
 		defer watching.Stop()
 		a.hurried = 0
-		d = min(pause.Jitter(cmp.Or(a.s.limits.Poll, 2*time.Second), 5), max(0, watching.Held.Remaining)+pause.Jitter(5*time.Millisecond, 1))
+		d = a.s.until(watching.Held)
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()

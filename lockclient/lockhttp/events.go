@@ -82,6 +82,15 @@ func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watc
 	return watching, woken, err
 }
 
+// until returns how long to wait for a watch to wake before the next look.
+func (s *Server) until(held *driver.HeldError) time.Duration {
+	d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
+	if held != nil {
+		d = min(d, max(0, held.Remaining)+pause.Jitter(5*time.Millisecond, 1))
+	}
+	return d
+}
+
 // blind is an onlooker's error. An issuer that cannot report changes at all says so
 // with nothing around the error: then it does not help to ask again.
 func blind(err error) error {
@@ -147,11 +156,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 			}
 			wake := place != nil && watching.Held == nil
 			if !wake {
-				d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
-				if h := watching.Held; h != nil {
-					d = min(d, max(0, h.Remaining)+time.Millisecond)
-				}
-				timer := time.NewTimer(d)
+				timer := time.NewTimer(s.until(watching.Held))
 				select {
 				case <-woken:
 					wake = true
@@ -409,11 +414,7 @@ func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 			continue
 		}
 		attempt = 0
-		d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
-		if h := watching.Held; h != nil {
-			d = min(d, max(0, h.Remaining)+time.Millisecond)
-		}
-		timer := time.NewTimer(d)
+		timer := time.NewTimer(s.until(watching.Held))
 		select {
 		case <-woken:
 		case <-timer.C:

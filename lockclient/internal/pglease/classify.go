@@ -49,11 +49,8 @@ func NothingWritten(err error) bool {
 // itself: the row was locked for too long, a deadlock, a serialization failure.
 func Contention(err error) bool {
 	pg := Error(err)
-	return pg != nil && NothingWritten(pg) && Passes(pg)
+	return pg != nil && NothingWritten(pg) && pgerr.Contention(pg)
 }
-
-// Passes is [Contention] for an error from the server.
-func Passes(pg *pgconn.PgError) bool { return pgerr.Contention(pg) }
 
 // Error returns the server's error in err; nil if there is none.
 func Error(err error) *pgconn.PgError {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5"
@@ -349,7 +350,7 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 			lockTimeout = shortLock
 		}
 		err := i.release(ctx, conn, sent, lockTimeout, Topic)
-		if pg := Error(err); len(sent) == 1 && pg != nil && NothingWritten(pg) && !Passes(pg) {
+		if pg := Error(err); len(sent) == 1 && pg != nil && NothingWritten(pg) && !pgerr.Contention(pg) {
 			// A notification that cannot be sent, since the server's notification
 			// queue is full or the role may not notify, must not block the release.
 			err = i.release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
