@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -215,16 +216,16 @@ func TestInsecureSkipProbe(t *testing.T) {
 // staleHeads is a store whose HEAD answers come from a cache.
 type staleHeads struct {
 	*s3.Client
-	kept atomic.Pointer[s3.HeadObjectOutput]
+	kept sync.Map // by key
 }
 
 func (c *staleHeads) HeadObject(ctx context.Context, in *s3.HeadObjectInput, opts ...func(*s3.Options)) (*s3.HeadObjectOutput, error) {
-	if out := c.kept.Load(); out != nil {
-		return out, nil
+	if out, ok := c.kept.Load(*in.Key); ok {
+		return out.(*s3.HeadObjectOutput), nil
 	}
 	out, err := c.Client.HeadObject(ctx, in, opts...)
 	if err == nil && out.Metadata["fencepost-probe"] != "" {
-		c.kept.Store(out)
+		c.kept.Store(*in.Key, out)
 	}
 	return out, err
 }
