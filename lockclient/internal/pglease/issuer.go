@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -23,7 +24,8 @@ import (
 type Issuer struct {
 	*Server
 	own      *pgxpool.Pool
-	process  string // names this issuer in the line of waiters
+	others   chan struct{} // has room for what uses own besides renewals
+	process  string        // names this issuer in the line of waiters
 	listener *listener
 	time     serverTime
 	acquires *combiner[attempt, driver.Grant]
@@ -61,7 +63,7 @@ func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	i := &Issuer{Server: s, own: own, process: NewLeaseID()[24:]} // its random end
+	i := &Issuer{Server: s, own: own, others: make(chan struct{}, max(1, conns/2)), process: NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(owner, wake)
@@ -179,7 +181,7 @@ type answer struct {
 	resource       string
 	granted, spent bool
 	reclaimed      *bool
-	acquiredAt     *time.Time
+	acquiredAt     pgtype.Timestamptz // infinite, if somebody has written that
 	now            time.Time
 	holder
 }
@@ -219,7 +221,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 		until, _ := i.time.at(end)
 		switch late := !until.After(a.now); {
 		case a.granted:
-			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: Of(a.acquiredAt), Reclaimed: Of(a.reclaimed), From: from}, nil)
+			o.done(driver.Grant{Token: guard.Token(Of(a.token)), AcquiredAt: a.acquiredAt.Time, Reclaimed: Of(a.reclaimed), From: from}, nil)
 		case a.spent:
 			o.done(driver.Grant{}, driver.ErrLeaseIDSpent)
 		case a.token != nil && Of(a.leaseID) == o.question.LeaseID:
@@ -312,7 +314,8 @@ const forIdle = 10 * time.Millisecond
 // aside runs a statement that must not wait for the caller's connections: on one
 // of the issuer's own, or, until it has opened one for renewals, on an idle one of
 // the caller's. Otherwise a holder would make everybody wait while it connects to
-// release.
+// release. Half of its own are left to renewals: statements that wait for locked
+// rows would hold them up.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	stat := i.own.Stat()
 	if stat.TotalConns() == stat.ConstructingConns() && i.Pool.Stat().IdleConns() > 0 {
@@ -326,6 +329,14 @@ func (i *Issuer) aside(ctx context.Context, run Statement) error {
 			}
 		}
 	}
+	wait, cancel := context.WithTimeout(ctx, i.OpTimeout)
+	defer cancel()
+	select {
+	case i.others <- struct{}{}:
+		defer func() { <-i.others }()
+	case <-wait.Done():
+		return Harmless(context.Cause(wait))
+	}
 	return i.On(ctx, i.own, i.OpTimeout, run)
 }
 
@@ -337,7 +348,9 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 		freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace)
 	} else {
 		err = i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-			return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, Topic(claim.Resource), lockTimeout).Scan(&freed)
+			return withoutTopic(func(topic func(string) string) error {
+				return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, topic(claim.Resource), lockTimeout).Scan(&freed)
+			})
 		})
 	}
 	return freed, Failure("release", claim, err)
@@ -349,19 +362,28 @@ func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim,
 		if sent = taken(ops); len(sent) > 1 {
 			lockTimeout = shortLock
 		}
-		err := i.release(ctx, conn, sent, lockTimeout, Topic)
-		if pg := Error(err); len(sent) == 1 && pg != nil && NothingWritten(pg) && !pgerr.Contention(pg) {
-			// A notification that cannot be sent, since the server's notification
-			// queue is full or the role may not notify, must not block the release.
-			err = i.release(ctx, conn, sent, lockTimeout, func(string) string { return "" })
+		send := func(topic func(string) string) error { return i.release(ctx, conn, sent, lockTimeout, topic) }
+		if len(sent) > 1 {
+			return send(Topic)
 		}
-		return err
+		return withoutTopic(send)
 	})
 	if pg := Error(err); pg != nil && NothingWritten(pg) && len(sent) > 1 {
 		i.releases.each(unanswered(sent))
 		return
 	}
 	fail(ops, cmp.Or(err, errUnanswered))
+}
+
+// withoutTopic repeats a refused release without a notification: one that cannot be
+// sent, since the server's queue is full, the role may not notify or somebody has
+// spoilt the line of waiters, must not block the release.
+func withoutTopic(release func(topic func(resource string) string) error) error {
+	err := release(Topic)
+	if pg := Error(err); pg != nil && NothingWritten(pg) && !pgerr.Contention(pg) {
+		err = release(func(string) string { return "" })
+	}
+	return err
 }
 
 // release carries out releases on a connection.

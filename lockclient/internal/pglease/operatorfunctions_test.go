@@ -12,7 +12,7 @@ const (
 	cuts     = "SELECT o_status, o_at, o_token, o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at FROM fencepost.force_unlock("
 	cut      = cuts + "'r', 'me', 'why', '', 'request', 'topic', 5000, NULL, 'fencepost.leases'::regclass)"
 	cutHeld  = "acquired_at=T-1m0s at=T cut_token=5 expires_at=T+1µs lease_id=theirs owner=x state=held status=cut token=6"
-	rowOfCut = "expires_at=T resource=r token=6"
+	rowOfCut = "expires_at=T resource=r spent_until=T+1h0m0s token=6\n\t\t\tspent r theirs T+1h0m0s"
 	record   = `
 			audit action=force_unlock actor=me at=T cut_acquired_at=T-1m0s cut_expires_at=T+1µs cut_lease_id=theirs cut_owner=x cut_state=held cut_token=5 reason=why request_id=request resource=r token=6`
 	recorded = `INSERT INTO fencepost.audit (at, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_lease_id, cut_owner, cut_acquired_at, cut_expires_at)
@@ -28,7 +28,8 @@ var forceUnlockCases = []functionCase{
 		after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=theirs owner=x resource=q token=5\n" + rowOfCut + record},
 	{name: "ran out", before: leaseRow("r", others+"'T'"), call: cut, answer: "acquired_at=T-1m0s at=T cut_token=5 expires_at=T lease_id=theirs owner=x state=expired status=cut token=6"},
 	{name: "ran out before", before: leaseRow("r", others+"'T-1s'"), call: cut, answer: "acquired_at=T-1m0s at=T cut_token=5 expires_at=T-1s lease_id=theirs owner=x state=expired status=cut token=6",
-		after: `expires_at=T-1s resource=r token=6
+		after: `expires_at=T-1s resource=r spent_until=T+1h0m0s token=6
+			spent r theirs T+1h0m0s
 			audit action=force_unlock actor=me at=T cut_acquired_at=T-1m0s cut_expires_at=T-1s cut_lease_id=theirs cut_owner=x cut_state=expired cut_token=5 reason=why request_id=request resource=r token=6`},
 	{name: "free", before: leaseRow("r", free+"'T-1s'"), call: cut, answer: "at=T cut_token=5 expires_at=T-1s state=free status=cut token=6"},
 	{name: "above the floor", before: floor41 + leaseRow("r", others+"'T+1µs'"), call: cut, answer: "acquired_at=T-1m0s at=T cut_token=5 expires_at=T+1µs lease_id=theirs owner=x state=held status=cut token=42"},
@@ -45,7 +46,14 @@ var forceUnlockCases = []functionCase{
 	{name: "request of another resource", before: leaseRow("r", others+"'T+1m'") + recorded + "('T-1s', 'force_unlock', 'q', 'me', 'why', 'request', 4, 'held', 3, 'old', 'y', 'T-2s', 'T-3s')", call: cut,
 		answer: "acquired_at=T-2s at=T-1s cut_token=3 expires_at=T-3s lease_id=old owner=y state=held status=foreign token=4"},
 	{name: "somebody waits", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = '{p}'", call: cut, answer: cutHeld + `
-			fencepost.leases: topic`},
+			fencepost.leases.onlookers: topic p
+			fencepost.leases.p: topic p`},
+	{name: "a line waits", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = '{p,q}'", call: cut, answer: cutHeld + `
+			fencepost.leases.onlookers: topic p q
+			fencepost.leases.p: topic p q
+			fencepost.leases.q: topic p q`, after: `expires_at=T kept_for=p resource=r spent_until=T+1h0m0s token=6 waiters=["q"] wake_until=T+1µs
+			spent r theirs T+1h0m0s
+			audit action=force_unlock actor=me at=T cut_acquired_at=T-1m0s cut_expires_at=T+1µs cut_lease_id=theirs cut_owner=x cut_state=held cut_token=5 reason=why request_id=request resource=r token=6`},
 	{name: "somebody waited", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T', waiters = '{p}'", call: cut, answer: cutHeld},
 	{name: "no topic", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1s', waiters = '{p}'",
 		call: cuts + "'r', 'me', 'why', '', 'request', NULL, 5000, NULL, 'fencepost.leases'::regclass)", answer: cutHeld},

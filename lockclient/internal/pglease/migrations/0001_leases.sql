@@ -20,7 +20,7 @@ CREATE TABLE fencepost.leases (
   CONSTRAINT leases_resource_length CHECK (octet_length(resource) <= 512),
   CONSTRAINT leases_token_range CHECK (token BETWEEN 1 AND 9223372036854775806),
   CONSTRAINT leases_lease_id_length CHECK (octet_length(lease_id) BETWEEN 1 AND 128),
-  CONSTRAINT leases_metadata_length CHECK (octet_length(metadata) <= 1000),
+  CONSTRAINT leases_text_length CHECK (octet_length(metadata) <= 1000 AND octet_length(owner) <= 128),
   CONSTRAINT leases_floor_is_free CHECK (resource <> '' OR lease_id IS NULL)
 ) WITH (
   -- Half of each page is left free and no changing column is indexed, so that
@@ -184,7 +184,7 @@ BEGIN
   END LOOP;
   IF v_granted < cardinality(p_resources) THEN
     RETURN QUERY
-    SELECT u.resource, false, l.token, l.acquired_at, clock_timestamp(), false,
+    SELECT u.resource, false, l.token, NULL::timestamptz, clock_timestamp(), false,
       EXISTS (SELECT FROM fencepost.spent s WHERE s.resource = u.resource AND s.lease_id = u.lease_id AND s.until > clock_timestamp()),
       coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint
     FROM unnest(p_resources, p_lease_ids, p_owners) AS u(resource, lease_id, owner)
@@ -298,7 +298,7 @@ BEGIN
     kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] ELSE l.kept_for END,
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
   WHERE l.resource = p_resource AND l.lease_id = p_lease_id
-  RETURNING CASE WHEN l.wake_until > clock_timestamp() THEN fencepost.wake(p_topic, l.kept_for, l.waiters) END IS NULL INTO o_freed;
+  RETURNING CASE WHEN l.wake_until > clock_timestamp() AND p_topic <> '' THEN fencepost.wake(p_topic, l.kept_for, l.waiters) END IS NULL INTO o_freed;
   o_freed := o_freed IS NOT NULL;
 END $$;
 
@@ -341,8 +341,8 @@ END $$;
 --   - No lease ends later than the longest TTL from now, which is 24 hours,
 --     plus an hour for clocks.
 --   - A role without the rights of the table's owner, such as an issuer, cannot
---     raise the floor, skip a token (a purge would make it the floor) or set a
---     wake mark that keeps a row for long.
+--     raise the floor, skip a token (a purge would make it the floor), or set a
+--     wake mark or an end of spent lease IDs that keeps a row for long.
 --
 -- The triggers run after the change, because before it they would lock the row
 -- once more. Like a CHECK constraint, a trigger's condition is parsed again in each
@@ -368,6 +368,8 @@ BEGIN
     v_why := 'a grant takes the next token';
   ELSIF NEW.wake_until > clock_timestamp() + interval '1 minute' THEN
     v_why := 'a wake mark lasts a minute at most';
+  ELSIF NEW.spent_until > clock_timestamp() + interval '2 hours' THEN
+    v_why := 'a lease ID is spent for an hour';
   ELSE
     RETURN NULL;
   END IF;
@@ -375,7 +377,7 @@ BEGIN
 END $$;
 CREATE TRIGGER leases_insert AFTER INSERT ON fencepost.leases FOR EACH ROW
   WHEN (NEW.resource = '' OR NEW.token > 1 OR NEW.expires_at > clock_timestamp() + interval '25 hours'
-        OR NEW.wake_until > clock_timestamp() + interval '1 minute')
+        OR NEW.wake_until > clock_timestamp() + interval '1 minute' OR NEW.spent_until > clock_timestamp() + interval '2 hours')
   EXECUTE FUNCTION fencepost.check_lease();
 CREATE TRIGGER leases_token AFTER UPDATE OF token ON fencepost.leases FOR EACH ROW
   WHEN (NEW.resource = '' OR NEW.token < OLD.token OR NEW.token > OLD.token + 1)
@@ -383,8 +385,9 @@ CREATE TRIGGER leases_token AFTER UPDATE OF token ON fencepost.leases FOR EACH R
 CREATE TRIGGER leases_expiry AFTER UPDATE OF expires_at ON fencepost.leases FOR EACH ROW
   WHEN (NEW.expires_at > clock_timestamp() + interval '25 hours')
   EXECUTE FUNCTION fencepost.check_lease();
-CREATE TRIGGER leases_wake AFTER UPDATE OF resource, wake_until ON fencepost.leases FOR EACH ROW
-  WHEN (NEW.resource = '' OR NEW.resource <> OLD.resource OR NEW.wake_until > clock_timestamp() + interval '1 minute')
+CREATE TRIGGER leases_wake AFTER UPDATE OF resource, wake_until, spent_until ON fencepost.leases FOR EACH ROW
+  WHEN (NEW.resource = '' OR NEW.resource <> OLD.resource OR NEW.wake_until > clock_timestamp() + interval '1 minute'
+        OR NEW.spent_until > clock_timestamp() + interval '2 hours')
   EXECUTE FUNCTION fencepost.check_lease();
 ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_insert;
 ALTER TABLE fencepost.leases ENABLE ALWAYS TRIGGER leases_token;

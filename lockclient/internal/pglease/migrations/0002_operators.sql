@@ -83,6 +83,8 @@ BEGIN
        FOR UPDATE SKIP LOCKED
   ), dead AS (
     DELETE FROM fencepost.leases l USING old WHERE l.resource = old.resource RETURNING l.token
+  ), spent AS (
+    DELETE FROM fencepost.spent s USING old WHERE s.resource = old.resource
   )
   SELECT count(*), max(token) INTO o_purged, v_highest FROM dead;
   IF v_highest IS NOT NULL THEN
@@ -243,8 +245,9 @@ CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
 
--- force_unlock burns a token, frees the lease and records it, in one
--- transaction that waits for the disk. The token is above everything that was
+-- force_unlock burns a token, frees the lease, spends its lease ID, for which a
+-- delayed acquire may still arrive, and records it, in one transaction that waits
+-- for the disk. Waiters are served as by a release. The token is above everything that was
 -- granted on this server, and on one that it was promoted from, if the epoch was
 -- entered before, which p_started and p_leases verify. A repeated request finds
 -- its record. The lease is locked before the record is looked up, so that two
@@ -256,7 +259,6 @@ CREATE FUNCTION fencepost.force_unlock(p_resource text, p_actor text, p_reason t
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_there boolean;
-  v_wake  timestamptz;
   a       fencepost.audit;
 BEGIN
   PERFORM fencepost.check_isolation();
@@ -272,9 +274,9 @@ BEGIN
   END IF;
   PERFORM set_config('lock_timeout', p_wait_ms::text, true);
   PERFORM set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local');
-  SELECT l.token, l.lease_id, l.owner, l.acquired_at, l.expires_at, l.wake_until,
+  SELECT l.token, l.lease_id, l.owner, l.acquired_at, l.expires_at,
          CASE WHEN l.lease_id IS NULL THEN 'free' WHEN l.expires_at > clock_timestamp() THEN 'held' ELSE 'expired' END
-    INTO o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at, v_wake, o_state
+    INTO o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at, o_state
     FROM fencepost.leases l WHERE l.resource = p_resource AND l.resource <> '' FOR NO KEY UPDATE;
   v_there := FOUND;
   IF o_state = 'free' THEN -- nobody held it; who had it before is not who is cut
@@ -293,19 +295,22 @@ BEGIN
     o_at := clock_timestamp();
   ELSE
     o_status := 'cut';
+    IF o_lease_id IS NOT NULL THEN
+      INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, o_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
+    END IF;
     WITH burned AS (
       UPDATE fencepost.leases l SET lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = least(l.expires_at, clock_timestamp()),
-        token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = ''))
-      WHERE l.resource = p_resource RETURNING l.token)
+        token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')),
+        spent_until = CASE WHEN l.lease_id IS NULL THEN l.spent_until ELSE clock_timestamp() + interval '1 hour' END,
+        kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] ELSE l.kept_for END,
+        waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
+      WHERE l.resource = p_resource
+      RETURNING l.token, CASE WHEN l.wake_until > clock_timestamp() AND p_topic <> '' THEN fencepost.wake(p_topic, l.kept_for, l.waiters) END AS told)
     INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token,
       cut_state, cut_token, cut_lease_id, cut_owner, cut_acquired_at, cut_expires_at)
     SELECT 'force_unlock', p_resource, p_actor, p_reason, p_request, b.token,
       o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at FROM burned b
     RETURNING id, at, token INTO o_id, o_at, o_token;
-    -- Without a topic nothing is sent: pg_notify makes an empty one of NULL.
-    IF v_wake > clock_timestamp() AND p_topic IS NOT NULL THEN
-      PERFORM pg_notify('fencepost.leases', p_topic);
-    END IF;
   END IF;
 END $$;
 
