@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -179,5 +180,78 @@ func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
 	}
 	if token := granted(t, strings.Replace(byOwner, " AND l.owner = u.owner", "", 1)); token != 2 {
 		t.Errorf("the control: token %d", token)
+	}
+}
+
+// TestLockedReleasesDelayNoRenewal: releases that wait for locked rows leave
+// connections to the renewals of other leases. (P7)
+func TestLockedReleasesDelayNoRenewal(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, &Options{OpTimeout: time.Minute, LockTimeout: 45 * time.Second, ReleaseTimeout: time.Minute})
+	healthy := mustTry(t, client, "healthy", time.Minute)
+	var leases []*Lease
+	for n := range 12 {
+		leases = append(leases, mustTry(t, client, fmt.Sprint("locked ", n), time.Minute))
+	}
+	if err := healthy.Renew(t.Context()); err != nil { // from now on releases use the issuer's own connections
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource LIKE 'locked %' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var releases sync.WaitGroup
+	for _, l := range leases {
+		releases.Go(func() { l.Release(ctx) })
+	}
+	waiting := func() (n int) {
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	eventually(t, "two releases wait for their rows", func() bool { return waiting() >= 2 })
+	for range 5 {
+		time.Sleep(50 * time.Millisecond) // more of them come
+		hurry, stop := context.WithTimeout(t.Context(), 10*time.Second)
+		if err := healthy.Renew(hurry); err != nil {
+			t.Error(err)
+		}
+		stop()
+		if waiting() == 0 {
+			t.Error("no release waits any more: the test shows nothing")
+		}
+	}
+	cancel()
+	tx.Rollback(context.Background())
+	releases.Wait()
+}
+
+// TestSpoiltLine: a release is carried out although somebody has written what cannot
+// be notified into the line of waiters, and an acquire although the row's times are
+// infinite.
+func TestSpoiltLine(t *testing.T) {
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	for _, id := range []string{"", "chosen"} {
+		lease, err := client.TryAcquire(t.Context(), "r"+id, &AcquireOptions{TTL: time.Hour, LeaseID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s', waiters = ARRAY[repeat('x', 10000)], acquired_at = 'infinity' WHERE resource = $1", lease.Resource())
+		if _, err := client.TryAcquire(t.Context(), lease.Resource(), &AcquireOptions{TTL: time.Hour}); !errors.Is(err, ErrHeld) {
+			t.Errorf("another acquire: %v", err)
+		}
+		if _, err := client.TryAcquire(t.Context(), lease.Resource(), &AcquireOptions{TTL: time.Hour, LeaseID: lease.ID()}); err != nil {
+			t.Errorf("the holder's own: %v", err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("release: %v", err)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strconv"
 	"strings"
@@ -64,6 +65,46 @@ func TestLateDuplicateResurrectsNothing(t *testing.T) {
 		t.Errorf("the lease ID again: %v", err)
 	}
 	mustTry(t, fast, "r", time.Minute)
+}
+
+// stray is an issuer whose first acquire is lost on the way and may arrive later.
+type stray struct {
+	driver.Issuer
+	first *driver.Request
+}
+
+func (s *stray) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if s.first == nil {
+		s.first = &r
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the connection broke"))
+	}
+	return s.Issuer.Acquire(ctx, r)
+}
+
+// TestStrayAttemptResurrectsNothing: the same for a lease ID of the client's own: the
+// connection breaks, the client repeats the attempt by itself, works and releases, and
+// then the first attempt arrives. The control is a client whose answer was not lost:
+// its release spends nothing. (P8)
+func TestStrayAttemptResurrectsNothing(t *testing.T) {
+	pool := migrated(t)
+	for _, lost := range []bool{true, false} {
+		client := newTestClient(t, pool, nil)
+		s := &stray{Issuer: client.issuer}
+		if !lost {
+			s.first = &driver.Request{Resource: "free", LeaseID: "control", Owner: "o", TTL: time.Hour, Timeout: time.Minute}
+		}
+		client.issuer = s
+		lease := mustTry(t, client, fmt.Sprint(lost), time.Hour)
+		if !lost {
+			s.first.Resource, s.first.LeaseID, s.first.Owner = lease.Resource(), lease.ID(), lease.Owner()
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Issuer.Acquire(t.Context(), *s.first); errors.Is(err, ErrLeaseIDSpent) != lost || s.first.LeaseID != lease.ID() {
+			t.Errorf("lost %t: the first attempt arrives: %v", lost, err)
+		}
+	}
 }
 
 // TestCancelledAcquireLeaksNothing: the release in the background overtakes the

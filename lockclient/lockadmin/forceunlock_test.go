@@ -107,6 +107,21 @@ func TestForceUnlock(t *testing.T) {
 	}
 }
 
+// TestForceUnlockSpends: an acquire of the cut holder that a network has delayed is
+// not granted after the cut. (P8)
+func TestForceUnlockSpends(t *testing.T) {
+	pool := migrated(t)
+	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
+	lease := mustTry(t, client, "r", time.Minute)
+	if _, err := o.ForceUnlock(t.Context(), "r", "a", "b", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute, LeaseID: lease.ID()}); !errors.Is(err, lockclient.ErrLeaseIDSpent) {
+		t.Errorf("the cut lease's ID again: %v", err)
+	}
+	mustTry(t, client, "r", time.Minute)
+}
+
 // TestForceUnlockFences is P1: with the burned claim raised at the resource the
 // cut holder's writes are stale at once. The control does not raise, and the cut
 // holder still writes.

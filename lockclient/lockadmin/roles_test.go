@@ -218,6 +218,7 @@ func TestRolesForbid(t *testing.T) {
 		{"INSERT INTO fencepost.leases (resource, token, expires_at) VALUES ('r', 1, clock_timestamp()) ON CONFLICT (resource) DO UPDATE SET expires_at = 'infinity'", true, everybody},
 		{"UPDATE fencepost.leases SET resource = 'renamed' WHERE resource = 'r'", true, everybody},
 		{"UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '100 years'", false, everybody},
+		{"UPDATE fencepost.leases SET spent_until = clock_timestamp() + interval '100 years'", false, everybody},
 		{"SELECT fencepost.advance_lease('r', 99, 100)", false, []string{names.Issuer, names.Reader}},
 		{"SELECT fencepost.force_unlock('r', 'a', 'b', '', 'c', NULL, 100, NULL, 'fencepost.leases'::regclass)", false, []string{names.Issuer, names.Reader}},
 	} {

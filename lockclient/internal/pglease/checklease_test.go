@@ -23,6 +23,7 @@ const (
 	skips     = " of fencepost.leases is refused: a grant takes the next token"
 	theFloor  = " of fencepost.leases is refused: the floor is raised by an operator alone"
 	longMark  = " of fencepost.leases is refused: a wake mark lasts a minute at most"
+	longSpent = " of fencepost.leases is refused: a lease ID is spent for an hour"
 	insert    = "INSERT INTO fencepost.leases (resource, token, expires_at, wake_until) VALUES "
 	refused   = "42501 fencepost: "
 )
@@ -50,6 +51,12 @@ var checkLeaseCases = []functionCase{
 	{name: "a mark of a minute", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET wake_until = 'T+1m'"), answer: "-"},
 	{name: "a longer mark", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET wake_until = 'T+1m0.000001s'"), answer: refused + "UPDATE" + longMark},
 	{name: "a new longer mark", call: issuerTries(insert + "('r', 1, 'T', 'T+1h')"), answer: refused + "INSERT" + longMark},
+	{name: "spent for two hours", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET spent_until = 'T+2h'"), answer: "-"},
+	{name: "spent for longer", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET spent_until = 'T+2h0.000001s'"), answer: refused + "UPDATE" + longSpent},
+	{name: "new and spent for longer", call: issuerTries("INSERT INTO fencepost.leases (resource, token, spent_until) VALUES ('r', 1, 'infinity')"), answer: refused + "INSERT" + longSpent},
+	{name: "an owner of 128 bytes", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET owner = repeat('x', 128)"), answer: "-"},
+	{name: "a longer owner", before: leaseRow("r", others+"'T'"), call: issuerTries("UPDATE fencepost.leases SET owner = repeat('x', 129)"),
+		answer: `23514 new row for relation "leases" violates check constraint "leases_text_length"`},
 	{name: "owner: any token", call: ownerTries(insert + "('r', 9, 'T', 'T+1h')"), answer: "-", after: "expires_at=T resource=r token=9 wake_until=T+1h0m0s"},
 	{name: "owner: the floor", before: floor41, call: ownerTries("UPDATE fencepost.leases SET token = 99"), answer: "-", after: "token=99"},
 	{name: "owner: lower token", before: leaseRow("r", free+"'T'"), call: ownerTries("UPDATE fencepost.leases SET token = 4"), answer: onlyGrows},

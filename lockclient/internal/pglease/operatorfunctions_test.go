@@ -103,6 +103,11 @@ var purgeCases = []functionCase{
 			acquired_at=T expires_at=T-1s resource=c token=9
 			acquired_at=T expires_at=T-1h0m0s resource=z token=9`},
 	{name: "below the floor", before: floor41 + leaseRow("a", "7, NULL, '', 'T', 'T-1h'"), call: purges, answer: "floor=41 purged=1", after: "token=41"},
+	{name: "with what was spent", before: leaseRow("a", "7, NULL, '', 'T', 'T-1h'") + leaseRow("b", "7, NULL, '', 'T', 'T-1h'") +
+		"INSERT INTO fencepost.spent VALUES ('a', 'mine', 'T-1h'), ('a', 'theirs', 'T-1h'), ('b', 'mine', 'T+1h'); UPDATE fencepost.leases SET spent_until = 'T+1h' WHERE resource = 'b'",
+		call: purges, answer: "floor=7 purged=1", after: `token=7
+			acquired_at=T expires_at=T-1h0m0s resource=b spent_until=T+1h0m0s token=7
+			spent b mine T+1h0m0s`},
 	{name: "awaited or spent",
 		before: leaseRow("a", free+"'T-1h'") + leaseRow("b", free+"'T-1h'") + leaseRow("c", free+"'T-1h'") + leaseRow("d", free+"'T-1h'") +
 			`UPDATE fencepost.leases SET wake_until = 'T' WHERE resource = 'a'; UPDATE fencepost.leases SET wake_until = 'T-1µs' WHERE resource = 'b';
