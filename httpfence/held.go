@@ -158,18 +158,20 @@ func (h *heldAnswer) release() {
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
-	if _, fixed := h.sent["Content-Length"]; !fixed && h.mayHaveBody() {
-		// HTTP/1.1 sends trailers only after a body in chunks, which a Flush
-		// would have begun. A trailer that is announced has the same effect.
-		for name := range h.Header() {
-			if name, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-				header.Add("Trailer", name)
-			}
-		}
-	}
 	h.under.WriteHeader(h.status)
 	if h.body.Len() > 0 {
 		_, _ = h.under.Write(h.body.Bytes()) // if this fails the client is gone, so the error is dropped
+	}
+	if _, fixed := h.sent["Content-Length"]; !fixed && h.mayHaveBody() {
+		for name := range h.Header() {
+			if strings.HasPrefix(name, http.TrailerPrefix) {
+				// HTTP/1.1 sends these only after a body in chunks, which a Flush
+				// begins. To announce them would do, too, but adds a header of the
+				// same name to the trailer.
+				_ = http.NewResponseController(h.under).Flush()
+				break
+			}
+		}
 	}
 	for name, values := range h.Header() {
 		if isTrailer(h.sent, name) {

@@ -60,6 +60,12 @@ func TestHeldAnswerIsTheBareOne(t *testing.T) {
 			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
 			w.Header().Set(http.TrailerPrefix+"X-Count", "1")
 		},
+		"a trailer with the name of a header": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Sum", "header")
+			_, _ = io.WriteString(w, "abc")
+			w.(http.Flusher).Flush()
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "3")
+		},
 		"no trailers beside a length": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "3")
 			_, _ = io.WriteString(w, "abc")

@@ -276,7 +276,7 @@ func (h *handling) handle(ctx context.Context) error {
 	case h.answer.err != nil:
 		return h.answer.err
 	case h.answer.status >= 400, failed:
-		h.answered = &answeredError{h.answer.status, vote}
+		h.answered = &answeredError{h.answer.status, failed, vote}
 		return h.answered
 	case vote != nil:
 		return vote
@@ -302,19 +302,20 @@ func (h *handling) outcome(err error) error {
 
 // sends reports whether the client gets the handler's own answer to err. It does
 // not if the Transactor refused the claim after all, because a newer holder ended
-// the transaction: then a status of 500 or above is only the consequence, and the
-// client has to learn the cause.
+// the transaction: then a status of 500 or above, or an RPC's error inside a success,
+// is only the consequence, and the client has to learn the cause.
 func (h *handling) sends(err error) bool {
 	if h.answered == nil || !errors.Is(err, h.answered) {
 		return false
 	}
-	return h.answered.status < 500 || !errors.As(err, new(*guard.RejectedError))
+	return h.answered.status < 500 && !h.answered.rpc || !errors.As(err, new(*guard.RejectedError))
 }
 
 // answeredError says that the handler itself answered with an error, so that
 // its work was rolled back. It is not a refusal by a fence.
 type answeredError struct {
 	status int
+	rpc    bool        // it is an RPC's error inside a success
 	vote   *rolledBack // nil if there was none
 }
 

@@ -270,6 +270,10 @@ func TestInTxEndedByASuccessor(t *testing.T) {
 		"not its failure": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "no such period", http.StatusUnprocessableEntity)
 		}, http.StatusUnprocessableEntity, ""},
+		"an RPC's error in a 200": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			w.Header().Set("Grpc-Status", "13")
+		}, 412, "stale"},
 		"success": {func(http.ResponseWriter, *http.Request) {}, 200, ""},
 	} {
 		store := newStore()

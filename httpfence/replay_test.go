@@ -155,6 +155,30 @@ func TestTransportFramesOverHTTP1(t *testing.T) {
 	}
 }
 
+// TestTransportSendsNoBodyOfALength: a request that says that it has a body and has
+// none is refused by net/http, and nothing is sent; [http.NoBody] has the length 0,
+// whatever the request says.
+func TestTransportSendsNoBodyOfALength(t *testing.T) {
+	var served atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served.Add(1) }))
+	defer server.Close()
+	for _, body := range []io.ReadCloser{nil, http.NoBody} {
+		r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body, r.ContentLength = body, 5
+		before := served.Load()
+		resp, err := newTransport(server.Client().Transport, []string{server.URL}, nil).RoundTrip(r)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if (err == nil) != (body != nil) || served.Load()-before != map[bool]int64{true: 1}[body != nil] {
+			t.Errorf("body %v: %v, %d requests were served", body, err, served.Load()-before)
+		}
+	}
+}
+
 // fragile is a connection that breaks before anything of a later request is written,
 // as one that the server has closed.
 type fragile struct {

@@ -3,7 +3,7 @@ package httpfence
 import (
 	"context"
 	"crypto/tls"
-	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -103,8 +103,10 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // sent, or over HTTP/1.1, where base repeats a write only if none of it was sent;
 // whether it is HTTP/1.1 is known of an [http.Transport]. A request that base still
 // repeats was not sent, or is a GET, HEAD, OPTIONS or TRACE, which must not cause a
-// fenced write. The price: over HTTP/2 the error is returned for some writes that
-// base could have repeated safely, such as one that meets the server's GOAWAY.
+// fenced write. The price: over HTTP/2, and through a base that wraps an
+// http.Transport, [guard.ErrOutcomeUnknown] is returned for some writes that base
+// could have repeated safely, such as one that meets the server's GOAWAY; and over
+// HTTP/2 a write without a body is sent without a length.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
@@ -171,13 +173,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.base.RoundTrip(out)
 }
 
-var errSentOnce = errors.New("httpfence: the connection failed after the write was sent, which is not repeated")
+var errSentOnce = fmt.Errorf("httpfence: the connection failed when the write may have been sent, which is not repeated: %w", guard.ErrOutcomeUnknown)
 
 // sendOnce gives r, a copy with its own header, a body that base asks for again
 // before it repeats r, and that is refused once a header was sent over anything but
 // HTTP/1.1.
 func (t *Transport) sendOnce(r *http.Request) *http.Request {
 	again := r.GetBody
+	if r.Body == nil && r.ContentLength != 0 {
+		return r // base refuses it
+	}
 	if r.Body == nil || r.Body == http.NoBody {
 		again = func() (io.ReadCloser, error) { return struct{ io.ReadCloser }{http.NoBody}, nil } // net/http does not see that it is empty
 		r.Body, _ = again()
@@ -185,6 +190,7 @@ func (t *Transport) sendOnce(r *http.Request) *http.Request {
 		// then; in lower case it takes ours as it is. HTTP/2 ignores both.
 		r.TransferEncoding = []string{"identity"}
 		r.Header["content-length"] = []string{"0"}
+		r.ContentLength = 0
 	}
 	if again == nil {
 		return r
