@@ -119,7 +119,7 @@ func (i *Issuer) unlock(ctx context.Context, claim guard.Claim, created int64) (
 // revoke revokes an etcd lease that no key needs; if that fails, it ends by
 // itself.
 func (i *Issuer) revoke(lease clientv3.LeaseID) {
-	ctx, cancel := context.WithTimeout(i.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // also after Close
 	defer cancel()
 	i.client.Revoke(ctx, lease)
 }

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -9,9 +10,14 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
+var errClosed = errors.New("the issuer is closed")
+
 // Watch returns who has the lease. A waiter stands in line with a key of its
 // own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	if i.ctx.Err() != nil {
+		return driver.Watching{}, guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, errClosed)
+	}
 	if w.LeaseID != "" {
 		if err := i.line(ctx, w.Resource); err != nil {
 			return driver.Watching{}, err
@@ -62,8 +68,12 @@ func (i *Issuer) line(ctx context.Context, resource string) error {
 		return err
 	}
 	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ctx.Err() != nil { // Close has left the lines
+		go i.revoke(lease.ID)
+		return errClosed
+	}
 	i.places[resource] = lease.ID
-	i.mu.Unlock()
 	return nil
 }
 

@@ -71,7 +71,7 @@ var verdicts = map[string]string{
 	"current":    "the mark is the holder's claim: the holder is admitted, every older one is refused",
 	"expired":    "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
 	"released":   "the mark is the claim of a lease that was given back: it is still admitted, until a higher token arrives; every older one is refused",
-	"advanced":   "the mark has the token that the issuer was raised to: its claim is still admitted, until a higher token arrives; every older one is refused",
+	"ungranted":  "the mark has a token that was raised or burned at the issuer and never granted: its claim is still admitted, until a higher token arrives; every older one is refused",
 	"burned":     "the mark is the burned claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
 	"behind":     "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
 	"ahead":      "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
@@ -151,8 +151,8 @@ func (v *view) verdict() string {
 				return "burned"
 			}
 		}
-		if lease.Owner == "" { // an advance wrote the row
-			return "advanced"
+		if lease.Owner == "" { // an advance or a force-unlock wrote the row
+			return "ungranted"
 		}
 		return "released"
 	case v.Mark.LeaseID != lease.LeaseID:

@@ -77,7 +77,11 @@ func TestVerdictsAreTrue(t *testing.T) {
 		{"mark_ahead", "mark_ahead", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: 1 << 50, LeaseID: "made up"})
 		}, truth{mark: true}},
-		{"advanced", "advanced", func(l *lockclient.Lease) {
+		{"burned-otherwise", "ungranted", func(l *lockclient.Lease) {
+			cut(l)
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "not the request's"})
+		}, truth{mark: true, next: true}},
+		{"advanced", "ungranted", func(l *lockclient.Lease) {
 			above := l.Token() + 10
 			l.Release(t.Context())
 			raise(guard.Claim{Resource: l.Resource(), Token: above, LeaseID: "elsewhere"})
