@@ -111,6 +111,7 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 			c.offStep()
 		}
 		c.keeper.close()
+		defer c.events.close()
 		return c.issuer.Close() // statements in flight end by their own timeouts
 	})
 	if own, ok := issuer.(driver.Clock); ok {

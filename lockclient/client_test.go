@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -228,6 +229,95 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 		}
 		if failed := client.Stats().Other.RenewalsFailed; failed < 10_000 {
 			t.Errorf("%d failed renewals", failed)
+		}
+	})
+}
+
+// TestEveryLossIsTold: a hundred leases that are lost at once cause a line or two,
+// which count them all; also if the client is closed before the second.
+func TestEveryLossIsTold(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+			var leases []*lockclient.Lease
+			for n := range 100 {
+				lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: time.Minute})
+				if err == nil {
+					err = lease.KeepAlive(time.Second)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				leases = append(leases, lease)
+			}
+			server.FailRenewals(1 << 20)
+			for _, lease := range leases {
+				<-lease.Done()
+			}
+			if closed {
+				if err := client.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			} else {
+				time.Sleep(2 * time.Second)
+			}
+			synctest.Wait()
+			told := 0
+			for line := range strings.Lines(log.String()) {
+				if !strings.Contains(line, "lock_lost") {
+					continue
+				}
+				told++
+				if _, n, ok := strings.Cut(strings.TrimSpace(line), "suppressed="); ok {
+					others, err := strconv.Atoi(n)
+					if err != nil {
+						t.Error(err)
+					}
+					told += others
+				}
+			}
+			if told != 100 || strings.Count(log.String(), "lock_lost") > 3 {
+				t.Errorf("closed %t: %d losses are told, in %d lines", closed, told, strings.Count(log.String(), "lock_lost"))
+			}
+		})
+	}
+}
+
+// TestOneThatFailsAmongOthers: a lease that cannot be renewed beside others that can
+// is one failure that lasts.
+func TestOneThatFailsAmongOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		opts := &lockclient.AcquireOptions{TTL: time.Hour}
+		failing, err := client.TryAcquire(t.Context(), "failing", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		healthy, err := client.TryAcquire(t.Context(), "healthy", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 15 {
+			server.FailRenewals(1)
+			if err := failing.Renew(t.Context()); err == nil {
+				t.Fatal("it was renewed")
+			}
+			if err := healthy.Renew(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Second)
+		}
+		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 1 {
+			t.Errorf("%d lines in half a minute", lines)
+		}
+		failing.Renew(t.Context())
+		time.Sleep(time.Minute)
+		server.FailRenewals(1)
+		failing.Renew(t.Context())
+		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 3 { // the last of those left out, and the new one
+			t.Errorf("%d lines after it had been renewed and failed again:\n%s", lines, log.String())
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +20,7 @@ type events struct {
 
 	mu      sync.Mutex
 	trouble map[string]*trouble // by the event's name
+	failing int                 // how many leases could not be renewed the last time
 }
 
 // trouble is what was logged of one kind of failure.
@@ -25,11 +28,13 @@ type trouble struct {
 	lasts      bool          // the last attempt of this kind failed
 	told       time.Duration // when, by the client's clock
 	suppressed int64         // since then
+	latest     warning       // the last of those
+	timer      *time.Timer   // calls tell; nil unless some are suppressed
 }
 
 const (
 	// tellAgain is how often a lasting failure is logged, and tellNews how
-	// often an intermittent one.
+	// often an intermittent one, or the loss of leases.
 	tellAgain, tellNews = time.Minute, time.Second
 )
 
@@ -59,9 +64,20 @@ func (e *events) log(ctx context.Context, level slog.Level, name string, claim g
 	logger.LogAttrs(ctx, level, name, append(attrs, more...)...)
 }
 
+// warning is what is logged of a failure.
+type warning struct {
+	name  string
+	claim guard.Claim
+	ttl   time.Duration
+	more  []slog.Attr
+}
+
 // failed logs a failure when it is new, and once a minute while it lasts, with
-// how many were left out since.
+// how many were left out since. The last of those is logged in any case.
 func (e *events) failed(ctx context.Context, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
+	if logger := pglease.Logger(e.c.set.Logger, slog.LevelWarn); logger == nil || !logger.Enabled(ctx, slog.LevelWarn) {
+		return
+	}
 	e.mu.Lock()
 	t, now := e.trouble[name], e.c.clock()
 	pause := tellAgain
@@ -69,21 +85,61 @@ func (e *events) failed(ctx context.Context, name string, claim guard.Claim, ttl
 		t = &trouble{told: now - tellAgain}
 		e.trouble[name] = t
 	}
-	if !t.lasts {
+	if !t.lasts || name == lockLost {
 		pause = tellNews
 	}
 	t.lasts = true
-	if now-t.told < pause {
+	if wait := t.told + pause - now; wait > 0 {
 		t.suppressed++
+		t.latest = warning{name, claim, ttl, append(t.latest.more[:0], more...)}
+		if t.timer == nil {
+			t.timer = time.AfterFunc(wait, func() { e.tell(t) })
+		}
 		e.mu.Unlock()
 		return
 	}
-	if t.suppressed > 0 {
-		more = append(more, slog.Int64("suppressed", t.suppressed))
-	}
-	t.told, t.suppressed = now, 0
+	others, _ := e.end(t)
 	e.mu.Unlock()
+	e.warn(ctx, name, claim, ttl, more, others)
+}
+
+func (e *events) warn(ctx context.Context, name string, claim guard.Claim, ttl time.Duration, more []slog.Attr, suppressed int64) {
+	if suppressed > 0 {
+		more = append(more, slog.Int64("suppressed", suppressed))
+	}
 	e.log(ctx, slog.LevelWarn, name, claim, ttl, more...)
+}
+
+// end takes what was left out; e.mu is held.
+func (e *events) end(t *trouble) (suppressed int64, latest warning) {
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	suppressed, latest = t.suppressed, t.latest
+	t.told, t.suppressed, t.latest, t.timer = e.c.clock(), 0, warning{}, nil
+	return suppressed, latest
+}
+
+// tell logs the last failure that was left out, with how many were besides.
+func (e *events) tell(t *trouble) {
+	e.mu.Lock()
+	if t.suppressed == 0 {
+		e.mu.Unlock()
+		return
+	}
+	suppressed, latest := e.end(t)
+	e.mu.Unlock()
+	e.warn(context.Background(), latest.name, latest.claim, latest.ttl, latest.more, suppressed-1)
+}
+
+// close logs what was left out.
+func (e *events) close() {
+	e.mu.Lock()
+	all := slices.Collect(maps.Values(e.trouble))
+	e.mu.Unlock()
+	for _, t := range all {
+		e.tell(t)
+	}
 }
 
 // passed records that an operation that had failed works again.
@@ -92,6 +148,25 @@ func (e *events) passed(name string) {
 	defer e.mu.Unlock()
 	if t := e.trouble[name]; t != nil {
 		t.lasts = false
+	}
+}
+
+// renewable records whether a lease could be renewed. The failure lasts as long as
+// there is one that could not.
+func (e *events) renewable(l *Lease, is bool) {
+	e.mu.Lock()
+	if l.failing == is {
+		l.failing = !is
+		if is {
+			e.failing--
+		} else {
+			e.failing++
+		}
+	}
+	none := e.failing == 0
+	e.mu.Unlock()
+	if none {
+		e.passed(renewFailed)
 	}
 }
 
@@ -120,7 +195,6 @@ func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, 
 		claim = l.claim
 		n.granted.Add(1)
 		c.events.passed(acquireFailed)
-		c.events.passed(lockLost)
 		if l.reclaimed {
 			n.reclaimed.Add(1)
 			c.events.observe(ctx, guard.OpReclaim, claim, took, nil)
@@ -146,13 +220,13 @@ func (e *events) renewed(ctx context.Context, l *Lease, err error, took time.Dur
 	switch {
 	case err == nil:
 		e.stats.of(l.claim.Resource).renewed.Add(1)
-		e.passed(renewFailed)
-		e.passed(lockLost)
+		e.renewable(l, true)
 		e.log(ctx, slog.LevelDebug, "lock_renewed", l.claim, l.ttl, seconds("renewalSeconds", took))
 	case errors.Is(l.Err(), ErrReleased):
 		return // it no longer matters
 	default:
 		e.stats.of(l.claim.Resource).renewalsFailed.Add(1)
+		e.renewable(l, l.Err() != nil)
 		e.failed(ctx, renewFailed, l.claim, l.ttl, because(err))
 	}
 	e.observe(ctx, guard.OpRenew, l.claim, took, err)
@@ -167,6 +241,7 @@ func (e *events) marginLow(ctx context.Context, l *Lease, took, left time.Durati
 }
 
 func (e *events) released(ctx context.Context, l *Lease, err error) {
+	e.renewable(l, true)
 	n, age := e.stats.of(l.claim.Resource), l.age()
 	if err == nil {
 		n.released.Add(1)
@@ -188,6 +263,7 @@ func (e *events) releaseFailed(ctx context.Context, claim guard.Claim, err error
 }
 
 func (e *events) lost(ctx context.Context, l *Lease, err error) {
+	e.renewable(l, true)
 	n, age := e.stats.of(l.claim.Resource), l.age()
 	n.lost.Add(1)
 	if errors.Is(err, ErrForceUnlocked) {

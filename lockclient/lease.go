@@ -59,6 +59,8 @@ type Lease struct {
 	next  time.Duration // when the keeper looks, guarded by its mutex
 	place int           // in its heap; -1 if in none
 
+	failing bool // the last renewal failed, guarded by the mutex of events
+
 	releasing sync.Mutex // one release at a time: each returns what it found
 	freed     bool       // one was answered
 }
