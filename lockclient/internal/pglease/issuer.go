@@ -24,6 +24,7 @@ import (
 type Issuer struct {
 	*Server
 	own      *pgxpool.Pool
+	slots    chan struct{} // has room for what uses own
 	others   chan struct{} // has room for what uses own besides renewals
 	process  string        // names this issuer in the line of waiters
 	listener *listener
@@ -50,7 +51,9 @@ var (
 // conns connections of its own. It opens no connection yet.
 func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	config := s.Pool.Config()
-	config.MaxConns = int32(conns)
+	// More than are used at once: pgx takes up to 15 seconds to give up a connection
+	// that the network has dropped silently, and that counts meanwhile.
+	config.MaxConns = 4 * int32(conns)
 	config.MinConns, config.MinIdleConns = 0, 0 // connects when first needed
 	// A ping would cost every renewal a round trip. A dead connection costs the
 	// attempt, which is repeated.
@@ -63,7 +66,7 @@ func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	i := &Issuer{Server: s, own: own, others: make(chan struct{}, max(1, conns/2)), process: NewLeaseID()[24:]} // its random end
+	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), process: NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(owner, wake)
@@ -282,7 +285,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		resources[k], ids[k], tokens[k], ttls[k] = r.Claim.Resource, r.Claim.LeaseID, int64(r.Claim.Token), r.TTL.Microseconds()
 		at[r.Claim] = k
 	}
-	err := i.On(ctx, i.own, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+	err := i.onOwn(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		for k := range results {
 			results[k] = driver.Renewed{State: driver.Over} // unless there is a row of it
 		}
@@ -302,13 +305,16 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		return err
 	})
 	if err != nil {
+		if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
+			i.own.Reset() // the others may be as dead; the next attempt opens one
+		}
 		for k, r := range renewals { // rolled back, or not known
 			results[k] = driver.Renewed{Err: Failure("renew", r.Claim, err)}
 		}
 	}
 }
 
-// forIdle is how long aside waits for a connection that was idle a moment ago.
+// forIdle is how long onIdle waits for a connection that was idle a moment ago.
 const forIdle = 10 * time.Millisecond
 
 // aside runs a statement that must not wait for the caller's connections: on one
@@ -317,27 +323,66 @@ const forIdle = 10 * time.Millisecond
 // release. Half of its own are left to renewals: statements that wait for locked
 // rows would hold them up.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
-	stat := i.own.Stat()
-	if stat.TotalConns() == stat.ConstructingConns() && i.Pool.Stat().IdleConns() > 0 {
-		wait, cancel := context.WithTimeout(ctx, forIdle)
-		conn, err := i.Pool.Acquire(wait)
-		cancel()
-		if err == nil {
-			broken, err := i.use(ctx, conn, i.OpTimeout, run)
-			if !broken || ctx.Err() != nil || !NothingWritten(err) {
-				return err
-			}
+	if stat := i.own.Stat(); stat.TotalConns() == stat.ConstructingConns() {
+		if done, err := i.onIdle(ctx, run); done {
+			return err
 		}
 	}
-	wait, cancel := context.WithTimeout(ctx, i.OpTimeout)
+	if err := take(ctx, i.others, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.others }()
+	return i.onOwn(ctx, run)
+}
+
+// onOwn runs a statement on one of the issuer's own connections, or, if the server
+// has no room for one (too_many_connections, also the role's limit), on an idle one
+// of the caller's.
+func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
+	if err := take(ctx, i.slots, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.slots }()
+	err := i.On(ctx, i.own, i.OpTimeout, run)
+	if pgerr.State(err) == "53300" && ctx.Err() == nil {
+		if done, err := i.onIdle(ctx, run); done {
+			return err
+		}
+	}
+	return err
+}
+
+// onIdle runs a statement on an idle connection of the caller's; not done if there
+// is none, or it broke before anything was written.
+func (i *Issuer) onIdle(ctx context.Context, run Statement) (done bool, err error) {
+	if i.Pool.Stat().IdleConns() == 0 {
+		return false, nil
+	}
+	wait, cancel := context.WithTimeout(ctx, forIdle)
+	conn, err := i.Pool.Acquire(wait)
+	cancel()
+	if err != nil {
+		return false, err
+	}
+	broken, err := i.use(ctx, conn, i.OpTimeout, run)
+	return !broken || ctx.Err() != nil || !NothingWritten(err), err
+}
+
+// take waits for room in slots, for timeout at most.
+func take(ctx context.Context, slots chan struct{}, timeout time.Duration) error {
+	select {
+	case slots <- struct{}{}:
+		return nil
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	select {
-	case i.others <- struct{}{}:
-		defer func() { <-i.others }()
-	case <-wait.Done():
-		return Harmless(context.Cause(wait))
+	case slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return Harmless(context.Cause(ctx))
 	}
-	return i.On(ctx, i.own, i.OpTimeout, run)
 }
 
 // Release frees a lease, together with other releases made at the same time,
