@@ -150,7 +150,7 @@ func (c *Client) steps() <-chan struct{} {
 // release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. Closing again waits for
-// the same and returns the same.
+// what is left.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
 	err := c.work.Drain(ctx)

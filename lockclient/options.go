@@ -84,7 +84,8 @@ const (
 	WakeAuto Wake = Wake(pglease.WakeAuto)
 	// WakeNotify always listens, such as behind a pooler in session mode.
 	WakeNotify Wake = Wake(pglease.WakeNotify)
-	// WakePoll never listens.
+	// WakePoll never listens. Waiters that poll have no place in the line: beside
+	// others that listen they may wait long, so use one of the two for a resource.
 	WakePoll Wake = Wake(pglease.WakePoll)
 )
 
@@ -124,8 +125,10 @@ type AcquireOptions struct {
 	// unless you repeat an acquire whose outcome is unknown. A caller that
 	// presents the ID of a lease that still runs, also from another process, is
 	// its holder and gets the same token, if the client's owner is the same;
-	// under another owner the error is guard.ErrInvalid. After a release the ID
-	// is refused for an hour ([ErrLeaseIDSpent]).
+	// under another owner the error is guard.ErrInvalid. After the release of a
+	// lease that was acquired under an ID of the caller's own, the ID is refused
+	// for an hour ([ErrLeaseIDSpent]); one that the client made is spent only if
+	// an attempt to acquire it may still arrive, and must not be presented again.
 	LeaseID string
 	// Metadata is text for people, such as what is being done and where it
 	// logs: operators, refused clients and [Client.Holders] see it. At most

@@ -88,6 +88,10 @@
 //     nothing. The Go client always sends it, computed from the server's time
 //     that it last received. The clocks of servers behind one name must agree
 //     within what such a request may be late.
+//   - Nothing between may repeat a POST by itself (nginx does not, unless it is told
+//     to by non_idempotent): a copy of an acquire that was answered, and whose lease
+//     was released with its token, can be granted until its notAfter. Where
+//     something does, release without the token.
 //
 // # Who may do what
 //

@@ -94,12 +94,15 @@ func (s *session) explain(ctx context.Context, claim guard.Claim, exact bool) (*
 // given says that a lease with this token was not released.
 func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool) string {
 	token, held := e.Claim.Token, given && lease.LeaseID == e.Claim.LeaseID
-	over, above := "no lease has its token", "the mark"
+	over, above := "no lease has its token", "it is above the mark"
 	if lease.Token == token && lease.Owner != "" {
 		over = "its lease is over"
 	}
-	if mark.Floor {
-		above = "the floor of retired marks"
+	switch {
+	case mark.Token == guard.NoToken:
+		above = "the resource has no mark"
+	case mark.Floor:
+		above = "it is above the floor of retired marks"
 	}
 	switch {
 	case e.Answer == guard.ReasonStale && mark.Floor:
@@ -121,11 +124,11 @@ func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool
 	case mark.Token == token:
 		return "the mark is this claim, and its holder has the lease"
 	case held && lease.State == lockadmin.StateHeld:
-		return "it is above " + above + ", and its holder has the lease: its first write raises the mark"
+		return above + ", and its holder has the lease: its first write sets the mark"
 	case mark.Token == guard.NoToken:
 		return "the resource has no mark, so the first claim is admitted, whichever it is; " + over
 	default:
-		return "it is above " + above + ", although " + over + ": until a higher token arrives there, it is admitted"
+		return above + ", although " + over + ": until a higher token arrives there, it is admitted"
 	}
 }
 

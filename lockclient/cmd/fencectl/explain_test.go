@@ -30,7 +30,7 @@ func TestExplainIsTrue(t *testing.T) {
 		answer guard.Reason
 		why    string
 	}{
-		{"held-unmarked", func(*lockclient.Lease) {}, 0, "", "", "its first write raises the mark"},
+		{"held-unmarked", func(*lockclient.Lease) {}, 0, "", "", "the resource has no mark, and its holder has the lease: its first write sets the mark"},
 		{"held-current", raiseLease, 0, "", "", "the mark is this claim, and its holder has the lease"},
 		{"older", raiseLease, -1, "", guard.ReasonStale, "a newer holder has written or raised it"},
 		{"other-lease", raiseLease, 0, "somebody", guard.ReasonConflict, "two holders have one token"},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -58,6 +59,8 @@ type view struct {
 	Verdict string `json:"verdict"`
 	// Audit are the last records, the latest first.
 	Audit []lockadmin.AuditRecord `json:"audit"`
+	// AuditPartial: the search ended before there were enough of the resource's own.
+	AuditPartial bool `json:"auditPartial"`
 
 	unread error // why the mark could not be read
 }
@@ -70,16 +73,19 @@ var verdicts = map[string]string{
 	"unread":     "the mark could not be read",
 	"current":    "the mark is the holder's claim: the holder is admitted, every older one is refused",
 	"expired":    "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
-	"released":   "the mark is the claim of a lease that was given back: it is still admitted, until a higher token arrives; every older one is refused",
+	"released":   "the mark has the token of a lease that was given back: its claim is still admitted, until a higher token arrives; every older one is refused",
 	"ungranted":  "the mark has a token that was raised or burned at the issuer and never granted: its claim is still admitted, until a higher token arrives; every older one is refused",
 	"burned":     "the mark is the burned claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
 	"behind":     "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
 	"ahead":      "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
-	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant is refused there; see fencectl help runbook, \"A backup was restored\"",
+	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant up to its token is refused there; see fencectl help runbook, \"A backup was restored\"",
 	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
 }
 
-const shownRecords = 3
+const (
+	shownRecords = 3
+	searchedMost = 5 * pglease.NextPage
+)
 
 // look reads the mark first: a claim is granted before it is admitted, so a mark
 // above the issuer's later answer is ahead of the issuer, and not a takeover
@@ -96,7 +102,7 @@ func (s *session) look(ctx context.Context, resource string) (*view, error) {
 	if v.Floor, err = s.issued(ctx, ""); err != nil {
 		return nil, failed("read the floor", err)
 	}
-	v.Audit, err = s.lastRecords(ctx, resource)
+	v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource)
 	v.Verdict = v.verdict()
 	return v, err
 }
@@ -110,24 +116,24 @@ func noSuchLease(err error, resource string) error {
 
 // lastRecords returns the last records of one resource. The audit is queried by
 // pattern, so records of longer names are skipped, and the search through them
-// is bounded.
-func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, err error) {
+// is bounded; partial says that it ended there.
+func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, partial bool, err error) {
 	looked := 0
 	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
 		if noRights(err) {
-			return last, nil
+			return last, false, nil
 		}
 		if err != nil {
-			return last, err
+			return last, false, err
 		}
 		if r.Resource == resource {
 			last = append(last, r)
 		}
-		if looked++; len(last) == shownRecords || looked == 5*pglease.NextPage {
+		if looked++; len(last) == shownRecords || looked == searchedMost {
 			break
 		}
 	}
-	return last, nil
+	return last, len(last) < shownRecords && looked == searchedMost, nil
 }
 
 func (v *view) verdict() string {
@@ -213,6 +219,9 @@ func (v *view) print(w io.Writer) error {
 		"expires", moment(l.ExpiresAt),
 		"mark", mark,
 		"so", so)
+	if err == nil && v.AuditPartial {
+		_, err = fmt.Fprintf(w, "\nthe last %d records of the audit under this name were searched: there may be more; see fencectl audit\n", searchedMost)
+	}
 	if err != nil || len(v.Audit) == 0 {
 		return err
 	}

@@ -33,6 +33,22 @@ func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
 	return errors.Is(err, errNotKept)
 }
 
+// TestPartialAudit: show says so if it has not searched all of the audit.
+func TestPartialAudit(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "w", "r", time.Hour)
+	must(t, url, "force-unlock", lease.Resource(), "--actor", "a", "--reason", "r", "--yes")
+	for _, others := range []int{searchedMost - 2, searchedMost} {
+		exec1(t, pool, `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			SELECT 'force_unlock', 'r:' || i, 'a', 'b', gen_random_uuid(), 1, 'free', 1, '', now(), now() FROM generate_series(1, $1 - (SELECT count(*) FROM fencepost.audit WHERE resource <> 'r')) i`, others)
+		out := must(t, url, "show", "r")
+		if partial := strings.Contains(out, "there may be more"); partial != (others == searchedMost) || partial == strings.Contains(out, "force_unlock") {
+			t.Errorf("after %d records of other names: %s", others, out)
+		}
+	}
+}
+
 // TestVerdictsAreTrue: every sentence of show, on a database in which it is
 // printed, is what a real fence does with the claims that it mentions.
 func TestVerdictsAreTrue(t *testing.T) {
@@ -60,6 +76,10 @@ func TestVerdictsAreTrue(t *testing.T) {
 			exec1(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", l.Resource())
 		}, truth{mark: true, lease: true, next: true}},
 		{"released", "released", func(l *lockclient.Lease) { raise(l.Claim()); l.Release(t.Context()) }, truth{mark: true, lease: true, next: true}},
+		{"released-otherwise", "released", func(l *lockclient.Lease) {
+			l.Release(t.Context())
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token(), LeaseID: "never granted"})
+		}, truth{mark: true, next: true}},
 		{"burned", "burned", func(l *lockclient.Lease) { raise(l.Claim()); cut(l, "--raise") }, truth{mark: true, next: true}},
 		{"burned-free", "burned", func(l *lockclient.Lease) { l.Release(t.Context()); cut(l, "--raise") }, truth{mark: true, next: true}},
 		{"behind", "behind", func(l *lockclient.Lease) {
@@ -76,6 +96,9 @@ func TestVerdictsAreTrue(t *testing.T) {
 		{"conflict-empty", "conflict", func(l *lockclient.Lease) { raise(guard.Claim{Resource: l.Resource(), Token: l.Token()}) }, truth{mark: true, next: true}},
 		{"mark_ahead", "mark_ahead", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: 1 << 50, LeaseID: "made up"})
+		}, truth{mark: true}},
+		{"ahead-by-one", "mark_ahead", func(l *lockclient.Lease) { // of two grants the second is admitted
+			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "made up"})
 		}, truth{mark: true}},
 		{"burned-otherwise", "ungranted", func(l *lockclient.Lease) {
 			cut(l)
