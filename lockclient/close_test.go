@@ -208,3 +208,30 @@ func TestCloseBesideCallers(t *testing.T) {
 	close(stop)
 	wg.Wait()
 }
+
+// TestCloseGivesUp: once its context has ended, Close leaves no renewal in flight.
+func TestCloseGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, ended := make(chan struct{}), make(chan time.Time, 1)
+		i := &answering{}
+		i.renew = func(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+			close(began)
+			<-ctx.Done()
+			ended <- time.Now()
+			results[0] = driver.Renewed{Err: guard.OutcomeUnknown("renew", renewals[0].Claim, errSimulated)}
+		}
+		client := i.client(t, nil)
+		go client.Hold(context.Background(), "r", &HoldOptions{TTL: time.Hour, RenewInterval: time.Second}, func(context.Context) error { time.Sleep(2 * time.Second); return nil })
+		<-began
+		closing, cancel := context.WithCancel(t.Context())
+		cancel()
+		at := time.Now()
+		if err := client.Close(closing); !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("Close: %v", err)
+		}
+		if end := <-ended; end != at {
+			t.Errorf("the renewal went on for %v after Close", end.Sub(at))
+		}
+		time.Sleep(time.Minute)
+	})
+}

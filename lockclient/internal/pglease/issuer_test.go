@@ -264,3 +264,29 @@ func TestWarnsWithoutLogger(t *testing.T) {
 		t.Error("what is no warning was logged too")
 	}
 }
+
+// TestWatchWithoutAMark: a waiter whose mark could not be set is not told that
+// somebody has the lease, since no release would wake it: it asks at once. An onlooker,
+// which sets none, is told.
+func TestWatchWithoutAMark(t *testing.T) {
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	acquire(t, i, "r", "a")
+	watch := func(leaseID string) *driver.HeldError {
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: leaseID, Wait: patience}, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Stop()
+		return w.Held
+	}
+	mustExec(t, pool, "CREATE FUNCTION skips() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+	mustExec(t, pool, "CREATE TRIGGER skips BEFORE UPDATE OF wake_until ON fencepost.leases FOR EACH ROW EXECUTE FUNCTION skips()")
+	if waiter, onlooker := watch("b"), watch(""); waiter != nil || onlooker == nil {
+		t.Errorf("without a mark the waiter is told %+v, the onlooker %+v", waiter, onlooker)
+	}
+	mustExec(t, pool, "DROP TRIGGER skips ON fencepost.leases")
+	if watch("b") == nil {
+		t.Error("the control, a mark that is set: the waiter is told nothing")
+	}
+}
