@@ -62,7 +62,7 @@ func refused(ctx context.Context, t testing.TB, h Harness) error {
 			return fmt.Errorf("got %+v, %v", g, err)
 		}
 		if g.Token != guard.NoToken || held.Resource != r || held.Token != claim.Token || held.LeaseID != claim.LeaseID ||
-			held.Owner != "owner of "+claim.LeaseID || held.Remaining <= 0 || held.Remaining > h.TTL+time.Second {
+			held.Owner != "owner of "+claim.LeaseID || (held.Metadata == metadata) != (b.Limits().MetadataBytes > 0) || held.Remaining <= 0 || held.Remaining > h.TTL+time.Second {
 			return fmt.Errorf("%+v with grant %+v is not the lease %+v", held, g, claim)
 		}
 	}

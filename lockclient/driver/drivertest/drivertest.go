@@ -156,12 +156,19 @@ func (h Harness) ask(resource, leaseID string) driver.Request {
 	return driver.Request{Resource: resource, LeaseID: leaseID, Owner: "owner of " + leaseID, TTL: h.TTL, Timeout: time.Minute}
 }
 
+// metadata is that of every lease, where the engine stores it.
+const metadata = "a test"
+
 func (h Harness) acquire(ctx context.Context, i driver.Issuer, resource, leaseID string) (guard.Claim, error) {
-	g, err := i.Acquire(ctx, h.ask(resource, leaseID))
+	ask := h.ask(resource, leaseID)
+	if i.Limits().MetadataBytes > 0 {
+		ask.Metadata = metadata
+	}
+	g, err := i.Acquire(ctx, ask)
 	if err != nil {
 		return guard.Claim{}, fmt.Errorf("acquire of %s under %s: %w", resource, leaseID, err)
 	}
-	if !g.Token.Valid() || g.From == 0 {
+	if !g.Token.Valid() || g.From == 0 || g.TTL < 0 || g.TTL > h.TTL {
 		return guard.Claim{}, fmt.Errorf("the grant is %+v", g)
 	}
 	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: leaseID}, nil

@@ -45,6 +45,17 @@ func Mutants() []Mutant {
 				}
 				return g, err
 			})},
+		{Name: "metadata is dropped", CaughtBy: "a grant is refused to others, with its holder's facts",
+			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
+				r.Metadata = ""
+				return i.Acquire(ctx, r)
+			})},
+		{Name: "a grant promises more than was asked for", CaughtBy: "a grant is refused to others, with its holder's facts",
+			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
+				g, err := i.Acquire(ctx, r)
+				g.TTL = 3 * r.TTL
+				return g, err
+			})},
 		{Name: "tokens counted by each process", CaughtBy: "tokens grow across release, expiry and process",
 			Break: func(i driver.Issuer) driver.Issuer {
 				counts, mu := map[string]guard.Token{}, new(sync.Mutex)
