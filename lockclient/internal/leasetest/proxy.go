@@ -39,6 +39,8 @@ func BehindProxy(t testing.TB, url string) (*pgxpool.Pool, *Proxy) {
 	go p.serve()
 	t.Cleanup(p.stop)
 	pool := Dial(t, url, func(c *pgxpool.Config) {
+		// A ping of a connection that was idle for a second would be cut, too.
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			p.mu.Lock()
 			if addr != l.Addr().String() { // as a request to cancel has it
