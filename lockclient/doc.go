@@ -86,10 +86,10 @@
 //
 // # Many leases
 //
-// One goroutine of the client renews all leases that are kept alive, and renews
-// together those that are due at about the same time; a row that is locked by
-// somebody delays no other row. Acquires that arrive while one is in flight are
-// sent as one statement, and so are releases; none waits for a stuck one.
+// One goroutine of the client renews all leases that are kept alive, those due at
+// about the same time together; a row that is locked by somebody delays no other
+// row. Acquires that arrive while one is in flight are sent as one statement, and
+// so are releases; none waits for a stuck one while the pool has room.
 //
 // # Choosing the TTL
 //

@@ -305,8 +305,8 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		return err
 	})
 	if err != nil {
-		if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
-			i.own.Reset() // the others may be as dead; the next attempt opens one
+		if !NothingWritten(err) && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
+			i.own.Reset() // no answer: the others may be as dead, and the next attempt opens one
 		}
 		for k, r := range renewals { // rolled back, or not known
 			results[k] = driver.Renewed{Err: Failure("renew", r.Claim, err)}
