@@ -295,28 +295,9 @@ func TestInspectBehindPooler(t *testing.T) {
 	}
 }
 
-// TestProbe: it acquires a real lease, measures, and says who is in the way.
-func TestProbe(t *testing.T) {
-	pool := migrated(t)
-	o := newRoleOperator(t, pool)
-	p, err := o.Probe(t.Context(), &ProbeOptions{Rounds: 3})
-	if err != nil || p.First <= 0 || p.Acquire.Count != 3 || p.Renew.Count != 3 || p.Release.Count != 3 || p.Acquire.P50 <= 0 ||
-		p.Claim.Token != 4 || rowOf(t, pool, "fencepost-probe").Live {
-		t.Errorf("%+v, %v", p, err)
-	}
-	holder := mustTry(t, newTestClient(t, pool, nil), "mine", time.Minute)
-	var held *lockclient.HeldError
-	if p, err = o.Probe(t.Context(), &ProbeOptions{Resource: "mine"}); !errors.As(err, &held) || held.LeaseID != holder.ID() || p.Acquire.Count != 0 {
-		t.Errorf("%+v, %v", p, err)
-	}
-	for field, opts := range map[string]*ProbeOptions{"Rounds": {Rounds: -1}, "TTL": {TTL: 1}, "resource": {Resource: "\x00"}} {
-		var invalid *guard.InvalidError
-		if _, err := o.Probe(t.Context(), opts); !errors.As(err, &invalid) || invalid.Field != field {
-			t.Errorf("%s: %v", field, err)
-		}
-	}
-	lossy, err := New(nil, nil)
-	if lossy != nil || !errors.Is(err, guard.ErrInvalid) {
+// TestNoPool: an operator without a pool is refused.
+func TestNoPool(t *testing.T) {
+	if o, err := New(nil, nil); o != nil || !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("no pool: %v", err)
 	}
 }

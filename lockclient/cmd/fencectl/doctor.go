@@ -91,7 +91,7 @@ func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
 	f.settings(ctx, s)
 	f.guarded(ctx, s)
 	if ready {
-		f.endToEnd(ctx, s.op, resource)
+		f.endToEnd(ctx, s, resource)
 	} else {
 		f.add("end to end", checkWarn, "not tried without the schema")
 	}
@@ -168,27 +168,29 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 const otherDoctor = 3 * time.Second
 
 // endToEnd does what a holder does, a few times.
-func (f *findings) endToEnd(ctx context.Context, op *lockadmin.Operator, resource string) {
-	var p lockadmin.Probed
+func (f *findings) endToEnd(ctx context.Context, s *session, resource string) {
+	var p probed
 	var err error
 	for end := time.Now().Add(otherDoctor); ; time.Sleep(50 * time.Millisecond) {
-		p, err = op.Probe(ctx, &lockadmin.ProbeOptions{Resource: resource})
+		p, err = s.probe(ctx, resource)
 		if !errors.Is(err, lockclient.ErrHeld) || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
 	}
 	for _, step := range []struct {
-		name    string
-		latency lockclient.Latency
-	}{{"acquire", p.Acquire}, {"renew", p.Renew}, {"release", p.Release}} {
-		if step.latency.Count == 0 {
+		name string
+		took []time.Duration
+	}{{"acquire", p.acquire}, {"renew", p.renew}, {"release", p.release}} {
+		n := len(step.took)
+		if n == 0 {
 			continue
 		}
-		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", step.latency.Count, milliseconds(step.latency.Max))
-		if step.latency.P50 > f.slow {
+		median := step.took[(n-1)/2]
+		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", n, milliseconds(step.took[n-1]))
+		if median > f.slow {
 			status, detail = checkWarn, detail+fmt.Sprintf("; slow: over %s", f.slow)
 		}
-		f.checks = append(f.checks, check{step.name, status, detail, step.latency.P50.Seconds()})
+		f.checks = append(f.checks, check{step.name, status, detail, median.Seconds()})
 	}
 	switch {
 	case noRights(err):
