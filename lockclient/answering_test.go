@@ -355,6 +355,7 @@ func TestHoldRefusesToBegin(t *testing.T) {
 					t.Error("the function was called")
 					return nil
 				})
+				synctest.Wait() // for the rest of Close
 				id := i.acquired[0].LeaseID
 				if closes {
 					if claim := failure(t, err, guard.ErrUnavailable, "r", ErrClosed); claim.LeaseID != id {

@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/locktest"
 )
 
@@ -209,7 +210,7 @@ func TestHolders(t *testing.T) {
 // three minutes cause a few log lines, with how many were left out.
 func TestFailuresAreToldOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
+		var log leasetest.Text
 		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		for n := range 1000 {
 			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
@@ -223,6 +224,7 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		server.FailRenewals(1 << 20)
 		time.Sleep(3 * time.Minute)
+		synctest.Wait()
 		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
 			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
@@ -238,7 +240,7 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 func TestEveryLossIsTold(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			var log bytes.Buffer
+			var log leasetest.Text
 			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 			var leases []*lockclient.Lease
 			for n := range 100 {
@@ -288,7 +290,7 @@ func TestEveryLossIsTold(t *testing.T) {
 // is one failure that lasts.
 func TestOneThatFailsAmongOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
+		var log leasetest.Text
 		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		opts := &lockclient.AcquireOptions{TTL: time.Hour}
 		failing, err := client.TryAcquire(t.Context(), "failing", opts)
@@ -309,6 +311,7 @@ func TestOneThatFailsAmongOthers(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 		}
+		synctest.Wait()
 		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 1 {
 			t.Errorf("%d lines in half a minute", lines)
 		}
@@ -316,6 +319,7 @@ func TestOneThatFailsAmongOthers(t *testing.T) {
 		time.Sleep(time.Minute)
 		server.FailRenewals(1)
 		failing.Renew(t.Context())
+		synctest.Wait()
 		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 3 { // the last of those left out, and the new one
 			t.Errorf("%d lines after it had been renewed and failed again:\n%s", lines, log.String())
 		}
@@ -326,7 +330,7 @@ func TestOneThatFailsAmongOthers(t *testing.T) {
 // once; one after a failure is not.
 func TestRecoveriesAreNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
+		var log leasetest.Text
 		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		opts := &lockclient.AcquireOptions{TTL: time.Hour}
 		kept, err := client.TryAcquire(t.Context(), "kept", opts)
@@ -348,6 +352,7 @@ func TestRecoveriesAreNoticed(t *testing.T) {
 			"lock_release_failed": {server.FailReleases, func() { acquire().Release(t.Context()) }},
 		} {
 			logged := func(fails ...bool) int {
+				synctest.Wait() // for what is logged in the background
 				log.Reset()
 				for _, fail := range fails {
 					if fail {
@@ -356,6 +361,7 @@ func TestRecoveriesAreNoticed(t *testing.T) {
 					c.call()
 					time.Sleep(2 * time.Second)
 				}
+				synctest.Wait()
 				return strings.Count(log.String(), event)
 			}
 			if lines := logged(true, false, true, false); lines != 2 {
@@ -500,7 +506,7 @@ func TestStats(t *testing.T) {
 func TestAbandonedReleaseIsReported(t *testing.T) {
 	for _, fails := range []int{0, 1 << 20} {
 		synctest.Test(t, func(t *testing.T) {
-			var log bytes.Buffer
+			var log leasetest.Text
 			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			ctx, cancel := context.WithCancel(t.Context())
 			server.LoseAnswers(1)

@@ -23,20 +23,30 @@ const maxNap = time.Second
 // sent early, together with others that are due.
 const togetherShare = 25
 
-// keeper watches the leases of a client with one goroutine: it ends those whose
-// deadline has passed, and renews those that are kept alive, many at once. The
-// goroutine runs while there are leases, and for a second more: most callers lease
-// again soon.
+// keeper watches the leases of a client: it ends those whose deadline has passed,
+// and renews those that are kept alive, many at once. A timer starts it, which is
+// set while there are leases, and for a second more: most callers lease again soon.
+// So it has no goroutine while nothing is due.
 type keeper struct {
 	c *Client
 
 	mu      sync.Mutex
 	leases  leaseHeap
-	running bool
-	rests   time.Duration // until when the goroutine sleeps
+	running bool          // the timer is set, or run is under way
+	rests   time.Duration // until when the timer is set
+	timer   *time.Timer   // calls run
 	closed  bool
-	woken   chan struct{} // holds one
 	wg      sync.WaitGroup
+}
+
+// rest sets the timer; k.mu is held.
+func (k *keeper) rest(now, nap time.Duration) {
+	k.rests = now + nap
+	if k.timer == nil {
+		k.timer = time.AfterFunc(nap, k.run)
+	} else {
+		k.timer.Reset(nap)
+	}
 }
 
 // watch makes the keeper look at a lease at next instead of when it would.
@@ -52,21 +62,12 @@ func (k *keeper) watch(l *Lease, next time.Duration) {
 	} else {
 		heap.Push(&k.leases, l)
 	}
-	if k.woken == nil {
-		k.woken = make(chan struct{}, 1)
-	}
 	if !k.running {
 		k.running = true
-		k.wg.Go(k.run)
+		now := k.c.clock()
+		k.rest(now, min(maxNap, max(0, next-now)))
 	} else if next < k.rests {
-		k.wake()
-	}
-}
-
-func (k *keeper) wake() {
-	select {
-	case k.woken <- struct{}{}:
-	default:
+		k.rest(next, 0)
 	}
 }
 
@@ -90,7 +91,7 @@ func (k *keeper) step() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.running {
-		k.wake()
+		k.rest(0, 0)
 	}
 }
 
@@ -114,8 +115,8 @@ func (k *keeper) close() {
 	for _, l := range left {
 		l.place = -1
 	}
-	if k.running {
-		k.wake()
+	if k.timer != nil {
+		k.timer.Stop()
 	}
 	k.mu.Unlock()
 	k.wg.Wait()
@@ -131,29 +132,27 @@ func (l *Lease) runOut() {
 	}
 }
 
-// run looks at each lease when it is due, until there are none.
+// run looks at the leases that are due, and sets the timer for the next.
 func (k *keeper) run() {
-	timer := time.NewTimer(maxNap)
-	defer timer.Stop()
-	for {
-		due, nap, ok := k.take()
-		if !ok {
-			return
-		}
-		k.renew(due)
-		timer.Reset(nap)
-		select {
-		case <-timer.C:
-		case <-k.woken:
-		}
+	k.mu.Lock()
+	if k.closed {
+		k.mu.Unlock()
+		return
 	}
+	k.wg.Add(1)
+	defer k.wg.Done()
+	due, over := k.take()
+	k.mu.Unlock()
+	for _, l := range over {
+		l.Err() // ends it
+	}
+	k.renew(due)
 }
 
-// take returns the leases that are to be renewed now, and how long to wait for
-// the next; false if the keeper should stop.
-func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
-	var over, seen []*Lease
-	k.mu.Lock()
+// take returns the leases that are to be renewed now, and those that are over; k.mu
+// is held.
+func (k *keeper) take() (due, over []*Lease) {
+	var seen []*Lease
 	now := k.c.clock()
 	until := now
 	for len(k.leases) > 0 && k.leases[0].next <= until {
@@ -175,23 +174,14 @@ func (k *keeper) take() (due []*Lease, nap time.Duration, ok bool) {
 	for _, l := range seen {
 		heap.Push(&k.leases, l)
 	}
-	if k.closed || len(k.leases) == 0 && len(over) == 0 && len(due) == 0 {
-		k.running = false
-		k.mu.Unlock()
-		return nil, 0, false
+	if k.running = len(k.leases) > 0 || len(due) > 0; k.running {
+		nap := maxNap
+		if len(k.leases) > 0 {
+			nap = min(nap, max(0, k.leases[0].next-now))
+		}
+		k.rest(now, nap)
 	}
-	nap = maxNap
-	if len(over) > 0 {
-		nap = 0 // check at once whether it was the last
-	} else if len(k.leases) > 0 {
-		nap = min(nap, max(0, k.leases[0].next-now))
-	}
-	k.rests = now + nap
-	k.mu.Unlock()
-	for _, l := range over {
-		l.Err() // ends it
-	}
-	return due, nap, true
+	return due, over
 }
 
 // renew sends renewals, earliest deadline first, and those that failed before in

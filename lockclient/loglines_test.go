@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestLogLines: every attribute of every event, and what is observed and
@@ -18,7 +19,7 @@ import (
 func TestLogLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 2 * time.Second // each request
-		var log strings.Builder
+		var log leasetest.Text
 		var seen []guard.Event
 		i := &answering{}
 		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
@@ -60,6 +61,7 @@ func TestLogLines(t *testing.T) {
 		}
 		expect := func(step string, line string, ops ...guard.Event) {
 			t.Helper()
+			synctest.Wait()
 			if got := strings.TrimSuffix(log.String(), "\n"); got != line {
 				t.Errorf("%s: logged\n%s, want\n%s", step, got, line)
 			}
@@ -110,14 +112,12 @@ func TestLogLines(t *testing.T) {
 		try("down")
 		expect("not granted again", "", once)
 		time.Sleep(time.Minute)
-		synctest.Wait()
 		expect("a minute later", notGranted)
 		try("down")
 		try("down")
 		try("down")
 		expect("not granted, three times", "", once, once, once)
 		time.Sleep(time.Minute)
-		synctest.Wait()
 		expect("after another minute", notGranted+" suppressed=2")
 		time.Sleep(2 * time.Minute)
 		try("down")
@@ -129,12 +129,14 @@ func TestLogLines(t *testing.T) {
 			guard.Event{Op: guard.OpAcquire, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow},
 			guard.Event{Op: guard.OpRelease, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow})
 		lease = try("stuck")
+		synctest.Wait()
 		log.Reset()
 		seen = nil
 		lease.Release(t.Context())
 		expect("not released", "level=WARN msg=lock_release_failed"+attrs("stuck", "7")+` ttlSeconds=60`+failed+`release: `+guard.ErrUnavailable.Error()+`: for \"stuck\": simulated"`,
 			guard.Event{Op: guard.OpRelease, Claim: claim("stuck", 7), Reason: down, Duration: slow})
 		lease = try("lost")
+		synctest.Wait()
 		log.Reset()
 		seen = nil
 		time.Sleep(time.Second)

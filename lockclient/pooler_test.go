@@ -9,10 +9,10 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -58,7 +58,7 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 		args = append(args, "-u", name)
 	}
 	cmd := exec.Command("sh", append(args, config)...)
-	var log strings.Builder
+	var log leasetest.Text
 	cmd.Stderr, cmd.Stdout = &log, &log
 	alive, err := cmd.StdinPipe()
 	if err != nil {

@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestMarginIsAThird: the warning comes when less than a third of the TTL is left,
@@ -29,7 +29,7 @@ func TestMarginIsAThird(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var log bytes.Buffer
+				var log leasetest.Text
 				i := &answering{}
 				lease := mustTry(t, i.client(t, &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}), "r", 30*time.Second)
 				lease.every = time.Second

@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 var errFirst, errLater = errors.New("the first"), errors.New("a later one")
@@ -305,7 +305,7 @@ func TestMarginIsToldOnce(t *testing.T) {
 				}
 			}
 		}
-		var log bytes.Buffer
+		var log leasetest.Text
 		client := i.client(t, &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		lease := mustTry(t, client, "r", time.Minute)
 		if err := lease.KeepAlive(0); err != nil {
