@@ -1,7 +1,6 @@
 package lockclient_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
