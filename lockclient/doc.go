@@ -86,8 +86,8 @@
 //
 // # Many leases
 //
-// One goroutine of the client renews all leases that are kept alive, those due at
-// about the same time together; a row that is locked by somebody delays no other
+// The client renews the leases that are kept alive, those due at about the same time
+// together, without a goroutine for each; a row that is locked delays no other
 // row. Acquires that arrive while one is in flight are sent as one statement, and
 // so are releases; none waits for a stuck one while the pool has room.
 //
