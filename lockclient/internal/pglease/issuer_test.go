@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -124,14 +125,14 @@ func TestListenerConnectsAsThePool(t *testing.T) {
 		}
 	})
 	for _, fails := range []*atomic.Pointer[error]{&before, &after} {
-		var log lines
+		var log leasetest.Text
 		i := newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
 		i.Listener(patience, patience, patience)
 		acquire(t, i, "r", pglease.NewLeaseID()) // the pool has its connections
 		err := errors.New("refused by the pool")
 		fails.Store(&err)
 		stop := i.Subscribe("r", func() {})
-		eventually(t, "it says so", func() bool { return log.count("refused by the pool") == 1 })
+		eventually(t, "it says so", func() bool { return strings.Count(log.String(), "refused by the pool") == 1 })
 		if i.Listening() || len(listenerPIDs(t, base)) > 0 {
 			t.Error("it listens")
 		}
@@ -242,7 +243,7 @@ func TestWatchReads(t *testing.T) {
 func TestWarnsWithoutLogger(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
-	var log lines
+	var log leasetest.Text
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	var refuses atomic.Bool
 	pool := dial(t, migrated(t), func(c *pgxpool.Config) {
@@ -257,10 +258,10 @@ func TestWarnsWithoutLogger(t *testing.T) {
 	acquire(t, i, "r", "a")
 	refuses.Store(true)
 	defer i.Subscribe("r", func() {})()
-	eventually(t, "it says that it does not listen", func() bool { return log.count("lock_listen_failed") == 1 })
+	eventually(t, "it says that it does not listen", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 1 })
 	refuses.Store(false)
 	eventually(t, "it listens", i.Listening)
-	if log.count("lock_listen_restored") != 0 {
+	if strings.Count(log.String(), "lock_listen_restored") != 0 {
 		t.Error("what is no warning was logged too")
 	}
 }

@@ -1,7 +1,6 @@
 package pglease_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -398,24 +398,6 @@ func (m *mute) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// lines is a log that is read while it is written.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.buf.String(), what)
-}
-
 // TestListenerSilent: if LISTEN is accepted and nothing is delivered, from the
 // beginning as behind a pooler or from some time on, the issuer notices, wakes
 // everybody, reports it once, and reports when it listens again.
@@ -430,7 +412,7 @@ func TestListenerSilent(t *testing.T) {
 			return &mute{Conn: conn, silent: &silent, lost: &lost}, err
 		}
 	})
-	var log lines
+	var log leasetest.Text
 	holder, waiter := newIssuer(t, direct, nil), newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
 	waiter.Listener(patience, 50*time.Millisecond, 500*time.Millisecond)
 	acquire(t, holder, "r", "holder's")
@@ -439,16 +421,16 @@ func TestListenerSilent(t *testing.T) {
 	silent.Store(true)
 	var wakes wakes
 	stop := waiter.Subscribe("r", wakes.wake)
-	eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && log.count("lock_listen_failed") > 0 })
+	eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && strings.Count(log.String(), "lock_listen_failed") > 0 })
 	if _, err := waiter.Watch(t.Context(), watch, wakes.wake); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
 		t.Errorf("the issuer believes that it listens: %v", err)
 	}
-	if failed, restored := log.count("lock_listen_failed"), log.count("lock_listen_restored"); failed != 1 || restored != 0 || log.count("did not arrive") != 1 {
+	if failed, restored := strings.Count(log.String(), "lock_listen_failed"), strings.Count(log.String(), "lock_listen_restored"); failed != 1 || restored != 0 || strings.Count(log.String(), "did not arrive") != 1 {
 		t.Errorf("%d failures and %d recoveries are told", failed, restored)
 	}
 	silent.Store(false)
 	eventually(t, "it listens", waiter.Listening)
-	eventually(t, "it says so", func() bool { return log.count("lock_listen_restored") == 1 })
+	eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_restored") == 1 })
 	stop()
 
 	wakes.n.Store(0)
@@ -462,7 +444,7 @@ func TestListenerSilent(t *testing.T) {
 	}
 	silent.Store(true)
 	eventually(t, "the waiter is woken", wakes.woken)
-	eventually(t, "it says so", func() bool { return log.count("lock_listen_failed") == 2 })
+	eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 2 })
 	silent.Store(false)
 	eventually(t, "it listens again", waiter.Listening)
 	watching.Stop()
