@@ -2,8 +2,10 @@ package lockclient
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,27 +52,68 @@ func (n *network) pool(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	})
 }
 
-// TestDroppedConnections: the network drops every connection silently, and the
-// leases are renewed on new ones in time. pgx takes 15 seconds to give up each old
-// one. (P7)
-func TestDroppedConnections(t *testing.T) {
-	t.Parallel()
-	var n network
-	client := newTestClient(t, n.pool(t, migrated(t)), &Options{RenewConns: 1})
-	const ttl = 9 * time.Second
-	lease := mustTry(t, client, "r", ttl)
-	if err := lease.Renew(t.Context()); err != nil {
+// open makes a client use as many connections for renewals as it may: it renews
+// leases whose rows are locked. It returns how many renewals wait at once.
+func open(t *testing.T, direct *pgxpool.Pool, client *Client, conns int) (most int) {
+	t.Helper()
+	var leases []*Lease
+	for n := range conns + 3 {
+		leases = append(leases, mustTry(t, client, fmt.Sprint("opens ", n), time.Minute))
+	}
+	tx, err := direct.Begin(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	n.drop()
-	if err := lease.KeepAlive(0); err != nil {
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	for left := lease.Remaining(); lease.Remaining() <= left; time.Sleep(10 * time.Millisecond) {
-		left = min(left, lease.Remaining())
-		if err := lease.Err(); err != nil {
+	var renewals sync.WaitGroup
+	for _, l := range leases {
+		renewals.Go(func() { l.Renew(t.Context()) })
+	}
+	waiting := func() (n int) {
+		if err := direct.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&n); err != nil {
 			t.Fatal(err)
 		}
+		most = max(most, n)
+		return n
+	}
+	eventually(t, "renewals wait on every connection", func() bool { return waiting() >= conns })
+	for range 20 {
+		time.Sleep(10 * time.Millisecond)
+		waiting()
+	}
+	tx.Rollback(context.Background())
+	renewals.Wait()
+	return most
+}
+
+// TestDroppedConnections: the network drops every connection silently, and the
+// leases are renewed on new ones in time, whether one or several had been opened. pgx
+// takes 15 seconds to give up each old one. (P7)
+func TestDroppedConnections(t *testing.T) {
+	for _, conns := range []int{1, 8} {
+		t.Run(fmt.Sprint(conns), func(t *testing.T) {
+			t.Parallel()
+			var n network
+			direct := migrated(t)
+			client := newTestClient(t, n.pool(t, direct), &Options{RenewConns: conns})
+			if most := open(t, direct, client, conns); most != conns {
+				t.Errorf("%d renewals at once, RenewConns is %d", most, conns)
+			}
+			lease := mustTry(t, client, "r", 9*time.Second)
+			n.drop()
+			if err := lease.KeepAlive(0); err != nil {
+				t.Fatal(err)
+			}
+			for left := lease.Remaining(); lease.Remaining() <= left; time.Sleep(10 * time.Millisecond) {
+				left = min(left, lease.Remaining())
+				if err := lease.Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
