@@ -46,6 +46,7 @@ var allowed = map[string][]string{
 	"internal/pgerr":                {"guard", "github.com/jackc/pgx/v5"},
 	"internal/pgtest":               {"github.com/jackc/pgx/v5"},
 	"internal/layout":               {},
+	"internal/longtest":             {},
 	"s3fence/s3test":                {"github.com/aws/aws-sdk-go-v2"},
 	"s3fence":                       {"guard", "github.com/aws/aws-sdk-go-v2"},
 	"examples/billingclose":         {"guard", "httpfence", "sqlfence", "s3fence", "lockclient", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},

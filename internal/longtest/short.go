@@ -1,0 +1,6 @@
+//go:build !long
+
+package longtest
+
+// Long says that tests run in their long form.
+const Long = false
