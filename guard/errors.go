@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"errors"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -131,7 +133,9 @@ func (e *MisdirectedError) Unwrap() []error { return []error{ErrMisdirected, Err
 
 // FailedError says that an operation could not be carried out, or that its
 // outcome could not be learned. It unwraps to [ErrUnavailable] or
-// [ErrOutcomeUnknown] and to Cause.
+// [ErrOutcomeUnknown] and to Cause. Of the cause of an unknown outcome, whatever
+// this package declares stays hidden from [errors.Is] and [errors.As], because
+// it may promise that nothing was written; Cause itself has all of it.
 type FailedError struct {
 	// Reason is [ReasonUnavailable] or [ReasonOutcomeUnknown].
 	Reason Reason
@@ -175,7 +179,44 @@ func (e *FailedError) Error() string {
 }
 
 // Unwrap returns the sentinel of the reason, and the cause.
-func (e *FailedError) Unwrap() []error { return unwrapped(e.Reason.Err(), e.Cause) }
+func (e *FailedError) Unwrap() []error {
+	if e.Reason == ReasonOutcomeUnknown && e.Cause != nil {
+		return []error{ErrOutcomeUnknown, &maskedError{e.Cause}}
+	}
+	return unwrapped(e.Reason.Err(), e.Cause)
+}
+
+// maskedError is the cause of an unknown outcome. A context that ended with
+// [ErrLeaseLost] is such a cause, and so is a read that failed with
+// [ErrUnavailable]. Both promise that nothing was written, which is true of the
+// cause and not of the write.
+type maskedError struct{ cause error }
+
+func (e *maskedError) Error() string { return e.cause.Error() }
+
+// Is hides the sentinels of this package.
+func (e *maskedError) Is(target error) bool {
+	for i := range reasons {
+		if target == reasons[i].err {
+			return false
+		}
+	}
+	return errors.Is(e.cause, target)
+}
+
+// As hides the types of this package.
+func (e *maskedError) As(target any) bool {
+	switch target.(type) {
+	case **RejectedError, **InvalidError, **MisdirectedError, **FailedError, **maskedError:
+		return false
+	}
+	if t := reflect.TypeOf(target); t == nil || t.Kind() != reflect.Pointer || t.Elem() == errorType {
+		return false // any error would do, and this one is at hand
+	}
+	return errors.As(e.cause, target)
+}
+
+var errorType = reflect.TypeFor[error]()
 
 func unwrapped(errs ...error) []error {
 	out := make([]error, 0, len(errs))

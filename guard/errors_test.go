@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -111,5 +112,51 @@ func TestErrorsUnwrap(t *testing.T) {
 	}
 	if errors.Is(invalid, guard.ErrMissing) {
 		t.Errorf("%v must not be missing", invalid)
+	}
+}
+
+// TestUnknownOutcomeHidesPromises: an unknown outcome matches no sentinel and no
+// type of this package but its own, whatever its cause is. Each of them says that
+// nothing was written.
+func TestUnknownOutcomeHidesPromises(t *testing.T) {
+	claim := guard.Claim{Resource: "r", Token: 10}
+	driver := &os.PathError{Op: "read", Path: "x", Err: context.DeadlineExceeded}
+	var causes []error
+	for _, reason := range guard.Reasons() {
+		causes = append(causes, reason.Err(), &guard.RejectedError{Reason: reason, Claim: claim}, &guard.FailedError{Reason: reason})
+	}
+	causes = append(causes, guard.Missing("token"), guard.Invalid("token", "x", "is bad"), &guard.MisdirectedError{})
+	for _, cause := range causes {
+		if cause == guard.ErrOutcomeUnknown {
+			continue
+		}
+		err := fmt.Errorf("closing: %w", guard.OutcomeUnknown("put", claim, errors.Join(cause, driver)))
+		if got := guard.ReasonOf(err); got != guard.ReasonOutcomeUnknown {
+			t.Errorf("%v has the reason %q", err, got)
+		}
+		for _, reason := range guard.Reasons() {
+			if reason != guard.ReasonOutcomeUnknown && errors.Is(err, reason.Err()) {
+				t.Errorf("%v matches %q", err, reason)
+			}
+		}
+		if errors.As(err, new(*guard.RejectedError)) || errors.As(err, new(*guard.InvalidError)) || errors.As(err, new(*guard.MisdirectedError)) {
+			t.Errorf("%v has a type that promises that nothing was written", err)
+		}
+		// What is not this package's stays visible, and so does the text.
+		var path *os.PathError
+		var failed *guard.FailedError
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &path) || path != driver {
+			t.Errorf("%v lost the driver's error", err)
+		}
+		if !errors.As(err, &failed) || failed.Reason != guard.ReasonOutcomeUnknown || !errors.Is(failed.Cause, cause) {
+			t.Errorf("%v lost its own facts", err)
+		}
+		if !strings.Contains(err.Error(), cause.Error()) {
+			t.Errorf("%v does not show its cause, %v", err, cause)
+		}
+	}
+	// The control: an unavailable store hides nothing, because nothing was written.
+	if err := guard.Unavailable("put", claim, guard.ErrLeaseLost); !errors.Is(err, guard.ErrLeaseLost) {
+		t.Errorf("%v lost its cause", err)
 	}
 }
