@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -50,11 +49,7 @@ var (
 // migrated returns a pool on a fresh database that has the schema.
 func migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	pool := pgtest.Pool(t)
-	if err := Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	return pool
+	return leasetest.Migrated(t)
 }
 
 // newTestClient returns a client whose limits, unless opts set them, even a busy

@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"lockclient/driver/memory":      {"guard", "lockclient/driver"},
 	"lockclient/lockadmin":          {"guard", "lockclient", "lockclient/internal/pause", "lockclient/internal/pglease", "sqlfence", "github.com/jackc/pgx/v5"},
 	"lockclient/lockhttp":           {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/inflight", "lockclient/internal/pause", "lockclient/internal/pglease", "github.com/go-chi/chi/v5"},
-	"lockclient/internal/leasetest": {"guard", "internal/pgtest", "github.com/jackc/pgx/v5"},
+	"lockclient/internal/leasetest": {"guard", "internal/migrate", "internal/pgtest", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/inflight":  {},
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},

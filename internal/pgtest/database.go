@@ -41,19 +41,15 @@ func serverURL() (string, error) {
 	return server.URL(), nil
 }
 
-// newScratch creates a database on the server of this process and returns its
+// newScratch creates a copy of the database template on a server, and returns its
 // connection string and how to drop it.
-func newScratch(ctx context.Context, test string) (string, func() error, error) {
-	server, err := serverURL()
-	if err != nil {
-		return "", nil, err
-	}
+func newScratch(ctx context.Context, server, test, template string) (string, func() error, error) {
 	name := scratchName(test)
 	database, err := withDatabase(server, name)
 	if err != nil {
 		return "", nil, err
 	}
-	if err := createDatabase(ctx, server, name); err != nil {
+	if err := createDatabase(ctx, server, name, template); err != nil {
 		return "", nil, err
 	}
 	return database, func() error { return dropDatabase(server, name) }, nil
@@ -65,9 +61,31 @@ func newScratch(ctx context.Context, test string) (string, func() error, error) 
 // the result has that form too.
 func Database(t TB) string {
 	t.Helper()
+	return copied(t, func(context.Context, string) (string, error) { return "template0", nil })
+}
+
+// Pool returns a pool of connections to a fresh, empty database as from
+// Database. It is closed when the test ends; a test that has not released a
+// connection by then fails.
+func Pool(t TB) *pgxpool.Pool {
+	t.Helper()
+	return newPool(t, Database(t))
+}
+
+// copied gives a test a copy of the database that template names.
+func copied(t TB, template func(ctx context.Context, server string) (string, error)) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
-	database, drop, err := newScratch(ctx, t.Name())
+	server, err := serverURL()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	original, err := template(ctx, server)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	database, drop, err := newScratch(ctx, server, t.Name(), original)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -79,12 +97,9 @@ func Database(t TB) string {
 	return database
 }
 
-// Pool returns a pool of connections to a fresh, empty database as from
-// Database. It is closed when the test ends; a test that has not released a
-// connection by then fails.
-func Pool(t TB) *pgxpool.Pool {
+func newPool(t TB, database string) *pgxpool.Pool {
 	t.Helper()
-	pool, err := pgxpool.New(context.Background(), Database(t))
+	pool, err := pgxpool.New(context.Background(), database)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
@@ -114,7 +129,7 @@ func Provide(ctx context.Context) (url string, cleanup func(), err error) {
 		}
 		return server.URL(), func() { _ = server.Stop() }, nil
 	}
-	url, drop, err := newScratch(ctx, "")
+	url, drop, err := newScratch(ctx, os.Getenv(databaseURLVariable), "", "template0")
 	if err != nil {
 		return "", nil, err
 	}

@@ -30,16 +30,18 @@ func scratchName(test string) string {
 	return "fencepost_scratch_" + readable + randomHex(6)
 }
 
-// createDatabase creates an empty database. It copies template0, because on a
-// foreign server template1 may contain anything. It copies files, at a quarter
-// of the cost of the default in PostgreSQL 15 and later.
-func createDatabase(ctx context.Context, server, name string) error {
-	statement := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE template0"
-	return administer(ctx, server, func(conn *pgx.Conn) string {
+// createDatabase creates a copy of the database template. An empty one is a copy
+// of template0, because on a foreign server template1 may contain anything. It
+// copies files, at a quarter of the cost of the default in PostgreSQL 15 and
+// later.
+func createDatabase(ctx context.Context, server, name, template string) error {
+	statement := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{template}.Sanitize()
+	return administer(ctx, server, func(conn *pgx.Conn) error {
+		sql := statement
 		if version := conn.PgConn().ParameterStatus("server_version"); len(version) > 1 && version[:2] >= "15" {
-			return statement + " STRATEGY file_copy"
+			sql += " STRATEGY file_copy"
 		}
-		return statement
+		return execute(ctx, conn, sql)
 	})
 }
 
@@ -48,41 +50,50 @@ func createDatabase(ctx context.Context, server, name string) error {
 func dropDatabase(server, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return administer(ctx, server, func(*pgx.Conn) string {
-		return "DROP DATABASE IF EXISTS " + pgx.Identifier{name}.Sanitize() + " WITH (FORCE)"
+	return administer(ctx, server, func(conn *pgx.Conn) error {
+		return execute(ctx, conn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
 	})
 }
 
-// administrator is the connection that creates and drops databases, kept from
-// one test to the next because a new one costs more than the statement.
-var administrator struct {
-	sync.Mutex
-	server string
-	conn   *pgx.Conn
-}
-
-// administer runs one statement on the administrator's connection to the server.
-func administer(ctx context.Context, server string, statement func(*pgx.Conn) string) error {
-	a := &administrator
-	a.Lock()
-	defer a.Unlock()
-	if a.conn == nil || a.server != server || a.conn.Ping(ctx) != nil {
-		if a.conn != nil {
-			closing, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			_ = a.conn.Close(closing) // its server may be gone
-		}
-		conn, err := pgx.Connect(ctx, server)
-		if a.conn = conn; err != nil {
-			return fmt.Errorf("pgtest: %w", err)
-		}
-		a.server = server
-	}
-	sql := statement(a.conn)
-	if _, err := a.conn.Exec(ctx, sql); err != nil {
+func execute(ctx context.Context, conn *pgx.Conn, sql string) error {
+	if _, err := conn.Exec(ctx, sql); err != nil {
 		return fmt.Errorf("pgtest: %s: %w", sql, err)
 	}
 	return nil
+}
+
+// administrators are the connections that create and drop databases, by server.
+// They are kept from one test to the next because a new one costs more than the
+// statement.
+var administrators struct {
+	sync.Mutex
+	conns map[string]*pgx.Conn
+}
+
+// administer calls f with the administrator's connection to the server. Calls
+// take turns.
+func administer(ctx context.Context, server string, f func(*pgx.Conn) error) error {
+	a := &administrators
+	a.Lock()
+	defer a.Unlock()
+	conn := a.conns[server]
+	if conn == nil || conn.Ping(ctx) != nil {
+		if conn != nil {
+			closing, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_ = conn.Close(closing) // its server may be gone
+			delete(a.conns, server)
+		}
+		var err error
+		if conn, err = pgx.Connect(ctx, server); err != nil {
+			return fmt.Errorf("pgtest: %w", err)
+		}
+		if a.conns == nil {
+			a.conns = map[string]*pgx.Conn{}
+		}
+		a.conns[server] = conn
+	}
+	return f(conn)
 }
 
 // withDatabase returns the connection string with another database, for both

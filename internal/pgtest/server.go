@@ -195,7 +195,7 @@ func (s *Server) databaseURL(name string) string {
 // is optional: Stop removes everything.
 func (s *Server) NewDatabase(ctx context.Context) (url string, drop func(), err error) {
 	name := scratchName("")
-	if err := createDatabase(ctx, s.URL(), name); err != nil {
+	if err := createDatabase(ctx, s.URL(), name, "template0"); err != nil {
 		return "", nil, err
 	}
 	// A database that cannot be dropped is removed with the server.

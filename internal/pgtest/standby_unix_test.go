@@ -19,7 +19,7 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer primary.Stop()
-	if err := administer(t.Context(), primary.URL(), func(*pgx.Conn) string { return "CREATE TABLE early (id int)" }); err != nil {
+	if err := once(t, primary.URL(), "CREATE TABLE early (id int)"); err != nil {
 		t.Fatal(err)
 	}
 	standby, err := primary.Standby(t.Context())
@@ -27,7 +27,7 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer standby.Stop()
-	if err := administer(t.Context(), primary.URL(), func(*pgx.Conn) string { return "CREATE TABLE late (id int)" }); err != nil {
+	if err := once(t, primary.URL(), "CREATE TABLE late (id int)"); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := pgx.Connect(t.Context(), standby.URL())
@@ -46,10 +46,10 @@ func TestStandby(t *testing.T) {
 	if tables != 2 || !follows {
 		t.Errorf("%d tables, in recovery: %t", tables, follows)
 	}
-	if err := administer(t.Context(), standby.URL(), func(*pgx.Conn) string { return "SELECT pg_promote(true, 60)" }); err != nil {
+	if err := once(t, standby.URL(), "SELECT pg_promote(true, 60)"); err != nil {
 		t.Fatal(err)
 	}
-	if err := administer(t.Context(), standby.URL(), func(*pgx.Conn) string { return "DROP TABLE early" }); err != nil {
+	if err := once(t, standby.URL(), "DROP TABLE early"); err != nil {
 		t.Error(err)
 	}
 	if standby.VersionNum() != primary.VersionNum() || standby.Port() == primary.Port() {
@@ -61,4 +61,8 @@ func TestStandby(t *testing.T) {
 	if _, err := os.Stat(standby.Dir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its directory: %v", err)
 	}
+}
+
+func once(t *testing.T, server, sql string) error {
+	return administer(t.Context(), server, func(conn *pgx.Conn) error { return execute(t.Context(), conn, sql) })
 }

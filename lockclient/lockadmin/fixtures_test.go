@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -69,11 +68,7 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *
 // migrated returns a pool on a fresh database that has the schema.
 func migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	pool := pgtest.Pool(t)
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	return pool
+	return leasetest.Migrated(t)
 }
 
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *lockclient.Lease {

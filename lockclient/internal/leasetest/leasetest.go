@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -32,6 +34,27 @@ func Dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Po
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// Migrated returns a pool on a fresh database with lockclient's schema.
+func Migrated(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return pgtest.Migrated(t, "lockclient", createSchema)
+}
+
+// MigratedDatabase returns the URL of a database as from Migrated.
+func MigratedDatabase(t testing.TB) string {
+	t.Helper()
+	return pgtest.MigratedDatabase(t, "lockclient", createSchema)
+}
+
+func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn()))
 }
 
 // MustExec executes a statement.

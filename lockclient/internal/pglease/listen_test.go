@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
@@ -31,11 +29,7 @@ const patience = time.Minute
 // migrated returns a pool on a fresh database that has the schema.
 func migrated(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	pool := pgtest.Pool(t)
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	return pool
+	return leasetest.Migrated(t)
 }
 
 // dial returns a pool like base, changed by change.
