@@ -112,7 +112,7 @@
 // # Other transports and frameworks
 //
 // Package grpcfence has interceptors for Connect and grpc-go, and
-// internal/httpintegration has recipes for echo, gin and fiber. For messages,
+// internal/suites/http has recipes for echo, gin and fiber. For messages,
 // [guard.Inject] and [guard.Extract] carry the claim. openapi.json describes the
 // fields and the answers for a service's own description.
 //

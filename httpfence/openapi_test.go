@@ -126,7 +126,7 @@ func describe(t *testing.T) []byte {
 }
 
 // TestOpenAPIIsTheTable: the file describes the code's answers. An OpenAPI
-// validator checks it in examples/openapi.
+// validator checks it in examples/thirdparty/openapi.
 func TestOpenAPIIsTheTable(t *testing.T) {
 	want := describe(t)
 	if *update {

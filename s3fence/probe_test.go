@@ -21,7 +21,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// Also in internal/s3integration, beside a store that must be refused as often.
+// Also in internal/suites/s3, beside a store that must be refused as often.
 func TestProbeAccepts(t *testing.T) {
 	runs := 2
 	if long {

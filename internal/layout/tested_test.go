@@ -14,16 +14,16 @@ import (
 var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
-	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/fits", "TestFits"},
-	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/httpintegration", "TestReplays"},
-	{"chi, echo, gin, fiber", "fenced", "internal/httpintegration", "TestFrameworks"},
+	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
+	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/suites/http", "TestReplays"},
+	{"chi, echo, gin, fiber", "fenced", "internal/suites/http", "TestFrameworks"},
 	{"Connect, grpc-go", "fenced, by `httpfence/grpcfence`", "httpfence/grpcfence", "TestUnary"},
-	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/lockserver", "TestWorkers"},
-	{"versitygw 1.8, MinIO", "accepted", "internal/s3integration", "TestRace"},
-	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/s3integration", "TestProbe"},
-	{"etcd 3.7", "`lockclient/etcdlock`", "internal/issuers/etcd", "TestConformance"},
-	{"ZooKeeper 3.8", "`lockclient/zklock`", "internal/issuers/zk", "TestConformance"},
-	{"Redis 7.0, Sentinel", "`lockclient/redislock`", "internal/issuers/redis", "TestConformance"},
+	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/suites/lockserver", "TestWorkers"},
+	{"versitygw 1.8, MinIO", "accepted", "internal/suites/s3", "TestRace"},
+	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/suites/s3", "TestProbe"},
+	{"etcd 3.7", "`lockclient/etcdlock`", "internal/suites/issuers/etcd", "TestConformance"},
+	{"ZooKeeper 3.8", "`lockclient/zklock`", "internal/suites/issuers/zk", "TestConformance"},
+	{"Redis 7.0, Sentinel", "`lockclient/redislock`", "internal/suites/issuers/redis", "TestConformance"},
 }
 
 // The README's table is made from the list above:

@@ -31,7 +31,7 @@ func suite(pkg, tests string) catcher {
 }
 
 // theCampaign runs until the log shows a violation, for at least a minute.
-var theCampaign = &catcher{what: "campaign", pkg: "internal/campaign", tests: "-first -duration 60s"}
+var theCampaign = &catcher{what: "campaign", pkg: "internal/suites/campaign", tests: "-first -duration 60s"}
 
 const (
 	marksSQL      = "sqlfence/migrations/0001_marks.sql"

@@ -215,5 +215,5 @@ func goTest(ctx context.Context, root string, c catcher, overlay string) ([]byte
 // goCampaign runs the campaign with the given flags.
 func goCampaign(ctx context.Context, root, flags, overlay string) ([]byte, error) {
 	args := append([]string{"run", "-overlay=" + overlay, "."}, strings.Fields(flags)...)
-	return goCommand(ctx, filepath.Join(root, "internal/campaign"), args...)
+	return goCommand(ctx, filepath.Join(root, "internal/suites/campaign"), args...)
 }

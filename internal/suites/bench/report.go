@@ -1,0 +1,284 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Report is what a suite measured.
+type Report struct {
+	Suite    string    `json:"suite"`
+	Sections []Section `json:"sections"`
+}
+
+// Section is one experiment, with where and how it was made.
+type Section struct {
+	Name    string   `json:"name"`
+	Title   string   `json:"title"`
+	About   string   `json:"about"`
+	Columns []string `json:"columns"` // of the values, in order
+	Rows    []Row    `json:"rows"`
+	Reading []string `json:"reading,omitempty"` // sentences made from the figures
+
+	Machine Machine `json:"machine"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Row is one line of a section's table.
+type Row struct {
+	Case string `json:"case"`
+	Way  string `json:"way"`
+	// Ratio is the way's rate divided by the floor's: first quartile, median,
+	// third quartile; none for rows without a comparison.
+	Ratio []float64 `json:"ratio,omitempty"`
+	// Bar is the error bar of the comparison.
+	Bar    float64            `json:"bar,omitempty"`
+	Values map[string]float64 `json:"values,omitempty"`
+	Note   string             `json:"note,omitempty"`
+}
+
+// Machine describes what the figures depend on.
+type Machine struct {
+	At         string `json:"at"`
+	Commit     string `json:"commit"`
+	Command    string `json:"command"`
+	Processor  string `json:"processor"`
+	Cores      int    `json:"cores"`
+	MemoryGiB  int    `json:"memoryGiB"`
+	System     string `json:"system"`
+	Go         string `json:"go"`
+	PostgreSQL string `json:"postgresql,omitempty"`
+	Load       string `json:"load"` // over the last minute, when the section began
+}
+
+// thisMachine describes where the program runs. A commit with changes in the
+// work tree ends in "+".
+func thisMachine(command string) Machine {
+	first := func(file, prefix string) string {
+		text, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(text)) {
+			if rest, ok := strings.CutPrefix(line, prefix); ok {
+				return strings.TrimSpace(strings.TrimLeft(rest, " \t:="))
+			}
+		}
+		return ""
+	}
+	m := Machine{
+		At: time.Now().UTC().Format(time.RFC3339), Command: command, Cores: runtime.NumCPU(), Go: runtime.Version(),
+		Processor: first("/proc/cpuinfo", "model name"), System: runtime.GOOS + "/" + runtime.GOARCH + " " + strings.Trim(first("/etc/os-release", "PRETTY_NAME"), `"`),
+	}
+	kib, _ := strconv.Atoi(strings.TrimSuffix(first("/proc/meminfo", "MemTotal"), " kB"))
+	m.MemoryGiB = int(math.Round(float64(kib) / (1 << 20)))
+	m.Load, _, _ = strings.Cut(first("/proc/loadavg", ""), " ")
+	m.Commit = commit()
+	return m
+}
+
+func commit() string {
+	if out, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output(); err == nil {
+		head := strings.TrimSpace(string(out))
+		// This program itself writes the results.
+		changed, err := exec.Command("git", "status", "--porcelain", "--", ":(top)", ":(top,exclude)internal/suites/bench/results").Output()
+		if err != nil || len(changed) > 0 {
+			head += "+"
+		}
+		return head
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return "unknown"
+}
+
+// add turns a comparison into rows. The columns are "a second", "p50 µs" and
+// "p99 µs", and whatever more returns for a figure.
+func (s *Section) add(cas string, figures []Figure, more func(f Figure) map[string]float64) {
+	for k, f := range figures {
+		row := Row{Case: cas, Way: f.Way, Bar: round(bar(figures), 3), Values: map[string]float64{}}
+		if f.Err != nil {
+			row.Note, row.Bar = "failed: "+f.Err.Error(), 0
+			s.Rows = append(s.Rows, row)
+			continue
+		}
+		row.Values["a second"] = round(f.Rate, 4)
+		row.Values["p50 µs"], row.Values["p99 µs"] = micros(f.P50), micros(f.P99)
+		if k > 0 {
+			row.Ratio = []float64{round(f.Ratio.Q1, 3), round(f.Ratio.Median, 3), round(f.Ratio.Q3, 3)}
+		}
+		if more != nil {
+			for name, v := range more(f) {
+				row.Values[name] = round(v, 4)
+			}
+		}
+		s.Rows = append(s.Rows, row)
+	}
+}
+
+// value adds a row without a comparison.
+func (s *Section) value(cas, way string, values map[string]float64, note string) {
+	for k, v := range values {
+		values[k] = round(v, 4)
+	}
+	s.Rows = append(s.Rows, Row{Case: cas, Way: way, Values: values, Note: note})
+}
+
+// round keeps that many significant digits.
+func round(v float64, digits int) float64 {
+	if v == 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+		return 0
+	}
+	out, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', digits, 64), 64)
+	return out
+}
+
+func micros(d time.Duration) float64 { return round(float64(d.Nanoseconds())/1e3, 3) }
+func millis(d time.Duration) float64 { return round(float64(d.Nanoseconds())/1e6, 3) }
+
+// load reads a suite's stored report; there may be none.
+func load(dir, suite string) Report {
+	r := Report{Suite: suite}
+	if text, err := os.ReadFile(filepath.Join(dir, suite+".json")); err == nil {
+		_ = json.Unmarshal(text, &r) // an unreadable report is replaced
+	}
+	return r
+}
+
+// put adds a section, or replaces the one of the same name.
+func (r *Report) put(s Section) {
+	for i := range r.Sections {
+		if r.Sections[i].Name == s.Name {
+			r.Sections[i] = s
+			return
+		}
+	}
+	r.Sections = append(r.Sections, s)
+}
+
+// write stores the report as JSON and as tables in Markdown.
+func (r *Report) write(dir string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, r.Suite+".json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	var md strings.Builder
+	fmt.Fprintf(&md, "# %s\n\nWritten by `go -C internal/suites/bench run . -suite %s`; do not edit.\n", r.Suite, r.Suite)
+	for _, s := range r.Sections {
+		md.WriteString("\n" + s.markdown())
+	}
+	return os.WriteFile(filepath.Join(dir, r.Suite+".md"), []byte(md.String()), 0o644)
+}
+
+func (s Section) markdown() string {
+	var b strings.Builder
+	m := s.Machine
+	fmt.Fprintf(&b, "## %s\n\n%s", s.Title, s.About)
+	ratios, notes := false, false
+	for _, row := range s.Rows {
+		ratios = ratios || row.Ratio != nil
+		notes = notes || row.Note != ""
+	}
+	head := []string{"case", "way"}
+	if ratios {
+		head = append(head, "ratio to the floor", "error bar", "by p50")
+	}
+	head = append(head, s.Columns...)
+	if notes {
+		head = append(head, "")
+	}
+	if ratios {
+		b.WriteString(" The ratio is of rates, with its quartiles; \"by p50\" is of the median durations of single calls, which a busy machine upsets less.")
+	}
+	b.WriteString("\n\n")
+	line := func(cells []string) { b.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
+	line(head)
+	for i := range head {
+		head[i] = "---"
+	}
+	line(head)
+	for _, row := range s.Rows {
+		if row.Way == again {
+			continue // it is the error bar of the others
+		}
+		cells := []string{row.Case, row.Way}
+		if ratios {
+			ratio, bar, half := "", "", ""
+			if row.Ratio != nil {
+				if by := s.byMedian(row); by > 0 {
+					half = number(round(by, 3))
+				}
+				ratio = fmt.Sprintf("**%s** (%s-%s)", number(row.Ratio[1]), number(row.Ratio[0]), number(row.Ratio[2]))
+				bar = "± " + number(row.Bar)
+			}
+			cells = append(cells, ratio, bar, half)
+		}
+		for _, c := range s.Columns {
+			cell := ""
+			if v, ok := row.Values[c]; ok {
+				cell = number(v)
+			}
+			cells = append(cells, cell)
+		}
+		if notes {
+			cells = append(cells, row.Note)
+		}
+		line(cells)
+	}
+	for _, sentence := range s.Reading {
+		fmt.Fprintf(&b, "\n- %s", sentence)
+	}
+	if len(s.Reading) > 0 {
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "\n`%s` at %s, %s, load %s before, %.0f s: %d cores of %s, %d GiB, %s, %s", m.Command, m.Commit, m.At, m.Load, s.Seconds, m.Cores, m.Processor, m.MemoryGiB, m.System, m.Go)
+	if m.PostgreSQL != "" {
+		b.WriteString(", PostgreSQL " + m.PostgreSQL)
+	}
+	b.WriteString(".\n")
+	return b.String()
+}
+
+// byMedian returns the median duration of the floor divided by the row's. On an
+// idle machine it equals the ratio, and other load affects it less.
+func (s Section) byMedian(row Row) float64 {
+	for _, floor := range s.Rows {
+		if floor.Case == row.Case {
+			return floor.Values["p50 µs"] / max(row.Values["p50 µs"], 1e-9)
+		}
+	}
+	return 0
+}
+
+// number writes a figure with separators between thousands.
+func number(v float64) string {
+	text := strconv.FormatFloat(v, 'f', -1, 64)
+	whole, rest, _ := strings.Cut(text, ".")
+	if len(whole) > 3 && rest != "" {
+		whole, rest = strconv.FormatFloat(math.Round(v), 'f', 0, 64), ""
+	}
+	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	if rest != "" {
+		return whole + "." + rest
+	}
+	return whole
+}

@@ -1,0 +1,17 @@
+// Package suites is the root of the module of the test suites that need more
+// than the library does: real servers, other libraries to compare with, a
+// browser. They live in one module so that what they need is not in the module
+// graph of those who use Fencepost, and so that one upgrade touches one go.mod.
+//
+//	bench       what fencing costs, and how the lease client compares
+//	campaign    stopped, killed and disconnected workers, judged by oracles
+//	http        package httpfence behind proxies and inside frameworks
+//	issuers     etcd, ZooKeeper and Redis, started, killed and failed over
+//	lockserver  the lock server's page in a browser, its workers in other languages
+//	s3          package s3fence on real gateways and behind real proxies
+//
+// The module also pins the programs that check the code, by its tool directive.
+// staticcheck, go vet and internal/layout are all of them: golangci-lint bundles
+// the former two with a hundred linters in 900 modules, which two cores build
+// for longer than the gate runs its tests.
+package suites

@@ -1,0 +1,313 @@
+package httpsuite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+// service is two replicas on one PostgreSQL. The first to be asked carries out the
+// request and loses its answer: it closes the connection.
+type service struct {
+	pool   *pgxpool.Pool
+	db     *sqlfence.DB[pgx.Tx]
+	urls   [2]string // host:port
+	asked  atomic.Int64
+	before func() // between the first one's COMMIT and its closing
+}
+
+func newService(t *testing.T) *service {
+	t.Helper()
+	s := &service{pool: pgtest.Pool(t), before: func() {}}
+	var err error
+	if s.db, err = sqlfence.Pgx(s.pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.db.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.pool.Exec(t.Context(), `CREATE TABLE rows (id bigint GENERATED ALWAYS AS IDENTITY, key text UNIQUE)`); err != nil {
+		t.Fatal(err)
+	}
+	resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
+	fence, err := httpfence.New(s.db, resource, &httpfence.Options{Transactor: s.db.Transactor(), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/accounts/{id}", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
+		tx, ok := s.db.TxFrom(r.Context())
+		if !ok {
+			return errors.New("no transaction")
+		}
+		// The key is stored in the transaction of the work, so a retry finds it.
+		var key any
+		if k := r.Header.Get("Idempotency-Key"); k != "" {
+			key = k
+		}
+		if _, err := tx.Exec(r.Context(), "INSERT INTO rows (key) VALUES ($1) ON CONFLICT DO NOTHING", key); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusCreated)
+		return nil
+	}))
+	for i := range s.urls {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if s.asked.Add(1) > 1 {
+				mux.ServeHTTP(w, r)
+				return
+			}
+			mux.ServeHTTP(httptest.NewRecorder(), r)
+			s.before()
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				_ = conn.Close()
+			}
+		}))
+		t.Cleanup(server.Close)
+		s.urls[i] = server.Listener.Addr().String()
+	}
+	return s
+}
+
+// proxies start a proxy in front of the replicas and return its address; the
+// setting is a line of its configuration.
+var proxies = map[string]func(t *testing.T, replicas [2]string, setting string) string{
+	"nginx": func(t *testing.T, replicas [2]string, setting string) string {
+		dir, address := t.TempDir(), freeAddress(t)
+		config := fmt.Sprintf(`daemon off;
+master_process off;
+pid %[1]s/pid;
+error_log %[1]s/error.log;
+events {}
+http {
+  access_log off;
+  client_body_temp_path %[1]s/body;
+  proxy_temp_path %[1]s/proxy;
+  fastcgi_temp_path %[1]s/fastcgi;
+  uwsgi_temp_path %[1]s/uwsgi;
+  scgi_temp_path %[1]s/scgi;
+  upstream replicas { server %[3]s; server %[4]s; }
+  server {
+    listen %[2]s;
+    location / { proxy_pass http://replicas; %[5]s }
+  }
+}
+`, dir, address, replicas[0], replicas[1], setting)
+		start(t, dir, address, config, "nginx", "-p", dir, "-e", filepath.Join(dir, "error.log"), "-c")
+		return address
+	},
+	"haproxy": func(t *testing.T, replicas [2]string, setting string) string {
+		dir, address := t.TempDir(), freeAddress(t)
+		config := fmt.Sprintf(`defaults
+  mode http
+  timeout connect 10s
+  timeout client 60s
+  timeout server 60s
+  retries 1
+  option redispatch 1
+frontend in
+  bind %s
+  default_backend replicas
+backend replicas
+  balance roundrobin
+  %s
+  server a %s
+  server b %s
+`, address, setting, replicas[0], replicas[1])
+		start(t, dir, address, config, "haproxy", "-db", "-f")
+		return address
+	},
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// start runs a proxy until the test ends. It fails if there is none.
+func start(t *testing.T, dir, address, config, name string, args ...string) {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		for _, path = range []string{"/usr/sbin/" + name, "/usr/local/sbin/" + name} {
+			if _, err = os.Stat(path); err == nil {
+				break
+			}
+		}
+		if err != nil {
+			t.Fatalf("%s is not installed; run .ci/setup servers", name)
+		}
+	}
+	file := filepath.Join(dir, "config")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	cmd := exec.Command(path, append(args, file)...)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+	})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if conn, err := net.Dial("tcp", address); err == nil {
+			_ = conn.Close()
+			return
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Fatalf("%s: %v\n%s", name, err, said.String())
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not listen", name)
+		}
+	}
+}
+
+const (
+	nginxDefault  = ""
+	nginxAll      = "proxy_next_upstream error timeout non_idempotent;"
+	nginxSafe     = "proxy_next_upstream off;"
+	haproxyAll    = "retry-on all-retryable-errors"
+	haproxySafe   = "retry-on conn-failure"
+	haproxySafest = "retry-on none"
+)
+
+// TestReplays: the first replica has committed, and its answer is lost. What
+// the proxy does then is the table of PROXIES.md, row by row.
+func TestReplays(t *testing.T) {
+	for _, c := range []struct {
+		proxy, setting, method string
+		rows                   int // under a live token, without a key
+		replayed               bool
+	}{
+		{"nginx", nginxDefault, "PUT", 2, true},
+		{"nginx", nginxDefault, "POST", 1, false},
+		{"nginx", nginxAll, "POST", 2, true},
+		{"nginx", nginxSafe, "PUT", 1, false},
+		{"nginx", nginxSafe, "POST", 1, false},
+		{"haproxy", haproxyAll, "POST", 2, true},
+		{"haproxy", haproxyAll, "PUT", 2, true},
+		{"haproxy", haproxySafe, "POST", 1, false},
+		{"haproxy", haproxySafest, "PUT", 1, false},
+	} {
+		for _, case_ := range []string{"live token", "live token and a key", "taken over"} {
+			t.Run(strings.Join([]string{c.proxy, strings.TrimSuffix(c.setting, ";"), c.method, case_}, "/"), func(t *testing.T) {
+				s := newService(t)
+				if case_ == "taken over" {
+					s.before = func() {
+						if err := s.db.Raise(context.Background(), guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				address := proxies[c.proxy](t, s.urls, c.setting)
+				ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "account:acme", Token: 10, LeaseID: "a"})
+				req, err := http.NewRequestWithContext(ctx, c.method, "http://"+address+"/accounts/acme", strings.NewReader("x"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if case_ == "live token and a key" {
+					req.Header.Set("Idempotency-Key", "k")
+				}
+				resp, err := guard.Must(httpfence.NewTransport(&http.Transport{DisableKeepAlives: true}, []string{"http://" + address}, nil)).RoundTrip(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+				rows, status := c.rows, 201
+				if case_ != "live token" {
+					rows = 1
+				}
+				switch {
+				case !c.replayed:
+					status = 502 // an unknown outcome to the client
+				case case_ == "taken over":
+					status = 412
+				}
+				var n int
+				if err := s.pool.QueryRow(t.Context(), "SELECT count(*) FROM rows").Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				if n != rows || resp.StatusCode != status || (s.asked.Load() == 2) != c.replayed {
+					t.Errorf("%d rows, %d, asked %d times; want %d rows, %d", n, resp.StatusCode, s.asked.Load(), rows, status)
+				}
+				if err := httpfence.ErrorFrom(resp); errors.Is(err, guard.ErrStale) != (status == 412) {
+					t.Errorf("%v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestFieldsThroughProxies: the claim arrives as it was sent, or is refused:
+// doubled fields, and fields that a proxy was told to drop.
+func TestFieldsThroughProxies(t *testing.T) {
+	for name, start := range proxies {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t)
+			s.asked.Store(1) // none of them loses its answer
+			address := start(t, s.urls, "")
+			for _, c := range []struct {
+				header http.Header
+				status int
+			}{
+				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 201},
+				{http.Header{"X-Fencing-Token": {"10", "10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 400},
+				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a", "b"}, "X-Fencing-Resource": {"account:acme"}}, 400},
+				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme", "account:other"}}, 400},
+				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:other"}}, 400},
+				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Resource": {"account:acme"}}, 428},
+				{http.Header{"X_Fencing_Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 428},
+				{http.Header{"X-Fencing-Token": {"9"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 412},
+			} {
+				req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+address+"/accounts/acme", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header = c.header
+				resp, err := http.DefaultTransport.RoundTrip(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != c.status {
+					t.Errorf("%v: %d, want %d", c.header, resp.StatusCode, c.status)
+				}
+			}
+		})
+	}
+}

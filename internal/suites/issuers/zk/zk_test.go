@@ -1,0 +1,537 @@
+package zk_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
+	"github.com/fencepost-go/fencepost/lockclient/zklock"
+)
+
+// tick is a long one, so that the longest TTL, which most tests use, is long
+// enough for a slow machine.
+const (
+	tick = time.Second
+	ttl  = 20 * tick
+)
+
+func startServers(t testing.TB, n int) *servers.ZooKeeper {
+	t.Helper()
+	return servers.StartZooKeeper(t, n, "tickTime=1000")
+}
+
+func issuer(t testing.TB, opts *zklock.Options, addrs ...string) *zklock.Issuer {
+	t.Helper()
+	o := zklock.Options{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.TickTime == 0 {
+		o.TickTime = tick
+	}
+	i, err := zklock.New(addrs, &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close() })
+	return i
+}
+
+func conformance(t *testing.T, z *servers.ZooKeeper) {
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
+		return drivertest.Harness{
+			Issuer: func(t testing.TB) driver.Issuer { return issuer(t, nil, z.Addrs()...) },
+			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
+				proxy := drivertest.NewProxy(t, "tcp", z.Nodes[0].Addr)
+				return issuer(t, nil, proxy.Addr()), proxy
+			},
+			TTL: ttl,
+			// See "What a late request does" in the documentation.
+			Slack:        ttl + 3*tick,
+			SessionBound: true,
+			Parallel:     true,
+		}
+	})
+}
+
+// TestConformance runs the suite, and the suite on broken issuers.
+func TestConformance(t *testing.T) { conformance(t, startServers(t, 1)) }
+
+// TestConformanceEnsemble runs the suite on three servers, through the leader and
+// through followers.
+func TestConformanceEnsemble(t *testing.T) {
+	z := startServers(t, 3)
+	conformance(t, z)
+}
+
+func ask(resource, id string) driver.Request {
+	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: ttl, Timeout: time.Minute}
+}
+
+func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
+	t.Helper()
+	g, err := i.Acquire(t.Context(), ask(resource, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
+}
+
+// client is a bare client, with which a test reads and damages nodes.
+func client(t testing.TB, addrs ...string) *zk.Conn {
+	t.Helper()
+	c, events, err := zk.Connect(addrs, 20*tick, zk.WithLogInfo(false), zk.WithLogger(silent{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	for e := range events {
+		if e.State == zk.StateHasSession {
+			return c
+		}
+	}
+	return nil
+}
+
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+// must returns v, or fails on an error.
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// TestP3TokensSurviveAWipedDirectory: the data directory is lost. The base keeps
+// the tokens of a new process above those of before; zxids alone repeat. A
+// process that runs throughout refuses until RaiseEpoch has been called and the
+// process was restarted.
+func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
+	z := startServers(t, 1)
+	zxid := func() int64 {
+		_, stat, err := client(t, z.Addrs()...).Get("/fencepost/base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stat.Czxid
+	}
+	running := issuer(t, nil, z.Addrs()...)
+	for n := range 5 {
+		if _, err := running.Release(t.Context(), acquire(t, running, "r", fmt.Sprint("a", n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := acquire(t, running, "r", "a")
+	last := int64(before.Token) - baseOf(t, z)
+	z.Nodes[0].Kill()
+	z.Wipe(t, 0)
+	z.Nodes[0].Start()
+	after := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
+	if is := zxid(); is >= last {
+		t.Errorf("control: the zxid was %#x and is %#x though the data was lost", last, is)
+	}
+	if after.Token <= before.Token {
+		t.Errorf("token %v after %v", after.Token, before.Token)
+	}
+	var err error
+	for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(20 * time.Millisecond) { // until it has noticed
+		if _, err = running.Acquire(t.Context(), ask("other", "c")); err == nil || errors.Is(err, guard.ErrMarkAhead) {
+			break
+		}
+	}
+	if !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "RaiseEpoch") {
+		t.Errorf("an issuer that ran through the loss: %v; want ErrMarkAhead and the way out", err)
+	}
+	if err := running.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if next := acquire(t, running, "other", "d"); next.Token <= after.Token {
+		t.Errorf("token %v after RaiseEpoch, %v before", next.Token, after.Token)
+	}
+}
+
+func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
+	t.Helper()
+	value, _, err := client(t, z.Addrs()...).Get("/fencepost/base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int64
+	fmt.Sscan(string(value), &n)
+	return n
+}
+
+// TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
+// keeps its token.
+func TestAdvanceAndRaiseEpoch(t *testing.T) {
+	z := startServers(t, 1)
+	i := issuer(t, nil, z.Addrs()...)
+	held := acquire(t, i, "r", "a")
+	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
+	}
+	if err := i.RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	results := make([]driver.Renewed, 1)
+	i.Renew(t.Context(), []driver.Renewal{{Claim: held, TTL: ttl}}, results)
+	if results[0].State != driver.Extended {
+		t.Errorf("a lease that runs through RaiseEpoch: %+v", results[0])
+	}
+	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	above := held.Token + 1<<40
+	if reached, err := i.Advance(t.Context(), "r", above); err != nil || reached != above {
+		t.Errorf("Advance: %v, %v", reached, err)
+	}
+	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
+		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
+	}
+	// Another process has neither base nor floor in memory.
+	next := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
+	if next.Token <= above {
+		t.Errorf("token %v after Advance to %v", next.Token, above)
+	}
+	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token >= above || other.Token <= held.Token {
+		t.Errorf("another resource has token %v; the base alone counts", other.Token)
+	}
+}
+
+// TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
+// ahead; RaiseEpoch raises it anyway.
+func TestRaiseEpochBehindTheBase(t *testing.T) {
+	z := startServers(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	acquire(t, i, "warm", "a")
+	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
+	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(fmt.Sprint(ahead)), -1))
+	before := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
+	if err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const lost = 1 << 36 // what the restore may have lost: 16 elections
+	if after := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); after.Token < before.Token+lost {
+		t.Errorf("token %v after %v and RaiseEpoch, which said that it raised them", after.Token, before.Token)
+	}
+}
+
+// TestForeignValues: a foreign value under a node is an error that says where,
+// and nothing is granted or changed.
+func TestForeignValues(t *testing.T) {
+	z := startServers(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	if _, err := i.Release(t.Context(), acquire(t, i, "warm", "a")); err != nil {
+		t.Fatal(err)
+	}
+	all := zk.WorldACL(zk.PermAll)
+	for r, value := range map[string]string{
+		"text":       "x",
+		"json":       `{"owner":"x"}`,
+		"version":    `{"v":2,"id":"x","base":"1","ttl":1}`,
+		"persistent": `{"v":1,"id":"x","base":"1","ttl":1}`,
+		"floor":      "",
+		"minus":      "",
+	} {
+		container := "/fencepost/r-" + r
+		floor := map[string]string{"floor": "seven", "minus": "-7"}[r]
+		must[string](t)(c.Create(container, nil, 0, all))
+		path := container
+		if floor != "" {
+			value = floor
+			must[*zk.Stat](t)(c.Set(container, []byte(floor), 0))
+		} else {
+			path += "/lock"
+			flags := int32(zk.FlagEphemeral)
+			if r == "persistent" {
+				flags = 0
+			}
+			must[string](t)(c.Create(path, []byte(value), flags, all))
+		}
+		g, err := i.Acquire(t.Context(), ask(r, "a"))
+		if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %+v, %v; want ErrUnavailable that names %s", r, g, err, path)
+		}
+		if got, _, err := c.Get(path); err != nil || !bytes.Equal(got, []byte(value)) {
+			t.Errorf("%s was changed", path)
+		}
+	}
+	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte("x"), -1))
+	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "/fencepost/base") {
+		t.Errorf("a foreign base: %v", err)
+	}
+}
+
+// TestRefusals: unsuitable servers, or operations they do not allow, are a clear
+// error, and nothing is granted.
+func TestRefusals(t *testing.T) {
+	z := startServers(t, 1)
+	addr := z.Nodes[0].Addr
+	c := client(t, addr)
+	must[string](t)(c.Create("/locked", nil, 0, zk.DigestACL(zk.PermAll, "user", "secret")))
+	plain, err := net.Listen("tcp", "127.0.0.1:0") // accepts a connection and does not speak ZooKeeper's protocol
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	go func() {
+		for {
+			conn, err := plain.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46")) // TLS: protocol version alert
+			conn.Close()
+		}
+	}()
+	for name, test := range map[string]struct {
+		opts zklock.Options
+		addr string
+		want string
+	}{
+		"no rights":                  {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
+		"a wrong password":           {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
+		"standalone, three promised": {zklock.Options{Members: 3}, addr, "Options.Members requires 3"},
+		"another tick":               {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
+		"no such parent":             {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
+		"a server that wants TLS":    {zklock.Options{}, plain.Addr().String(), ""},
+		"nobody there":               {zklock.Options{}, servers.FreeAddr(t), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := issuer(t, &test.opts, test.addr)
+			r := ask("r", "a")
+			if name == "a server that wants TLS" || name == "nobody there" {
+				r.Timeout = 3 * time.Second
+			}
+			if name == "another tick" {
+				r.TTL = 40 * tick
+			}
+			g, err := i.Acquire(t.Context(), r)
+			if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%+v, %v; want ErrUnavailable that says %q", g, err, test.want)
+			}
+		})
+	}
+	acquire(t, issuer(t, &zklock.Options{Root: "/locked/below", Scheme: "digest", Auth: "user:secret"}, addr), "r", "a")
+	for field, opts := range map[string]*zklock.Options{
+		"Options.Root": {Root: "x"}, "Options.TickTime": {TickTime: time.Microsecond}, "Options.Members": {Members: -1},
+	} {
+		if _, err := zklock.New([]string{addr}, opts); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%+v: %v; want ErrInvalid that names %s", opts, err, field)
+		}
+	}
+}
+
+// TestWakeOne: a release wakes the longest waiting process alone, and its
+// release at the next.
+func TestWakeOne(t *testing.T) {
+	z := startServers(t, 1)
+	a := issuer(t, nil, z.Addrs()...)
+	held := acquire(t, a, "r", "a")
+	woken := make(chan int, 10)
+	var waiting []*zklock.Issuer
+	for n := range 3 {
+		i := issuer(t, nil, z.Addrs()...)
+		waiting = append(waiting, i)
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
+		if err != nil || w.Held == nil || w.Held.Token != held.Token {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		t.Cleanup(w.Stop)
+	}
+	changed := make(chan bool, 1)
+	onlooker, err := issuer(t, nil, z.Addrs()...).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { changed <- true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(onlooker.Stop)
+	for n := range 3 {
+		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
+			t.Fatal(freed, err)
+		}
+		if got := <-woken; got != n {
+			t.Fatalf("process %d was woken, process %d waits longest", got, n)
+		}
+		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
+	}
+	<-changed
+	select {
+	case n := <-woken:
+		t.Errorf("process %d was woken while the lease was held", n)
+	case <-time.After(time.Second):
+	}
+}
+
+// TestSpentLeaseFreesNoSuccessor: a lease is released without its token, as one
+// whose answer was lost, while the issuer still counts it among its own. Neither
+// its end there nor a release of it takes a successor's lock.
+func TestSpentLeaseFreesNoSuccessor(t *testing.T) {
+	z := startServers(t, 1)
+	a, b := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
+	old := acquire(t, a, "r", "a")
+	noToken := old
+	noToken.Token = guard.NoToken
+	if freed, err := b.Release(t.Context(), noToken); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	next := acquire(t, b, "r", "b")
+	if freed, err := a.Release(t.Context(), old); freed || err != nil {
+		t.Errorf("the release of a spent lease: %v, %v", freed, err)
+	}
+	results := make([]driver.Renewed, 1)
+	b.Renew(t.Context(), []driver.Renewal{{Claim: next, TTL: ttl}}, results)
+	if _, err := a.Acquire(t.Context(), ask("r", "c")); results[0].State != driver.Extended || !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the successor's lease: %+v, and an acquire says %v; want ErrHeld", results[0], err)
+	}
+}
+
+// cutting ends the connection as soon as a request has gone out on it.
+type cutting struct {
+	net.Conn
+	request *atomic.Pointer[string] // what is in the request; nil for none
+}
+
+func (c cutting) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if s := c.request.Load(); s != nil && bytes.Contains(p, []byte(*s)) && c.request.CompareAndSwap(s, nil) {
+		c.Conn.Close()
+	}
+	return n, err
+}
+
+// TestP8UnknownAcquireEndsWithItsTTL: the answer to an acquire is lost, nobody
+// retries or releases it, and the session lives on for another lease. The grant
+// that nobody holds ends.
+func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
+	z := startServers(t, 1)
+	var request atomic.Pointer[string]
+	i := issuer(t, &zklock.Options{TickTime: servers.ZooKeeperTick, Dialer: func(network, address string, timeout time.Duration) (net.Conn, error) {
+		conn, err := net.DialTimeout(network, address, timeout)
+		return cutting{conn, &request}, err
+	}}, z.Addrs()...)
+	r := func(resource, id string) driver.Request {
+		return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: 20 * servers.ZooKeeperTick, Timeout: time.Minute}
+	}
+	other, err := i.Acquire(t.Context(), r("other", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := i.Acquire(t.Context(), r("r", "before"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if freed, err := i.Release(t.Context(), guard.Claim{Resource: "r", Token: first.Token, LeaseID: "before"}); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	c := client(t, z.Addrs()...)
+	there := func() bool {
+		ok, _, err := c.Exists("/fencepost/r-r/lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	lost := false
+	for n := 0; n < 20 && !lost; n++ { // the server may notice the connection's end first
+		what := fmt.Sprint("id-lost", n)
+		request.Store(&what)
+		if _, err := i.Acquire(t.Context(), r("r", what[3:])); !errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Fatalf("%v; want ErrOutcomeUnknown", err)
+		}
+		for began := time.Now(); !lost && time.Since(began) < time.Second; time.Sleep(5 * time.Millisecond) {
+			lost = there()
+		}
+	}
+	if !lost {
+		t.Fatal("the acquire was never carried out")
+	}
+	for began := time.Now(); there(); time.Sleep(20 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("a lease that nobody holds is there a minute after its TTL of eight seconds")
+		}
+		results := make([]driver.Renewed, 1)
+		i.Renew(t.Context(), []driver.Renewal{{Claim: guard.Claim{Resource: "other", Token: other.Token, LeaseID: "a"}, TTL: 20 * servers.ZooKeeperTick}}, results)
+		if results[0].State == driver.Over {
+			t.Fatal("the session is over, which shows nothing")
+		}
+	}
+	// A retry with the lease ID before that gets the holder's lease.
+	again := "id-again"
+	request.Store(&again)
+	if _, err := i.Acquire(t.Context(), r("r", "again")); !errors.Is(err, guard.ErrOutcomeUnknown) {
+		t.Fatalf("%v; want ErrOutcomeUnknown", err)
+	}
+	held, err := i.Acquire(t.Context(), r("r", "again"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := guard.Claim{Resource: "r", Token: held.Token, LeaseID: "again"}
+	for began := time.Now(); time.Since(began) < 25*servers.ZooKeeperTick; time.Sleep(100 * time.Millisecond) {
+		results := make([]driver.Renewed, 1)
+		i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: 20 * servers.ZooKeeperTick}}, results)
+		if results[0].State == driver.Over {
+			t.Fatal("the lease was deleted though it was adopted and renewed")
+		}
+	}
+}
+
+// TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
+// came leaves the line. Otherwise those behind it would wait until its place runs
+// out, after two seconds: none of the tries would be quicker then.
+func TestGrantedBeforeItsTurn(t *testing.T) {
+	z := startServers(t, 1)
+	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
+	places := func(resource string) (n int) {
+		children, _, err := c.Children("/fencepost/r-" + resource)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range children {
+			if strings.HasPrefix(node, "wait-") {
+				n++
+			}
+		}
+		return n
+	}
+	for try := range 5 {
+		resource := fmt.Sprint("r", try)
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: "a"}, func() {})
+		if err != nil || w.Held != nil {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		if n := places(resource); n != 1 {
+			t.Fatalf("%d places", n)
+		}
+		began := time.Now()
+		w.Stop()
+		r := ask(resource, "a")
+		r.Waiting = true
+		if _, err := i.Acquire(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		for places(resource) > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if time.Since(began) < 1500*time.Millisecond {
+			return
+		}
+	}
+	t.Error("the places ran out")
+}

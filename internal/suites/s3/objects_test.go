@@ -1,0 +1,175 @@
+//go:build unix
+
+package s3suite
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// What an object goes through in its life, on a real store, in each mode that
+// is safe there, with a body that takes several parts where that is possible.
+func TestObjects(t *testing.T) {
+	g := startGateway(t)
+	client := gatewayClient(g, g.URL)
+	b, err := s3fence.Open(t.Context(), client, bucket, &s3fence.Options{PartSize: 5 << 20, GracePeriod: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Objects(s3fence.Plain, nil); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("Plain on a store whose ETags are those of bodies: %v", err)
+	}
+	large := bytes.Repeat([]byte("0123456789abcdef"), 12<<16) // 12 MiB
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Pointer} {
+		t.Run(mode.String(), func(t *testing.T) {
+			o, err := b.Objects(mode, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := mode.String() + "/é 日本.csv"
+			put := func(token guard.Token, body []byte) error {
+				var r io.Reader = s3fence.Bytes(body)
+				if mode == s3fence.Pointer {
+					r = io.MultiReader(r) // of unknown length
+				}
+				return o.Put(t.Context(), claim(token), name, r, &s3fence.PutOptions{
+					Headers: s3fence.Headers{ContentType: "text/csv", CacheControl: "no-store", Metadata: map[string]string{"tenant": "123"}},
+				})
+			}
+			want := func(body []byte, token guard.Token) {
+				t.Helper()
+				object, err := o.Get(t.Context(), name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer object.Body.Close()
+				got, err := io.ReadAll(object.Body)
+				h := object.Headers
+				if err != nil || !bytes.Equal(got, body) || object.Mark.Token != token ||
+					h.ContentType != "text/csv" || h.CacheControl != "no-store" || h.Metadata["tenant"] != "123" {
+					t.Errorf("%d bytes at %d, %+v, %v, want %d at %d", len(got), object.Mark.Token, h, err, len(body), token)
+				}
+			}
+			stale := func(err error) {
+				t.Helper()
+				if !errors.Is(err, guard.ErrStale) {
+					t.Errorf("got %v, want stale", err)
+				}
+			}
+			for token, body := range [][]byte{1: {}, 2: []byte("small"), 3: large} {
+				if token == 0 {
+					continue
+				}
+				if err := put(guard.Token(token), body); err != nil {
+					t.Fatal(err)
+				}
+				want(body, guard.Token(token))
+			}
+			if err := o.Raise(t.Context(), claim(4), name); err != nil {
+				t.Fatal(err)
+			}
+			want(large, 4)
+			stale(put(3, []byte("stale")))
+			if mode == s3fence.Pointer {
+				time.Sleep(time.Second) // the store's times are whole seconds
+				if done, err := o.Collect(t.Context(), mode.String()); err != nil || done.Pointers != 1 || done.Deleted != 2 {
+					t.Errorf("collected %+v, %v, want the data of 1 and 2", done, err)
+				}
+				want(large, 4)
+			}
+			listed := func() (n int) {
+				for e, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: mode.String()}) {
+					if err != nil || e.Key != name {
+						t.Errorf("%+v, %v", e, err)
+					}
+					n++
+				}
+				return n
+			}
+			if n := listed(); n != 1 {
+				t.Errorf("%d are listed", n)
+			}
+			if err := o.Delete(t.Context(), claim(5), name); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := o.Get(t.Context(), name); !errors.Is(err, guard.ErrNotFound) {
+				t.Errorf("after deletion: %v", err)
+			}
+			if n := listed(); n != 0 {
+				t.Errorf("%d tombstones are listed", n)
+			}
+			stale(put(4, []byte("stale")))
+			// An object that another program wrote is left alone until it is
+			// adopted.
+			foreign := mode.String() + "/foreign"
+			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{
+				Bucket: aws.String(bucket), Key: aws.String(foreign), Body: strings.NewReader("theirs"),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := o.Put(t.Context(), claim(6), foreign, nil, nil); !errors.Is(err, guard.ErrUnfenced) {
+				t.Errorf("got %v, want unfenced", err)
+			}
+			if err := o.Adopt(t.Context(), claim(6), foreign); err != nil {
+				t.Fatal(err)
+			}
+			stale(o.Put(t.Context(), claim(5), foreign, nil, nil))
+		})
+	}
+}
+
+// A real store's answers to configurations that cannot work.
+func TestAccess(t *testing.T) {
+	g := startGateway(t)
+	if err := openSealed(t, gatewayClient(g, g.URL)).Put(t.Context(), claim(5), key, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*gateway.Gateway)
+		bucket string
+		says   string
+	}{
+		"unknown user": {func(g *gateway.Gateway) { g.AccessKeyID = "nobody" }, bucket, "credentials were refused"},
+		"wrong secret": {func(g *gateway.Gateway) { g.SecretAccessKey = "wrong" }, bucket, "credentials were refused"},
+		"wrong region": {func(g *gateway.Gateway) { g.Region = "us-west-2" }, bucket, "another region"},
+		"wrong bucket": {func(*gateway.Gateway) {}, "another", "does not exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wrong := &gateway.Gateway{URL: g.URL, Region: g.Region, AccessKeyID: g.AccessKeyID, SecretAccessKey: g.SecretAccessKey}
+			c.change(wrong)
+			client := gatewayClient(wrong, g.URL)
+			_, opened := s3fence.Open(t.Context(), client, c.bucket, nil)
+			b, err := s3fence.Open(t.Context(), client, c.bucket, &s3fence.Options{InsecureSkipProbe: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := b.Objects(s3fence.Sealed, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, got := o.Get(t.Context(), key)
+			for call, err := range map[string]error{
+				"open": opened, "get": got, "put": o.Put(t.Context(), claim(6), key, nil, nil), "raise": o.Raise(t.Context(), claim(6), key),
+			} {
+				if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%s: %v, want it unavailable because %q", call, err, c.says)
+				}
+			}
+		})
+	}
+	if mark, err := openSealed(t, gatewayClient(g, g.URL)).Mark(t.Context(), key); err != nil || mark.Token != 5 {
+		t.Errorf("the object is at %+v, %v: it was written", mark, err)
+	}
+}

@@ -1,0 +1,146 @@
+package s3conform_test
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/suites/s3/s3conform"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+func target(server *s3test.Server) s3conform.Target {
+	return s3conform.Target{Endpoint: server.URL(), AccessKeyID: "id", SecretAccessKey: "secret", Client: server.HTTPClient()}
+}
+
+func TestServer(t *testing.T) {
+	server := s3test.New(t, nil)
+	s3conform.Run(t, target(server))
+}
+
+// The suite must notice each way in which a store can be broken, and blame
+// nothing else.
+func TestMutants(t *testing.T) {
+	conditions := []string{
+		"create only once",
+		"replace only the version that was read",
+		"replace of a missing object is NoSuchKey",
+		"unknown conditions of writes are refused",
+		"delete only the version that was read",
+		"read only the version that is meant",
+		"chunked body on a condition",
+		"multipart upload creates only once",
+		"multipart upload replaces only the version that was read",
+	}
+	conditional := func(r *s3test.Request) bool {
+		return r.Header.Get("If-Match") != "" || r.Header.Get("If-None-Match") != ""
+	}
+	var meeting s3test.Meeting
+	var deletes s3test.OvertakenDeletes
+	for _, m := range []struct {
+		name  string
+		opts  s3test.Options
+		rule  s3test.Rule
+		fails []string
+		may   []string // fail if the requests happen to meet
+	}{
+		{name: "none"},
+		{
+			name: "race",
+			rule: s3test.Rule{Match: conditional, Decide: func(r *s3test.Request) s3test.Fault {
+				if strings.HasPrefix(r.Key, "race-") {
+					return s3test.Fault{Between: meeting.Join}
+				}
+				return s3test.Race() // without a race it has no effect
+			}},
+			fails: s3conform.Races(),
+		},
+		{
+			name: "race of deletes",
+			rule: s3test.Rule{Match: conditional, Decide: func(r *s3test.Request) s3test.Fault {
+				if strings.HasPrefix(r.Key, "race-of-replace-and-delete") {
+					return deletes.Fault(r)
+				}
+				return s3test.Fault{}
+			}},
+			fails: []string{"race of replace and delete has one winner"},
+		},
+		{
+			name:  "conditions are ignored",
+			rule:  s3test.Rule{Fault: s3test.IgnoreConditions()},
+			fails: append(conditions, s3conform.Races()...),
+		},
+		{
+			name:  "conditions of deletes are ignored",
+			rule:  s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.IgnoreConditions()},
+			fails: []string{"delete only the version that was read"},
+			may:   []string{"race of replace and delete has one winner"},
+		},
+		{
+			name: "conditions of multipart uploads are ignored",
+			rule: s3test.Rule{Ops: []s3test.Op{s3test.CompleteMultipartUpload}, Fault: s3test.IgnoreConditions()},
+			fails: []string{
+				"multipart upload creates only once",
+				"multipart upload replaces only the version that was read",
+				"race of multipart uploads has one winner",
+			},
+		},
+		{
+			name:  "metadata is merged",
+			rule:  s3test.Rule{Fault: s3test.Fault{MergeMetadata: true}},
+			fails: []string{"overwriting replaces metadata and headers"},
+		},
+		{
+			name: "opaque ETags",
+			opts: s3test.Options{ETags: s3test.ETagOpaque},
+			fails: []string{
+				"empty object", "ETag is the MD5 of the body", "ETag ignores metadata", "ranges",
+				"list by prefix and start", "signed hash of the body is verified",
+				"chunked body with a checksum in the trailer", "multipart upload",
+			},
+		},
+		{
+			name:  "ranges are ignored",
+			rule:  s3test.Rule{Fault: s3test.Fault{Ignore: []string{"range"}}},
+			fails: []string{"ranges"},
+		},
+		{
+			name:  "parts of all sizes",
+			opts:  s3test.Options{MinPartSize: -1},
+			fails: []string{"multipart upload with wrong parts is refused"},
+		},
+		{
+			name:  "answers 404 to deletes",
+			rule:  s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Match: func(r *s3test.Request) bool { return r.Key == "delete-removes--and-may-be-repeated/a" }, Fault: s3test.AnswerApplied(404)},
+			fails: []string{"delete removes, and may be repeated"},
+		},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			const small = 64 << 10 // the race detector looks at every byte
+			m.opts.MinPartSize = cmp.Or(m.opts.MinPartSize, small)
+			server := s3test.New(t, &m.opts)
+			server.Inject(m.rule)
+			target := target(server)
+			target.PartSize = small
+			target.Rounds = 20
+			failures, err := s3conform.Check(t.Context(), target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var failed []string
+			for _, f := range failures {
+				failed = append(failed, f.Case)
+				if !slices.Contains(m.fails, f.Case) && !slices.Contains(m.may, f.Case) {
+					t.Error(f)
+				}
+			}
+			for _, name := range m.fails {
+				if !slices.Contains(failed, name) {
+					t.Errorf("not noticed: %s", name)
+				}
+			}
+		})
+	}
+}
