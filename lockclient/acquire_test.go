@@ -19,6 +19,7 @@ import (
 // TestTokensGrow is P3 step by step: release, expiry, change of owner, the same
 // lease ID again, a floor above the row, a resource without a row.
 func TestTokensGrow(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	a, b := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	var last guard.Token
@@ -60,6 +61,7 @@ func TestTokensGrow(t *testing.T) {
 
 // TestTokenExhausted: the last token is granted, and nothing after it.
 func TestTokenExhausted(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', $1)", int64(guard.MaxToken-1))
@@ -81,6 +83,7 @@ func TestTokenExhausted(t *testing.T) {
 
 // TestHeld: a refusal names the holder and writes nothing at all.
 func TestHeld(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 	client := newTestClient(t, pool, nil)
@@ -123,6 +126,7 @@ func TestHeld(t *testing.T) {
 // TestOwnGrantAgain: the same lease ID finds its running lease, as after a lost
 // answer: same token, same start, later end, never an earlier one.
 func TestOwnGrantAgain(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	acquire := func(ttl time.Duration) *Lease {
@@ -151,6 +155,7 @@ func TestOwnGrantAgain(t *testing.T) {
 // TestIsolation: only READ COMMITTED grants. Under the other levels a statement
 // that does not check the level grants a token twice (the control).
 func TestIsolation(t *testing.T) {
+	t.Parallel()
 	for _, level := range []string{"read committed", "read uncommitted", "repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			url := pgtest.Database(t)
@@ -194,6 +199,7 @@ func TestIsolation(t *testing.T) {
 // TestGrantIsDurable: the statement waits for the disk even if the default
 // would not, and leaves the connection as it found it.
 func TestGrantIsDurable(t *testing.T) {
+	t.Parallel()
 	url := pgtest.Database(t)
 	for configured, want := range map[string]string{"off": "on", "local": "on", "on": "on", "remote_write": "remote_write"} {
 		t.Run(configured, func(t *testing.T) {
@@ -239,6 +245,7 @@ func TestGrantIsDurable(t *testing.T) {
 // TestCommitFails: a grant that fails at its commit, after the row was
 // returned, is not a grant.
 func TestCommitFails(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mustSimple(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'at the commit'; END $$;
 		CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON fencepost.leases DEFERRABLE INITIALLY DEFERRED
@@ -259,6 +266,7 @@ func ExampleHeldError() {
 // under one token. The second is refused at once, however long it would wait, and
 // the first keeps its lease.
 func TestLeaseIDOfTwoOwners(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	first := newTestClient(t, pool, nil)
 	second, err := New(pool, "another", nil)

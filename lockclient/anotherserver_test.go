@@ -12,6 +12,7 @@ import (
 // the same one after a failover. The statement that grants notices, and the
 // client enters again before it is granted anything, alone or with others.
 func TestAnotherServer(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	for n := range 2 {

@@ -15,6 +15,7 @@ import (
 // TestTwoLeasesOfOneResource: a lease that was force-unlocked and its successor,
 // both of one client and renewed together, are not taken for each other.
 func TestTwoLeasesOfOneResource(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	for name, reversed := range map[string]bool{"old, new": false, "new, old": true} {
 		client := newTestClient(t, pool, nil)

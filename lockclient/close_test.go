@@ -48,6 +48,7 @@ func TestCloseBesideReleases(t *testing.T) {
 // TestCloseBesideHolds: a Hold whose acquire is in flight when the client is closed
 // leaves no lease behind.
 func TestCloseBesideHolds(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	slow := guard.ObserverFunc(func(_ context.Context, e guard.Event) {
 		if e.Op == guard.OpAcquire {
@@ -55,7 +56,8 @@ func TestCloseBesideHolds(t *testing.T) {
 		}
 	})
 	const holds = 10
-	for round := range 20 {
+	rounds := byLength(8, 20)
+	for round := range rounds {
 		client := newTestClient(t, pool, &Options{Observer: slow})
 		warm(t, client)
 		var wg sync.WaitGroup
@@ -65,7 +67,7 @@ func TestCloseBesideHolds(t *testing.T) {
 				errs[n] = client.Hold(context.Background(), fmt.Sprint(round, " ", n), &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error { <-ctx.Done(); return nil })
 			})
 		}
-		time.Sleep(time.Duration(round) * 250 * time.Microsecond)
+		time.Sleep(time.Duration(round) * 5 * time.Millisecond / time.Duration(rounds))
 		if err := client.Close(context.Background()); err != nil {
 			t.Error(err)
 		}

@@ -20,6 +20,7 @@ import (
 // TestRowLocked: a statement that waits for the row gives up at lock_timeout,
 // so that its outcome is known.
 func TestRowLocked(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, &Options{OpTimeout: patience, LockTimeout: 50 * time.Millisecond})
 	lease := mustTry(t, client, "r", time.Minute)
@@ -92,6 +93,7 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 // for its lock, one is granted. The control omits the statement's condition,
 // which is checked again under the lock, and grants to all.
 func TestRaceForFreeRow(t *testing.T) {
+	t.Parallel()
 	const underLock = `AND (l.lease_id IS NULL AND (u.waiting AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms') IS NOT TRUE
            OR l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > clock_timestamp()
            OR l.lease_id IS NOT NULL AND l.expires_at <= CASE WHEN l.lease_id = u.lease_id AND l.owner = u.owner THEN u.now ELSE clock_timestamp() END)
@@ -145,6 +147,7 @@ func TestRaceForFreeRow(t *testing.T) {
 // ID, and that lease runs out. The second owner gets a token of its own. The
 // control does not compare owners and gives it the first one's.
 func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
+	t.Parallel()
 	const byOwner = "l.lease_id = u.lease_id AND l.owner = u.owner AND l.expires_at > u.now"
 	granted := func(t *testing.T, compares string) (token int64) {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
@@ -186,6 +189,7 @@ func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
 // TestLockedReleasesDelayNoRenewal: releases that wait for locked rows leave
 // connections to the renewals of other leases. (P7)
 func TestLockedReleasesDelayNoRenewal(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, &Options{OpTimeout: time.Minute, LockTimeout: 45 * time.Second, ReleaseTimeout: time.Minute})
 	healthy := mustTry(t, client, "healthy", time.Minute)
@@ -236,6 +240,7 @@ func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 // be notified into the line of waiters, and an acquire although the row's times are
 // infinite.
 func TestSpoiltLine(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	for _, id := range []string{"", "chosen"} {

@@ -37,10 +37,10 @@ func TestServerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := newTestClient(t, pool, &Options{OpTimeout: 800 * time.Millisecond, RenewConns: 8})
-	var last [8]guard.Token
+	var last [4]guard.Token
 	for round := range byLength(2, 5) { // for both ways to end
 		var gone atomic.Bool
-		var told [8]acknowledged
+		var told [4]acknowledged
 		var wg, first sync.WaitGroup
 		first.Add(len(told))
 		for i := range told {
@@ -130,6 +130,7 @@ func hammer(client *Client, resource string, first *sync.WaitGroup, gone *atomic
 // TestKilledControl: without the raise the same server issues an acknowledged
 // token again after a kill, so the test above would notice.
 func TestKilledControl(t *testing.T) {
+	t.Parallel()
 	server := forgetful(t)
 	pool := dial(t, server.URL())
 	if err := Migrate(t.Context(), pool); err != nil {

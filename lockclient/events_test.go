@@ -15,6 +15,7 @@ import (
 
 // TestEvents: what each event reports, by name, operation and attributes.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	rec := &recorder{}
 	opts := &Options{Observer: rec, Logger: slog.New(slog.NewJSONHandler(rec, &slog.HandlerOptions{Level: slog.LevelDebug}))}

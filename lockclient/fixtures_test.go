@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -34,12 +35,12 @@ type (
 var (
 	mustExec     = leasetest.MustExec
 	eventually   = leasetest.Eventually
-	byLength     = leasetest.ByLength
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows
 	runOut       = leasetest.RunOut
 	forgetful    = leasetest.Forgetful
 	holdBack     = leasetest.HoldBack
+	byLength     = longtest.ByLength[int]
 	behindProxy  = leasetest.BehindProxy
 	watchHistory = leasetest.WatchHistory
 	history      = leasetest.History

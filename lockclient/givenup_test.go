@@ -33,6 +33,7 @@ func stalling(t *testing.T, url string) (*pgxpool.Pool, *drivertest.Proxy) {
 // client repeats it under the same lease ID, works and releases. The first
 // attempt arrives after that, in time, and is refused. (P8)
 func TestLateDuplicateResurrectsNothing(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	stalled, network := stalling(t, direct.Config().ConnString())
 	slow, fast := newTestClient(t, stalled, nil), newTestClient(t, direct, nil)
@@ -86,6 +87,7 @@ func (s *stray) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 // then the first attempt arrives. The control is a client whose answer was not lost:
 // its release spends nothing. (P8)
 func TestStrayAttemptResurrectsNothing(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	for _, lost := range []bool{true, false} {
 		client := newTestClient(t, pool, nil)
@@ -111,6 +113,7 @@ func TestStrayAttemptResurrectsNothing(t *testing.T) {
 // acquire that stalls in the network; the acquire is not granted when it
 // arrives. (P8)
 func TestCancelledAcquireLeaksNothing(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	stalled, network := stalling(t, direct.Config().ConnString())
 	client := newTestClient(t, stalled, nil)

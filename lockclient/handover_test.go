@@ -128,18 +128,19 @@ func listens(t *testing.T, c *Client) {
 	})
 }
 
-// TestHandOver: 2 and 16 waiters, in one client and in one client each, pass a
+// TestHandOver: 2 and 8 waiters, in one client and in one client each, pass a
 // lease around. Every waiter is notified: none asks on its own and finds the
 // lease free. The time depends on the machine; at least half of the waiters must
 // not wait as long as a waiter that asks on its own. Polls come after more than
 // five seconds here, so that no hand-over is due to one; the control has nothing
 // else.
 func TestHandOver(t *testing.T) {
+	t.Parallel()
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 16 })
-	for _, crowd := range []int{2, 16} {
+	for _, crowd := range []int{2, 8} {
 		for _, clients := range []int{1, crowd} {
 			t.Run(fmt.Sprintf("waiters=%d/clients=%d", crowd, clients), func(t *testing.T) {
-				took, missed := handOver(t, pool, crowd, clients, byLength(30, 60))
+				took, missed := handOver(t, pool, crowd, clients, byLength(12, 60))
 				p50, p99 := took[len(took)/2], took[len(took)*99/100]
 				t.Logf("%d hand-overs: p50 %v, p99 %v", len(took), p50, p99)
 				if p50 > lookAgain || missed > 0 {
@@ -244,6 +245,7 @@ func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (
 // goes by the lease's remaining time, since otherwise it would ask, or poll,
 // much later.
 func TestTakeover(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	for name, change := range map[string]func(*Client){
 		"notified": func(*Client) {},
@@ -406,6 +408,7 @@ func TestListenerBroken(t *testing.T) {
 
 // TestSleepersControl: sleepers finds a waiter whose wake-up is lost.
 func TestSleepersControl(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder, client := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	listens(t, client)
@@ -434,6 +437,7 @@ func (u unwoken) Watch(ctx context.Context, w driver.Watch, _ func()) (driver.Wa
 // TestKeptMessage: a lease that is free, and kept for a process that has waited
 // longer, is not said to be held by the one that released it.
 func TestKeptMessage(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	a, b, c := newTestClient(t, pool, nil), newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	lease := mustTry(t, a, "r", time.Hour)

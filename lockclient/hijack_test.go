@@ -43,6 +43,7 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 // renews and releases. The control is a function of the schema whose path is
 // not pinned.
 func TestHolderRunsNoCodeOfOthers(t *testing.T) {
+	t.Parallel()
 	admin := migrated(t)
 	var database string
 	if err := admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database); err != nil {

@@ -150,6 +150,7 @@ func TestHoldLost(t *testing.T) {
 // TestHoldOutlivesCancel: the lease is renewed until fn returns, even if its
 // context has ended, and is then released.
 func TestHoldOutlivesCancel(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	ctx, cancel := context.WithCancel(t.Context())

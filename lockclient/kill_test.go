@@ -1,3 +1,5 @@
+//go:build long
+
 package lockclient
 
 import (
@@ -110,13 +112,12 @@ func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *
 	return all
 }
 
-// TestNoTokenTwiceOverKills is P3 across kill -9 of a server whose default is
+// TestLongNoTokenTwiceOverKills is P3 across kill -9 of a server whose default is
 // synchronous_commit = off, under load: no token is acknowledged twice, and none
 // after a kill is as low as one from before. With the raise removed from the
 // statement all are, since the first kill loses everything.
-func TestNoTokenTwiceOverKills(t *testing.T) {
-	t.Parallel()
-	all := underKills(t, byLength(2, 20), func(ctx context.Context, pool *pgxpool.Pool) func(string) guard.Token {
+func TestLongNoTokenTwiceOverKills(t *testing.T) {
+	all := underKills(t, 20, func(ctx context.Context, pool *pgxpool.Pool) func(string) guard.Token {
 		client := newTestClient(t, pool, &Options{OpTimeout: time.Second})
 		return func(resource string) guard.Token {
 			lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})

@@ -16,6 +16,7 @@ import (
 )
 
 func TestLease(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	move := movable(client)
@@ -52,6 +53,7 @@ func TestLease(t *testing.T) {
 // released, has expired, was succeeded or was cut, and it is the statement's
 // own conditions that prevent it.
 func TestRenewNeverResurrects(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	for name, finish := range map[string]func(*Lease){
@@ -92,6 +94,7 @@ func TestRenewNeverResurrects(t *testing.T) {
 // TestLostOnServer: a lease that the server no longer has is lost at the first
 // renewal that finds so, with time left on the clock.
 func TestLostOnServer(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	lease := mustTry(t, client, "r", time.Minute)
@@ -115,6 +118,7 @@ func TestLostOnServer(t *testing.T) {
 // TestRelease: Release ends the lease at once, frees the row, may be repeated,
 // works under an ended context, and never frees a successor's lease.
 func TestRelease(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	ended, cancel := context.WithCancel(t.Context())
@@ -195,6 +199,7 @@ func TestLeaseConcurrently(t *testing.T) {
 // renewals. The control renews on the caller's pool: no renewal gets through,
 // and when the TTL has passed the lease is lost.
 func TestPoolOfOne(t *testing.T) {
+	t.Parallel()
 	hold := func(t *testing.T, change func(*Client), inside func(ctx context.Context, client *Client)) error {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 		client := newTestClient(t, pool, nil)

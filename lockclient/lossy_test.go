@@ -16,15 +16,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestLossyNetwork: a proxy loses 1,008 requests or answers each of acquire,
-// renew and release, with their connection; 80 in the short form. No lease is
+// TestLossyNetwork: a proxy loses requests and answers of acquire, renew and
+// release, with their connection: each of the four kinds of round twice, and in
+// the long form 1,008 rounds. No lease is
 // lost while it can be renewed, none comes back after its release, no lease ID
 // gets a second lease, and no repeated release frees a successor's lease. A client
 // without one of the protections must not survive the same losses.
 func TestLossyNetwork(t *testing.T) {
 	expectNoGoroutines(t)
 	t.Run("as built", func(t *testing.T) {
-		rounds := byLength(5*16, 63*16)
+		rounds := byLength(2*4, 63*16)
 		bad, overtaken := lossy(t, rounds, func(i *pglease.Issuer) driver.Issuer { return i })
 		for _, b := range bad[:min(10, len(bad))] {
 			t.Error(b)
@@ -38,9 +39,10 @@ func TestLossyNetwork(t *testing.T) {
 		"control: a new lease ID each time":     func(i *pglease.Issuer) driver.Issuer { return &newIDs{Issuer: i} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bad, _ := lossy(t, 2*16, mutant)
-			if len(bad) < 2*16/2 { // at least one of each lost answer
-				t.Errorf("the losses do not tell the mutant: %d violations in 32 rounds", len(bad))
+			rounds := byLength(4, 2*16)
+			bad, _ := lossy(t, rounds, mutant)
+			if len(bad) < rounds/2 { // at least one of each lost answer
+				t.Errorf("the losses do not tell the mutant: %d violations in %d rounds", len(bad), rounds)
 			}
 		})
 	}
@@ -76,9 +78,9 @@ func (n *newIDs) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 // lossy runs rounds of acquire, renew and release, each of which loses its
 // request or its answer. Half of the losses are requests.
 func lossy(t *testing.T, rounds int, wrap func(*pglease.Issuer) driver.Issuer) (bad []string, overtaken int) {
-	const workers = 16
+	workers := byLength(4, 16)
 	direct := migrated(t)
-	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = workers }), nil)
+	successors := newTestClient(t, dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = int32(workers) }), nil)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for w := range workers {

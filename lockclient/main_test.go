@@ -1,6 +1,7 @@
 package lockclient
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -17,6 +18,10 @@ var children = map[string]func() error{}
 func TestMain(m *testing.M) {
 	name := os.Getenv(childVariable)
 	if name == "" {
+		flag.Parse()
+		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+			f.Value.Set("4") // they wait for servers most of the time
+		}
 		os.Exit(m.Run())
 	}
 	program := children[name]

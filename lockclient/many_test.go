@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -40,9 +41,16 @@ func (c *counting) Renew(ctx context.Context, renewals []driver.Renewal, results
 // TestRenewalsGoOutTogether: thousands of leases cost few statements, little
 // memory, no goroutine each, and none is lost.
 func TestRenewalsGoOutTogether(t *testing.T) {
-	leases, ttl, lasts := byLength(2000, 50_000), time.Duration(byLength(6, 60))*time.Second, time.Duration(byLength(6, 600))*time.Second
-	pool := migrated(t)
-	client := newTestClient(t, pool, nil)
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{limits: driver.Limits{Batch: 1000}}
+		together(t, i.client(t, nil), 2000, 30*time.Second, 5*time.Minute, 20)
+	})
+}
+
+// together keeps that many leases alive for as long as lasts, with at most one
+// statement for least renewals.
+func together(t *testing.T, client *Client, leases int, ttl, lasts time.Duration, least int64) {
+	t.Helper()
 	count := &counting{Issuer: client.issuer}
 	client.issuer = count
 	var wg sync.WaitGroup
@@ -85,7 +93,7 @@ func TestRenewalsGoOutTogether(t *testing.T) {
 	if renewals < int64(leases)*int64(lasts/ttl) {
 		t.Errorf("%d renewals of %d leases", renewals, leases)
 	}
-	if least := int64(byLength(20, 100)); exchanges*least > renewals {
+	if exchanges*least > renewals {
 		t.Errorf("%d statements for %d renewals", exchanges, renewals)
 	}
 	if perLease > 4096 {
@@ -99,6 +107,7 @@ func TestRenewalsGoOutTogether(t *testing.T) {
 // TestLockedRowHoldsUpNobody: while somebody has a lock on one lease's row, the
 // others of the client are acquired, renewed and released.
 func TestLockedRowHoldsUpNobody(t *testing.T) {
+	t.Parallel()
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
 	client := newTestClient(t, pool, nil)
 	locked := mustTry(t, client, "locked", time.Hour)
@@ -233,23 +242,12 @@ func crowded(t *testing.T, processes, each int) crowd {
 	return got
 }
 
-// TestManyProcessesWait: of many clients that wait for one name, the one that has
+// TestManyProcessesWait: of several clients that wait for one name, the one that has
 // waited longest is woken and the others hold back: at most two attempts per
-// grant. The long form, for an idle machine, compares forty with eight: the lease
-// changes hands nearly as fast, and nobody waits for long.
+// grant.
 func TestManyProcessesWait(t *testing.T) {
-	many := crowded(t, 40, byLength(4, 40))
-	if many.attempts > 2.2 {
-		t.Errorf("%.2f attempts to a grant", many.attempts)
-	}
-	if byLength(0, 1) == 0 {
-		return
-	}
-	few := crowded(t, 8, 200)
-	if many.perSecond < 0.8*few.perSecond {
-		t.Errorf("%.0f grants a second to forty, %.0f to eight", many.perSecond, few.perSecond)
-	}
-	if many.longest > 3*many.mean {
-		t.Errorf("the longest wait is %v, the mean %v", many.longest, many.mean)
+	t.Parallel()
+	if got := crowded(t, 8, 5); got.attempts > 2.2 {
+		t.Errorf("%.2f attempts to a grant", got.attempts)
 	}
 }

@@ -20,6 +20,7 @@ import (
 // TestMigrateConcurrently: replicas of two components start at once on an empty
 // database.
 func TestMigrateConcurrently(t *testing.T) {
+	t.Parallel()
 	pool := dial(t, pgtest.Database(t), func(c *pgxpool.Config) { c.MaxConns = 16 })
 	other := migrate.Component{Name: "othercomponent", Migrations: []migrate.Migration{
 		{Version: 1, Name: "things", SQL: "CREATE TABLE fencepost.things (id int PRIMARY KEY);"},
@@ -63,6 +64,7 @@ func TestMigrateConcurrently(t *testing.T) {
 // TestMigratePrinted: the printed SQL makes the same schema as Migrate, as one
 // script and step by step, and a client accepts it.
 func TestMigratePrinted(t *testing.T) {
+	t.Parallel()
 	want := describe(t, migrated(t))
 	if len(want) < 10 {
 		t.Fatalf("the description is too short to compare: %q", want)
@@ -129,6 +131,7 @@ func describe(t *testing.T, pool *pgxpool.Pool) []string {
 // TestSchemaVersion: a client refuses a schema that is not this build's, says
 // what to do, changes nothing, and works once that has been done.
 func TestSchemaVersion(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, prepare, says string
 		migrateHelps        bool
@@ -168,6 +171,7 @@ func TestSchemaVersion(t *testing.T) {
 
 // TestSchemaCheckedOnce: once the version was right, it is not read again.
 func TestSchemaCheckedOnce(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	mustTry(t, client, "a", time.Minute)
@@ -179,6 +183,7 @@ func TestSchemaCheckedOnce(t *testing.T) {
 }
 
 func TestMigrateFails(t *testing.T) {
+	t.Parallel()
 	if err := Migrate(t.Context(), nil); !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("nil pool: %v", err)
 	}

@@ -93,6 +93,7 @@ func open(t *testing.T, direct *pgxpool.Pool, client *Client, conns int) (most i
 // leases are renewed on new ones in time, whether one or several had been opened. pgx
 // takes 15 seconds to give up each old one. (P7)
 func TestDroppedConnections(t *testing.T) {
+	t.Parallel()
 	for _, conns := range []int{1, 8} {
 		t.Run(fmt.Sprint(conns), func(t *testing.T) {
 			t.Parallel()
@@ -120,6 +121,7 @@ func TestDroppedConnections(t *testing.T) {
 // TestNoConnectionForRenewals: a lease is renewed and released on an idle connection
 // of the caller's pool if the server allows no other. (P7)
 func TestNoConnectionForRenewals(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	role := "limited_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
 	mustExec(t, direct, `CREATE ROLE `+role+` LOGIN CONNECTION LIMIT 1 PASSWORD 'x'; GRANT USAGE ON SCHEMA fencepost TO `+role+`;

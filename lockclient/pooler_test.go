@@ -126,8 +126,10 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 // has no server process: PgBouncer ends those that a client leaves in the middle
 // of a statement.
 func TestPoolerNeverListens(t *testing.T) {
+	t.Parallel()
 	for wake, leaks := range map[Wake]bool{WakeAuto: false, WakePoll: false, WakeNotify: true} {
 		t.Run(string(wake), func(t *testing.T) {
+			t.Parallel()
 			direct := migrated(t)
 			pooled := behindPgBouncer(t, direct)
 			rec := &recorder{}

@@ -15,6 +15,7 @@ import (
 // TestExecModes: poolers in transaction mode need a mode without named
 // statements, so every mode of pgx must work.
 func TestExecModes(t *testing.T) {
+	t.Parallel()
 	url := migrated(t).Config().ConnString()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
 		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
@@ -45,6 +46,7 @@ func TestExecModes(t *testing.T) {
 // TestPoolExhausted: a pool without a free connection is distinguished from a
 // server that does not answer: nothing was sent.
 func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
 	base := migrated(t)
 	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 	conn, err := pool.Acquire(t.Context())
@@ -65,6 +67,7 @@ func TestPoolExhausted(t *testing.T) {
 // TestIdleConnectionsBroken: connections that broke while idle cause no error:
 // an acquire, a renewal and a release each try another one.
 func TestIdleConnectionsBroken(t *testing.T) {
+	t.Parallel()
 	base := migrated(t)
 	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["application_name"] = "breaks"

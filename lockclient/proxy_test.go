@@ -29,6 +29,7 @@ func warm(t *testing.T, c *Client) {
 // TestLostAnswers: the server carries out a request and the answer is lost,
 // once or three times in a row; the repeated request finds that it was done.
 func TestLostAnswers(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	for _, lost := range []int64{1, 3} {
 		pool, proxy := behindProxy(t, direct.Config().ConnString())
@@ -68,6 +69,7 @@ func TestLostAnswers(t *testing.T) {
 // TestLostAnswerThenSuccessor: a release whose answer is lost is repeated after
 // the successor was granted, and leaves the successor's lease alone.
 func TestLostAnswerThenSuccessor(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)
@@ -139,6 +141,7 @@ func TestOutcomeUnknown(t *testing.T) {
 // left, and a grant that is over for its holder when it arrives is released,
 // not returned.
 func TestLateAnswer(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)
@@ -178,6 +181,7 @@ func TestLateAnswer(t *testing.T) {
 // when its context ends, so that its outcome is known: a grant is released, a
 // refusal names the holder, and the connection survives.
 func TestCancelledInFlight(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)

@@ -12,6 +12,7 @@ import (
 // TestReadmeWithoutALock runs the README's alternatives to a lock, and each
 // refuses or skips what the README says.
 func TestReadmeWithoutALock(t *testing.T) {
+	t.Parallel()
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)

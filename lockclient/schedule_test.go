@@ -22,7 +22,7 @@ func seed(t *testing.T) uint64 {
 	return s
 }
 
-const schedules = 1000
+var schedules = byLength(250, 1000)
 
 // TestLostBeforeExpiry is P7: in every schedule of hung, reset, refused and
 // late renewals, and of clocks that drift by up to 0.1 %, the holder's context
@@ -122,7 +122,7 @@ func schedule(t *testing.T, rng *rand.Rand, lie func(sent, answered, ttl time.Du
 func TestOneFailureIsNoLoss(t *testing.T) {
 	seed := seed(t)
 	for mode := late; mode < fates; mode++ {
-		for i := range 20 {
+		for i := range byLength(5, 20) {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			synctest.Test(t, func(t *testing.T) {
 				ttl := time.Duration(float64(time.Second) * (1 + 60*rng.Float64()))

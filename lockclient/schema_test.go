@@ -11,5 +11,6 @@ var update = flag.Bool("update", false, "write testdata/schema.txt in place of c
 
 // TestSchema: what Migrate makes is what testdata/schema.txt says.
 func TestSchema(t *testing.T) {
+	t.Parallel()
 	pgtest.CheckSchema(t, migrated(t), "fencepost", "testdata/schema.txt", *update)
 }

@@ -12,6 +12,7 @@ import (
 // closed" and safe to retry. It is neither: the grant may exist, and the
 // acquire must find it rather than say that nothing was written.
 func TestLostAnswerOverSimpleProtocol(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	behind, proxy := behindProxy(t, direct.Config().ConnString())
 	config := behind.Config()

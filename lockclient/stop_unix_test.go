@@ -22,17 +22,17 @@ import (
 func init() { children["hold"] = holdUntilLost }
 
 // TestStoppedProcess: holders that were stopped past their TTL learn of it from
-// the first Valid after they continue, a hundred out of a hundred, and their
+// the first Valid after they continue, twenty out of twenty, and their
 // successors were granted meanwhile.
 func TestStoppedProcess(t *testing.T) {
 	t.Parallel() // it waits for a TTL that a busy machine keeps
-	const processes, each = 4, 25
+	const each = 10
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	var crew []*child
 	before := map[string]guard.Token{}
 	for p := range processes {
-		holder := startChild(t, "hold", databaseForKey+"="+pool.Config().ConnString(), holdsVariable+"="+fmt.Sprint(p*each)+" "+fmt.Sprint(each)+" 6s")
+		holder := startChild(t, "hold", databaseForKey+"="+pool.Config().ConnString(), holdsVariable+"="+fmt.Sprint(p*each)+" "+fmt.Sprint(each)+" 3s")
 		crew = append(crew, holder)
 	}
 	for _, holder := range crew {
@@ -153,7 +153,7 @@ func holdUntilLost() error {
 // three.
 func TestKilledHolder(t *testing.T) {
 	t.Parallel()
-	const ttl, rounds = 3 * time.Second, 8
+	const ttl, rounds = 2 * time.Second, 8
 	pool := migrated(t)
 	url := pool.Config().ConnString()
 	client := newTestClient(t, pool, nil)

@@ -21,28 +21,28 @@ import (
 )
 
 const (
-	processes      = 4
-	goroutines     = 64 // in all processes together
 	contendedKey   = "contended"
 	databaseForKey = "FENCEPOST_LOCKCLIENT_DATABASE"
 )
 
-// grantsInTotal is a multiple of processes.
-func grantsInTotal() int { return byLength(1000, 10_000) }
+// Of the goroutines and the grants, each process has the same number.
+var (
+	processes     = byLength(2, 4)
+	goroutines    = byLength(16, 64)
+	grantsInTotal = byLength(200, 10_000)
+)
 
 func init() { children["contend"] = contend }
 
-// TestNoTokenTwice is P3 and P4 under contention: 64 goroutines in 4 processes
-// take one key 10,000 times, or a tenth of it in the short form, some renew,
-// some let the lease run out, and connections are terminated throughout. By the
-// server's own history tokens grow strictly and no two leases overlap; it
+// TestNoTokenTwice is P3 and P4 under contention: 16 goroutines in 2 processes
+// take one key 200 times (in the long form 64 in 4 take it 10,000 times), some
+// renew, some let the lease run out, and connections are terminated throughout.
+// By the server's own history tokens grow strictly and no two leases overlap; it
 // contains what the holders were told.
 func TestNoTokenTwice(t *testing.T) {
-	url := pgtest.Database(t)
-	pool := dial(t, url)
-	if err := Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	pool := migrated(t)
+	url := pool.Config().ConnString()
 	watchHistory(t, pool, "fencepost.leases")
 	var crew []*child
 	for range processes {
@@ -103,24 +103,33 @@ func TestNoTokenTwice(t *testing.T) {
 		}
 		holders[token] = id
 	}
-	if len(told) != grantsInTotal() {
-		t.Errorf("%d grants, want %d", len(told), grantsInTotal())
+	if len(told) != grantsInTotal {
+		t.Errorf("%d grants, want %d", len(told), grantsInTotal)
 	}
 	t.Logf("%d grants handed out of %d made, %.0f/s, %d tries refused, %d connections terminated",
 		len(told), len(grants), float64(len(told))/took.Seconds(), refused, terminated.Load())
-	if terminated.Load() == 0 || refused < grantsInTotal()/10 {
+	if terminated.Load() == 0 || refused < grantsInTotal/10 {
 		t.Error("there was hardly any contention")
 	}
 }
 
-// terminate ends a connection of the children every few milliseconds.
+// terminate ends a connection of the children every ten grants.
 func terminate(t *testing.T, pool *pgxpool.Pool, stop <-chan struct{}, n *atomic.Int64) {
-	for {
+	for next := int64(10); ; {
 		select {
 		case <-stop:
 			return
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(5 * time.Millisecond):
 		}
+		var token int64
+		if err := pool.QueryRow(context.Background(), "SELECT coalesce(max(token), 0) FROM fencepost.leases").Scan(&token); err != nil {
+			t.Error(err)
+			return
+		}
+		if token < next {
+			continue
+		}
+		next = token + 10
 		tag, err := pool.Exec(context.Background(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name = 'contend' ORDER BY random() LIMIT 1`)
 		if err != nil {
@@ -149,7 +158,7 @@ func contend() error {
 	}
 	fmt.Println("ready")
 	bufio.NewReader(os.Stdin).ReadString('\n')
-	share := int64(grantsInTotal() / processes)
+	share := int64(grantsInTotal / processes)
 	var taken, refused atomic.Int64
 	leases := make(chan *Lease, share)
 	errs := make([]error, goroutines/processes)
@@ -171,7 +180,7 @@ func take(client *Client, taken, refused *atomic.Int64, share int64, leases chan
 	ctx := context.Background()
 	for taken.Load() < share {
 		ttl := time.Minute
-		abandon := rand.IntN(400) == 0
+		abandon := rand.IntN(byLength(100, 400)) == 0
 		if abandon {
 			ttl = MinTTL
 		}
@@ -212,6 +221,7 @@ func take(client *Client, taken, refused *atomic.Int64, share int64, leases chan
 // acquire, which leaves the token to a BIGSERIAL column, grants tokens twice,
 // and the same checker says so.
 func TestTextbookToken(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.Pool(t)
 	mustExec(t, pool, `CREATE TABLE textbook (resource text PRIMARY KEY, token bigserial, lease_id text,
 		acquired_at timestamptz, expires_at timestamptz)`)

@@ -15,6 +15,7 @@ import (
 // TestInvalidInput: each is refused with its field and value, and no row is
 // made.
 func TestInvalidInput(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	mustTry(t, client, "checks the schema", time.Minute).Release(t.Context())
@@ -84,6 +85,7 @@ func TestInvalidInput(t *testing.T) {
 // TestUnusable: nothing is sent under a context that has ended, on a closed
 // pool or by a closed client, and the error wraps the cause.
 func TestUnusable(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mine := errors.New("mine")
 	ended, cancel := context.WithCancelCause(t.Context())
@@ -127,6 +129,7 @@ func TestUnusable(t *testing.T) {
 // TestNewInvalid: each is refused with its field, value and problem, by New and
 // by NewWith.
 func TestNewInvalid(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.Pool(t)
 	many := make([]string, 65)
 	for i := range many {

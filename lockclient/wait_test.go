@@ -15,6 +15,7 @@ import (
 
 // TestAcquireWaits: Acquire waits for a release and for an expiry.
 func TestAcquireWaits(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder, waiter := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	opts := &AcquireOptions{TTL: time.Minute}
@@ -58,6 +59,7 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duratio
 // TestAcquireEnds: when ctx ends a wait, the error says why and who has the
 // lease.
 func TestAcquireEnds(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 	client := newTestClient(t, pool, nil)

@@ -3,11 +3,12 @@ package lockadmin
 import (
 	"cmp"
 	"context"
-	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -22,7 +23,7 @@ type (
 var (
 	mustExec     = leasetest.MustExec
 	eventually   = leasetest.Eventually
-	byLength     = leasetest.ByLength
+	byLength     = longtest.ByLength[int]
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows
 	runOut       = leasetest.RunOut

@@ -448,7 +448,7 @@ func late(ctx context.Context, t testing.TB, h Harness) error {
 	a := h.Issuer(t)
 	i, network := h.Network(t)
 	r := h.ask(name("late"), name("id"))
-	r.Timeout = time.Second
+	r.Timeout = 200 * time.Millisecond
 	if _, err := h.stuck(ctx, i, network, r); err != nil {
 		return err
 	}

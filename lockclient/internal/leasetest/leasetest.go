@@ -3,7 +3,6 @@ package leasetest
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -63,15 +62,6 @@ func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// ByLength returns how much a test does: FENCEPOST_LONG=1, which the children
-// of a test inherit, selects the long form.
-func ByLength(short, long int) int {
-	if os.Getenv("FENCEPOST_LONG") != "" {
-		return long
-	}
-	return short
 }
 
 // Eventually waits as long as it takes on a busy machine.

@@ -24,6 +24,7 @@ import (
 
 // TestNewIssuerInvalid: a pool of no connections is refused.
 func TestNewIssuerInvalid(t *testing.T) {
+	t.Parallel()
 	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, "", 0, "")
 	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", i, err)
@@ -33,6 +34,7 @@ func TestNewIssuerInvalid(t *testing.T) {
 // TestAcquiresBesideALockedRow: of two acquires in one statement, the one whose
 // row is locked waits alone.
 func TestAcquiresBesideALockedRow(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	release(t, i, acquire(t, i, "locked", "a"))
@@ -66,6 +68,7 @@ func TestAcquiresBesideALockedRow(t *testing.T) {
 // TestServerClockUnknown: an acquire that is late only because the server's clock
 // is ahead of what the issuer knew is sent again.
 func TestServerClockUnknown(t *testing.T) {
+	t.Parallel()
 	i := newIssuer(t, migrated(t), nil)
 	acquire(t, i, "r", "a")
 	i.SetBack(2 * patience)
@@ -77,6 +80,7 @@ func TestServerClockUnknown(t *testing.T) {
 // TestReenterFails: if the server is another one and cannot be entered, nothing is
 // granted.
 func TestReenterFails(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
@@ -93,6 +97,7 @@ func TestReenterFails(t *testing.T) {
 
 // TestWatchFails: without the schema, or without the function.
 func TestWatchFails(t *testing.T) {
+	t.Parallel()
 	without, altered := pgtest.Pool(t), migrated(t)
 	mustExec(t, altered, "ALTER FUNCTION fencepost.watch RENAME TO gone")
 	for says, pool := range map[string]*pgxpool.Pool{"lockclient version 0": without, "fencepost.watch": altered} {
@@ -106,6 +111,7 @@ func TestWatchFails(t *testing.T) {
 // TestListenerConnectsAsThePool: the listening connection is opened with the
 // functions of the pool's configuration, and handles its notifications itself.
 func TestListenerConnectsAsThePool(t *testing.T) {
+	t.Parallel()
 	base := migrated(t)
 	var before, after atomic.Pointer[error]
 	var stolen atomic.Int64
@@ -172,6 +178,7 @@ func TestPagedStops(t *testing.T) {
 // TestRefusedAlone: of acquires in one statement, one that is refused for good does
 // not fail the others, and its error names it.
 func TestRefusedAlone(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	release(t, i, acquire(t, i, "warm", "a"))
@@ -196,6 +203,7 @@ func TestRefusedAlone(t *testing.T) {
 // TestWatchReads: an onlooker's watch writes nothing, so one whose connection breaks
 // is repeated; a waiter's has an unknown outcome.
 func TestWatchReads(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
@@ -270,6 +278,7 @@ func TestWarnsWithoutLogger(t *testing.T) {
 // somebody has the lease, since no release would wake it: it asks at once. An onlooker,
 // which sets none, is told.
 func TestWatchWithoutAMark(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")

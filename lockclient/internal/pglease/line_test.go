@@ -18,6 +18,7 @@ import (
 // lease is kept and no more: the next one is woken, and does not have to ask on
 // its own.
 func TestLongestWaitingFirst(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	const processes = 6
 	type outcome struct {
@@ -89,6 +90,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 // been kept for those before it, and is woken if it is still free then and nobody
 // has come. The controls are not woken.
 func TestTurnInLine(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	defer i.Subscribe("it listens before", func() {})()

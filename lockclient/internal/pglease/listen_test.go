@@ -190,6 +190,7 @@ var watches = map[string]func(s *schedule, w driver.Watch) (driver.Watching, err
 // worst one for the step that its control omits; the control sleeps through the
 // release.
 func TestWatchAgainstRelease(t *testing.T) {
+	t.Parallel()
 	for _, order := range []struct {
 		name, flaw string
 		run        func(s *schedule, watch func() error)
@@ -240,6 +241,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 	} {
 		for _, flaw := range []string{"as built", order.flaw} {
 			t.Run(order.name+"/"+flaw, func(t *testing.T) {
+				t.Parallel()
 				pool := migrated(t)
 				s := &schedule{t: t, pool: pool, holder: newIssuer(t, pool, nil), waiter: newIssuer(t, pool, nil)}
 				s.waiter.BeforeListen(func() error {
@@ -299,6 +301,7 @@ func (s *schedule) behind(watch func() error, sql string, args ...any) {
 // TestReleaseBehindMark: a release that waits for the row of a mark that has not
 // committed sees the mark, and notifies.
 func TestReleaseBehindMark(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder := newIssuer(t, pool, nil)
 	for mark, quiet := range map[string]bool{pglease.WatchSQL: false, "SELECT $1::text, $2::text, $3::text, $4::text FROM fencepost.leases WHERE resource = $1 FOR UPDATE": true} {
@@ -335,6 +338,7 @@ func TestReleaseBehindMark(t *testing.T) {
 // TestListenerIdle: any number of waiters need one listening connection. It is
 // opened when somebody waits, closed when nobody has for a while, and reopened.
 func TestListenerIdle(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
 	waiter.Listener(100*time.Millisecond, 50*time.Millisecond, patience)
@@ -396,6 +400,7 @@ func (m *mute) Read(p []byte) (int, error) {
 // beginning as behind a pooler or from some time on, the issuer notices, wakes
 // everybody, reports it once, and reports when it listens again.
 func TestListenerSilent(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	var silent atomic.Bool
 	var lost atomic.Int64
@@ -447,6 +452,7 @@ func TestListenerSilent(t *testing.T) {
 // TestNotifiesOnlyWaiters: a release notifies when somebody waits and only then,
 // and what it sends is not the resource's name.
 func TestNotifiesOnlyWaiters(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
 	conn, err := pool.Acquire(t.Context())
@@ -511,6 +517,7 @@ func TestNotifiesOnlyWaiters(t *testing.T) {
 // notification queue is full, still releases, one lease and several at once;
 // only the wake-up is lost.
 func TestNotifyRefused(t *testing.T) {
+	t.Parallel()
 	admin := migrated(t)
 	role := fmt.Sprintf("mute_%d", time.Now().UnixNano())
 	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")

@@ -48,9 +48,11 @@ func (a asked) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.W
 // when it is woken: two attempts per grant. The control polls until it listens,
 // however long that takes because of the others' polls.
 func TestProcessesBeginTogether(t *testing.T) {
-	const processes = 12
+	t.Parallel()
+	const processes = 6
 	for _, hasty := range []bool{false, true} {
 		t.Run(fmt.Sprint("hasty=", hasty), func(t *testing.T) {
+			t.Parallel()
 			pool := migrated(t)
 			holder := newIssuer(t, pool, nil)
 			lease := acquire(t, holder, "r", "holder's")
@@ -104,6 +106,7 @@ func TestProcessesBeginTogether(t *testing.T) {
 // being opened, for as long as it is told to, but not for one that follows a
 // failed one.
 func TestWatchWhileOpening(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
 	type gate struct {
@@ -208,6 +211,7 @@ func TestWatchWhileOpening(t *testing.T) {
 // idle connection of its pool, and opens none for that; if the caller uses all
 // of them, it opens one.
 func TestReleaseWithoutConnecting(t *testing.T) {
+	t.Parallel()
 	base := migrated(t)
 	for _, taken := range []bool{false, true} {
 		var opened atomic.Int64

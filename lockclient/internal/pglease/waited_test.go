@@ -14,6 +14,7 @@ import (
 // wait for its row. Here the lease is granted and ends while the statement waits,
 // so the start time of its transaction is before both.
 func TestGrantAfterAWait(t *testing.T) {
+	t.Parallel()
 	const asBuilt, early = "THEN u.now ELSE clock_timestamp() END)\n      AND u.not_after", "THEN u.now ELSE now() END)\n      AND u.not_after"
 	granted := func(t *testing.T, over string) bool {
 		pool := pgtest.Pool(t)
