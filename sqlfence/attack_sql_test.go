@@ -16,7 +16,7 @@ import (
 // it.
 func TestPreparedTransaction(t *testing.T) {
 	s := startServer(t, map[string]string{"max_prepared_transactions": "4"})
-	e := newEnv(t, 0, s.URL())
+	e := newEnvAt(t, 0, s.URL())
 	e.createWritten()
 	prepare := func(ctx context.Context, tx testTx) error {
 		if err := write5(ctx, tx); err != nil {
@@ -133,15 +133,14 @@ func TestPublicHasNoRights(t *testing.T) {
 		if err := e.db.MigrateRoles(t.Context(), e.testRoles(t)); err != nil {
 			t.Fatal(err)
 		}
-		e.exec("DROP ROLE IF EXISTS fencepost_anybody; CREATE ROLE fencepost_anybody")
-		t.Cleanup(func() { e.exec("DROP ROLE fencepost_anybody") })
+		anybody := e.newRole("anybody", "")
 		open := func() string {
-			return e.text(`SELECT coalesce(string_agg(what, ', '), '') FROM (
-				SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pronamespace = 'fencepost'::regnamespace AND has_function_privilege('fencepost_anybody', p.oid, 'EXECUTE')
+			return e.text(strings.ReplaceAll(`SELECT coalesce(string_agg(what, ', '), '') FROM (
+				SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pronamespace = 'fencepost'::regnamespace AND has_function_privilege('anybody', p.oid, 'EXECUTE')
 				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND relkind IN ('r', 'v', 'm', 'p')
-					AND has_table_privilege('fencepost_anybody', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND CASE relkind WHEN 'S' THEN has_sequence_privilege('fencepost_anybody', c.oid, 'USAGE, SELECT, UPDATE') END
-				UNION ALL SELECT 'schema' WHERE has_schema_privilege('fencepost_anybody', 'fencepost', 'USAGE, CREATE')) AS x(what)`)
+					AND has_table_privilege('anybody', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND CASE relkind WHEN 'S' THEN has_sequence_privilege('anybody', c.oid, 'USAGE, SELECT, UPDATE') END
+				UNION ALL SELECT 'schema' WHERE has_schema_privilege('anybody', 'fencepost', 'USAGE, CREATE')) AS x(what)`, "'anybody'", "'"+anybody+"'"))
 		}
 		if got := open(); got != "" {
 			t.Errorf("anybody may use %s", got)

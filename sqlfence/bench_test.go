@@ -82,7 +82,7 @@ func benchmark(b *testing.B, run func(b *testing.B, e *env, db fence, clients in
 						b.Fatal(err)
 					}
 					b.Cleanup(func() { drop() })
-					e := newEnv(b, i, url)
+					e := newEnvAt(b, i, url)
 					e.exec(`CREATE TABLE jobs (id int PRIMARY KEY, v bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50)`)
 					e.exec("INSERT INTO jobs SELECT generate_series(0, $1::int - 1)", clients)
 					run(b, e, e.serverDefault("synchronous_commit", commit), clients)

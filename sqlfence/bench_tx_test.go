@@ -96,7 +96,7 @@ func BenchmarkRaise(b *testing.B) {
 				b.Fatal(err)
 			}
 			b.Cleanup(func() { drop() })
-			e := newEnv(b, i, url)
+			e := newEnvAt(b, i, url)
 			e.exec("CREATE TABLE jobs (id int PRIMARY KEY, v bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50); INSERT INTO jobs SELECT generate_series(0, 31)")
 			var token atomic.Int64
 			token.Store(1)

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"bufio"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,13 +20,25 @@ var children = map[string]func() error{}
 // atExit is called when all tests have ended.
 var atExit []func()
 
-// AtExit is for the examples.
-func AtExit(f func()) { atExit = append(atExit, f) }
+// Process is a test that ends when all tests have ended. The examples, which
+// have no test of their own, get their database by it.
+type Process struct{}
+
+func (Process) Helper()                           {}
+func (Process) Name() string                      { return "Example" }
+func (Process) Logf(format string, args ...any)   { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+func (Process) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (Process) Cleanup(f func())                  { atExit = append(atExit, f) }
 
 func TestMain(m *testing.M) {
 	name := os.Getenv(childVariable)
 	if name == "" {
+		flag.Parse()
+		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+			f.Value.Set("4") // they wait for the server half of the time
+		}
 		code := m.Run()
+		dropIdleDatabases()
 		for _, f := range atExit {
 			f()
 		}

@@ -20,7 +20,7 @@ func TestServerKilled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := newEnv(t, i, url)
+			e := newEnvAt(t, i, url)
 			e.createPairs()
 			e.createWritten()
 			// A slow COMMIT, and a locked row and a locked resource.

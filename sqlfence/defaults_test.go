@@ -13,12 +13,10 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// serverDefault makes a setting the database's default for the sessions that
-// are opened from now on, and opens a DB with such sessions.
+// serverDefault opens a DB whose sessions have a setting from the beginning, as
+// they have the server's default.
 func (e *env) serverDefault(setting, value string) fence {
-	e.exec("ALTER DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " SET " + setting + " = " + value)
-	e.admin.Reset()
-	return e.open(nil)
+	return e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams[setting] = value })
 }
 
 // staleEnter lets enterStale enter under token 5 while token 6 is being
@@ -70,7 +68,7 @@ func plainEnter(db fence) func() error {
 // READ or SERIALIZABLE by default changes nothing for InTx, which names its
 // level; a transaction of such a level that enters by itself is refused.
 func TestDefaultIsolation(t *testing.T) {
-	for _, level := range []string{"'repeatable read'", "serializable"} {
+	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			eachDriver(t, func(t *testing.T, e *env) {
 				db := e.serverDefault("default_transaction_isolation", level)
@@ -112,7 +110,7 @@ func TestDefaultIsolationControls(t *testing.T) {
 		}
 		e.exec("ALTER FUNCTION fencepost.enter VOLATILE")
 		e.mutate("enter", "pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'", "false")
-		db := e.serverDefault("default_transaction_isolation", "'repeatable read'")
+		db := e.serverDefault("default_transaction_isolation", "repeatable read")
 		if rows, err := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
 			t.Errorf("no check of the level: %v, %d rows", err, rows)
 		}

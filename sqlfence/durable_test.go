@@ -34,6 +34,7 @@ func restart(t *testing.T, s *pgtest.Server, envs ...*env) {
 	}
 	for _, e := range envs {
 		e.admin.Reset()
+		e.reconnect()
 	}
 }
 
@@ -50,7 +51,7 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := newEnv(t, i, url)
+		e := newEnvAt(t, i, url)
 		def := e.text("SELECT pg_get_functiondef('fencepost.raise'::regproc)")
 		def = strings.Replace(def, "fencepost.raise(", "fencepost.raise_unsafe(", 1)
 		e.exec(strings.Replace(def, "fencepost.make_durable(), ", "", 1))

@@ -14,7 +14,7 @@ import (
 )
 
 // levels are the isolation levels with their names as a server's default.
-var levels = map[Isolation]string{ReadCommitted: "'read committed'", RepeatableRead: "'repeatable read'", Serializable: "serializable"}
+var levels = map[Isolation]string{ReadCommitted: "read committed", RepeatableRead: "repeatable read", Serializable: "serializable"}
 
 // entering is the caller's own transaction that Enter fences.
 func entering(db fence) work {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 )
 
@@ -40,6 +42,29 @@ func (e *env) text(sql string, args ...any) (s string) {
 		e.Fatalf("%s: %v", sql, err)
 	}
 	return s
+}
+
+// roleName is the name of a role that only this test has: roles belong to the
+// whole server.
+func (e *env) roleName(what string) string {
+	e.Helper()
+	return fmt.Sprintf("fencepost_%s_%d", what, e.int("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"))
+}
+
+// newRole creates a role without rights, which the test's end drops.
+func (e *env) newRole(what, attributes string) (role string) {
+	e.Helper()
+	role = e.roleName(what)
+	e.exec("CREATE ROLE " + role + " " + attributes)
+	e.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	return role
+}
+
+// as opens a DB as a new role without rights.
+func (e *env) as(what string) (role string, db fence) {
+	e.Helper()
+	role = e.newRole(what, "LOGIN PASSWORD 'secret'")
+	return role, e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
 }
 
 // waitFor waits until the administrator reads true.

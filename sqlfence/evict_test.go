@@ -21,9 +21,8 @@ import (
 // under a lower token, of the same role, in the transaction that was seen.
 func TestEvictIsNarrow(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint); DROP ROLE IF EXISTS fencepost_evict_app; CREATE ROLE fencepost_evict_app; " +
-			"GRANT USAGE ON SCHEMA fencepost TO fencepost_evict_app; GRANT EXECUTE ON FUNCTION fencepost.holders(text, bigint, text) TO fencepost_evict_app")
-		t.Cleanup(func() { e.exec("DROP OWNED BY fencepost_evict_app; DROP ROLE fencepost_evict_app") })
+		role := e.newRole("app", "")
+		e.exec("CREATE TABLE written (token bigint); GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.holders(text, bigint, text) TO " + role)
 		for _, resource := range []string{"r", "other"} {
 			if err := e.db.Raise(t.Context(), claimOf(resource, 5)); err != nil {
 				t.Fatal(err)
@@ -46,7 +45,7 @@ func TestEvictIsNarrow(t *testing.T) {
 			claim guard.Claim
 			keys  string
 		}{
-			"another role":        {"fencepost_evict_app", claimOf("r", 6), keys},
+			"another role":        {role, claimOf("r", 6), keys},
 			"another transaction": {"DEFAULT", claimOf("r", 6), strings.ReplaceAll(keys, "@", "@1")},
 			"another resource":    {"DEFAULT", claimOf("s", 6), keys},
 			"the mark's holder":   {"DEFAULT", claimOf("r", 5), keys},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -19,26 +18,15 @@ import (
 // open connects the examples, which run one after another, to a scratch
 // database; a service has its own pool.
 func open(ctx context.Context) (*pgxpool.Pool, func()) {
-	pool, err := scratch()
-	if err == nil {
-		_, err = pool.Exec(ctx, "DROP SCHEMA IF EXISTS fencepost CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	pool := scratch()
+	if _, err := pool.Exec(ctx, "DROP SCHEMA IF EXISTS fencepost CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
+		panic(err)
 	}
 	return pool, pool.Reset
 }
 
 // scratch is kept until the tests end.
-var scratch = sync.OnceValues(func() (*pgxpool.Pool, error) {
-	url, drop, err := pgtest.Provide(context.Background())
-	if err != nil {
-		return nil, err
-	}
-	sqlfence.AtExit(drop)
-	return pgxpool.New(context.Background(), url)
-})
+var scratch = sync.OnceValue(func() *pgxpool.Pool { return pgtest.Pool(sqlfence.Process{}) })
 
 // A worker that was paused writes after its successor has.
 func ExampleTable_Update() {

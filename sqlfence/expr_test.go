@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"unicode/utf8"
 
@@ -81,16 +80,15 @@ func TestSpareArguments(t *testing.T) {
 	})
 }
 
-// fuzzConn is a connection for the fuzz targets, which run one after another
-// or in processes of their own.
-var fuzzConn = sync.OnceValues(func() (*pgx.Conn, error) {
-	ctx := context.Background()
-	url, _, err := pgtest.Provide(ctx) // ends with the process
+// fuzzConn is a connection for a fuzz target.
+func fuzzConn(f *testing.F) *pgx.Conn {
+	conn, err := pgx.Connect(context.Background(), pgtest.Database(f))
 	if err != nil {
-		return nil, err
+		f.Fatal(err)
 	}
-	return pgx.Connect(ctx, url)
-})
+	f.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
 
 // FuzzExpr asks PostgreSQL's own parser: an expression that render accepts and
 // the server parses has, with its placeholders moved up, the same parameters
@@ -102,10 +100,7 @@ func FuzzExpr(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	conn, err := fuzzConn()
-	if err != nil {
-		f.Fatal(err)
-	}
+	conn := fuzzConn(f)
 	args := []any{1, 2, 3}
 	f.Fuzz(func(t *testing.T, sql string) {
 		moved, err := Expr{sql, args}.render("x", 2)
@@ -137,10 +132,7 @@ func FuzzQuoteIdentifier(f *testing.F) {
 	for _, seed := range []string{"a", "A b", `"`, `""`, "a.b", "select", "é", "$1", `\`, strings.Repeat("x", 63), strings.Repeat("x", 64), "", "\x00", "\xff", "a\n"} {
 		f.Add(seed)
 	}
-	conn, err := fuzzConn()
-	if err != nil {
-		f.Fatal(err)
-	}
+	conn := fuzzConn(f)
 	f.Fuzz(func(t *testing.T, name string) {
 		quoted, err := quoteIdentifier("name", name)
 		bad := name == "" || len(name) > 63 || !utf8.ValidString(name) || strings.Contains(name, "\x00")

@@ -23,7 +23,7 @@ func BenchmarkTrigger(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.Cleanup(func() { drop() })
-				e := newEnv(b, 0, url)
+				e := newEnvAt(b, 0, url)
 				for _, table := range []string{"plain", "guarded"} {
 					e.exec("CREATE TABLE " + table + " (id int PRIMARY KEY, tenant text NOT NULL, v bigint NOT NULL) WITH (fillfactor = 50)")
 					e.exec("INSERT INTO "+table+" SELECT g, 'tenant_123', 0 FROM generate_series(1, $1::int) g", rows)

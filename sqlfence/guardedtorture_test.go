@@ -11,7 +11,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // isolationLevels are the levels of the torture: named in the transaction, and
@@ -142,10 +141,10 @@ func TestTriggersUnderTorture(t *testing.T) {
 		for j, way := range []string{"named", "the server's default"} {
 			t.Run(level+"/"+way, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, (i+j)%len(openers), pgtest.Database(t))
+				e := newEnv(t, (i+j)%len(openers))
 				db, named := e.db, level
 				if way != "named" {
-					db, named = e.serverDefault("default_transaction_isolation", quoteText(level)), ""
+					db, named = e.serverDefault("default_transaction_isolation", level), ""
 				}
 				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, named, e.guardLedger), campaign(12))
 				if lost != 0 || stale != 0 || backwards != 0 || acked == 0 {
@@ -165,7 +164,7 @@ func TestTriggersInterleaved(t *testing.T) {
 	for i, level := range isolationLevels {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
-			e := newEnv(t, i%len(openers), pgtest.Database(t))
+			e := newEnv(t, i%len(openers))
 			run := func(adds, written bool) (acked, lost, stale int64) {
 				e.freshLedger()
 				return e.interleaved(e.byTrigger(e.db, level, e.guardLedger), adds, written)

@@ -145,7 +145,7 @@ func TestTrapRowLock(t *testing.T) {
 			})
 		}
 		for _, level := range isolationLevels {
-			e.db = e.serverDefault("default_transaction_isolation", quoteText(level))
+			e.db = e.serverDefault("default_transaction_isolation", level)
 			if err := together(); err != nil {
 				t.Errorf("%s: %v", level, err)
 			}
@@ -153,7 +153,7 @@ func TestTrapRowLock(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		e.db = e.serverDefault("default_transaction_isolation", "DEFAULT")
+		e.db = e.open(nil)
 		e.mutate("enter", `p_lease COLLATE pg_catalog."C";`, `p_lease COLLATE pg_catalog."C" FOR NO KEY UPDATE;`)
 		if err := together(); pgerr.State(err) != "55P03" {
 			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
@@ -268,7 +268,7 @@ func TestTriggersNotHijacked(t *testing.T) {
 func TestTrapDeadlock(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		e.db = e.serverDefault("deadlock_timeout", "'10ms'")
+		e.db = e.serverDefault("deadlock_timeout", "10ms")
 		const write = "UPDATE items SET v = 8 WHERE id = 1"
 		// One raises the mark of "a" in its own transaction, then writes the row
 		// that the other writes under the mark as it was.

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"iter"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -14,22 +13,11 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
-// long reports whether tests may take minutes.
-var long = os.Getenv("FENCEPOST_LONG") != ""
-
-// longer returns n, or more in the long form.
-func longer(n, more int) int {
-	if long {
-		return more
-	}
-	return n
-}
-
 // campaign is how long a random test is: twenty times n in the long form.
-func campaign(n int) int { return longer(n, 20*n) }
+func campaign(n int) int { return longtest.ByLength(n, 20*n) }
 
 // Isolation and its levels are shorter here.
 type Isolation = sql.IsolationLevel
@@ -197,91 +185,106 @@ func (t stdTx) end(commit bool) error {
 	return t.tx.Rollback()
 }
 
-// openers opens a DB of each driver with a pool of the given size.
+// sessions are a pool of one driver's connections, which several DBs may use.
+type sessions interface {
+	fence(opts *Options) (fence, error)
+	forget(ctx context.Context) error
+	inUse() int
+	close()
+}
+
+type pgxSessions struct{ pool *pgxpool.Pool }
+
+func (s pgxSessions) inUse() int { return int(s.pool.Stat().AcquiredConns()) }
+func (s pgxSessions) close()     { s.pool.Close() }
+
+func (s pgxSessions) fence(opts *Options) (fence, error) {
+	db, err := Pgx(s.pool, opts)
+	if err != nil {
+		return nil, err
+	}
+	return pgxFence{db, db.Admin(), s.pool}, nil
+}
+
+type stdSessions struct{ pool *sql.DB }
+
+func (s stdSessions) inUse() int { return s.pool.Stats().InUse }
+func (s stdSessions) close()     { s.pool.Close() }
+
+func (s stdSessions) fence(opts *Options) (fence, error) {
+	db, err := Std(s.pool, opts)
+	if err != nil {
+		return nil, err
+	}
+	return stdFence{db, db.Admin(), s.pool}, nil
+}
+
+// openers open pools of each driver.
 var openers = []struct {
 	driver string
-	open   func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence
+	open   func(config *pgx.ConnConfig, conns int) (sessions, error)
 }{
-	{"pgx", func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence {
+	{"pgx", func(config *pgx.ConnConfig, conns int) (sessions, error) {
 		c, err := pgxpool.ParseConfig("")
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		c.ConnConfig, c.MaxConns = config, int32(conns)
 		pool, err := pgxpool.NewWithConfig(context.Background(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		db, err := Pgx(pool, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pgxFence{db, db.Admin(), pool}
+		return pgxSessions{pool}, err
 	}},
-	{"std", func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence {
+	{"std", func(config *pgx.ConnConfig, conns int) (sessions, error) {
 		pool := stdlib.OpenDB(*config)
 		pool.SetMaxOpenConns(conns)
 		pool.SetMaxIdleConns(conns)
-		db, err := Std(pool, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return stdFence{db, db.Admin(), pool}
+		return stdSessions{pool}, nil
 	}},
 }
 
-// env is a fresh database with the schema and one driver.
+// env is a database of the test's own with the schema, and one driver.
 type env struct {
 	testing.TB
 	driver string
 	url    string
 	admin  *pgxpool.Pool // a superuser's, beside the DB under test
 	db     fence
-	opener func(t testing.TB, config *pgx.ConnConfig, conns int, opts *Options) fence
+	pool   sessions // that of db, and of every DB with its own options alone
+	opener func(config *pgx.ConnConfig, conns int) (sessions, error)
 	// defaults are the options of DBs that are opened with none.
 	defaults Options
 }
 
 const poolSize = 40
 
-// single is a DB whose pool has one connection.
-func (e *env) single() fence {
-	e.Helper()
-	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
-	db := e.opener(e, config, 1, nil)
-	e.Cleanup(db.close)
-	return db
-}
-
 // newEnvOf is newEnv for a test of one driver.
-func newEnvOf(t testing.TB, driver string) *env {
+func newEnvOf(t *testing.T, driver string) *env {
+	t.Parallel()
 	for i := range openers {
 		if openers[i].driver == driver {
-			return newEnv(t, i, pgtest.Database(t))
+			return newEnv(t, i)
 		}
 	}
 	t.Fatalf("no driver %q", driver)
 	return nil
 }
 
-// eachDriver runs a test for both drivers, each on a database of its own.
+// eachDriver runs a test for both drivers, each on a database of its own,
+// beside other tests.
 func eachDriver(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Parallel()
 	for i := range openers {
-		t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
+		t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i)) })
 	}
 }
 
 // bothDrivers is eachDriver for tests that mostly wait, so at the same time. It
-// must be the last thing that a test does, and the test must not create roles
-// with a fixed name.
+// must be the last thing that a test does.
 func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Parallel()
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) {
 			t.Parallel()
-			test(t, newEnv(t, i, pgtest.Database(t)))
+			test(t, newEnv(t, i))
 		})
 	}
 }
@@ -289,11 +292,22 @@ func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
 // someDriver runs a test for one driver, a different one each time. It is for
 // controls that are only about the database functions.
 func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Parallel()
 	i := rand.IntN(len(openers))
-	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i, pgtest.Database(t))) })
+	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i)) })
 }
 
-func newEnv(t testing.TB, driver int, url string) *env {
+// newEnv is a database with the schema that no other test has.
+func newEnv(t *testing.T, driver int) *env {
+	d := lend(t, driver)
+	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: d.url, admin: d.admin, pool: d.pool, defaults: patient}
+	t.Cleanup(func() { e.givenBack(d.pool) })
+	e.db = e.open(nil)
+	return e
+}
+
+// newEnvAt is an empty database of a server of the test's own.
+func newEnvAt(t testing.TB, driver int, url string) *env {
 	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url, defaults: patient}
 	admin, err := pgxpool.New(context.Background(), url)
 	if err != nil {
@@ -301,16 +315,23 @@ func newEnv(t testing.TB, driver int, url string) *env {
 	}
 	e.admin = admin
 	t.Cleanup(admin.Close)
-	e.db = e.open(nil)
+	e.reconnect()
 	if err := e.db.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return e
 }
 
-// open opens another DB on the database. When the test ends, none of its
-// connections may still be in use: no path may leak one.
-func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
+// reconnect gives e a DB with new sessions, which have the settings that are now
+// the database's, or are those of a server that was started again.
+func (e *env) reconnect() {
+	e.Helper()
+	e.pool = e.connect(poolSize)
+	e.db = e.open(nil)
+}
+
+// connect opens a pool of the test's own.
+func (e *env) connect(conns int, change ...func(*pgx.ConnConfig)) sessions {
 	e.Helper()
 	config, err := pgx.ParseConfig(e.url)
 	if err != nil {
@@ -319,18 +340,61 @@ func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
 	for _, c := range change {
 		c(config)
 	}
+	pool, err := e.opener(config, conns)
+	if err != nil {
+		e.Fatal(err)
+	}
+	e.Cleanup(func() {
+		if e.givenBack(pool) { // closing would wait for them
+			pool.close()
+		}
+	})
+	return pool
+}
+
+// givenBack waits until no connection of a pool is in use, which is what no path
+// may leave behind.
+func (e *env) givenBack(pool sessions) bool {
+	e.Helper()
+	for end := time.Now().Add(patience); pool.inUse() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			e.Errorf("%d connections of the pool were not given back", pool.inUse())
+			return false
+		}
+	}
+	return true
+}
+
+// open makes another DB, on the sessions of e's or, if they differ in anything,
+// on its own.
+func (e *env) open(opts *Options, change ...func(*pgx.ConnConfig)) fence {
+	e.Helper()
+	if len(change) == 0 {
+		return e.on(e.pool, opts)
+	}
+	return e.on(e.connect(poolSize, change...), opts)
+}
+
+// on makes a DB on some sessions.
+func (e *env) on(pool sessions, opts *Options) fence {
+	e.Helper()
 	if opts == nil {
 		opts = &e.defaults
 	}
-	db := e.opener(e, config, poolSize, opts)
-	e.Cleanup(func() {
-		for end := time.Now().Add(patience); db.inUse() > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				e.Errorf("%d connections of the pool were not given back", db.inUse())
-				return // closing would wait for them
-			}
-		}
-		db.close()
-	})
+	db, err := pool.fence(opts)
+	if err != nil {
+		e.Fatal(err)
+	}
 	return db
+}
+
+// single is a DB whose pool has one connection.
+func (e *env) single() fence { e.Helper(); return e.on(e.connect(1), &Options{}) }
+
+// closed is a DB whose pool is closed: whatever is sent to it is ErrUnavailable.
+func (e *env) closed() fence {
+	e.Helper()
+	pool := e.connect(1)
+	pool.close()
+	return e.on(pool, nil)
 }

@@ -103,8 +103,7 @@ var invalidClaims = map[string]struct {
 func TestInvalidClaims(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
-		closed, table := e.open(nil), e.table("pairs", []string{"a", "b"}, nil)
-		closed.close()
+		closed, table := e.closed(), e.table("pairs", []string{"a", "b"}, nil)
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		calls := map[string]func(claim guard.Claim) error{
 			"InTx": func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
@@ -201,8 +200,7 @@ func TestInvalidUpdates(t *testing.T) {
 		"a bad byte":           {good, raw("'\xff'"), "set column n", `\xff`},
 	}
 	eachDriver(t, func(t *testing.T, e *env) {
-		closed := e.open(nil)
-		closed.close()
+		closed := e.closed()
 		table := e.table("pairs", []string{"a", "b"}, &TableOptions{LeaseColumn: "last_lease_id"})
 		for what, c := range cases {
 			wantInvalid(t, what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)

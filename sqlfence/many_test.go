@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
@@ -187,7 +188,7 @@ func TestUpdateManyAllOrNothing(t *testing.T) {
 // the writes are given; there each holds what the other waits for.
 func TestUpdateManyOrder(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		db := e.serverDefault("deadlock_timeout", "'10ms'")
+		db := e.serverDefault("deadlock_timeout", "10ms")
 		update := func(q Querier, table *Table, ids ...int) error {
 			writes := writesOf(5, ids...)
 			for i := range writes {
@@ -230,7 +231,7 @@ func TestUpdateManyOrder(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 6 {
 			wg.Go(func() {
-				for range longer(8, 100) {
+				for range longtest.ByLength(8, 100) {
 					ids := rand.Perm(40)
 					for i := range ids {
 						ids[i]++

@@ -28,7 +28,7 @@ func (e *env) overtakes() (n int) {
 	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
 	ctx := context.Background()
 	last := e.holding(claimOf("r", 5))
-	raised := e.start(func(func()) error { return e.db.Raise(ctx, claimOf("r", 6)) })
+	raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 	for n < 3 {
 		leave := make(chan struct{})
 		late := e.start(func(paused func()) error {

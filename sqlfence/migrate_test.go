@@ -36,7 +36,7 @@ const catalogSQL = `SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") FRO
 func TestMigrateConcurrently(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		want := e.text(catalogSQL)
-		for _, level := range []string{"'read committed'", "serializable"} {
+		for _, level := range []string{"read committed", "serializable"} {
 			e.exec("DROP SCHEMA fencepost CASCADE")
 			db := e.serverDefault("default_transaction_isolation", level)
 			var wg sync.WaitGroup
@@ -112,21 +112,12 @@ func TestMigrateRollsBack(t *testing.T) {
 	})
 }
 
-// as opens a DB as a new role without rights.
-func (e *env) as(t *testing.T, role string) fence {
-	t.Helper()
-	e.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'secret'")
-	t.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
-	return e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
-}
-
 // TestApplicationRole: with the rights that the documentation of Migrate
 // names, and no others, a role can do everything except touch the marks and
 // create objects; without them, nothing.
 func TestApplicationRole(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		role := "fencepost_app_" + e.driver
-		db := e.as(t, role)
+		role, db := e.as("app")
 		e.exec("REVOKE CREATE ON DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " FROM PUBLIC")
 		everything := func() map[string]error {
 			return map[string]error{

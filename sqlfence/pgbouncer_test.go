@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // findPgBouncer looks in PATH and where packages put it.
@@ -130,7 +129,7 @@ func TestPgBouncer(t *testing.T) {
 		for _, mode := range pooledModes {
 			t.Run(openers[driver].driver+"/"+mode.String(), func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, driver, pgtest.Database(t))
+				e := newEnv(t, driver)
 				db := e.through(e.pgBouncer(t), "few", mode)
 				ctx := t.Context()
 				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, "", e.guardLedger), campaign(6))

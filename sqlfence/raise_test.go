@@ -36,6 +36,13 @@ func (e *env) holding(claim guard.Claim) (end func() error) {
 	return end
 }
 
+// raise is the statement of a raise, which keeps its place in the lock's queue
+// for as long as it waits: Raise leaves the queue at times, to look for the
+// sessions that it waits for, and then another may be in front of it.
+func (e *env) raise(claim guard.Claim) error {
+	return e.db.unfenced(context.Background(), raiseSQL, claim.Resource, int64(claim.Token), claim.LeaseID, patience.Milliseconds())
+}
+
 // TestRaiseWaits (P2): a raise waits for the older holder's transactions, all
 // of them, returns when they have committed, and what they wrote is then
 // visible. An enter under the older token is stale from then on, and even while
@@ -47,11 +54,7 @@ func TestRaiseWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
-		// Not Raise itself, which leaves the queue after half a second to look
-		// for the sessions it waits for.
-		raised := e.start(func(func()) error {
-			return e.db.unfenced(context.Background(), "SELECT fencepost.raise('r', 6, 'lease-6', "+itoa(int(patience.Milliseconds()))+")")
-		})
+		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 		late := e.start(func(func()) error {
 			return e.db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
 		})
@@ -179,9 +182,7 @@ func TestEnterTimesOut(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
-		raised := make(chan error, 1)
-		go func() { raised <- e.db.Raise(context.Background(), claimOf("r", 6)) }()
-		e.waitForWaiters(1)
+		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
 		err := db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
 		var pg *pgconn.PgError

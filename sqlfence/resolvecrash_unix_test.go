@@ -31,7 +31,7 @@ func TestResolveAfterCrash(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := startServer(t, nil)
-			e := newEnv(t, 0, s.URL())
+			e := newEnvAt(t, 0, s.URL())
 			e.createWritten()
 			e.exec("CREATE TABLE elsewhere (id int)")
 			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {

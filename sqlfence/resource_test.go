@@ -67,8 +67,7 @@ func TestMisdirected(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		closed := e.open(nil)
-		closed.close()
+		closed := e.closed()
 		ctx, key, claim := t.Context(), Key{"acme", 4}, claimOf("acme:payouts:4", 1000)
 		calls := func(table *Table, q Querier, claim guard.Claim) map[string]error {
 			_, many := table.UpdateMany(ctx, q, []RowUpdate{{claim, key, Set{"status": "x"}}})

@@ -44,8 +44,7 @@ func TestRoles(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		role := "fencepost_member_" + e.driver
-		db := e.as(t, role)
+		role, db := e.as("member")
 		e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
 
 		if err := db.Raise(t.Context(), claimOf("a", 6)); err != nil {
@@ -118,9 +117,10 @@ func TestOperatorAndReader(t *testing.T) {
 			roles.Operator: {"mark": true, "guarded": true, "verify": true, "retire": true, "raise": true, "admit": true},
 			roles.Enforcer: {"raise": true},
 		} {
-			member := "fencepost_one_of_" + e.driver
 			t.Run(name, func(t *testing.T) {
-				db := e.as(t, member)
+				one := *e
+				one.TB = t
+				member, db := one.as("one")
 				e.exec("GRANT " + pgx.Identifier{name}.Sanitize() + " TO " + member)
 				for what, err := range map[string]error{
 					"mark":    func() error { _, err := db.Mark(t.Context(), "a"); return err }(),
@@ -251,8 +251,7 @@ func TestRolesGrantExactly(t *testing.T) {
 // entered. The control is a key without the salt.
 func TestLockKeyIsSecret(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		role := "fencepost_stranger_" + e.driver
-		stranger := e.as(t, role)
+		role, stranger := e.as("stranger")
 		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
 		for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
 			if err := stranger.unfenced(t.Context(), sql); pgerr.State(err) != pgerr.Privilege {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // TestTakeoverSurvivesCrash (P2): on a server whose default is
@@ -21,11 +22,11 @@ func TestTakeoverSurvivesCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		envs[i] = newEnv(t, i, url)
+		envs[i] = newEnvAt(t, i, url)
 		envs[i].exec("CREATE TABLE taken (id text PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)")
 		envs[i].exec("INSERT INTO taken VALUES ('alone', 7), ('in a transaction', 7), ('control', 7)")
 	}
-	kept, lost, rounds := 0, 0, longer(2, 20)
+	kept, lost, rounds := 0, 0, longtest.ByLength(2, 20)
 	// The server may write a control to disk on its own, as it does with one in
 	// ten; then there is another round.
 	for round := 1; round <= rounds || lost == 0 && round <= rounds+20; round++ {

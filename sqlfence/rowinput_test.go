@@ -21,8 +21,7 @@ func TestInvalidRows(t *testing.T) {
 		wide[i] = RowUpdate{claim, Key{i, "x"}, set}
 	}
 	eachDriver(t, func(t *testing.T, e *env) {
-		closed := e.open(nil)
-		closed.close()
+		closed := e.closed()
 		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
 		table := e.table("pairs", []string{"a", "b"}, &opts)
 		many := func(writes []RowUpdate) error {

@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestExecModes: the statements work in every exec mode of pgx, including those
@@ -16,7 +15,7 @@ import (
 func TestExecModes(t *testing.T) {
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) {
-			e := newEnv(t, i, pgtest.Database(t))
+			e := newEnv(t, i)
 			e.createDocs()
 			table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at"})
 			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,

@@ -2,10 +2,7 @@ package sqlfence
 
 import (
 	"errors"
-	"fmt"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -17,9 +14,7 @@ import (
 // named columns, the key and the fence's columns.
 func TestRowSecurity(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		role := fmt.Sprintf("fencepost_rls_%s_%d", e.driver, e.int("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"))
-		e.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'x'")
-		t.Cleanup(func() { e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+		role, db := e.as("rls")
 		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, tenant text NOT NULL DEFAULT 'mine', v int, secret int,
 				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz);
 			INSERT INTO docs (id, tenant) VALUES (1, 'mine'), (2, 'shown'), (3, 'hidden'), (4, 'mine');
@@ -29,7 +24,6 @@ func TestRowSecurity(t *testing.T) {
 			CREATE POLICY adds ON docs FOR INSERT WITH CHECK (tenant = 'mine');
 			GRANT SELECT (id, v, last_fencing_token, lease, deleted_at), UPDATE (v, last_fencing_token, lease, deleted_at),
 				INSERT (id, v, last_fencing_token, lease) ON docs TO ` + role)
-		db := e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "x" })
 		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease", DeletedColumn: "deleted_at"})
 		one := func(id int, column string) RowUpdate { return RowUpdate{claimOf("r", 5), Key{id}, Set{column: 1}} }
 		var v *int

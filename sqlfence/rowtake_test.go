@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // TestTakeoverLiftsCommit (P2): a takeover makes only its own commit
@@ -92,7 +93,7 @@ func TestUpsertRaces(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		table := e.table("docs", []string{"id"}, &TableOptions{DeletedColumn: "deleted_at"})
-		for id := range longer(20, 300) {
+		for id := range longtest.ByLength(20, 300) {
 			const holders = 6
 			verdicts := make(chan error, holders)
 			for token := 1; token <= holders; token++ {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
@@ -248,7 +249,7 @@ func TestRowTorture(t *testing.T) {
 		"in READ COMMITTED":       {level: "READ COMMITTED"},
 		"in REPEATABLE READ":      {level: "REPEATABLE READ"},
 		"in SERIALIZABLE":         {level: "SERIALIZABLE"},
-		"default REPEATABLE READ": {serverDefault: "'repeatable read'"},
+		"default REPEATABLE READ": {serverDefault: "repeatable read"},
 		"default SERIALIZABLE":    {serverDefault: "serializable"},
 	}
 	by := map[string]int{} // in the short form each mode is tortured by one driver
@@ -257,7 +258,7 @@ func TestRowTorture(t *testing.T) {
 	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		for mode, m := range modes {
-			if !long && mode != "autocommit" && openers[by[mode]].driver != e.driver {
+			if !longtest.Long && mode != "autocommit" && openers[by[mode]].driver != e.driver {
 				continue
 			}
 			db := e.db
@@ -266,18 +267,15 @@ func TestRowTorture(t *testing.T) {
 			}
 			for name, way := range fencedWays {
 				for _, antagonist := range []bool{false, true} {
-					if antagonist != (rand.IntN(2) == 0) && longer(0, 1) == 0 {
+					if antagonist != (rand.IntN(2) == 0) && !longtest.Long {
 						continue
 					}
 					s := &steps{env: e, db: db, level: m.level, way: way, rows: 2, antagonist: antagonist}
-					d := s.run(t.Context(), longer(8, 60))
+					d := s.run(t.Context(), longtest.ByLength(8, 60))
 					if d.backwards != 0 || d.lost != 0 || d.contradicted != 0 || d.missing != 0 || d.writes == 0 {
 						t.Errorf("%s, %s, rows replaced %v: %+v", name, mode, antagonist, d)
 					}
 				}
-			}
-			if m.serverDefault != "" {
-				e.serverDefault("default_transaction_isolation", "DEFAULT")
 			}
 		}
 	})

@@ -95,8 +95,7 @@ func TestWhereControl(t *testing.T) {
 		for what, predicate := range map[string]Expr{
 			"closes the parenthesis": Raw("true) OR (true"), "a comment": Raw("true --"), "empty": Raw(" "), "another statement": Raw("true; SELECT 1"),
 		} {
-			closed := e.open(nil)
-			closed.close()
+			closed := e.closed()
 			bad := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}).Where(predicate)
 			wantInvalid(t, what, bad.Update(t.Context(), closed, claimOf("r", 1), Key{1}, Set{"v": 1}), "predicate", "")
 			wantInvalid(t, what, bad.Upsert(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")

@@ -187,7 +187,7 @@ func TestTokenColumnType(t *testing.T) {
 					return table.Update(t.Context(), q, claimOf("1", token), Key{1}, Set{"v": "new"})
 				}
 				if in == "" {
-					db := e.open(nil)
+					db := e.single() // no statement is prepared
 					newer, older := update(db, 1<<40+9), update(db, 1<<40+2)
 					if good {
 						if newer != nil || !errors.Is(older, guard.ErrStale) {

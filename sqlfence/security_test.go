@@ -9,7 +9,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestSearchPathPinned: every function of the schema resolves names in
@@ -139,7 +138,7 @@ const application = `CREATE ROLE %[1]s_migrator; CREATE ROLE %[1]s_app; GRANT %[
 // type a column has when the trigger is installed and afterwards. The control is
 // a trigger that casts the column to text.
 func TestNoCodeOfTheApplication(t *testing.T) {
-	e := newEnv(t, 0, pgtest.Database(t))
+	e := newEnv(t, 0)
 	e.exec("DROP SCHEMA fencepost CASCADE")
 	name := "sf" + strings.ReplaceAll(e.text("SELECT current_database()"), "-", "_")
 	name = name[:min(len(name), 40)]

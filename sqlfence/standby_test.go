@@ -22,7 +22,7 @@ func TestStandby(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		envs[i] = newEnv(t, i, url)
+		envs[i] = newEnvAt(t, i, url)
 		envs[i].createPairs()
 		envs[i].exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		if err := envs[i].db.Raise(t.Context(), claimOf("r", 5)); err != nil {

@@ -7,30 +7,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/guardtest"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // TestStore: the marks of a database are a guard.Store, shared by replicas and
 // kept across a restart of the process.
 func TestStore(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		another := func(context.Context, guard.Store) (guard.Store, error) { return e.open(nil), nil }
+		other := e.connect(poolSize)
 		guardtest.Run(t, guardtest.Harness{
 			New: func(ctx context.Context) (guard.Store, error) {
 				_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
 				return e.open(nil), err
 			},
-			Replica: another,
-			Reopen: func(ctx context.Context, s guard.Store) (guard.Store, error) {
-				s.(fence).close()
-				return e.open(nil), nil
-			},
-			Close:   func(s guard.Store) error { s.(fence).close(); return nil },
-			Margin:  2 * time.Millisecond,
-			Timeout: 2 * patience,
+			Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
+			Reopen:     func(context.Context, guard.Store) (guard.Store, error) { return e.single(), nil },
+			Operations: longtest.ByLength(12, 40),
+			Steps:      longtest.ByLength(100, 300),
+			Volume:     longtest.ByLength(300, 2500),
+			Margin:     2 * time.Millisecond,
+			Timeout:    2 * patience,
 		})
 	})
 }
@@ -57,10 +55,12 @@ func TestStoreControls(t *testing.T) {
 						_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
 						return db, err
 					},
-					Replica: func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
-					Margin:  2 * time.Millisecond,
-					Timeout: 2 * patience,
-					Steps:   100,
+					Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
+					Operations: 12,
+					Steps:      100,
+					Volume:     300,
+					Margin:     2 * time.Millisecond,
+					Timeout:    2 * patience,
 				})
 				if len(failures) == 0 {
 					t.Error("the suite passed")
@@ -119,8 +119,7 @@ func TestRetireTogether(t *testing.T) {
 
 func TestRetireTogetherControl(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("ALTER DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " SET deadlock_timeout = '50ms'")
-		e.db = e.open(nil)
+		e.db = e.serverDefault("deadlock_timeout", "50ms")
 		e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		if err := e.crossRetire(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "40P01") {
 			t.Errorf("without the lock: got %v, want a deadlock", err)

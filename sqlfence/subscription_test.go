@@ -25,7 +25,7 @@ func TestSubscription(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := newEnv(t, 0, url)
+		e := newEnvAt(t, 0, url)
 		e.exec(writersSQL)
 		return e
 	}

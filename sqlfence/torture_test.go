@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // atLevel is InTxAll at a level, with retries.
@@ -36,7 +37,7 @@ func retrying(in work) work {
 // them for both drivers in the long form, else for one driver each.
 func someDefaults(t *testing.T, test func(t *testing.T, e *env, db fence, level Isolation)) {
 	drivers := someDriver
-	if long {
+	if longtest.Long {
 		drivers = eachDriver
 	}
 	for level, name := range levels {

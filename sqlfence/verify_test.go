@@ -168,8 +168,7 @@ func TestVerifyFunctions(t *testing.T) {
 func TestVerifyRole(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		role := "fencepost_verified_" + e.driver
-		e.as(t, role)
+		role := e.newRole("verified", "LOGIN")
 		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`)}}
 		e.wantFindings("a role without rights", v)
 		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
@@ -193,12 +192,11 @@ func TestVerifyRole(t *testing.T) {
 		// them: SET ROLE is enough, or since PostgreSQL 16 that it administers the
 		// role, and so may grant itself the rest. Before, CREATEROLE let it grant
 		// itself any role.
-		group, how, says := role+"_group", "", []string{"may grant itself any role"}
+		group, how, says := e.newRole("group", ""), "", []string{"may grant itself any role"}
 		if e.int("SELECT current_setting('server_version_num')::int") >= 160000 {
 			how, says = " WITH ADMIN TRUE, INHERIT FALSE, SET FALSE", nil
 		}
-		e.exec("CREATE ROLE " + group + "; ALTER ROLE " + role + " NOINHERIT; GRANT " + group + " TO " + role + how)
-		t.Cleanup(func() { e.exec("DROP OWNED BY " + group + "; DROP ROLE " + group) })
+		e.exec("ALTER ROLE " + role + " NOINHERIT; GRANT " + group + " TO " + role + how)
 		e.wantFindings("a member of a role without rights", v)
 		for _, c := range []struct{ grant, says string }{
 			{"TRIGGER ON parts_high", "may create and replace triggers of public.parts_high"},
@@ -230,8 +228,7 @@ func TestVerifyRole(t *testing.T) {
 func TestVerifyTriggerPrivilege(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		role := "fencepost_privileged_" + e.driver
-		db := e.as(t, role)
+		role, db := e.as("privileged")
 		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}}
 		errWritten := errors.New("written, and rolled back so that the role can be dropped")
 		replaced := func() error {
