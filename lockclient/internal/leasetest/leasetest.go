@@ -38,22 +38,29 @@ func Dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Po
 // Migrated returns a pool on a fresh database with lockclient's schema.
 func Migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	return pgtest.Migrated(t, "lockclient", createSchema)
+	return pgtest.Migrated(t, "lockclient", CreateSchema)
 }
 
 // MigratedDatabase returns the URL of a database as from Migrated.
 func MigratedDatabase(t testing.TB) string {
 	t.Helper()
-	return pgtest.MigratedDatabase(t, "lockclient", createSchema)
+	return pgtest.MigratedDatabase(t, "lockclient", CreateSchema)
 }
 
-func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
+// CreateSchema creates lockclient's schema in a template. The database that it
+// names in fencepost.epoch is forgotten: every copy would take itself for a
+// restored one, and raise its epoch.
+func CreateSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Release()
-	return pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn()))
+	if err := pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn())); err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, "UPDATE fencepost.epoch SET system_identifier = NULL, database = NULL, leases = NULL")
+	return err
 }
 
 // MustExec executes a statement.
