@@ -17,8 +17,8 @@ import (
 
 // app is one run of the program.
 type app struct {
-	in, out *os.File
-	errOut  io.Writer
+	in          *os.File // nil: nobody can be asked
+	out, errOut io.Writer
 }
 
 // The library sorts these.

@@ -156,29 +156,34 @@ func TestSchemaVersions(t *testing.T) {
 	}
 }
 
-// check runs the command twice: its error for people, and for programs.
+// check runs the command, and reports its error to people and to programs.
 func (c refusal) check(t *testing.T, database string) {
 	t.Helper()
-	r := fencectl(t, database, c.args...)
-	if r.code != c.code || r.out != "" || !strings.HasPrefix(r.errOut, "fencectl: ") || !strings.Contains(r.errOut, c.says) ||
-		strings.Count(r.errOut, "\n") != 1 || !strings.HasSuffix(r.errOut, "\n") {
-		t.Errorf("exit code %d, %d is expected, with one line that says %q:\n%s%s", r.code, c.code, c.says, r.out, r.errOut)
+	var out, beside, people, programs strings.Builder
+	err := (&app{out: &out, errOut: &beside}).execute(t.Context(), onDatabase(database, c.args))
+	if err == nil {
+		t.Fatalf("not refused: %s%s", out.String(), beside.String())
 	}
-	printable(t, r.errOut)
+	code, said := report(&people, false, err), people.String()
+	if code != c.code || out.Len()+beside.Len() > 0 || !strings.HasPrefix(said, "fencectl: ") || !strings.Contains(said, c.says) ||
+		strings.Count(said, "\n") != 1 || !strings.HasSuffix(said, "\n") {
+		t.Errorf("exit code %d, %d is expected, with one line that says %q:\n%s%s%s", code, c.code, c.says, out.String(), beside.String(), said)
+	}
+	printable(t, said)
 
-	r = fencectl(t, database, append([]string{"-o", "json"}, c.args...)...)
-	var said struct {
+	again := report(&programs, true, err)
+	var read struct {
 		Code            int
 		Reason, Message string
 	}
-	if err := json.Unmarshal([]byte(r.errOut), &said); err != nil {
-		t.Fatalf("not JSON: %v\n%s", err, r.errOut)
+	if err := json.Unmarshal([]byte(programs.String()), &read); err != nil {
+		t.Fatalf("not JSON: %v\n%s", err, programs.String())
 	}
-	if r.code != c.code || said.Code != c.code || said.Reason != c.reason || !strings.Contains(said.Message, c.says) || r.out != "" {
-		t.Errorf("exit code %d, %+v, expected %d, %s\n%s", r.code, said, c.code, c.reason, r.out)
+	if again != c.code || read.Code != c.code || read.Reason != c.reason || !strings.Contains(read.Message, c.says) {
+		t.Errorf("exit code %d, %+v, expected %d, %s", again, read, c.code, c.reason)
 	}
-	printable(t, r.errOut)
-	if strings.Contains(r.errOut, "tiger") || strings.Contains(r.errOut, "lion") {
-		t.Errorf("a password was printed: %s", r.errOut)
+	printable(t, programs.String())
+	if all := said + programs.String(); strings.Contains(all, "tiger") || strings.Contains(all, "lion") {
+		t.Errorf("a password was printed: %s", all)
 	}
 }

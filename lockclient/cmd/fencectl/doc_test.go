@@ -124,9 +124,10 @@ func TestCompletion(t *testing.T) {
 		"help":                 "exit-codes",
 		"epoch raise --yes --": "--yes",
 	} {
-		args := append(strings.Fields(line), "--generate-shell-completion")
-		if out := must(t, "postgres://nobody@127.0.0.1:1/none", args...); !strings.Contains("\n"+out, "\n"+want+":") {
-			t.Errorf("%q offers no %s:\n%s", line, want, out)
+		args := append(strings.Fields(line), "--generate-shell-completion") // the library looks at os.Args
+		out, err := program(t, []string{"FENCECTL_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}, args...).Output()
+		if err != nil || !strings.Contains("\n"+string(out), "\n"+want+":") {
+			t.Errorf("%q offers no %s: %v\n%s", line, want, err, out)
 		}
 	}
 	bash, err := exec.LookPath("bash")
@@ -145,8 +146,9 @@ func TestCompletion(t *testing.T) {
 		{[]string{"fencectl", "force-unlock", "$(touch " + owned + ")", "--ra"}, "--raise --raise-timeout\n"},
 		{[]string{"fencectl", "show", ""}, "\n"},
 	} {
-		cmd := exec.Command(bash, append([]string{"--norc", "-c", complete, binary}, c.words...)...)
-		cmd.Env = environment("FENCECTL=" + binary)
+		self := program(t, nil)
+		cmd := exec.Command(bash, append([]string{"--norc", "-c", complete, self.Path}, c.words...)...)
+		cmd.Env = append(self.Env, "FENCECTL="+self.Path)
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.HasPrefix(string(out), c.want) || !strings.Contains(string(out), "-F _fencectl fencectl") {
 			t.Errorf("%q: %v\n%s", c.words, err, out)

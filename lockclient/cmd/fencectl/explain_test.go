@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +19,7 @@ func TestExplainIsTrue(t *testing.T) {
 		}
 	}
 	raiseLease := func(l *lockclient.Lease) { raise(l.Resource(), l.Token(), l.Claim().LeaseID) }
+	s := opened(t, url)
 	said := map[string]bool{}
 	for _, c := range []struct {
 		name   string
@@ -45,36 +44,29 @@ func TestExplainIsTrue(t *testing.T) {
 		{"advanced", func(l *lockclient.Lease) {
 			l.Release(t.Context())
 			raise(l.Resource(), l.Token()+10, "elsewhere")
-			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+			advance(t, s, l.Resource(), l.Token()+10)
 		}, 10, "", "", "the mark is this claim: no lease has its token"},
 		{"advanced-unmarked", func(l *lockclient.Lease) {
 			l.Release(t.Context())
-			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+			advance(t, s, l.Resource(), l.Token()+10)
 		}, 5, "", "", "whichever it is; no lease has its token"},
 		{"advanced-above", func(l *lockclient.Lease) {
 			l.Release(t.Context())
 			raise(l.Resource(), 1, "first")
-			must(t, url, "advance", l.Resource(), (l.Token() + 10).String(), "--yes")
+			advance(t, s, l.Resource(), l.Token()+10)
 		}, 5, "", "", "although no lease has its token"},
 		{"above-and-over", func(l *lockclient.Lease) { raise(l.Resource(), 1, "first"); l.Release(t.Context()) }, 0, "", "", "although its lease is over"},
 	} {
-		must(t, url, "advance", c.name, "4", "--yes")
+		advance(t, s, c.name, 4)
 		lease := hold(t, pool, "w", c.name, time.Hour)
 		c.make(lease)
-		token := strconv.FormatInt(int64(lease.Token())+int64(c.offset), 10)
-		args := []string{"explain", c.name, token}
-		if c.lease != "" {
-			args = append(args, "--lease-id", c.lease)
-		}
-		var e explanation
-		if err := json.Unmarshal([]byte(must(t, url, append(args, "-o", "json")...)), &e); err != nil {
+		claim := guard.Claim{Resource: c.name, Token: lease.Token() + guard.Token(c.offset), LeaseID: c.lease}
+		e, err := s.explain(t.Context(), claim, c.lease != "")
+		if err != nil {
 			t.Fatal(err)
 		}
 		if e.Answer != c.answer || !strings.Contains(e.Why, c.why) {
 			t.Errorf("%s: %q because %s; expected %q because ... %s", c.name, e.Answer, e.Why, c.answer, c.why)
-		}
-		if out := must(t, url, args...); !strings.Contains(out, e.Why) {
-			t.Errorf("%s: %s", c.name, out)
 		}
 		if got := admits(t, pool, e.Claim); got != (e.Answer == guard.ReasonNone) {
 			t.Errorf("%s: explain says %q, the fence admits: %v", c.name, e.Answer, got)

@@ -268,10 +268,14 @@ func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) er
 	return errNotConfirmed
 }
 
-// isTerminal reports whether somebody can be asked at f. The null device is a
-// character device too.
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
+// isTerminal reports whether somebody sits at f. The null device is a character
+// device too.
+func isTerminal(f any) bool {
+	file, ok := f.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat() // of a nil file: an error
 	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
 		return false
 	}

@@ -23,13 +23,21 @@ func main() {
 }
 
 // run is the program. Its context ends at the operator's Ctrl-C.
-func run(ctx context.Context, args []string, in *os.File, out *os.File, errOut io.Writer) int {
+func run(ctx context.Context, args []string, in *os.File, out, errOut io.Writer) int {
 	a := &app{in: in, out: out, errOut: errOut}
+	if err := a.execute(ctx, args); err != nil {
+		return report(errOut, wantsJSON(args), err)
+	}
+	return exitOK
+}
+
+// execute carries out a command line.
+func (a *app) execute(ctx context.Context, args []string) error {
 	err := a.root().Run(ctx, args)
 	var failed *actionError
 	switch {
 	case err == nil:
-		return exitOK
+		return nil
 	case errors.As(err, &failed):
 		err = failed.err
 	default: // the command line library refused the command line
@@ -38,7 +46,7 @@ func run(ctx context.Context, args []string, in *os.File, out *os.File, errOut i
 	if ctx.Err() != nil {
 		err = interrupted(err)
 	}
-	return report(errOut, wantsJSON(args), err)
+	return err
 }
 
 // actionError marks an error of a command. Every other error is one of the

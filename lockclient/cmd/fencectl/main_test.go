@@ -1,57 +1,60 @@
 package main
 
 import (
+	"bufio"
 	"context"
-	"errors"
-	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// binary is the program under test: the real one.
-var binary string
+// asProgram makes the test binary the program itself. Tests of signals,
+// terminals, completion and exit codes start it as a process; all other tests
+// call run.
+const asProgram = "TEST_BINARY_IS_FENCECTL"
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "fencectl")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		binary = filepath.Join(dir, "fencectl")
-		if runtime.GOOS == "windows" {
-			binary += ".exe"
-		}
-		if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-			return 1
-		}
-		return m.Run()
-	}())
-}
-
-// environment is what the program sees: none of the machine's PG variables.
-func environment(extra ...string) []string {
-	var env []string
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	// The program sees none of the machine's variables.
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "PG") && !strings.HasPrefix(v, "FENCE") {
-			env = append(env, v)
+		if name, _, _ := strings.Cut(v, "="); !wanted(name) {
+			os.Unsetenv(name)
 		}
 	}
-	return append(append(env, "HOME="+filepath.Dir(binary)), extra...)
+	os.Setenv("PGPASSFILE", os.DevNull)
+	os.Exit(m.Run())
+}
+
+func wanted(variable string) bool {
+	return !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "FENCECTL")
+}
+
+// program returns the program as a process that has not been started.
+func program(t testing.TB, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+	return cmd
 }
 
 // result is how a run ended.
@@ -60,27 +63,66 @@ type result struct {
 	out, errOut string
 }
 
-// fencectl runs the program on a database, without a terminal. An argument or
-// value of the environment is passed on as it is.
+// fencectl runs the program on a database, without a terminal. An argument is
+// passed on as it is.
 func fencectl(t testing.TB, url string, args ...string) result {
-	t.Helper()
-	return start(t, []string{"FENCECTL_DATABASE_URL=" + url}, args...)
-}
-
-func start(t testing.TB, env []string, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Env = environment(env...)
 	var out, errOut strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
-		t.Fatalf("%q: %v, %v\n%s", args, err, ctx.Err(), errOut.String())
+	code := run(ctx, onDatabase(url, args), nil, &out, &errOut)
+	if ctx.Err() != nil {
+		t.Fatalf("%q: %v\n%s", args, ctx.Err(), errOut.String())
 	}
-	return result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+	return result{code, out.String(), errOut.String()}
+}
+
+// onDatabase returns the command line. An empty url is left out.
+func onDatabase(url string, args []string) []string {
+	line := []string{"fencectl"}
+	if url != "" {
+		line = append(line, "--database-url", url)
+	}
+	return append(line, args...)
+}
+
+// The program as a process: its environment, its exit code, and an interrupt,
+// which ends --watch with 0.
+func TestProcess(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "worker-1", "first", time.Hour)
+	env := []string{"FENCECTL_DATABASE_URL=" + url, "FENCECTL_OUTPUT=json"}
+	cmd := program(t, env, "lits")
+	var errOut strings.Builder
+	cmd.Stderr = &errOut
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
+		t.Errorf("%v: %s", err, errOut.String())
+	}
+	if runtime.GOOS == "windows" {
+		t.Log("an interrupt cannot be sent to one process there")
+		return
+	}
+	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		cmd = program(t, env, "show", "first", "--watch", "--interval", "100ms")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), `"resource":"first"`) {
+			t.Errorf("%s", lines.Text())
+		}
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, out)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%v: %v", signal, err)
+		}
+	}
 }
 
 // must runs the program and fails the test unless it ends with 0.
@@ -96,15 +138,19 @@ func must(t testing.TB, url string, args ...string) string {
 // database returns a database with both schemas, and a pool on it.
 func database(t testing.TB) (url string, pool *pgxpool.Pool) {
 	t.Helper()
-	url = pgtest.Database(t)
-	pool = dial(t, url)
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
+	url = pgtest.MigratedDatabase(t, "both", createSchemas)
+	return url, dial(t, url)
+}
+
+func createSchemas(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := leasetest.CreateSchema(ctx, pool); err != nil {
+		return err
 	}
-	if err := fenced(t, pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
+	db, err := sqlfence.Pgx(pool, nil)
+	if err != nil {
+		return err
 	}
-	return url, pool
+	return db.Migrate(ctx)
 }
 
 func dial(t testing.TB, url string) *pgxpool.Pool {
@@ -126,16 +172,34 @@ func fenced(t testing.TB, pool *pgxpool.Pool) *sqlfence.DB[pgx.Tx] {
 	return db
 }
 
+// holders are the clients of the tests, one for each owner on a pool: a client
+// has connections of its own.
+var holders sync.Map
+
+type holder struct {
+	pool  *pgxpool.Pool
+	owner string
+}
+
 // hold acquires a lease that nobody renews. Give it a TTL that does not run out on
 // a busy machine while the test looks at it.
 func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Duration) *lockclient.Lease {
 	t.Helper()
-	client, err := lockclient.New(pool, owner, nil)
-	if err != nil {
-		t.Fatal(err)
+	key := holder{pool, owner}
+	known, there := holders.Load(key)
+	if !there {
+		client, err := lockclient.New(pool, owner, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		holders.Store(key, client)
+		t.Cleanup(func() {
+			holders.Delete(key)
+			client.Close(context.Background())
+		})
+		known = client
 	}
-	t.Cleanup(func() { client.Close(context.Background()) })
-	lease, err := client.TryAcquire(t.Context(), resource, &lockclient.AcquireOptions{TTL: ttl})
+	lease, err := known.(*lockclient.Client).TryAcquire(t.Context(), resource, &lockclient.AcquireOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,6 +32,24 @@ func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
 		t.Fatalf("%+v: %v", claim, err)
 	}
 	return errors.Is(err, errNotKept)
+}
+
+// opened returns a session of the program's, as a command would open it.
+func opened(t *testing.T, url string) *session {
+	t.Helper()
+	pool := dial(t, url)
+	op, err := lockadmin.New(pool, &lockadmin.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &session{pool: pool, op: op, marks: fenced(t, pool), timeout: time.Minute}
+}
+
+func advance(t *testing.T, s *session, resource string, above guard.Token) {
+	t.Helper()
+	if _, err := s.op.Advance(t.Context(), resource, above); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestPartialAudit: show says so if it has not searched all of the audit.
@@ -59,6 +78,7 @@ func TestVerdictsAreTrue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	s := opened(t, url)
 	cut := func(lease *lockclient.Lease, more ...string) {
 		must(t, url, append([]string{"force-unlock", lease.Resource(), "--actor", "a", "--reason", "r", "--yes"}, more...)...)
 	}
@@ -88,7 +108,9 @@ func TestVerdictsAreTrue(t *testing.T) {
 		{"behind-cut", "behind", func(l *lockclient.Lease) { raise(l.Claim()); cut(l) }, truth{mark: true, lease: true, next: true}},
 		{"ahead", "ahead", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "later"})
-			must(t, url, "advance", "--floor", "100", "--yes")
+			if _, err := s.op.AdvanceFloor(t.Context(), 100); err != nil {
+				t.Fatal(err)
+			}
 		}, truth{mark: true, next: true}},
 		{"conflict", "conflict", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token(), LeaseID: "another"})
@@ -108,7 +130,7 @@ func TestVerdictsAreTrue(t *testing.T) {
 			above := l.Token() + 10
 			l.Release(t.Context())
 			raise(guard.Claim{Resource: l.Resource(), Token: above, LeaseID: "elsewhere"})
-			must(t, url, "advance", l.Resource(), above.String(), "--yes")
+			advance(t, s, l.Resource(), above)
 		}, truth{mark: true, next: true}},
 		// The last, since the floor is every resource's.
 		{"floor_only", "floor_only", func(l *lockclient.Lease) {
@@ -118,15 +140,16 @@ func TestVerdictsAreTrue(t *testing.T) {
 			}
 		}, truth{lease: true, next: true}},
 	} {
-		must(t, url, "advance", c.name, "4", "--yes")
+		advance(t, s, c.name, 4)
 		lease := hold(t, pool, "w", c.name, time.Hour)
 		c.make(lease)
-		var v view
-		if err := json.Unmarshal([]byte(must(t, url, "show", c.name, "-o", "json")), &v); err != nil || v.Verdict != c.verdict {
-			t.Errorf("%s: %v: %s in place of %s", c.name, err, v.Verdict, c.verdict)
+		v, err := s.look(t.Context(), c.name)
+		if err != nil || v.Verdict != c.verdict {
+			t.Fatalf("%s: %v: %+v in place of %s", c.name, err, v, c.verdict)
 		}
-		if out := must(t, url, "show", c.name); !strings.Contains(out, verdicts[c.verdict]) {
-			t.Errorf("%s: %s", c.name, out)
+		var out strings.Builder
+		if err := v.print(&out); err != nil || !strings.Contains(out.String(), verdicts[c.verdict]) {
+			t.Errorf("%s: %v: %s", c.name, err, out.String())
 		}
 		seen[v.Verdict] = true
 		// What is admitted raises the mark, so the oldest comes first.

@@ -129,7 +129,7 @@ type screen struct {
 	painted bool
 }
 
-func newScreen(out *os.File, heading bool) *screen {
+func newScreen(out io.Writer, heading bool) *screen {
 	s := &screen{w: out, heading: heading}
 	s.live = heading && isTerminal(out) && os.Getenv("TERM") != "dumb" && os.Getenv("TERM") != ""
 	if s.live {

@@ -2,10 +2,9 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
-	"os"
-	"os/exec"
-	"runtime"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -14,54 +13,64 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
+// watching is a command that prints again and again, without a terminal.
+type watching struct {
+	t         *testing.T
+	lines     *bufio.Scanner
+	interrupt context.CancelFunc
+	ended     chan result
+}
+
+func watchIt(t *testing.T, url string, args ...string) *watching {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	from, to := io.Pipe()
+	w := &watching{t, bufio.NewScanner(from), cancel, make(chan result, 1)}
+	t.Cleanup(func() { cancel(); from.Close() })
+	go func() {
+		var errOut strings.Builder
+		code := run(ctx, onDatabase(url, args), nil, to, &errOut)
+		to.Close()
+		w.ended <- result{code: code, errOut: errOut.String()}
+	}()
+	return w
+}
+
+// sees reads on until a line has the text.
+func (w *watching) sees(text string) string {
+	w.t.Helper()
+	for w.lines.Scan() {
+		if strings.Contains(w.lines.Text(), text) {
+			return w.lines.Text()
+		}
+	}
+	w.t.Fatalf("it ended, and %q was not printed", text)
+	return ""
+}
+
 // Without a terminal --watch prints one picture below the other, without a
-// single escape, and JSON with -o json; an interrupt ends it with 0.
+// single escape, and JSON with -o json. An interrupt ends it with 0.
 func TestWatchWithoutATerminal(t *testing.T) {
 	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Log("an interrupt cannot be sent to one process there; what is printed is tested")
-	}
 	url, pool := database(t)
 	hold(t, pool, "worker-1", "first", time.Hour)
-	for _, format := range []string{"table", "json"} {
-		cmd := exec.Command(binary, "show", "first", "--watch", "--interval", "100ms", "-o", format)
-		cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
-		var errOut strings.Builder
-		cmd.Stderr = &errOut
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		pictures := 0
-		for lines := bufio.NewScanner(out); pictures < 3 && lines.Scan(); {
-			printable(t, lines.Text())
-			switch {
-			case format == "json":
+	for format, line := range map[string]string{"table": "so: ", "json": `"resource":"first"`} {
+		w := watchIt(t, url, "show", "first", "--watch", "--interval", "100ms", "-o", format)
+		for range 3 {
+			seen := w.sees(line)
+			printable(t, seen)
+			if format == "json" {
 				var v view
-				if err := json.Unmarshal(lines.Bytes(), &v); err != nil || v.Lease.Resource != "first" {
-					t.Errorf("%v: %s", err, lines.Text())
+				if err := json.Unmarshal([]byte(seen), &v); err != nil || v.Lease.Resource != "first" {
+					t.Errorf("%v: %s", err, seen)
 				}
-				pictures++
-			case strings.HasPrefix(lines.Text(), "so:"):
-				pictures++
 			}
 		}
-		if pictures < 3 {
-			t.Errorf("%s: %d pictures", format, pictures)
+		w.interrupt()
+		for w.lines.Scan() { // what it is printing
 		}
-		signal := os.Signal(os.Interrupt)
-		if runtime.GOOS == "windows" {
-			signal = os.Kill
-		}
-		if err := cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
-		err = cmd.Wait()
-		if runtime.GOOS != "windows" && (err != nil || errOut.Len() > 0) {
-			t.Errorf("%s: %v %s", format, err, errOut.String())
+		if r := <-w.ended; r.code != exitOK || r.errOut != "" {
+			t.Errorf("%s: %+v", format, r)
 		}
 	}
 }
@@ -78,24 +87,15 @@ func TestWatchShowsMarks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command(binary, "watch", "--interval", "100ms", "-o", "json")
-	cmd.Env = environment("FENCECTL_DATABASE_URL=" + url)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	w := watchIt(t, url, "watch", "--interval", "100ms", "-o", "json")
 	marks := map[string]guard.Token{}
-	for lines := bufio.NewScanner(out); len(marks) < 3 && lines.Scan(); {
+	for len(marks) < 3 {
 		var row struct {
 			Resource string
 			Mark     guard.Mark
 		}
-		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			t.Fatalf("%v: %s", err, lines.Text())
+		if err := json.Unmarshal([]byte(w.sees("{")), &row); err != nil {
+			t.Fatal(err)
 		}
 		marks[row.Resource] = row.Mark.Token
 	}
@@ -123,38 +123,14 @@ func TestWatchSurvivesServerOutage(t *testing.T) {
 	t.Cleanup(func() { server.Stop() })
 	must(t, server.URL(), "migrate")
 	hold(t, dial(t, server.URL()), "worker-1", "first", 10*time.Minute)
-	cmd := exec.Command(binary, "list", "--watch", "--interval", "100ms", "--timeout", "30s")
-	cmd.Env = environment("FENCECTL_DATABASE_URL=" + server.URL())
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := time.AfterFunc(3*time.Minute, func() { cmd.Process.Kill() })
-	defer ended.Stop()
-	lines := bufio.NewScanner(out)
-	sees := func(text string) {
-		t.Helper()
-		for lines.Scan() {
-			if strings.Contains(lines.Text(), text) {
-				return
-			}
-		}
-		t.Errorf("it ended, and %q was not printed", text)
-	}
-	sees("worker-1")
+	w := watchIt(t, server.URL(), "list", "--watch", "--interval", "100ms", "--timeout", "30s")
+	w.sees("worker-1")
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	sees("asking again: ")
+	w.sees("asking again: ")
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sees("worker-1")
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait()
+	w.sees("worker-1")
 }
