@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -76,10 +76,7 @@ func TestConformanceOnMemory(t *testing.T) {
 // TestConformanceOnPostgreSQL: likewise, with two servers on one database.
 func TestConformanceOnPostgreSQL(t *testing.T) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
-		pool := pgtest.Pool(t)
-		if err := lockclient.Migrate(t.Context(), pool); err != nil {
-			t.Fatal(err)
-		}
+		pool := leasetest.Migrated(t)
 		var servers []*httptest.Server
 		for range 2 {
 			issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})

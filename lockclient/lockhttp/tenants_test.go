@@ -14,10 +14,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -25,10 +25,7 @@ import (
 // postgres is an issuer on a database of its own, with its operators' calls.
 func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *pgxpool.Pool) {
 	t.Helper()
-	pool := pgtest.Pool(t)
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := leasetest.Migrated(t)
 	config := pool.Config()
 	config.MaxConns = conns
 	config.ConnConfig.RuntimeParams["application_name"] = "lockserver"
