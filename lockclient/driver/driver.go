@@ -20,7 +20,8 @@
 //     lease ID is granted, not even one that was sent before. An issuer may
 //     forget such an ID after an hour, the longest Request.Timeout there is.
 //   - A renewal extends the lease of its claim, token and lease ID alike, and
-//     creates nothing. A release frees that lease and no successor's.
+//     creates nothing. The later end wins: no renewal and no repeated acquire
+//     shortens a lease (P7). A release frees that lease and no successor's.
 //   - From is read before the request leaves. An issuer that dates it later
 //     lets a holder believe in its lease after the issuer has granted it to
 //     another.
@@ -169,7 +170,8 @@ type Grant struct {
 type Renewal struct {
 	// Claim is the lease's; it has a token.
 	Claim guard.Claim
-	// TTL is how long the lease is to last from now.
+	// TTL is how long the lease is to last from now, at least: a lease that lasts
+	// longer already is not shortened, since its holder may rely on that.
 	TTL time.Duration
 }
 

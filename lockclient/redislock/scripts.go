@@ -132,8 +132,8 @@ if not alone and redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
-// renew: KEYS one lease key per item. ARGV id, token, TTL in ms for each. A
-// foreign value under an item's key is that item's error only.
+// renew: KEYS one lease key per item. ARGV id, token, TTL in ms for each. The
+// later end wins. A foreign value under an item's key is that item's error only.
 var renewScript = newScript(`
 local out = {}
 for i, key in ipairs(KEYS) do
@@ -141,7 +141,7 @@ for i, key in ipairs(KEYS) do
   if l.err then
     out[i] = l.err
   elseif l[1] == '1' and l[2] == ARGV[3*i-2] and l[3] == ARGV[3*i-1] then
-    redis.call('PEXPIRE', key, ARGV[3*i])
+    if redis.call('PTTL', key) < tonumber(ARGV[3*i]) then redis.call('PEXPIRE', key, ARGV[3*i]) end
     out[i] = 'extended'
   else
     out[i] = 'over'

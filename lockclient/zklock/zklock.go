@@ -496,8 +496,23 @@ func (s *session) read(ctx context.Context, path string) (*held, error) {
 // creates them again. The version of the lease ID's node counts how often that
 // was done, so that the session that had the lease before notices. ok is false
 // if the lease changed meanwhile.
+//
+// The later end wins: a lease of a longer TTL moves to a session of that TTL, since
+// one holder may rely on it.
 func (s *session) take(ctx context.Context, resource string, h *held) (from time.Duration, ok bool, err error) {
 	claim := guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.ID}
+	if ttl := time.Duration(h.TTL) * time.Millisecond; ttl > s.timeout {
+		longer, err := s.i.session(ctx, ttl)
+		switch {
+		case err != nil:
+			return 0, false, unsent("acquire", claim, err)
+		case longer.timeout < ttl:
+			return 0, false, guard.Unavailable("acquire", claim, errors.New("the servers allow no session as long as the lease's"))
+		case !longer.postpone(ctx, claim):
+			return 0, false, guard.Unavailable("acquire", claim, errEnding)
+		}
+		return longer.take(ctx, resource, h)
+	}
 	path := s.i.idPath(resource, h.ID)
 	id, err := s.stat(ctx, path)
 	if err != nil {

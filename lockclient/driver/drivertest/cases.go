@@ -25,6 +25,7 @@ func Cases() []Case {
 		{"the same lease ID under another owner is refused", "P4", inUse},
 		{"names that differ are different resources", "P4", names},
 		{"a renewal extends", "", extends},
+		{"no renewal shortens a lease", "P7", longest},
 		{"a batch answers each item for itself", "", batch},
 		{"a renewal brings no released lease back", "P8", renewReleased},
 		{"a renewal brings no expired lease back", "P8", renewExpired},
@@ -214,6 +215,30 @@ func extends(ctx context.Context, t testing.TB, h Harness) error {
 			return fmt.Errorf("renewed: %+v", got)
 		}
 	}
+	return h.held(ctx, b, claim)
+}
+
+func longest(ctx context.Context, t testing.TB, h Harness) error {
+	a, b := h.Issuer(t), h.Issuer(t)
+	short := h.shorter(a)
+	if short == 0 {
+		return nil
+	}
+	claim, err := h.acquire(ctx, a, name("longest"), name("id"))
+	if err != nil {
+		return err
+	}
+	results := make([]driver.Renewed, 1)
+	a.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: short}}, results)
+	if got := results[0]; got.State != driver.Extended || got.TTL > h.TTL {
+		return fmt.Errorf("renewed: %+v", got)
+	}
+	again := h.ask(claim.Resource, claim.LeaseID)
+	again.TTL = short
+	if _, err := a.Acquire(ctx, again); err != nil {
+		return err
+	}
+	h.Pass(short + short/4)
 	return h.held(ctx, b, claim)
 }
 

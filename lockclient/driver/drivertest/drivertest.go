@@ -106,8 +106,9 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 			}
 		})
 	}
+	hasShorter := h.withDefaults().shorter(h.Issuer(t)) > 0
 	for _, m := range Mutants() {
-		if m.NeedsPurge && h.Purge == nil || m.NeedsTimeout && h.SessionBound {
+		if m.NeedsPurge && h.Purge == nil || m.NeedsTimeout && h.SessionBound || m.NeedsShorter && !hasShorter {
 			continue
 		}
 		t.Run("broken: "+m.Name, func(t *testing.T) {
@@ -132,13 +133,18 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 // limit ends a case that hangs.
 const limit = 3 * time.Minute
 
-func check(t *testing.T, c Case, h Harness) error {
+func (h Harness) withDefaults() Harness {
 	if h.TTL == 0 {
 		h.TTL = 10 * time.Second
 	}
 	if h.Pass == nil {
 		h.Pass = time.Sleep
 	}
+	return h
+}
+
+func check(t *testing.T, c Case, h Harness) error {
+	h = h.withDefaults()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	return c.Check(ctx, t, h)
@@ -154,6 +160,20 @@ func name(kind string) string {
 // ask makes a request that has plenty of time.
 func (h Harness) ask(resource, leaseID string) driver.Request {
 	return driver.Request{Resource: resource, LeaseID: leaseID, Owner: "owner of " + leaseID, TTL: h.TTL, Timeout: time.Minute}
+}
+
+// shorter is a TTL that is over, with a quarter to spare, well within h.TTL; 0 if
+// the engine has none.
+func (h Harness) shorter(i driver.Issuer) time.Duration {
+	l := i.Limits()
+	short := h.TTL / 4
+	if l.TTLStep > 0 {
+		short -= short % l.TTLStep
+	}
+	if short = max(short, l.MinTTL, time.Millisecond); short > h.TTL/2 {
+		return 0
+	}
+	return short
 }
 
 // metadata is that of every lease, where the engine stores it.

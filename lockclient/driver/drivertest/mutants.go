@@ -19,6 +19,9 @@ type Mutant struct {
 	NeedsPurge bool
 	// NeedsTimeout says that it is correct if Harness.SessionBound is set.
 	NeedsTimeout bool
+	// NeedsShorter says that it is correct where no TTL is much shorter than
+	// Harness.TTL.
+	NeedsShorter bool
 	// Break changes an issuer.
 	Break func(driver.Issuer) driver.Issuer
 }
@@ -175,6 +178,28 @@ func Mutants() []Mutant {
 					results[n] = driver.Renewed{State: driver.Extended, From: now(i)}
 				}
 			})},
+		{Name: "a renewal sets the end", CaughtBy: "no renewal shortens a lease", NeedsShorter: true,
+			Break: func(i driver.Issuer) driver.Issuer {
+				granted, mu := map[string]driver.Request{}, new(sync.Mutex)
+				return renewer{acquirer{i, func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
+					mu.Lock()
+					defer mu.Unlock()
+					if _, again := granted[r.LeaseID]; !again {
+						granted[r.LeaseID] = r
+					}
+					return i.Acquire(ctx, r)
+				}}, func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
+					i.Renew(ctx, renewals, results)
+					mu.Lock()
+					r, known := granted[renewals[0].Claim.LeaseID]
+					mu.Unlock()
+					if known && renewals[0].TTL < r.TTL { // a lease of that TTL instead
+						i.Release(ctx, renewals[0].Claim)
+						r.TTL = renewals[0].TTL
+						i.Acquire(ctx, r)
+					}
+				}}
+			}},
 		{Name: "a batch loses its last item", CaughtBy: "a batch answers each item for itself",
 			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 				i.Renew(ctx, renewals[:len(renewals)-1], results[:len(results)-1])
@@ -274,8 +299,8 @@ func releasing(f func(context.Context, driver.Issuer, guard.Claim) (bool, error)
 	return func(i driver.Issuer) driver.Issuer { return releaser{i, f} }
 }
 
-// longest is a TTL that the engine grants.
-func longest(i driver.Issuer) time.Duration {
+// grantable is a TTL that the engine grants.
+func grantable(i driver.Issuer) time.Duration {
 	if most := i.Limits().MaxTTL; most > 0 {
 		return min(most, time.Minute)
 	}
@@ -284,7 +309,7 @@ func longest(i driver.Issuer) time.Duration {
 
 // byName frees the current lease, whoever holds it.
 func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
-	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: longest(i), Timeout: time.Minute})
+	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: grantable(i), Timeout: time.Minute})
 	if held := (*driver.HeldError)(nil); errors.As(err, &held) {
 		return i.Release(ctx, guard.Claim{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID})
 	}

@@ -167,7 +167,9 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			if l == nil || l.leaseID != r.Claim.LeaseID || l.token != r.Claim.Token || !l.expires.After(now) {
 				return driver.Renewed{State: driver.Over}, nil
 			}
-			l.expires = now.Add(r.TTL)
+			if until := now.Add(r.TTL); until.After(l.expires) {
+				l.expires = until
+			}
 			return driver.Renewed{State: driver.Extended, From: from}, nil
 		})
 		renewed.Err = err

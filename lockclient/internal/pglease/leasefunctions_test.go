@@ -27,7 +27,7 @@ var renewCases = []functionCase{
 	{name: "runs", before: leaseRow("r", mine+"'T+1µs'"), call: renews, answer: "extended=true lease_id=mine resource=r token=5",
 		after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine owner=o resource=r token=5", settings: "5s on"},
 	{name: "shorter", before: leaseRow("r", mine+"'T+1h'"), call: renews, answer: "extended=true lease_id=mine resource=r token=5",
-		after: "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine owner=o resource=r token=5"},
+		after: "acquired_at=T-1m0s expires_at=T+1h0m0s lease_id=mine owner=o resource=r token=5"},
 	{name: "over", before: leaseRow("r", mine+"'T'"), call: renews, answer: "-", after: "acquired_at=T-1m0s expires_at=T lease_id=mine owner=o resource=r token=5"},
 	{name: "one waits", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET metadata = 'new'; UPDATE clock SET t = 'T+1s'",
 		call: renews, answer: "extended=true lease_id=mine resource=r token=5", after: "acquired_at=T-1m0s expires_at=T+1m1s lease_id=mine metadata=new owner=o resource=r token=5"},
@@ -50,7 +50,7 @@ var renewCases = []functionCase{
 			acquired_at=T-1m0s expires_at=T+1h0m0s lease_id=theirs owner=x resource=c token=5
 			acquired_at=T-1m0s expires_at=T+1h0m0s lease_id=mine owner=o resource=d token=6
 			acquired_at=T-1m0s expires_at=T-1s owner=x resource=e token=5
-			acquired_at=T-1m0s expires_at=T+6s lease_id=mine owner=o resource=f token=5`,
+			acquired_at=T-1m0s expires_at=T+1h0m0s lease_id=mine owner=o resource=f token=5`,
 		settings: "0 on"},
 	{name: "all", before: states, call: "SELECT * FROM fencepost.renew('{a,f}', '{mine,mine}', '{5,5}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
 		answer: `extended=true lease_id=mine resource=a token=5
@@ -63,10 +63,10 @@ var renewCases = []functionCase{
 		answer: `extended=true lease_id=mine resource=a token=5
 			extended=false lease_id=mine resource=a token=5
 			extended=false lease_id=mine resource=f token=5`},
-	{name: "two claims of one resource", before: leaseRow("r", "6, 'mine', 'o', 'T-1m', 'T+1m'"), call: "SELECT * FROM fencepost.renew('{r,r}', '{old,mine}', '{5,6}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
+	{name: "two claims of one resource", before: leaseRow("r", "6, 'mine', 'o', 'T-1m', 'T+1s'"), call: "SELECT * FROM fencepost.renew('{r,r}', '{old,mine}', '{5,6}', '{1000000,2000000}', '5000') ORDER BY 1, 4 DESC",
 		answer: `extended=true lease_id=mine resource=r token=6
 			extended=false lease_id=mine resource=r token=6`, after: "acquired_at=T-1m0s expires_at=T+2s lease_id=mine owner=o resource=r token=6"},
-	{name: "two claims of one token", before: leaseRow("r", mine+"'T+1m'"), call: "SELECT * FROM fencepost.renew('{r,r,r}', '{x,mine,y}', '{5,5,5}', '{1000000,2000000,3000000}', '5000') ORDER BY 1, 4 DESC",
+	{name: "two claims of one token", before: leaseRow("r", mine+"'T+1s'"), call: "SELECT * FROM fencepost.renew('{r,r,r}', '{x,mine,y}', '{5,5,5}', '{1000000,2000000,3000000}', '5000') ORDER BY 1, 4 DESC",
 		answer: `extended=true lease_id=mine resource=r token=5
 			extended=false lease_id=mine resource=r token=5`, after: "acquired_at=T-1m0s expires_at=T+2s lease_id=mine owner=o resource=r token=5"},
 }
