@@ -15,8 +15,8 @@ import (
 // the server, too: no session holds it, so no session can be ended to release
 // it.
 func TestPreparedTransaction(t *testing.T) {
-	s := startServer(t, map[string]string{"max_prepared_transactions": "4"})
-	e := newEnvAt(t, 0, s.URL())
+	s := mortalServer(t)
+	e := newEnvOn(t, 0, s)
 	e.createWritten()
 	prepare := func(ctx context.Context, tx testTx) error {
 		if err := write5(ctx, tx); err != nil {

@@ -12,17 +12,24 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
-// batchModes are the exec modes of pgx.
-var batchModes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-	pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+// execModes are the exec modes of pgx, below database/sql in the short form the
+// two that differ most.
+func (e *env) execModes() []pgx.QueryExecMode {
+	if e.driver == "std" && !longtest.Long {
+		return []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol}
+	}
+	return []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+}
 
 // TestBatch (P1): a batch is committed as a whole under the mark or not at all,
 // in every exec mode, and a refusal or an error has written nothing.
 func TestBatch(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		modes := batchModes
+		modes := e.execModes()
 		if e.driver == "std" {
 			modes = modes[:1] // it sends statement by statement in each
 		}

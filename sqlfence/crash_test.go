@@ -13,14 +13,10 @@ import (
 // enter, a raise and a COMMIT: never a success, an unknown outcome where
 // something may have been committed, and the marks are there after it.
 func TestServerKilled(t *testing.T) {
-	s := startServer(t, nil)
+	s := mortalServer(t)
 	for i := range openers {
 		t.Run(openers[i].driver, func(t *testing.T) {
-			url, _, err := s.NewDatabase(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			e := newEnvAt(t, i, url)
+			e := newEnvOn(t, i, s)
 			e.createPairs()
 			e.createWritten()
 			// A slow COMMIT, and a locked row and a locked resource.

@@ -20,7 +20,7 @@ import (
 // TestEvictIsNarrow: a raise ends only sessions that hold this resource's lock,
 // under a lower token, of the same role, in the transaction that was seen.
 func TestEvictIsNarrow(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		role := e.newRole("app", "")
 		e.exec("CREATE TABLE written (token bigint); GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.holders(text, bigint, text) TO " + role)
 		for _, resource := range []string{"r", "other"} {
@@ -87,7 +87,7 @@ func TestEvictIsNarrow(t *testing.T) {
 // TestEvictNotGranted: a role that may not look for holders waits as long as
 // one that does not terminate, and its error has both reasons.
 func TestEvictNotGranted(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 			t.Fatal(err)
@@ -236,7 +236,7 @@ func TestEndedHolderCommits(t *testing.T) {
 // TestRaiseNamesStrangers (P6): a raise that waits for a session that only took
 // the advisory lock says so, and does not end it.
 func TestRaiseNamesStrangers(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +271,7 @@ func TestRaiseNamesStrangers(t *testing.T) {
 // when it entered has TerminateAfter from then on, even if the raises that find
 // it in their way are short; then it is ended, although it is working.
 func TestTerminateCountsFromEntering(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		const after = 4 * time.Second
 		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 			t.Fatal(err)

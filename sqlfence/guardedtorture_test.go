@@ -58,7 +58,7 @@ func (e *env) guardLedger() {
 	e.guardBy("entries", `ledger`)
 }
 
-// ledgerTorture lets 12 clients, most of them former holders, read, write and
+// ledgerTorture lets a crowd of clients, most of them former holders, read, write and
 // commit. It is targeted: a holder pauses before its write or before its COMMIT
 // until a newer one has read, or for as long as nothing should prevent a newer
 // one from reading. It returns how many transactions were acknowledged, how
@@ -67,7 +67,7 @@ func (e *env) guardLedger() {
 func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stale, backwards int64) {
 	var next, read, entries, additions atomic.Int64
 	var wg sync.WaitGroup
-	for range 12 {
+	for range crowd {
 		wg.Go(func() {
 			token := next.Add(1)
 			for range rounds {
@@ -133,10 +133,11 @@ func ledgerTorture(t *testing.T, e *env, in work, rounds int) (acked, lost, stal
 	return acked, lost, stale, backwards
 }
 
-// TestTriggersUnderTorture (P1, P2): 12 clients that take over from each other
+// TestTriggersUnderTorture (P1, P2): clients that take over from each other
 // through triggers alone lose no acknowledged update, get no stale row and no
 // false verdict, whatever the isolation level.
 func TestTriggersUnderTorture(t *testing.T) {
+	t.Parallel()
 	for i, level := range isolationLevels {
 		for j, way := range []string{"named", "the server's default"} {
 			t.Run(level+"/"+way, func(t *testing.T) {
@@ -146,7 +147,7 @@ func TestTriggersUnderTorture(t *testing.T) {
 				if way != "named" {
 					db, named = e.serverDefault("default_transaction_isolation", level), ""
 				}
-				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, named, e.guardLedger), campaign(12))
+				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, named, e.guardLedger), campaign(6))
 				if lost != 0 || stale != 0 || backwards != 0 || acked == 0 {
 					t.Errorf("of %d transactions %d additions were lost, %d inserts were stale, %d backwards", acked, lost, stale, backwards)
 				}
@@ -161,6 +162,7 @@ func TestTriggersUnderTorture(t *testing.T) {
 // waits for the older holder's COMMIT. The control: triggers that compare but do
 // not lock let it read without seeing what is not yet committed.
 func TestTriggersInterleaved(t *testing.T) {
+	t.Parallel()
 	for i, level := range isolationLevels {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()

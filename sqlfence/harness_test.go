@@ -19,6 +19,9 @@ import (
 // campaign is how long a random test is: twenty times n in the long form.
 func campaign(n int) int { return longtest.ByLength(n, 20*n) }
 
+// crowd is how many clients of a random test get in each other's way.
+var crowd = longtest.ByLength(6, 12)
+
 // Isolation and its levels are shorter here.
 type Isolation = sql.IsolationLevel
 

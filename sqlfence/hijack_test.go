@@ -88,7 +88,7 @@ func (e *env) hijacked(path, sql string) bool {
 // overload, is not run by the calls of operators, migrators and holders. The
 // control is the plain SQL of some of them, under the same path.
 func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		e.exec(`CREATE TABLE jobs (id text PRIMARY KEY, state text, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', ''), ('2', '')`)
 		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
@@ -172,7 +172,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 // database, by Migrate and as a script, whose transaction has its search_path
 // back afterwards. The control is the script that does not set one.
 func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		for _, path := range e.hijacker() {
 			db := e.along(path)
 			e.exec("DROP SCHEMA fencepost CASCADE")

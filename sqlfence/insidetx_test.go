@@ -15,7 +15,7 @@ import (
 // TestManyInsideInTx: UpdateMany on the DB inside its own InTx is refused also when
 // it takes several statements, which would commit by themselves.
 func TestManyInsideInTx(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n (id) SELECT generate_series(1, 30000)")
 		table := e.table("n", []string{"id"}, nil)
 		for _, rows := range []int{10, 30000} {
@@ -218,7 +218,7 @@ func TestBatchOfEndedHolder(t *testing.T) {
 // operator of another role that matches the columns' types better and is true for
 // every row.
 func TestTableRunsNoOperatorOfOthers(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE SCHEMA shared;
 			CREATE FUNCTION shared.always(varchar, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 			CREATE OPERATOR shared.= (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = shared.always);

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // TestLeakedPgxHandles (P1): nothing that a callback of InTx got from its
@@ -176,12 +177,12 @@ func TestLeakedResults(t *testing.T) {
 // detector sees it if InTx does so without database/sql's lock.
 func TestLeakedRowsOfEndedContext(t *testing.T) {
 	e := newEnvOf(t, "std")
-	for n := range 20 {
+	for n := range longtest.ByLength(6, 40) {
 		fail := errors.New("fn's own")
 		err := e.db.(stdFence).InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, tx *sql.Tx) error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			rows, err := tx.QueryContext(ctx, "SELECT generate_series(1, 1000000)")
+			rows, err := tx.QueryContext(ctx, "SELECT generate_series(1, 100000)")
 			if err != nil {
 				return err
 			}

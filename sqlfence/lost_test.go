@@ -54,11 +54,9 @@ func TestLostCommit(t *testing.T) {
 // answer is lost is an unknown outcome and is sent once: a driver that repeats
 // it would write twice, or mistake its own write for another's.
 func TestLostUpdate(t *testing.T) {
-	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
-		for _, mode := range modes {
+		for _, mode := range e.execModes() {
 			e.exec("DELETE FROM fencepost.marks; TRUNCATE pairs; INSERT INTO pairs (a, b) VALUES (1, 'x')")
 			p, through := e.newProxy()
 			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
@@ -212,7 +210,8 @@ func TestPoolExhausted(t *testing.T) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		table := e.table("pairs", []string{"a", "b"}, nil)
-		var held [poolSize]func() error
+		var held [2]func() error
+		e.db = e.on(e.connect(len(held)), nil)
 		e.exec("CREATE TABLE written (token bigint)")
 		for i := range held {
 			held[i] = e.holding(claimOf("r", 5))

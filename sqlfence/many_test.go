@@ -119,7 +119,7 @@ func TestUpdateManyMissing(t *testing.T) {
 // the statement waits for them count as existing: written, or refused by the
 // new mark.
 func TestUpdateManyReplaced(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		table, ctx := e.manyTable(nil), context.Background()
 		tx, err := e.admin.Begin(ctx)
 		if err != nil {
@@ -249,7 +249,7 @@ func TestUpdateManyOrder(t *testing.T) {
 // TestUpdateManyChangedMeanwhile (P6): a row that satisfies the predicate only
 // since the statement waits for it is written. The control is one that does not.
 func TestUpdateManyChangedMeanwhile(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		table, ctx := e.manyTable(nil).Where(Raw("b = 1 AND n = $1", 7)), context.Background()
 		tx, err := e.admin.Begin(ctx)
 		if err != nil {
@@ -280,7 +280,7 @@ func TestUpdateManyChangedMeanwhile(t *testing.T) {
 // TestUpdateManyEqualInTheColumn (P5): whole numbers that the key's column
 // cannot tell apart are one key twice.
 func TestUpdateManyEqualInTheColumn(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE reals (id real PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO reals VALUES (16777216, 0), (1, 0)")
 		table := e.table("reals", []string{"id"}, nil)
 		write := func(id int64, token guard.Token) RowUpdate {

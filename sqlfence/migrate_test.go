@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
@@ -30,17 +31,17 @@ const catalogSQL = `SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") FRO
 	UNION ALL SELECT format('applied %s %s %s', component, version, name) FROM fencepost.migrations
 ) AS lines(line)`
 
-// TestMigrateConcurrently: 16 replicas that start at once on an empty database
+// TestMigrateConcurrently: replicas that start at once on an empty database
 // all succeed, and so does each a second time; the schema is the same as one
 // replica creates.
 func TestMigrateConcurrently(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		want := e.text(catalogSQL)
 		for _, level := range []string{"read committed", "serializable"} {
 			e.exec("DROP SCHEMA fencepost CASCADE")
 			db := e.serverDefault("default_transaction_isolation", level)
 			var wg sync.WaitGroup
-			for range 16 {
+			for range longtest.ByLength(6, 16) {
 				wg.Go(func() {
 					for range 2 {
 						if err := db.Migrate(context.Background()); err != nil {
@@ -60,7 +61,7 @@ func TestMigrateConcurrently(t *testing.T) {
 // TestMigrationSQL: the printed text creates the same schema, and Migrate finds
 // it applied.
 func TestMigrationSQL(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		want := e.text(catalogSQL)
 		e.exec("DROP SCHEMA fencepost CASCADE")
 		conn, err := e.admin.Acquire(t.Context())
@@ -86,7 +87,7 @@ func TestMigrationSQL(t *testing.T) {
 
 // TestMigrateRefusesNewer: a schema of a newer build is left alone.
 func TestMigrateRefusesNewer(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
 		before := e.text(catalogSQL)
 		err := e.db.Migrate(t.Context())
@@ -101,7 +102,7 @@ func TestMigrateRefusesNewer(t *testing.T) {
 
 // TestMigrateRollsBack: a step that fails leaves nothing behind.
 func TestMigrateRollsBack(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("DROP SCHEMA fencepost CASCADE; CREATE SCHEMA fencepost; CREATE FUNCTION fencepost.enter(text, bigint, text, integer, integer) RETURNS void LANGUAGE sql AS ''")
 		if err := e.db.Migrate(t.Context()); err == nil || pgerr.State(err) != "42723" {
 			t.Errorf("got %v, want the server's error", err)
@@ -116,7 +117,7 @@ func TestMigrateRollsBack(t *testing.T) {
 // names, and no others, a role can do everything except touch the marks and
 // create objects; without them, nothing.
 func TestApplicationRole(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		role, db := e.as("app")
 		e.exec("REVOKE CREATE ON DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " FROM PUBLIC")
 		everything := func() map[string]error {

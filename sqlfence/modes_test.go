@@ -58,8 +58,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")
 		table := triggerOn([]string{"written"}, `{resource}`)
-		for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-			pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		for i, mode := range e.execModes() {
 			db := e.open(&Options{PresentClaims: true}, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
 			of := func(token guard.Token) guard.Claim {
 				return guard.Claim{Resource: `it's \ $1 ` + itoa(i), Token: token, LeaseID: `l'\` + token.String()}

@@ -84,7 +84,7 @@ func TestRaiseWaits(t *testing.T) {
 // TestRaiseWaitsControl: a raise that does not take the lock returns at once,
 // and what the older holder commits afterwards is missing in what was read.
 func TestRaiseWaitsControl(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		end := e.holding(claimOf("r", 5))
@@ -133,7 +133,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 // TestStaleRaiseDoesNotQueue: a raise that will be refused takes no lock: in
 // the queue it would block the holder's next transactions.
 func TestStaleRaiseDoesNotQueue(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
 		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
@@ -152,7 +152,7 @@ func TestStaleRaiseDoesNotQueue(t *testing.T) {
 // TestRaiseTimesOut: a holder that does not end makes the successor's raise
 // ErrUnavailable, with the server's lock timeout inside, and no mark.
 func TestRaiseTimesOut(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
 		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond})
@@ -179,7 +179,7 @@ func TestRaiseTimesOut(t *testing.T) {
 // TestEnterTimesOut: behind a raise that waits, an enter gives up after
 // Options.LockTimeout.
 func TestEnterTimesOut(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })

@@ -17,6 +17,7 @@ import (
 // gives the transaction IDs again whose WAL was lost. The outcome of a transaction
 // from before the crash is then unknown, or known to be nothing, never success.
 func TestResolveAfterCrash(t *testing.T) {
+	s := mortalServer(t)
 	for what, crash := range map[string]func(t *testing.T, e *env, s *pgtest.Server, victim int) error{
 		"the server": func(t *testing.T, e *env, s *pgtest.Server, _ int) error {
 			if err := s.Kill(); err != nil {
@@ -30,14 +31,13 @@ func TestResolveAfterCrash(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := startServer(t, nil)
-			e := newEnvAt(t, 0, s.URL())
+			e := newEnvOn(t, 0, s)
 			e.createWritten()
 			e.exec("CREATE TABLE elsewhere (id int)")
 			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
 				t.Fatal(err)
 			}
-			victim, err := pgx.Connect(t.Context(), s.URL())
+			victim, err := pgx.Connect(t.Context(), e.url)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestResolveAfterCrash(t *testing.T) {
 					return err
 				}
 				for done := 0; done < 3; { // others get the same IDs
-					c, err := pgx.Connect(ctx, s.URL())
+					c, err := pgx.Connect(ctx, e.url)
 					if err != nil {
 						continue
 					}

@@ -16,8 +16,6 @@ import (
 // answer is lost is an unknown outcome and is sent once. The row counts the
 // writes.
 func TestLostRows(t *testing.T) {
-	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec(`CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
@@ -32,7 +30,7 @@ func TestLostRows(t *testing.T) {
 				return errors.Join(append(verdicts, err)...)
 			},
 		}
-		for _, mode := range modes {
+		for _, mode := range e.execModes() {
 			for way, call := range calls {
 				e.exec("TRUNCATE pairs; INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 				p, through := e.newProxy()

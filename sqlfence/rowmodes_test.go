@@ -13,39 +13,35 @@ import (
 // without prepared statements, which poolers need; in these the key's Go type
 // must match the column's.
 func TestExecModes(t *testing.T) {
-	for i := range openers {
-		t.Run(openers[i].driver, func(t *testing.T) {
-			e := newEnv(t, i)
-			e.createDocs()
-			table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at"})
-			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-				pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-				db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
-				e.exec("TRUNCATE docs")
-				claim, older := claimOf("r", 5), claimOf("r", 4)
-				narrow := table.Where(Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
-				for id := range 3 {
-					if err := narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}); err != nil {
-						t.Errorf("%v: Upsert: %v", mode, err)
-					}
-				}
-				var v string
-				if err := narrow.Takeover(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
-					t.Errorf("%v: Takeover: %q, %v", mode, v, err)
-				}
-				verdicts, err := narrow.UpdateMany(t.Context(), db, []RowUpdate{
-					{claim, Key{0}, Set{"v": "a", "w": Raw("v || $1::text", "!")}}, {older, Key{1}, Set{"v": "b", "w": Raw("v || $1::text", "!")}},
-					{claim, Key{9}, Set{"v": "c", "w": Raw("v || $1::text", "!")}}})
-				if err != nil || verdicts[0] != nil || !errors.Is(verdicts[1], guard.ErrStale) || !errors.Is(verdicts[2], guard.ErrNotFound) {
-					t.Errorf("%v: UpdateMany: %v, %v", mode, verdicts, err)
-				}
-				if err := narrow.Delete(t.Context(), db, claim, Key{2}, Set{"v": "gone"}); err != nil {
-					t.Errorf("%v: Delete: %v", mode, err)
-				}
-				if got := e.text("SELECT string_agg(concat_ws(' ', id, v, w, deleted_at IS NULL), ', ' ORDER BY id) FROM docs"); got != "0 a new! t, 1 new default t, 2 gone default f" {
-					t.Errorf("%v: the rows are %s", mode, got)
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at"})
+		for _, mode := range e.execModes() {
+			db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			e.exec("TRUNCATE docs")
+			claim, older := claimOf("r", 5), claimOf("r", 4)
+			narrow := table.Where(Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
+			for id := range 3 {
+				if err := narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}); err != nil {
+					t.Errorf("%v: Upsert: %v", mode, err)
 				}
 			}
-		})
-	}
+			var v string
+			if err := narrow.Takeover(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
+				t.Errorf("%v: Takeover: %q, %v", mode, v, err)
+			}
+			verdicts, err := narrow.UpdateMany(t.Context(), db, []RowUpdate{
+				{claim, Key{0}, Set{"v": "a", "w": Raw("v || $1::text", "!")}}, {older, Key{1}, Set{"v": "b", "w": Raw("v || $1::text", "!")}},
+				{claim, Key{9}, Set{"v": "c", "w": Raw("v || $1::text", "!")}}})
+			if err != nil || verdicts[0] != nil || !errors.Is(verdicts[1], guard.ErrStale) || !errors.Is(verdicts[2], guard.ErrNotFound) {
+				t.Errorf("%v: UpdateMany: %v, %v", mode, verdicts, err)
+			}
+			if err := narrow.Delete(t.Context(), db, claim, Key{2}, Set{"v": "gone"}); err != nil {
+				t.Errorf("%v: Delete: %v", mode, err)
+			}
+			if got := e.text("SELECT string_agg(concat_ws(' ', id, v, w, deleted_at IS NULL), ', ' ORDER BY id) FROM docs"); got != "0 a new! t, 1 new default t, 2 gone default f" {
+				t.Errorf("%v: the rows are %s", mode, got)
+			}
+		}
+	})
 }

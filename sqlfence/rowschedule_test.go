@@ -183,7 +183,7 @@ func TestRowTraps(t *testing.T) {
 }
 
 // TestRowTortureControl: the harness of TestRowTorture finds damage by itself.
-// Half of 120 holders write after their successor took over, so that the result
+// Half of the holders write after their successor took over, so that the result
 // does not depend on chance.
 func TestRowTortureControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {

@@ -90,7 +90,7 @@ func TestTakeoverInTx(t *testing.T) {
 // newest one's, and a physically deleted row loses its mark, which is why
 // Delete keeps it.
 func TestUpsertRaces(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		table := e.table("docs", []string{"id"}, &TableOptions{DeletedColumn: "deleted_at"})
 		for id := range longtest.ByLength(20, 300) {

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,14 +16,10 @@ import (
 // are its own, so everything except the refusal of malformed input is
 // ErrUnavailable there, including reads.
 func TestStandby(t *testing.T) {
-	s := startServer(t, nil)
+	s := mortalServer(t)
 	envs := make([]*env, len(openers))
 	for i := range openers {
-		url, _, err := s.NewDatabase(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		envs[i] = newEnvAt(t, i, url)
+		envs[i] = newEnvOn(t, i, s)
 		envs[i].createPairs()
 		envs[i].exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		if err := envs[i].db.Raise(t.Context(), claimOf("r", 5)); err != nil {
@@ -33,9 +30,16 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	// From its own data it starts as a standby without a primary.
-	if err := os.WriteFile(filepath.Join(s.Dir(), "data", "standby.signal"), nil, 0o644); err != nil {
+	standby := filepath.Join(s.Dir(), "data", "standby.signal")
+	if err := os.WriteFile(standby, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.StopFast(), os.Remove(standby)); err != nil {
+			t.Fatal(err)
+		}
+		restart(t, s)
+	})
 	restart(t, s, envs...)
 	for _, e := range envs {
 		t.Run(e.driver, func(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
 // TestStatementsRemembered: what a table remembers is what it would build
@@ -19,7 +21,7 @@ func TestStatementsRemembered(t *testing.T) {
 	for worker := range 4 {
 		rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(worker)))
 		wg.Go(func() {
-			for range 2000 {
+			for range longtest.ByLength(300, 4000) {
 				set := Set{}
 				for range 1 + rng.IntN(3) {
 					if set[names[rng.IntN(len(names))]] = any(rng.IntN(9)); rng.IntN(2) == 0 {

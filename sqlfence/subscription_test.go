@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestSubscription: what the documentation of triggers says about logical
@@ -15,17 +14,9 @@ import (
 // refused, and Verify reports it; the initial copy of a guarded table is
 // refused.
 func TestSubscription(t *testing.T) {
-	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{"wal_level": "logical"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Stop() })
+	server := mortalServer(t)
 	side := func() *env {
-		url, _, err := server.NewDatabase(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := newEnvAt(t, 0, url)
+		e := newEnvOn(t, 0, server)
 		e.exec(writersSQL)
 		return e
 	}
@@ -39,6 +30,8 @@ func TestSubscription(t *testing.T) {
 		subscriber.exec("ALTER SUBSCRIPTION items DISABLE")
 		subscriber.exec("ALTER SUBSCRIPTION items SET (slot_name = NONE)")
 		subscriber.exec("DROP SUBSCRIPTION items")
+		publisher.waitFor("the slot to be free", "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'items'")
+		publisher.exec("SELECT pg_drop_replication_slot('items')")
 	})
 	publisher.exec("UPDATE items SET v = 77 WHERE id = 1")
 	subscriber.waitFor("the change", "SELECT v = 77 FROM items WHERE id = 1")
@@ -49,7 +42,7 @@ func TestSubscription(t *testing.T) {
 		"a logical subscription writes it")
 	subscriber.wantFindings("a table that is not replicated", Verification{Triggers: []Trigger{local}})
 	// The initial copy is a COPY.
-	err = pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {
 			return err
 		}

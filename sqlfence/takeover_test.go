@@ -88,7 +88,7 @@ func TestNoLostTakeover(t *testing.T) {
 // comparison in the write keep the acknowledged update.
 func TestNoLostTakeoverControls(t *testing.T) {
 	none := func(context.Context, guard.Claim) error { return nil }
-	eachDriver(t, func(t *testing.T, e *env) {
+	someDriver(t, func(t *testing.T, e *env) {
 		// The claim in the context makes the write compare with the row's token.
 		compared := func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
 			return e.db.plain(guard.WithClaim(ctx, claim), fn)
@@ -129,7 +129,7 @@ func (e *env) losesBeforeTheComparison(in work) bool {
 	return err6 == nil && e.int("SELECT v FROM account") == 1
 }
 
-// counterTorture lets 12 clients take over from each other under tokens that
+// counterTorture lets a crowd of clients take over from each other under tokens that
 // grow. Each adds one to every row of a set, reading and then writing, and
 // inserts a row of its own. It returns the acknowledged additions that are
 // missing in the row that lost most, and the inserts that a newer holder's
@@ -140,7 +140,7 @@ func counterTorture(t *testing.T, e *env, in work, rounds int) (lost, stale int6
 		CREATE TABLE entries (n bigserial PRIMARY KEY, token bigint NOT NULL, seen bigint NOT NULL)`)
 	var next, acked atomic.Int64
 	var wg sync.WaitGroup
-	for client := range 12 {
+	for client := range crowd {
 		rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(client)))
 		wg.Go(func() {
 			token := next.Add(1)
@@ -194,7 +194,7 @@ func addToAll(ctx context.Context, tx testTx, token int64, rng *rand.Rand) error
 // acknowledged update and get no stale row.
 func TestNoLostUpdatesInSets(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		if lost, stale := counterTorture(t, e, e.db.fenced, campaign(30)); lost != 0 || stale != 0 {
+		if lost, stale := counterTorture(t, e, e.db.fenced, campaign(8)); lost != 0 || stale != 0 {
 			t.Errorf("%d updates were lost, %d inserts were stale", lost, stale)
 		}
 	})
@@ -202,14 +202,14 @@ func TestNoLostUpdatesInSets(t *testing.T) {
 
 // TestNoLostUpdatesInSetsControls: plain transactions lose the update of an
 // aimed schedule, and the harness above finds damage by itself: nine in ten of
-// its hundreds of updates are lost without a fence, so no chance is needed.
+// its updates are lost without a fence, so no chance is needed.
 func TestNoLostUpdatesInSetsControls(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.freshLedger()
 		if acked, lost, stale := e.interleaved(unfenced(e), true, false); acked != 2 || lost != 1 || stale != 1 {
 			t.Errorf("aimed: %d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
 		}
-		lost, stale := counterTorture(t, e, unfenced(e), 30)
+		lost, stale := counterTorture(t, e, unfenced(e), 15)
 		if lost <= 0 || stale == 0 {
 			t.Errorf("plain transactions: %d updates were lost, %d inserts were stale", lost, stale)
 		}

@@ -91,25 +91,43 @@ func (e *env) createPairs() {
 }
 
 // compareUpdates returns the cases, at most limit, in which Update through q
-// differs from guard.Decide.
+// differs from guard.Decide. Each case has a row, and one that shares half of its
+// key.
 func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
 		for _, lease := range []string{"", "last_lease_id"} {
 			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
+			type updated struct {
+				mark  guard.Mark
+				claim guard.Claim
+				err   error
+			}
+			var cases []updated
+			var rows strings.Builder
 			for _, mark := range someMarks() {
 				if lease == "" && mark.LeaseID != "" {
 					continue
 				}
 				for _, claim := range someClaims("r") {
-					e.exec(`INSERT INTO pairs VALUES (1, 'x', 'old', 5, $1, $2), (1, 'y', 'old', 5, 0, ''), (2, 'x', 'old', 5, 0, '') ON CONFLICT (a, b)
-						DO UPDATE SET v = 'old', n = 5, last_fencing_token = EXCLUDED.last_fencing_token, last_lease_id = EXCLUDED.last_lease_id`, int64(mark.Token), mark.LeaseID)
-					err := table.Update(context.Background(), q, claim, Key{1, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
-					if problem := e.compareUpdate(rule, lease != "", mark, claim, err); problem != "" {
-						problems = append(problems, fmt.Sprintf("%v, lease column %q, mark %+v, claim %+v: %s", rule, lease, mark, claim, problem))
-						if len(problems) == limit {
-							return problems
-						}
-					}
+					fmt.Fprintf(&rows, ", (%d, 'x', 'old', 5, %d, '%s'), (%[1]d, 'y', 'old', 5, 0, '')", len(cases), mark.Token, mark.LeaseID)
+					cases = append(cases, updated{mark, claim, nil})
+				}
+			}
+			e.exec("DELETE FROM pairs; INSERT INTO pairs VALUES " + rows.String()[2:])
+			for i := range cases {
+				cases[i].err = table.Update(context.Background(), q, cases[i].claim, Key{i, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
+			}
+			written := strings.Split(e.text("SELECT string_agg(concat_ws(' ', v, n, last_fencing_token, last_lease_id), ';' ORDER BY b, a) FROM pairs"), ";")
+			for i, c := range cases {
+				problem := compareUpdate(rule, lease != "", c.mark, c.claim, c.err, written[i])
+				if other := written[len(cases)+i]; problem == "" && other != "old 5 0 " {
+					problem = "another row is " + other
+				}
+				if problem != "" {
+					problems = append(problems, fmt.Sprintf("%v, lease column %q, mark %+v, claim %+v: %s", rule, lease, c.mark, c.claim, problem))
+				}
+				if len(problems) == limit {
+					return problems
 				}
 			}
 		}
@@ -117,24 +135,23 @@ func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 	return problems
 }
 
-func (e *env) compareUpdate(rule guard.Rule, leases bool, mark guard.Mark, claim guard.Claim, err error) string {
-	shown, written := mark, guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
+func compareUpdate(rule guard.Rule, leases bool, mark guard.Mark, claim guard.Claim, err error, row string) string {
+	shown, lease := mark, claim.LeaseID
 	if !leases { // the table cannot distinguish them
-		written.LeaseID = ""
+		lease = ""
 		if mark.Token == claim.Token {
 			shown.LeaseID = claim.LeaseID
 		}
 	}
-	want, row := guard.Decide(rule, shown, claim), fmt.Sprintf("(1,x,old,5,%d,%s)", mark.Token, mark.LeaseID)
+	want, wantRow := guard.Decide(rule, shown, claim), fmt.Sprintf("old 5 %d %s", mark.Token, mark.LeaseID)
 	if want == nil {
-		row = fmt.Sprintf("(1,x,new,52,%d,%s)", written.Token, written.LeaseID)
+		wantRow = fmt.Sprintf("new 52 %d %s", claim.Token, lease)
 	}
 	if problem := sameVerdict(err, want, claim, shown); problem != "" {
 		return problem
 	}
-	all := e.text("SELECT string_agg(replace(p::text, '\"\"', ''), ' ' ORDER BY a, b) FROM pairs p")
-	if all != row+" (1,y,old,5,0,) (2,x,old,5,0,)" {
-		return "the rows are " + all + ", want " + row
+	if row != wantRow {
+		return fmt.Sprintf("the row is %q, want %q", row, wantRow)
 	}
 	return ""
 }
