@@ -11,11 +11,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestAdvance: later grants are above what another system has issued; nothing
 // is ever lowered, no lease is lost, and other resources keep their numbers.
 func TestAdvance(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	advance := func(resource string, above, want guard.Token) {
@@ -85,6 +88,7 @@ func TestAdvance(t *testing.T) {
 }
 
 func TestAdvanceInvalid(t *testing.T) {
+	t.Parallel()
 	client := newTestClient(t, migrated(t), nil)
 	for _, token := range []guard.Token{0, -1, math.MinInt64, MaxAdvance + 1, guard.MaxToken, math.MaxInt64} {
 		if _, err := client.Advance(t.Context(), "r", token); !errors.Is(err, guard.ErrInvalid) {
@@ -110,57 +114,45 @@ func TestAdvanceInvalid(t *testing.T) {
 	}
 }
 
-// TestAdvanceIsDurable: what was acknowledged is there after a kill, even if by
-// default commits do not wait for the disk. The control is TestKilledControl:
-// on this server a kill loses what did not wait.
-func TestAdvanceIsDurable(t *testing.T) {
+// TestCommitsWait: even if by default commits do not wait for the disk, those of
+// an operator's calls do, or a crash would issue their tokens again. A trigger
+// records the setting with which each transaction commits. The control is a
+// statement under the default; lockclient's TestKilledControl shows what a crash
+// takes from it.
+func TestCommitsWait(t *testing.T) {
 	t.Parallel()
-	server := forgetful(t)
-	pool := dial(t, server.URL())
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	client := newTestClient(t, pool, nil)
-	killed := func() {
-		t.Helper()
-		if err := server.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		pool.Reset()
-	}
-	for what, step := range map[string]func(guard.Token) (guard.Token, error){
-		"advance": func(n guard.Token) (guard.Token, error) { return client.Advance(t.Context(), "r", n) },
-		"floor":   func(n guard.Token) (guard.Token, error) { return client.AdvanceFloor(t.Context(), n) },
-		"raise": func(guard.Token) (guard.Token, error) {
-			e, err := client.RaiseEpoch(t.Context())
-			return guard.Token(e.Number) << pglease.EpochShift, err
-		},
-		"purge": func(guard.Token) (guard.Token, error) {
-			last := grant(t, client, "purged", 3)
-			time.Sleep(5 * time.Millisecond)
-			done, err := client.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond})
-			if err == nil && done.Count == 0 {
-				err = errors.New("nothing was purged")
-			}
-			return last, err
-		},
+	owner := migrated(t)
+	mustExec(t, owner, `CREATE TABLE public.commits (setting text);
+		CREATE FUNCTION public.note_commit() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS
+			$$ BEGIN INSERT INTO public.commits VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER note_commit AFTER INSERT OR UPDATE OR DELETE ON fencepost.leases
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.note_commit()`)
+	client := newTestClient(t, owner, nil)
+	grant(t, client, "purged", 3)
+	mustTry(t, client, "cut", time.Hour)
+	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
+	o := newRoleOperator(t, pool)
+	for what, test := range map[string]struct {
+		want string
+		call func() error
+	}{
+		"control": {"{off}", func() error {
+			_, err := pool.Exec(t.Context(), "INSERT INTO fencepost.leases (resource, token) VALUES ('control', 1)")
+			return err
+		}},
+		"advance":      {"{on}", func() error { _, err := o.Advance(t.Context(), "r", 1000); return err }},
+		"floor":        {"{on}", func() error { _, err := o.AdvanceFloor(t.Context(), 2000); return err }},
+		"raise":        {"{on}", func() error { _, err := o.RaiseEpoch(t.Context()); return err }},
+		"force unlock": {"{on}", func() error { _, err := o.ForceUnlock(t.Context(), "cut", "a", "b", nil); return err }},
+		"purge":        {"{on}", func() error { _, err := o.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); return err }},
 	} {
-		holdBack(t, pool)
-		above := grant(t, client, "r", 1) + 1000
-		reached, err := step(above)
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+		mustExec(t, owner, "TRUNCATE public.commits")
+		if err := test.call(); err != nil {
+			t.Errorf("%s: %v", what, err)
 		}
-		killed()
-		resource := "r"
-		if what == "purge" {
-			resource = "purged"
-		}
-		if next := grant(t, client, resource, 1); next <= reached {
-			t.Errorf("%s: %v was acknowledged, after the kill %v is granted", what, reached, next)
+		var settings string
+		if err := owner.QueryRow(t.Context(), "SELECT array_agg(DISTINCT setting)::text FROM public.commits").Scan(&settings); err != nil || settings != test.want {
+			t.Errorf("%s commits with synchronous_commit %s, want %s (%v)", what, settings, test.want, err)
 		}
 	}
 }
@@ -168,6 +160,7 @@ func TestAdvanceIsDurable(t *testing.T) {
 // TestAdvanceFloorWaitsForGrants: an acquire that has read the old floor and
 // waits for its row is over when AdvanceFloor returns.
 func TestAdvanceFloorWaitsForGrants(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	grant(t, client, "r", 1)

@@ -53,6 +53,7 @@ func hidden(function, result string) string {
 // are granted under the stored base, with one warning per client and a flag. An
 // ordinary role sees everything.
 func TestEpochHidden(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		hide             string
 		says             string
@@ -119,6 +120,7 @@ func entered(t *testing.T, pool *pgxpool.Pool) (e pglease.Epoch, err error) {
 
 // TestEpochFailsClosed: an error other than a hidden value stops every grant.
 func TestEpochFailsClosed(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mustExec(t, pool, wrapped("RAISE EXCEPTION USING ERRCODE = 'io_error', MESSAGE = 'disk on fire'"))
 	client := newTestClient(t, pool, nil)
@@ -133,6 +135,7 @@ func TestEpochFailsClosed(t *testing.T) {
 // TestEpochsUsedUp: past the last epoch nothing is granted, instead of a token
 // that wraps around, and the error says why.
 func TestEpochsUsedUp(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mustExec(t, pool, "UPDATE fencepost.epoch SET base = 8388606")
 	client := newTestClient(t, pool, nil)
@@ -161,6 +164,7 @@ func TestEpochsUsedUp(t *testing.T) {
 
 // TestOperatorErrors: the calls for operators fail as the others do.
 func TestOperatorErrors(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	calls := map[string]func(ctx context.Context) error{
@@ -194,6 +198,7 @@ func TestOperatorErrors(t *testing.T) {
 // TestTimelines: the epoch follows the timeline, up to the last one for which a
 // token has room; past it nothing is granted.
 func TestTimelines(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mustExec(t, pool, "CREATE TABLE public.timeline AS SELECT 1::bigint AS n")
 	mustExec(t, pool, `DO $do$ BEGIN

@@ -17,6 +17,7 @@ import (
 // name, with who, what and how far; one that fails or changes nothing is not
 // reported as done.
 func TestOperatorEvents(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	rec := &recorder{}
@@ -89,7 +90,8 @@ func TestOperatorEvents(t *testing.T) {
 // TestOptionsInvalid: each is refused with its field and value, and what is left
 // out has its default.
 func TestOptionsInvalid(t *testing.T) {
-	pool := migrated(t)
+	t.Parallel()
+	pool := nowhere(t)
 	for field, options := range map[string][]Options{
 		"Options.OpTimeout":   {{OpTimeout: -1}, {OpTimeout: time.Millisecond - 1}, {OpTimeout: time.Hour + 1}},
 		"Options.LockTimeout": {{LockTimeout: -1}, {LockTimeout: 5 * time.Second}, {OpTimeout: time.Second, LockTimeout: time.Second}, {LockTimeout: 1}},
@@ -119,6 +121,7 @@ func TestOptionsInvalid(t *testing.T) {
 // TestUnanswered: every call fails if the server cannot be reached, and returns
 // nothing else; an empty Inspection does not count as a result.
 func TestUnanswered(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	closed := dial(t, pool.Config().ConnString())
 	closed.Close()
@@ -180,6 +183,7 @@ func TestUnanswered(t *testing.T) {
 // TestFindings: each problem is found on its own, with its severity, and a value
 // at its bound is not a problem.
 func TestFindings(t *testing.T) {
+	t.Parallel()
 	fine := func() Inspection {
 		return Inspection{Schema: 2, SchemaWanted: 2, DefaultIsolation: "read committed", DefaultReadOnly: "off", Fsync: "on", FullPageWrites: "on", SynchronousCommit: "on"}
 	}

@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,19 +17,24 @@ import (
 
 // database stands for the application's own.
 func database(ctx context.Context) (*pgxpool.Pool, func()) {
-	url, drop, err := pgtest.Provide(ctx)
+	e := &example{}
+	pool, err := pgxpool.New(ctx, leasetest.MigratedDatabase(e))
 	if err != nil {
 		log.Fatal(err)
 	}
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := lockclient.Migrate(ctx, pool); err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() { pool.Close(); drop() }
+	return pool, func() { pool.Close(); e.cleanup() }
 }
+
+// example gets a database as a test does.
+type example struct {
+	testing.TB
+	cleanup func()
+}
+
+func (*example) Helper()                      {}
+func (*example) Name() string                 { return "example" }
+func (*example) Fatalf(f string, args ...any) { log.Fatalf(f, args...) }
+func (e *example) Cleanup(f func())           { e.cleanup = f }
 
 // A resource whose tokens have come from another system continues above them,
 // and after a restore that the server cannot detect all tokens move to a new

@@ -201,6 +201,7 @@ func TestRestoredDump(t *testing.T) {
 // TestEnteredOnce: clients that come to a copy at once raise its base by one,
 // before any of them grants.
 func TestEnteredOnce(t *testing.T) {
+	t.Parallel()
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 8 })
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = '1', base = 6")
 	tokens := make(chan guard.Token)

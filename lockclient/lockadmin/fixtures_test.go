@@ -27,8 +27,6 @@ var (
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows
 	runOut       = leasetest.RunOut
-	forgetful    = leasetest.Forgetful
-	holdBack     = leasetest.HoldBack
 	behindProxy  = leasetest.BehindProxy
 	watchHistory = leasetest.WatchHistory
 	history      = leasetest.History
@@ -70,6 +68,11 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *
 func migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return leasetest.Migrated(t)
+}
+
+// nowhere is a pool for calls that send nothing.
+func nowhere(t testing.TB) *pgxpool.Pool {
+	return dial(t, "postgres://nobody@127.0.0.1:1/none")
 }
 
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *lockclient.Lease {

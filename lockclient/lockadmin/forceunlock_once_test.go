@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestForceUnlockLostAnswer: a request whose answer is lost is found again by
 // its ID, by the call itself or by a later one, and burns only one token. The
 // control, a later call under another ID, cuts the successor.
 func TestForceUnlockLostAnswer(t *testing.T) {
+	t.Parallel()
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2})
@@ -69,6 +68,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 // TestForceUnlockAtOnce: of many concurrent requests under one ID only one
 // acts; of many under different IDs each burns a token of its own.
 func TestForceUnlockAtOnce(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	o := newRoleOperator(t, pool)
 	grant(t, newTestClient(t, pool, nil), "r", 1)
@@ -104,36 +104,11 @@ func TestForceUnlockAtOnce(t *testing.T) {
 	}
 }
 
-// TestForceUnlockIsOnDisk: even if commits need not wait for the disk, this one
-// does, otherwise a crash would issue the burned token again. The control is a
-// statement that raises nothing.
-func TestForceUnlockIsOnDisk(t *testing.T) {
-	owner := migrated(t)
-	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
-	grant(t, newTestClient(t, pool, nil), "r", 1)
-	for sql, want := range map[string]string{
-		"SELECT o_status FROM fencepost.force_unlock('r', 'a', 'b', '', 'c', NULL, 100, NULL, 'fencepost.leases'::regclass)": "on",
-		"SELECT 'cut'": "off",
-	} {
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		var status, synchronous string
-		if err := errors.Join(tx.QueryRow(t.Context(), sql).Scan(&status), tx.QueryRow(t.Context(), "SHOW synchronous_commit").Scan(&synchronous)); err != nil {
-			t.Error(err)
-		}
-		tx.Rollback(t.Context())
-		if status != "cut" || synchronous != want {
-			t.Errorf("%s: %s, synchronous_commit is %s", sql, status, synchronous)
-		}
-	}
-}
-
 // TestForceUnlockFullQueue: a full notification queue does not prevent an
 // operator from cutting a lease that somebody waits for. The control is a
 // function that notifies nevertheless.
 func TestForceUnlockFullQueue(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	mustExec(t, pool, `DO $do$ BEGIN
@@ -159,6 +134,7 @@ func TestForceUnlockFullQueue(t *testing.T) {
 // TestRequestIDOfTwoResources: of two requests at once, under one ID and on two
 // resources, the later one is refused for that reason, and not as a failure.
 func TestRequestIDOfTwoResources(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	mustTry(t, client, "first", time.Minute)

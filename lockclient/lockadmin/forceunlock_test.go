@@ -47,6 +47,7 @@ func all[T any](seq iter.Seq2[T, error]) (got []T, err error) {
 // TestForceUnlock: it burns a token, records itself, wakes a waiter, and the
 // holder learns from a renewal or a release who cut it and why.
 func TestForceUnlock(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, other, o := newTestClient(t, pool, nil), newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	for how, end := range map[string]func(*lockclient.Lease) error{
@@ -110,6 +111,7 @@ func TestForceUnlock(t *testing.T) {
 // TestForceUnlockSpends: an acquire of the cut holder that a network has delayed is
 // not granted after the cut. (P8)
 func TestForceUnlockSpends(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	lease := mustTry(t, client, "r", time.Minute)
@@ -126,6 +128,7 @@ func TestForceUnlockSpends(t *testing.T) {
 // cut holder's writes are stale at once. The control does not raise, and the cut
 // holder still writes.
 func TestForceUnlockFences(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	for _, raise := range []bool{true, false} {
@@ -161,6 +164,7 @@ func TestForceUnlockFences(t *testing.T) {
 // TestForceUnlockOfNobody: an expired, a released and an advanced lease can be
 // force-unlocked, because a paused holder may come back to each.
 func TestForceUnlockOfNobody(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	mustTry(t, client, "expired", time.Minute)
@@ -213,6 +217,7 @@ func TestForceUnlockOfNobody(t *testing.T) {
 
 // TestForceUnlockRefused: each has its exact reason, and nothing changes.
 func TestForceUnlockRefused(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	old := mustTry(t, client, "r", time.Minute)
@@ -269,6 +274,7 @@ func TestForceUnlockRefused(t *testing.T) {
 // TestAuditRequiresActorAndReason: a caller of the function without this
 // package cannot record an actor or reason of only spaces either.
 func TestAuditRequiresActorAndReason(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	for _, test := range []struct{ actor, reason, constraint string }{
 		{"Ada", "stuck", ""}, // control

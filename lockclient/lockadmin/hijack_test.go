@@ -30,6 +30,7 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 // search_path does not run with the rights of a role that inspects, lists,
 // advances, unlocks, purges or migrates. The controls are some of the queries without protection.
 func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
+	t.Parallel()
 	admin := migrated(t)
 	var database string
 	if err := admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database); err != nil {

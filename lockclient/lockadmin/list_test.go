@@ -57,6 +57,7 @@ func matches(pattern, name string) bool {
 // names whose components match, in byte order, in pages of any size. The
 // control, LIKE, is wrong about some of them.
 func TestListByPattern(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	o := newRoleOperator(t, pool)
 	names := []string{
@@ -107,6 +108,7 @@ func TestListByPattern(t *testing.T) {
 // TestListStates: rows by state and by waiters, even if a page's worth of rows
 // has none of them, and the contents of each row.
 func TestListStates(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'f' || i, 1 FROM generate_series(1, $1::bigint) i", int64(window+10))
@@ -177,7 +179,8 @@ func TestListStates(t *testing.T) {
 
 // TestListInvalid: each is refused with its field and value.
 func TestListInvalid(t *testing.T) {
-	o := newRoleOperator(t, migrated(t))
+	t.Parallel()
+	o := newRoleOperator(t, nowhere(t))
 	list := func(pattern string, opts ListOptions) error {
 		_, err := all(o.List(t.Context(), pattern, &opts))
 		return err
@@ -214,6 +217,7 @@ func TestListInvalid(t *testing.T) {
 }
 
 func TestInfoJSON(t *testing.T) {
+	t.Parallel()
 	out, err := json.Marshal(LeaseInfo{Resource: "r", State: StateFree, Token: 1 << 60})
 	if err != nil || !bytes.Contains(out, []byte(`"token":"1152921504606846976"`)) || bytes.Contains(out, []byte("0001-01-01")) {
 		t.Errorf("%s, %v", out, err)
@@ -223,6 +227,7 @@ func TestInfoJSON(t *testing.T) {
 // TestInfoOfWaitersAndMetadata: a lease shows what its holder says about itself
 // and how many processes wait; once it is free, neither.
 func TestInfoOfWaitersAndMetadata(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour, Metadata: "pod 7"})

@@ -44,6 +44,7 @@ func collisions(join func(ns, name string) (string, error)) (n int) {
 // TestNamespacesAreInjective: no two pairs of namespace and name make one
 // resource. The control joins without escaping.
 func TestNamespacesAreInjective(t *testing.T) {
+	t.Parallel()
 	if n := collisions(func(ns, name string) (string, error) {
 		n, err := pglease.NewNamespace("Options.Namespace", ns)
 		if err != nil {
@@ -65,6 +66,7 @@ func TestNamespacesAreInjective(t *testing.T) {
 // TestNamespaceJoinsAsJoinResource: a confined client's names agree with what
 // the fences make of the parts.
 func TestNamespaceJoinsAsJoinResource(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 1000 {
 		ns, a, b := hostile(rng), hostile(rng), hostile(rng)
@@ -89,6 +91,7 @@ func TestNamespaceJoinsAsJoinResource(t *testing.T) {
 // TestTenants: a client confined to a namespace neither acquires, nor lists, nor
 // audits, nor cuts outside of it, whatever it names.
 func TestTenants(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	confined := func(ns string) *Client { return newTestClient(t, pool, &lockclient.Options{Namespace: ns}) }
 	a, b := confined("a"), confined("a:b")
@@ -163,6 +166,7 @@ func TestTenants(t *testing.T) {
 // TestNamespaceInvalid: each is refused with its field and value, and no row is
 // made.
 func TestNamespaceInvalid(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	for _, ns := range []string{"a\x00", "a\n", "\xff", strings.Repeat("x", 257), strings.Repeat(":", 86), strings.Repeat("y", 1<<20)} {
 		_, err := lockclient.New(pool, "o", &lockclient.Options{Namespace: ns})

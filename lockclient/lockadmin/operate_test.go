@@ -22,6 +22,7 @@ import (
 
 // TestAudit: records by pattern, by time and in pages, the latest first.
 func TestAudit(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	var times []time.Time
@@ -91,6 +92,7 @@ func TestAudit(t *testing.T) {
 // TestStats: each event is counted under the longest prefix that matches,
 // everything else in one bucket.
 func TestStats(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	c := newTestClient(t, pool, &lockclient.Options{Namespace: "t", StatPrefixes: []string{"a", "ab", "never"}})
 	other := newTestClient(t, pool, &lockclient.Options{Namespace: "t"})
@@ -142,6 +144,7 @@ func TestStats(t *testing.T) {
 // TestReclaimedIsNotReleased: of grants that wait for the row, those that follow
 // a release are not reported as reclaimed.
 func TestReclaimedIsNotReleased(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	c := newTestClient(t, pool, nil)
 	var all sync.WaitGroup
@@ -167,6 +170,7 @@ func TestReclaimedIsNotReleased(t *testing.T) {
 
 // TestInspect: each problem is found, by its setting, and nothing else.
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	owner := migrated(t)
 	grant(t, newTestClient(t, owner, nil), "r", 1)
 	expected := []string{}
@@ -283,6 +287,7 @@ func (r *renumbered) Read(p []byte) (int, error) {
 
 // TestInspectBehindPooler: a process number other than the server's is noticed.
 func TestInspectBehindPooler(t *testing.T) {
+	t.Parallel()
 	owner := migrated(t)
 	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) {
 		c.ConnConfig.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
@@ -297,6 +302,7 @@ func TestInspectBehindPooler(t *testing.T) {
 
 // TestNoPool: an operator without a pool is refused.
 func TestNoPool(t *testing.T) {
+	t.Parallel()
 	if o, err := New(nil, nil); o != nil || !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("no pool: %v", err)
 	}

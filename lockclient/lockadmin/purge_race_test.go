@@ -25,6 +25,7 @@ const (
 // token is above the floor. The server's history shows what goes wrong without
 // the floor.
 func TestPurgeThenInsert(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, take, put string
 		want            guard.Token
@@ -79,6 +80,7 @@ func TestPurgeThenInsert(t *testing.T) {
 // is free. It is not purged: without the lock it is, and the acquire starts again
 // from the old floor.
 func TestPurgeBesideAnInsert(t *testing.T) {
+	t.Parallel()
 	for _, locked := range []bool{true, false} {
 		t.Run(map[bool]string{true: "as built", false: "without the lock"}[locked], func(t *testing.T) {
 			pool := migrated(t)
@@ -143,6 +145,7 @@ func watchPurged(t *testing.T, pool *pgxpool.Pool) {
 // TestPurgeThenInsert, in the order that goes wrong; here they would fail only
 // by chance.
 func TestPurgeRacesAcquire(t *testing.T) {
+	t.Parallel()
 	grants := int64(byLength(1000, 5000))
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
 	watchPurged(t, pool)

@@ -9,6 +9,7 @@ import (
 // TestNoUnlockWithoutRecord: whatever an operator passes to the purge, a lease
 // that somebody holds stays. The control is the function that trusts its caller.
 func TestNoUnlockWithoutRecord(t *testing.T) {
+	t.Parallel()
 	owner, names, as := testRoles(t, "")
 	client := newTestClient(t, owner, nil)
 	purge := func() (purged int64) {

@@ -41,6 +41,7 @@ func mutate(t *testing.T, pool *pgxpool.Pool, function, take, put string) {
 // held, free for less time or waited for stay; every later token is above the
 // floor.
 func TestPurge(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	if done, err := client.Purge(t.Context(), nil); err != nil || done != (Purged{}) {
@@ -75,6 +76,7 @@ func TestPurge(t *testing.T) {
 
 // TestPurgeManyRows: the whole table is examined, in more than one window.
 func TestPurgeManyRows(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	mustExec(t, pool, `INSERT INTO fencepost.leases (resource, token, expires_at)
 		SELECT 'r' || i, 1 + i, CASE WHEN i % 10 = 0 THEN '-infinity' ELSE clock_timestamp() END FROM generate_series(0, 2 * $1::int + 9) i`, window)
@@ -85,7 +87,8 @@ func TestPurgeManyRows(t *testing.T) {
 }
 
 func TestPurgeInvalid(t *testing.T) {
-	client := newTestClient(t, migrated(t), nil)
+	t.Parallel()
+	client := newTestClient(t, nowhere(t), nil)
 	for field, opts := range map[string]PurgeOptions{
 		"OlderThan": {OlderThan: -1}, "Batch": {Batch: maxBatch + 1}, "LockTimeout": {LockTimeout: time.Minute}, "Every": {Every: time.Nanosecond},
 	} {
@@ -102,6 +105,7 @@ func TestPurgeInvalid(t *testing.T) {
 // TestPurgeLoop: it goes on after failures, until its context ends or the
 // client is closed.
 func TestPurgeLoop(t *testing.T) {
+	t.Parallel()
 	pool := migrated(t)
 	rec := &recorder{}
 	client := newTestClient(t, pool, &lockclient.Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
@@ -129,6 +133,7 @@ func TestPurgeLoop(t *testing.T) {
 // whatever else the machine does. The control queues without a limit, and a
 // renewal waits behind it.
 func TestPurgeBesideOpenTransaction(t *testing.T) {
+	t.Parallel()
 	pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
 	mustExec(t, pool, `INSERT INTO fencepost.leases (resource, token, expires_at) SELECT 'old ' || i, i, '-infinity' FROM generate_series(1, 50) i`)
 	tx, err := pool.Begin(t.Context())
@@ -139,7 +144,7 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "UPDATE fencepost.leases SET owner = 'somebody else' WHERE resource = 'old 1'"); err != nil {
 		t.Fatal(err)
 	}
-	lease := mustTry(t, newTestClient(t, pool, &lockclient.Options{OpTimeout: patience, LockTimeout: 500 * time.Millisecond}), "renewed", time.Hour)
+	lease := mustTry(t, newTestClient(t, pool, &lockclient.Options{OpTimeout: patience, LockTimeout: 150 * time.Millisecond}), "renewed", time.Hour)
 	purger := newTestClient(t, pool, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -157,7 +162,7 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 	}
 	outcome := make(chan result, 1)
 	go func() {
-		done, err := purger.Purge(ctx, &PurgeOptions{LockTimeout: time.Second}) // a renewal would wait that long behind it
+		done, err := purger.Purge(ctx, &PurgeOptions{LockTimeout: 300 * time.Millisecond}) // a renewal would wait that long behind it
 		outcome <- result{done, err}
 	}()
 	for renewals := 0; renewals < 50 || putOff() < 4; renewals++ {

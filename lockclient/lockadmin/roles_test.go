@@ -37,8 +37,8 @@ func migrateRoles(ctx context.Context, pool *pgxpool.Pool, names *RoleNames) err
 // whole server, and returns a pool of connections for each.
 func testRoles(t *testing.T, suffix string) (owner *pgxpool.Pool, names RoleNames, as func(role string) *pgxpool.Pool) {
 	t.Helper()
-	url := pgtest.Database(t)
-	owner = dial(t, url)
+	owner = migrated(t)
+	url := owner.Config().ConnString()
 	unique := strings.ToLower(rand.Text()[:10]) + suffix
 	names = RoleNames{Issuer: "issuer_" + unique, Operator: "operator_" + unique, Reader: "reader_" + unique}
 	if err := migrateRoles(t.Context(), owner, &names); err != nil {
@@ -73,6 +73,7 @@ func dialAs(t testing.TB, url, role string) *pgxpool.Pool {
 
 // TestRolesSuffice: each role can do what it is meant for.
 func TestRolesSuffice(t *testing.T) {
+	t.Parallel()
 	owner, names, as := testRoles(t, "")
 	issuer, reader := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Reader))
 	operator := newRoleOperator(t, as(names.Operator))
@@ -164,6 +165,7 @@ func awaited(t testing.TB, o *Operator, resource string) {
 // nothing. The control is the owner, who may do everything except what nobody
 // may.
 func TestRolesForbid(t *testing.T) {
+	t.Parallel()
 	owner, names, as := testRoles(t, "")
 	mustTry(t, newTestClient(t, owner, nil), "r", time.Minute)
 	if _, err := newRoleOperator(t, owner).ForceUnlock(t.Context(), "r", "Ada", "a record", nil); err != nil {
@@ -284,19 +286,22 @@ func TestRolesForbid(t *testing.T) {
 // stop all others is refused, and everybody is granted afterwards. The control,
 // without the triggers, is an issuer that stops every grant.
 func TestIssuerCannotStopGrants(t *testing.T) {
+	t.Parallel()
+	owner, names, as := testRoles(t, "")
+	operator := newRoleOperator(t, as(names.Operator))
 	for name, sql := range map[string]string{
 		"the floor":           "INSERT INTO fencepost.leases (resource, token) VALUES ('', 9223372036854775806) ON CONFLICT (resource) DO UPDATE SET token = excluded.token",
 		"a token, then purge": "UPDATE fencepost.leases SET token = 9223372036854775806, lease_id = NULL WHERE resource = 'mine'",
 		"a lease for ages":    "UPDATE fencepost.leases SET lease_id = 'x', expires_at = clock_timestamp() + interval '100 years' WHERE resource = 'yours'",
 	} {
-		for _, guarded := range []bool{true, false} {
-			owner, names, as := testRoles(t, "")
+		for _, triggers := range []string{"ENABLE", "DISABLE"} {
+			guarded := triggers == "ENABLE"
+			mustExec(t, owner, "ALTER TABLE fencepost.leases ENABLE TRIGGER USER")
+			mustExec(t, owner, "TRUNCATE fencepost.leases")
 			issuer := newTestClient(t, as(names.Issuer), nil)
 			grant(t, issuer, "mine", 1)
 			grant(t, issuer, "yours", 1)
-			if !guarded {
-				mustExec(t, owner, "ALTER TABLE fencepost.leases DISABLE TRIGGER USER")
-			}
+			mustExec(t, owner, "ALTER TABLE fencepost.leases "+triggers+" TRIGGER USER")
 			if name == "the floor" { // the right to it, which no epoch asks for, apart from the triggers
 				mustExec(t, owner, "DELETE FROM fencepost.leases WHERE resource = ''")
 			}
@@ -305,7 +310,7 @@ func TestIssuerCannotStopGrants(t *testing.T) {
 				t.Errorf("%s, guarded %t: %v", name, guarded, err)
 			}
 			time.Sleep(2 * time.Millisecond)
-			if _, err := newRoleOperator(t, as(names.Operator)).Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil && guarded {
+			if _, err := operator.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil && guarded {
 				t.Errorf("%s: %v", name, err)
 			}
 			_, err = issuer.TryAcquire(t.Context(), "yours", &lockclient.AcquireOptions{TTL: time.Minute})
@@ -319,6 +324,7 @@ func TestIssuerCannotStopGrants(t *testing.T) {
 // TestForceUnlockedNeedsItsLease: an issuer can read why its own lease ended, but
 // not the record of a lease whose ID, token or resource it guesses.
 func TestForceUnlockedNeedsItsLease(t *testing.T) {
+	t.Parallel()
 	_, names, as := testRoles(t, "")
 	issuer, operator := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Operator))
 	lease := mustTry(t, issuer, "r", time.Minute)
@@ -362,6 +368,7 @@ func TestForceUnlockedNeedsItsLease(t *testing.T) {
 // TestRolesByUnprivilegedOwner: the schema's owner needs no right to create
 // roles if they exist. The control asks for one that does not.
 func TestRolesByUnprivilegedOwner(t *testing.T) {
+	t.Parallel()
 	url := pgtest.Database(t)
 	super := dial(t, url)
 	unique := strings.ToLower(rand.Text()[:10])
@@ -417,6 +424,7 @@ func fingerprint(t *testing.T, pool *pgxpool.Pool) []string {
 // TestRolesSQL: it may be run again, revokes additional grants, and no name
 // breaks out of it.
 func TestRolesSQL(t *testing.T) {
+	t.Parallel()
 	owner, names, as := testRoles(t, "$fencepost$;'\"\\ $fencepost0$ é")
 	mustExec(t, owner, "GRANT DELETE ON fencepost.leases TO "+identifier(names.Issuer))
 	mustExec(t, owner, "GRANT UPDATE (reason) ON fencepost.audit TO "+identifier(names.Reader))
@@ -452,6 +460,7 @@ func TestRolesSQL(t *testing.T) {
 
 // TestMigrate: one call makes both schemas, from several processes at once.
 func TestMigrate(t *testing.T) {
+	t.Parallel()
 	pool := pgtest.Pool(t)
 	var group sync.WaitGroup
 	for range 4 {
