@@ -31,11 +31,10 @@ type place struct {
 
 func newPlace(t *testing.T) *place {
 	t.Helper()
-	ctx, pool := t.Context(), pgtest.Pool(t)
-	db, err := sqlfence.Pgx(pool, nil)
-	if err := errors.Join(err, createSchema(ctx, pool), db.Migrate(ctx)); err != nil {
-		t.Fatal(err)
-	}
+	ctx, pool := t.Context(), pgtest.Migrated(t, "billingclose", func(ctx context.Context, pool *pgxpool.Pool) error {
+		db, err := sqlfence.Pgx(pool, nil)
+		return errors.Join(err, createSchema(ctx, pool), db.Migrate(ctx))
+	})
 	handler, err := newLedger(pool, true)
 	if err != nil {
 		t.Fatal(err)

@@ -16,9 +16,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"time"
+	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestMain lets the test binary be a worker, and the whole program, because
@@ -141,7 +143,7 @@ func TestBadFlags(t *testing.T) {
 // Ctrl-C in the middle leaves no process and no file behind, the stopped
 // worker included. On Linux not even SIGKILL leaves any.
 func TestNothingIsLeft(t *testing.T) {
-	signals := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}
+	signals := longtest.ByLength([]syscall.Signal{syscall.SIGINT}, []syscall.Signal{syscall.SIGINT, syscall.SIGTERM})
 	if runtime.GOOS == "linux" {
 		signals = append(signals, syscall.SIGKILL)
 	}
@@ -236,6 +238,7 @@ func (l *lines) Write(b []byte) (int, error) {
 
 func tellIn(t *testing.T, args ...string) (string, int) {
 	t.Helper()
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else it starts a server of its own
 	var out bytes.Buffer
 	status := tell(args, &out, &out)
 	return out.String(), status

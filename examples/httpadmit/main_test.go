@@ -16,6 +16,7 @@ import (
 )
 
 func TestStory(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), "", &out); err != nil || !strings.HasSuffix(out.String(), "token 11: balance 15\n") {
 		t.Errorf("%v\n%s", err, &out)
@@ -23,6 +24,7 @@ func TestStory(t *testing.T) {
 }
 
 func TestServe(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &interrupt{cancel: cancel}

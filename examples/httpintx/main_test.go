@@ -14,6 +14,7 @@ import (
 )
 
 func TestFenced(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), true, &out); err != nil || !strings.HasSuffix(out.String(), " 0 of them stale\n") {
 		t.Errorf("%v\n%s", err, &out)
@@ -22,6 +23,7 @@ func TestFenced(t *testing.T) {
 
 // The control: without the fence stale writes take effect.
 func TestUnfenced(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), false, &out); err != nil || strings.HasSuffix(out.String(), " 0 of them stale\n") {
 		t.Errorf("%v\n%s", err, &out)

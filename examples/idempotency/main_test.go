@@ -18,6 +18,7 @@ import (
 )
 
 func TestRun(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out); err != nil || !strings.Contains(out.String(), "(replayed)") {
 		t.Errorf("%v\n%s", err, &out)

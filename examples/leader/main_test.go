@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 func TestStory(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, true); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
@@ -24,6 +27,7 @@ func TestStory(t *testing.T) {
 
 // The control: without the fence the stale write is applied.
 func TestUnfenced(t *testing.T) {
+	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, false); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
