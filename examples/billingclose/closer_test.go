@@ -29,9 +29,24 @@ type place struct {
 	fenced *fenced
 }
 
+// newPlace is a place of the test's own.
 func newPlace(t *testing.T) *place {
 	t.Helper()
-	ctx, pool := t.Context(), pgtest.Migrated(t, "billingclose", func(ctx context.Context, pool *pgxpool.Pool) error {
+	t.Parallel()
+	p := newBooks(t)
+	p.store = s3test.Start(&s3test.Options{Buckets: []string{exportBucket}})
+	t.Cleanup(p.store.Close)
+	var err error
+	if p.fenced, err = newFenced(t.Context(), p.pool, p.ledger.URL, newS3(p.store.URL())); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// newBooks is a place without exports.
+func newBooks(t *testing.T) *place {
+	t.Helper()
+	pool := pgtest.Migrated(t, "billingclose", func(ctx context.Context, pool *pgxpool.Pool) error {
 		db, err := sqlfence.Pgx(pool, nil)
 		return errors.Join(err, createSchema(ctx, pool), db.Migrate(ctx))
 	})
@@ -41,13 +56,7 @@ func newPlace(t *testing.T) *place {
 	}
 	ledger := httptest.NewServer(handler)
 	t.Cleanup(ledger.Close)
-	store := s3test.Start(&s3test.Options{Buckets: []string{exportBucket}})
-	t.Cleanup(store.Close)
-	f, err := newFenced(ctx, pool, ledger.URL, newS3(store.URL()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &place{pool, ledger, store, f}
+	return &place{pool: pool, ledger: ledger}
 }
 
 func (p *place) state(t *testing.T) state {
@@ -178,7 +187,8 @@ func TestSuccessorCompletesTheClose(t *testing.T) {
 
 // A request whose body has not arrived holds no transaction.
 func TestLedgerReadsTheBodyFirst(t *testing.T) {
-	p := newPlace(t)
+	t.Parallel()
+	p := newBooks(t)
 	body, unsent := io.Pipe()
 	answered := make(chan int)
 	go func() { answered <- p.send(body).Code }()
@@ -198,7 +208,8 @@ func TestLedgerReadsTheBodyFirst(t *testing.T) {
 }
 
 func TestLedgerRefusesBadInput(t *testing.T) {
-	p := newPlace(t)
+	t.Parallel()
+	p := newBooks(t)
 	for _, body := range []string{"", "not json", "{}", `{"by":"a"}`, `{"cents":1}`, `{"by":"a","cents":"x"}`, `{"by":"a","cents":1}{`,
 		`{"by":"\u0000","cents":1}`, `{"by":"` + strings.Repeat("a", 1<<16) + `","cents":1}`} {
 		if code := p.send(strings.NewReader(body)).Code; code != http.StatusBadRequest {
