@@ -170,14 +170,14 @@ func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wro
 func TestP1ABA(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, _ := setup(t, mode, 0)
-		var handles [4]*s3fence.Objects // as if four processes
+		var handles [4]*s3fence.Handle // as if four processes
 		for i := range handles {
-			handles[i] = objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+			handles[i] = objects(t, b.On(newClient(server), bucketName), mode, nil)
 		}
 		abaFaults(server)
 		v := aba(t, abaTokens(), func(ctx context.Context, w int, c guard.Claim, body, attempt string) error {
 			return handles[w%len(handles)].Put(ctx, c, key, bytes.NewReader([]byte(body)),
-				&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: map[string]string{"attempt": attempt}}})
+				&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 		})
 		server.ClearFaults()
 		history := server.History(bucketName, key)
@@ -261,15 +261,15 @@ func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attem
 func TestP1ABASteps(t *testing.T) {
 	for _, naive := range []bool{false, true} {
 		server, b, o := setup(t, s3fence.Sealed, 0)
-		other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Sealed, nil)
-		clients := map[*s3fence.Objects]*s3.Client{o: newClient(server), other: newClient(server)}
-		write := func(o *s3fence.Objects, token guard.Token, body string) error {
+		other := objects(t, b.On(newClient(server), bucketName), s3fence.Sealed, nil)
+		clients := map[*s3fence.Handle]*s3.Client{o: newClient(server), other: newClient(server)}
+		write := func(o *s3fence.Handle, token guard.Token, body string) error {
 			c, attempt := claim(token, fmt.Sprint("lease-", token)), fmt.Sprint(token, body)
 			if naive {
 				return naivePut(context.Background(), clients[o], c, body, attempt)
 			}
 			return o.Put(context.Background(), c, key, bytes.NewReader([]byte(body)),
-				&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: map[string]string{"attempt": attempt}}})
+				&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 		}
 		must := func(err error) {
 			if err != nil {

@@ -60,20 +60,20 @@ func TestAccess(t *testing.T) {
 			b := open(t, server, nil)
 			eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 				if mode == s3fence.Plain {
-					b.SetProbe(s3fence.Probe{OpaqueETags: true})
+					b.SetOpaque(true)
 				}
-				if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), mode.String(), strings.NewReader("x"), nil); err != nil {
+				if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), s3fence.NameOf(mode), strings.NewReader("x"), nil); err != nil {
 					t.Fatal(err)
 				}
-				bad := b.Handle(newClient(server, c.change), c.bucket)
+				bad := b.On(newClient(server, c.change), c.bucket)
 				warm := objects(t, bad, mode, nil)
 				bad.CopyCache(b) // so that the write itself is what fails
 				for call, err := range map[string]error{
-					"put":       objects(t, b.Handle(bad.Client(), c.bucket), mode, nil).Put(t.Context(), claim(6, "b"), mode.String(), strings.NewReader("y"), nil),
-					"put, warm": warm.Put(t.Context(), claim(6, "b"), mode.String(), strings.NewReader("y"), nil),
-					"raise":     warm.Raise(t.Context(), claim(6, "b"), mode.String()),
-					"delete":    warm.Delete(t.Context(), claim(6, "b"), mode.String()),
-					"get":       got(t, warm, mode.String()),
+					"put":       objects(t, b.On(bad.Client(), c.bucket), mode, nil).Put(t.Context(), claim(6, "b"), s3fence.NameOf(mode), strings.NewReader("y"), nil),
+					"put, warm": warm.Put(t.Context(), claim(6, "b"), s3fence.NameOf(mode), strings.NewReader("y"), nil),
+					"raise":     warm.Raise(t.Context(), claim(6, "b"), s3fence.NameOf(mode)),
+					"delete":    warm.Delete(t.Context(), claim(6, "b"), s3fence.NameOf(mode)),
+					"get":       got(t, warm, s3fence.NameOf(mode)),
 				} {
 					reason := guard.ReasonUnavailable
 					if name == "nobody at the endpoint" && guard.ReasonOf(err) == guard.ReasonOutcomeUnknown && call != "put" && call != "get" {
@@ -102,7 +102,7 @@ func TestAccess(t *testing.T) {
 }
 
 // got is the result of reading an object.
-func got(t *testing.T, o *s3fence.Objects, key string) error {
+func got(t *testing.T, o *s3fence.Handle, key string) error {
 	t.Helper()
 	object, err := o.Get(t.Context(), key)
 	if err == nil {

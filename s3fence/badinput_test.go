@@ -90,7 +90,7 @@ func TestGoodKeys(t *testing.T) {
 }
 
 func TestBadClaims(t *testing.T) {
-	server, b, o := setup(t, s3fence.Sealed, 0)
+	server, _, o := setup(t, s3fence.Sealed, 0)
 	for field, bad := range map[string]guard.Claim{
 		"token": {Resource: resource}, "resource": {Token: 5}, "lease ID": claim(5, strings.Repeat("l", 129)),
 	} {
@@ -98,8 +98,6 @@ func TestBadClaims(t *testing.T) {
 		invalid(t, o.Raise(t.Context(), bad, key), field)
 		invalid(t, o.Delete(t.Context(), bad, key), field)
 		invalid(t, o.Adopt(t.Context(), bad, key), field)
-		_, err := b.Store().Admit(t.Context(), bad)
-		invalid(t, err, field)
 	}
 	invalid(t, o.Put(t.Context(), claim(-1, ""), key, nil, nil), "token")
 	if n := server.Count(); n != 0 {
@@ -132,7 +130,7 @@ func TestBadHeaders(t *testing.T) {
 		"cache control":        {s3fence.Headers{CacheControl: "\x00"}, "Headers.CacheControl"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.PutOptions{Headers: c.h}), c.field)
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &c.h), c.field)
 		})
 	}
 	if n := server.Count(); n != 0 {
@@ -140,7 +138,7 @@ func TestBadHeaders(t *testing.T) {
 	}
 	// As much metadata as is allowed, with the longest lease ID, fits.
 	h := s3fence.Headers{Metadata: map[string]string{"a": strings.Repeat("x", 1200)}}
-	if err := o.Put(t.Context(), claim(5, strings.Repeat("é", 64)), key, nil, &s3fence.PutOptions{Headers: h}); err != nil {
+	if err := o.Put(t.Context(), claim(5, strings.Repeat("é", 64)), key, nil, &h); err != nil {
 		t.Error(err)
 	}
 }
@@ -152,7 +150,7 @@ func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }
 
 func TestBodies(t *testing.T) {
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(s3fence.NameOf(mode), func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 			o := objects(t, open(t, server, &s3fence.Options{MaxBody: 5 * miB}), mode, nil)
 			tooLong := bytesOf(5*miB + 1)
@@ -220,7 +218,7 @@ func TestBodies(t *testing.T) {
 
 func TestEndedContext(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
+		server, _, o := setup(t, mode, 0)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		why := errors.New("the lease is lost")
 		cancel(why)
@@ -232,7 +230,6 @@ func TestEndedContext(t *testing.T) {
 			"get":    func() error { _, err := o.Get(ctx, key); return err },
 			"mark":   func() error { _, err := o.Mark(ctx, key); return err },
 			"remove": func() error { return o.InsecureDelete(ctx, key) },
-			"admit":  func() error { _, err := b.Store().Admit(ctx, claim(5, "a")); return err },
 		} {
 			if err := call(); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, why) {
 				t.Errorf("%s: %v", name, err)

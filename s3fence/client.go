@@ -3,8 +3,6 @@ package s3fence
 import (
 	"bytes"
 	"context"
-	"crypto/md5"
-	"encoding/base64"
 	"errors"
 	"net/http"
 	"net/http/httptrace"
@@ -27,7 +25,6 @@ import (
 type S3 interface {
 	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
 	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
-	HeadObject(context.Context, *s3.HeadObjectInput, ...func(*s3.Options)) (*s3.HeadObjectOutput, error)
 	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
 	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
 	CreateMultipartUpload(context.Context, *s3.CreateMultipartUploadInput, ...func(*s3.Options)) (*s3.CreateMultipartUploadOutput, error)
@@ -40,8 +37,8 @@ var _ S3 = (*s3.Client)(nil)
 
 // checked is the client that the rest of this package uses. Every request goes
 // through it, so it enforces the rule that makes the fence hold: no conditional
-// request has an empty or a weak condition, and nothing that has a mark is
-// written without a condition. A store treats If-Match with an empty value as no
+// request has an empty or a weak condition, and nothing is written without
+// one. A store treats If-Match with an empty value as no
 // condition at all.
 type checked struct{ S3 }
 
@@ -58,8 +55,8 @@ func (c checked) PutObject(ctx context.Context, in *s3.PutObjectInput, opts ...f
 		if err := checkCondition(in.IfMatch); err != nil {
 			return nil, err
 		}
-	case in.IfNoneMatch == nil && (in.Metadata[metaMode] != "" || !internal(aws.ToString(in.Key))):
-		return nil, &unsentError{"it would write a fenced object without a condition"}
+	case in.IfNoneMatch == nil:
+		return nil, &unsentError{"it would write an object without a condition"}
 	}
 	return c.S3.PutObject(ctx, in, opts...)
 }
@@ -68,14 +65,24 @@ func (c checked) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...f
 	if err := checkCondition(in.IfMatch); err != nil {
 		return nil, err
 	}
-	return c.S3.GetObject(ctx, in, opts...)
+	return c.S3.GetObject(ctx, in, append(opts, untouched)...)
 }
 
-func (c checked) DeleteObject(ctx context.Context, in *s3.DeleteObjectInput, opts ...func(*s3.Options)) (*s3.DeleteObjectOutput, error) {
-	if err := checkCondition(in.IfMatch); err != nil {
-		return nil, err
-	}
-	return c.S3.DeleteObject(ctx, in, opts...)
+func (c checked) ListObjectsV2(ctx context.Context, in *s3.ListObjectsV2Input, opts ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	return c.S3.ListObjectsV2(ctx, in, append(opts, untouched)...)
+}
+
+// untouched makes a read ask for the store's own answer, not for a stored or a
+// transformed one.
+func untouched(o *s3.Options) { o.HTTPClient = untouchedClient{o.HTTPClient} }
+
+type untouchedClient struct{ next s3.HTTPClient }
+
+// Do sets headers that the signature does not cover, because a proxy may rewrite
+// them.
+func (c untouchedClient) Do(r *http.Request) (*http.Response, error) {
+	r.Header.Set("Cache-Control", "no-cache, no-store, no-transform")
+	return c.next.Do(r)
 }
 
 func checkCondition(ifMatch *string) error {
@@ -152,17 +159,6 @@ func str(s string) *string {
 	return aws.String(s) // &s would put every s on the heap
 }
 
-// customer returns the fields of SSE-C.
-func (b *Bucket) customer() (algorithm, key, sum *string) {
-	raw := b.opts.Encryption.CustomerKey
-	if len(raw) == 0 {
-		return nil, nil, nil
-	}
-	digest := md5.Sum(raw) // what the protocol asks for, to detect a garbled key
-	return aws.String("AES256"), aws.String(base64.StdEncoding.EncodeToString(raw)),
-		aws.String(base64.StdEncoding.EncodeToString(digest[:]))
-}
-
 // put returns the request that stores body under key with h; if body is nil the
 // caller sets one.
 func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []byte) *s3.PutObjectInput {
@@ -184,7 +180,6 @@ func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []b
 	if e.BucketKey {
 		in.BucketKeyEnabled = aws.Bool(true)
 	}
-	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
 	return in
 }
 
@@ -194,14 +189,7 @@ func (b *Bucket) get(key string, last int) *s3.GetObjectInput {
 	if last > 0 {
 		in.Range = aws.String("bytes=-" + strconv.Itoa(last))
 	}
-	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
 	return in
-}
-
-func (b *Bucket) head(ctx context.Context, key string) (*s3.HeadObjectOutput, error) {
-	in := &s3.HeadObjectInput{Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner)}
-	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
-	return b.client.HeadObject(ctx, in)
 }
 
 // remove deletes key, whatever it is.
@@ -209,14 +197,6 @@ func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Option
 	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{
 		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
 	}, opts...)
-	return err
-}
-
-// removeIf deletes the object that has the ETag.
-func (b *Bucket) removeIf(ctx context.Context, key, etag string) error {
-	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{
-		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner), IfMatch: &etag,
-	}, once)
 	return err
 }
 
@@ -238,9 +218,10 @@ func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Ob
 		if !aws.ToBool(page.IsTruncated) {
 			return nil
 		}
-		if aws.ToString(page.NextContinuationToken) == "" {
-			return errors.New("the store truncated the listing without a continuation token")
+		token := aws.ToString(page.NextContinuationToken)
+		if token == "" || token == aws.ToString(in.ContinuationToken) {
+			return errors.New("the store truncated the listing without a new continuation token")
 		}
-		in.ContinuationToken = page.NextContinuationToken
+		in.ContinuationToken = &token
 	}
 }

@@ -19,7 +19,7 @@ import (
 // Requests per call, the cost that is documented.
 func TestRequestsPerCall(t *testing.T) {
 	for mode, write := range map[s3fence.Mode]int{s3fence.Sealed: 1, s3fence.SealedGzip: 1, s3fence.Plain: 1, s3fence.Pointer: 2} {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(s3fence.NameOf(mode), func(t *testing.T) {
 			server, b, o := setup(t, mode, 0)
 			count := func(name string, want int, call func() error) {
 				t.Helper()
@@ -55,27 +55,6 @@ func TestRequestsPerCall(t *testing.T) {
 				t.Errorf("%d writes were sent in vain", n)
 			}
 		})
-	}
-}
-
-func TestRequestsPerAdmission(t *testing.T) {
-	server := newServer(t, nil)
-	b := open(t, server, nil)
-	store := b.Store()
-	for _, step := range []struct {
-		name  string
-		token guard.Token
-		want  int
-	}{
-		{"the first claim", 5, 5}, {"the same again", 5, 1}, {"a raise", 6, 1},
-	} {
-		server.ResetCounts()
-		if _, err := store.Admit(t.Context(), claim(step.token, "a")); err != nil {
-			t.Fatal(err)
-		}
-		if got := server.Count(); got != step.want {
-			t.Errorf("%s took %d requests, want %d", step.name, got, step.want)
-		}
 	}
 }
 
@@ -163,15 +142,4 @@ func sum(d []time.Duration) (total time.Duration) {
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
 	return d[len(d)/2]
-}
-
-// BenchmarkAdmit is the store's hot path: a claim equal to the mark.
-func BenchmarkAdmit(b *testing.B) {
-	server := newServer(b, &s3test.Options{NoHistory: true})
-	store := open(b, server, nil).Store()
-	for b.Loop() {
-		if _, err := store.Admit(b.Context(), claim(5, "a")); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -38,7 +38,7 @@ func stored(t *testing.T, server *s3test.Server, key string) s3test.Object {
 
 // everyCall returns the error of each call on the object; no call may touch its
 // bytes.
-func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Objects) map[string]error {
+func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Handle) map[string]error {
 	t.Helper()
 	before := len(server.History(bucketName, key))
 	out := map[string]error{
@@ -112,7 +112,7 @@ func TestDamagedObjects(t *testing.T) {
 		put(t, o, claim(5, "a"), "body of 5")
 		good := stored(t, server, key)
 		for name, change := range cases {
-			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+			t.Run(s3fence.NameOf(mode)+"/"+name, func(t *testing.T) {
 				bad := change(object{bytes.Clone(good.Body), maps.Clone(good.Metadata)}, object{bytes.Clone(other.Body), maps.Clone(other.Metadata)})
 				bypass(t, server, key, bad.body, bad.metadata)
 				b.Forget()
@@ -207,7 +207,7 @@ func TestUnfencedObjects(t *testing.T) {
 	}
 }
 
-func everyCallButAdopt(t *testing.T, server *s3test.Server, o *s3fence.Objects) map[string]error {
+func everyCallButAdopt(t *testing.T, server *s3test.Server, o *s3fence.Handle) map[string]error {
 	t.Helper()
 	before := len(server.History(bucketName, key))
 	out := map[string]error{
@@ -269,7 +269,7 @@ func TestModesDoNotMix(t *testing.T) {
 			if mode == wrote {
 				continue
 			}
-			t.Run(wrote.String()+" by "+mode.String(), func(t *testing.T) {
+			t.Run(wrote.String()+" by "+s3fence.NameOf(mode), func(t *testing.T) {
 				server, b, _ := setup(t, s3fence.Plain, 0) // all modes are possible here
 				put(t, objects(t, b, wrote, nil), claim(5, "a"), "body")
 				o := objects(t, b, mode, nil)

@@ -3,6 +3,7 @@ package s3fence
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -12,7 +13,7 @@ import (
 // [*guard.FailedError] of the reason unavailable: nothing was written, and nothing will
 // be until somebody repairs it.
 //
-// The ways out are to put the right bytes back, or [Objects.InsecureDelete].
+// The ways out are to put the right bytes back, or InsecureDelete.
 type DamagedError struct {
 	// Key is the object's key.
 	Key string
@@ -69,6 +70,11 @@ const (
 // if its retries were not off for conditional writes.
 const codeSkewed = "RequestTimeTooSkewed"
 
+// raceCodes are the codes of a 409 for a write that met another. Every other code
+// of a 409 is a refusal that a retry does not change, such as versitygw's
+// ExistingObjectIsDirectory and ObjectParentIsFile.
+var raceCodes = []string{"ConditionalRequestConflict", "OperationAborted"}
+
 // classify reads an SDK error through the interfaces that the SDK's errors satisfy.
 // Whatever it does not understand, or has no answer, is outcomeUnknown: a refused
 // connection says nothing about earlier attempts that an HTTP client may have made.
@@ -91,10 +97,36 @@ func classify(err error) outcome {
 		return outcomeRefused
 	case code == codeSkewed:
 		return outcomeLater // the SDK has taken the store's time from this answer
-	case status >= 500, status < 300, status == 408, status == 409, status == 429, code == "RequestTimeout":
+	case status == 409:
+		if slices.Contains(raceCodes, code) || !amazonCode(code) {
+			return outcomeUnknown
+		}
+		return outcomeRefused
+	case status >= 500, status < 300, status == 408, status == 429, code == "RequestTimeout":
 		return outcomeUnknown
 	}
 	return outcomeRefused
+}
+
+// amazonCode reports whether code is the store's own word. The SDK makes up
+// UnknownError, or a name for the status, where the answer has none.
+func amazonCode(code string) bool { return code != "" && code != "UnknownError" && code != "Conflict" }
+
+// skippable reports whether err is about one object alone, so that a listing can go
+// on behind it: the object is damaged, or the store refuses to read or delete it.
+func skippable(err error) bool {
+	return errors.As(err, new(*DamagedError)) || err != nil && classify(err) == outcomeRefused && !bucketWide(errorCode(err))
+}
+
+// bucketWide reports whether a refusal is about more than one object.
+func bucketWide(code string) bool {
+	switch code {
+	case "NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+		"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken",
+		"XAdminUserNotFound", "NotImplemented":
+		return true
+	}
+	return false
 }
 
 // httpStatus returns the status of the answer that err is about; 0 if the request was
@@ -145,26 +177,36 @@ func (b *Bucket) explain(err error) error {
 	}
 	bucket := "bucket " + strconv.QuoteToASCII(b.name)
 	status, _ := httpStatus(err)
+	problem := ""
 	switch code := errorCode(err); {
 	case code == "NoSuchBucket":
-		return fmt.Errorf("%s does not exist: %w", bucket, err)
+		problem = bucket + " does not exist"
 	case status == 301, code == "PermanentRedirect", code == "AuthorizationHeaderMalformed", code == "IllegalLocationConstraintException":
-		return fmt.Errorf("%s is in another region than the client is configured for: %w", bucket, err)
+		problem = bucket + " is in another region than the client is configured for"
 	case code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired":
-		return fmt.Errorf("the credentials have expired: %w", err)
-	case code == "InvalidAccessKeyId", code == "SignatureDoesNotMatch", code == "InvalidToken",
-		code == "XAdminUserNotFound": // versitygw's, a 404
-		return fmt.Errorf("the credentials were refused: %w", err)
+		problem = "the credentials have expired"
+	case code == "SignatureDoesNotMatch", code == "XAmzContentSHA256Mismatch":
+		problem = "the signature was refused: the secret key is wrong, or something on the way has changed a signed header or the body"
+	case code == "InvalidAccessKeyId", code == "InvalidToken", code == "XAdminUserNotFound": // the last is versitygw's, a 404
+		problem = "the credentials were refused"
 	case code == codeSkewed:
-		return fmt.Errorf("this machine's clock and the store's differ too much: %w", err)
+		problem = "this machine's clock and the store's differ too much"
+	case code == "InvalidObjectState":
+		problem = "the object is archived; restore it, or copy it to another storage class, before it can be read or written"
 	case status == 403 && code == "":
-		return fmt.Errorf("the store answered 403, for the credentials or the rights to %s, and its reason could not be read: %w", bucket, err)
+		problem = "the store answered 403, for the credentials or the rights to " + bucket + ", and its reason could not be read"
 	case status == 403:
-		return fmt.Errorf("access to %s is denied (without s3:ListBucket also for a missing object): %w", bucket, err)
+		problem = "access to " + bucket + " is denied (without s3:ListBucket also for a missing object)"
+	case status == 413, code == "EntityTooLarge":
+		problem = "the body is longer than the store, or something on the way, takes in one request; use Pointers, or raise that limit"
+	case code == "KeyTooLongError", code == "ExistingObjectIsDirectory", code == "ObjectParentIsFile":
+		problem = "the store cannot hold an object of that name, or not beside the ones that it has"
 	case code == "NotImplemented":
-		return fmt.Errorf("the store does not implement the request: %w", err)
+		problem = "the store does not implement the request"
+	default:
+		return err
 	}
-	return err
+	return fmt.Errorf("%s: %w", problem, err)
 }
 
 func quoteShort(s string) string {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log"
 	"strings"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -70,7 +69,7 @@ func ExampleObjects_Raise() {
 	ctx := context.Background()
 	client, end := exampleClient()
 	defer end()
-	counters, err := exampleBucket(client).Objects(s3fence.Sealed, nil)
+	counters, err := exampleBucket(client).Objects(s3fence.Sealed, &s3fence.ObjectsOptions{InsecureAnyResource: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -101,11 +100,11 @@ func ExampleObjects_Raise() {
 }
 
 // Long content goes behind a pointer, from any reader.
-func ExampleObjects_Collect() {
+func ExamplePointers_Collect() {
 	ctx := context.Background()
 	client, end := exampleClient()
 	defer end()
-	dumps, err := exampleBucket(client).Objects(s3fence.Pointer, nil)
+	dumps, err := exampleBucket(client).Pointers(&s3fence.ObjectsOptions{InsecureAnyResource: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -133,31 +132,12 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// A service with a bucket and no database keeps its marks there, for instance
-// for httpfence.New(store, ...).
-func ExampleStore() {
-	ctx := context.Background()
-	client, end := exampleClient()
-	defer end()
-	var store guard.Store = exampleBucket(client).Store()
-	_, err := store.Admit(ctx, guard.Claim{Resource: "account 7", Token: 11})
-	fmt.Println(err)
-	_, err = store.Admit(ctx, guard.Claim{Resource: "account 7", Token: 10})
-	fmt.Println(errors.Is(err, guard.ErrStale))
-	retired, err := store.Retire(ctx, time.Now().Add(time.Hour))
-	fmt.Println(retired.Count, retired.Floor, err)
-	// Output:
-	// <nil>
-	// true
-	// 1 11 <nil>
-}
-
 // Readers that fetch objects themselves verify and strip the trailer.
 func ExampleUnseal() {
 	ctx := context.Background()
 	client, end := exampleClient()
 	defer end()
-	exports, err := exampleBucket(client).Objects(s3fence.Sealed, nil)
+	exports, err := exampleBucket(client).Objects(s3fence.Sealed, &s3fence.ObjectsOptions{InsecureAnyResource: true})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -18,36 +18,91 @@ func (b *Bucket) Forget() { clear(b.cache) }
 // DataPrefix is the prefix of a pointer's data.
 func (b *Bucket) DataPrefix(key string) string { return b.dataPrefix(key) }
 
-// Handle is b as another process would hold it, on a bucket of the same store.
-func (b *Bucket) Handle(client S3, name string) *Bucket {
+// On is b as another process would hold it, on a bucket of the same store.
+func (b *Bucket) On(client S3, name string) *Bucket {
 	return &Bucket{
-		client: checked{client}, name: name, opts: b.opts, probe: b.probe, clock: b.clock, delay: b.delay, cache: map[string]state{},
+		client: checked{client}, name: name, opts: b.opts, opaque: b.opaque, clock: b.clock, delay: b.delay, cache: map[string]state{},
 	}
 }
 
-// SetProbe sets what a probe would have found; b must not be in use.
-func (b *Bucket) SetProbe(p Probe) { b.probe = p }
+// SetOpaque sets what a probe would have found; b must not be in use.
+func (b *Bucket) SetOpaque(opaque bool) { b.opaque = opaque }
 
-// KnownProbe is what the probe finds on s3test, to be kept.
-func KnownProbe(client S3, bucket string, opaque bool) *Probe {
-	return &Probe{
-		Version: probeVersion, Endpoint: endpointOf(client), Bucket: bucket, At: time.Now(), OpaqueETags: opaque, AtomicDelete: true,
+// Opaque is what a probe has found.
+func (b *Bucket) Opaque() bool { return b.opaque }
+
+// Handle is Objects or Pointers, so that one test covers all.
+type Handle struct{ fenced }
+
+// Pointer is a mode of Handle: its objects are Pointers.
+const Pointer Mode = 250
+
+// NameOf is a mode's name.
+func NameOf(m Mode) string {
+	if m == Pointer {
+		return "pointer"
 	}
+	return m.String()
 }
 
-// RaceOfGate runs racing writers of the probe on a bucket and returns their
-// results.
-func (b *Bucket) RaceOfGate(ctx context.Context, key string) (errs []error) {
-	var r rush
-	r.run(ctx, &prober{b: b}, key, "")
-	return r.errs[:]
+// In returns a handle. Without a resource it takes any claim.
+func (b *Bucket) In(m Mode, opts *ObjectsOptions) (*Handle, error) {
+	given := ObjectsOptions{}
+	if opts != nil {
+		given = *opts
+	}
+	if given.Resource == nil && given.KeyPattern == "" {
+		given.InsecureAnyResource = true
+	}
+	if m == Pointer {
+		p, err := b.Pointers(&given)
+		if err != nil {
+			return nil, err
+		}
+		return &Handle{p.fenced}, nil
+	}
+	o, err := b.Objects(m, &given)
+	if err != nil {
+		return nil, err
+	}
+	return &Handle{o.fenced}, nil
+}
+
+func (h *Handle) Get(ctx context.Context, key string) (*Object, error) {
+	if h.kind == kindPointer {
+		return h.Pointers().Get(ctx, key)
+	}
+	return h.Objects().Get(ctx, key)
+}
+
+func (h *Handle) GetStream(ctx context.Context, key string) (*Object, error) {
+	if h.kind == kindPointer {
+		return h.Get(ctx, key)
+	}
+	return h.Objects().GetStream(ctx, key)
+}
+
+func (h *Handle) Objects() *Objects   { return &Objects{h.fenced} }
+func (h *Handle) Pointers() *Pointers { return &Pointers{h.fenced} }
+
+func (h *Handle) Collect(ctx context.Context, prefix string) (Collected, error) {
+	return h.Pointers().Collect(ctx, prefix)
+}
+
+func (h *Handle) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
+	return h.Pointers().PresignGet(ctx, by, key, valid)
+}
+
+// Bucket is the bucket of h.
+func (h *Handle) Bucket() *Bucket { return h.b }
+
+// RaceOfGate lets the probe's writers race for a key and returns how it ended.
+func (b *Bucket) RaceOfGate(ctx context.Context, key string) (won string, err error) {
+	return (&prober{b: b}).round(ctx, key, "")
 }
 
 // GateWriters is how many race.
 const GateWriters = probeWriters
-
-// Bucket is the bucket of o.
-func (o *Objects) Bucket() *Bucket { return o.b }
 
 // Client is the client of b.
 func (b *Bucket) Client() S3 { return b.client }

@@ -22,23 +22,6 @@ import (
 // A store that answers 416 to a suffix range longer than the object, as rclone
 // and gofakes3 do: an object of any length is not taken for absent.
 func TestShortRangesAreNotAbsence(t *testing.T) {
-	t.Run("store", func(t *testing.T) {
-		server := newServer(t, nil)
-		store := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Store()
-		if _, err := store.Admit(t.Context(), claim(50, "a")); err != nil {
-			t.Fatal(err)
-		}
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Fault{ShortRanges: true}})
-		if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 50, LeaseID: "a"}) {
-			t.Errorf("the mark is %+v, %v", m, err)
-		}
-		if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || r.Floor != 50 {
-			t.Fatalf("Retire = %+v, %v", r, err)
-		}
-		if _, err := store.Admit(t.Context(), claim(49, "old")); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("token 49 below the floor of 50: %v, want stale", err)
-		}
-	})
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for _, size := range []int{0, 10, 4096, 10_000} {
 			server, b, o := setup(t, mode, 0)
@@ -60,7 +43,7 @@ func TestShortRangesAreNotAbsence(t *testing.T) {
 func TestAdoptedBetweenTwoReads(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
-		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
 		bypass(t, server, key, nil, nil)
 		adopted := false
 		server.Inject(s3test.Rule{
@@ -120,23 +103,6 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 			})
 		})
 	}
-	t.Run("store", func(t *testing.T) {
-		for name, fault := range map[string]s3test.Fault{"ETag missing": {Omit: []string{"Etag"}}, "ETag empty": {Empty: []string{"Etag"}}} {
-			t.Run(name, func(t *testing.T) {
-				server := newServer(t, nil)
-				store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
-				if _, err := store.Admit(t.Context(), claim(50, "a")); err != nil {
-					t.Fatal(err)
-				}
-				server.Inject(s3test.Rule{Ops: reads, Fault: fault})
-				_, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
-				refused(t, err, guard.ReasonUnavailable)
-				if n := server.Count(s3test.DeleteObject); n != 0 {
-					t.Errorf("%d deletions were sent", n)
-				}
-			})
-		}
-	})
 }
 
 // An empty ETag in the answer to a write: the next write is not unconditional.
@@ -146,7 +112,7 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				server, b, o := setup(t, mode, 0)
 				sent := record(server)
-				other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+				other := objects(t, b.On(newClient(server), bucketName), mode, nil)
 				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault})
 				put(t, o, claim(10, "a"), "ten")
 				put(t, other, claim(11, "b"), "eleven")
@@ -189,7 +155,7 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
 		client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
-		mine := objects(t, b.Handle(client, bucketName), mode, nil)
+		mine := objects(t, b.On(client, bucketName), mode, nil)
 		if err := mine.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
 			t.Errorf("a write that took effect: %v", err)
 		}
@@ -197,7 +163,7 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 		// And when nothing can be read afterwards, the outcome is unknown, and no
 		// data is deleted.
 		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
-		mine = objects(t, b.Handle(client, bucketName), mode, nil)
+		mine = objects(t, b.On(client, bucketName), mode, nil)
 		mine.Bucket().CopyCache(b)
 		once := false
 		server.Inject(s3test.Rule{Key: key, Match: func(r *s3test.Request) bool {
@@ -222,7 +188,7 @@ func TestDialErrorOfADeletion(t *testing.T) {
 		return server.HTTPClient().Transport.RoundTrip(r)
 	})}
 	client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = refusing })
-	err := objects(t, b.Handle(client, bucketName), s3fence.Sealed, nil).InsecureDelete(t.Context(), key)
+	err := objects(t, b.On(client, bucketName), s3fence.Sealed, nil).InsecureDelete(t.Context(), key)
 	refused(t, err, guard.ReasonOutcomeUnknown)
 }
 
@@ -235,14 +201,14 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 	for _, size := range []int{1, 10_000} {
 		server, b, o := setup(t, s3fence.Plain, 0)
-		other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Plain, nil)
+		other := objects(t, b.On(newClient(server), bucketName), s3fence.Plain, nil)
 		body := string(bytesOf(size))
 		put(t, o, claim(8, "z"), "before")
 		server.SetETags(s3test.ETagMD5)
 		put(t, o, claim(9, "a"), body) // takes effect on a random ETag, and is the first that shows it
 		// If it were sent, another writer would restore the same body, and the
 		// same ETag, before it is applied.
-		third := objects(t, b.Handle(newClient(server), bucketName), s3fence.Plain, nil)
+		third := objects(t, b.On(newClient(server), bucketName), s3fence.Plain, nil)
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.Fault{
 			Before: func(*s3test.Request) {
 				_ = third.Put(context.Background(), claim(11, "c"), key, strings.NewReader(body), nil)
@@ -267,73 +233,6 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 		sealed := objects(t, b, s3fence.Sealed, nil)
 		if err := sealed.Put(t.Context(), claim(5, "a"), "sealed", bytes.NewReader([]byte("x")), nil); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-// A floor that another program wrote stops Retire before any mark is deleted:
-// without the floor a claim below the forgotten mark would be admitted.
-func TestRetireOverAForeignFloor(t *testing.T) {
-	for _, deletes := range []bool{true, false} {
-		for name, metadata := range map[string]map[string]string{"unfenced": nil, "damaged": {"fencing-token": "7"}} {
-			t.Run(fmt.Sprint(name, deletes), func(t *testing.T) {
-				server := newServer(t, nil)
-				store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: deletes}).Store()
-				if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
-					t.Fatal(err)
-				}
-				bypass(t, server, ".fencepost/floor", []byte("mine"), metadata)
-				r, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
-				refused(t, err, guard.ReasonUnavailable)
-				if r != (guard.Retired{}) {
-					t.Errorf("Retire = %+v", r)
-				}
-				if _, err := store.Admit(t.Context(), claim(4, "z")); !errors.Is(err, guard.ErrStale) {
-					t.Errorf("token 4 after 5: %v", err)
-				}
-				_, err = store.Admit(t.Context(), guard.Claim{Resource: "another", Token: 4})
-				refused(t, err, guard.ReasonUnavailable)
-			})
-		}
-	}
-}
-
-// Deletions denied inside Retire: an error that says so, no mark counted, and all
-// marks unchanged.
-func TestRetireWithoutTheRightToDelete(t *testing.T) {
-	server := newServer(t, nil)
-	store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
-	if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
-		t.Fatal(err)
-	}
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)})
-	r, err := store.Retire(t.Context(), time.Now().Add(time.Hour))
-	refused(t, err, guard.ReasonOutcomeUnknown)
-	if err == nil || !strings.Contains(err.Error(), "denied") || r != (guard.Retired{}) {
-		t.Errorf("Retire = %+v, %v", r, err)
-	}
-	if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 5, LeaseID: "a"}) {
-		t.Errorf("the mark is %+v, %v", m, err)
-	}
-}
-
-// A deletion whose answer is lost is counted once, and one of a mark that was
-// raised meanwhile not at all.
-func TestRetireWithLostAnswers(t *testing.T) {
-	for name, c := range map[string]struct {
-		fault s3test.Fault
-		count int64
-	}{
-		"lost": {s3test.LoseResponse(), 1}, "request lost": {s3test.LoseRequest(), 1}, "busy": {s3test.Answer(503), 1}, "refused": {s3test.Answer(412), 0},
-	} {
-		server := newServer(t, nil)
-		store := open(t, server, &s3fence.Options{InsecureSkipProbe: true, AtomicDelete: true}).Store()
-		if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
-			t.Fatal(err)
-		}
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Times: 1, Fault: c.fault})
-		if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || int64(r.Count) != c.count || r.Floor != 5 {
-			t.Errorf("%s: Retire = %+v, %v, want %d", name, r, err, c.count)
 		}
 	}
 }
@@ -404,7 +303,7 @@ func TestExpiresIsKept(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
 		at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-		if err := o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.PutOptions{Headers: s3fence.Headers{Expires: at}}); err != nil {
+		if err := o.Put(t.Context(), claim(5, "a"), key, nil, &s3fence.Headers{Expires: at}); err != nil {
 			t.Fatal(err)
 		}
 		if err := o.Raise(t.Context(), claim(6, "a"), key); err != nil {
@@ -439,10 +338,6 @@ func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 				_, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: name, Key: aws.String(key), IfMatch: &etag})
 				return err
 			},
-			"delete": func() error {
-				_, err := client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: name, Key: aws.String(key), IfMatch: &etag})
-				return err
-			},
 		} {
 			if err := f(); err == nil || !strings.Contains(err.Error(), "was not sent") {
 				t.Errorf("%s with If-Match %q: %v", call, etag, err)
@@ -450,7 +345,7 @@ func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 		}
 	}
 	for what, in := range map[string]*s3.PutObjectInput{
-		"a user's key": {Key: aws.String(key)}, "a mark": {Key: aws.String(".fencepost/marks/x"), Metadata: mode},
+		"a user's key": {Key: aws.String(key)}, "a mark": {Key: aws.String(key), Metadata: mode}, "data": {Key: aws.String(".fencepost/data/x")},
 		"both": {Key: aws.String(key), IfMatch: aws.String(`"a"`), IfNoneMatch: aws.String("*")}, "another": {Key: aws.String(key), IfNoneMatch: aws.String(`"a"`)},
 	} {
 		in.Bucket, in.Body = name, body()
@@ -466,7 +361,7 @@ func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 // A listing that is cut off without a continuation is not complete.
 func TestCutListing(t *testing.T) {
 	_, b, _ := setup(t, s3fence.Sealed, 0)
-	o := objects(t, b.Handle(cutLists{b.Client()}, bucketName), s3fence.Sealed, nil)
+	o := objects(t, b.On(cutLists{b.Client()}, bucketName), s3fence.Sealed, nil)
 	var last error
 	for _, err := range o.List(t.Context(), nil) {
 		last = err

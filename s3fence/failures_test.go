@@ -26,7 +26,7 @@ import (
 func TestReadsOfTwoVersions(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
-		other := objects(t, b.Handle(newClient(server), bucketName), mode, nil)
+		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
 		token := guard.Token(5)
 		put(t, o, claim(token, "a"), "old")
 		calls := map[string]func() error{
@@ -66,7 +66,7 @@ func TestReadsOfTwoVersions(t *testing.T) {
 // A store that answers nothing: each call names itself, the key and the claim.
 func TestFailuresNameTheCall(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
+		server, _, o := setup(t, mode, 0)
 		server.Inject(s3test.Rule{Fault: s3test.Answer(403)})
 		mine, reading := claim(5, "a"), guard.Claim{Resource: key}
 		ctx := t.Context()
@@ -83,11 +83,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 			{`delete "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { return o.InsecureDelete(ctx, key) }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Get(ctx, key); return err }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetStream(ctx, key); return err }},
-			{`get "` + key + `"`, reading, func(ctx context.Context) error { return o.Copy(ctx, mine, key, "copy") }},
 			{`read mark of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
-			{"admit", mine, func(ctx context.Context) error { _, err := b.Store().Admit(ctx, mine); return err }},
-			{"read mark", guard.Claim{Resource: resource}, func(ctx context.Context) error { _, err := b.Store().Mark(ctx, resource); return err }},
-			{"retire", guard.Claim{}, func(ctx context.Context) error { _, err := b.Store().Retire(ctx, time.Now()); return err }},
 		}
 		if mode == s3fence.Pointer {
 			calls = append(calls,
@@ -96,9 +92,6 @@ func TestFailuresNameTheCall(t *testing.T) {
 					_, err := o.PresignGet(ctx, s3.NewPresignClient(newClient(server)), key, time.Minute)
 					return err
 				}})
-		}
-		if mode == s3fence.Sealed {
-			calls = append(calls, call{`get range of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetRange(ctx, key, 0, 1); return err }})
 		}
 		cancelled, cancel := context.WithCancel(ctx)
 		cancel()
@@ -125,13 +118,12 @@ func TestFailuresNameTheCall(t *testing.T) {
 // Every call checks its keys, and refusals name the key.
 func TestRefusalsNameTheKey(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
+		server, _, o := setup(t, mode, 0)
 		ctx := t.Context()
 		by := s3.NewPresignClient(newClient(server))
 		for name, err := range map[string]error{
 			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
-			"stream": func() error { _, err := o.GetStream(ctx, "/"); return err }(), "copy": o.Copy(ctx, claim(5, "a"), "/", "b"),
-			"copy to": o.Copy(ctx, claim(5, "a"), "b", "/"),
+			"stream":  func() error { _, err := o.GetStream(ctx, "/"); return err }(),
 			"presign": func() error { _, err := o.PresignGet(ctx, by, "/", time.Minute); return err }(),
 		} {
 			invalid(t, err, "key")
@@ -170,17 +162,6 @@ func TestRefusalsNameTheKey(t *testing.T) {
 		if m, err := o.Mark(ctx, key); m != at || err != nil {
 			t.Errorf("the mark is %+v, %v", m, err)
 		}
-		// The store also names a mark that it does not remember.
-		store := b.Store()
-		if m, err := store.Admit(ctx, claim(7, "c")); err != nil || m != (guard.Mark{Token: 7, LeaseID: "c"}) {
-			t.Errorf("Admit = %+v, %v", m, err)
-		}
-		m, err := store.Admit(ctx, claim(6, "c"))
-		if rejected(err, guard.ReasonStale, claim(6, "c"), guard.Mark{Token: 7, LeaseID: "c"}); m.Token != 7 {
-			t.Errorf("the mark is %+v", m)
-		}
-		_, err = store.Mark(ctx, "")
-		invalid(t, err, "resource")
 	})
 }
 
@@ -220,7 +201,7 @@ func faults(n int, f s3test.Fault) (out []s3test.Fault) {
 // A write that is overtaken reads the object once, and decides by that.
 func TestRequestsOfAnOvertakenWrite(t *testing.T) {
 	server, b, o := setup(t, s3fence.Sealed, 0)
-	other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Sealed, nil)
+	other := objects(t, b.On(newClient(server), bucketName), s3fence.Sealed, nil)
 	put(t, o, claim(4, "z"), "before")
 	put(t, other, claim(6, "b"), "after")
 	server.ResetCounts()
@@ -268,7 +249,7 @@ func TestEveryBodyIsClosed(t *testing.T) {
 		} {
 			server, b, _ := setup(t, mode, 0)
 			c := &bodies{S3: newClient(server)}
-			handle := b.Handle(c, bucketName)
+			handle := b.On(c, bucketName)
 			o := objects(t, handle, mode, nil)
 			ctx := t.Context()
 			for _, size := range []int{0, 10_000} {
@@ -279,7 +260,6 @@ func TestEveryBodyIsClosed(t *testing.T) {
 					handle.Forget()
 					for _, open := range []func() (*s3fence.Object, error){
 						func() (*s3fence.Object, error) { return o.Get(ctx, key) }, func() (*s3fence.Object, error) { return o.GetStream(ctx, key) },
-						func() (*s3fence.Object, error) { return o.GetRange(ctx, key, 0, 5) }, func() (*s3fence.Object, error) { return o.GetRange(ctx, key, 0, 0) },
 					} {
 						if object, err := open(); err == nil {
 							_, _ = io.Copy(io.Discard, object.Body)
@@ -289,7 +269,6 @@ func TestEveryBodyIsClosed(t *testing.T) {
 					_, _ = o.Mark(ctx, key)
 					_ = o.Raise(ctx, claim(6, "b"), key)
 					_ = o.Adopt(ctx, claim(6, "b"), "foreign")
-					_ = o.Copy(ctx, claim(6, "b"), key, "copy")
 				}
 				in.Remove()
 				if err := o.InsecureDelete(ctx, key); err != nil {
@@ -346,9 +325,6 @@ func TestPresignLimits(t *testing.T) {
 	refused(t, err, guard.ReasonNotFound)
 	_, err = o.PresignGet(t.Context(), presignError{}, key, time.Minute)
 	refused(t, err, guard.ReasonUnavailable)
-	_, _, sealed := setup(t, s3fence.Sealed, 0)
-	_, err = sealed.PresignGet(t.Context(), by, key, time.Minute)
-	invalid(t, err, "mode")
 }
 
 type presignError struct{}
@@ -370,7 +346,7 @@ func TestAdoptDataFails(t *testing.T) {
 		"second read":  {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
 		"without ETag": {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Omit: []string{"Etag"}}}, "ETag", guard.ReasonUnavailable},
 		"data refused": {s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Prefix: ".fencepost/", Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
-		"cut":          {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Cut: true}}, "read body", guard.ReasonUnavailable},
+		"cut":          {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Cut: true}}, "unexpected EOF", guard.ReasonUnavailable},
 	} {
 		server, _, o := setup(t, s3fence.Pointer, 0)
 		bypass(t, server, key, bytesOf(10_000), nil)

@@ -14,12 +14,10 @@ import (
 	"io"
 	"iter"
 	"net/http"
-	"strconv"
 	"time"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
@@ -31,17 +29,17 @@ type Object struct {
 	Key  string
 	Mark guard.Mark
 	// Body is the content: without trailer, and unpacked. It must be closed. From
-	// Get it is in memory and has been verified. For a Pointer, and from
+	// [Objects.Get] it is in memory and has been verified. Of a pointer, and from
 	// GetStream, it comes from the store while it is read, and its last Read
-	// returns a [*DamagedError] in place of io.EOF if it is not what was written.
+	// returns an error in place of io.EOF if it is not what was written.
 	Body io.ReadCloser
 	// Size is the length of Body.
 	Size int64
-	// ETag is that of the stored object, the pointer's for Pointer. LastModified
+	// ETag is that of the stored object, or of the pointer. LastModified
 	// is when it was last written or raised, by the store's clock.
 	ETag         string
 	LastModified time.Time
-	// DataKey is the key of the data of a Pointer, "" otherwise. Its content
+	// DataKey is the key of the data of a pointer, "" otherwise. Its content
 	// never changes; it is deleted some time after the pointer has left it.
 	DataKey string
 	Headers Headers // as stored
@@ -58,9 +56,6 @@ const maxFollows = 16
 // the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for a
 // [*DamagedError]).
 func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
-	if o.mode == Pointer {
-		return o.stream(ctx, "get", key, nil)
-	}
 	out, s, err := o.found(ctx, "get", key, true)
 	if err != nil {
 		return nil, err
@@ -78,33 +73,17 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 	return out, nil
 }
 
-// section is a part of a body; nil is the whole body.
-type section struct{ offset, length int64 }
-
-// of returns the start and the length of the section in a body of the given
-// length.
-func (s *section) of(size int64) (first, length int64, err error) {
-	switch {
-	case s == nil:
-		return 0, size, nil
-	case s.offset < 0 || s.offset > size || s.offset == size && size > 0:
-		return 0, 0, guard.Invalid("offset", strconv.FormatInt(s.offset, 10), "is not within the body of "+strconv.FormatInt(size, 10)+" bytes")
-	case s.length < 0 || s.length > size-s.offset:
-		return s.offset, size - s.offset, nil
-	}
-	return s.offset, s.length, nil
-}
-
-// byteRange is nil for an empty range, which cannot be requested.
-func byteRange(first, length int64) *string {
+// byteRange is the range of the first bytes; nil for none, which cannot be
+// requested.
+func byteRange(length int64) *string {
 	if length == 0 {
 		return nil
 	}
-	return aws.String(fmt.Sprintf("bytes=%d-%d", first, first+length-1))
+	return aws.String(fmt.Sprintf("bytes=0-%d", length-1))
 }
 
-func checkRange(out *s3.GetObjectOutput, first, length, size int64) error {
-	want := fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, size)
+func checkRange(out *s3.GetObjectOutput, length, size int64) error {
+	want := fmt.Sprintf("bytes 0-%d/%d", length-1, size)
 	if got := aws.ToString(out.ContentRange); got != want {
 		return fmt.Errorf("the store answered with the range %s to a request for %q", quoteShort(got), want)
 	}
@@ -114,52 +93,40 @@ func checkRange(out *s3.GetObjectOutput, first, length, size int64) error {
 // GetStream is [Objects.Get] for bodies of any length that are not to be held in
 // memory. It takes two requests: the mark, then the body on condition that it is
 // still the same object. The body comes from the store while it is read. What was
-// read is verified only at the end: the last Read returns a [*DamagedError] in
-// place of io.EOF if the bytes are not what was written. So act on nothing before
-// io.EOF.
+// read is verified only at the end: the last Read returns an error in place of
+// io.EOF if the bytes are not what was written: a [*DamagedError] or, if the
+// object was overwritten while it was read, ErrUnavailable. So act on nothing
+// before io.EOF.
 // Errors: as Get.
 func (o *Objects) GetStream(ctx context.Context, key string) (*Object, error) {
-	return o.stream(ctx, "get", key, nil)
+	return o.stream(ctx, key)
 }
 
-// GetRange reads length bytes of the body from offset on, or fewer if it is
-// shorter; a negative length reads to its end. It verifies the mark, the length
-// of the whole body, and that all comes from one version. It does not verify the
-// bytes, because the checksum covers the whole body. It takes two requests.
-// [SealedGzip] has no ranges: ErrInvalid.
-// Errors: as [Objects.Get].
-func (o *Objects) GetRange(ctx context.Context, key string, offset, length int64) (*Object, error) {
-	if o.mode == SealedGzip {
-		return nil, guard.Invalid("mode", o.mode.String(), "has no ranges: the body is compressed as a whole")
-	}
-	return o.stream(ctx, "get range of", key, &section{offset, length})
-}
-
-func (o *Objects) stream(ctx context.Context, verb, key string, part *section) (*Object, error) {
+func (o *fenced) stream(ctx context.Context, key string) (*Object, error) {
 	last := ""
 	for range maxFollows {
-		out, s, err := o.found(ctx, verb, key, false)
+		out, s, err := o.found(ctx, "get", key, false)
 		if err != nil {
 			return nil, err
 		}
-		open, err := o.b.open(ctx, out, &s, part)
+		open, err := o.b.open(ctx, out, &s)
 		if err == nil && !open && s.kind == kindPointer && s.etag == last {
 			err = damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone") // and the pointer has not moved
 		}
 		if err != nil {
-			return nil, o.b.unread(reading(verb, key), err)
+			return nil, o.b.unread(reading("get", key), err)
 		}
 		if open {
 			return out, nil
 		}
 		last = s.etag
 	}
-	return nil, guard.Unavailable(opName(verb, key), guard.Claim{}, errChanged)
+	return nil, guard.Unavailable(opName("get", key), guard.Claim{}, errChanged)
 }
 
 // found reads what an object is, and what is known before its body; with whole it
 // reads the body too.
-func (o *Objects) found(ctx context.Context, verb, key string, whole bool) (*Object, state, error) {
+func (o *fenced) found(ctx context.Context, verb, key string, whole bool) (*Object, state, error) {
 	s, err := o.look(ctx, verb, key, whole)
 	if err != nil {
 		return nil, s, err
@@ -197,22 +164,18 @@ func (s *state) where(key string) (content, error) {
 	return at, nil
 }
 
-// open opens the body, or a section of it, of an object in state s. It reports
-// false if the object is no longer in that state.
-func (b *Bucket) open(ctx context.Context, out *Object, s *state, part *section) (bool, error) {
+// open opens the body of an object in state s. It reports false if the object is no
+// longer in that state.
+func (b *Bucket) open(ctx context.Context, out *Object, s *state) (bool, error) {
 	at, err := s.where(out.Key)
-	if err != nil {
-		return false, err
-	}
-	first, length, err := part.of(at.length)
 	if err != nil {
 		return false, err
 	}
 	in := b.get(at.key, 0)
 	in.IfMatch = str(at.etag)
-	ranged := part != nil || at.length < at.stored
+	ranged := at.length < at.stored
 	if ranged {
-		in.Range = byteRange(first, length)
+		in.Range = byteRange(at.length)
 	}
 	got, err := b.client.GetObject(ctx, in)
 	if status, _ := httpStatus(err); status == http.StatusPreconditionFailed || missing(err) {
@@ -227,23 +190,26 @@ func (b *Bucket) open(ctx context.Context, out *Object, s *state, part *section)
 	case at.etag != "" && h.etag != at.etag:
 		err = fmt.Errorf("the store answered with the ETag %s to a request for %s", quoteShort(h.etag), quoteShort(at.etag))
 	case in.Range != nil:
-		err = checkRange(got, first, length, at.stored)
+		err = checkRange(got, at.length, at.stored)
 	}
 	if err != nil {
 		got.Body.Close()
 		return false, err
 	}
-	if ranged && length == 0 { // of what was sent, nothing is wanted
+	if ranged && at.length == 0 { // of what was sent, nothing is wanted
 		got.Body.Close()
 		got.Body = io.NopCloser(bytes.NewReader(nil))
 	}
-	if part != nil {
-		at.sum = nil
-	}
 	out.Headers = h.headers
 	out.Headers.Metadata = userMetadata(h.metadata)
-	v := &verifier{ReadCloser: got.Body, key: out.Key, subject: at.subject, by: at.by, left: length, sum: at.sum, want: at.want}
-	out.Size, out.Body = length, v
+	v := &verifier{ReadCloser: got.Body, key: out.Key, subject: at.subject, by: at.by, left: at.length, sum: at.sum, want: at.want}
+	if at.etag != "" {
+		v.changed = func() bool {
+			now, err := b.peek(ctx, at.key)
+			return err != nil || now.etag != at.etag
+		}
+	}
+	out.Size, out.Body = at.length, v
 	if s.kind == kindPointer {
 		out.DataKey = at.key
 	}
@@ -275,6 +241,9 @@ type verifier struct {
 	left             int64
 	sum              hash.Hash // nil if nothing is known but the length
 	want             []byte
+	// changed reports whether the object is another by now, so that what was read
+	// may be parts of both; nil if it cannot be.
+	changed func() bool
 }
 
 func (v *verifier) Read(buf []byte) (int, error) {
@@ -283,63 +252,21 @@ func (v *verifier) Read(buf []byte) (int, error) {
 		v.sum.Write(buf[:n])
 	}
 	v.left -= int64(n)
+	problem := ""
 	switch {
 	case v.left < 0:
-		return n, damaged(v.key, "its "+v.subject+" is longer than its "+v.by+" says")
+		problem = "is longer than its " + v.by + " says"
 	case errors.Is(err, io.EOF) && v.left > 0:
-		return n, damaged(v.key, "its "+v.subject+" is shorter than its "+v.by+" says")
+		problem = "is shorter than its " + v.by + " says"
 	case errors.Is(err, io.EOF) && v.sum != nil && !bytes.Equal(v.sum.Sum(nil), v.want):
-		return n, damaged(v.key, "its "+v.subject+" does not match the checksum in its "+v.by)
+		problem = "does not match the checksum in its " + v.by
+	default:
+		return n, err
 	}
-	return n, err
-}
-
-// Presigner signs requests in advance; [*s3.PresignClient] is one.
-type Presigner interface {
-	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
-}
-
-// Presigned is a request that anybody who has it may send.
-type Presigned struct {
-	URL string
-	// Header must be sent with it; it is empty except for a customer's key.
-	Header http.Header
-	// DataKey is the key that is read. Mark is the pointer's when it was signed.
-	DataKey string
-	Mark    guard.Mark
-}
-
-// PresignGet signs a GET of the bytes that a [Pointer] names now. They are
-// immutable, so the reader gets that version whole, or nothing once it was
-// collected. The signature holds for valid, one second to Options.GracePeriod,
-// which a collector waits after the pointer has moved away.
-//
-// Errors: ErrInvalid, also in the other modes, whose key shows whatever is there
-// by then; otherwise as [Objects.Get].
-func (o *Objects) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
+	if v.changed != nil && v.changed() {
+		return n, guard.Unavailable(opName("read", v.key), guard.Claim{}, errChanged)
 	}
-	switch {
-	case by == nil:
-		return nil, guard.Missing("presigner")
-	case o.mode != Pointer:
-		return nil, guard.Invalid("mode", o.mode.String(), "names no immutable data")
-	case valid < time.Second || valid > o.b.opts.GracePeriod:
-		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
-	}
-	out, s, err := o.found(ctx, "presign", key, false)
-	if err != nil {
-		return nil, err
-	}
-	data := s.pointer().Data
-	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
-	if err != nil {
-		return nil, guard.Unavailable(opName("presign", key), guard.Claim{}, err)
-	}
-	h := signed.SignedHeader.Clone()
-	h.Del("Host")
-	return &Presigned{URL: signed.URL, Header: h, DataKey: data, Mark: out.Mark}, nil
+	return n, damaged(v.key, "its "+v.subject+" "+problem)
 }
 
 // Unseal verifies the bytes of a [Sealed] or [SealedGzip] object as they are
@@ -376,8 +303,8 @@ func Unseal(key string, object []byte) ([]byte, guard.Mark, error) {
 // Entry is an object in a listing.
 type Entry struct {
 	Key string
-	// StoredSize is the length of what is stored: with the trailer of a Sealed
-	// object; that of a Pointer is the pointer's own.
+	// StoredSize is the length of what is stored, with a trailer; that of a
+	// pointer is the pointer's own.
 	StoredSize   int64
 	ETag         string
 	LastModified time.Time
@@ -394,9 +321,7 @@ type ListOptions struct {
 	// After skips keys up to this one, to resume an earlier listing.
 	After string
 	// Marks reads the mark of each object, which takes one request per object,
-	// and lists tombstones, too. An object whose mark cannot be read comes with
-	// an error (ErrUnfenced, or ErrUnavailable for a [*DamagedError]); the
-	// listing goes on if the loop does.
+	// and lists tombstones, too.
 	Marks bool
 }
 
@@ -407,9 +332,14 @@ var errStop = errors.New("stop")
 // one request per 1,000 objects, and one for each object that is as long as a
 // tombstone. opts may be nil.
 //
+// An entry whose object the store does not let be read, or whose mark cannot be,
+// comes with an error that names its key (ErrUnfenced; ErrUnavailable, also for a
+// [*DamagedError]), and the listing goes on if the loop does. It ends with an
+// entry without a key if the store cannot be asked any more.
+//
 // It is no snapshot: concurrent changes may or may not be seen.
 // Errors, as the last pair: ErrInvalid, ErrUnavailable.
-func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
+func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
 	if opts == nil {
 		opts = &ListOptions{}
 	}
@@ -427,13 +357,13 @@ func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, 
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
 			}
 			hidden, err := o.hidden(ctx, &e, given.Marks)
-			if errors.As(err, new(*DamagedError)) {
-				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, err)
-			} else if err != nil && !errors.Is(err, guard.ErrUnfenced) {
-				return err
-			}
-			if hidden {
+			switch {
+			case hidden:
 				return nil
+			case skippable(err):
+				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err))
+			case err != nil && !errors.Is(err, guard.ErrUnfenced):
+				return err
 			}
 			if !yield(e, err) {
 				return errStop
@@ -448,7 +378,7 @@ func (o *Objects) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, 
 
 // hidden reports whether e is not listed: internal objects and tombstones. With
 // marks it reads the object and completes the entry.
-func (o *Objects) hidden(ctx context.Context, e *Entry, marks bool) (bool, error) {
+func (o *fenced) hidden(ctx context.Context, e *Entry, marks bool) (bool, error) {
 	if internal(e.Key) {
 		return true, nil
 	}
@@ -457,14 +387,12 @@ func (o *Objects) hidden(ctx context.Context, e *Entry, marks bool) (bool, error
 	}
 	s, err := o.b.peek(ctx, e.Key)
 	switch {
-	case !marks && errors.As(err, new(*DamagedError)):
-		return false, nil // reading it reports what is wrong
 	case err != nil:
 		return false, err
 	case !marks || s.kind == kindAbsent:
 		return s.kind == kindAbsent || s.kind == kindTombstone, nil
 	case s.kind == kindUnfenced:
-		return false, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: guard.Claim{Resource: e.Key}}
+		return false, unfenced(guard.Claim{Resource: e.Key})
 	}
 	e.Mark, e.Deleted, e.ETag = s.mark, s.kind == kindTombstone, s.etag
 	return false, nil

@@ -55,37 +55,27 @@ func newClient(server *s3test.Server, change ...func(*s3.Options)) *s3.Client {
 	}, change...)
 }
 
-// open opens the bucket with fast retries. The probe's result is known, unless
-// the probe is to run with encryption.
+// open opens the bucket with fast retries. What a probe would find is known.
 func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
 	t.Helper()
 	given := s3fence.Options{}
 	if opts != nil {
 		given = *opts
 	}
-	if given.Encryption.Algorithm == "" && given.Encryption.CustomerKey == nil {
-		opaque, _ := opaqueServers.Load(server)
-		given.Probe = s3fence.KnownProbe(newClient(server), bucketName, opaque == true)
-	}
-	return openProbed(t, server, &given)
-}
-
-// openProbed opens the bucket after a probe and removes its traces.
-func openProbed(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.Bucket {
-	t.Helper()
-	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
+	given.InsecureSkipProbe = true
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &given)
 	if err != nil {
 		t.Fatal(err)
 	}
+	opaque, _ := opaqueServers.Load(server)
+	b.SetOpaque(opaque == true)
 	b.SetDelay(time.Millisecond)
-	server.ForgetHistory()
-	server.ResetCounts()
 	return b
 }
 
-func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.ObjectsOptions) *s3fence.Objects {
+func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.ObjectsOptions) *s3fence.Handle {
 	t.Helper()
-	o, err := b.Objects(mode, opts)
+	o, err := b.In(mode, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,15 +84,14 @@ func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.O
 
 // setup returns a server, its bucket and objects of a mode that is safe there.
 // The probe's result is known, so it is not run each time.
-func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s3fence.Bucket, *s3fence.Objects) {
+func setup(t testing.TB, mode s3fence.Mode, rule guard.Rule) (*s3test.Server, *s3fence.Bucket, *s3fence.Handle) {
 	t.Helper()
 	opts := &s3test.Options{}
 	if mode == s3fence.Plain {
 		opts.ETags = s3test.ETagOpaque
 	}
 	server := newServer(t, opts)
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
-	b.SetProbe(s3fence.Probe{OpaqueETags: mode == s3fence.Plain})
+	b := open(t, server, nil)
 	return server, b, objects(t, b, mode, &s3fence.ObjectsOptions{Rule: rule})
 }
 
@@ -111,11 +100,11 @@ var allModes = []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain,
 // eachMode runs f as a subtest for each mode.
 func eachMode(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
 	for _, mode := range allModes {
-		t.Run(mode.String(), func(t *testing.T) { f(t, mode) })
+		t.Run(s3fence.NameOf(mode), func(t *testing.T) { f(t, mode) })
 	}
 }
 
-func put(t testing.TB, o *s3fence.Objects, c guard.Claim, body string) {
+func put(t testing.TB, o *s3fence.Handle, c guard.Claim, body string) {
 	t.Helper()
 	if err := o.Put(t.Context(), c, key, bytes.NewReader([]byte(body)), nil); err != nil {
 		t.Fatalf("Put under %d: %v", c.Token, err)
@@ -123,7 +112,7 @@ func put(t testing.TB, o *s3fence.Objects, c guard.Claim, body string) {
 }
 
 // content reads an object whole.
-func content(t testing.TB, o *s3fence.Objects, key string) (string, guard.Mark) {
+func content(t testing.TB, o *s3fence.Handle, key string) (string, guard.Mark) {
 	t.Helper()
 	object, err := o.Get(t.Context(), key)
 	if err != nil {
@@ -140,7 +129,7 @@ func content(t testing.TB, o *s3fence.Objects, key string) (string, guard.Mark) 
 	return string(body), object.Mark
 }
 
-func want(t testing.TB, o *s3fence.Objects, body string, mark guard.Mark) {
+func want(t testing.TB, o *s3fence.Handle, body string, mark guard.Mark) {
 	t.Helper()
 	got, at := content(t, o, key)
 	if got != body || at != mark {

@@ -36,21 +36,21 @@ var lossy = map[string]s3test.Fault{
 // succeeds, and took effect once.
 func TestLostAnswersAreResolved(t *testing.T) {
 	calls := map[string]struct {
-		before func(t *testing.T, o *s3fence.Objects)
-		call   func(ctx context.Context, o *s3fence.Objects) error
+		before func(t *testing.T, o *s3fence.Handle)
+		call   func(ctx context.Context, o *s3fence.Handle) error
 	}{
-		"create": {nil, func(ctx context.Context, o *s3fence.Objects) error {
+		"create": {nil, func(ctx context.Context, o *s3fence.Handle) error {
 			return o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("x")), nil)
 		}},
-		"overwrite": {func(t *testing.T, o *s3fence.Objects) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Objects) error {
+		"overwrite": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
+			func(ctx context.Context, o *s3fence.Handle) error {
 				return o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("x")), nil)
 			}},
-		"raise": {func(t *testing.T, o *s3fence.Objects) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Objects) error { return o.Raise(ctx, claim(5, "a"), key) }},
-		"raise what is not there": {nil, func(ctx context.Context, o *s3fence.Objects) error { return o.Raise(ctx, claim(5, "a"), key) }},
-		"delete": {func(t *testing.T, o *s3fence.Objects) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Objects) error { return o.Delete(ctx, claim(5, "a"), key) }},
+		"raise": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
+			func(ctx context.Context, o *s3fence.Handle) error { return o.Raise(ctx, claim(5, "a"), key) }},
+		"raise what is not there": {nil, func(ctx context.Context, o *s3fence.Handle) error { return o.Raise(ctx, claim(5, "a"), key) }},
+		"delete": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
+			func(ctx context.Context, o *s3fence.Handle) error { return o.Delete(ctx, claim(5, "a"), key) }},
 	}
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for callName, c := range calls {
@@ -95,7 +95,7 @@ func TestLostAnswerThenSuccessors(t *testing.T) {
 			t.Run(fmt.Sprint(successors), func(t *testing.T) {
 				server, _, o := setup(t, mode, 0)
 				put(t, o, claim(4, "z"), "before")
-				other := objects(t, o.Bucket().Handle(newClient(server), bucketName), mode, nil)
+				other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
 				fault := s3test.LoseResponse()
 				fault.After = func(*s3test.Request, int) {
 					for i := range successors {
@@ -117,7 +117,7 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		other := objects(t, o.Bucket().Handle(newClient(server), bucketName), mode, nil)
+		other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
 		fault := s3test.LoseRequest()
 		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
@@ -131,27 +131,27 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 // follows a refusal, a lost request or the end of the context; data of a write
 // whose outcome is not known stays.
 func TestDataOfALostWrite(t *testing.T) {
-	overtaken := func(fault s3test.Fault, other *s3fence.Objects) s3test.Fault {
+	overtaken := func(fault s3test.Fault, other *s3fence.Handle) s3test.Fault {
 		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
 		return fault
 	}
 	for name, c := range map[string]struct {
-		fault  func(*s3fence.Objects, context.CancelFunc) s3test.Fault
+		fault  func(*s3fence.Handle, context.CancelFunc) s3test.Fault
 		reason guard.Reason
 		data   int
 	}{
-		"refused": {func(other *s3fence.Objects, _ context.CancelFunc) s3test.Fault {
+		"refused": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
 			return overtaken(s3test.Fault{}, other)
 		}, guard.ReasonStale, 2},
-		"lost": {func(other *s3fence.Objects, _ context.CancelFunc) s3test.Fault {
+		"lost": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
 			return overtaken(s3test.LoseRequest(), other)
 		}, guard.ReasonStale, 2},
-		"ended": {func(other *s3fence.Objects, cancel context.CancelFunc) s3test.Fault {
+		"ended": {func(other *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
 			fault := s3test.LoseRequest()
 			fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after"); cancel() }
 			return fault
 		}, guard.ReasonUnavailable, 2},
-		"not known": {func(_ *s3fence.Objects, cancel context.CancelFunc) s3test.Fault {
+		"not known": {func(_ *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
 			fault := s3test.LoseRequest()
 			fault.Before = func(*s3test.Request) { cancel() }
 			return fault
@@ -159,7 +159,7 @@ func TestDataOfALostWrite(t *testing.T) {
 	} {
 		server, b, o := setup(t, s3fence.Pointer, 0)
 		put(t, o, claim(4, "z"), "before")
-		other := objects(t, b.Handle(newClient(server), bucketName), s3fence.Pointer, nil)
+		other := objects(t, b.On(newClient(server), bucketName), s3fence.Pointer, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault(other, cancel)})
 		refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), c.reason)
@@ -257,7 +257,7 @@ func TestSkewedClock(t *testing.T) {
 
 	// The clock steps back while the process runs, and the state is known, so
 	// that a conditional write is the first to learn of it.
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Handle(client, bucketName)
+	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	o := objects(t, b, s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "x")
 	clock.ahead = -time.Hour
@@ -276,7 +276,7 @@ func TestSkewedClockUncorrected(t *testing.T) {
 		o.HTTPClient = &skewed{under: server.HTTPClient(), ahead: time.Hour}
 		o.DisableClockSkewCorrection = true
 	})
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Handle(client, bucketName)
+	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	err := objects(t, b, s3fence.Sealed, nil).Put(t.Context(), claim(5, "a"), key, strings.NewReader("x"), nil)
 	refused(t, err, guard.ReasonUnavailable)
 	if err == nil || !strings.Contains(err.Error(), "clock") {
@@ -296,7 +296,7 @@ func TestCallersRetriesStayOff(t *testing.T) {
 		o.Retryer = retry.AddWithMaxAttempts(retry.NewAdaptiveMode(), 10)
 		o.RetryMaxAttempts = 10
 	})
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).Handle(client, bucketName)
+	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	o := objects(t, b, s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "x")
 	for name, c := range map[string]struct {

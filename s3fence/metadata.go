@@ -44,13 +44,18 @@ type Headers struct {
 	ContentEncoding    string
 	ContentLanguage    string
 	Expires            time.Time // whole seconds
-	StorageClass       types.StorageClass
+	// StorageClass must be one whose objects can be read at once: not GLACIER or
+	// DEEP_ARCHIVE.
+	StorageClass types.StorageClass
 	// Metadata is the user's. Names are tokens as in HTTP, are stored in lower
 	// case and must not begin with "fencing-"; values are printable ASCII
 	// without spaces at either end. Names and values together with the
 	// reserved ones must not exceed 2 KiB.
 	Metadata map[string]string
 }
+
+// archived are the storage classes whose objects cannot be read.
+var archived = []types.StorageClass{types.StorageClassGlacier, types.StorageClassDeepArchive}
 
 // validate refuses headers that would be refused, or silently changed, on the
 // way, and returns a copy with names in lower case.
@@ -63,6 +68,9 @@ func (h Headers) validate() (Headers, error) {
 		if !printable(f.value) {
 			return h, guard.Invalid(f.field, f.value, "must be printable ASCII without spaces at either end")
 		}
+	}
+	if slices.Contains(archived, h.StorageClass) {
+		return h, guard.Invalid("Headers.StorageClass", string(h.StorageClass), "must not be an archive: nobody could read the mark until it is restored")
 	}
 	total := 0
 	lower := make(map[string]string, len(h.Metadata))

@@ -3,6 +3,7 @@ package s3fence
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strconv"
 	"time"
 
@@ -21,31 +22,29 @@ const (
 	//
 	// The trailer makes every write's bytes unique, and so its ETag, which is
 	// what makes If-Match sound on every store. It has checksums, so a reader
-	// by [Objects.Get] or [Unseal] takes nothing that is cut or altered.
+	// by Get or [Unseal] takes nothing that is cut or altered.
 	Sealed Mode = iota + 1
-	// Plain: a foreign reader sees exactly the content. It gives up the proof:
-	// it is refused unless the store makes opaque ETags ([Probe], and every
-	// later answer is compared with hashes of the body) or the caller declares
-	// that bodies never repeat ([ObjectsOptions].BodiesNeverRepeat). Most
-	// stores make hashes. The mark is only in the metadata, with the body's
-	// MD5.
+	// Plain: a foreign reader sees exactly the content. It works on stores whose
+	// ETags are new with each write, which are few: Amazon's directory buckets,
+	// but not its general purpose buckets, MinIO or versitygw, where it is
+	// refused unless the caller declares that bodies never repeat
+	// ([ObjectsOptions].BodiesNeverRepeat).
+	//
+	// The mark is in the metadata alone, with the body's MD5. Nothing but the
+	// store's ETags tells two writes of one body apart, so every later answer
+	// is compared with hashes of the body.
 	Plain
-	// Pointer: a foreign reader of the key sees a small JSON document that
-	// names another key, which holds exactly the content. It costs one more
-	// request for each write and read, and needs a collector
-	// ([Objects.Collect]). The body is of any length, from any reader, and
-	// immutable.
-	Pointer
 	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
-	// "aws s3 cp - | gunzip", zcat, Python's gzip module, and with
-	// Headers.ContentEncoding "gzip" every browser and HTTP client. It costs
-	// compressing each body, some 50 to 100 MB/s, and that [Objects.GetRange]
-	// has no ranges. Otherwise it is Sealed, with the trailer in the header of
-	// a last, empty member of the file.
+	// "aws s3 cp - | gunzip", zcat, Python's gzip module and, with
+	// Headers.ContentEncoding "gzip", browsers and Go's and Python's HTTP
+	// clients. The file has two members, the second one empty; "curl
+	// --compressed" refuses any file of two with exit status 23, so pipe what
+	// curl reads to gunzip. It costs compressing each body, some 50 to 100
+	// MB/s. Otherwise it is Sealed.
 	SealedGzip
 )
 
-// String returns "sealed", "plain", "pointer", "gzip" or "invalid mode".
+// String returns "sealed", "plain", "gzip" or "invalid mode".
 func (m Mode) String() string {
 	if k := m.kind(); k != kindAbsent {
 		return kindNames[k]
@@ -59,16 +58,26 @@ func (m Mode) kind() kind {
 		return kindSealed
 	case Plain:
 		return kindPlain
-	case Pointer:
-		return kindPointer
 	case SealedGzip:
 		return kindGzip
 	}
 	return kindAbsent
 }
 
-// ObjectsOptions configures [Bucket.Objects]. The zero value is the default.
+// ObjectsOptions configures [Bucket.Objects] and [Bucket.Pointers].
 type ObjectsOptions struct {
+	// Resource and KeyPattern bind keys to resources (promise P9): the pattern
+	// has each variable of the template once, as a segment of the key's path or
+	// a part of one, such as "exports/{tenant}/{period}.csv" for
+	// "{tenant}:billing-close:{period}". Then a claim for another resource
+	// than the key's is refused with a [*guard.MisdirectedError], and a key
+	// that does not match the pattern is ErrInvalid, before anything is sent.
+	// They are required unless InsecureAnyResource is set.
+	Resource   *guard.Template
+	KeyPattern string
+	// InsecureAnyResource takes any claim for any key: a claim for one resource
+	// then fences the object of another. It excludes Resource and KeyPattern.
+	InsecureAnyResource bool
 	// Rule is [guard.SameOrNewer] by default: a holder writes an object as
 	// often as it likes. With [guard.OncePerToken] each token writes an object
 	// once, and Raise is refused, because it would spend the token.
@@ -78,52 +87,60 @@ type ObjectsOptions struct {
 	// If a body does repeat, a stale writer can overwrite a newer one. Raise
 	// and Adopt, which always repeat a body, are refused under it.
 	BodiesNeverRepeat bool
-	// Resource and KeyPattern, both or none, bind keys to resources (promise P9):
-	// the pattern has each variable of the template once, as a segment of the
-	// key's path or a part of one, such as "exports/{tenant}/{period}.csv" for
-	// "{tenant}:billing-close:{period}". Then a claim for another resource
-	// than the key's is refused with a [*guard.MisdirectedError], and a key
-	// that does not match the pattern is ErrInvalid, before anything is sent.
-	Resource   *guard.Template
-	KeyPattern string
 }
 
-// Objects are the fenced objects of a bucket, in one mode and under one rule.
-// Create them with [Bucket.Objects]; all writers of an object must use the same
-// mode and rule. They are safe for concurrent use.
-type Objects struct {
+// fenced is what [Objects] and [Pointers] have in common.
+type fenced struct {
 	b    *Bucket
-	mode Mode
+	kind kind
 	rule guard.Rule
 	// repeatable says that writing the same body again makes a new ETag.
 	repeatable bool
 	pattern    *keyPattern // nil if keys are not bound to resources
 }
 
-// Objects returns the bucket's objects in the given mode. opts may be nil.
-// Errors: ErrInvalid for a bad mode or rule, and for Plain on a store where it
-// is not safe.
+// Objects are the fenced objects of a bucket, in one mode and under one rule.
+// Create them with [Bucket.Objects]; all writers of an object must use the same
+// mode and rule. They are safe for concurrent use.
+type Objects struct{ fenced }
+
+// Objects returns the bucket's objects in the given mode.
+// Errors: ErrInvalid for a bad mode or rule, for options that neither name a
+// resource nor do without, and for Plain on a store where it is not safe.
 func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
+	if mode.kind() == kindAbsent {
+		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, SealedGzip or Plain")
+	}
+	f, err := b.fenced(mode.kind(), opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Objects{f}, nil
+}
+
+// fenced checks the options.
+func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 	if opts == nil {
 		opts = &ObjectsOptions{}
 	}
-	o := &Objects{b: b, mode: mode, rule: opts.Rule, repeatable: mode != Plain || b.probe.OpaqueETags}
+	o := fenced{b: b, kind: k, rule: opts.Rule, repeatable: k != kindPlain || b.opaque}
 	switch {
-	case mode.kind() == kindAbsent:
-		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, SealedGzip, Plain or Pointer")
-	case opts.BodiesNeverRepeat && mode != Plain:
-		return nil, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
+	case opts.BodiesNeverRepeat && k != kindPlain:
+		return o, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
 	case !o.repeatable && !opts.BodiesNeverRepeat:
-		return nil, guard.Invalid("mode", mode.String(), "is not safe here: the store gives two writes of one body the same ETag"+
+		return o, guard.Invalid("mode", kindNames[k], "is not safe here: the store gives two writes of one body the same ETag"+
 			" (or was not probed); use Sealed, or declare BodiesNeverRepeat")
-	}
-	if (opts.Resource == nil) != (opts.KeyPattern == "") {
-		return nil, guard.Invalid("ObjectsOptions.KeyPattern", opts.KeyPattern, "goes with ObjectsOptions.Resource, one needs the other")
+	case (opts.Resource == nil) != (opts.KeyPattern == ""):
+		return o, guard.Invalid("ObjectsOptions.KeyPattern", opts.KeyPattern, "goes with ObjectsOptions.Resource, one needs the other")
+	case opts.Resource == nil && !opts.InsecureAnyResource:
+		return o, guard.Invalid("ObjectsOptions.Resource", "nil", "must be the template that names the resources of the keys; ObjectsOptions.InsecureAnyResource does without")
+	case opts.Resource != nil && opts.InsecureAnyResource:
+		return o, guard.Invalid("ObjectsOptions.InsecureAnyResource", "true", "must not be set with a template")
 	}
 	if opts.Resource != nil {
 		var err error
 		if o.pattern, err = newKeyPattern(opts.KeyPattern, opts.Resource); err != nil {
-			return nil, err
+			return o, err
 		}
 	}
 	switch o.rule {
@@ -131,13 +148,13 @@ func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
 		o.rule = guard.SameOrNewer
 	case guard.SameOrNewer, guard.OncePerToken:
 	default:
-		return nil, guard.Invalid("ObjectsOptions.Rule", o.rule.String(), "must be SameOrNewer or OncePerToken")
+		return o, guard.Invalid("ObjectsOptions.Rule", o.rule.String(), "must be SameOrNewer or OncePerToken")
 	}
 	return o, nil
 }
 
 // begin checks the arguments that every call has, and starts a change.
-func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, error) {
+func (o *fenced) begin(verb string, claim guard.Claim, key string) (*change, error) {
 	if err := claim.Validate(); err != nil {
 		return nil, err
 	}
@@ -153,24 +170,31 @@ func (o *Objects) begin(verb string, claim guard.Claim, key string) (*change, er
 			return nil, err
 		}
 	}
-	return &change{verb: verb, given: true, claim: claim, key: key, id: newWriteID()}, nil
+	return &change{verb: verb, claim: claim, key: key, id: newWriteID()}, nil
 }
 
 func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
 
 // writable returns an error if o must not write an object in this state.
-func (o *Objects) writable(claim guard.Claim, key string, s *state) error {
+func (o *fenced) writable(claim guard.Claim, key string, s *state) error {
 	switch s.kind {
-	case kindAbsent, kindTombstone, o.mode.kind():
+	case kindAbsent, kindTombstone, o.kind:
 		return nil
 	case kindUnfenced:
-		return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim}
+		return unfenced(claim)
 	}
-	return guard.Invalid("mode", o.mode.String(), "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
+	return guard.Invalid("mode", kindNames[o.kind], "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
 }
 
+// unfenced is the refusal of an object that this package did not write.
+func unfenced(claim guard.Claim) error {
+	return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
+}
+
+var errForeign = errors.New("another program wrote the object; Adopt fences it")
+
 // admit checks writable and the rule.
-func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
+func (o *fenced) admit(claim guard.Claim, key string, s *state) error {
 	if err := o.writable(claim, key, s); err != nil {
 		return err
 	}
@@ -182,8 +206,8 @@ func (o *Objects) admit(claim guard.Claim, key string, s *state) error {
 
 // safeBase refuses to write Plain over an object whose ETag is its content's
 // hash, or at all once the bucket has been seen to make such ETags.
-func (o *Objects) safeBase(s *state) error {
-	if o.mode != Plain || !o.repeatable {
+func (o *fenced) safeBase(s *state) error {
+	if o.kind != kindPlain || !o.repeatable {
 		return nil
 	}
 	if err := o.b.plainStop.Load(); err != nil {
@@ -196,7 +220,7 @@ func (o *Objects) safeBase(s *state) error {
 }
 
 // observed runs the change and reports it.
-func (o *Objects) observed(ctx context.Context, op guard.Op, c *change) (state, error) {
+func (o *fenced) observed(ctx context.Context, op guard.Op, c *change) (state, error) {
 	start := time.Now()
 	s, err := o.b.swap(ctx, c)
 	o.b.observe(ctx, op, c.claim, s.mark, start, err)
@@ -207,13 +231,13 @@ func (o *Objects) observed(ctx context.Context, op guard.Op, c *change) (state, 
 // there never was one. A deleted object has a mark.
 //
 // Errors: ErrInvalid, ErrUnfenced, ErrUnavailable (also for a [*DamagedError]).
-func (o *Objects) Mark(ctx context.Context, key string) (guard.Mark, error) {
+func (o *fenced) Mark(ctx context.Context, key string) (guard.Mark, error) {
 	s, err := o.look(ctx, "read mark of", key, false)
 	return s.mark, err
 }
 
 // look reads the state of an object that o may read.
-func (o *Objects) look(ctx context.Context, verb, key string, whole bool) (state, error) {
+func (o *fenced) look(ctx context.Context, verb, key string, whole bool) (state, error) {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return state{}, err
 	}
@@ -234,7 +258,7 @@ func (o *Objects) look(ctx context.Context, verb, key string, whole bool) (state
 
 // reading names a call that only reads, in errors.
 func reading(verb, key string) *change {
-	return &change{verb: verb, given: true, claim: guard.Claim{Resource: key}, key: key}
+	return &change{verb: verb, claim: guard.Claim{Resource: key}, key: key}
 }
 
 // Raise replaces the object's lower mark with claim and leaves the object
@@ -244,14 +268,14 @@ func reading(verb, key string) *change {
 // mark too, and still reads as not found. Raising to the current mark writes
 // nothing.
 //
-// A [Sealed] or [Plain] object is read and written back whole, with its
-// headers and metadata; tags, access lists and locks are not carried over. For
-// a [Pointer] only the pointer is.
+// An object is read and written back whole, with its headers and metadata;
+// tags, access lists and locks are not carried over. Of a pointer only the
+// pointer is.
 //
 // It is refused under OncePerToken, where it would spend the token, and in
 // Plain where it would not change the ETag.
-// Errors: as [Objects.Put].
-func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) error {
+// Errors: as Put.
+func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("raise", claim, key)
 	if err != nil {
 		return err
@@ -262,7 +286,7 @@ func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) erro
 	if err := o.mayRepeat("a raise"); err != nil {
 		return err
 	}
-	c.whole = o.mode != Pointer
+	c.whole = o.kind != kindPointer
 	c.next = func(_ context.Context, base *state) (*write, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
@@ -277,15 +301,15 @@ func (o *Objects) Raise(ctx context.Context, claim guard.Claim, key string) erro
 }
 
 // mayRepeat refuses operations that rewrite the body of an object.
-func (o *Objects) mayRepeat(what string) error {
+func (o *fenced) mayRepeat(what string) error {
 	if o.repeatable {
 		return nil
 	}
-	return guard.Invalid("mode", o.mode.String(), "has no safe way for "+what+" here: the body stays the same, and so would the ETag")
+	return guard.Invalid("mode", kindNames[o.kind], "has no safe way for "+what+" here: the body stays the same, and so would the ETag")
 }
 
 // rewrite builds the write that changes nothing but the mark.
-func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
+func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
 	switch base.kind {
 	case kindAbsent, kindTombstone:
 		return o.tombstone(key, base, claim, id)
@@ -305,8 +329,8 @@ func (o *Objects) rewrite(key string, base *state, claim guard.Claim, id writeID
 // Previous writers of the object must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
 // OncePerToken adopting spends the token.
-// Errors: as [Objects.Put], and ErrNotFound.
-func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
+// Errors: as Put, and ErrNotFound.
+func (o *fenced) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("adopt", claim, key)
 	if err != nil {
 		return err
@@ -314,7 +338,7 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 	if err := o.mayRepeat("adopting"); err != nil {
 		return err
 	}
-	if o.mode == Pointer {
+	if o.kind == kindPointer {
 		return o.adoptData(ctx, c)
 	}
 	c.whole = true
@@ -330,28 +354,41 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 			return nil, err
 		}
 		body, length := base.body, int64(len(base.body))
-		if o.mode == SealedGzip {
-			if err := o.fitting(h); err != nil {
+		if o.kind == kindGzip {
+			if body, length, err = o.adoptGzip(h, body); err != nil {
 				return nil, err
 			}
-			content, err := unpackUpTo(bytes.NewReader(body), 0, o.b.opts.MaxBody)
-			switch {
-			case err != nil:
-				body = pack(body)
-			case int64(len(content)) > o.b.opts.MaxBody:
-				return nil, tooLong(int64(len(content)), o.b.opts.MaxBody)
-			default:
-				length = int64(len(content)) // it is a gzip file already
-			}
 		}
-		return o.bodyWrite(key, base.follow(o.mode.kind(), claim, c.id), h, body, length), nil
+		return o.bodyWrite(key, base.follow(o.kind, claim, c.id), h, body, length), nil
 	}
 	_, err = o.observed(ctx, guard.OpWrite, c)
 	return err
 }
 
+// adoptGzip returns a foreign body as a gzip file of one member, and the length of
+// its content. Chromium shows the first member alone, and some readers fail on
+// zeros behind the last one.
+func (o *fenced) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
+	if err := o.fitting(h); err != nil {
+		return nil, 0, err
+	}
+	limit := o.b.opts.MaxBody
+	content, whole, err := unpackFile(body, limit)
+	switch {
+	case err == nil && int64(len(content)) > limit:
+		return nil, 0, tooLong(int64(len(content)), limit)
+	case err == nil && whole:
+		return body, int64(len(content)), nil
+	case err == nil:
+		return pack(content), int64(len(content)), nil
+	case h.ContentEncoding == "gzip":
+		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is no gzip file")
+	}
+	return pack(body), int64(len(body)), nil
+}
+
 // adopted reports that there is nothing to adopt.
-func (o *Objects) adopted(c *change, s *state) (bool, error) {
+func (o *fenced) adopted(c *change, s *state) (bool, error) {
 	switch s.kind {
 	case kindUnfenced:
 		return false, nil
@@ -377,9 +414,9 @@ const tombstoneSize = 1277
 // hides it. An object that does not exist gets one too. A tombstone that
 // already has the claim is left alone under SameOrNewer.
 //
-// Tombstones stay until [Objects.InsecureDelete].
-// Errors: as [Objects.Put].
-func (o *Objects) Delete(ctx context.Context, claim guard.Claim, key string) error {
+// Tombstones stay until InsecureDelete.
+// Errors: as Put.
+func (o *fenced) Delete(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("delete", claim, key)
 	if err != nil {
 		return err
@@ -399,7 +436,7 @@ func (o *Objects) Delete(ctx context.Context, claim guard.Claim, key string) err
 
 // tombstone builds the write of a tombstone. It is sealed in every mode: empty
 // bodies would all have the same ETag.
-func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id writeID) *write {
+func (o *fenced) tombstone(key string, base *state, claim guard.Claim, id writeID) *write {
 	next := base.follow(kindTombstone, claim, id)
 	p := base.pointer().after(base, o.b.opts.GracePeriod)
 	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
@@ -415,11 +452,11 @@ func (o *Objects) tombstone(key string, base *state, claim guard.Claim, id write
 // InsecureDelete deletes an object of any kind, or its tombstone, with its
 // mark. It is the unfenced way out: for a damaged object, or one on which no
 // lease will ever be taken again. A holder of an old token may write again
-// afterwards. The data of a [Pointer] stays below the key's data prefix.
+// afterwards. The data of a pointer stays below the key's data prefix.
 //
 // Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting a missing
 // object is no error.
-func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
+func (o *fenced) InsecureDelete(ctx context.Context, key string) error {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return err
 	}
@@ -437,25 +474,4 @@ func (o *Objects) InsecureDelete(ctx context.Context, key string) error {
 		return guard.OutcomeUnknown(op, claim, o.b.explain(err))
 	}
 	return guard.Unavailable(op, claim, o.b.explain(err))
-}
-
-// Copy writes the body and headers of the object from to the key to, under
-// claim, as [Objects.Put] does. It reads them and writes on condition, never by
-// S3's CopyObject, whose destination has no condition on most stores and which
-// would copy the mark too. from is not changed, and others may change it
-// meanwhile: to holds a version that was there during the call.
-//
-// To rename, Raise from, so that no older holder writes there any more, then Copy,
-// then Delete from. In between the object is under both keys, never under none.
-// Errors: as [Objects.Get] and [Objects.Put].
-func (o *Objects) Copy(ctx context.Context, claim guard.Claim, from, to string) error {
-	if _, err := o.begin("copy", claim, to); err != nil {
-		return err
-	}
-	object, err := o.Get(ctx, from)
-	if err != nil {
-		return err
-	}
-	defer object.Body.Close()
-	return o.Put(ctx, claim, to, storeBody{object.Body, o.b, reading("get", from)}, &PutOptions{Headers: object.Headers})
 }

@@ -5,15 +5,87 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
+
+// Pointers are fenced objects whose content is under another key: a foreign reader
+// of the key sees a small JSON document that names it. Create them with
+// [Bucket.Pointers]; all writers of a key must use Pointers, under one rule. They
+// are safe for concurrent use.
+//
+// Bodies are of any length, from any reader, and what was written never changes.
+// It costs one more request for each write and read, and needs a collector
+// ([Pointers.Collect]).
+type Pointers struct{ fenced }
+
+// Pointers returns the bucket's objects that are pointers.
+// Errors: as [Bucket.Objects].
+func (b *Bucket) Pointers(opts *ObjectsOptions) (*Pointers, error) {
+	f, err := b.fenced(kindPointer, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Pointers{f}, nil
+}
+
+// Get reads an object, its mark, headers and metadata. The result is never older
+// than the last write that was acknowledged before the call. The body comes from
+// the store while it is read, and is verified at its end: see [Object].
+//
+// Errors: as [Objects.Get].
+func (o *Pointers) Get(ctx context.Context, key string) (*Object, error) { return o.stream(ctx, key) }
+
+// Presigner signs requests in advance; [*s3.PresignClient] is one.
+type Presigner interface {
+	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
+}
+
+// Presigned is a request that anybody who has it may send.
+type Presigned struct {
+	URL string
+	// DataKey is the key that is read. Mark is the pointer's when it was signed.
+	DataKey string
+	Mark    guard.Mark
+}
+
+// PresignGet signs a GET of the bytes that a pointer names now. They are
+// immutable, so the reader gets that version whole, or nothing once it was
+// collected. The signature holds for valid, one second to Options.GracePeriod,
+// which a collector waits after the pointer has moved away.
+//
+// Errors: as Get.
+func (o *Pointers) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
+	if err := validateKey("key", key, maxKey); err != nil {
+		return nil, err
+	}
+	switch {
+	case by == nil:
+		return nil, guard.Missing("presigner")
+	case valid < time.Second || valid > o.b.opts.GracePeriod:
+		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
+	}
+	out, s, err := o.found(ctx, "presign", key, false)
+	if err != nil {
+		return nil, err
+	}
+	data := s.pointer().Data
+	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
+	if err != nil {
+		return nil, guard.Unavailable(opName("presign", key), guard.Claim{}, err)
+	}
+	return &Presigned{URL: signed.URL, DataKey: data, Mark: out.Mark}, nil
+}
 
 // pointer is the body of a pointer, and of a tombstone, which points nowhere.
 type pointer struct {
@@ -91,7 +163,7 @@ func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *w
 // putData stores data only once a state admits the write, so that a stale
 // writer does not send it for nothing; then it writes the pointer. admit
 // returns done if there is nothing to write.
-func (o *Objects) putData(ctx context.Context, c *change, admit func(*state) (done bool, err error), store func(context.Context, *state) (pointer, error)) error {
+func (o *fenced) putData(ctx context.Context, c *change, admit func(*state) (done bool, err error), store func(context.Context, *state) (pointer, error)) error {
 	var made pointer
 	var failed error
 	c.next = func(ctx context.Context, base *state) (*write, error) {
@@ -127,7 +199,7 @@ func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 
 // adoptData copies the bytes of a foreign object into data, then replaces the
 // object by a pointer if it is unchanged since.
-func (o *Objects) adoptData(ctx context.Context, c *change) error {
+func (o *fenced) adoptData(ctx context.Context, c *change) error {
 	copied := ""
 	return o.putData(ctx, c, func(base *state) (bool, error) {
 		if done, err := o.adopted(c, base); done || err != nil {
@@ -154,17 +226,35 @@ func (o *Objects) adoptData(ctx context.Context, c *change) error {
 		if h.headers, err = h.headers.validate(); err != nil {
 			return pointer{}, err
 		}
-		return o.b.upload(ctx, c, storeBody{out.Body, o.b, c}, h.headers)
+		made, err := o.b.upload(ctx, c, storeBody{out.Body, o.b, c}, h.headers)
+		if err == nil && made.Length != base.size {
+			o.b.discard(ctx, c, made)
+			err = guard.Unavailable(c.op(), c.claim, fmt.Errorf("the store sent %d of the object's %d bytes", made.Length, base.size))
+		}
+		return made, err
 	})
 }
 
-// Collected reports what [Objects.Collect] did.
+// Collected reports what [Pointers.Collect] did.
 type Collected struct {
-	// Pointers is how many pointers and tombstones were examined, Damaged how
-	// many objects were skipped because they could not be verified.
-	Pointers, Damaged int64
+	// Pointers is how many pointers and tombstones were examined.
+	Pointers int64
 	// Deleted is how many data objects were deleted, Bytes their length.
 	Deleted, Bytes int64
+	// Skipped is how many objects were left alone because they could not be
+	// verified, or the store did not let them be read or deleted. Err joins the
+	// errors of the first 100; each names its key.
+	Skipped int64
+	Err     error
+}
+
+const maxSkipErrors = 100
+
+// skip counts an object that stays.
+func (c *Collected) skip(err error) {
+	if c.Skipped++; c.Skipped <= maxSkipErrors {
+		c.Err = errors.Join(c.Err, err)
+	}
 }
 
 // Collect deletes the data that pointers and tombstones with the given key
@@ -179,12 +269,9 @@ type Collected struct {
 // writer left under the highest token so far is deleted once the token grows;
 // data without any pointer stays.
 //
-// Errors: ErrInvalid for objects that are not Pointer; ErrUnavailable, with the
-// earlier deletions counted.
-func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error) {
-	if o.mode != Pointer {
-		return Collected{}, guard.Invalid("mode", o.mode.String(), "has no data to collect")
-	}
+// Errors: ErrUnavailable, if the store cannot be asked any more, with what was
+// done before.
+func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error) {
 	var done Collected
 	op := opName("collect", prefix)
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
@@ -207,8 +294,8 @@ func (o *Objects) Collect(ctx context.Context, prefix string) (Collected, error)
 // collect deletes what one pointer has left.
 func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error {
 	s, err := b.peek(ctx, key)
-	if errors.As(err, new(*DamagedError)) {
-		done.Damaged++
+	if skippable(err) {
+		done.skip(guard.Unavailable(opName("collect", key), guard.Claim{}, b.explain(err)))
 		return nil
 	}
 	if err != nil {
@@ -227,7 +314,10 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 		if !ok || name == p.Data || !b.left(&s, p, token, id, now) {
 			return nil
 		}
-		if err := b.remove(ctx, name); err != nil {
+		if err := b.remove(ctx, name); skippable(err) {
+			done.skip(guard.Unavailable(opName("collect data of", key)+": delete "+strconv.QuoteToASCII(name), guard.Claim{}, b.explain(err)))
+			return nil
+		} else if err != nil {
 			return err
 		}
 		done.Deleted++

@@ -84,6 +84,9 @@ func TestPointerLengths(t *testing.T) {
 			if name == "slow" && n > 6*miB {
 				continue
 			}
+			if n == 0 && name != "sized" {
+				r = nil // what cannot tell that it is empty must not be
+			}
 			token++
 			if err := o.Put(t.Context(), claim(token, ""), key, r, nil); err != nil {
 				t.Fatalf("%d bytes, %s: %v", n, name, err)
@@ -218,7 +221,7 @@ func TestPointerMemory(t *testing.T) {
 	}
 	server, b, _ := setup(t, s3fence.Pointer, 0)
 	store := &forgetful{S3: newClient(server)}
-	o := objects(t, b.Handle(store, bucketName), s3fence.Pointer, nil)
+	o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
 	put(t, o, claim(1, ""), "warm")
 	runtime.GC()
 	before := liveHeap()
@@ -262,14 +265,14 @@ func TestPointerTooLong(t *testing.T) {
 
 // later is a handle on the same bucket whose clock is ahead: a collector that
 // runs later.
-func later(t *testing.T, o *s3fence.Objects, d time.Duration) *s3fence.Objects {
+func later(t *testing.T, o *s3fence.Handle, d time.Duration) *s3fence.Handle {
 	t.Helper()
-	b := o.Bucket().Handle(o.Bucket().Client(), bucketName)
+	b := o.Bucket().On(o.Bucket().Client(), bucketName)
 	b.SetClock(func() time.Time { return time.Now().Add(d) })
 	return objects(t, b, s3fence.Pointer, nil)
 }
 
-func collect(t *testing.T, o *s3fence.Objects) s3fence.Collected {
+func collect(t *testing.T, o *s3fence.Handle) s3fence.Collected {
 	t.Helper()
 	done, err := o.Collect(t.Context(), "")
 	if err != nil {
@@ -306,7 +309,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			server, b, o := setup(t, s3fence.Pointer, 0)
 			put(t, o, claim(9, "z"), "before")
-			other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+			other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
 			pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 			verdict := make(chan error, 1)
 			go func() {
@@ -343,7 +346,7 @@ func TestPausedWriterControl(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(9, "z"), "before")
 	named := dataKeys(server)[0]
-	other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
 	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 	verdict := make(chan error, 1)
 	go func() {
@@ -458,7 +461,7 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 		put(t, o, claim(token, "a"), "body")
 		now = now.Add(10 * time.Minute)
 		done := collect(t, o)
-		total, damaged = total+done.Deleted, damaged+done.Damaged
+		total, damaged = total+done.Deleted, damaged+done.Skipped
 		if token%7 == 0 {
 			b.Forget() // as another process goes on
 		}
@@ -478,7 +481,7 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 func TestReadersWhileThePointerMoves(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
-	other := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
+	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
 	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Prefix: b.DataPrefix(key), Times: 1}, s3test.BeforeApply)
 	type result struct {
 		object *s3fence.Object

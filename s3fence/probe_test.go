@@ -7,13 +7,12 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -21,139 +20,256 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// Also in internal/suites/s3, beside a store that must be refused as often.
+var (
+	puts = []s3test.Op{s3test.PutObject}
+	gets = []s3test.Op{s3test.GetObject}
+)
+
+// probed are the objects of a probe, without its canary.
+func probed(r *s3test.Request) bool { return !strings.HasSuffix(r.Key, "/canary") }
+
+// report probes a store, which must be accepted.
+func report(t *testing.T, client s3fence.S3, opts *s3fence.Options) *s3fence.Report {
+	t.Helper()
+	r, err := s3fence.Probe(t.Context(), client, bucketName, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A correct store is accepted, with a report for people and one for programs, and
+// nothing is left of the probe. The documented numbers of requests are upper bounds.
 func TestProbeAccepts(t *testing.T) {
-	runs := 2
-	if long {
-		runs = 30
-	}
-	for name, mode := range map[string]s3test.ETagMode{"MD5": s3test.ETagMD5, "opaque": s3test.ETagOpaque} {
+	for name, etags := range map[string]s3test.ETagMode{"opaque": s3test.ETagOpaque, "MD5": s3test.ETagMD5} {
 		t.Run(name, func(t *testing.T) {
-			server := newServer(t, &s3test.Options{ETags: mode})
-			for i := range runs {
-				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: i%2 == 0})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got := b.Probe(); got.OpaqueETags != (mode == s3test.ETagOpaque) {
-					t.Errorf("the probe found %+v", got)
+			server := newServer(t, &s3test.Options{ETags: etags})
+			r := report(t, newClient(server), nil)
+			opaque := etags == s3test.ETagOpaque
+			if r.OpaqueETags != opaque || r.Bucket != bucketName || r.Endpoint != server.URL() || len(r.Checks) != 5 {
+				t.Errorf("the report is %+v", r)
+			}
+			for _, want := range []string{"conditions", "reads", "ETags", "racing writers", "reads beside writes", bucketName, server.URL()} {
+				if !strings.Contains(r.String(), want) {
+					t.Errorf("the report has no %q:\n%s", want, r)
 				}
 			}
+			if sent := int64(server.Count()); sent < 350 || sent > 750 || r.Requests > sent || r.Requests < sent-16 {
+				t.Errorf("it took %d requests, the report says %d", sent, r.Requests)
+			}
 			if left := server.Objects(bucketName); len(left) != 0 {
-				t.Errorf("%d objects are left, such as %q", len(left), left[0].Key)
+				t.Errorf("%d objects are left", len(left))
+			}
+			server.ResetCounts()
+			b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{Report: r})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := server.Count(); n > 22 {
+				t.Errorf("Open took %d requests on a store that is known", n)
+			}
+			if b.Opaque() != opaque {
+				t.Error("Open takes other ETags for opaque than the probe")
+			}
+			_, err = b.Objects(s3fence.Plain, &s3fence.ObjectsOptions{InsecureAnyResource: true})
+			if (err == nil) != opaque {
+				t.Errorf("Plain: %v", err)
 			}
 		})
 	}
 }
 
-// What the probe reports, property by property.
-func TestProbeReport(t *testing.T) {
-	server := newServer(t, nil)
-	b := openProbed(t, server, &s3fence.Options{AtomicDelete: true})
-	var seen []string
-	for _, c := range b.Probe().Checks {
-		if c.Seen == "" {
-			t.Errorf("nothing was seen of %q", c.Property)
-		}
-		seen = append(seen, c.Property)
-	}
-	want := []string{"conditions", "metadata", "ranges", "ETags", "DELETE with If-Match", "racing writers", "reads beside writes"}
-	if !slices.Equal(seen, want) {
-		t.Errorf("the checks are %q, want %q", seen, want)
-	}
-}
-
-// Stores that do not enforce preconditions, each in its own way.
+// Each fault of a store, or of something in between, is refused by Open, with what
+// was seen. The short checks see all that a single program can see.
 func TestProbeRefuses(t *testing.T) {
-	puts, gets, heads := []s3test.Op{s3test.PutObject}, []s3test.Op{s3test.GetObject}, []s3test.Op{s3test.HeadObject}
-	deep := func(r *s3test.Request) bool { return strings.Contains(r.Key, "/0/1/2/") } // created in a race
-	var meeting s3test.Meeting
-	race := s3test.Fault{Between: meeting.Join}
-	for name, rule := range map[string]s3test.Rule{
-		"conditions ignored":    {Ops: puts, Fault: s3test.IgnoreConditions()},
-		"If-Match ignored":      {Ops: puts, Fault: s3test.Fault{Ignore: []string{"If-Match"}}},
-		"If-None-Match ignored": {Ops: puts, Fault: s3test.Fault{Ignore: []string{"If-None-Match"}}},
-		"metadata merged":       {Ops: puts, Fault: s3test.Fault{MergeMetadata: true}},
-		"racing creations":      {Ops: puts, Fault: race, Match: deep},
-		"racing creations, once": {Ops: puts, Fault: race, Match: func(r *s3test.Request) bool {
-			return deep(r) && strings.Contains(r.Key, "-11/")
-		}},
-		// Twelve such writes come before the races, one after the other.
-		"racing replacements": {Ops: puts, Fault: race, Skip: 12, Match: func(r *s3test.Request) bool {
-			return r.Header.Get("If-Match") != "" && !strings.HasSuffix(r.Key, "-absent")
-		}},
-		"short ranges":        {Ops: gets, Fault: s3test.Fault{ShortRanges: true}},
-		"HEAD without ETag":   {Ops: heads, Fault: s3test.Fault{Empty: []string{"Etag"}}, Skip: 3},
-		"GET without ETag":    {Ops: gets, Fault: s3test.Fault{Omit: []string{"Etag"}}, Skip: 60},
-		"HEAD without fields": {Ops: heads, Fault: s3test.Fault{Omit: []string{"X-Amz-Meta-Fencepost-Probe"}}, Skip: 3},
-		"GET without fields":  {Ops: gets, Fault: s3test.Fault{Omit: []string{"X-Amz-Meta-Fencepost-Probe"}}, Skip: 60},
-		"not there":           {Ops: heads, Fault: s3test.Answer(404), Skip: 5, Times: 1},
-		"not implemented": {Ops: puts, Fault: s3test.Fault{Status: http.StatusNotImplemented, Code: "NotImplemented"}, Match: func(r *s3test.Request) bool {
-			return r.Header.Get("If-None-Match")+r.Header.Get("If-Match") != ""
-		}},
+	stale := func(skip, times int, from string) s3test.Rule { // what a cache answers
+		return s3test.Rule{Ops: gets, Match: probed, Skip: skip, Times: times, Fault: s3test.Fault{Status: 404, Code: from}}
+	}
+	for name, c := range map[string]struct {
+		rule  s3test.Rule
+		whole bool // only the whole probe sees it
+		says  string
+	}{
+		"no conditions":          {s3test.Rule{Fault: s3test.IgnoreConditions()}, false, "If-None-Match: * over an object: a write was accepted"},
+		"no If-Match":            {s3test.Rule{Fault: s3test.Fault{Ignore: []string{"If-Match"}}}, false, "If-Match with an old ETag: a write was accepted"},
+		"no If-None-Match":       {s3test.Rule{Fault: s3test.Fault{Ignore: []string{"If-None-Match"}}}, false, "If-None-Match: * over an object: a write was accepted"},
+		"conditions unknown":     {s3test.Rule{Ops: puts, Match: probed, Fault: s3test.Fault{Status: 501}}, false, "501"},
+		"every write is refused": {s3test.Rule{Ops: puts, Match: probed, Fault: s3test.Answer(412)}, false, "If-None-Match: *: a write was refused"},
+		"no right ETag": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }, Fault: s3test.Answer(412)},
+			false, "If-Match with the right ETag: a write was refused"},
+		"old metadata stays":  {s3test.Rule{Fault: s3test.Fault{MergeMetadata: true}}, false, "an overwritten object's metadata is still there"},
+		"no metadata":         {s3test.Rule{Ops: puts, Fault: s3test.Fault{Ignore: []string{"X-Amz-Meta-Fencepost-Probe-A"}}}, false, "is not read with it"},
+		"short ranges":        {s3test.Rule{Ops: gets, Fault: s3test.Fault{ShortRanges: true}}, false, "416"},
+		"no ETag to a write":  {s3test.Rule{Ops: puts, Fault: s3test.Fault{Omit: []string{"Etag"}}}, false, "the answer to a write has the ETag"},
+		"no ETag to a read":   {s3test.Rule{Ops: gets, Fault: s3test.Fault{Omit: []string{"Etag"}}}, false, "on which no write can be conditional"},
+		"a cached 404":        {stale(1, 1, "NoSuchKey"), false, "shows none after its write was acknowledged"},
+		"an encoding removed": {s3test.Rule{Ops: gets, Fault: s3test.Fault{Omit: []string{"Content-Encoding"}}}, false, "something on the way has transformed it"},
+		"no creation after a deletion": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
+			return probed(r) && r.Header.Get("If-None-Match") != ""
+		}, Skip: 2, Fault: s3test.Answer(412)}, false, "If-None-Match: * after a deletion: a write was refused"},
+		"racing writes":     {s3test.Rule{Ops: puts, Fault: s3test.Race()}, true, "racing writers: "},
+		"metadata read old": {s3test.Rule{Ops: gets, Fault: s3test.Fault{MetadataFirst: true, Race: time.Millisecond}}, true, "reads beside writes: "},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			server := newServer(t, nil)
-			for range 2 {
-				in := server.Inject(rule)
-				b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+			known := &s3fence.Options{Report: report(t, newClient(server), nil)}
+			for whole, opts := range map[bool]*s3fence.Options{true: nil, false: known} {
+				in := server.Inject(c.rule)
+				_, err := s3fence.Open(t.Context(), newClient(server), bucketName, opts)
 				in.Remove()
-				var p *s3fence.UnsuitableError
-				if b != nil || !errors.As(err, &p) || !errors.Is(err, s3fence.ErrUnsuitableStore) || errors.Is(err, guard.ErrUnavailable) ||
-					p.Bucket != bucketName || !strings.HasPrefix(err.Error(), p.Check+": "+p.Problem) {
-					t.Fatalf("Open = %v", err)
+				if c.whole && !whole {
+					if err != nil {
+						t.Errorf("the short checks: %v", err)
+					}
+					continue
+				}
+				var u *s3fence.UnsuitableError
+				if !errors.As(err, &u) || u.Bucket != bucketName || !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("Open = %v, want it to say %q", err, c.says)
 				}
 			}
 			if left := server.Objects(bucketName); len(left) != 0 {
-				t.Errorf("%d objects are left, such as %q", len(left), left[0].Key)
+				t.Errorf("%d objects are left", len(left))
 			}
 		})
 	}
 }
 
-// A store whose deletions ignore their condition is refused if AtomicDelete is
-// declared, and otherwise accepted: then no mark is deleted.
-func TestProbeOfDeletion(t *testing.T) {
-	for name, fault := range map[string]s3test.Fault{
-		"ignored": {Ignore: []string{"If-Match"}}, "refused": {Status: http.StatusNotImplemented, Code: "NotImplemented"},
-		"racing": s3test.Race(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			server := newServer(t, nil)
-			conditional := func(r *s3test.Request) bool {
-				return r.Header.Get("If-Match") != "" && !strings.HasSuffix(r.Key, "-absent")
-			}
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: fault, Match: conditional})
-			var certain []*s3test.Injection
-			if name == "racing" { // two deletions and twelve writes come before the race, one after the other
-				var deletes s3test.OvertakenDeletes
-				for op, skip := range map[s3test.Op]int{s3test.DeleteObject: 2, s3test.PutObject: 12} {
-					certain = append(certain, server.Inject(s3test.Rule{Ops: []s3test.Op{op}, Skip: skip, Decide: deletes.Fault, Match: conditional}))
-				}
-			}
-			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{AtomicDelete: true})
-			if !errors.As(err, new(*s3fence.UnsuitableError)) {
-				t.Errorf("Open = %v", err)
-			}
-			for _, in := range certain {
-				in.Remove()
-			}
-			store := open(t, server, nil).Store()
-			if _, err := store.Admit(t.Context(), claim(5, "a")); err != nil {
+// cached is a cache between the program and the store: it keeps the first answer to
+// a read of a key, and forgets it never.
+type cached struct {
+	next http.RoundTripper
+	kept map[string]*kept
+	obey bool // Cache-Control: no-cache
+}
+
+type kept struct {
+	*http.Response
+	body []byte
+}
+
+func (c *cached) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet || c.obey && strings.Contains(r.Header.Get("Cache-Control"), "no-cache") {
+		return c.next.RoundTrip(r)
+	}
+	name := r.URL.Path + r.Header.Get("Range")
+	k := c.kept[name]
+	if k == nil {
+		answer, err := c.next.RoundTrip(r)
+		if err != nil {
+			return nil, err
+		}
+		body, err := io.ReadAll(answer.Body)
+		if err != nil {
+			return nil, err
+		}
+		k = &kept{answer, body}
+		c.kept[name] = k
+	}
+	answer := *k.Response
+	answer.Body, answer.Request = io.NopCloser(bytes.NewReader(k.body)), r
+	return &answer, nil
+}
+
+// A cache is refused by Open. One that obeys a reader's wish for the store's own
+// answer does no harm.
+func TestCacheInBetween(t *testing.T) {
+	for _, obey := range []bool{false, true} {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		known := report(t, newClient(server), nil)
+		via := func() func(*s3.Options) {
+			c := &cached{next: server.HTTPClient().Transport, kept: map[string]*kept{}, obey: obey}
+			return func(o *s3.Options) { o.HTTPClient = &http.Client{Transport: c} }
+		}
+		_, err := s3fence.Open(t.Context(), newClient(server, via()), bucketName, &s3fence.Options{Report: known})
+		if obey != (err == nil) || !obey && !errors.Is(err, s3fence.ErrUnsuitableStore) {
+			t.Errorf("obeying %v: Open = %v", obey, err)
+		}
+		// One that comes later shows in a write, which does not go on for long.
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			name := "later/" + s3fence.NameOf(mode)
+			b := open(t, server, nil)
+			b.SetOpaque(true)
+			behind := objects(t, b.On(newClient(server, via()), bucketName), mode, nil)
+			_, _ = behind.Mark(t.Context(), name) // a 404, which the cache keeps
+			if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), name, strings.NewReader("five"), nil); err != nil {
 				t.Fatal(err)
 			}
 			server.ResetCounts()
-			if r, err := store.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil || r != (guard.Retired{Count: 1, Floor: 5}) {
-				t.Errorf("Retire = %+v, %v", r, err)
+			err := behind.Put(t.Context(), claim(6, "b"), name, strings.NewReader("six"), nil)
+			if obey {
+				if err != nil {
+					t.Error(err)
+				}
+				return
 			}
-			if n := server.Count(s3test.DeleteObject); n != 0 {
-				t.Errorf("%d deletions were sent", n)
+			refused(t, err, guard.ReasonUnavailable)
+			if err == nil || !strings.Contains(err.Error(), "a cache answers its reads") {
+				t.Errorf("it does not name the cache: %v", err)
 			}
-			if m, err := store.Mark(t.Context(), resource); err != nil || m != (guard.Mark{Token: 5, Floor: true}) {
-				t.Errorf("the mark is %+v, %v", m, err)
+			if n := server.Count(s3test.PutObject); n > 4 {
+				t.Errorf("%d writes were sent", n)
 			}
 		})
 	}
+}
+
+// What the program may not do is an error that says so, and leaves at most one small
+// object, however often it happens.
+func TestProbeWithoutRights(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule s3test.Rule
+		says string
+		left int
+	}{
+		"s3:DeleteObject": {s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)}, "s3:DeleteObject", 1},
+		"s3:PutObject":    {s3test.Rule{Ops: puts, Fault: s3test.Answer(403)}, "denied", 0},
+		// Without it Amazon answers 403 for what is not there, and no object can be created.
+		"s3:ListBucket": {s3test.Rule{Ops: gets, Times: 3, Fault: s3test.Answer(403)}, "s3:ListBucket", 0},
+	} {
+		server := newServer(t, nil)
+		for range 3 {
+			in := server.Inject(c.rule)
+			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
+			in.Remove()
+			refused(t, err, guard.ReasonUnavailable)
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: it does not say what it needs: %v", name, err)
+			}
+		}
+		if left := server.Objects(bucketName); len(left) != c.left {
+			t.Errorf("%s: %d objects are left", name, len(left))
+		}
+	}
+}
+
+// A bucket whose policy refuses every write without a condition can be used whole:
+// the probe, all modes, and parts.
+func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
+	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject, s3test.CompleteMultipartUpload}, Match: func(r *s3test.Request) bool {
+		return r.Header.Get("If-Match") == "" && r.Header.Get("If-None-Match") == ""
+	}, Fault: s3test.Answer(403)})
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{PartSize: 5 * miB})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		o := objects(t, b, mode, nil)
+		for _, size := range []int{10, 6 * miB} {
+			put(t, o, claim(5, "a"), string(bytesOf(size)))
+		}
+		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.InsecureDelete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // Answers lost during the probe are no reason to refuse a store.
@@ -162,13 +278,10 @@ func TestProbeOfABadConnection(t *testing.T) {
 		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Answer(503), "409": s3test.Answer(409),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			server := newServer(t, &s3test.Options{Seed: 3})
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Fault: fault, Probability: 0.1})
-			for range 1 {
-				if _, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil); err != nil {
-					t.Error(err)
-				}
-			}
+			server.Inject(s3test.Rule{Ops: puts, Fault: fault, Probability: 0.1})
+			report(t, newClient(server), nil)
 		})
 	}
 }
@@ -177,7 +290,7 @@ func TestProbeCancelled(t *testing.T) {
 	server := newServer(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	// After its effect, because a request in flight may land after the clean-up.
-	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Skip: 3, Times: 1}, s3test.AfterApply)
+	pause := server.Pause(s3test.Rule{Ops: puts, Skip: 3, Times: 1}, s3test.AfterApply)
 	go func() {
 		if held, err := pause.Wait(context.Background()); err == nil {
 			cancel()
@@ -194,6 +307,7 @@ func TestProbeCancelled(t *testing.T) {
 // A client that keeps fewer connections than there are racing writers: they
 // cannot wait for each other, and the probe must not wait forever.
 func TestProbeWithFewConnections(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	few := &http.Transport{MaxConnsPerHost: 2}
 	defer few.CloseIdleConnections()
@@ -208,181 +322,84 @@ func TestProbeWithFewConnections(t *testing.T) {
 func TestInsecureSkipProbe(t *testing.T) {
 	server := newServer(t, nil)
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
-	if err != nil || b.Probe().Version != 0 || server.Count() != 0 {
+	if err != nil || b.Opaque() || server.Count() != 0 {
 		t.Errorf("Open = %v after %d requests", err, server.Count())
 	}
 }
 
-// staleHeads is a store whose HEAD answers come from a cache.
-type staleHeads struct {
-	*s3.Client
-	kept sync.Map // by key
-}
-
-func (c *staleHeads) HeadObject(ctx context.Context, in *s3.HeadObjectInput, opts ...func(*s3.Options)) (*s3.HeadObjectOutput, error) {
-	if out, ok := c.kept.Load(*in.Key); ok {
-		return out.(*s3.HeadObjectOutput), nil
-	}
-	out, err := c.Client.HeadObject(ctx, in, opts...)
-	if err == nil && out.Metadata["fencepost-probe"] != "" {
-		c.kept.Store(*in.Key, out)
-	}
-	return out, err
-}
-
-// mixedBodies is a store whose GET answers end with bytes of another version.
-type mixedBodies struct{ *s3.Client }
-
-func (c *mixedBodies) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
-	out, err := c.Client.GetObject(ctx, in, opts...)
-	if err == nil && out.Metadata["fencepost-probe"] != "" {
-		body, err := io.ReadAll(out.Body)
-		if err != nil {
-			return nil, err
-		}
-		copy(body, "00000001")
-		out.Body = io.NopCloser(strings.NewReader(string(body)))
-	}
-	return out, err
-}
-
-func TestProbeRefusesWhatReadersSee(t *testing.T) {
+// Amazon's endpoints are known: Open does not let writers race there.
+func TestAmazonIsKnown(t *testing.T) {
 	server := newServer(t, nil)
-	for says, client := range map[string]s3fence.S3{
-		"was acknowledged": &staleHeads{Client: newClient(server)}, "a mixture": &mixedBodies{newClient(server)},
-	} {
-		_, err := s3fence.Open(t.Context(), client, bucketName, nil)
-		if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.HasPrefix(err.Error(), "reads beside writes: ") || !strings.Contains(err.Error(), says) {
-			t.Errorf("Open = %v, want it to say %q", err, says)
-		}
+	to := server.HTTPClient().Transport
+	client := newClient(server, func(o *s3.Options) {
+		o.BaseEndpoint, o.Region = nil, "eu-central-1"
+		o.HTTPClient = &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			if r.URL.Host != "s3.eu-central-1.amazonaws.com" {
+				t.Errorf("a request went to %s", r.URL.Host)
+			}
+			r.URL.Scheme, r.URL.Host = "http", strings.TrimPrefix(server.URL(), "http://")
+			return to.RoundTrip(r)
+		})}
+	})
+	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := server.Count(); n == 0 || n > 22 {
+		t.Errorf("it took %d requests", n)
 	}
 }
 
-// versitygw reads the ETag first, and the rest of an overwritten object then: a
-// write that is decided on such an answer fails, so it does no harm. Nor does a
-// mixed answer to HEAD, on which nothing is decided. The other way around a stale
-// write is accepted: its condition is the ETag of a version newer than the mark it
-// saw.
-func TestProbeOfTornReads(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		op     s3test.Op
-		fault  s3test.Fault
-		refuse bool
-	}{
-		{"GET, ETag first", s3test.GetObject, s3test.Fault{ETagFirst: true}, false},
-		{"HEAD, metadata first", s3test.HeadObject, s3test.Fault{MetadataFirst: true}, false},
-		{"GET, metadata first", s3test.GetObject, s3test.Fault{MetadataFirst: true}, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			server := newServer(t, nil)
-			var written atomic.Int64 // of the versions that reads race with
-			var torn atomic.Int64
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Match: func(r *s3test.Request) bool {
-				if len(r.Body) > 16 && bytes.Equal(r.Body[:8], r.Body[8:16]) { // the version's number, over and over
-					written.Add(1)
-				}
-				return false
-			}})
-			c.fault.Between = func(r *s3test.Request) {
-				first, _ := server.Object(r.Bucket, r.Key)
-				for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(time.Millisecond) {
-					if now, _ := server.Object(r.Bucket, r.Key); now.ETag != first.ETag {
-						torn.Add(1)
-						return
-					}
-				}
-			}
-			server.Inject(s3test.Rule{
-				Ops: []s3test.Op{c.op}, Times: 3, Fault: c.fault,
-				// In the first half of a burst of 24 writes, so that more will follow.
-				Match: func(*s3test.Request) bool { n := written.Load() % 24; return n > 2 && n < 12 },
-			})
-			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
-			if torn.Load() == 0 { // how many depends on the scheduler, and on when the store is refused
-				t.Error("no read was torn, so this shows nothing")
-			}
-			if refused := errors.Is(err, s3fence.ErrUnsuitableStore); refused != c.refuse || err != nil && !refused {
-				t.Errorf("Open = %v", err)
-			}
-		})
-	}
-}
-
-// A result is kept as JSON and passed back: no request is sent. A result about
-// something else is refused; one that is too old or too weak is replaced.
-func TestKeptProbe(t *testing.T) {
+// A report is kept as JSON and passed back. One on something else is refused; one
+// that is too old or too weak is replaced by a whole probe.
+func TestKeptReport(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.CreateBucket("other")
-	first := openProbed(t, server, nil).Probe()
-	text, err := json.Marshal(first)
+	text, err := json.Marshal(report(t, newClient(server), nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := func(change func(*s3fence.Probe)) *s3fence.Options {
-		var p s3fence.Probe
-		if err := json.Unmarshal(text, &p); err != nil {
+	kept := func(change func(*s3fence.Report)) *s3fence.Options {
+		var r s3fence.Report
+		if err := json.Unmarshal(text, &r); err != nil {
 			t.Fatal(err)
 		}
 		if change != nil {
-			change(&p)
+			change(&r)
 		}
-		return &s3fence.Options{Probe: &p}
+		return &s3fence.Options{Report: &r}
 	}
 	for name, c := range map[string]struct {
 		opts  *s3fence.Options
-		asked bool
+		whole bool
 	}{
-		"as it was":    {kept(nil), false},
-		"too old":      {kept(func(p *s3fence.Probe) { p.At = p.At.Add(-25 * time.Hour) }), true},
-		"too new":      {kept(func(p *s3fence.Probe) { p.At = p.At.Add(2 * time.Hour) }), true},
-		"of a build":   {kept(func(p *s3fence.Probe) { p.Version-- }), true},
-		"without keys": {kept(func(p *s3fence.Probe) { p.Encryption = "aws:kms" }), true},
-		"of deletes":   {&s3fence.Options{Probe: &first, AtomicDelete: true}, true},
-		"older is well": {&s3fence.Options{Probe: kept(func(p *s3fence.Probe) { p.At = p.At.Add(-25 * time.Hour) }).Probe,
-			ProbeMaxAge: 26 * time.Hour}, false},
+		"as it was":  {kept(nil), false},
+		"of a build": {kept(func(r *s3fence.Report) { r.Version-- }), true},
 	} {
 		server.ResetCounts()
 		b, err := s3fence.Open(t.Context(), newClient(server), bucketName, c.opts)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if asked := server.Count() != 0; asked != c.asked || !b.Probe().OpaqueETags {
-			t.Errorf("%s: asked %v, want %v; %+v", name, asked, c.asked, b.Probe())
+		if whole := server.Count() > 22; whole != c.whole || !b.Opaque() {
+			t.Errorf("%s: %d requests", name, server.Count())
 		}
 	}
 	_, err = s3fence.Open(t.Context(), newClient(server), "other", kept(nil))
-	invalid(t, err, "Options.Probe")
+	invalid(t, err, "Options.Report")
 	_, err = s3fence.Open(t.Context(), newClient(newServer(t, nil)), bucketName, kept(nil))
-	invalid(t, err, "Options.Probe")
+	invalid(t, err, "Options.Report")
 	_, err = s3fence.Open(t.Context(), struct{ s3fence.S3 }{newClient(server)}, bucketName, kept(nil))
-	invalid(t, err, "Options.Probe")
-	// A resolver may lead to another store under the same options.
-	resolved := newClient(server, func(o *s3.Options) {
-		o.EndpointResolverV2 = struct{ s3.EndpointResolverV2 }{o.EndpointResolverV2}
-	})
-	_, err = s3fence.Open(t.Context(), resolved, bucketName, kept(nil))
-	invalid(t, err, "Options.Probe")
-	if b, err := s3fence.Open(t.Context(), resolved, bucketName, nil); err != nil || b.Probe().Endpoint != "" {
-		t.Errorf("Open without a kept probe: %v", err)
-	}
+	invalid(t, err, "Options.Report")
 }
 
-// Without permission to delete, a probe leaves one small object, however often it
-// is run, and says what it needs.
-func TestProbeWithoutTheRightToDelete(t *testing.T) {
+// versitygw reads the ETag first, and the rest of an overwritten object then: a
+// write that is decided on such an answer fails, so it does no harm, and the store is
+// accepted. The other way around a stale write is accepted, which TestProbeRefuses
+// shows.
+func TestProbeOfTornReads(t *testing.T) {
 	server := newServer(t, nil)
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)})
-	for range 3 {
-		_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
-		refused(t, err, guard.ReasonUnavailable)
-		if err == nil || !strings.Contains(err.Error(), "s3:DeleteObject") {
-			t.Errorf("it does not say what it needs: %v", err)
-		}
-	}
-	if left := server.Objects(bucketName); len(left) != 1 {
-		t.Errorf("%d objects are left", len(left))
-	}
+	server.Inject(s3test.Rule{Ops: gets, Fault: s3test.Fault{ETagFirst: true, Race: time.Millisecond}})
+	report(t, newClient(server), nil)
 }
 
 // twiceReading reads each body twice, as the SDK does for its checksum, and counts
@@ -406,18 +423,16 @@ func (c *twiceReading) PutObject(_ context.Context, in *s3.PutObjectInput, _ ...
 			c.missed.Add(1)
 		}
 	}
-	return &s3.PutObjectOutput{}, nil
+	return &s3.PutObjectOutput{ETag: aws.String(`"e"`)}, nil
 }
 
 // Racing writers go on together at the end of each reading of their bodies.
 func TestRacingWritersMeet(t *testing.T) {
 	server := newServer(t, nil)
 	c := &twiceReading{S3: newClient(server)}
-	b := open(t, server, nil).Handle(c, bucketName)
-	for _, err := range b.RaceOfGate(t.Context(), "a/.fencepost/probe/x") {
-		if err != nil {
-			t.Error(err)
-		}
+	_, err := open(t, server, nil).On(c, bucketName).RaceOfGate(t.Context(), "a/.fencepost/probe/x")
+	if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.Contains(err.Error(), "16 of 16") {
+		t.Errorf("all were accepted: %v", err)
 	}
 	if n := c.missed.Load(); n != 0 {
 		t.Errorf("%d readings ended before all writers had come", n)

@@ -11,121 +11,113 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
 const (
-	// probeWriters is how many writers race. burstRounds is in how many rounds of
-	// a burst they create an object; in as many more they overwrite one. Created
-	// keys are deep, because stores on a file system make directories between
-	// comparing and writing.
+	// probeWriters is how many writers race. createRounds is in how many rounds they
+	// create an object; in as many more they overwrite one. Created keys are deep,
+	// because stores on a file system make directories between comparing and writing.
 	probeWriters = 16
-	burstRounds  = 8
+	createRounds = 8
 
-	// raceWrites is how often an object is overwritten in a burst while
-	// raceReaders read it.
-	raceWrites  = 24
+	// raceWrites is how often an object is overwritten while raceReaders read it.
+	raceWrites  = 48
 	raceReaders = 4
 )
 
+// errUndecided is the error of races without a known winner, which show nothing.
+var errUndecided = errors.New("too many answers were lost to judge how the store handles racing writers; try again")
+
+// concurrency tests what needs several requests at once.
+func (p *prober) concurrency(ctx context.Context) error {
+	if err := p.race(ctx); err != nil {
+		return err
+	}
+	if err := p.readRace(ctx); err != nil {
+		return err
+	}
+	p.saw("racing writers", "one of %d was accepted, in each of %d rounds", probeWriters, 2*createRounds)
+	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
+	return nil
+}
+
 // race runs many writes at once on the same condition: only one may succeed.
-func (p *prober) race(ctx context.Context, burst int) error {
-	etag, err := p.etag(ctx)
+func (p *prober) race(ctx context.Context) error {
+	_, h, err := p.read(ctx, tailSize)
 	if err != nil {
 		return err
 	}
-	decided := 0
-	for round := 0; decided < 2*burstRounds; round++ {
-		if round == 4*burstRounds {
+	etag, decided := h.etag, 0
+	for round := 0; decided < 2*createRounds; round++ {
+		if round == 4*createRounds {
 			return errUndecided
 		}
 		key, on := p.key, etag
-		if round < burstRounds {
-			key, on = fmt.Sprintf("%s-%d/0/1/2/3/4/5/6/7/8/9/a/b/c/d/e/f", p.key, burst*burstRounds+round), ""
+		if round < createRounds {
+			key, on = fmt.Sprintf("%s-%d/0/1/2/3/4/5/6/7/8/9/a/b/c/d/e/f", p.key, round), ""
 			p.keys = append(p.keys, key)
 		}
-		won, ok, err := p.round(ctx, key, on)
+		won, err := p.round(ctx, key, on)
 		if err != nil {
 			return err
 		}
-		if ok {
+		if won != "" {
 			decided++
 		}
 		if key == p.key {
+			if won == "" { // all answers were lost, and one of the writes may have won
+				_, h, err := p.read(ctx, tailSize)
+				if err != nil {
+					return err
+				}
+				won = h.etag
+			}
 			etag = won
 		}
 	}
 	return nil
 }
 
-// rush is what concurrent writers have sent, and the answers.
-type rush struct {
-	bodies [probeWriters][]byte
-	etags  [probeWriters]string
-	errs   [probeWriters]error
-}
-
-// run lets the writers write on one condition. They wait for each other before
-// the last byte of their bodies.
-func (r *rush) run(ctx context.Context, p *prober, key, etag string) {
-	var wg sync.WaitGroup
-	gate := newGate(probeWriters, &p.ungated)
+// round lets writers race on one condition. They wait for each other before the last
+// byte of their bodies. It returns the winner's ETag, "" if all answers were lost or
+// busy, which says nothing about the race.
+func (p *prober) round(ctx context.Context, key, etag string) (won string, err error) {
+	const check = "racing writers"
+	var (
+		wg    sync.WaitGroup
+		etags [probeWriters]string
+		errs  [probeWriters]error
+		gate  = newGate(probeWriters, &p.ungated)
+	)
 	for i := range probeWriters {
-		r.bodies[i] = p.body()
+		content := p.unique()
 		wg.Go(func() {
 			defer gate.leave()
-			r.etags[i], r.errs[i] = p.writeFrom(ctx, key, etag, &gated{bytes.NewReader(r.bodies[i]), gate}, nil)
+			etags[i], errs[i] = p.write(ctx, key, etag, probeBody{from: &gated{bytes.NewReader(content), gate}})
 		})
 	}
 	wg.Wait()
-}
-
-// winner returns the writer that was accepted, -1 if none is known. Several
-// winners are an error.
-func (r *rush) winner(p *prober) (int, error) {
-	winner, winners := -1, 0
-	for i, err := range r.errs {
-		if classify(err) == outcomeApplied {
-			winner = i
+	winners := 0
+	for i, err := range errs {
+		switch classify(err) {
+		case outcomeApplied:
+			won = etags[i]
 			winners++
+		case outcomeRefused, outcomeLater:
+			return "", err
 		}
 	}
 	if winners > 1 {
-		return winner, p.fails("racing writers", "%d of %d writes on one condition were accepted", winners, probeWriters)
+		return "", p.fails(check, "%d of %d writes on one condition were accepted", winners, probeWriters)
 	}
-	return winner, nil
-}
-
-// errUndecided is the error of races without a known winner, which show nothing.
-var errUndecided = errors.New("too many answers were lost to judge how the store handles racing writers; try again")
-
-// round is one race. It returns the ETag afterwards, and whether there is a
-// known winner.
-func (p *prober) round(ctx context.Context, key, etag string) (string, bool, error) {
-	const check = "racing writers"
-	var r rush
-	r.run(ctx, p, key, etag)
-	winner, err := r.winner(p)
-	if err != nil {
-		return "", false, err
+	if winners == 0 || key != p.key {
+		return won, nil
 	}
-	for _, err := range r.errs {
-		if o := classify(err); o == outcomeRefused || o == outcomeLater {
-			return "", false, err
-		}
+	_, h, err := p.read(ctx, tailSize)
+	if err == nil && h.etag != won {
+		err = p.fails(check, "the ETag of the write that was accepted, %s, is not the stored object's, %s", quoteShort(won), quoteShort(h.etag))
 	}
-	s, err := p.b.fetch(ctx, key)
-	switch {
-	case err != nil:
-		return "", false, err
-	case winner < 0: // all answers were lost or busy, which says nothing about the race
-	case string(s.body) != string(r.bodies[winner]):
-		return "", false, p.fails(check, "the write that was accepted is not what is stored")
-	case s.etag != r.etags[winner]:
-		return "", false, p.fails(check, "the ETag of a write, %s, is not the stored object's, %s", quoteShort(r.etags[winner]), quoteShort(s.etag))
-	}
-	return s.etag, winner >= 0, nil
+	return won, err
 }
 
 // sighting is what one read saw of an object that is being overwritten.
@@ -134,7 +126,7 @@ type sighting struct {
 	after int // the last write that had been acknowledged when it began
 	etag  string
 	meta  string
-	body  string // the version that all of the body says, "" for HEAD
+	body  string // the version that all of the body says
 }
 
 // versionBody is the body of a version: its number over and over, in lengths that
@@ -155,14 +147,13 @@ func bodyVersion(body []byte, size int64) string {
 	return strconv.Itoa(n)
 }
 
-// readRace reads an object in every way while it is overwritten. No answer may be
-// older than what was acknowledged before. Each answer to GET, which writes are
-// decided on, must have metadata and body of one version, and that version's ETag
-// or an older one. A write on the condition of an older ETag fails: versitygw
-// reads the ETag first. An ETag newer than the rest makes the condition true for
-// a write that was decided on an older mark.
+// readRace reads an object while it is overwritten. No answer may be older than what
+// was acknowledged before, and each must have metadata and body of one version, and
+// that version's ETag or an older one: a write on the condition of an older ETag
+// fails, but a newer one makes the condition true for a write that was decided on an
+// older mark.
 func (p *prober) readRace(ctx context.Context) error {
-	etag, err := p.etag(ctx)
+	_, h, err := p.read(ctx, tailSize)
 	if err != nil {
 		return err
 	}
@@ -173,22 +164,22 @@ func (p *prober) readRace(ctx context.Context) error {
 		seen   [raceReaders][]sighting
 		failed [raceReaders]error
 		stop   = make(chan struct{})
+		etag   = h.etag
+		etags  = map[string]int{}
 	)
-	base := p.seq
-	p.seq += raceWrites
 	write := func(n int) error {
-		etag, err = p.expect(ctx, "If-Match", p.key, etag, true, versionBody(n), map[string]string{"fencepost-probe": strconv.Itoa(n)})
+		etag, err = p.expect(ctx, "If-Match", p.key, etag, true, probeBody{content: versionBody(n), name: "fencepost-probe", value: strconv.Itoa(n)})
 		acked.Store(int64(n))
+		etags[etag] = n
 		return err
 	}
-	if err := write(base); err != nil {
+	if err := write(0); err != nil {
 		return err
 	}
-	etags := map[string]int{etag: base}
 	begun.Add(raceReaders)
 	for i := range raceReaders {
 		all.Go(func() {
-			for try := 0; failed[i] == nil && try < 100*raceWrites; try++ {
+			for try := 0; failed[i] == nil && try < 2*raceWrites; try++ {
 				s, ok, err := p.sight(ctx, i+try, int(acked.Load()))
 				if try == 0 {
 					begun.Done()
@@ -207,17 +198,13 @@ func (p *prober) readRace(ctx context.Context) error {
 		})
 	}
 	begun.Wait()
-	for n := base + 1; n < base+raceWrites && err == nil; n++ {
-		if err = write(n); err == nil {
-			etags[etag] = n
-		}
+	for n := 1; n < raceWrites && err == nil; n++ {
+		err = write(n)
 	}
 	close(stop)
 	all.Wait()
-	for _, failure := range append(failed[:], err) {
-		if failure != nil {
-			return failure
-		}
+	if err := errors.Join(append(failed[:], err)...); err != nil {
+		return err
 	}
 	sightings := slices.Concat(seen[:]...)
 	if len(sightings) < raceWrites/2 {
@@ -239,57 +226,31 @@ func (p *prober) judge(sightings []sighting, etags map[string]int) error {
 			return p.fails(check, "%s gave no metadata", s.how)
 		case meta < s.after:
 			return p.fails(check, "%s gave version %d after %d was acknowledged", s.how, meta, s.after)
-		case s.how == "HEAD": // no decision uses the rest of it
 		case s.body != s.meta, n > meta:
 			return p.fails(check, "%s gave the ETag of version %d, the metadata of %s, the body of %s", s.how, n, s.meta, s.body)
-		case n < meta:
-			p.torn++
 		}
 		p.reads++
 	}
 	return nil
 }
 
-// sight reads once: the end, all of it, or the headers. ok is false if the answer
-// was lost.
+// sight reads the end of the object, or all of it. ok is false if the answer was lost.
 func (p *prober) sight(ctx context.Context, try, after int) (s sighting, ok bool, err error) {
-	const check = "reads beside writes"
 	s = sighting{how: "GET of the last bytes", after: after}
 	last := tailSize
-	switch try % 3 {
-	case 1:
+	if try%2 == 1 {
 		s.how, last = "GET", 0
-	case 2:
-		s.how = "HEAD"
 	}
-	var metadata map[string]string
-	if s.how == "HEAD" {
-		out, e := p.b.head(ctx, p.key)
-		if err = e; err == nil {
-			s.etag, metadata = aws.ToString(out.ETag), out.Metadata
-		}
-	} else {
-		out, e := p.b.client.GetObject(ctx, p.b.get(p.key, last))
-		if err = e; err == nil {
-			defer out.Body.Close()
-			s.etag, metadata = aws.ToString(out.ETag), out.Metadata
-			h := head{}
-			body, e := h.tail(out, last)
-			if err = e; err == nil {
-				s.body = bodyVersion(body, h.size)
-			}
-		}
-	}
-	status, _ := httpStatus(err)
-	switch {
+	content, h, err := p.read(ctx, last)
+	switch status, _ := httpStatus(err); {
 	case status == 404, status == 416:
-		return s, false, p.fails(check, "%s of an object that is there was answered with %d", s.how, status)
+		return s, false, p.fails("reads beside writes", "%s of an object that is there was answered with %d", s.how, status)
+	case errors.As(err, new(*etagError)):
+		return s, false, p.fails("reads beside writes", "%s: %v", s.how, err)
 	case err != nil:
 		return s, false, nil // lost, or refused for another reason, which the writes will show
-	case !strongETag(s.etag):
-		return s, false, p.fails(check, "%s was answered with the ETag %s", s.how, quoteShort(s.etag))
 	}
-	s.meta = userMetadata(metadata)["fencepost-probe"]
+	s.etag, s.meta, s.body = h.etag, userMetadata(h.metadata)["fencepost-probe"], bodyVersion(content, h.size)
 	return s, true, nil
 }
 
@@ -371,89 +332,4 @@ func (b *gated) Read(p []byte) (int, error) {
 // WriteTo hides the method of bytes.Reader, which would not wait.
 func (b *gated) WriteTo(w io.Writer) (int64, error) {
 	return io.Copy(w, struct{ io.Reader }{b})
-}
-
-const (
-	// deleteRounds is how often deletions and writes race, deleteEach how many
-	// of either kind.
-	deleteRounds = 16
-	deleteEach   = 8
-)
-
-// deletion checks what Options.AtomicDelete declares.
-func (p *prober) deletion(ctx context.Context) error {
-	const check = "DELETE with If-Match"
-	err := p.b.removeIf(ctx, p.key, `"00000000000000000000000000000000"`)
-	switch classify(err) {
-	case outcomeNotMatched:
-	case outcomeApplied:
-		return p.fails(check, "a deletion was accepted that had to be refused")
-	case outcomeRefused:
-		return p.fails(check, "%v", err)
-	default:
-		return err
-	}
-	etag, err := p.etag(ctx)
-	if err != nil {
-		return err
-	}
-	if etag == "" {
-		return p.fails(check, "the object of a deletion that was refused is gone")
-	}
-	if err := p.b.removeIf(ctx, p.key, etag); err != nil && classify(err) != outcomeUnknown {
-		return p.fails(check, "a deletion was refused that had to be accepted: %v", err)
-	}
-	for range deleteRounds {
-		if err := p.deleteRound(ctx, check); err != nil {
-			return err
-		}
-	}
-	p.saw(check, "kept, also beside racing writes in %d rounds", deleteRounds)
-	return nil
-}
-
-// deleteRound lets deletions and writes race on one condition. If a write was
-// accepted, no deletion may have taken it away.
-func (p *prober) deleteRound(ctx context.Context, check string) error {
-	on, err := p.etag(ctx)
-	if err == nil && on == "" {
-		on, err = p.expect(ctx, "If-None-Match: * after a deletion", p.key, "", true, p.body(), nil)
-	}
-	if err != nil {
-		return err
-	}
-	var (
-		wg    sync.WaitGroup
-		etags [deleteEach]string
-		wrote [deleteEach]error
-		start = make(chan struct{})
-	)
-	for i := range deleteEach {
-		body := p.body()
-		wg.Go(func() {
-			<-start
-			etags[i], wrote[i] = p.write(ctx, p.key, on, body, nil)
-		})
-		wg.Go(func() {
-			<-start
-			_ = p.b.removeIf(ctx, p.key, on) // the object afterwards shows the result
-		})
-	}
-	close(start)
-	wg.Wait()
-	now, err := p.etag(ctx)
-	if err != nil {
-		return err
-	}
-	for i, err := range wrote {
-		switch classify(err) {
-		case outcomeApplied:
-			if now != etags[i] {
-				return p.fails(check, "a racing write was accepted, and deleted on the condition that it was not there")
-			}
-		case outcomeRefused, outcomeLater:
-			return err
-		}
-	}
-	return nil
 }

@@ -156,7 +156,7 @@ func TestAdoptRaces(t *testing.T) {
 func TestPlainNeedsOpaqueETags(t *testing.T) {
 	server := newServer(t, nil)
 	b := open(t, server, nil)
-	_, err := b.Objects(s3fence.Plain, nil)
+	_, err := b.In(s3fence.Plain, nil)
 	invalid(t, err, "mode")
 	o := objects(t, b, s3fence.Plain, &s3fence.ObjectsOptions{BodiesNeverRepeat: true})
 	put(t, o, claim(5, "a"), "at 12:00, 8f3a")
@@ -173,21 +173,20 @@ func TestPlainNeedsOpaqueETags(t *testing.T) {
 		field string
 	}{
 		{0, s3fence.ObjectsOptions{}, "mode"}, {9, s3fence.ObjectsOptions{}, "mode"},
+		{s3fence.Sealed, s3fence.ObjectsOptions{}, "ObjectsOptions.Resource"},
 		{s3fence.Sealed, s3fence.ObjectsOptions{BodiesNeverRepeat: true}, "ObjectsOptions.BodiesNeverRepeat"},
-		{s3fence.Sealed, s3fence.ObjectsOptions{Rule: 7}, "ObjectsOptions.Rule"},
+		{s3fence.Sealed, s3fence.ObjectsOptions{Rule: 7, InsecureAnyResource: true}, "ObjectsOptions.Rule"},
 	} {
 		_, err := b.Objects(bad.mode, &bad.opts)
 		invalid(t, err, bad.field)
 	}
-	_, err = objects(t, b, s3fence.Sealed, nil).Collect(t.Context(), "")
-	invalid(t, err, "mode")
 }
 
 // takeover is the story of P2: holder 6 takes over and reads; then holder 5,
 // still running, appends; then holder 6 appends to what it read.
 func takeover(t *testing.T, mode s3fence.Mode, raise bool) (final string, old error) {
 	_, b, o := setup(t, mode, guard.SameOrNewer)
-	succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), mode, nil)
+	succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 	put(t, o, claim(5, "a"), "1")
 	if raise {
 		if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
@@ -228,7 +227,7 @@ func TestP2TakeoverControl(t *testing.T) {
 func TestP2WriteDuringRaise(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
-		succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), mode, nil)
+		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 		put(t, o, claim(5, "a"), "1")
 		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 		raised := make(chan error, 1)
@@ -250,7 +249,7 @@ func TestP2WriteDuringRaise(t *testing.T) {
 // The control: a raise that ignores the condition of its write loses it.
 func TestP2WriteDuringRaiseControl(t *testing.T) {
 	server, b, o := setup(t, s3fence.Sealed, 0)
-	succ := objects(t, b.Handle(o.Bucket().Client(), bucketName), s3fence.Sealed, nil)
+	succ := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "1")
 	fault := s3test.IgnoreConditions()
 	fault.Before = func(*s3test.Request) { put(t, o, claim(5, "a"), "1,5") }
@@ -274,7 +273,7 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 		if mode == s3fence.SealedGzip {
 			h.ContentEncoding = "gzip"
 		}
-		if err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &s3fence.PutOptions{Headers: h}); err != nil {
+		if err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &h); err != nil {
 			t.Fatal(err)
 		}
 		for _, token := range []guard.Token{6, 6, 7} {

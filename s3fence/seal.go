@@ -134,30 +134,51 @@ func hasTrailer(tail []byte) bool {
 	return bytes.HasSuffix(tail, []byte(trailerMagic))
 }
 
-// parseSeal reads the trailer at the end of tail, which is the end of an object
-// of the given total length, and checks it against itself and against the
-// object's key and length, not against the body.
-func parseSeal(key string, tail []byte, total int64) (*seal, error) {
+// splitSeal returns what is before the trailer at the end of tail, the trailer's
+// fields, and their checksum, which it does not check.
+func splitSeal(tail []byte) (before, payload, sum []byte, problem string) {
 	if !hasTrailer(tail) {
-		return nil, damaged(key, "its trailer is missing: the end was cut off or something was appended")
+		return nil, nil, nil, "its trailer is missing: the end was cut off or something was appended"
 	}
-	tail, member := bytes.CutSuffix(tail, []byte(gzipEnd))
+	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
 	rest := tail[:len(tail)-len(trailerMagic)]
 	if len(rest) < 4 {
-		return nil, damaged(key, "its trailer is cut")
+		return nil, nil, nil, "its trailer is cut"
 	}
 	size := int64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
 	rest = rest[:len(rest)-4]
 	if size < trailerFixed+trailerSum || size > int64(len(rest)) {
-		return nil, damaged(key, "its trailer is cut or its length is wrong")
+		return nil, nil, nil, "its trailer is cut or its length is wrong"
 	}
-	before := rest[:int64(len(rest))-size]
-	rest = rest[len(before):]
-	payload, sum := rest[:size-trailerSum], rest[size-trailerSum:]
+	before = rest[:int64(len(rest))-size]
+	return before, rest[len(before) : len(rest)-trailerSum], rest[len(rest)-trailerSum:], ""
+}
+
+func sumHolds(payload, sum []byte) bool {
+	want := sha256.Sum256(payload)
+	return bytes.Equal(sum, want[:trailerSum])
+}
+
+// sealedBytes reports whether tail ends with a trailer, of any version, and not just
+// with the bytes that a trailer ends with.
+func sealedBytes(tail []byte) bool {
+	_, payload, sum, problem := splitSeal(tail)
+	return problem == "" && sumHolds(payload, sum)
+}
+
+// parseSeal reads the trailer at the end of tail, which is the end of an object
+// of the given total length, and checks it against itself and against the
+// object's key and length, not against the body.
+func parseSeal(key string, tail []byte, total int64) (*seal, error) {
+	before, payload, sum, problem := splitSeal(tail)
+	if problem != "" {
+		return nil, damaged(key, problem)
+	}
+	size, member := len(payload)+trailerSum, bytes.HasSuffix(tail, []byte(gzipEnd))
 	if payload[0] != trailerVersion {
 		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(payload[0]))+", which this build does not know")
 	}
-	if want := sha256.Sum256(payload); !bytes.Equal(sum, want[:trailerSum]) {
+	if !sumHolds(payload, sum) {
 		return nil, damaged(key, "its trailer does not match its own checksum")
 	}
 	if payload[2]&^flagCut != 0 {
@@ -189,7 +210,7 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 		s.recent = append(s.recent, writeID(payload))
 	}
 	switch {
-	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(int(size)+trailerEnd)):
+	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(size+trailerEnd)):
 		return nil, damaged(key, "its trailer stands where one of its kind does not")
 	case s.key != keySum(key):
 		return nil, damaged(key, "its trailer belongs to another key: the bytes were copied here")
@@ -200,7 +221,7 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(s.content, 10))
 	case !s.kind.sealed():
 		return nil, damaged(key, "its trailer has the unknown kind "+strconv.Itoa(int(s.kind)))
-	case !s.token.Valid() && (s.kind != kindBlank || s.token != guard.NoToken):
+	case !s.token.Valid():
 		return nil, damaged(key, "its trailer has the invalid token "+s.token.String())
 	case guard.ValidateLeaseID(s.lease) != nil:
 		return nil, damaged(key, "its trailer has an invalid lease ID")
@@ -249,4 +270,29 @@ func unpackUpTo(body io.Reader, size, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	return readAll(io.LimitReader(r, limit+1), size, limit)
+}
+
+// unpackFile reads a foreign gzip file. whole reports that it has one member and
+// nothing behind it; zeros behind the last member are left out, as gunzip does.
+func unpackFile(file []byte, limit int64) (content []byte, whole bool, err error) {
+	rest := bytes.NewReader(file) // being a ByteReader, it stands at the end of each member
+	r, err := gzip.NewReader(rest)
+	if err != nil {
+		return nil, false, err
+	}
+	for members := 1; ; members++ {
+		r.Multistream(false)
+		more, err := readAll(io.LimitReader(r, limit+1), 512, limit)
+		if err != nil {
+			return nil, false, err
+		}
+		content = append(content, more...)
+		behind := file[len(file)-rest.Len():]
+		if int64(len(content)) > limit || len(bytes.TrimLeft(behind, "\x00")) == 0 {
+			return content, members == 1 && len(behind) == 0, nil
+		}
+		if err := r.Reset(rest); err != nil {
+			return nil, false, err
+		}
+	}
 }

@@ -1,10 +1,18 @@
 package s3fence
 
 import (
+	"context"
 	"crypto/md5"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -19,20 +27,18 @@ const (
 	kindSealed    kind = 3 // a body and a trailer
 	kindPointer   kind = 4 // names the data, sealed
 	kindTombstone kind = 5 // a mark with no object, sealed
-	kindMark      kind = 6 // a mark of Store, sealed
-	kindBlank     kind = 7 // the place of a mark of Store that asserts nothing, sealed
-	kindFloor     kind = 8 // the floor of Store, sealed
-	kindGzip      kind = 9 // a body as a gzip file, sealed by its last member
+	// 6 to 8 were the marks of a store that is no more, and stay unknown.
+	kindGzip kind = 9 // a body as a gzip file, sealed by its last member
 )
 
 // kindNames are the values of the metadata field fencing-mode.
 var kindNames = map[kind]string{
-	kindPlain: "plain", kindSealed: "sealed", kindPointer: "pointer", kindTombstone: "tombstone",
-	kindMark: "mark", kindBlank: "blank", kindFloor: "floor",
-	kindGzip: "gzip",
+	kindPlain: "plain", kindSealed: "sealed", kindPointer: "pointer", kindTombstone: "tombstone", kindGzip: "gzip",
 }
 
-func (k kind) sealed() bool { return k >= kindSealed && k <= kindGzip }
+func (k kind) sealed() bool {
+	return k >= kindSealed && k <= kindTombstone || k == kindGzip
+}
 
 // state is what is known of an object at one ETag.
 type state struct {
@@ -155,4 +161,297 @@ func (b *Bucket) forget(key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.cache, key)
+}
+
+// maxLooks is how often an object is read while it keeps changing.
+const maxLooks = 4
+
+// peek reads the state of an object: its headers and its last few KiB. The
+// error is the SDK's, a [*DamagedError], or says what the store answered.
+//
+// A range longer than the object is answered with the whole object, or with 416
+// if the object is empty; some gateways always answer 416. Neither means that
+// the object is absent: it is then read whole.
+func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
+	defer cancel()
+	return settled(func() (state, error) { return b.peekOnce(ctx, key) })
+}
+
+// settled reads once more what seems damaged. Some stores answer a read during a
+// write with parts of two versions; real damage stays.
+func settled(read func() (state, error)) (state, error) {
+	s, err := read()
+	if errors.As(err, new(*DamagedError)) {
+		return read()
+	}
+	return s, err
+}
+
+func (b *Bucket) peekOnce(ctx context.Context, key string) (state, error) {
+	for range maxLooks {
+		s, err := b.look(ctx, key, tailSize)
+		if status, _ := httpStatus(err); err == nil || status != http.StatusRequestedRangeNotSatisfiable {
+			return s, err
+		}
+		if s, err = b.look(ctx, key, 0); err != nil || s.size <= tailSize {
+			return s, err
+		}
+	}
+	return state{}, errChanged
+}
+
+// look sends one GET, of the whole object or its last bytes, and decodes the
+// answer. A body that is longer than the tail is not kept.
+func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
+	out, err := b.client.GetObject(ctx, b.get(key, last))
+	if err != nil {
+		return absent(err)
+	}
+	defer out.Body.Close()
+	h, err := headOf(out)
+	if err != nil {
+		return state{}, err
+	}
+	tail, err := h.tail(out, last)
+	if err != nil {
+		return state{}, err
+	}
+	return parse(key, h, tail)
+}
+
+// tail reads the last bytes of an object from the answer to a request for these
+// bytes, or for the whole object, and completes the size.
+func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
+	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+		return rangedTail(out.Body, h, r)
+	}
+	return lastBytes(out, h)
+}
+
+// fetch reads a whole object: its state with body and headers.
+func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
+	defer cancel()
+	return settled(func() (state, error) { return b.fetchOnce(ctx, key) })
+}
+
+func (b *Bucket) fetchOnce(ctx context.Context, key string) (state, error) {
+	out, err := b.client.GetObject(ctx, b.get(key, 0))
+	if err != nil {
+		return absent(err)
+	}
+	defer out.Body.Close()
+	h, err := headOf(out)
+	if err != nil {
+		return state{}, err
+	}
+	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
+	if h.size > limit {
+		return state{}, tooLong(h.size, b.opts.MaxBody)
+	}
+	object, err := readAll(out.Body, h.size, limit)
+	if err != nil {
+		return state{}, err
+	}
+	if int64(len(object)) > limit {
+		return state{}, tooLong(int64(len(object)), b.opts.MaxBody)
+	}
+	if err := h.complete(out, int64(len(object))); err != nil {
+		return state{}, err
+	}
+	s, err := parse(key, h, object)
+	if err != nil {
+		return state{}, err
+	}
+	if !s.kind.sealed() {
+		s.body = object
+	}
+	h.headers.Metadata = userMetadata(h.metadata)
+	s.headers = &h.headers
+	return s, nil
+}
+
+// absent returns the state that an error stands for, or the error.
+func absent(err error) (state, error) {
+	if missing(err) {
+		return state{}, nil
+	}
+	return state{}, err
+}
+
+// rangedTail reads the last bytes of an object and completes its size.
+func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
+	var from, to, size int64
+	// For an empty object MinIO answers with the range "bytes 0--1/0".
+	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
+		size < 0 || to != size-1 || from != max(0, size-tailSize) {
+		return nil, fmt.Errorf("the store answered a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
+	}
+	h.size = size
+	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if want := min(size, tailSize); int64(len(tail)) != want {
+		return nil, fmt.Errorf("the store answered a range of %d bytes with %d", want, len(tail))
+	}
+	return tail, nil
+}
+
+// lastBytes reads a whole object and keeps its last bytes.
+func lastBytes(out *s3.GetObjectOutput, h *head) ([]byte, error) {
+	var kept []byte
+	size := int64(0)
+	chunk := make([]byte, tailSize)
+	for {
+		n, err := out.Body.Read(chunk)
+		size += int64(n)
+		kept = append(kept, chunk[:n]...)
+		if over := len(kept) - tailSize; over > 0 {
+			kept = kept[over:]
+		}
+		if err == io.EOF {
+			return kept, h.complete(out, size)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// readAll reads at most one byte more than the limit.
+func readAll(from io.Reader, size, limit int64) ([]byte, error) {
+	out := make([]byte, 0, max(size, 0)+1) // and one byte to detect the end
+	for int64(len(out)) <= limit {
+		if len(out) == cap(out) {
+			out = append(out, 0)[:len(out)]
+		}
+		n, err := from.Read(out[len(out):cap(out)])
+		out = out[:len(out)+n]
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// head is what an answer's headers say about an object.
+type head struct {
+	etag     string
+	size     int64 // of the whole object, as stored
+	modified time.Time
+	metadata map[string]string
+	headers  Headers // without metadata
+}
+
+// complete sets the size of an object that was read whole, and compares it with
+// the announced size.
+func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
+	if r := aws.ToString(out.ContentRange); r != "" {
+		return fmt.Errorf("the store answered to a request for a whole object with the range %s", quoteShort(r))
+	}
+	if out.ContentLength != nil && *out.ContentLength != size {
+		return fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)
+	}
+	h.size = size
+	return nil
+}
+
+// parse makes a state from an object's headers and its last bytes, or its whole
+// body if that is short. The error is a [*DamagedError].
+func parse(key string, h head, tail []byte) (state, error) {
+	m := reserved(h.metadata)
+	s, err := parseKind(key, h, m, tail)
+	s.etag, s.size, s.modified = h.etag, h.size, h.modified
+	if !s.kind.sealed() {
+		s.length = h.size
+	}
+	return s, err
+}
+
+func parseKind(key string, h head, m map[string]string, tail []byte) (state, error) {
+	mode := m[metaMode]
+	switch {
+	case mode == "" && len(m) > 0:
+		return state{}, damaged(key, "its metadata has fencing fields but no "+metaMode+": another program wrote it")
+	case mode == "" && sealedBytes(tail):
+		return state{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
+	case mode == "":
+		return state{kind: kindUnfenced}, nil
+	case mode == kindNames[kindPlain]:
+		return parsePlain(key, h, m, tail)
+	}
+	sl, err := parseSeal(key, tail, h.size)
+	if err != nil {
+		return state{}, err
+	}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content),
+		length: int64(sl.length), crc: sl.crc}
+	if problem := disagreement(&s, m); problem != "" {
+		return state{}, damaged(key, problem)
+	}
+	if int64(len(tail)) == h.size {
+		s.body = tail[:len(tail)-sl.size()]
+		if err := sl.checkBody(key, s.body); err != nil {
+			return state{}, err
+		}
+	}
+	if s.kind == kindPointer && s.pointer().Data == "" {
+		return state{}, damaged(key, "its pointer cannot be read: another version wrote it")
+	}
+	return s, nil
+}
+
+// disagreement compares the trailer with the metadata that repeats it.
+func disagreement(s *state, m map[string]string) string {
+	want := s.metadata(nil)
+	for _, name := range []string{metaMode, metaToken, metaLease, metaWrite} {
+		if m[name] != want[name] {
+			return "its trailer and its metadata disagree about " + strings.TrimPrefix(name, metaPrefix) + ": " +
+				quoteShort(want[name]) + " and " + quoteShort(m[name])
+		}
+	}
+	return ""
+}
+
+// etagError is an answer without an ETag that a write can be conditional on.
+type etagError struct{ problem string }
+
+func (e *etagError) Error() string { return e.problem }
+
+// headOf reads the headers of an answer to GET. Without a strong ETag the
+// answer gives a write or deletion nothing to be conditional on.
+func headOf(out *s3.GetObjectOutput) (head, error) {
+	switch etag := aws.ToString(out.ETag); {
+	case strings.HasPrefix(etag, "W/"):
+		return head{}, &etagError{"the answer has the weak ETag " + quoteShort(etag) + ": something between this program and the store has transformed it"}
+	case !strongETag(etag):
+		return head{}, &etagError{"the store answered with the ETag " + quoteShort(etag) + ", on which no write can be conditional"}
+	}
+	h := head{
+		etag: aws.ToString(out.ETag), size: aws.ToInt64(out.ContentLength),
+		modified: aws.ToTime(out.LastModified), metadata: out.Metadata,
+		headers: Headers{
+			ContentType: aws.ToString(out.ContentType), CacheControl: aws.ToString(out.CacheControl),
+			ContentDisposition: aws.ToString(out.ContentDisposition), ContentLanguage: aws.ToString(out.ContentLanguage),
+			StorageClass: out.StorageClass,
+		},
+	}
+	// Some gateways store the SDK's framing of a body with a trailing checksum
+	// as if it were the caller's encoding.
+	var encodings []string
+	for e := range strings.SplitSeq(aws.ToString(out.ContentEncoding), ",") {
+		if e = strings.TrimSpace(e); e != "" && e != "aws-chunked" {
+			encodings = append(encodings, e)
+		}
+	}
+	h.headers.ContentEncoding = strings.Join(encodings, ",")
+	if t, err := http.ParseTime(aws.ToString(out.ExpiresString)); err == nil {
+		h.headers.Expires = t
+	}
+	return h, nil
 }

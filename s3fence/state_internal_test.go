@@ -33,14 +33,6 @@ func TestInternalKeys(t *testing.T) {
 			t.Errorf("%q is taken for token %d", name, token)
 		}
 	}
-	for key, want := range map[string]bool{
-		b.markKey("r"): true, b.markKey("r") + "0": false, b.markKey("r")[1:]: false, b.markKey("r") + ".tmp": false, b.marksPrefix(): false,
-		b.marksPrefix() + strings.Repeat("g", 64): false, b.marksPrefix() + strings.Repeat("a", 62): false, strings.Repeat("a", 64): false,
-	} {
-		if got := b.isMarkKey(key); got != want {
-			t.Errorf("%q is a mark: %v", key, got)
-		}
-	}
 	for key, want := range map[string]bool{".fencepost/x": true, "a/.fencepost/x": true, ".fencepost": false, "a.fencepost/x": false, "a/.fencepostx": false, "x": false} {
 		if got := internal(key); got != want {
 			t.Errorf("%q is internal: %v", key, got)
@@ -108,7 +100,7 @@ func TestRemember(t *testing.T) {
 			t.Errorf("%s is remembered", name)
 		}
 	}
-	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindMark, kindPointer, kindTombstone} {
+	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindPointer, kindTombstone} {
 		s := good
 		s.kind = k
 		b.remember("k", s)
@@ -246,7 +238,7 @@ func TestPointersAreStored(t *testing.T) {
 	base := &state{kind: kindPointer, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), modified: at}
 	base.body = encodeJSON(pointer{Note: "n", Data: "d", Token: 7, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
 	claim := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}
-	o := &Objects{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, mode: Pointer}
+	o := &fenced{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, kind: kindPointer}
 	id := newWriteID()
 	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
 	for name, c := range map[string]struct {

@@ -31,17 +31,17 @@ const (
 // change is a fenced write in progress: its key, its claim, and how to make the
 // next state from the current one.
 type change struct {
-	verb  string // for errors, with the key if that is the caller's: put "a/b"
-	given bool   // the key is the caller's
+	verb  string // for errors, with the key: put "a/b"
 	claim guard.Claim
 	key   string
 	id    writeID
 	whole bool // next needs the body and the headers of the object
+	// contradicted counts how often, in a row, the store has refused a condition
+	// that its next answer to a read fulfils.
+	contradicted int
 	// exposed says that a write was handed to the SDK and no read has shown it
 	// to be lost: it may have taken effect, whatever its answer.
 	exposed bool
-	// start is a state that was read some time ago; nil if there is none.
-	start *state
 
 	// next decides whether claim may write over base and builds the write. It
 	// returns nil if there is nothing to write.
@@ -49,12 +49,7 @@ type change struct {
 }
 
 // op names the change in errors.
-func (c *change) op() string {
-	if !c.given {
-		return c.verb
-	}
-	return opName(c.verb, c.key)
-}
+func (c *change) op() string { return opName(c.verb, c.key) }
 
 // ended reports that ctx is over before anything was sent.
 func (c *change) ended(ctx context.Context) error {
@@ -69,9 +64,6 @@ type write struct {
 	in            *s3.PutObjectInput // without body and condition
 	body, trailer []byte
 	state         state // what the object is once it is applied
-	// interim says that the write asserts nothing, so nobody needs to learn its
-	// outcome.
-	interim bool
 	// opaque says that a Plain write depends on ETags that are no hash.
 	opaque bool
 }
@@ -87,9 +79,6 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 		return state{}, err
 	}
 	base, known := b.cached(c.key)
-	if !known && c.start != nil {
-		base, known = *c.start, true
-	}
 	fresh := !known || c.whole
 	if fresh {
 		var err error
@@ -198,7 +187,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			s.w.state.etag, s.w.state.modified = etag, b.clock()
 			b.checkOpaque(ctx, s.base, s.w)
 			b.remember(c.key, s.w.state)
-			return s.w.state, !s.w.interim, nil
+			return s.w.state, true, nil
 		case outcomeLater:
 			continue
 		case outcomeRefused:
@@ -215,7 +204,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 		}
 		now, err := b.read(ctx, c)
 		if err != nil {
-			if !s.doubt && !s.denied || s.w.interim {
+			if !s.doubt && !s.denied {
 				return *s.base, false, b.unread(c, err)
 			}
 			s.doubt = true
@@ -225,9 +214,6 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			}
 			continue // the next sending shows as much as a read
 		}
-		if s.w.interim {
-			return now, false, nil
-		}
 		switch fate := fateOf(c.id, s.base, &now); {
 		case fate == fateApplied:
 			return now, true, nil
@@ -235,7 +221,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			s.lost = true
 			return now, false, nil
 		case !s.doubt: // a remembered base may be any number of writes old
-			return now, false, nil
+			return now, false, s.contradiction(&now)
 		case fate == fateUnknown, outcome == outcomeRefused:
 			return now, false, guard.OutcomeUnknown(c.op(), c.claim, s.cause)
 		}
@@ -243,9 +229,30 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 	return s.failed()
 }
 
+// maxContradictions is how often a store may contradict itself. A deletion between
+// a refused creation and the read is one that nobody is to blame for.
+const maxContradictions = 3
+
+// contradiction returns an error if the store refuses to write on a condition that
+// it shows to be true, again and again. No retry changes that.
+func (s *sending) contradiction(now *state) error {
+	if now.etag != s.base.etag {
+		s.c.contradicted = 0
+		return nil
+	}
+	if s.c.contradicted++; s.c.contradicted < maxContradictions {
+		return nil
+	}
+	problem := "the store refuses a write on condition of the ETag " + quoteShort(now.etag) + ", which its reads show: a cache answers them"
+	if now.kind == kindAbsent {
+		problem = "the store shows no object and refuses to create one: a cache answers its reads, or the key has a delete marker, on which versitygw creates nothing"
+	}
+	return guard.Unavailable(s.c.op(), s.c.claim, errors.New(problem))
+}
+
 // failed ends a write about which nothing more can be learned.
 func (s *sending) failed() (state, bool, error) {
-	if s.doubt && !s.w.interim {
+	if s.doubt {
 		return *s.base, false, guard.OutcomeUnknown(s.c.op(), s.c.claim, s.cause)
 	}
 	return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
@@ -256,7 +263,7 @@ func (s *sending) failed() (state, bool, error) {
 // so that proves nothing.
 func (s *sending) settle(ctx context.Context) (state, bool, error) {
 	s.cause = errors.Join(context.Cause(ctx), s.cause)
-	if !s.doubt && !s.denied || s.w.interim {
+	if !s.doubt && !s.denied {
 		return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 	}
 	s.doubt = true

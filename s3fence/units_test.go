@@ -102,14 +102,18 @@ func TestExplain(t *testing.T) {
 	}
 	const bucket = `bucket "inv\noices"`
 	for begins, all := range map[string][]answered{
-		bucket + " does not exist: ":                                             {{404, "NoSuchBucket"}},
-		bucket + " is in another region than the client is configured for: ":     {{301, ""}, {400, "AuthorizationHeaderMalformed"}, {307, "PermanentRedirect"}, {400, "IllegalLocationConstraintException"}},
-		"the credentials have expired: ":                                         {{400, "ExpiredToken"}, {403, "ExpiredTokenException"}, {403, "RequestExpired"}},
-		"the credentials were refused: ":                                         {{403, "InvalidAccessKeyId"}, {403, "SignatureDoesNotMatch"}, {400, "InvalidToken"}, {404, "XAdminUserNotFound"}},
-		"this machine's clock and the store's differ too much: ":                 {{403, "RequestTimeTooSkewed"}},
-		"the store answered 403, for the credentials or the rights to " + bucket: {{403, ""}},
-		"access to " + bucket + " is denied":                                     {{403, "AccessDenied"}},
-		"the store does not implement the request: ":                             {{501, "NotImplemented"}},
+		bucket + " does not exist: ":                                                  {{404, "NoSuchBucket"}},
+		bucket + " is in another region than the client is configured for: ":          {{301, ""}, {400, "AuthorizationHeaderMalformed"}, {307, "PermanentRedirect"}, {400, "IllegalLocationConstraintException"}},
+		"the credentials have expired: ":                                              {{400, "ExpiredToken"}, {403, "ExpiredTokenException"}, {403, "RequestExpired"}},
+		"the credentials were refused: ":                                              {{403, "InvalidAccessKeyId"}, {400, "InvalidToken"}, {404, "XAdminUserNotFound"}},
+		"the signature was refused: the secret key is wrong, or something on the way": {{403, "SignatureDoesNotMatch"}, {400, "XAmzContentSHA256Mismatch"}},
+		"the object is archived; restore it":                                          {{403, "InvalidObjectState"}},
+		"the body is longer than the store, or something on the way, takes":           {{413, ""}, {400, "EntityTooLarge"}},
+		"the store cannot hold an object of that name":                                {{400, "KeyTooLongError"}, {409, "ExistingObjectIsDirectory"}, {409, "ObjectParentIsFile"}},
+		"this machine's clock and the store's differ too much: ":                      {{403, "RequestTimeTooSkewed"}},
+		"the store answered 403, for the credentials or the rights to " + bucket:      {{403, ""}},
+		"access to " + bucket + " is denied":                                          {{403, "AccessDenied"}},
+		"the store does not implement the request: ":                                  {{501, "NotImplemented"}},
 		"300 ":             {{300, ""}},
 		"302 ":             {{302, ""}},
 		"402 AccessDenied": {{402, "AccessDenied"}},
@@ -196,43 +200,33 @@ func TestTracker(t *testing.T) {
 func TestProbeIsUsable(t *testing.T) {
 	now := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
 	bucket := func(endpoint string) *Bucket {
-		return &Bucket{endpoint: endpoint, name: "b", opts: Options{ProbeMaxAge: time.Hour}}
+		return &Bucket{endpoint: endpoint, name: "b", opts: Options{ReportMaxAge: time.Hour}}
 	}
-	good := Probe{Version: probeVersion, Endpoint: "e", Bucket: "b", At: now, OpaqueETags: true}
+	good := Report{Version: reportVersion, Endpoint: "e", Bucket: "b", At: now, OpaqueETags: true}
 	for name, c := range map[string]struct {
 		b      *Bucket
-		change func(*Probe)
+		change func(*Report)
 		usable bool
 		says   string // of the error
 	}{
-		"fresh":              {bucket("e"), func(*Probe) {}, true, ""},
-		"as old as may be":   {bucket("e"), func(p *Probe) { p.At = now.Add(-time.Hour) }, true, ""},
-		"older":              {bucket("e"), func(p *Probe) { p.At = now.Add(-time.Hour - 1) }, false, ""},
-		"another's clock":    {bucket("e"), func(p *Probe) { p.At = now.Add(time.Hour - 1) }, true, ""},
-		"an hour ahead":      {bucket("e"), func(p *Probe) { p.At = now.Add(time.Hour) }, false, ""},
-		"older version":      {bucket("e"), func(p *Probe) { p.Version-- }, false, ""},
-		"newer version":      {bucket("e"), func(p *Probe) { p.Version++ }, false, ""},
-		"of more":            {bucket("e"), func(p *Probe) { p.AtomicDelete = true }, true, ""},
-		"encrypted":          {bucket("e"), func(p *Probe) { p.Encryption = "aws:kms" }, false, ""},
-		"no endpoint":        {bucket(""), func(*Probe) {}, false, "does not tell its endpoint"},
-		"no endpoint at all": {bucket(""), func(p *Probe) { p.Endpoint = "" }, false, "does not tell its endpoint"},
-		"another endpoint":   {bucket("f"), func(*Probe) {}, false, `another endpoint than the client's, "f"`},
-		"another bucket":     {bucket("e"), func(p *Probe) { p.Bucket = "c" }, false, `another bucket than "b"`},
+		"fresh":              {bucket("e"), func(*Report) {}, true, ""},
+		"as old as may be":   {bucket("e"), func(p *Report) { p.At = now.Add(-time.Hour) }, true, ""},
+		"older":              {bucket("e"), func(p *Report) { p.At = now.Add(-time.Hour - 1) }, false, ""},
+		"another's clock":    {bucket("e"), func(p *Report) { p.At = now.Add(time.Hour - 1) }, true, ""},
+		"an hour ahead":      {bucket("e"), func(p *Report) { p.At = now.Add(time.Hour) }, false, ""},
+		"older version":      {bucket("e"), func(p *Report) { p.Version-- }, false, ""},
+		"newer version":      {bucket("e"), func(p *Report) { p.Version++ }, false, ""},
+		"encrypted":          {bucket("e"), func(p *Report) { p.Encryption = "aws:kms" }, false, ""},
+		"no endpoint":        {bucket(""), func(*Report) {}, false, "does not tell its endpoint"},
+		"no endpoint at all": {bucket(""), func(p *Report) { p.Endpoint = "" }, false, "does not tell its endpoint"},
+		"another endpoint":   {bucket("f"), func(*Report) {}, false, `another endpoint than the client's, "f"`},
+		"another bucket":     {bucket("e"), func(p *Report) { p.Bucket = "c" }, false, `another bucket than "b"`},
 	} {
 		p := good
 		c.change(&p)
 		usable, err := p.usable(c.b, now)
 		if usable != c.usable || (err != nil) != (c.says != "") || err != nil && (!errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v, %v", name, usable, err)
-		}
-	}
-	for _, asked := range []bool{false, true} {
-		b := bucket("e")
-		b.opts.AtomicDelete = true
-		p := good
-		p.AtomicDelete = asked
-		if usable, _ := p.usable(b, now); usable != asked {
-			t.Errorf("a probe of deletions %v: usable %v", asked, usable)
 		}
 	}
 	base := aws.String("https://e")
@@ -250,11 +244,6 @@ func TestProbeIsUsable(t *testing.T) {
 	} {
 		if got := endpointOf(c.client); got != c.want {
 			t.Errorf("%s: the endpoint is %q, want %q", name, got, c.want)
-		}
-	}
-	for want, e := range map[string]Encryption{"": {}, "aws:kms": {Algorithm: "aws:kms"}, "customer key": {CustomerKey: []byte{1}}} {
-		if got := e.name(); got != want {
-			t.Errorf("the encryption is called %q, want %q", got, want)
 		}
 	}
 }
@@ -420,34 +409,6 @@ type failingWriter struct{ err error }
 
 func (w *failingWriter) Write([]byte) (int, error) { return 2, w.err }
 
-func TestSections(t *testing.T) {
-	for _, c := range []struct {
-		part         *section
-		size         int64
-		first, count int64
-		ok           bool
-	}{
-		{nil, 10, 0, 10, true}, {nil, 0, 0, 0, true},
-		{&section{0, 10}, 10, 0, 10, true}, {&section{0, 11}, 10, 0, 10, true}, {&section{0, 9}, 10, 0, 9, true}, {&section{3, 0}, 10, 3, 0, true},
-		{&section{3, -1}, 10, 3, 7, true}, {&section{3, 7}, 10, 3, 7, true}, {&section{3, 8}, 10, 3, 7, true}, {&section{9, 1}, 10, 9, 1, true},
-		{&section{10, 0}, 10, 0, 0, false}, {&section{11, 0}, 10, 0, 0, false}, {&section{-1, 1}, 10, 0, 0, false},
-		{&section{0, 0}, 0, 0, 0, true}, {&section{0, 5}, 0, 0, 0, true}, {&section{0, -1}, 0, 0, 0, true}, {&section{1, 0}, 0, 0, 0, false},
-	} {
-		first, count, err := c.part.of(c.size)
-		if first != c.first || count != c.count || (err == nil) != c.ok {
-			t.Errorf("%+v of %d: %d, %d, %v", c.part, c.size, first, count, err)
-		}
-	}
-	if byteRange(5, 0) != nil || *byteRange(0, 1) != "bytes=0-0" || *byteRange(5, 10) != "bytes=5-14" {
-		t.Error("byteRange")
-	}
-	for answer, ok := range map[string]bool{"bytes 5-14/20": true, "bytes 5-14/21": false, "bytes 5-15/20": false, "bytes 4-14/20": false, "": false} {
-		if err := checkRange(&s3.GetObjectOutput{ContentRange: &answer}, 5, 10, 20); (err == nil) != ok {
-			t.Errorf("%q: %v", answer, err)
-		}
-	}
-}
-
 // Wrong answers to a request for the end of an object, and for all of it.
 func TestAnswersToReads(t *testing.T) {
 	long := strings.Repeat("x", tailSize)
@@ -541,7 +502,7 @@ func TestOptionLimits(t *testing.T) {
 		"Options.PartSize":       {func(o *Options, n int64) { o.PartSize = n }, 5 << 20, 5 << 30},
 		"Options.Concurrency":    {func(o *Options, n int64) { o.Concurrency = int(n) }, 1, 1000},
 		"Options.GracePeriod":    {func(o *Options, n int64) { o.GracePeriod = time.Duration(n) }, 1, 1<<63 - 1},
-		"Options.ProbeMaxAge":    {func(o *Options, n int64) { o.ProbeMaxAge = time.Duration(n) }, 1, 1<<63 - 1},
+		"Options.ReportMaxAge":   {func(o *Options, n int64) { o.ReportMaxAge = time.Duration(n) }, 1, 1<<63 - 1},
 		"Options.RequestTimeout": {func(o *Options, n int64) { o.RequestTimeout = time.Duration(n) }, 1, 1<<63 - 1},
 	} {
 		for _, n := range []int64{-1, c.low - 1, c.low, c.high, c.high + 1} {
@@ -565,23 +526,12 @@ func TestOptionLimits(t *testing.T) {
 	}
 	got, err := Options{}.resolve()
 	if err != nil || got.Logger == nil || got.MaxBody != 64<<20 || got.PartSize != 8<<20 || got.Concurrency != 4 || got.GracePeriod != time.Hour ||
-		got.CacheSize != 1024 || got.ProbeMaxAge != 24*time.Hour || got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
+		got.CacheSize != 1024 || got.ReportMaxAge != 30*24*time.Hour || got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
 		t.Errorf("the defaults are %+v, %v", got, err)
 	}
 	for prefix, want := range map[string]string{"a": "a/.fencepost/", "a/": "a/.fencepost/", strings.Repeat("p", 512): strings.Repeat("p", 512) + "/.fencepost/"} {
 		if got, err := (Options{Prefix: prefix}).resolve(); err != nil || got.Prefix != want {
 			t.Errorf("the prefix is %q, %v", got.Prefix, err)
-		}
-	}
-	key := make([]byte, 32)
-	for i, e := range []Encryption{{CustomerKey: key, Algorithm: "AES256"}, {CustomerKey: key, KMSKeyID: "k"}, {CustomerKey: key, KMSContext: "c"}, {CustomerKey: key, BucketKey: true}} {
-		if _, err := (Options{Encryption: e}).resolve(); !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%d: a customer's key beside another: %v", i, err)
-		}
-	}
-	for _, n := range []int{1, 31, 33} {
-		if _, err := (Options{Encryption: Encryption{CustomerKey: make([]byte, n)}}).resolve(); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(n, " bytes")) {
-			t.Errorf("a key of %d bytes: %v", n, err)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (s *source) fill(buf []byte, size int) (part []byte, last bool, err error) 
 		n, err := s.r.Read(part[len(part):min(cap(part), size)])
 		part = part[:len(part)+n]
 		if last = err == io.EOF; err != nil && !last {
-			s.err = fmt.Errorf("s3fence: read body: %w", err)
+			s.err = err
 			return nil, false, s.err
 		}
 	}
@@ -65,9 +65,6 @@ func (s storeBody) Read(buf []byte) (int, error) {
 // upload stores the data of one write, under a key that no other write has, and
 // returns a pointer to it. It leaves nothing behind on error.
 func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, h Headers) (pointer, error) {
-	if body == nil {
-		body = bytes.NewReader(nil)
-	}
 	src := &source{r: body}
 	made := pointer{Data: b.dataKey(c.key, c.claim.Token, c.id), Token: c.claim.Token}
 	first, last, err := src.fill(nil, int(b.opts.PartSize))
@@ -93,19 +90,27 @@ func (b *Bucket) upload(ctx context.Context, c *change, body io.Reader, h Header
 	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
 }
 
-// putWhole stores data in one request. The SDK may retry it: only this write
-// uses the key, and the bytes are the same.
+// putWhole stores data in one request. The SDK may retry it: only this write uses
+// the key, and the bytes are the same. The condition is for buckets whose policy
+// refuses writes without one; it fails only after an answer that was lost.
 func (b *Bucket) putWhole(ctx context.Context, key string, h Headers, data []byte) error {
 	in := b.put(key, h, h.Metadata, data)
+	in.IfNoneMatch = aws.String("*")
 	_, err := b.client.PutObject(ctx, in)
+	if classify(err) == outcomeNotMatched && b.stored(ctx, key, int64(len(data))) {
+		return nil
+	}
 	return err
 }
 
-// stored reports whether data of that length is under key: after a lost answer,
-// completing the upload again fails because the upload is gone.
+// stored reports whether data of that length is under key.
 func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
-	out, err := b.head(ctx, key)
-	return err == nil && aws.ToInt64(out.ContentLength) == length
+	out, err := b.client.GetObject(ctx, b.get(key, 0))
+	if err != nil {
+		return false
+	}
+	out.Body.Close()
+	return aws.ToInt64(out.ContentLength) == length
 }
 
 func tooManyParts(partSize int64) error {
@@ -147,9 +152,8 @@ func (b *Bucket) putParts(ctx context.Context, key string, h Headers, src *sourc
 	slices.SortFunc(u.done, func(x, y types.CompletedPart) int { return int(*x.PartNumber - *y.PartNumber) })
 	in := &s3.CompleteMultipartUploadInput{
 		Bucket: &b.name, Key: &key, UploadId: u.id, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
-		MultipartUpload: &types.CompletedMultipartUpload{Parts: u.done},
+		MultipartUpload: &types.CompletedMultipartUpload{Parts: u.done}, IfNoneMatch: aws.String("*"),
 	}
-	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = b.customer()
 	if _, err := b.client.CompleteMultipartUpload(ctx, in); err != nil && !b.stored(ctx, key, src.length) {
 		return err
 	}
@@ -208,7 +212,6 @@ func (u *parts) put(ctx context.Context, number int32, part []byte) error {
 		Body: bytes.NewReader(part), ContentLength: aws.Int64(int64(len(part))),
 		ChecksumAlgorithm: u.b.opts.ChecksumAlgorithm, ExpectedBucketOwner: str(u.b.opts.ExpectedBucketOwner),
 	}
-	in.SSECustomerAlgorithm, in.SSECustomerKey, in.SSECustomerKeyMD5 = u.b.customer()
 	out, err := u.b.client.UploadPart(ctx, in)
 	if err != nil {
 		return err
@@ -261,6 +264,5 @@ func (b *Bucket) createUpload(key string, h Headers) *s3.CreateMultipartUploadIn
 		ContentDisposition: p.ContentDisposition, ContentEncoding: p.ContentEncoding, ContentLanguage: p.ContentLanguage,
 		StorageClass: p.StorageClass, ServerSideEncryption: p.ServerSideEncryption, SSEKMSKeyId: p.SSEKMSKeyId,
 		SSEKMSEncryptionContext: p.SSEKMSEncryptionContext, BucketKeyEnabled: p.BucketKeyEnabled,
-		SSECustomerAlgorithm: p.SSECustomerAlgorithm, SSECustomerKey: p.SSECustomerKey, SSECustomerKeyMD5: p.SSECustomerKeyMD5,
 	}
 }

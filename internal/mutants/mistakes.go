@@ -168,14 +168,14 @@ var mistakes = []mistake{
 	},
 	{
 		name: "metadata-only S3", wrong: "where ETags are made of bodies, a stale writer replaces an equal body",
-		edits: []edit{{"s3fence/objects.go", "repeatable: mode != Plain || b.probe.OpaqueETags", "repeatable: true"}},
+		edits: []edit{{"s3fence/objects.go", "repeatable: k != kindPlain || b.opaque", "repeatable: true"}},
 		by:    unitTest("s3fence", "^TestPlainNeedsOpaqueETags$"),
 	},
 	{
 		name: "PUT without its condition", wrong: "whoever arrives last wins",
 		edits: []edit{
 			{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"},
-			{"s3fence/client.go", "case in.IfNoneMatch == nil && (", "case false && (in.IfNoneMatch == nil || "}, // else it is caught before it is sent
+			{"s3fence/client.go", "case in.IfNoneMatch == nil:", "case false:"}, // else it is caught before it is sent
 		},
 		by:   unitTest("s3fence", "^TestP2WriteDuringRaise$"),
 		also: theCampaign,

@@ -33,7 +33,7 @@ MAX_LEASE = 128
 MAX_RECENT = {"plain": 8}
 MAX_RECENT_SEALED = 32
 
-KINDS = {"sealed": 3, "pointer": 4, "tombstone": 5, "mark": 6, "blank": 7, "floor": 8, "gzip": 9}
+KINDS = {"sealed": 3, "pointer": 4, "tombstone": 5, "gzip": 9}
 # The last member of a gzip object: what is before and behind the trailer.
 MEMBER = struct.Struct("<10sH2sH")
 MEMBER_HEAD = bytes.fromhex("1f8b08040000000000ff")
@@ -99,7 +99,7 @@ def payload(key, state, body):
     token = state["token"]
     if not valid_lease(lease):
         raise ValueError("invalid lease ID")
-    if not (1 <= token <= MAX_TOKEN or token == 0 and state["kind"] == "blank"):
+    if not 1 <= token <= MAX_TOKEN:
         raise ValueError("invalid token %d" % token)
     if len(recent) > MAX_RECENT_SEALED:
         raise ValueError("too many recent writes")
@@ -182,8 +182,19 @@ def decide(rule, mark, claim):
 # --- reading
 
 
-def has_trailer(stored):
-    return stored.endswith(MAGIC) or stored.endswith(MAGIC + MEMBER_END)
+def whole_trailer(stored):
+    """Whether an object ends with a trailer whose sum holds, and not just with its magic."""
+    if stored.endswith(MAGIC + MEMBER_END):
+        stored = stored[: -len(MEMBER_END)]
+    if not stored.endswith(MAGIC) or len(stored) < 4 + len(MAGIC):
+        return False
+    rest = stored[: -len(MAGIC)]
+    (size,) = struct.unpack(">I", rest[-4:])
+    rest = rest[:-4]
+    if size < HEAD.size + SUM or size > len(rest):
+        return False
+    sealed = rest[len(rest) - size :]
+    return hashlib.sha256(sealed[:-SUM]).digest()[:SUM] == sealed[-SUM:]
 
 
 def unseal(key, stored):
@@ -236,7 +247,7 @@ def parse_payload(key, sealed, body):
         raise Damaged("its body has %d bytes, its trailer says %d" % (len(body), length))
     if kind not in NAMES:
         raise Damaged("its trailer has the unknown kind %d" % kind)
-    if not (1 <= token <= MAX_TOKEN or token == 0 and NAMES[kind] == "blank"):
+    if not 1 <= token <= MAX_TOKEN:
         raise Damaged("its trailer has the invalid token %d" % token)
     if not valid_lease(lease):
         raise Damaged("its trailer has an invalid lease ID")
@@ -272,7 +283,7 @@ def verify(key, stored, given):
     if not mode:
         if reserved:
             raise Damaged("its metadata has fencing fields but no fencing-mode")
-        if has_trailer(stored):
+        if whole_trailer(stored):
             raise Damaged("its trailer is there and its metadata is gone")
         return {"kind": "unfenced"}, stored
     if mode == "plain":

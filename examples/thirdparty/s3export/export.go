@@ -18,22 +18,42 @@ const resource = "tenant_123:billing-close:2026-04"
 type story struct {
 	client      s3fence.S3
 	bucket, key string
-	mode        s3fence.Mode
+	mode        s3fence.Mode // 0 for pointers
 	out         io.Writer
+}
+
+// objects are Objects or Pointers.
+type objects interface {
+	Mark(context.Context, string) (guard.Mark, error)
+	Raise(context.Context, guard.Claim, string) error
+	Get(context.Context, string) (*s3fence.Object, error)
+	Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+}
+
+func (s story) open(b *s3fence.Bucket) (objects, error) {
+	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true} // the key is any that the user names
+	if s.mode == 0 {
+		return b.Pointers(opts)
+	}
+	return b.Objects(s.mode, opts)
 }
 
 // tell makes two holders overlap. It fails unless the older one is refused.
 func (s story) tell(ctx context.Context) error {
-	b, err := s3fence.Open(ctx, s.client, s.bucket, nil) // refuses a store that does not enforce preconditions
+	report, err := s3fence.Probe(ctx, s.client, s.bucket, nil) // refuses a store that does not enforce preconditions
+	if err != nil {
+		return err
+	}
+	b, err := s3fence.Open(ctx, s.client, s.bucket, &s3fence.Options{Report: report})
 	if err != nil {
 		return err
 	}
 	etags := "those of bodies"
-	if b.Probe().OpaqueETags {
+	if report.OpaqueETags {
 		etags = "opaque"
 	}
 	s.line("probe", 0, "the store enforces preconditions; its ETags are "+etags)
-	exports, err := b.Objects(s.mode, nil)
+	exports, err := s.open(b)
 	if err != nil {
 		return err
 	}
@@ -69,7 +89,7 @@ func (s story) tell(ctx context.Context) error {
 
 // takeOverAndWrite is what a holder does: raise the mark, so that no older
 // holder can write any more; then read; then write.
-func (s story) takeOverAndWrite(ctx context.Context, exports *s3fence.Objects, who string, claim guard.Claim, row string) error {
+func (s story) takeOverAndWrite(ctx context.Context, exports objects, who string, claim guard.Claim, row string) error {
 	if err := exports.Raise(ctx, claim, s.key); err != nil {
 		return err
 	}
@@ -78,9 +98,7 @@ func (s story) takeOverAndWrite(ctx context.Context, exports *s3fence.Objects, w
 		return err
 	}
 	s.line(who, claim.Token, fmt.Sprintf("raises the mark and reads %d rows", bytes.Count(content, []byte("\n"))))
-	err = exports.Put(ctx, claim, s.key, s3fence.Bytes(append(content, row...)), &s3fence.PutOptions{
-		Headers: s3fence.Headers{ContentType: "text/csv"},
-	})
+	err = exports.Put(ctx, claim, s.key, s3fence.Bytes(append(content, row...)), &s3fence.Headers{ContentType: "text/csv"})
 	if err != nil {
 		return err
 	}
@@ -88,7 +106,7 @@ func (s story) takeOverAndWrite(ctx context.Context, exports *s3fence.Objects, w
 	return nil
 }
 
-func (s story) read(ctx context.Context, exports *s3fence.Objects) ([]byte, guard.Mark, error) {
+func (s story) read(ctx context.Context, exports objects) ([]byte, guard.Mark, error) {
 	object, err := exports.Get(ctx, s.key)
 	if err != nil {
 		return nil, guard.Mark{}, err

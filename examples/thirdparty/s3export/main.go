@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	mode, known := map[string]s3fence.Mode{
-		"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer,
+		"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": 0,
 	}[*modeName]
 	switch {
 	case flags.NArg() > 0:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -55,17 +56,25 @@ func costS3(ctx context.Context, e *env, s *Section) error {
 			_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: aws.String(bucket), Key: aws.String("bare"), Body: bytes.NewReader(next())})
 			return err
 		})}}
-		for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Pointer, s3fence.Plain} {
-			o, err := b.Objects(mode, &s3fence.ObjectsOptions{BodiesNeverRepeat: mode == s3fence.Plain})
+		fenced := func(name string, put func(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error) {
+			key := fmt.Sprintf("%s-%d", name, size.bytes)
+			ways = append(ways, Way{Name: name, Do: timed(func(ctx context.Context, _, _ int) error {
+				body := next()
+				return put(ctx, guard.Claim{Resource: "bench", Token: token, LeaseID: "a"}, key, s3fence.Bytes(body), nil)
+			})})
+		}
+		for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
+			o, err := b.Objects(mode, &s3fence.ObjectsOptions{InsecureAnyResource: true, BodiesNeverRepeat: mode == s3fence.Plain})
 			if err != nil {
 				return err
 			}
-			key := fmt.Sprintf("mode%d-%d", mode, size.bytes)
-			ways = append(ways, Way{Name: mode.String(), Do: timed(func(ctx context.Context, _, _ int) error {
-				body := next()
-				return o.Put(ctx, guard.Claim{Resource: "bench", Token: token, LeaseID: "a"}, key, s3fence.Bytes(body), nil)
-			})})
+			fenced(mode.String(), o.Put)
 		}
+		p, err := b.Pointers(&s3fence.ObjectsOptions{InsecureAnyResource: true})
+		if err != nil {
+			return err
+		}
+		fenced("pointer", p.Put)
 		figures, err := Compare(ctx, Plan{Clients: 1, Block: 60 * time.Millisecond, Rounds: e.rounds(size.rounds)}, ways...)
 		if err != nil {
 			return err

@@ -64,7 +64,13 @@ func newS3(url string) *s3.Client {
 }
 
 // object is an object of s3fence.
-type object struct{ objects *s3fence.Objects }
+type object struct {
+	objects interface {
+		Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+		Get(context.Context, string) (*s3fence.Object, error)
+		Raise(context.Context, guard.Claim, string) error
+	}
+}
 
 func newObject(w *worker) (surface, error) {
 	client := newS3(w.Objects)
@@ -78,11 +84,12 @@ func newObject(w *worker) (surface, error) {
 	if err != nil {
 		return nil, err
 	}
-	mode := s3fence.Sealed
+	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true} // a resource is its own key
 	if w.Surface == "s3-pointer" {
-		mode = s3fence.Pointer
+		objects, err := bucket.Pointers(opts)
+		return &object{objects}, err
 	}
-	objects, err := bucket.Objects(mode, nil)
+	objects, err := bucket.Objects(s3fence.Sealed, opts)
 	return &object{objects}, err
 }
 
@@ -112,7 +119,7 @@ func (s *object) read(ctx context.Context, resource string) (doc, error) {
 
 func (s *object) write(ctx context.Context, claim guard.Claim, next doc) error {
 	return s.objects.Put(ctx, claim, claim.Resource, s3fence.Bytes(bodyOf(next)),
-		&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: metadataOf(next)}})
+		&s3fence.Headers{Metadata: metadataOf(next)})
 }
 
 // rawObject is the usual home-made code: the token is only in the metadata. The

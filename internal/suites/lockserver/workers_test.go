@@ -165,7 +165,7 @@ func stored(t *testing.T, store *s3test.Server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := bucket.Objects(s3fence.Sealed, nil)
+	objects, err := bucket.Objects(s3fence.Sealed, &s3fence.ObjectsOptions{InsecureAnyResource: true})
 	if err != nil {
 		t.Fatal(err)
 	}

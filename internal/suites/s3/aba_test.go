@@ -125,7 +125,7 @@ func TestP1ABA(t *testing.T) {
 	}
 	f := abaFuzz(t, p, func(ctx context.Context, w int, c guard.Claim, body, attempt string) error {
 		return handles[w%len(handles)].Put(ctx, c, key, s3fence.Bytes([]byte(body)),
-			&s3fence.PutOptions{Headers: s3fence.Headers{Metadata: map[string]string{"attempt": attempt}}})
+			&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 	})
 	if f.late != 0 || f.wrong != 0 {
 		t.Errorf("%d writes were accepted after a newer one, %d verdicts are wrong", f.late, f.wrong)

@@ -4,6 +4,8 @@ package s3suite
 
 import (
 	"context"
+	"io"
+	"iter"
 	"testing"
 	"time"
 
@@ -32,6 +34,39 @@ func gatewayClient(g *gateway.Gateway, endpoint string, change ...func(*s3.Optio
 	}, change...)
 }
 
+// anyResource is for objects without a template.
+var anyResource = &s3fence.ObjectsOptions{InsecureAnyResource: true}
+
+// handle is what Objects and Pointers have in common.
+type handle interface {
+	Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+	Get(context.Context, string) (*s3fence.Object, error)
+	Mark(context.Context, string) (guard.Mark, error)
+	Raise(context.Context, guard.Claim, string) error
+	Adopt(context.Context, guard.Claim, string) error
+	Delete(context.Context, guard.Claim, string) error
+	InsecureDelete(context.Context, string) error
+	List(context.Context, *s3fence.ListOptions) iter.Seq2[s3fence.Entry, error]
+}
+
+// pointers stands for Pointers in a list of modes.
+const pointers s3fence.Mode = 250
+
+func nameOf(m s3fence.Mode) string {
+	if m == pointers {
+		return "pointer"
+	}
+	return m.String()
+}
+
+// in returns the objects of a mode. In Plain the bodies must not repeat.
+func in(b *s3fence.Bucket, m s3fence.Mode) (handle, error) {
+	if m == pointers {
+		return b.Pointers(anyResource)
+	}
+	return b.Objects(m, &s3fence.ObjectsOptions{InsecureAnyResource: true, BodiesNeverRepeat: m == s3fence.Plain})
+}
+
 func createBucket(t testing.TB, client *s3.Client) {
 	t.Helper()
 	if _, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
@@ -54,7 +89,7 @@ func openSealed(t testing.TB, client *s3.Client) *s3fence.Objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := b.Objects(s3fence.Sealed, nil)
+	o, err := b.Objects(s3fence.Sealed, anyResource)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func (c *counted) note(value int, token guard.Token, err error) {
 
 // increment is what a holder does: raise, read, write. Without the raise it
 // loses updates.
-func increment(ctx context.Context, o *s3fence.Objects, cl guard.Claim, name string, raise bool) (value int, err error) {
+func increment(ctx context.Context, o handle, cl guard.Claim, name string, raise bool) (value int, err error) {
 	if raise {
 		if err := o.Raise(ctx, cl, name); err != nil && !errors.Is(err, guard.ErrNotFound) {
 			return 0, err
@@ -120,12 +120,12 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 	lock := make(chan struct{}, 1)
 	var issued atomic.Int64
 	var wg sync.WaitGroup
-	open := func(via http.RoundTripper) *s3fence.Objects {
+	open := func(via http.RoundTripper) handle {
 		b, err := s3fence.Open(t.Context(), client(via), bucket, &s3fence.Options{InsecureSkipProbe: true, GracePeriod: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := b.Objects(mode, &s3fence.ObjectsOptions{BodiesNeverRepeat: mode == s3fence.Plain})
+		o, err := in(b, mode)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,13 +153,13 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 		})
 	}
 	stop := make(chan struct{})
-	if mode == s3fence.Pointer {
+	if mode == pointers {
 		collector := open(nil)
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			for {
-				if _, err := collector.Collect(t.Context(), name); err != nil {
+				if _, err := collector.(*s3fence.Pointers).Collect(t.Context(), name); err != nil {
 					t.Errorf("collect: %v", err)
 				}
 				select {
@@ -210,7 +210,7 @@ func TestP2Counter(t *testing.T) {
 	for _, store := range all {
 		t.Run(store.name, func(t *testing.T) {
 			client := store.start(t)
-			for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Pointer} {
+			for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, pointers} {
 				c := count(t, client, fmt.Sprintf("count-%s/object", mode), mode, true)
 				for i, bad := range c.bad {
 					if i < 5 {

@@ -27,25 +27,23 @@ func TestObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Objects(s3fence.Plain, nil); !errors.Is(err, guard.ErrInvalid) {
+	if _, err := b.Objects(s3fence.Plain, anyResource); !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("Plain on a store whose ETags are those of bodies: %v", err)
 	}
 	large := bytes.Repeat([]byte("0123456789abcdef"), 12<<16) // 12 MiB
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Pointer} {
-		t.Run(mode.String(), func(t *testing.T) {
-			o, err := b.Objects(mode, nil)
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, pointers} {
+		t.Run(nameOf(mode), func(t *testing.T) {
+			o, err := in(b, mode)
 			if err != nil {
 				t.Fatal(err)
 			}
-			name := mode.String() + "/é 日本.csv"
+			name := nameOf(mode) + "/é 日本.csv"
 			put := func(token guard.Token, body []byte) error {
 				var r io.Reader = s3fence.Bytes(body)
-				if mode == s3fence.Pointer {
+				if mode == pointers {
 					r = io.MultiReader(r) // of unknown length
 				}
-				return o.Put(t.Context(), claim(token), name, r, &s3fence.PutOptions{
-					Headers: s3fence.Headers{ContentType: "text/csv", CacheControl: "no-store", Metadata: map[string]string{"tenant": "123"}},
-				})
+				return o.Put(t.Context(), claim(token), name, r, &s3fence.Headers{ContentType: "text/csv", CacheControl: "no-store", Metadata: map[string]string{"tenant": "123"}})
 			}
 			want := func(body []byte, token guard.Token) {
 				t.Helper()
@@ -81,15 +79,15 @@ func TestObjects(t *testing.T) {
 			}
 			want(large, 4)
 			stale(put(3, []byte("stale")))
-			if mode == s3fence.Pointer {
+			if mode == pointers {
 				time.Sleep(time.Second) // the store's times are whole seconds
-				if done, err := o.Collect(t.Context(), mode.String()); err != nil || done.Pointers != 1 || done.Deleted != 2 {
+				if done, err := o.(*s3fence.Pointers).Collect(t.Context(), nameOf(mode)); err != nil || done.Pointers != 1 || done.Deleted != 2 {
 					t.Errorf("collected %+v, %v, want the data of 1 and 2", done, err)
 				}
 				want(large, 4)
 			}
 			listed := func() (n int) {
-				for e, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: mode.String()}) {
+				for e, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: nameOf(mode)}) {
 					if err != nil || e.Key != name {
 						t.Errorf("%+v, %v", e, err)
 					}
@@ -112,7 +110,7 @@ func TestObjects(t *testing.T) {
 			stale(put(4, []byte("stale")))
 			// An object that another program wrote is left alone until it is
 			// adopted.
-			foreign := mode.String() + "/foreign"
+			foreign := nameOf(mode) + "/foreign"
 			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{
 				Bucket: aws.String(bucket), Key: aws.String(foreign), Body: strings.NewReader("theirs"),
 			})
@@ -155,7 +153,7 @@ func TestAccess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o, err := b.Objects(s3fence.Sealed, nil)
+			o, err := b.Objects(s3fence.Sealed, anyResource)
 			if err != nil {
 				t.Fatal(err)
 			}

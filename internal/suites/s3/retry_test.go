@@ -113,7 +113,7 @@ func TestP5RetryingClient(t *testing.T) {
 	g := startGateway(t)
 	plain := gatewayClient(g, g.URL)
 	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
+		t.Run(nameOf(mode), func(t *testing.T) {
 			const writers = 4
 			var wg sync.WaitGroup
 			var mu sync.Mutex
@@ -125,7 +125,7 @@ func TestP5RetryingClient(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				o, err := b.Objects(mode, &s3fence.ObjectsOptions{BodiesNeverRepeat: mode == s3fence.Plain})
+				o, err := in(b, mode)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -133,7 +133,7 @@ func TestP5RetryingClient(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				reader, err := quiet.Objects(mode, &s3fence.ObjectsOptions{BodiesNeverRepeat: mode == s3fence.Plain})
+				reader, err := in(quiet, mode)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -104,9 +104,9 @@ func TestProbe(t *testing.T) {
 			client := store.start(t)
 			refused, runs := 0, longtest.ByLength(3, 50)
 			for run := range runs {
-				b, err := s3fence.Open(t.Context(), client(nil), bucket, &s3fence.Options{Prefix: fmt.Sprint("open-", run)})
+				r, err := s3fence.Probe(t.Context(), client(nil), bucket, &s3fence.Options{Prefix: fmt.Sprint("open-", run)})
 				switch {
-				case err == nil && b.Probe().OpaqueETags:
+				case err == nil && r.OpaqueETags:
 					t.Error("the ETags were taken for opaque")
 				case err == nil:
 					if !store.correct {
@@ -161,7 +161,7 @@ func TestRaceControl(t *testing.T) {
 	}
 }
 
-var modes = []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain, s3fence.Pointer}
+var modes = []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain, pointers}
 
 // repeated are contents that come again and again, and so do their ETags.
 var repeated = [2]string{"X", "Y"}
@@ -172,15 +172,15 @@ type handles struct {
 	by   sync.Map
 }
 
-func (h *handles) of(ctx context.Context, c *s3.Client) (*s3fence.Objects, error) {
+func (h *handles) of(ctx context.Context, c *s3.Client) (handle, error) {
 	if o, ok := h.by.Load(c); ok {
-		return o.(*s3fence.Objects), nil
+		return o.(handle), nil
 	}
 	b, err := s3fence.Open(ctx, c, bucket, &s3fence.Options{InsecureSkipProbe: true}) // it was probed, or is not meant to be
 	if err != nil {
 		return nil, err
 	}
-	o, err := b.Objects(h.mode, &s3fence.ObjectsOptions{BodiesNeverRepeat: h.mode == s3fence.Plain})
+	o, err := in(b, h.mode)
 	if err != nil {
 		return nil, err
 	}
@@ -360,25 +360,12 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			marks := b.Store()
-			resource := claim(50).Resource
-			if m, err := marks.Admit(t.Context(), claim(50)); err != nil {
-				t.Logf("Admit: %+v, %v", m, err)
-			} else if m, err := marks.Mark(t.Context(), resource); err == nil && m.Token != 50 {
-				t.Errorf("after token 50 was admitted the mark is %+v", m)
-			} else if _, err := marks.Admit(t.Context(), claim(49)); err == nil {
-				t.Error("token 49 was admitted after 50")
-			} else if r, err := marks.Retire(t.Context(), time.Now().Add(time.Hour)); err != nil {
-				t.Logf("Retire: %v", err)
-			} else if _, err := marks.Admit(t.Context(), claim(49)); err == nil {
-				t.Errorf("token 49 was admitted above the floor %+v", r)
-			}
-			for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Pointer} {
-				o, err := b.Objects(mode, nil)
+			for _, mode := range []s3fence.Mode{s3fence.Sealed, pointers} {
+				o, err := in(b, mode)
 				if err != nil {
 					t.Fatal(err)
 				}
-				name := mode.String() + "/" + key
+				name := nameOf(mode) + "/" + key
 				if err := o.Put(t.Context(), claim(11), name, s3fence.Bytes([]byte("short")), nil); err != nil {
 					t.Logf("%s: %v", mode, err)
 					continue
@@ -387,7 +374,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				late, err := other.Objects(mode, nil)
+				late, err := in(other, mode)
 				if err != nil {
 					t.Fatal(err)
 				}
