@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -20,6 +21,7 @@ import (
 // TestForeignAnswer: JSON with the status 200 that a gateway sends of its own
 // confirms nothing.
 func TestForeignAnswer(t *testing.T) {
+	t.Parallel()
 	for _, body := range []string{`{}`, `{"status":"maintenance"}`, `{"released":false}`} {
 		gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -36,6 +38,7 @@ func TestForeignAnswer(t *testing.T) {
 // TestListedOnce: a lock that two of an identity's templates match is listed once,
 // also if a template before them cannot match the prefix.
 func TestListedOnce(t *testing.T) {
+	t.Parallel()
 	id := &lockhttp.Identity{Subject: "a", Tenant: "acme"}
 	for _, template := range []string{"shared:{x}:{y}", "{tenant}:billing-close:{period}", "{tenant}:{kind}:{period}"} {
 		id.Templates = append(id.Templates, guard.Must(guard.NewTemplate(template)))
@@ -72,6 +75,7 @@ func TestListedOnce(t *testing.T) {
 // TestIDInUse: the refusal of a lease ID that another holder uses names the field
 // as it is called on the wire.
 func TestIDInUse(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), everybody, nil)
 	claim := server.Steal("r", "a", time.Minute)
@@ -95,6 +99,7 @@ func (n noWatch) Watch(context.Context, driver.Watch, func()) (driver.Watching, 
 // TestNoNotifications: an issuer that works and reports no changes is not called
 // unavailable. One whose notifications have failed is, since that passes.
 func TestNoNotifications(t *testing.T) {
+	t.Parallel()
 	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, &lockhttp.Options{MaxWait: time.Second})
 	for _, path := range []string{"/v1/locks/r", "/v1/events?resource=r"} {
 		if got := ask(t, web.URL, "", "GET", path, ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
@@ -130,6 +135,11 @@ func (k *keeping) Release(ctx context.Context, claim guard.Claim) (bool, error) 
 // TestReadyWrites: the server is ready if something can be written at the issuer,
 // which a refusal by somebody else's lease does not show.
 func TestReadyWrites(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, readyWrites)
+}
+
+func readyWrites(t *testing.T) {
 	server := memory.NewServer()
 	issuer := &keeping{Issuer: server.Issuer()}
 	ready := func(what string, want int) {

@@ -16,6 +16,7 @@ import (
 // the field that the answer names. The table in the package's documentation
 // lists the same by kind. No refused request leaves a lease.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), people, nil)
 	granted := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:2026-01","leaseId":"L","ttlSeconds":60}`)
@@ -148,6 +149,7 @@ func TestBadInput(t *testing.T) {
 
 // TestNamesInPaths: an escaped path means one name, whoever escapes it.
 func TestNamesInPaths(t *testing.T) {
+	t.Parallel()
 	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
 	for n, c := range []struct{ name, path string }{
 		{"a", "%61"}, {"a/b", "a%2Fb"}, {"a/b/../c", "a%2Fb%2F..%2Fc"}, {"%2F", "%252F"}, {"a b+c", "a%20b+c"}, {"ä:é", "%C3%A4:é"}, {"a?b#c", "a%3Fb%23c"},
@@ -179,6 +181,7 @@ func TestNamesInPaths(t *testing.T) {
 
 // TestConstruction: New and NewIssuer return static mistakes as errors.
 func TestConstruction(t *testing.T) {
+	t.Parallel()
 	issuer := memory.NewServer().Issuer()
 	for name, err := range map[string]error{
 		"no issuer":      second(lockhttp.New(nil, everybody, nil)),

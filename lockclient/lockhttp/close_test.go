@@ -44,6 +44,7 @@ func (c *tracked) Release(ctx context.Context, claim guard.Claim) (bool, error) 
 // closed, as they do while an http.Server shuts down. Each is answered, and when
 // Close has returned the issuer, which is closed then, gets none of them.
 func TestRequestsDuringClose(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		issuer := &tracked{Issuer: memory.NewServer().Issuer()}
 		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
@@ -108,6 +109,7 @@ func (b between) ForceUnlock(_ context.Context, resource, _, _ string, opts *loc
 // TestCloseBetweenTwo: Close waits for a request of two exchanges until both are
 // done: a burned claim is raised, and the lease of a readiness probe released.
 func TestCloseBetweenTwo(t *testing.T) {
+	t.Parallel()
 	for _, request := range []struct{ method, path, body, answer string }{
 		{"POST", "/v1/locks/r/force-unlock", `{"actorId":"me","reason":"stuck"}`, `"raised":true`},
 		{"GET", "/readyz", "", `"ok":true`},
@@ -144,6 +146,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 // TestCloseGivesUp: Close returns when its context ends, although the issuer still
 // does not answer.
 func TestCloseGivesUp(t *testing.T) {
+	t.Parallel()
 	forever := make(chan struct{})
 	defer close(forever)
 	h, err := lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: time.Millisecond})
@@ -172,6 +175,7 @@ func (down) Release(_ context.Context, claim guard.Claim) (bool, error) {
 // TestCloseWhileTheIssuerIsDown: what may have been granted to nobody is released
 // until it has run out, which Close does not wait for.
 func TestCloseWhileTheIssuerIsDown(t *testing.T) {
+	t.Parallel()
 	h, err := lockhttp.New(down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

@@ -63,6 +63,7 @@ func harness(server *httptest.Server) drivertest.Harness {
 
 // TestConformanceOnMemory: the client and the server together are an issuer.
 func TestConformanceOnMemory(t *testing.T) {
+	t.Parallel()
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
 		memory := memory.NewServer()
 		server, _ := serve(t, memory.Issuer(), everybody, &lockhttp.Options{Timeout: time.Minute})
@@ -75,6 +76,7 @@ func TestConformanceOnMemory(t *testing.T) {
 
 // TestConformanceOnPostgreSQL: likewise, with two servers on one database.
 func TestConformanceOnPostgreSQL(t *testing.T) {
+	t.Parallel()
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
 		pool := leasetest.Migrated(t)
 		var servers []*httptest.Server

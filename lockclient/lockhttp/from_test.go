@@ -40,6 +40,7 @@ func (e *early) Renew(ctx context.Context, renewals []driver.Renewal, results []
 // Nobody is told that it lasts longer than that: neither the Go client, nor the
 // reader of ttlSeconds and expiresAt, nor who gets the proof.
 func TestDatedBack(t *testing.T) {
+	t.Parallel()
 	who := func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
 	}
@@ -83,6 +84,7 @@ func (t ticking) Limits() driver.Limits {
 // TestDatedBackIsRenewed: a lease that the issuer dates back is renewed for the TTL
 // that was asked for, not for what was left of it, which the server would refuse.
 func TestDatedBackIsRenewed(t *testing.T) {
+	t.Parallel()
 	web, _ := serve(t, ticking{&early{memory.NewServer().Issuer(), 200 * time.Millisecond}}, everybody, nil)
 	client, err := lockclient.NewWith(connect(t, web.URL), "o", nil)
 	if err != nil {
@@ -109,6 +111,7 @@ func TestDatedBackIsRenewed(t *testing.T) {
 // TestNothingLeft: a lease that is over by the time that the issuer counts from is
 // neither granted nor extended.
 func TestNothingLeft(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	issuer := &early{Issuer: server.Issuer()}
 	web, handler := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
@@ -138,6 +141,7 @@ func TestNothingLeft(t *testing.T) {
 // TestIssuersClock: the server measures with its issuer's clock whether a grant is
 // over when it arrives.
 func TestIssuersClock(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	issuer := &hooked{Issuer: server.Issuer()}
 	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})

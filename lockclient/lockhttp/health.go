@@ -19,7 +19,7 @@ const readyFor = time.Second
 // readiness is what /readyz found last.
 type readiness struct {
 	mu      sync.Mutex
-	at      time.Duration
+	at      time.Time // zero: not yet
 	err     error
 	leaseID string // of a lease whose release has not succeeded
 }
@@ -30,10 +30,10 @@ const probeOwner = "readyz"
 // readyz acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
-	if s.ready.at == 0 || driver.Now()-s.ready.at > readyFor {
+	if s.ready.at.IsZero() || time.Since(s.ready.at) > readyFor {
 		// Not the context of a single request: the answer is for all.
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
-		s.ready.at = driver.Now()
+		s.ready.at = time.Now()
 	}
 	err := s.ready.err
 	s.ready.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 // TestStreamsLastOverHTTP2: a stream in which nothing happens lasts for
 // Options.MaxWait over HTTP/2 as over HTTP/1, and so does a wait for a lease.
 func TestStreamsLastOverHTTP2(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		for _, path := range []string{"/v1/events?resource=r", "/v1/watch?resource=r", "/v1/locks/acquire"} {
 			t.Run(version+path, func(t *testing.T) {

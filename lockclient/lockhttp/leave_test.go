@@ -50,6 +50,7 @@ func (deaf) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 // TestWatchesEnd: when nobody reads a stream any more, the watch at the issuer that
 // was begun for it ends too, whenever the reader left.
 func TestWatchesEnd(t *testing.T) {
+	t.Parallel()
 	for name, path := range map[string]string{
 		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r", "a follower": "/v1/events?resource=r",
 	} {
@@ -111,6 +112,7 @@ func (cutting) ForceUnlock(ctx context.Context, resource, _, _ string, opts *loc
 // answer, and an operator's browser goes away. What they sent is carried out: the
 // lease is free, the token is burned and the mark is raised.
 func TestSentAndGone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		server := memory.NewServer()
 		claim := server.Steal("r", "worker", time.Hour)

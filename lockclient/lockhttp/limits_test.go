@@ -15,6 +15,7 @@ import (
 // TestLeasesAreCountedWhileTheyRun: no request makes the server forget a lease
 // that runs, so that an identity holds no more than its limit.
 func TestLeasesAreCountedWhileTheyRun(t *testing.T) {
+	t.Parallel()
 	var gone context.CancelFunc
 	server := memory.NewServer()
 	issuer := &leaving{Issuer: server.Issuer(), leave: func() {

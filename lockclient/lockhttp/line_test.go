@@ -31,6 +31,7 @@ func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 // attempt, and the issuer does not answer in that time. Only the first gets
 // that error; the other waits on and is granted.
 func TestHastyWaiter(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	first := &first{impatient: impatient{server.Issuer()}}
 	handler, err := lockhttp.New(first, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour})
@@ -87,6 +88,7 @@ func (f *first) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 // server for one resource. However they are woken, the issuer is asked about
 // twice per grant, and only one of them watches there.
 func TestClientsInLine(t *testing.T) {
+	t.Parallel()
 	const clients, rounds = 40, 5
 	for _, kind := range []string{"released", "run out"} {
 		t.Run(kind, func(t *testing.T) {

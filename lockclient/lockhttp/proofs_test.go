@@ -12,6 +12,7 @@ import (
 // TestProofsAreBounded: of the proofs of ended leases the latest stay, and all
 // proofs of running leases.
 func TestProofsAreBounded(t *testing.T) {
+	t.Parallel()
 	var p proofs
 	claim := func(n int) guard.Claim { return guard.Claim{Resource: "r" + strconv.Itoa(n), Token: 1, LeaseID: "L"} }
 	end := driver.Now() + time.Hour

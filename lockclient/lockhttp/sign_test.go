@@ -28,6 +28,7 @@ func (s *signer) Sign(claim guard.Claim, audience string, expiry time.Time) (str
 // claim, for the identity's audience, until the lease's end. A claim that
 // cannot be signed is not returned, and its lease is released.
 func TestSigned(t *testing.T) {
+	t.Parallel()
 	server, sign := memory.NewServer(), &signer{}
 	who := func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
@@ -70,6 +71,7 @@ func TestSigned(t *testing.T) {
 // TestProofOfClient: the Go client returns the latest proof of a claim, and
 // none for a claim that it does not hold.
 func TestProofOfClient(t *testing.T) {
+	t.Parallel()
 	sign := &signer{}
 	who := func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
@@ -138,6 +140,7 @@ func TestProofOfClient(t *testing.T) {
 // TestNoAudience: an identity for which nothing can be signed is granted nothing,
 // no token is spent, and the log says what is missing.
 func TestNoAudience(t *testing.T) {
+	t.Parallel()
 	server, log := memory.NewServer(), &strings.Builder{}
 	web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{}, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`)

@@ -36,6 +36,7 @@ func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 // read its answer, keeps a connection for some seconds and not for ever, whether
 // it is authenticated or not.
 func TestSlowClients(t *testing.T) {
+	t.Parallel()
 	const bound = 30 * time.Second
 	post := func(path, token, media string) string {
 		return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: 100\r\n\r\n{", path, token, media)

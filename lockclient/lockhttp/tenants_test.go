@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -49,6 +50,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 // resources and no trace of others, and the lease IDs of other holders only to
 // identities that may see them.
 func TestTenants(t *testing.T) {
+	t.Parallel()
 	issuer, operator, _ := postgres(t, 4)
 	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
 	for n := range 7 {
@@ -151,6 +153,7 @@ func TestTenants(t *testing.T) {
 // mark, after which the cut holder's claim is refused; without it that holder
 // can still write, and the answer says so.
 func TestForceUnlockRaises(t *testing.T) {
+	t.Parallel()
 	issuer, operator, _ := postgres(t, 4)
 	marks := guard.NewMemory(nil)
 	for _, raises := range []bool{true, false} {
@@ -181,6 +184,7 @@ func TestForceUnlockRaises(t *testing.T) {
 // TestLimits: each limit of an identity refuses what exceeds it, and does not
 // affect others.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	allowed := 2
 	web, _ := serve(t, memory.NewServer().Issuer(), func(r *http.Request) (*lockhttp.Identity, error) {
 		id := &lockhttp.Identity{Subject: r.Header.Get("Authorization"), AllResources: true, SeeHolders: true}
@@ -250,6 +254,7 @@ func TestLimits(t *testing.T) {
 
 // TestEvents: a follower of a resource gets who has it, and every change.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, handler := serve(t, server.Issuer(), people, nil)
 	follow := func(token string) *bufio.Reader {
@@ -303,11 +308,12 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestWaitersCostOneConnection: a thousand clients that wait keep as few
+// TestWaitersCostOneConnection: two hundred clients that wait, a thousand in the long form, keep as few
 // database connections busy as none: the issuer's listening connection is the
 // only one besides those of its pools, which have one connection each.
 func TestWaitersCostOneConnection(t *testing.T) {
-	const clients = 1000
+	t.Parallel()
+	clients := longtest.ByLength(200, 1000)
 	issuer, operator, pool := postgres(t, 1)
 	handler, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute, MaxWait: time.Hour})
 	if err != nil {

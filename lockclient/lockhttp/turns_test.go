@@ -10,6 +10,7 @@ import (
 // TestPlaceIsForgotten: the place of a client that does not come back is kept for
 // some seconds, and then nothing is left of it.
 func TestPlaceIsForgotten(t *testing.T) {
+	t.Parallel()
 	for away, order := range map[time.Duration]string{placeFor - time.Second: "[1 2]", placeFor + time.Second: "[2 1]"} {
 		synctest.Test(t, func(t *testing.T) {
 			var all turns
@@ -39,6 +40,7 @@ func TestPlaceIsForgotten(t *testing.T) {
 // TestPlacesAreBounded: a subject that watches for a moment under ever new names
 // leaves no more than placesMost places, and takes none from another subject.
 func TestPlacesAreBounded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
 		for n := range 3 * placesMost {

@@ -38,6 +38,7 @@ func (back) Watch(context.Context, driver.Watch, func()) (driver.Watching, error
 // TestIssuerBehind: an issuer whose tokens went back has a problem type of its
 // own, the answer reveals no internals, and the Go client rebuilds the error.
 func TestIssuerBehind(t *testing.T) {
+	t.Parallel()
 	web, _ := serve(t, back{memory.NewServer().Issuer()}, everybody, nil)
 	for _, path := range []string{"/v1/locks/acquire", "/readyz"} {
 		method, body := "GET", ""
@@ -66,6 +67,7 @@ func TestIssuerBehind(t *testing.T) {
 // TestVerdicts: each renewal of a batch has its own verdict, whatever is wrong
 // with the others.
 func TestVerdicts(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), people, nil)
 	ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"L","ttlSeconds":30}`)
@@ -108,6 +110,7 @@ func TestVerdicts(t *testing.T) {
 // TestVerdictsOfClient: the Go client's good renewals are carried out although
 // one is forbidden, one is out of bounds and all together are too large.
 func TestVerdictsOfClient(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{Body: 400, MaxTTL: time.Hour}}, nil
@@ -151,6 +154,7 @@ func (explained) Why(context.Context, guard.Claim) error {
 // TestWhyChangesNothing: asking why a lease is over is possible whatever the
 // server's bounds for TTLs are, and does not touch a running lease.
 func TestWhyChangesNothing(t *testing.T) {
+	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, explained{server.Issuer()}, func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{MinTTL: time.Minute}}, nil
@@ -184,6 +188,7 @@ func (b *bounded) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 
 // TestReadyTTL: the lease that /readyz acquires is one that the issuer grants.
 func TestReadyTTL(t *testing.T) {
+	t.Parallel()
 	const s = time.Second
 	for _, c := range []struct{ low, high, step, want time.Duration }{
 		{0, 0, 0, 10 * s}, {0, 5 * s, 0, 5 * s}, {15 * s, 60 * s, 0, 15 * s}, {0, 0, 4 * s, 8 * s}, {0, 0, 20 * s, 20 * s},
@@ -200,6 +205,7 @@ func TestReadyTTL(t *testing.T) {
 // TestCookie: the page's cookie is sent only to the page and, if the browser uses
 // TLS, only over TLS, wherever TLS ends.
 func TestCookie(t *testing.T) {
+	t.Parallel()
 	handler, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
 	if err != nil {
 		t.Fatal(err)
