@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
@@ -53,45 +51,6 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		}
 		if err := fenced.Raise(t.Context(), claimOf("r", 6)); err != nil {
 			t.Errorf("afterwards: %v", err)
-		}
-	})
-}
-
-// TestBatchOfSeveralStatements (P1, P5): a write of a batch is one statement in
-// the simple protocol, too, where the server would accept several: a COMMIT
-// among them would leave what follows without a fence.
-func TestBatchOfSeveralStatements(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v text); INSERT INTO n VALUES (1, 'old')")
-		db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
-		for _, sql := range []string{
-			"UPDATE n SET v = 'new'; COMMIT; UPDATE n SET v = 'newer'",
-			"SELECT 1; ROLLBACK",
-			"SELECT ';'; COMMIT",
-			`SELECT 1 AS ";"; COMMIT`,
-			"SELECT $$a;b$$; COMMIT",
-			"SELECT $x$ $$ ; $x$; COMMIT",
-			"SELECT E'\\'; '; COMMIT",
-			"SELECT 1 /* ; /* ; */ */; COMMIT",
-			"SELECT 1 -- ;\n; COMMIT",
-			"SELECT 'open",
-			"; COMMIT",
-		} {
-			_, err := db.Batch(t.Context(), claimOf("r", 5), Raw(sql), Raw("UPDATE n SET v = 'last'"))
-			if guard.ReasonOf(err) != guard.ReasonInvalid {
-				t.Errorf("%q: %v, want it to be invalid", sql, err)
-			}
-			if v := e.text("SELECT v FROM n"); v != "old" {
-				t.Fatalf("%q wrote %q", sql, v)
-			}
-		}
-		for _, sql := range []string{
-			"SELECT ';' ; ", "SELECT $$;$$", "SELECT $$$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
-			"DO $do$ BEGIN PERFORM 1; END $do$;",
-		} {
-			if _, err := db.Batch(t.Context(), claimOf("r", 5), Raw(sql)); err != nil {
-				t.Errorf("%q: %v", sql, err)
-			}
 		}
 	})
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
 )
 
@@ -51,34 +49,6 @@ func BenchmarkBatch(b *testing.B) {
 			_, err := db.Batch(b.Context(), claim, Raw(update, client, i))
 			return err
 		}, func(client, i int) error { return db.unfenced(b.Context(), update, client, i) })
-	})
-}
-
-// BenchmarkBatchOfTwo: enter and a write in one batch against a batch with
-// BEGIN, two writes and COMMIT.
-func BenchmarkBatchOfTwo(b *testing.B) {
-	const update = "UPDATE jobs SET v = $2 WHERE id = $1"
-	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
-		pgxDB, ok := db.(pgxFence)
-		if !ok {
-			return // database/sql has no batches
-		}
-		e.exec("INSERT INTO jobs SELECT generate_series(100, 99 + $1::int)", clients)
-		claim := claimOf("jobs", 5)
-		if err := db.Raise(b.Context(), claim); err != nil {
-			b.Fatal(err)
-		}
-		paired(b, clients, func(client, i int) error {
-			_, err := db.Batch(b.Context(), claim, Raw(update, client, i))
-			return err
-		}, func(client, i int) error {
-			two := &pgx.Batch{}
-			two.Queue("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-			two.Queue(update, client, i)
-			two.Queue(update, client+100, i)
-			two.Queue("COMMIT")
-			return pgxDB.pool.SendBatch(b.Context(), two).Close()
-		})
 	})
 }
 

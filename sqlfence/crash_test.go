@@ -97,31 +97,6 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// TestBackendTerminated: the same for one session, by an operator.
-func TestBackendTerminated(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			if err := write5(ctx, tx); err != nil {
-				return err
-			}
-			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-			e.terminate(pid)
-			return err
-		})
-		if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable && reason != guard.ReasonOutcomeUnknown {
-			t.Errorf("got %v, want ErrUnavailable or ErrOutcomeUnknown", err)
-		}
-		if e.written() != 0 {
-			t.Error("the write is there")
-		}
-		// The successor need not wait: the lock is free.
-		if err := e.open(&Options{RaiseTimeout: time.Millisecond}).Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // TestLockTimeout: a statement of the callback that waits too long for a row
 // is the callback's error; an update by itself is ErrUnavailable.
 func TestLockTimeout(t *testing.T) {

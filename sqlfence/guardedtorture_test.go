@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -197,77 +196,4 @@ func TestTriggersInterleaved(t *testing.T) {
 			}
 		})
 	}
-}
-
-// aim runs the schedule in which a naive guard fails: holder 5 has read; holder
-// 6 takes over and reads; holder 5 resumes and writes and commits; holder 6
-// writes. It returns both outcomes and what was added.
-func (e *env) aim(level string) (sum int64, err5, err6 error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	e.exec("DELETE FROM fencepost.marks")
-	before := e.int("SELECT v FROM account")
-	in := e.byTrigger(e.db, level, func() {})
-	once := errors.New("40001 ended it")
-	work := func(token guard.Token, between func()) error {
-		tried := false
-		return in(ctx, claimOf("account", token), func(ctx context.Context, tx testTx) error {
-			if tried { // only the first attempt is aimed
-				return once
-			}
-			tried = true
-			v, err := tx.int(ctx, "SELECT v FROM account")
-			if err != nil {
-				return err
-			}
-			between()
-			_, err = tx.exec(ctx, "UPDATE account SET v = $1", v+1)
-			return err
-		})
-	}
-	read6, done5, done6 := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	err5 = work(5, func() {
-		go func() {
-			defer close(done6)
-			err6 = work(6, func() {
-				close(read6)
-				<-done5
-			})
-		}()
-		<-read6
-	})
-	close(done5)
-	<-done6
-	return e.int("SELECT v FROM account") - before, err5, err6
-}
-
-// TestTriggerStopsAResumedHolder (P1, P2): aimed at each level; the control is
-// the same without triggers.
-func TestTriggerStopsAResumedHolder(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE account (v bigint NOT NULL); INSERT INTO account VALUES (0)")
-		g := e.guardBy("account", `account`)
-		for _, level := range isolationLevels {
-			sum, err5, err6 := e.aim(level)
-			// Under a snapshot, 40001 and a second attempt that is refused as
-			// stale.
-			if err5 == nil || err6 != nil || sum != 1 {
-				t.Errorf("%s: holder 5: %v, holder 6: %v, sum %d", level, err5, err6, sum)
-			}
-			if level == isolationLevels[0] {
-				var r *guard.RejectedError
-				if !errors.As(err5, &r) || r.Reason != guard.ReasonStale || r.Claim != claimOf("account", 5) || r.Mark != (guard.Mark{Token: 6, LeaseID: "lease-6"}) {
-					t.Errorf("holder 5: %#v", err5)
-				}
-			}
-		}
-		if err := e.db.RemoveTrigger(t.Context(), g.Table); err != nil {
-			t.Fatal(err)
-		}
-		for _, level := range isolationLevels[:2] {
-			if _, err5, _ := e.aim(level); err5 != nil {
-				t.Errorf("%s without triggers, the control: holder 5's stale write: %v", level, err5)
-			}
-		}
-	})
 }

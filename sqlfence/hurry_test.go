@@ -12,12 +12,14 @@ import (
 )
 
 // TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
-// than the wait for an older holder still raises, once that holder has been
-// ended. The control is the statement alone, which is cancelled.
+// than the wait for an older holder, and than the look for it, still raises, once
+// that holder has been ended. The control is the statement alone, which is
+// cancelled.
 func TestRaiseUnderStatementTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
-		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: 5 * time.Second}, hurried)
+		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: patience}, hurried)
+		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH") // as on a busy server
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			control := context.WithoutCancel(ctx)
 			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); pgerr.State(err) != pgerr.Canceled {
@@ -51,26 +53,4 @@ func (e *env) settingOf(db fence) (ms int64) {
 		e.Error(err)
 	}
 	return ms
-}
-
-// TestBatchDoesNotCopy: a COPY from the client would take the COMMIT after it
-// for rows, and without a deadline wait forever.
-func TestBatchDoesNotCopy(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int); CREATE TABLE copy (stdin int)")
-		for _, sql := range []string{"COPY n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;", "COPY n FROM PROGRAM 'echo 7'"} {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			if _, err := e.db.Batch(ctx, claimOf("r", 5), Raw(sql)); guard.ReasonOf(err) != guard.ReasonInvalid {
-				t.Errorf("%q: got %v, want ErrInvalid", sql, err)
-			}
-		}
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != guard.NoToken {
-			t.Errorf("something was sent: mark %v, %v", mark, err)
-		}
-		// The control: the words alone are not refused.
-		if _, err := e.db.Batch(t.Context(), claimOf("r", 5), Raw("INSERT INTO copy (stdin) VALUES (1)")); err != nil {
-			t.Error(err)
-		}
-	})
 }

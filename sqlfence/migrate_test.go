@@ -100,19 +100,6 @@ func TestMigrateRefusesNewer(t *testing.T) {
 	})
 }
 
-// TestMigrateRollsBack: a step that fails leaves nothing behind.
-func TestMigrateRollsBack(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("DROP SCHEMA fencepost CASCADE; CREATE SCHEMA fencepost; CREATE FUNCTION fencepost.enter(text, bigint, text, integer, integer) RETURNS void LANGUAGE sql AS ''")
-		if err := e.db.Migrate(t.Context()); err == nil || pgerr.State(err) != "42723" {
-			t.Errorf("got %v, want the server's error", err)
-		}
-		if n := e.int("SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace"); n != 0 {
-			t.Error("half of the schema is there")
-		}
-	})
-}
-
 // TestApplicationRole: with the rights that the documentation of Migrate
 // names, and no others, a role can do everything except touch the marks and
 // create objects; without them, nothing.

@@ -266,9 +266,10 @@ func (t *holderTimes) since(key string) time.Time {
 }
 
 // readOnce runs statements of the schema in a READ COMMITTED transaction that
-// has nothing to commit.
+// has nothing to commit. The session's statement_timeout does not count: a raise
+// that cannot look ends nobody, and waits in vain.
 func (d *DB[Tx]) readOnce(ctx context.Context, op string, claim guard.Claim, read func(q querier) error) error {
-	c, err := d.begin(ctx, readCommitted)
+	c, err := d.begin(ctx, readCommitted, statement{sql: unhurriedSQL})
 	if err == nil {
 		err = read(d.backend.in(c.tx()))
 		c.release()

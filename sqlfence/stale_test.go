@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // rowWriter writes row id under a token.
@@ -103,33 +102,4 @@ func TestNoStaleWriteControl(t *testing.T) {
 		}
 		t.Logf("%d of %d writes went backwards", backwards, applied)
 	})
-}
-
-// TestNoStaleWriteInTransactions (P1): the single statement holds in
-// transactions of any level as well; a serialization failure writes nothing.
-func TestNoStaleWriteInTransactions(t *testing.T) {
-	t.Parallel()
-	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
-		t.Run(level, func(t *testing.T) {
-			someDriver(t, func(t *testing.T, e *env) {
-				write := func(ctx context.Context, e *env, table *Table, id int, token guard.Token) error {
-					err := e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
-						if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level); err != nil {
-							return err
-						}
-						claim := guard.Claim{Resource: fmt.Sprint("row:", id), Token: token}
-						return table.Update(ctx, tx.in(), claim, Key{id}, Set{"v": Raw("v + 1")})
-					})
-					if err != nil && pgerr.State(err) == "40001" { // not written
-						return &guard.RejectedError{Reason: guard.ReasonStale}
-					}
-					return err
-				}
-				applied, backwards, contradicted := torture(t, e, guard.OncePerToken, 1, campaign(15), write)
-				if backwards != 0 || contradicted != 0 || applied == 0 {
-					t.Errorf("%d of %d writes went backwards, %d contradict what the clients were told", backwards, applied, contradicted)
-				}
-			})
-		})
-	}
 }

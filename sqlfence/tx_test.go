@@ -81,29 +81,6 @@ func TestInTxRollsBack(t *testing.T) {
 	})
 }
 
-// TestInTxStatementFailed: a callback that swallows the error of a statement
-// gets no success for a COMMIT that the server turns into a rollback.
-func TestInTxStatementFailed(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			if err := write5(ctx, tx); err != nil {
-				return err
-			}
-			if _, err := tx.exec(ctx, "INSERT INTO written VALUES (-1)"); err == nil {
-				t.Error("the statement did not fail")
-			}
-			return nil
-		})
-		if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "aborted by an earlier error") {
-			t.Errorf("got %v", err)
-		}
-		if e.written() != 0 {
-			t.Error("something was committed")
-		}
-	})
-}
-
 // TestInTxConstraintAtCommit: the error of COMMIT itself is the caller's, with
 // the driver's inside, and nothing is committed.
 func TestInTxConstraintAtCommit(t *testing.T) {
@@ -122,21 +99,17 @@ func TestInTxConstraintAtCommit(t *testing.T) {
 	})
 }
 
-// TestInTxEndedByCallback: a callback that ends the transaction itself, by the
-// driver or by SQL, gets no success: what it wrote may or may not be there.
+// TestInTxEndedByCallback: a callback that ends the transaction by its driver gets
+// no success: what it wrote may or may not be there. TestInTxEndedInSQL is about
+// the other way.
 func TestInTxEndedByCallback(t *testing.T) {
-	sql := func(s string) func(context.Context, testTx) error {
-		return func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, s); return err }
-	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		for what, c := range map[string]struct {
 			end  func(ctx context.Context, tx testTx) error
 			rows int64
 		}{
-			"tx.Commit":    {func(_ context.Context, tx testTx) error { return tx.end(true) }, 1},
-			"tx.Rollback":  {func(_ context.Context, tx testTx) error { return tx.end(false) }, 0},
-			"SQL COMMIT":   {sql("COMMIT"), 1},
-			"SQL ROLLBACK": {sql("ROLLBACK"), 0},
+			"tx.Commit":   {func(_ context.Context, tx testTx) error { return tx.end(true) }, 1},
+			"tx.Rollback": {func(_ context.Context, tx testTx) error { return tx.end(false) }, 0},
 		} {
 			e.exec("DROP TABLE IF EXISTS written")
 			e.createWritten()

@@ -148,7 +148,7 @@ var mistakes = []mistake{
 	{
 		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
 		edits: []edit{{triggersSQL, "    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);\n", "    NULL;\n"}},
-		by:    unitTest("sqlfence", "^TestTriggerStopsAResumedHolder$"),
+		by:    unitTest("sqlfence", "^TestTriggersInterleaved$"),
 		also:  theCampaign,
 	},
 	{
