@@ -199,8 +199,8 @@ func (e *env) carriedOut(t *testing.T, what, sql, before string, triggers bool, 
 	undo := fmt.Errorf("undo")
 	err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 		if !triggers {
-			const off = `DO $$ DECLARE t regclass; BEGIN FOR t IN SELECT DISTINCT tgrelid FROM pg_trigger WHERE tgname = 'fencepost_insert' LOOP
-				EXECUTE format('ALTER TABLE %s DISABLE TRIGGER fencepost_insert, DISABLE TRIGGER fencepost_update, DISABLE TRIGGER fencepost_delete, DISABLE TRIGGER fencepost_truncate', t); END LOOP; END $$`
+			const off = `DO $$ DECLARE r record; BEGIN FOR r IN SELECT tgrelid::regclass AS t, tgname FROM pg_trigger WHERE tgname LIKE 'fencepost%' LOOP
+				EXECUTE format('ALTER TABLE ONLY %s DISABLE TRIGGER %I', r.t, r.tgname); END LOOP; END $$`
 			if _, err := tx.exec(ctx, off); err != nil {
 				return err
 			}

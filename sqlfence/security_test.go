@@ -180,7 +180,7 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 			must(fmt.Sprintf("SET SESSION AUTHORIZATION %s_app; CREATE TABLE app.orders (tenant %s NOT NULL); SET SESSION AUTHORIZATION DEFAULT", name, c.column))
 			whole := e.text("SELECT pg_get_functiondef('fencepost.guard_body'::regproc)")
 			if control {
-				e.mutate("guard_body", "format('format(''%%s'', %I)'", "format('%I::text'")
+				e.mutate("guard_body", "format('format(''%%s'', %s%I)'", "format('%s%I::text'")
 			}
 			if err := as("migrator", `SELECT fencepost.install_guard('app.orders', '[{"column": "tenant", "variable": "tenant", "type": ""}]', false, 1000)`); err != nil {
 				t.Fatalf("%s: %v", attack, err)

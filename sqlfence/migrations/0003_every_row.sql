@@ -1,0 +1,494 @@
+-- The part of schema fencepost that belongs to package sqlfence: triggers that
+-- see every row, and are bound to their table whatever its name.
+--
+-- A statement trigger does not see every row of its table. A MERGE that moves a
+-- row to another partition shows it in no transition table, or in one of two;
+-- and what is written through another table, under which the guarded one was put
+-- by ATTACH PARTITION or INHERIT, fires that table's statement triggers. Row
+-- triggers fire for all of these. They cost little because their WHEN is false
+-- for rows that the statement trigger will see:
+--
+--   fencepost_begin          BEFORE a statement, says what its trigger will see,
+--   fencepost_insert, ...    AFTER it, checks that, once for each resource,
+--   fencepost_row_insert,... AFTER a row that no statement trigger will see,
+--                            checks the row.
+--
+-- What will be seen is in the setting fencepost.covered, which is local to the
+-- transaction and so is undone with a savepoint:
+--
+--   ''         nothing: every row is checked by itself
+--   'all'      every row
+--   'in place' every row that stays in its partition
+--   'moved'    the same, and a row has left its partition
+--
+-- Reading order: guard_begin, guard_body, install_guard, guard_problems.
+
+-- guarded lists the guards by the name of their trigger function, which no two
+-- tables share; the table is the one that has triggers with this function, and
+-- its name is the one that it had at the last installation. columns are the
+-- numbers of the columns in parts, in order.
+ALTER TABLE fencepost.guarded ADD guard text, ADD columns int2[] NOT NULL DEFAULT '{}';
+UPDATE fencepost.guarded SET guard = fencepost.guard_name(schema_name, table_name),
+  columns = ARRAY(SELECT a.attnum FROM jsonb_array_elements(parts) WITH ORDINALITY AS x(part, n)
+    JOIN pg_attribute a ON a.attrelid = to_regclass(format('%I.%I', schema_name, table_name)) AND a.attname = part ->> 'column' ORDER BY n);
+ALTER TABLE fencepost.guarded DROP CONSTRAINT guarded_pkey, ADD PRIMARY KEY (guard);
+
+-- presented returns the claim that the transaction presented for a resource.
+CREATE OR REPLACE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  claims  text := current_setting('fencepost.claims', true);
+  offered text;
+BEGIN
+  IF claims <> '' THEN
+    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
+      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
+  END IF;
+  IF lease IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'SF003',
+      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
+      DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
+      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
+  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
+  END IF;
+  token := offered::bigint;
+END $$;
+
+-- guard_begin notes what the statement trigger of the relation will see of the
+-- statement that begins: nothing if one of the relation's ancestors has another
+-- guard or none, since a write through that one looks the same to a row trigger.
+-- Once a table's rows may have moved, 'all' is not said again in the
+-- transaction: a statement inside the moving one may end before it does.
+CREATE FUNCTION fencepost.guard_begin(p_relation oid, p_operation text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  covered text := coalesce(current_setting('fencepost.covered', true), '');
+BEGIN
+  IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_relation) AND EXISTS (
+    WITH RECURSIVE above(relid) AS (
+      SELECT p_relation UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = relid
+    ) SELECT FROM above WHERE NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = above.relid AND tgname = 'fencepost_begin'
+        AND tgfoid = (SELECT tgfoid FROM pg_trigger WHERE tgrelid = p_relation AND tgname = 'fencepost_begin'))) THEN
+    PERFORM set_config('fencepost.covered', '', true);
+  ELSIF p_operation = 'UPDATE' AND EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = p_relation) THEN
+    PERFORM set_config('fencepost.moves', 'on', true);
+    IF covered <> 'moved' THEN
+      PERFORM set_config('fencepost.covered', 'in place', true);
+    END IF;
+  ELSIF covered = '' THEN
+    PERFORM set_config('fencepost.covered', CASE WHEN current_setting('fencepost.moves', true) = 'on' THEN 'in place' ELSE 'all' END, true);
+  END IF;
+END $$;
+
+-- guard_when is the WHEN of a row trigger. It runs with the rights of whoever
+-- writes, and so calls system functions alone. A row leaves its partition before
+-- it comes to the other, so that the DELETE tells what the INSERT after it may be.
+CREATE FUNCTION fencepost.guard_when(p_trigger text)
+RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE p_trigger
+    WHEN 'row_insert' THEN 'coalesce(current_setting(''fencepost.covered'', true), '''') <> ALL (ARRAY[''all'', ''in place''])'
+    WHEN 'row_update' THEN 'coalesce(current_setting(''fencepost.covered'', true), '''') = '''''
+    WHEN 'row_delete' THEN 'CASE coalesce(current_setting(''fencepost.covered'', true), '''') WHEN ''all'' THEN false '
+      || 'WHEN ''in place'' THEN set_config(''fencepost.covered'', ''moved'', true) <> '''' ELSE true END'
+  END
+$$;
+
+-- replicated reports whether a logical subscription's worker is writing: what it
+-- applies was checked on the publisher.
+CREATE FUNCTION fencepost.replicated()
+RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT current_setting('session_replication_role') = 'replica' AND EXISTS (SELECT FROM pg_stat_get_subscription(NULL) WHERE pid = pg_backend_pid())
+$$;
+
+-- guard_body is the text of a trigger function. It is specific to the resource,
+-- so that its plans are kept, and not to the table's name. It makes one check for
+-- each resource that a statement touched, after everything else that may change
+-- its rows. An update is checked for the old and the new resources of its rows.
+--
+-- A column's text is taken with format, which calls the type's output function:
+-- those belong to the server or a superuser. A cast would not do: it may be a
+-- function of the type's owner, which would run with the rights of this
+-- function, and the column's type may change later. quote_all_identifiers is
+-- pinned because the text is compared with the one installed.
+DROP FUNCTION fencepost.guard_body(text, text, jsonb, boolean);
+CREATE FUNCTION fencepost.guard_body(p_parts jsonb, p_report_only boolean)
+RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
+DECLARE
+  judge    text := CASE WHEN p_report_only THEN 'report' ELSE 'require' END;
+  truncate text := 'PERFORM fencepost.refuse_truncate(label);';
+  of_row   text[] := ARRAY(
+    SELECT 'ARRAY[' || string_agg(CASE WHEN part ? 'column' THEN format('format(''%%s'', %s%I)', prefix, part ->> 'column')
+        ELSE quote_literal(part ->> 'text') END || ' COLLATE "C"', ', ' ORDER BY n) || ']'
+      FROM unnest(ARRAY['', 'OLD.', 'NEW.']) WITH ORDINALITY AS p(prefix, k), jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
+      GROUP BY k ORDER BY k);
+BEGIN
+  IF NOT EXISTS (SELECT FROM jsonb_array_elements(p_parts) part WHERE part ? 'column') THEN
+    SELECT format('PERFORM fencepost.%s(%L, label);', judge, fencepost.join_resource(VARIADIC array_agg(part ->> 'text' ORDER BY n)))
+      INTO truncate FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n);
+  END IF;
+  RETURN format($body$
+#variable_conflict use_column
+DECLARE
+  parts text[];
+  label text := format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
+BEGIN
+  IF TG_WHEN = 'BEFORE' THEN
+    PERFORM fencepost.guard_begin(TG_RELID, TG_OP);
+    RETURN NULL;
+  ELSIF TG_LEVEL = 'STATEMENT' AND TG_OP <> 'TRUNCATE' THEN
+    PERFORM set_config('fencepost.covered', '', true);
+  END IF;%6$s
+  IF TG_LEVEL = 'ROW' THEN
+    IF NOT fencepost.replicated() THEN
+      IF TG_OP <> 'INSERT' THEN
+        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %4$s), label);
+      END IF;
+      IF TG_OP <> 'DELETE' THEN
+        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %5$s), label);
+      END IF;
+    END IF;
+  ELSIF TG_OP = 'TRUNCATE' THEN
+    %2$s
+  ELSIF TG_OP = 'INSERT' THEN
+    FOR parts IN SELECT %3$s FROM fencepost_new GROUP BY 1 LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+    END LOOP;
+  ELSIF TG_OP = 'DELETE' THEN
+    FOR parts IN SELECT %3$s FROM fencepost_old GROUP BY 1 LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+    END LOOP;
+  ELSE
+    FOR parts IN SELECT %3$s FROM fencepost_old UNION SELECT %3$s FROM fencepost_new LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+    END LOOP;
+  END IF;%7$s
+  RETURN NULL;
+END $body$, judge, truncate, of_row[1], of_row[2], of_row[3],
+    CASE WHEN p_report_only THEN '
+  BEGIN' ELSE '' END,
+    CASE WHEN p_report_only THEN '
+  EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
+    RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = ''fencepost: would refuse a write of '' || label || '': '' || SQLERRM;
+  END;' ELSE '' END);
+END $$;
+
+-- guard_name is the name of the trigger function of a table: the one that its
+-- triggers have, NULL if there is none.
+DROP FUNCTION fencepost.guard_name(text, text);
+CREATE FUNCTION fencepost.guard_name(p_table oid)
+RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT p.proname::text FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = p_table AND p.pronamespace = 'fencepost'::regnamespace AND starts_with(p.proname, 'guard_')
+    GROUP BY p.proname ORDER BY EXISTS (SELECT FROM fencepost.guarded WHERE guard = p.proname) DESC, count(*) DESC, p.proname LIMIT 1
+$$;
+
+-- guard_table finds the table of a guard by its triggers, whatever its name is
+-- now; if several have them and none is another's ancestor, the one that has the
+-- name, then the one with row triggers, which a partition loses when it is
+-- detached. A guard whose triggers are gone is found by the name alone.
+CREATE FUNCTION fencepost.guard_table(p_guard text, p_schema text, p_table text)
+RETURNS oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  WITH named AS (SELECT to_regclass(format('%I.%I', p_schema, p_table))::oid AS relid),
+  has AS (SELECT tgrelid, tgfoid, bool_or(starts_with(tgname, 'fencepost_row_')) AS rows FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+    WHERE pronamespace = 'fencepost'::regnamespace AND proname = p_guard GROUP BY 1, 2)
+  SELECT coalesce(
+    (SELECT tgrelid FROM has WHERE NOT EXISTS (SELECT FROM pg_inherits JOIN has h ON h.tgrelid = inhparent WHERE inhrelid = has.tgrelid)
+      ORDER BY tgrelid = (SELECT relid FROM named) DESC NULLS LAST, rows DESC, tgrelid LIMIT 1),
+    (SELECT relid FROM named WHERE fencepost.guard_name(relid) IS NULL))
+$$;
+
+-- guard_columns are the numbers of the columns in parts, in order.
+CREATE FUNCTION fencepost.guard_columns(p_table oid, p_parts jsonb)
+RETURNS int2[] LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT ARRAY(SELECT a.attnum FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
+    JOIN pg_attribute a ON a.attrelid = p_table AND a.attname = part ->> 'column' ORDER BY n)
+$$;
+
+-- guard_obstacle returns why a table cannot be guarded as described; NULL if it
+-- can.
+CREATE OR REPLACE FUNCTION fencepost.guard_obstacle(p_table oid, p_parts jsonb)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  c    pg_class;
+  a    record;
+  part jsonb;
+BEGIN
+  SELECT * INTO c FROM pg_class WHERE oid = p_table;
+  IF NOT FOUND THEN
+    RETURN 'does not exist';
+  ELSIF getdatabaseencoding() <> 'UTF8' THEN
+    RETURN format('is in a database with encoding %s, resources are UTF-8', getdatabaseencoding());
+  ELSIF c.relkind NOT IN ('r', 'p') THEN
+    RETURN 'is not a table: triggers of a view or foreign table do not see every write of its rows';
+  ELSIF c.relpersistence = 't' THEN
+    RETURN 'is a temporary table';
+  ELSIF c.relnamespace IN ('fencepost'::regnamespace, 'pg_catalog'::regnamespace) THEN
+    RETURN 'belongs to a schema that is not the application''s';
+  ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_table) THEN
+    RETURN format('is a partition or child of %s, which must be guarded instead', (SELECT inhparent::regclass FROM pg_inherits WHERE inhrelid = p_table LIMIT 1));
+  ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table))) THEN
+    RETURN (SELECT format('has the child %s, which is also one of %s: writes through that one cost a check for each row', inhrelid::regclass, inhparent::regclass) FROM pg_inherits
+      WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table)) LIMIT 1);
+  ELSIF EXISTS (SELECT FROM pg_class WHERE oid IN (SELECT fencepost.guard_tree(p_table)) AND relkind NOT IN ('r', 'p')) THEN
+    RETURN 'has a foreign table as a partition or child, whose writes triggers cannot fully see';
+  ELSIF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table))
+      AND (tgname IN ('fencepost_begin', 'fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate') OR starts_with(tgname, 'fencepost_row_'))
+      AND pronamespace <> 'fencepost'::regnamespace) THEN
+    RETURN 'has a trigger of somebody else''s under a name that begins with fencepost_';
+  END IF;
+  IF p_parts IS NULL OR jsonb_typeof(p_parts) <> 'array' OR jsonb_array_length(p_parts) = 0 THEN
+    RETURN 'has no parts that name its resources';
+  END IF;
+  FOR part IN SELECT jsonb_array_elements(p_parts) LOOP
+    IF coalesce(part ->> 'text', part ->> 'column', '') = '' OR (part ? 'text' AND part ? 'column') THEN
+      RETURN format('has a part that is neither a column nor a text: %s', part);
+    END IF;
+    CONTINUE WHEN part ? 'text';
+    SELECT attnotnull, attgenerated, t.typname, t.typtype, t.typowner, t.oid AS typoid, coalesce(l.collisdeterministic, true) AS deterministic, d.typtype AS own INTO a
+      FROM pg_attribute JOIN pg_type d ON d.oid = atttypid
+      JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
+      LEFT JOIN pg_collation l ON l.oid = attcollation
+      WHERE attrelid = p_table AND attname = part ->> 'column' AND attnum > 0 AND NOT attisdropped;
+    IF NOT FOUND THEN
+      RETURN format('has no column %I', part ->> 'column');
+    ELSIF NOT a.attnotnull THEN
+      RETURN format('has a column %I that may be NULL, which names no resource', part ->> 'column');
+    ELSIF a.attgenerated NOT IN ('', 's') THEN
+      RETURN format('has a column %I that is a virtual generated column', part ->> 'column');
+    ELSIF a.attgenerated = 's' AND c.relkind = 'p' THEN
+      RETURN format('is partitioned and has a column %I that is generated: triggers see a row as it was before its partition generated the column', part ->> 'column');
+    ELSIF NOT (a.typtype = 'e' OR a.typoid IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)) THEN
+      RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting', part ->> 'column', a.typname);
+    ELSIF a.typtype = 'e' AND (a.own = 'd' OR a.typowner <> c.relowner) THEN
+      RETURN format('has a column %I of the enum %s, which must be the table owner''s own and no domain: its owner may rename its values, and so the resources', part ->> 'column', a.typname);
+    ELSIF part ->> 'type' = 'int' AND a.typoid NOT IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) OR part ->> 'type' = 'uuid' AND a.typoid <> 'uuid'::regtype THEN
+      RETURN format('has a column %I of type %s, but the variable %s of the template is of type %s', part ->> 'column', a.typname, part ->> 'variable', part ->> 'type');
+    ELSIF part ->> 'type' NOT IN ('', 'int', 'uuid') THEN
+      RETURN format('has a variable %s of an unknown type', part ->> 'variable');
+    ELSIF NOT a.deterministic THEN
+      RETURN format('has a column %I under a collation in which different texts are equal', part ->> 'column');
+    END IF;
+  END LOOP;
+  RETURN NULL;
+END $$;
+
+-- guard_triggers lists the triggers of a guard: the kind of each (pg_trigger.tgtype)
+-- and its definition after CREATE TRIGGER and the name, with places for the table
+-- and the function. Row triggers of a partitioned table are made on its root, and
+-- the server gives them to its partitions, later ones included.
+CREATE FUNCTION fencepost.guard_triggers()
+RETURNS TABLE (event text, type int, definition text, old_rows boolean, new_rows boolean) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  VALUES
+    ('begin', 30, 'BEFORE INSERT OR UPDATE OR DELETE ON %1$s FOR EACH STATEMENT', false, false),
+    ('insert', 4, 'AFTER INSERT ON %1$s REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT', false, true),
+    ('update', 16, 'AFTER UPDATE ON %1$s REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT', true, true),
+    ('delete', 8, 'AFTER DELETE ON %1$s REFERENCING OLD TABLE AS fencepost_old FOR EACH STATEMENT', true, false),
+    ('truncate', 32, 'AFTER TRUNCATE ON %1$s FOR EACH STATEMENT', false, false),
+    ('row_insert', 5, 'AFTER INSERT ON %1$s FOR EACH ROW', false, false),
+    ('row_update', 17, 'AFTER UPDATE ON %1$s FOR EACH ROW', false, false),
+    ('row_delete', 9, 'AFTER DELETE ON %1$s FOR EACH ROW', false, false)
+$$;
+
+-- guard_problems compares what is installed with what should be.
+CREATE OR REPLACE FUNCTION fencepost.guard_problems(p_table oid, p_parts jsonb, p_report_only boolean)
+RETURNS TABLE (relation text, problem text) LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  root       text := p_table::regclass::text;
+  guard_name text := fencepost.guard_name(p_table);
+  s          text;
+  t          text;
+  g          fencepost.guarded;
+  f          pg_proc;
+  o          record;
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
+    RETURN QUERY SELECT root, 'the table does not exist'::text;
+    RETURN;
+  END IF;
+  IF fencepost.guard_obstacle(p_table, p_parts) IS NOT NULL THEN
+    RETURN QUERY SELECT root, 'the table ' || fencepost.guard_obstacle(p_table, p_parts);
+    RETURN;
+  END IF;
+  SELECT nspname, relname INTO s, t FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
+  SELECT * INTO g FROM fencepost.guarded WHERE CASE WHEN guard_name IS NULL THEN schema_name = s AND table_name = t ELSE guard = guard_name END
+    AND fencepost.guard_table(guard, schema_name, table_name) = p_table;
+  IF g.guard IS NULL THEN
+    RETURN QUERY SELECT root, 'the table is not listed in fencepost.guarded'::text;
+  ELSIF g.parts <> p_parts OR g.report_only <> p_report_only THEN
+    RETURN QUERY SELECT root, 'the table is listed in fencepost.guarded with another resource or mode'::text;
+  ELSIF g.columns <> fencepost.guard_columns(p_table, p_parts) THEN
+    RETURN QUERY SELECT root, 'the columns of its resource are not those that were guarded: columns were renamed, or the database was restored from a dump'::text;
+  END IF;
+  IF (g.schema_name, g.table_name) <> (s, t) THEN
+    RETURN QUERY SELECT root, format('the table was guarded as %I.%I and has been renamed since; what has that name now may not be guarded', g.schema_name, g.table_name);
+  END IF;
+  SELECT * INTO f FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = coalesce(g.guard, guard_name) AND pronargs = 0;
+  IF NOT FOUND THEN
+    RETURN QUERY SELECT root, 'the trigger function is missing'::text;
+    RETURN;
+  END IF;
+  IF f.prosrc <> fencepost.guard_body(p_parts, p_report_only) OR NOT f.prosecdef OR f.provolatile <> 'v'
+     OR f.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp'] THEN
+    RETURN QUERY SELECT root, format('the trigger function fencepost.%s is not of this version, or not for this resource or mode', f.proname);
+  END IF;
+  FOR o IN
+    SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
+      AND regexp_replace(lower(pg_get_expr(t.tgqual, 0)), '::"?text"?|[()"[:space:]]', '', 'g')
+        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event)), '::text|[()[:space:]]', '', 'g')
+      AND t.tgoldtable IS NOT DISTINCT FROM CASE WHEN e.old_rows THEN 'fencepost_old'::name END
+      AND t.tgnewtable IS NOT DISTINCT FROM CASE WHEN e.new_rows THEN 'fencepost_new'::name END AS matches
+    FROM fencepost.guard_tree(p_table) AS r(relid)
+    CROSS JOIN fencepost.guard_triggers() e
+    LEFT JOIN pg_trigger t ON t.tgrelid = r.relid AND t.tgname = 'fencepost_' || e.event
+    ORDER BY r.relid::regclass::text, e.event
+  LOOP
+    IF o.found IS NULL THEN
+      RETURN QUERY SELECT o.relid::regclass::text, format('the trigger fencepost_%s is missing', o.event);
+    ELSIF NOT o.matches THEN
+      RETURN QUERY SELECT o.relid::regclass::text, format('the trigger fencepost_%s is another one', o.event);
+    ELSIF o.tgenabled <> 'A' THEN
+      RETURN QUERY SELECT o.relid::regclass::text, CASE o.tgenabled WHEN 'D' THEN format('the trigger fencepost_%s is disabled', o.event)
+        ELSE format('the trigger fencepost_%s is not enabled ALWAYS', o.event) END;
+    END IF;
+  END LOOP;
+END $$;
+
+-- drop_guard_function drops a trigger function once nothing uses it.
+DROP FUNCTION fencepost.drop_guard_function(text, text);
+CREATE FUNCTION fencepost.drop_guard_function(p_guard text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  f oid := to_regprocedure(format('fencepost.%I()', p_guard));
+BEGIN
+  IF f IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = f) THEN
+    EXECUTE format('DROP FUNCTION fencepost.%I()', p_guard);
+  END IF;
+END $$;
+
+-- lock_guards lets one installation run at a time and removes entries of tables
+-- that are gone.
+CREATE OR REPLACE FUNCTION fencepost.lock_guards(p_lock_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, 0);
+  PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0));
+  PERFORM fencepost.drop_guard_function(guard) FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
+  DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
+END $$;
+
+-- install_guard puts a table, its partitions and children under triggers. It
+-- changes nothing, and takes no lock on the table, if everything is in place.
+-- It runs with the rights of its caller, who must own the table and be allowed
+-- to write in schema fencepost. A trigger function that another table has, too, is
+-- left to that one.
+CREATE OR REPLACE FUNCTION fencepost.install_guard(p_table regclass, p_parts jsonb, p_report_only boolean, p_lock_timeout_ms integer)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  obstacle text := fencepost.guard_obstacle(p_table, p_parts);
+  old      text;
+  guard    text;
+  relation oid;
+  made     record;
+BEGIN
+  IF obstacle IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
+  END IF;
+  PERFORM fencepost.lock_guards(p_lock_timeout_ms);
+  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
+    RETURN false;
+  END IF;
+  DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table;
+  old := fencepost.guard_name(p_table);
+  guard := old;
+  IF guard IS NULL OR EXISTS (SELECT FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+      WHERE pronamespace = 'fencepost'::regnamespace AND proname = guard AND tgrelid NOT IN (SELECT fencepost.guard_tree(p_table))) THEN
+    guard := 'guard_' || replace(gen_random_uuid()::text, '-', '');
+  END IF;
+  EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
+    guard, fencepost.guard_body(p_parts, p_report_only));
+  EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', guard);
+  -- The lock on the root keeps partitions from being attached meanwhile.
+  EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
+  PERFORM fencepost.drop_guards(p_table);
+  FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
+    FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
+      IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
+        EXECUTE format('CREATE TRIGGER fencepost_%s %s %s EXECUTE FUNCTION fencepost.%I()', made.event, format(made.definition, relation::regclass),
+          coalesce('WHEN (' || fencepost.guard_when(made.event) || ')', ''), guard);
+      END IF;
+      EXECUTE format('ALTER TABLE ONLY %s ENABLE ALWAYS TRIGGER fencepost_%s', relation::regclass, made.event);
+    END LOOP;
+  END LOOP;
+  INSERT INTO fencepost.guarded (guard, schema_name, table_name, parts, report_only, columns)
+    SELECT guard, nspname, relname, p_parts, p_report_only, fencepost.guard_columns(p_table, p_parts)
+      FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
+  PERFORM fencepost.drop_guard_function(old) WHERE old IS NOT NULL;
+  RETURN true;
+END $$;
+
+-- drop_guards drops every trigger of a table, its partitions and children whose
+-- function is one of the schema's. Those that a partition has from its root go
+-- with the root's.
+CREATE FUNCTION fencepost.drop_guards(p_table oid)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  relation oid;
+  name     text;
+  dropped  boolean := false;
+BEGIN
+  FOR relation, name IN
+    SELECT tgrelid, tgname FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+      WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table)) AND tgparentid = 0 AND pronamespace = 'fencepost'::regnamespace AND starts_with(proname, 'guard_')
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', name, relation::regclass);
+    dropped := true;
+  END LOOP;
+  RETURN dropped;
+END $$;
+
+-- remove_guard removes the triggers. A NULL table only removes the entries of
+-- tables that are gone.
+CREATE OR REPLACE FUNCTION fencepost.remove_guard(p_table regclass, p_lock_timeout_ms integer)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  names   text[];
+  removed boolean;
+BEGIN
+  PERFORM fencepost.lock_guards(p_lock_timeout_ms);
+  IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
+    RETURN false;
+  END IF;
+  WITH gone AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) = p_table RETURNING guard)
+    SELECT array_agg(guard) INTO names FROM gone;
+  names := array_remove(names || fencepost.guard_name(p_table), NULL);
+  removed := fencepost.drop_guards(p_table) OR cardinality(names) > 0;
+  PERFORM fencepost.drop_guard_function(name) FROM unnest(names) name;
+  RETURN coalesce(removed, false);
+END $$;
+
+-- guard_status lists every guarded table, and every table that has triggers of
+-- this schema but is not listed, with what is wrong with it.
+CREATE OR REPLACE FUNCTION fencepost.guard_status()
+RETURNS TABLE (schema_name text, table_name text, parts jsonb, report_only boolean, relation text, problem text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH listed AS MATERIALIZED (
+    SELECT g.*, fencepost.guard_table(g.guard, g.schema_name, g.table_name) AS relid FROM fencepost.guarded g
+  )
+  SELECT coalesce(n.nspname, g.schema_name), coalesce(c.relname, g.table_name), g.parts, g.report_only, coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
+      CASE WHEN c.oid IS NULL THEN 'the table does not exist' ELSE p.problem END
+    FROM listed g
+    LEFT JOIN pg_class c ON c.oid = g.relid
+    LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN LATERAL fencepost.guard_problems(c.oid, g.parts, g.report_only) p ON c.oid IS NOT NULL
+  UNION ALL
+  SELECT DISTINCT n.nspname::text, c.relname::text, NULL::jsonb, NULL::boolean, c.oid::regclass::text, 'the table has triggers and is not listed in fencepost.guarded'
+    FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE p.pronamespace = 'fencepost'::regnamespace AND starts_with(p.proname, 'guard_') AND tgparentid = 0
+      AND NOT EXISTS (SELECT FROM listed g WHERE c.oid IN (SELECT fencepost.guard_tree(g.relid)))
+$$;
+
+REVOKE ALL ON FUNCTION
+  fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.guard_columns, fencepost.guard_triggers, fencepost.drop_guards, fencepost.drop_guard_function
+  FROM PUBLIC;
