@@ -37,8 +37,10 @@
 //     the session in its log and its error, for an operator to end: PostgreSQL
 //     has no privileges on advisory locks, only CONNECT on the database.
 //   - What a callback of InTx does outside its transaction is not fenced.
-//   - The apply process of a logical subscription, and pg_restore of data with
-//     --disable-triggers, fire no triggers.
+//   - What a logical subscription applies was checked where it was published, and
+//     pg_restore of data with --disable-triggers fires no triggers.
+//   - A session that sets fencepost.covered, which is the triggers' own, or makes up
+//     claims, deceives them: they are against mistakes, not against attackers.
 //
 // # Use
 //

@@ -116,10 +116,16 @@ const (
 // created. The application's role should not own them, because a table's owner
 // may disable its triggers, nor have the privilege TRIGGER on the table, which
 // GRANT ALL includes, because it may replace them; grant it SELECT, INSERT,
-// UPDATE and DELETE. A partition that is attached later is covered only for
-// writes through its root; install again to cover direct writes. [Admin.Verify]
-// and [Admin.Triggers] report such a partition. Roll out [Options].PresentClaims
-// first.
+// UPDATE and DELETE. Roll out [Options].PresentClaims first.
+//
+// The triggers belong to the table whatever its name becomes; what gets the old
+// name needs triggers of its own. They also see what is written through a table
+// under which this one is put later, and directly into a partition that is
+// attached later, at the cost of a check for each row; install again to save that
+// and to cover TRUNCATE of the partition. An inheritance child that is added later
+// is covered only for writes through its parent. [Admin.Verify] and
+// [Admin.Triggers] report each of these. After an upgrade of the schema, install
+// again: older triggers go on working as they did, and are reported.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
 // with the reason; ErrUnavailable: nothing was changed (also if the role lacks
