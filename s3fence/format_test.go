@@ -10,6 +10,8 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strconv"
@@ -430,5 +432,114 @@ func TestFormatDamageIsRefused(t *testing.T) {
 				t.Errorf("Python reads %+v", r)
 			}
 		})
+	}
+}
+
+// Python judges the format's cases as Go does.
+func TestFormatCasesInPython(t *testing.T) {
+	text, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []fields
+	if err := json.Unmarshal(text, &cases); err != nil {
+		t.Fatal(err)
+	}
+	p := newPeer(t)
+	for _, c := range cases {
+		var got fields
+		p.ask(c, &got)
+		if got["verdict"] != c["verdict"] || got["mixed"] != c["mixed"] {
+			t.Errorf("%s: %v, want %v %v", c["name"], got, c["verdict"], c["mixed"])
+		}
+	}
+}
+
+// doubling is something between a writer and its store that sends each PUT twice and
+// passes on the second answer. between runs after the first.
+type doubling struct {
+	to      string
+	between func()
+}
+
+func (d *doubling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	var answer *http.Response
+	for sending := range 2 {
+		out, err := http.NewRequestWithContext(r.Context(), r.Method, d.to+r.URL.Path, bytes.NewReader(body))
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		out.Header = r.Header.Clone()
+		if answer, err = http.DefaultTransport.RoundTrip(out); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer answer.Body.Close()
+		if r.Method != http.MethodPut {
+			break
+		}
+		if sending == 0 && d.between != nil && answer.StatusCode == http.StatusOK {
+			d.between()
+		}
+	}
+	maps.Copy(w.Header(), answer.Header)
+	w.WriteHeader(answer.StatusCode)
+	_, _ = io.Copy(w, answer.Body)
+}
+
+// A writer made from FORMAT.md behind something that sends each request twice, or that
+// loses answers: it is told the truth, and each write takes effect once. One that
+// trusts the first 412 is the control.
+func TestFormatWriterBehindADoubledSender(t *testing.T) {
+	p := newPeer(t)
+	for name, c := range map[string]struct {
+		rule     string
+		trusting bool
+		overtake bool // another holder writes between the two sendings
+		want     string
+		writes   int
+	}{
+		"once per token":          {"OncePerToken", false, false, "", 1},
+		"same or newer":           {"SameOrNewer", false, false, "", 1},
+		"overtaken":               {"SameOrNewer", false, true, "", 2},
+		"control: once per token": {"OncePerToken", true, false, "spent", 1},
+		"control: overtaken":      {"SameOrNewer", true, true, "stale", 2},
+		"control: written again":  {"SameOrNewer", true, false, "", 36}, // until its list of writes is full of itself
+	} {
+		server := newServer(t, nil)
+		o := formatHandle(t, server, "sealed")
+		d := &doubling{to: server.URL()}
+		if c.overtake {
+			d.between = func() { put(t, o, claim(9, "z"), "newer") }
+		}
+		proxy := httptest.NewServer(d)
+		var answer struct{ Reason string }
+		p.ask(fields{
+			"do": "put", "url": proxy.URL + "/" + bucketName + "/" + key, "key": key, "rule": c.rule, "trusting": c.trusting,
+			"claim": fields{"token": 5, "lease": "a"}, "body": base64.StdEncoding.EncodeToString([]byte("body")),
+		}, &answer)
+		proxy.Close()
+		if n := len(server.History(bucketName, key)); answer.Reason != c.want || n != c.writes {
+			t.Errorf("%s: told %q after %d writes, want %q after %d", name, answer.Reason, n, c.want, c.writes)
+		}
+	}
+	for name, script := range map[string][]s3test.Fault{
+		"lost": {s3test.LoseResponse()}, "not received": {s3test.LoseRequest()}, "busy, though applied": {s3test.AnswerApplied(503)},
+		"lost twice": {s3test.LoseRequest(), s3test.LoseResponse()}, "a race": {s3test.Answer(409)},
+	} {
+		server := newServer(t, nil)
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Script: script})
+		var answer struct{ Reason string }
+		p.ask(fields{
+			"do": "put", "url": server.URL() + "/" + bucketName + "/" + key, "key": key, "rule": "OncePerToken",
+			"claim": fields{"token": 5, "lease": "a"}, "body": base64.StdEncoding.EncodeToString([]byte("body")),
+		}, &answer)
+		if n := len(server.History(bucketName, key)); answer.Reason != "" || n != 1 {
+			t.Errorf("%s: told %q after %d writes", name, answer.Reason, n)
+		}
+		want(t, formatHandle(t, server, "sealed"), "body", guard.Mark{Token: 5, LeaseID: "a"})
 	}
 }

@@ -3,9 +3,11 @@ package s3fence
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,6 +107,21 @@ type pointer struct {
 	// replaced once it is a grace period older than its successor.
 	Settled *since `json:"settled,omitempty"`
 	Later   *since `json:"later,omitempty"`
+}
+
+// complete reports whether p has all that a pointer must have.
+func (p pointer) complete() bool {
+	_, err := p.sum()
+	return p.Data != "" && p.Token.Valid() && p.Length >= 0 && err == nil
+}
+
+// sum is the checksum of the data.
+func (p pointer) sum() ([]byte, error) {
+	sum, err := hex.DecodeString(p.CRC)
+	if err == nil && (len(sum) != crc32.Size || p.CRC != hex.EncodeToString(sum)) {
+		err = errors.New("it is no CRC-32C")
+	}
+	return sum, err
 }
 
 var errChanged = errors.New("the object was changed meanwhile; try again")

@@ -400,7 +400,7 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 			return state{}, err
 		}
 	}
-	if s.kind == kindPointer && s.pointer().Data == "" {
+	if s.kind == kindPointer && !s.pointer().complete() {
 		return state{}, damaged(key, "its pointer cannot be read: another version wrote it")
 	}
 	return s, nil

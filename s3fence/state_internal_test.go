@@ -2,7 +2,9 @@ package s3fence
 
 import (
 	"crypto/md5"
+	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -305,6 +307,68 @@ func TestBackoff(t *testing.T) {
 			if d := b.backoff(try); d < want/2 || d > want {
 				t.Errorf("the wait before repetition %d is %v, want %v to %v", try, d, want/2, want)
 			}
+		}
+	}
+}
+
+// The cases of the format's table, and of modes that must not be mixed.
+func TestFormatCases(t *testing.T) {
+	text, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type side struct {
+		ETag  string
+		State *struct {
+			Write  string
+			Recent []string
+			Cut    bool
+		}
+	}
+	var cases []struct {
+		Name, Do, Write, Verdict, Writer, Object string
+		Base, Now                                side
+		Doubt, Mixed                             bool
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 30 {
+		t.Fatalf("%d cases, %v", len(cases), err)
+	}
+	id := func(text string) writeID {
+		id, ok := parseWriteID(text)
+		if !ok {
+			t.Fatalf("write ID %q", text)
+		}
+		return id
+	}
+	stateOf := func(s side) *state {
+		out := &state{etag: s.ETag}
+		if s.State == nil {
+			return out
+		}
+		out.kind, out.id, out.cut = kindSealed, id(s.State.Write), s.State.Cut
+		for _, text := range s.State.Recent {
+			out.recent = append(out.recent, id(text))
+		}
+		return out
+	}
+	kinds := map[string]kind{}
+	for k, name := range kindNames {
+		kinds[name] = k
+	}
+	for _, c := range cases {
+		if c.Do == "mixed" {
+			o := &fenced{kind: kinds[c.Writer]}
+			if err := o.writable(guard.Claim{}, "k", &state{kind: kinds[c.Object]}); (err != nil) != c.Mixed {
+				t.Errorf("%s: %v", c.Name, err)
+			}
+			continue
+		}
+		verdict := map[fate]string{fateApplied: "written", fatePending: "contradiction", fateLost: "decide", fateUnknown: "decide"}
+		if c.Doubt {
+			verdict[fatePending], verdict[fateUnknown] = "again", "unknown"
+		}
+		if got := verdict[fateOf(id(c.Write), stateOf(c.Base), stateOf(c.Now))]; got != c.Verdict {
+			t.Errorf("%s: %s, want %s", c.Name, got, c.Verdict)
 		}
 	}
 }

@@ -7,6 +7,7 @@ per line and answers one per line:
     {"do": "verify", "key": ..., "object": base64, "metadata": {...}}
     {"do": "seal", "key": ..., "body": base64, "kind": ..., "token": ..., ...}
     {"do": "decide", "rule": ..., "mark": {...}, "claim": {...}}
+    {"do": "put", "url": ..., "key": ..., "claim": {...}, "rule": ..., "body": base64}
 
     python3 fencepost_s3.py <requests >answers
     python3 fencepost_s3.py check vectors.json
@@ -16,7 +17,9 @@ import base64
 import datetime
 import gzip
 import hashlib
+import http.client
 import json
+import os
 import re
 import struct
 import sys
@@ -327,6 +330,10 @@ def parse_pointer(body):
         raise Damaged("its pointer cannot be read")
     if not isinstance(p, dict) or not isinstance(p.get("data"), str) or not p["data"]:
         raise Damaged("its pointer cannot be read")
+    length, crc = p.get("length", 0), p.get("crc32c")
+    if isinstance(length, bool) or not isinstance(length, int) or not isinstance(crc, str) or not re.fullmatch("[0-9a-f]{8}", crc):
+        raise Damaged("its pointer cannot be read")
+    parse_token(p.get("token"))
     return p
 
 
@@ -348,6 +355,120 @@ def data_key(prefix, key, token, write):
     return "%sdata/%s/%019d-%s" % (prefix, hashlib.sha256(key.encode("utf-8")).hexdigest(), token, write)
 
 
+# --- writing to a store
+
+
+class Unreadable(Exception):
+    """The state of an object could not be learned."""
+
+
+def http_request(url, method, headers=None, body=None):
+    """One request, sent once. The answer is (status, headers, body), or (0, {}, b"") if there is none."""
+    u = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(u.hostname, u.port, timeout=30)
+    try:
+        connection.request(method, u.path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0, {}, b""
+    finally:
+        connection.close()
+
+
+def error_code(body):
+    found = re.search(b"<Code>([^<]*)</Code>", body)
+    return found.group(1).decode() if found else ""
+
+
+def strong(etag):
+    inner = etag[1:-1] if len(etag) > 1 and etag[0] == etag[-1] == '"' else etag
+    return inner not in ("", "*") and not inner.startswith("W/") and '"' not in inner
+
+
+def read_state(url, key):
+    """Section 6, step 1: the state and the ETag; (None, "") of an absent object."""
+    asking = {"Accept-Encoding": "identity", "Cache-Control": "no-cache, no-store, no-transform"}
+    status, headers, stored = http_request(url, "GET", asking)
+    if status == 404 and error_code(stored) == "NoSuchKey":
+        return None, ""
+    if status != 200 or not strong(headers.get("etag", "")):
+        raise Unreadable("GET was answered with %d and the ETag %r" % (status, headers.get("etag")))
+    given = {n[len("x-amz-meta-") :]: v for n, v in headers.items() if n.startswith("x-amz-meta-")}
+    return verify(key, stored, given)[0], headers["etag"]
+
+
+def made(state, write):
+    return state is not None and (state.get("write") == write or write in state.get("recent", []))
+
+
+def judge(write, base, now, doubt):
+    """The table of section 6, step 5. base and now are (state, ETag)."""
+    if made(now[0], write):
+        return "written"
+    if now[1] == base[1]:
+        return "again" if doubt else "contradiction"
+    if base[0] is None:
+        reaches = now[0] is not None and not now[0].get("cut", False)
+    else:
+        reaches = made(now[0], base[0].get("write"))
+    return "decide" if reaches or not doubt else "unknown"
+
+
+def mixed(state, kind):
+    return state is not None and state["kind"] not in (kind, "tombstone")
+
+
+def put(url, key, claim, rule, body, trusting=False):
+    """Writes a sealed object. "" is success; else it is the reason.
+
+    trusting takes the first 412 for "not written", which section 6 forbids: the
+    control of the tests.
+    """
+    write = os.urandom(16).hex()
+    contradictions = 0
+    try:
+        base = read_state(url, key)
+    except (Unreadable, Damaged):
+        return "unavailable"
+    for _ in range(128):
+        if mixed(base[0], "sealed"):
+            return "unfenced" if base[0]["kind"] == "unfenced" else "invalid"
+        mark = {"token": base[0]["token"], "lease": base[0]["lease"]} if base[0] else {"token": 0}
+        reason = decide(rule, mark, claim)
+        if reason:
+            return reason
+        stored, m = seal(key, follow(base[0], "sealed", claim["token"], claim.get("lease", ""), write), body)
+        headers = {"x-amz-meta-" + name: value for name, value in m.items()}
+        headers.update({"If-Match": base[1]} if base[1] else {"If-None-Match": "*"})
+        doubt, verdict = False, "again"
+        for sending in range(8):
+            status, answered, text = http_request(url, "PUT", headers, stored)
+            code = error_code(text)
+            if status == 200 and strong(answered.get("etag", "")):
+                return ""
+            race = status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "")
+            if 400 <= status < 500 and status not in (404, 408, 412, 429) and not race and sending == 0:
+                return "unavailable"
+            doubt = doubt or status not in (404, 412)
+            try:
+                now = read_state(url, key)
+            except (Unreadable, Damaged):
+                return "outcome_unknown"
+            verdict = "decide" if trusting and status == 412 else judge(write, base, now, doubt)
+            if verdict != "again":
+                break
+        if verdict == "written":
+            return ""
+        if verdict in ("unknown", "again"):
+            return "outcome_unknown"
+        contradictions = contradictions + 1 if verdict == "contradiction" else 0
+        if contradictions == 3:
+            return "unavailable"
+        base = now
+    return "unavailable"
+
+
 # --- the program
 
 
@@ -366,6 +487,13 @@ def answer(request):
         return {"object": base64.b64encode(stored).decode(), "metadata": m}
     if request["do"] == "follow":
         return {"state": follow(request["base"], request["kind"], request["token"], request["lease"], request["write"])}
+    if request["do"] == "put":
+        return {"reason": put(request["url"], request["key"], request["claim"], request["rule"], base64.b64decode(request["body"]), request.get("trusting", False))}
+    if request["do"] == "judge":
+        sides = [(s.get("state"), s.get("etag", "")) for s in (request["base"], request["now"])]
+        return {"verdict": judge(request["write"], sides[0], sides[1], request["doubt"])}
+    if request["do"] == "mixed":
+        return {"mixed": mixed({"kind": request["object"]}, request["writer"])}
     if request["do"] == "gunzip":
         return {"body": base64.b64encode(gzip.decompress(base64.b64decode(request["object"]))).decode()}
     if request["do"] == "dataKey":
