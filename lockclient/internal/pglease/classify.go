@@ -46,10 +46,12 @@ func NothingWritten(err error) bool {
 }
 
 // Contention reports whether the server refused for a reason that passes by
-// itself: the row was locked for too long, a deadlock, a serialization failure.
+// itself: the row was locked for too long, a deadlock, a serialization failure. A
+// statement that was cancelled waited too: statement_timeout of a role or a database
+// may be shorter than lock_timeout, and a statement cannot lift its own.
 func Contention(err error) bool {
 	pg := Error(err)
-	return pg != nil && NothingWritten(pg) && pgerr.Contention(pg)
+	return pg != nil && NothingWritten(pg) && (pgerr.Contention(pg) || pg.Code == pgerr.Canceled)
 }
 
 // Error returns the server's error in err; nil if there is none.

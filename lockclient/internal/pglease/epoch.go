@@ -58,7 +58,7 @@ func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) 
 func (s *Server) Entered() *Instance { return s.entered.Load() }
 
 const (
-	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
+	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden, ` + settings + `
 FROM fencepost.`
 	// enterSQL is an issuer's. $1 lock_timeout in milliseconds.
 	enterSQL = enterColumns + "enter_epoch($1::pg_catalog.text::integer)"
@@ -69,14 +69,14 @@ FROM fencepost.`
 // Reenter asks the server for its identity, and raises what r says.
 func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeout string) (*Instance, error) {
 	var in Instance
-	var moved, raised bool
+	var moved, raised, standby bool
 	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
 		statement, args = raiseSQL, append(args, r.Epoch, r.More, r.Floor, r.Exclusive)
 	}
 	err := conn.QueryRow(ctx, statement, args...).
 		Scan(&in.Number, &in.Base, (*zeronull.Int8)(&in.Timeline), (*zeronull.Text)(&in.SystemIdentifier), (*zeronull.Timestamptz)(&in.Started),
-			&in.Leases, (*int64)(&in.Floor), &moved, &raised, (*zeronull.Text)(&in.Hidden))
+			&in.Leases, (*int64)(&in.Floor), &moved, &raised, (*zeronull.Text)(&in.Hidden), &standby)
 	if err != nil {
 		return nil, err
 	}

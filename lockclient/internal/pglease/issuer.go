@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -26,6 +27,8 @@ type Issuer struct {
 	own      *pgxpool.Pool
 	slots    chan struct{} // has room for what uses own
 	others   chan struct{} // has room for what uses own besides renewals
+	grants   chan struct{} // has room for grants on own
+	standby  atomic.Bool   // the server has a synchronous standby: grants use own
 	process  string        // names this issuer in the line of waiters
 	listener *listener
 	time     serverTime
@@ -62,11 +65,12 @@ func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > s.OpTimeout {
 		config.ConnConfig.ConnectTimeout = s.OpTimeout
 	}
+	watched(config)
 	own, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), process: NewLeaseID()[24:]} // its random end
+	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(owner, wake)
@@ -85,25 +89,26 @@ func (i *Issuer) Close() error {
 	return nil
 }
 
-// serverTime is what is known of the server's clock: an upper bound on how far
-// it is ahead of the holder's.
+// serverTime is what is known of the server's clock: a lower bound on how far it is
+// ahead of the holder's. A moment of the holder's clock is then early on the
+// server's, and a request that was delayed past its timeout is not granted (P8).
 type serverTime struct {
 	mu    sync.Mutex
 	known bool
 	ahead time.Duration // the server's time since 1970 less [driver.Now]
 }
 
-// learn takes a time that the server read between sent and now.
-func (s *serverTime) learn(at time.Time, sent time.Duration) {
-	most, least := time.Duration(at.UnixNano())-sent, time.Duration(at.UnixNano())-driver.Now()
+// learn takes a time that the server read between sent and answered.
+func (s *serverTime) learn(at time.Time, sent, answered time.Duration) {
+	most, least := time.Duration(at.UnixNano())-sent, time.Duration(at.UnixNano())-answered
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.known || most < s.ahead || least > s.ahead {
-		s.known, s.ahead = true, most
+	if !s.known || least > s.ahead || most < s.ahead {
+		s.known, s.ahead = true, least
 	}
 }
 
-// at is the server's time at a moment of the holder's clock, or a little later.
+// at is the server's time at a moment of the holder's clock, or a little earlier.
 func (s *serverTime) at(now time.Duration) (at time.Time, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,8 +138,10 @@ func (i *Issuer) prepare(ctx context.Context) error {
 		if err == nil {
 			var at time.Time
 			sent := driver.Now()
-			if err = conn.QueryRow(ctx, timeSQL).Scan(&at); err == nil {
-				i.time.learn(at, sent)
+			var standby bool
+			if err = conn.QueryRow(ctx, timeSQL).Scan(&at, &standby); err == nil {
+				i.time.learn(at, sent, driver.Now())
+				i.standby.Store(standby)
 			}
 		}
 		return Harmless(err)
@@ -157,7 +164,7 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 		timeout = max(timeout, o.question.Timeout)
 	}
 	var sent []*operation[attempt, driver.Grant]
-	err := i.On(ctx, i.Pool, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+	err := i.grant(ctx, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		in, err := i.Enter(ctx, conn, lockTimeout)
 		if err != nil {
 			return Harmless(err)
@@ -179,6 +186,20 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 	fail(ops, cmp.Or(err, errUnanswered))
 }
 
+// grant runs a statement that grants: on the caller's pool, unless its commit waits
+// for a synchronous standby. A wait that is cancelled shows in a warning alone, which
+// the issuer's own connections note.
+func (i *Issuer) grant(ctx context.Context, timeout time.Duration, run Statement) error {
+	if !i.standby.Load() {
+		return i.On(ctx, i.Pool, timeout, run)
+	}
+	if err := take(ctx, i.grants, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.grants }()
+	return i.onOwnFor(ctx, timeout, run)
+}
+
 // answer is a row of acquireSQL.
 type answer struct {
 	resource       string
@@ -187,6 +208,7 @@ type answer struct {
 	acquiredAt     pgtype.Timestamptz // infinite, if somebody has written that
 	now            time.Time
 	holder
+	standby bool
 }
 
 // acquire carries out acquires on a connection. An error goes to those without
@@ -197,12 +219,13 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 	rows, _ := conn.Query(ctx, acquireSQL, i.acquireArgs(in, ops, lockTimeout)...) // CollectRows has its error
 	answers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
 		err = row.Scan(&a.resource, &a.granted, &a.token, &a.acquiredAt, &a.now, &a.reclaimed,
-			&a.spent, &a.leaseID, &a.owner, &a.metadata, &a.expiresAt, &a.remaining)
+			&a.spent, &a.leaseID, &a.owner, &a.metadata, &a.expiresAt, &a.remaining, &a.standby)
 		return a, err
 	})
 	if err != nil {
 		return nil, err
 	}
+	answered := driver.Now()
 	if len(answers) == 0 { // not the server that was entered
 		if _, err = i.Reenter(ctx, conn, Raise{}, lockTimeout); err != nil {
 			return nil, Harmless(err)
@@ -211,6 +234,10 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 			o.done(driver.Grant{}, &driver.HeldError{Resource: o.resource})
 		}
 		return nil, nil
+	}
+	i.standby.Store(answers[0].standby)
+	if err := cmp.Or(doubt(conn), unseen(conn, answers[0].standby)); err != nil {
+		return nil, err
 	}
 	at := make(map[string]*operation[attempt, driver.Grant], len(ops))
 	for _, o := range ops {
@@ -239,7 +266,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 			o.done(driver.Grant{}, &driver.HeldError{Resource: a.resource})
 		}
 	}
-	i.time.learn(answers[0].now, from)
+	i.time.learn(answers[0].now, from, answered)
 	return unanswered(again), nil
 }
 
@@ -292,8 +319,8 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		from := driver.Now()
 		rows, _ := conn.Query(ctx, renewSQL, resources, ids, tokens, ttls, lockTimeout) // ForEachRow has its error
 		var row guard.Claim
-		var extended bool
-		_, err := pgx.ForEachRow(rows, []any{&row.Resource, &row.LeaseID, (*int64)(&row.Token), &extended}, func() error {
+		var extended, standby bool
+		_, err := pgx.ForEachRow(rows, []any{&row.Resource, &row.LeaseID, (*int64)(&row.Token), &extended, &standby}, func() error {
 			switch k := at[row]; {
 			case extended:
 				results[k] = driver.Renewed{State: driver.Extended, From: from}
@@ -302,7 +329,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			}
 			return nil
 		})
-		return err
+		return cmp.Or(err, unseen(conn, standby))
 	})
 	if err != nil {
 		if !NothingWritten(err) && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
@@ -324,7 +351,7 @@ const forIdle = 10 * time.Millisecond
 // rows would hold them up.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	if stat := i.own.Stat(); stat.TotalConns() == stat.ConstructingConns() {
-		if done, err := i.onIdle(ctx, run); done {
+		if done, err := i.onIdle(ctx, i.OpTimeout, run); done {
 			return err
 		}
 	}
@@ -343,9 +370,14 @@ func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
 		return err
 	}
 	defer func() { <-i.slots }()
-	err := i.On(ctx, i.own, i.OpTimeout, run)
+	return i.onOwnFor(ctx, i.OpTimeout, run)
+}
+
+// onOwnFor is onOwn without the limit on how many run at once.
+func (i *Issuer) onOwnFor(ctx context.Context, timeout time.Duration, run Statement) error {
+	err := i.On(ctx, i.own, timeout, run)
 	if pgerr.State(err) == "53300" && ctx.Err() == nil {
-		if done, err := i.onIdle(ctx, run); done {
+		if done, err := i.onIdle(ctx, timeout, run); done {
 			return err
 		}
 	}
@@ -354,7 +386,7 @@ func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
 
 // onIdle runs a statement on an idle connection of the caller's; not done if there
 // is none, or it broke before anything was written.
-func (i *Issuer) onIdle(ctx context.Context, run Statement) (done bool, err error) {
+func (i *Issuer) onIdle(ctx context.Context, timeout time.Duration, run Statement) (done bool, err error) {
 	if i.Pool.Stat().IdleConns() == 0 {
 		return false, nil
 	}
@@ -364,7 +396,8 @@ func (i *Issuer) onIdle(ctx context.Context, run Statement) (done bool, err erro
 	if err != nil {
 		return false, err
 	}
-	broken, err := i.use(ctx, conn, i.OpTimeout, run)
+	broken, err := i.use(ctx, conn.Conn(), timeout, run)
+	conn.Release()
 	return !broken || ctx.Err() != nil || !NothingWritten(err), err
 }
 
@@ -394,7 +427,9 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	} else {
 		err = i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 			return withoutTopic(func(topic func(string) string) error {
-				return conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, topic(claim.Resource), lockTimeout).Scan(&freed)
+				var standby bool
+				err := conn.QueryRow(ctx, spendSQL, claim.Resource, claim.LeaseID, topic(claim.Resource), lockTimeout).Scan(&freed, &standby)
+				return cmp.Or(err, unseen(conn, standby))
 			})
 		})
 	}
@@ -461,7 +496,7 @@ func (i *Issuer) release(ctx context.Context, conn *pgx.Conn, ops []*operation[g
 func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	var cut driver.ForceUnlockedError
 	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-		return conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At)
+		return conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At, new(bool))
 	})
 	if err != nil {
 		return nil // nobody, or it cannot be learned
@@ -501,7 +536,7 @@ func (i *Issuer) watch(ctx context.Context, q interface {
 	var h holder
 	var marked bool
 	err := q.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, lockTimeout).
-		Scan(&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining, &marked)
+		Scan(&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining, &marked, new(bool))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil

@@ -121,27 +121,15 @@ var (
 
 func (i *Issuer) newListener(owner string, wake Wake) *listener {
 	config := i.Pool.Config()
-	config.ConnConfig.OnNotification = nil // the driver's own queue, which is read here
 	l := &listener{
 		timeout: i.OpTimeout, process: i.process, wake: wake,
 		subs: map[*subscription]struct{}{}, idle: listenIdle, quiet: listenQuiet, test: listenTest,
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.connect = func(ctx context.Context) (*pgx.Conn, error) {
-		settings := config.ConnConfig.Copy()
-		if config.BeforeConnect != nil { // such as a daily password
-			if err := config.BeforeConnect(ctx, settings); err != nil {
-				return nil, err
-			}
-			settings.OnNotification = nil
-		}
-		conn, err := pgx.ConnectConfig(ctx, settings)
-		if err == nil && config.AfterConnect != nil {
-			if err = config.AfterConnect(ctx, conn); err != nil {
-				conn.Close(ctx)
-			}
-		}
-		return conn, err
+		return open(ctx, config, config.ConnConfig.Copy(), func(settings *pgx.ConnConfig) {
+			settings.OnNotification = nil // the driver's own queue, which is read here
+		})
 	}
 	l.notify = func(ctx context.Context, payload string) error {
 		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {

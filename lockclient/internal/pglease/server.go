@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -52,6 +54,13 @@ const staleTries = 3
 // a connection is bounded separately from the statement: it is not part of the
 // outcome.
 func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
+	if s.Operator {
+		return s.onWatched(ctx, pool, timeout, run)
+	}
+	return s.onPool(ctx, pool, timeout, run)
+}
+
+func (s *Server) onPool(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
 	for try := 1; ; try++ {
 		wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
 		conn, err := pool.Acquire(wait)
@@ -59,21 +68,31 @@ func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Durati
 		if err != nil {
 			return Harmless(err)
 		}
-		broken, err := s.use(ctx, conn, timeout, run)
-		if !broken || try == staleTries || ctx.Err() != nil || !NothingWritten(err) {
+		again, err := s.use(ctx, conn.Conn(), timeout, run)
+		conn.Release()
+		if !again || try == staleTries || ctx.Err() != nil || !NothingWritten(err) {
 			return err
 		}
 	}
 }
 
-// use runs a statement on a connection and returns the connection to its pool. It
-// also reports whether the error comes from a connection that broke by itself.
-func (s *Server) use(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration, run Statement) (broken bool, err error) {
-	defer conn.Release()
+// use runs a statement on a connection. again says that the error comes from the
+// connection, which broke by itself or reaches a server that has become read-only: a
+// session that outlived a change of roles would refuse everything for as long as it
+// is kept, so it is closed.
+func (s *Server) use(ctx context.Context, conn *pgx.Conn, timeout time.Duration, run Statement) (again bool, err error) {
 	linger, cancel := Lingering(ctx, timeout, s.Grace)
 	defer cancel()
-	err = run(linger, conn.Conn(), s.lockTimeout(ctx, timeout))
-	return err != nil && conn.Conn().IsClosed() && linger.Err() == nil, err
+	delete(conn.PgConn().CustomData(), doubtKey) // of a statement that failed
+	err = run(linger, conn, s.lockTimeout(ctx, timeout))
+	if err == nil {
+		err = doubt(conn)
+	}
+	if pgerr.State(err) == "25006" {
+		conn.Close(linger)
+		return true, err
+	}
+	return err != nil && conn.IsClosed() && linger.Err() == nil, err
 }
 
 // lockTimeout makes the server give up before the client does, because then the

@@ -4,16 +4,26 @@ package pglease
 // schema describes. Their types are schema-qualified: the caller's search_path
 // may have others of these names.
 const (
-	acquireSQL = `SELECT * FROM fencepost.acquire($1::pg_catalog.text[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[],
+	// settings is a column of the statements whose answers have times, or whose
+	// commits may wait for a synchronous standby. Sessions may have any settings:
+	// times are to come as the driver reads them, and the warning that the wait for
+	// the standby was cancelled is to come at all. The column says whether there is
+	// such a standby.
+	settings = `pg_catalog.set_config('DateStyle', 'ISO', true) IS NOT NULL AND pg_catalog.set_config('client_min_messages', 'warning', true) IS NOT NULL
+  AND ` + standby + ` AS standby`
+	standby    = `pg_catalog.current_setting('synchronous_standby_names') OPERATOR(pg_catalog.<>) ''`
+	standbySQL = `SELECT ` + standby
+
+	acquireSQL = `SELECT *, ` + settings + ` FROM fencepost.acquire($1::pg_catalog.text[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[],
   $5::bigint[], $6::pg_catalog.timestamptz[], $7::boolean[], $8::pg_catalog.text, $9::pg_catalog.text, $10::pg_catalog.timestamptz, $11::bigint)`
-	renewSQL   = `SELECT * FROM fencepost.renew($1::pg_catalog.text[], $2::pg_catalog.text[], $3::bigint[], $4::bigint[], $5::pg_catalog.text)`
+	renewSQL   = `SELECT *, ` + settings + ` FROM fencepost.renew($1::pg_catalog.text[], $2::pg_catalog.text[], $3::bigint[], $4::bigint[], $5::pg_catalog.text)`
 	releaseSQL = `SELECT * FROM fencepost.release($1::pg_catalog.text[], $2::pg_catalog.text[], $3::bigint[], $4::pg_catalog.text[], $5::pg_catalog.text)`
-	spendSQL   = `SELECT * FROM fencepost.spend($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
-	watchSQL   = `SELECT * FROM fencepost.watch($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
+	spendSQL   = `SELECT *, ` + settings + ` FROM fencepost.spend($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
+	watchSQL   = `SELECT *, ` + settings + ` FROM fencepost.watch($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
 	// forceUnlockedSQL returns who ended a lease; no row, or a refusal, if nobody
 	// is known to have ended it.
-	forceUnlockedSQL = `SELECT * FROM fencepost.force_unlocked($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint) AS f WHERE f.o_actor IS NOT NULL`
+	forceUnlockedSQL = `SELECT *, ` + settings + ` FROM fencepost.force_unlocked($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint) AS f WHERE f.o_actor IS NOT NULL`
 	notifySQL        = `SELECT pg_catalog.pg_notify($1::pg_catalog.text, $2::pg_catalog.text)`
 	// timeSQL returns the server's time.
-	timeSQL = `SELECT pg_catalog.clock_timestamp()`
+	timeSQL = `SELECT pg_catalog.clock_timestamp(), ` + settings
 )

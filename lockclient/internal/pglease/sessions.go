@@ -1,0 +1,119 @@
+package pglease
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+)
+
+// Keys of what is kept with a connection.
+const (
+	watchedKey = "fencepost.lockclient.watched" // its warnings are seen
+	doubtKey   = "fencepost.lockclient.doubt"   // one said that a commit may not be on the standby
+)
+
+// watchWarnings makes the connections of a configuration note the warnings that
+// change an outcome. The caller's handler gets them too.
+func watchWarnings(config *pgx.ConnConfig) {
+	before := config.OnNotice
+	config.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
+		if pgerr.Unreplicated(n) {
+			conn.CustomData()[doubtKey] = true
+		}
+		if before != nil {
+			before(conn, n)
+		}
+	}
+}
+
+// open opens a connection as a pool of this configuration would; settings is a copy
+// of its ConnConfig.
+func open(ctx context.Context, config *pgxpool.Config, settings *pgx.ConnConfig, change func(*pgx.ConnConfig)) (*pgx.Conn, error) {
+	if config.BeforeConnect != nil { // such as a daily password
+		if err := config.BeforeConnect(ctx, settings); err != nil {
+			return nil, err
+		}
+	}
+	change(settings)
+	conn, err := pgx.ConnectConfig(ctx, settings)
+	if err == nil && config.AfterConnect != nil {
+		if err = config.AfterConnect(ctx, conn); err != nil {
+			conn.Close(ctx)
+		}
+	}
+	return conn, err
+}
+
+// watched makes a pool's connections note warnings.
+func watched(config *pgxpool.Config) {
+	before, after := config.BeforeConnect, config.AfterConnect
+	config.BeforeConnect = func(ctx context.Context, settings *pgx.ConnConfig) error {
+		if before != nil {
+			if err := before(ctx, settings); err != nil {
+				return err
+			}
+		}
+		watchWarnings(settings)
+		return nil
+	}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		conn.PgConn().CustomData()[watchedKey] = true
+		if after != nil {
+			return after(ctx, conn)
+		}
+		return nil
+	}
+}
+
+// doubt returns what a warning during the last statement said of its outcome.
+func doubt(conn *pgx.Conn) error {
+	data := conn.PgConn().CustomData()
+	if data[doubtKey] == nil {
+		return nil
+	}
+	delete(data, doubtKey)
+	return pgerr.ErrUnreplicated
+}
+
+// unseen is the doubt about a statement whose commit waited for a standby on a
+// connection that shows no warnings.
+func unseen(conn *pgx.Conn, standby bool) error {
+	if standby && conn.PgConn().CustomData()[watchedKey] == nil {
+		return pgerr.ErrUnreplicated
+	}
+	return nil
+}
+
+// onWatched runs an operator's statement: on a connection that notes warnings, if
+// the server has a synchronous standby, and otherwise on one of the pool. The pool is
+// the caller's, so its connections do not show warnings to this package.
+func (s *Server) onWatched(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
+	var standby bool
+	err := s.onPool(ctx, pool, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		if err := conn.QueryRow(ctx, standbySQL).Scan(&standby); err != nil {
+			return Harmless(err)
+		}
+		if standby {
+			return nil
+		}
+		return run(ctx, conn, lockTimeout)
+	})
+	if err != nil || !standby {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
+	config := pool.Config()
+	conn, err := open(wait, config, config.ConnConfig, watchWarnings)
+	cancel()
+	if err != nil {
+		return Harmless(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, err = s.use(ctx, conn, timeout, run)
+	return err
+}

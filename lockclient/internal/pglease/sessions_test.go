@@ -1,0 +1,136 @@
+package pglease_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// TestCancelledStandbyWait: a wait for the synchronous standby that is cancelled ends
+// in a warning alone, and the standby may not have the commit. The outcome of every
+// call is unknown, also in a session that hides warnings; the control is the same
+// statement by itself, which the driver calls a success. (P5)
+func TestCancelledStandbyWait(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	pool := leasetest.Dial(t, server.URL(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_min_messages"] = "error" })
+	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	i := newIssuer(t, pool, nil)
+	before := acquire(t, i, "before", "mine")
+	operator := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Operator: true}
+	standby := func(names string) {
+		mustExec(t, pool, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
+		mustExec(t, pool, "SELECT pg_reload_conf()")
+		eventually(t, "all know it", func() bool {
+			return names == value[string](t, pool, "SELECT current_setting('synchronous_standby_names')")
+		})
+	}
+	standby("nobody")
+	stop := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+				pool.Exec(context.Background(), "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+			}
+		}
+	}()
+	raise := func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		_, err := operator.Reenter(ctx, conn, pglease.Raise{More: 1}, lockTimeout)
+		return err
+	}
+	for what, call := range map[string]func() error{
+		"the first acquire": func() error { _, err := i.Acquire(t.Context(), ask("first", "a")); return err },
+		"an acquire":        func() error { _, err := i.Acquire(t.Context(), ask("later", "a")); return err },
+		"a renewal": func() error {
+			results := make([]driver.Renewed, 1)
+			i.Renew(t.Context(), []driver.Renewal{{Claim: before, TTL: 2 * time.Hour}}, results)
+			return results[0].Err
+		},
+		"a release that spends": func() error {
+			_, err := i.Release(t.Context(), guard.Claim{Resource: "other", LeaseID: "a"})
+			return err
+		},
+		"an operator's": func() error {
+			return pglease.Failure("raise", guard.Claim{}, operator.On(t.Context(), pool, patience, raise))
+		},
+	} {
+		if err := call(); !errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Errorf("%s: %v, want an unknown outcome", what, err)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), "UPDATE fencepost.leases SET metadata = 'x' WHERE resource = 'before'"); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+	close(stop)
+	<-stopped
+	standby("")
+	if again := acquire(t, i, "later", "a"); again.Token != 1 {
+		t.Errorf("the same lease ID finds token %v", again.Token)
+	}
+	if err := operator.On(t.Context(), pool, patience, raise); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAnySession: settings of a session change no answer: the format of times with
+// every way to send statements, and a statement_timeout that is shorter than the wait
+// for a locked row, after which an acquire or a release is worth repeating.
+func TestAnySession(t *testing.T) {
+	t.Parallel()
+	base := migrated(t)
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode = mode
+			c.ConnConfig.RuntimeParams["datestyle"] = "German"
+		}), nil)
+		name := mode.String()
+		claim := acquire(t, i, name, "mine")
+		if _, err := i.Acquire(t.Context(), ask(name, "other")); !errors.Is(err, driver.ErrHeld) {
+			t.Errorf("%s: %v", name, err)
+		}
+		results := make([]driver.Renewed, 1)
+		if i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results); results[0].State != driver.Extended {
+			t.Errorf("%s: renewed: %+v", name, results[0])
+		}
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: name}, func() {})
+		if err != nil || w.Held == nil || w.Held.Token != claim.Token {
+			t.Errorf("%s: %+v, %v", name, w.Held, err)
+		}
+		release(t, i, claim)
+	}
+	i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "200" }), nil)
+	held := acquire(t, i, "held", "mine")
+	tx, err := base.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'held' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.Release(t.Context(), held); !errors.Is(err, driver.ErrBusy) || !errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("a release that statement_timeout ended: %v", err)
+	}
+}
