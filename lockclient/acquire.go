@@ -139,7 +139,7 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 		late = errLate
 	}
 	if late == nil {
-		l := newLease(c, claim, g, ttl, until, now)
+		l := newLease(ctx, c, claim, g, ttl, until, now)
 		l.spend = r.lost || r.given
 		return l, nil
 	}

@@ -52,6 +52,10 @@ type Client struct {
 // own with pool's configuration, at most Options.RenewConns, opened when first
 // needed. New sends nothing; the schema is checked at the first acquire.
 //
+// The pool's hooks, which also open the client's own connections, see the values of
+// the caller's context: those of the acquire in renewals, which go out together with
+// others under the values of one of them, and those of the last wait while listening.
+//
 // The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
 // field.
 func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {

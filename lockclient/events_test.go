@@ -50,6 +50,8 @@ func TestEvents(t *testing.T) {
 		}
 		return events, lines
 	}
+	mustTry(t, client, "warm", time.Minute).Release(t.Context()) // has entered the server
+	rec.Take(t)
 	lease = mustTry(t, client, "r", time.Minute)
 	expect("granted", []guard.Op{guard.OpAcquire}, "lock_acquired")
 	if err := lease.Renew(t.Context()); err != nil {

@@ -203,6 +203,21 @@ func (k *keeper) renew(due []*Lease) {
 	}
 }
 
+// withValues is a context with the values of another one as well, which a pool's
+// hooks may need.
+type withValues struct {
+	context.Context
+	values context.Context
+}
+
+// Value implements context.Context.
+func (w withValues) Value(key any) any {
+	if v := w.Context.Value(key); v != nil {
+		return v
+	}
+	return w.values.Value(key)
+}
+
 // send renews one batch. It takes at most half the time left to the first
 // deadline in it, so that another attempt fits.
 func (k *keeper) send(batch []*Lease) {
@@ -223,7 +238,7 @@ func (k *keeper) send(batch []*Lease) {
 		renewals[n] = driver.Renewal{Claim: l.claim, TTL: l.ttl}
 		l.trySince(began)
 	}
-	ctx, cancel := context.WithTimeout(k.c.patience, timeout)
+	ctx, cancel := context.WithTimeout(withValues{k.c.patience, batch[0].values}, timeout)
 	k.c.issuer.Renew(ctx, renewals, results)
 	cancel()
 	for n, l := range batch {

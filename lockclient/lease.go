@@ -37,6 +37,7 @@ type Lease struct {
 	client     *Client
 	claim      guard.Claim
 	acquiredAt time.Time
+	values     context.Context // of the acquire
 	ttl        time.Duration
 	granted    time.Duration // by the client's clock
 	reclaimed  bool          // the previous lease had run out
@@ -67,9 +68,9 @@ type Lease struct {
 
 var _ guard.Lease = (*Lease)(nil)
 
-func newLease(c *Client, claim guard.Claim, g driver.Grant, ttl, until, now time.Duration) *Lease {
+func newLease(ctx context.Context, c *Client, claim guard.Claim, g driver.Grant, ttl, until, now time.Duration) *Lease {
 	l := &Lease{
-		client: c, claim: claim, acquiredAt: g.AcquiredAt, reclaimed: g.Reclaimed, ttl: ttl,
+		client: c, claim: claim, values: context.WithoutCancel(ctx), acquiredAt: g.AcquiredAt, reclaimed: g.Reclaimed, ttl: ttl,
 		granted: now, deadline: until, done: make(chan struct{}), place: -1,
 	}
 	c.keeper.watch(l, until)

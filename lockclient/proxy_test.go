@@ -107,6 +107,11 @@ func TestOutcomeUnknown(t *testing.T) {
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
 	}
+	proxy.Cut.Store(0) // the renewal has used up the connections
+	client.set.OpTimeout = patience
+	warm(t, client)
+	client.set.OpTimeout = 600 * time.Millisecond
+	proxy.Cut.Store(1 << 40)
 	_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
 	var failed *guard.FailedError
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {

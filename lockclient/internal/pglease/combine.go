@@ -196,7 +196,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 			c.carry(turn, ctx, ops)
 			c.flights.Done()
 		} else {
-			go func() { defer c.flights.Done(); c.carry(turn, context.Background(), ops) }()
+			go func() { defer c.flights.Done(); c.carry(turn, values(ops), ops) }()
 		}
 	}
 	select {
@@ -217,6 +217,15 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	}
 	c.resuming.add(-1)
 	return o.answer, o.err
+}
+
+// values is the context of a statement for several callers: it ends with none of
+// them and has the values of the first one's, for the hooks of a pool.
+func values[Q, A any](ops []*operation[Q, A]) context.Context {
+	if len(ops) == 0 {
+		return context.Background()
+	}
+	return context.WithoutCancel(ops[0].ctx)
 }
 
 // begin takes the turn to send what waits, if nobody has it; c.mu is held.
@@ -270,7 +279,7 @@ func (c *combiner[Q, A]) end(turn int) {
 		go func() {
 			defer c.flights.Done()
 			ops := c.next()
-			ctx := context.Background()
+			ctx := values(ops)
 			if len(ops) == 1 {
 				ctx = ops[0].ctx
 			}

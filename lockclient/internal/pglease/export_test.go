@@ -24,7 +24,7 @@ func (i *Issuer) Listening() bool { return i.listener.listening(context.Backgrou
 
 // Subscribe is the first step of Watch.
 func (i *Issuer) Subscribe(resource string, wake func()) (stop func()) {
-	sub := i.listener.subscribe(resource, "a waiter", wake)
+	sub := i.listener.subscribe(context.Background(), resource, "a waiter", wake)
 	return func() { i.listener.unsubscribe(sub) }
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -28,7 +27,6 @@ type Issuer struct {
 	slots    chan struct{} // has room for what uses own
 	others   chan struct{} // has room for what uses own besides renewals
 	grants   chan struct{} // has room for grants on own
-	standby  atomic.Bool   // the server has a synchronous standby: grants use own
 	process  string        // names this issuer in the line of waiters
 	listener *listener
 	time     serverTime
@@ -341,7 +339,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 }
 
-// forIdle is how long onIdle waits for a connection that was idle a moment ago.
+// forIdle is how long aside waits for a connection that was idle a moment ago.
 const forIdle = 10 * time.Millisecond
 
 // aside runs a statement that must not wait for the caller's connections: on one
@@ -351,7 +349,7 @@ const forIdle = 10 * time.Millisecond
 // rows would hold them up.
 func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	if stat := i.own.Stat(); stat.TotalConns() == stat.ConstructingConns() {
-		if done, err := i.onIdle(ctx, i.OpTimeout, run); done {
+		if done, err := i.onIdle(ctx, forIdle, i.OpTimeout, run); done {
 			return err
 		}
 	}
@@ -362,9 +360,9 @@ func (i *Issuer) aside(ctx context.Context, run Statement) error {
 	return i.onOwn(ctx, run)
 }
 
-// onOwn runs a statement on one of the issuer's own connections, or, if the server
-// has no room for one (too_many_connections, also the role's limit), on an idle one
-// of the caller's.
+// onOwn runs a statement on one of the issuer's own connections, or, if none can be
+// opened for whatever reason (the server has no room, the password is another one, the
+// network hangs), on an idle one of the caller's.
 func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
 	if err := take(ctx, i.slots, i.OpTimeout); err != nil {
 		return err
@@ -375,9 +373,13 @@ func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
 
 // onOwnFor is onOwn without the limit on how many run at once.
 func (i *Issuer) onOwnFor(ctx context.Context, timeout time.Duration, run Statement) error {
-	err := i.On(ctx, i.own, timeout, run)
-	if pgerr.State(err) == "53300" && ctx.Err() == nil {
-		if done, err := i.onIdle(ctx, timeout, run); done {
+	wait, idle := i.OpTimeout, i.Pool.Stat().IdleConns() > 0
+	if end, ok := ctx.Deadline(); ok && idle && i.own.Stat().IdleConns() == 0 {
+		wait = min(wait, time.Until(end)/2) // it has to be opened, and the rest is for an idle one
+	}
+	err := i.onPool(ctx, i.own, wait, timeout, run)
+	if errors.As(err, new(noConnection)) && ctx.Err() == nil {
+		if done, err := i.onIdle(ctx, i.OpTimeout, timeout, run); done {
 			return err
 		}
 	}
@@ -386,12 +388,12 @@ func (i *Issuer) onOwnFor(ctx context.Context, timeout time.Duration, run Statem
 
 // onIdle runs a statement on an idle connection of the caller's; not done if there
 // is none, or it broke before anything was written.
-func (i *Issuer) onIdle(ctx context.Context, timeout time.Duration, run Statement) (done bool, err error) {
+func (i *Issuer) onIdle(ctx context.Context, wait, timeout time.Duration, run Statement) (done bool, err error) {
 	if i.Pool.Stat().IdleConns() == 0 {
 		return false, nil
 	}
-	wait, cancel := context.WithTimeout(ctx, forIdle)
-	conn, err := i.Pool.Acquire(wait)
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	conn, err := i.Pool.Acquire(waiting)
 	cancel()
 	if err != nil {
 		return false, err
@@ -506,7 +508,7 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 
 // Watch subscribes and then sets the wake mark.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
-	sub := i.listener.subscribe(w.Resource, w.LeaseID, wake)
+	sub := i.listener.subscribe(ctx, w.Resource, w.LeaseID, wake)
 	stop := func() { i.listener.unsubscribe(sub) }
 	if w.LeaseID != "" && !i.listener.listening(ctx, w.Wait) {
 		stop()

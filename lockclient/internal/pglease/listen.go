@@ -77,7 +77,8 @@ type listener struct {
 	quiet time.Duration // how long to trust a silent connection
 	test  time.Duration // how long a notification to oneself may take
 
-	ctx    context.Context
+	ctx    context.Context // has the values of the last watch's
+	values *borrowed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
@@ -125,7 +126,8 @@ func (i *Issuer) newListener(owner string, wake Wake) *listener {
 		timeout: i.OpTimeout, process: i.process, wake: wake,
 		subs: map[*subscription]struct{}{}, idle: listenIdle, quiet: listenQuiet, test: listenTest,
 	}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.values = &borrowed{Context: context.Background()}
+	l.ctx, l.cancel = context.WithCancel(l.values)
 	l.connect = func(ctx context.Context) (*pgx.Conn, error) {
 		return open(ctx, config, config.ConnConfig.Copy(), func(settings *pgx.ConnConfig) {
 			settings.OnNotification = nil // the driver's own queue, which is read here
@@ -155,7 +157,8 @@ func (i *Issuer) newListener(owner string, wake Wake) *listener {
 	return l
 }
 
-func (l *listener) subscribe(resource, leaseID string, wake func()) *subscription {
+func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake func()) *subscription {
+	l.values.lend(ctx)
 	s := &subscription{resource: resource, topic: Topic(resource), leaseID: leaseID, wake: wake}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -38,7 +38,10 @@ type Server struct {
 
 	checked atomic.Bool // the schema's version was right
 	entered atomic.Pointer[Instance]
-	hidden  sync.Once // the warning about what the server hides
+	hidden  sync.Once   // the warning about what the server hides
+	standby atomic.Bool // the server has a synchronous standby
+	// standbyUntil is how long an operator relies on standby.
+	standbyUntil atomic.Pointer[time.Time]
 }
 
 // Statement is what runs on one connection. lockTimeout is in milliseconds, as
@@ -57,16 +60,22 @@ func (s *Server) On(ctx context.Context, pool *pgxpool.Pool, timeout time.Durati
 	if s.Operator {
 		return s.onWatched(ctx, pool, timeout, run)
 	}
-	return s.onPool(ctx, pool, timeout, run)
+	return s.onPool(ctx, pool, s.OpTimeout, timeout, run)
 }
 
-func (s *Server) onPool(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
+// noConnection is the error of a pool that had no connection to give.
+type noConnection struct{ error }
+
+func (e noConnection) Unwrap() error { return e.error }
+
+// onPool is On with a limit on the wait for a connection.
+func (s *Server) onPool(ctx context.Context, pool *pgxpool.Pool, wait, timeout time.Duration, run Statement) error {
 	for try := 1; ; try++ {
-		wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
-		conn, err := pool.Acquire(wait)
+		waiting, cancel := context.WithTimeout(ctx, wait)
+		conn, err := pool.Acquire(waiting)
 		cancel()
 		if err != nil {
-			return Harmless(err)
+			return Harmless(noConnection{err})
 		}
 		again, err := s.use(ctx, conn.Conn(), timeout, run)
 		conn.Release()

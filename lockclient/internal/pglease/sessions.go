@@ -2,6 +2,7 @@ package pglease
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,26 @@ func watchWarnings(config *pgx.ConnConfig) {
 			before(conn, n)
 		}
 	}
+}
+
+// borrowed is a background context with the values of the last context that was lent
+// to it: what the pool's hooks see in connections that nobody waits for.
+type borrowed struct {
+	context.Context
+	values atomic.Pointer[context.Context]
+}
+
+func (b *borrowed) lend(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	b.values.Store(&ctx)
+}
+
+// Value implements context.Context.
+func (b *borrowed) Value(key any) any {
+	if ctx := b.values.Load(); ctx != nil {
+		return (*ctx).Value(key)
+	}
+	return nil
 }
 
 // open opens a connection as a pool of this configuration would; settings is a copy
@@ -91,20 +112,24 @@ func unseen(conn *pgx.Conn, standby bool) error {
 
 // onWatched runs an operator's statement: on a connection that notes warnings, if
 // the server has a synchronous standby, and otherwise on one of the pool. The pool is
-// the caller's, so its connections do not show warnings to this package.
+// the caller's, so its connections do not show warnings to this package. Whether there
+// is a standby is asked once a minute.
 func (s *Server) onWatched(ctx context.Context, pool *pgxpool.Pool, timeout time.Duration, run Statement) error {
-	var standby bool
-	err := s.onPool(ctx, pool, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		if err := conn.QueryRow(ctx, standbySQL).Scan(&standby); err != nil {
+	if now := time.Now(); now.After(Of(s.standbyUntil.Load())) {
+		err := s.onPool(ctx, pool, s.OpTimeout, timeout, func(ctx context.Context, conn *pgx.Conn, _ string) error {
+			var standby bool
+			err := conn.QueryRow(ctx, standbySQL).Scan(&standby)
+			s.standby.Store(standby)
 			return Harmless(err)
+		})
+		if err != nil {
+			return err
 		}
-		if standby {
-			return nil
-		}
-		return run(ctx, conn, lockTimeout)
-	})
-	if err != nil || !standby {
-		return err
+		until := now.Add(time.Minute)
+		s.standbyUntil.Store(&until)
+	}
+	if !s.standby.Load() {
+		return s.onPool(ctx, pool, s.OpTimeout, timeout, run)
 	}
 	wait, cancel := context.WithTimeout(ctx, s.OpTimeout)
 	config := pool.Config()
