@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,69 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
-
-var store = flag.Bool("store", false, "store the short comparisons' ratios in place of comparing with them")
-
-const storedFile = "results/short.json"
-
-// TestShort fails when a ratio is worse than the stored one by more than its
-// error bar, in each of three tries, each longer than the one before. To store
-// new ratios: go test -run TestShort -store, on an idle machine.
-func TestShort(t *testing.T) {
-	slog.SetDefault(slog.New(slog.DiscardHandler))
-	e := &env{scale: 1}
-	defer e.close()
-	var was []stored
-	if text, err := os.ReadFile(storedFile); !*store && (err != nil || json.Unmarshal(text, &was) != nil || len(was) != len(shorts)) {
-		t.Fatalf("%s: %v, %d ratios", storedFile, err, len(was))
-	}
-	var now []stored
-	for i, s := range shorts {
-		var err error
-		for try := range 3 {
-			var figures []Figure
-			rounds := 16 << try
-			if *store {
-				rounds = 100
-			}
-			failed := e.try(t.Context(), experiment{run: func(ctx context.Context, e *env, _ *Section) (err error) {
-				figures, err = s.run(ctx, e, rounds)
-				return err
-			}}, nil)
-			if failed == nil {
-				failed = figures[1].Err
-			}
-			if failed != nil {
-				t.Fatalf("%s: %v", s.name, failed)
-			}
-			ratio, bar := medians(figures)
-			t.Logf("%s: %.3f, error bar %.3f", s.name, ratio, bar)
-			if *store {
-				now = append(now, stored{s.name, round(ratio, 3), round(bar, 3)})
-				break
-			}
-			if was[i].Name != s.name {
-				t.Fatalf("%s has %q where %q is due", storedFile, was[i].Name, s.name)
-			}
-			if err = worse(was[i], s.slack, figures); err == nil {
-				break
-			}
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	if *store {
-		text, _ := json.MarshalIndent(now, "", " ")
-		if err := os.WriteFile(storedFile, append(text, '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 // sleeping takes exactly the given time in a bubble.
 func sleeping(d time.Duration) func(context.Context, int, int) (time.Duration, error) {
@@ -124,27 +60,6 @@ func TestCompare(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestWorse: a loss beyond all error bars is an error, and nothing else is.
-func TestWorse(t *testing.T) {
-	figures := func(ratio, noise float64) []Figure {
-		at := func(ratio float64) Figure { return Figure{P50: time.Duration(float64(time.Second) / ratio)} }
-		return []Figure{at(1), at(ratio), at(1 - noise)}
-	}
-	was := stored{Name: "x", Ratio: 0.9, Bar: 0.02}
-	for _, c := range []struct {
-		name         string
-		ratio, noise float64
-		worse        bool
-	}{
-		{"the same", 0.9, 0.02, false}, {"better", 1.5, 0.02, false}, {"a little worse", 0.75, 0.02, false},
-		{"half", 0.45, 0.02, true}, {"half on a machine that is too busy to tell", 0.45, 0.3, false},
-	} {
-		if err := worse(was, 0.3, figures(c.ratio, c.noise)); (err != nil) != c.worse {
-			t.Errorf("%s: %v", c.name, err)
-		}
-	}
 }
 
 // TestCut: calls in progress when a block ends are ended, and are no error.
@@ -228,59 +143,6 @@ func TestDelayed(t *testing.T) {
 	}
 }
 
-// counting is an issuer that counts its requests.
-type counting struct {
-	driver.Issuer
-	asked map[string]bool
-}
-
-func (c *counting) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
-	c.asked[r.Resource] = true
-	return driver.Grant{Token: 1}, nil
-}
-
-func (c *counting) Renew(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-	for i, r := range renewals {
-		if c.asked[r.Claim.Resource] {
-			results[i] = driver.Renewed{State: driver.Extended, TTL: r.TTL}
-		}
-	}
-}
-
-func (c *counting) Release(_ context.Context, claim guard.Claim) (bool, error) {
-	return c.asked[claim.Resource], nil
-}
-
-// TestSharded: a resource has one issuer for all requests, each issuer has its
-// part of them, and the results of renewals are in the order of the renewals.
-func TestSharded(t *testing.T) {
-	parts := []*counting{{asked: map[string]bool{}}, {asked: map[string]bool{}}, {asked: map[string]bool{}}, {asked: map[string]bool{}}}
-	s := sharded{parts[0], parts[1], parts[2], parts[3]}
-	var renewals []driver.Renewal
-	for i := range 400 {
-		r := guard.Must(guard.JoinResource("tenant", string(rune('a'+i%26)), time.Duration(i).String()))
-		if _, err := s.Acquire(t.Context(), driver.Request{Resource: r}); err != nil {
-			t.Fatal(err)
-		}
-		renewals = append(renewals, driver.Renewal{Claim: guard.Claim{Resource: r, Token: 1}, TTL: time.Duration(i + 1)})
-	}
-	for i, p := range parts {
-		if n := len(p.asked); n < 50 || n > 150 {
-			t.Errorf("issuer %d has %d of 400 resources", i, n)
-		}
-	}
-	results := make([]driver.Renewed, len(renewals))
-	s.Renew(t.Context(), renewals, results)
-	for i, r := range results {
-		if r.State != driver.Extended || r.TTL != renewals[i].TTL {
-			t.Fatalf("renewal %d: %+v", i, r)
-		}
-		if freed, err := s.Release(t.Context(), renewals[i].Claim); !freed || err != nil {
-			t.Fatalf("release %d: %v, %v", i, freed, err)
-		}
-	}
-}
-
 // TestReport: a written report can be read back, and a section replaces the one
 // of its name.
 func TestReport(t *testing.T) {
@@ -293,7 +155,7 @@ func TestReport(t *testing.T) {
 		{Way: "broken", Err: errors.New("no")},
 		{Way: again, Rate: 1000, Ratio: Spread{0.97, 1, 1.02}},
 	}
-	s.add("durable, 1 client", figures, nil)
+	s.add("durable, 1 client", figures)
 	r.put(s)
 	r.put(s)
 	if err := r.write(dir); err != nil {
@@ -336,7 +198,7 @@ func TestReadmeFigures(t *testing.T) {
 			}
 		}
 	}
-	readme, err := os.ReadFile("../../README.md")
+	readme, err := os.ReadFile("../../../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}

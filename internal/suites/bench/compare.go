@@ -102,7 +102,7 @@ type run struct {
 	way   Way
 	calls []int // of each client
 	rates []float64
-	took  []time.Duration
+	took  []float64 // nanoseconds
 	err   error
 }
 
@@ -123,7 +123,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 	done := 0
 	for client := range plan.Clients {
 		wg.Go(func() {
-			var took []time.Duration
+			var took []float64
 			n := 0
 			var err error
 			for now := time.Now(); now.Before(end); {
@@ -141,7 +141,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 				}
 				n++
 				if d > 0 && len(took) < keep {
-					took = append(took, d/time.Duration(times))
+					took = append(took, float64(d)/float64(times))
 				}
 			}
 			mu.Lock()
@@ -170,19 +170,21 @@ func (r *run) figure(floor *run) Figure {
 	for i := range ratios {
 		ratios[i] = r.rates[i] / floor.rates[i]
 	}
-	f.Ratio, f.Rate = spreadOf(ratios), spreadOf(r.rates).Median
-	f.P50, f.P99 = quantile(r.took, 0.5), quantile(r.took, 0.99)
+	f.Ratio, f.Rate = spreadOf(ratios), spreadOf(slices.Clone(r.rates)).Median
+	slices.Sort(r.took)
+	f.P50, f.P99 = time.Duration(quantile(r.took, 0.5)), time.Duration(quantile(r.took, 0.99))
 	return f
 }
 
+// spreadOf sorts the values.
 func spreadOf(values []float64) Spread {
-	s := slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
-	slices.Sort(s)
-	return Spread{at(s, 0.25), at(s, 0.5), at(s, 0.75)}
+	slices.Sort(values)
+	return Spread{quantile(values, 0.25), quantile(values, 0.5), quantile(values, 0.75)}
 }
 
-// at interpolates a quantile of sorted values.
-func at(sorted []float64, q float64) float64 {
+// quantile interpolates between order statistics, so that the median of an even
+// number is the mean of the middle two; gonum's stat.Quantile takes the lower.
+func quantile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
 	}
@@ -192,15 +194,6 @@ func at(sorted []float64, q float64) float64 {
 		return sorted[i]
 	}
 	return sorted[i] + (sorted[i+1]-sorted[i])*(x-float64(i))
-}
-
-func quantile(took []time.Duration, q float64) time.Duration {
-	if len(took) == 0 {
-		return 0
-	}
-	s := slices.Clone(took)
-	slices.Sort(s)
-	return s[min(int(q*float64(len(s))), len(s)-1)]
 }
 
 // bar is the error bar of a comparison: how far the floor's own ratio is from

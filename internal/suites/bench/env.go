@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
@@ -18,7 +19,7 @@ import (
 // and how long to measure.
 type env struct {
 	scale   float64
-	huge    bool
+	short   bool   // one setting of each kind, which shows that all works
 	version string // of PostgreSQL
 
 	servers map[bool]*pgtest.Server // by durable
@@ -28,9 +29,6 @@ type env struct {
 
 // rounds scales how many turns each way has.
 func (e *env) rounds(n int) int { return max(2, int(float64(n)*e.scale+0.5)) }
-
-// length scales the duration of something without turns.
-func (e *env) length(d time.Duration) time.Duration { return time.Duration(float64(d) * e.scale) }
 
 // failure is what tb.Fatal panics with.
 type failure struct{ error }
@@ -118,12 +116,13 @@ func (e *env) pool(ctx context.Context, url string, conns int, roundTrip time.Du
 	}
 	config.MaxConns, config.MaxConnIdleTime = int32(conns), time.Hour
 	if roundTrip > 0 {
-		addr, stop, err := delayed(net.JoinHostPort(config.ConnConfig.Host, strconv.Itoa(int(config.ConnConfig.Port))), roundTrip/2)
+		proxy, err := faultproxy.New("tcp", net.JoinHostPort(config.ConnConfig.Host, strconv.Itoa(int(config.ConnConfig.Port))), nil)
 		if err != nil {
 			return nil, err
 		}
-		e.later(stop)
-		host, port, _ := net.SplitHostPort(addr)
+		e.later(proxy.Close)
+		proxy.Set(func(m *faultproxy.Message) { m.Delay = roundTrip / 2 })
+		host, port, _ := net.SplitHostPort(proxy.Addr())
 		n, _ := strconv.Atoi(port)
 		config.ConnConfig.Host, config.ConnConfig.Port = host, uint16(n)
 	}

@@ -1,6 +1,6 @@
-// Command bench measures what fencing costs (-suite cost), how the lease client
-// compares with other lock libraries (-suite peers), and how both grow (-suite
-// growth). Every comparison runs its ways in turns in one run; see Compare.
+// Command bench measures what fencing costs (-suite cost) and how the lease
+// client compares with other lock libraries (-suite peers). Every comparison runs
+// its ways in turns in one run; see Compare.
 //
 //	go -C internal/suites/bench run . -suite cost
 //
@@ -21,6 +21,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
 )
 
 // experiment is one section of a suite's report.
@@ -31,16 +33,14 @@ type experiment struct {
 	plot                      func(s Section, file string) error // may be nil
 }
 
-var suites = map[string][]experiment{"cost": cost, "peers": peers, "growth": growth}
+var suites = map[string][]experiment{"cost": cost, "peers": peers}
 
 func main() {
-	if child(os.Args) { // a server or a holder that this program started
-		return
-	}
-	suite := flag.String("suite", "", "cost, peers or growth")
+	etcdnode.Main() // if this process is to be a node
+	suite := flag.String("suite", "", "cost or peers")
 	only := flag.String("only", "", "run only the sections whose name matches this expression; the others stay as they are stored")
 	scale := flag.Float64("scale", 1, "how long to measure, as a multiple of the usual")
-	huge := flag.Bool("huge", false, "growth: measure 10,000,000 marks and 50,000 leases, too")
+	short := flag.Bool("short", false, "two rounds in a setting of each kind: shows that all works, and measures nothing")
 	draw := flag.Bool("draw", false, "measure nothing: write tables and plots of the stored figures again")
 	out := flag.String("out", "results", "directory of the results")
 	flag.Parse()
@@ -50,17 +50,17 @@ func main() {
 	if *draw {
 		*only = "^$" // no section has this name
 	}
-	if err := runSuite(ctx, *suite, *only, *out, *scale, *huge); err != nil {
+	if err := runSuite(ctx, *suite, *only, *out, *scale, *short); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func runSuite(ctx context.Context, suite, only, out string, scale float64, huge bool) error {
+func runSuite(ctx context.Context, suite, only, out string, scale float64, short bool) error {
 	experiments, ok := suites[suite]
 	if !ok {
-		return fmt.Errorf("-suite %q is none of cost, peers and growth", suite)
+		return fmt.Errorf("-suite %q is neither cost nor peers", suite)
 	}
 	match, err := regexp.Compile(only)
 	if err != nil {
@@ -70,7 +70,10 @@ func runSuite(ctx context.Context, suite, only, out string, scale float64, huge 
 	if only == "^$" {
 		return redraw(&report, experiments, out)
 	}
-	e := &env{scale: scale, huge: huge}
+	if short {
+		scale = 0
+	}
+	e := &env{scale: scale, short: short}
 	defer e.close()
 	command := "go -C internal/suites/bench run . " + strings.Join(os.Args[1:], " ")
 	var failed []error

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
-	"os/exec"
 	"time"
 
 	bsm "github.com/bsm/redislock"
@@ -11,31 +9,17 @@ import (
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
-func startRedis(ctx context.Context, e *env, durable bool) (*service, error) {
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, errNotThere
-	}
-	addr, err := freeAddr()
-	if err != nil {
-		return nil, err
-	}
-	_, port, _ := net.SplitHostPort(addr)
+func startRedis(ctx context.Context, e *env, durable bool) (string, error) {
 	sync := "everysec"
 	if durable {
 		sync = "always"
 	}
-	p, err := startProcess("Ready to accept connections", path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", tb{e: e, ctx: ctx}.TempDir(),
-		"--appendonly", "yes", "--appendfsync", sync)
-	if err != nil {
-		return nil, err
-	}
-	e.later(p.kill)
-	return &service{address: addr, processes: p.pids}, nil
+	return servers.StartRedis(tb{e: e, ctx: ctx}, "--appendonly", "yes", "--appendfsync", sync).Addr, nil
 }
 
 func redisClient(addr string, conns int) *redis.Client {
@@ -54,12 +38,12 @@ func dialRedislock(_ context.Context, addr, _ string, ttl time.Duration, conns i
 	return &bsmLock{r, bsm.New(r), ttl}, nil
 }
 
-func (l *bsmLock) lock(ctx context.Context, key string) (held, error) {
+func (l *bsmLock) lock(ctx context.Context, key string) (func(context.Context) error, error) {
 	lock, err := l.client.Obtain(ctx, "bsm:"+key, l.ttl, &bsm.Options{RetryStrategy: bsm.LinearBackoff(100 * time.Millisecond)})
 	if err != nil {
-		return held{}, err
+		return nil, err
 	}
-	return held{unlock: lock.Release, renew: func(ctx context.Context) error { return lock.Refresh(ctx, l.ttl, nil) }}, nil
+	return lock.Release, nil
 }
 
 func (l *bsmLock) close() { l.redis.Close() }
@@ -76,15 +60,12 @@ func dialRedsync(_ context.Context, addr, _ string, ttl time.Duration, conns int
 	return &redsyncLock{r, redsync.New(goredis.NewPool(r)), ttl}, nil
 }
 
-func (l *redsyncLock) lock(ctx context.Context, key string) (held, error) {
+func (l *redsyncLock) lock(ctx context.Context, key string) (func(context.Context) error, error) {
 	m := l.sync.NewMutex("redsync:"+key, redsync.WithExpiry(l.ttl), redsync.WithTries(1<<30))
 	if err := m.LockContext(ctx); err != nil {
-		return held{}, err
+		return nil, err
 	}
-	return held{
-		unlock: func(ctx context.Context) error { _, err := m.UnlockContext(ctx); return err },
-		renew:  func(ctx context.Context) error { _, err := m.ExtendContext(ctx); return err },
-	}, nil
+	return func(ctx context.Context) error { _, err := m.UnlockContext(ctx); return err }, nil
 }
 
 func (l *redsyncLock) close() { l.redis.Close() }
@@ -109,5 +90,5 @@ func dialRedis(_ context.Context, addr, owner string, ttl time.Duration, conns i
 		return nil, err
 	}
 	locks, err := lockclient.NewWith(issuer, owner, nil)
-	return &fencepost{client: locks, ttl: ttl, cleanup: []func(){func() { r.Close() }}}, err
+	return &fencepost{client: locks, ttl: ttl, cleanup: func() { r.Close() }}, err
 }

@@ -50,10 +50,6 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// logX and logY give an axis a logarithmic scale.
-func logX(p *plot.Plot) { p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{} }
-func logY(p *plot.Plot) { p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{} }
-
 // decades labels ticks as 1, 10, 100.
 type decades struct{}
 
@@ -207,7 +203,7 @@ func byPeer(s Section, file, title, x, value, until string, prefixes ...string) 
 		if high == 0 {
 			continue
 		}
-		logX(p)
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
 		p.X.Min, p.X.Max = low/1.3, high*1.3
 		p.Legend.Top, p.Legend.Left = k > 0, k > 0
 		p.NominalY(ways...)
@@ -225,80 +221,4 @@ func plotRates(s Section, file string) error {
 
 func plotHandOver(s Section, file string) error {
 	return byPeer(s, file, "hand-over of one lock", "ms: median to p99", "p50 ms", "p99 ms", "durable, ", "not durable, ")
-}
-
-// lines adds a line for each way (or column), of the values at the cases, which
-// are numbers.
-func lines(p *plot.Plot, rows []Row, series map[string]func(Row) float64, order []string) error {
-	for i, name := range order {
-		var at plotter.XYs
-		for _, r := range rows {
-			x, err := strconv.ParseFloat(strings.ReplaceAll(r.Case, ",", ""), 64)
-			if y := series[name](r); err == nil && y > 0 {
-				at = append(at, plotter.XY{X: x, Y: y})
-			}
-		}
-		if len(at) == 0 {
-			continue
-		}
-		line, dots, err := plotter.NewLinePoints(at)
-		if err != nil {
-			return err
-		}
-		line.Color, line.Width = palette[i%len(palette)], vg.Points(1.5)
-		dots.GlyphStyle = draw.GlyphStyle{Color: palette[i%len(palette)], Radius: vg.Points(2.8), Shape: draw.CircleGlyph{}}
-		p.Add(line, dots)
-		p.Legend.Add(name, line, dots)
-	}
-	return nil
-}
-
-// column returns a value of the rows of one way.
-func column(way, name string) func(Row) float64 {
-	return func(r Row) float64 {
-		if way != "" && r.Way != way {
-			return 0
-		}
-		return r.Values[name]
-	}
-}
-
-func plotMarks(s Section, file string) error {
-	p := newPlot("Calls by the number of marks, PostgreSQL", "marks", "p50 µs")
-	order := []string{"Raise", "InTx", "Mark"}
-	err := lines(p, s.Rows, map[string]func(Row) float64{
-		"Mark": column("PostgreSQL", "Mark p50 µs"), "InTx": column("PostgreSQL", "InTx p50 µs"), "Raise": column("PostgreSQL", "Raise p50 µs"),
-	}, order)
-	logX(p)
-	p.Y.Min = 0
-	if err != nil {
-		return err
-	}
-	return canvas(file, vg.Points(460), vg.Points(280), p)
-}
-
-func plotWaiters(s Section, file string) error {
-	p := newPlot("Hand-over by the number of waiters, one lease", "waiters", "ms")
-	err := lines(p, s.Rows, map[string]func(Row) float64{"p50": column("", "p50 ms"), "p99": column("", "p99 ms")}, []string{"p50", "p99"})
-	if err != nil {
-		return err
-	}
-	logX(p)
-	logY(p)
-	return canvas(file, vg.Points(460), vg.Points(280), p)
-}
-
-func plotClients(s Section, file string) error {
-	rate := newPlot("Pairs a second of one PostgreSQL", "callers", "pairs a second")
-	cpu := newPlot("What a pair costs the server", "callers", "µs of CPU time")
-	for p, value := range map[*plot.Plot]string{rate: "pairs a second", cpu: "server CPU µs"} {
-		order := []string{"one client", "a client each"}
-		err := lines(p, s.Rows, map[string]func(Row) float64{order[0]: column(order[0], value), order[1]: column(order[1], value)}, order)
-		if err != nil {
-			return err
-		}
-		p.Y.Min = 0
-		p.Legend.Left = p == rate
-	}
-	return canvas(file, vg.Points(760), vg.Points(280), rate, cpu)
 }

@@ -27,7 +27,6 @@ type Section struct {
 	About   string   `json:"about"`
 	Columns []string `json:"columns"` // of the values, in order
 	Rows    []Row    `json:"rows"`
-	Reading []string `json:"reading,omitempty"` // sentences made from the figures
 
 	Machine Machine `json:"machine"`
 	Seconds float64 `json:"seconds"`
@@ -103,9 +102,8 @@ func commit() string {
 	return "unknown"
 }
 
-// add turns a comparison into rows. The columns are "a second", "p50 µs" and
-// "p99 µs", and whatever more returns for a figure.
-func (s *Section) add(cas string, figures []Figure, more func(f Figure) map[string]float64) {
+// add turns a comparison into rows with the columns of perCall.
+func (s *Section) add(cas string, figures []Figure) {
 	for k, f := range figures {
 		row := Row{Case: cas, Way: f.Way, Bar: round(bar(figures), 3), Values: map[string]float64{}}
 		if f.Err != nil {
@@ -118,21 +116,8 @@ func (s *Section) add(cas string, figures []Figure, more func(f Figure) map[stri
 		if k > 0 {
 			row.Ratio = []float64{round(f.Ratio.Q1, 3), round(f.Ratio.Median, 3), round(f.Ratio.Q3, 3)}
 		}
-		if more != nil {
-			for name, v := range more(f) {
-				row.Values[name] = round(v, 4)
-			}
-		}
 		s.Rows = append(s.Rows, row)
 	}
-}
-
-// value adds a row without a comparison.
-func (s *Section) value(cas, way string, values map[string]float64, note string) {
-	for k, v := range values {
-		values[k] = round(v, 4)
-	}
-	s.Rows = append(s.Rows, Row{Case: cas, Way: way, Values: values, Note: note})
 }
 
 // round keeps that many significant digits.
@@ -145,7 +130,6 @@ func round(v float64, digits int) float64 {
 }
 
 func micros(d time.Duration) float64 { return round(float64(d.Nanoseconds())/1e3, 3) }
-func millis(d time.Duration) float64 { return round(float64(d.Nanoseconds())/1e6, 3) }
 
 // load reads a suite's stored report; there may be none.
 func load(dir, suite string) Report {
@@ -241,12 +225,6 @@ func (s Section) markdown() string {
 			cells = append(cells, row.Note)
 		}
 		line(cells)
-	}
-	for _, sentence := range s.Reading {
-		fmt.Fprintf(&b, "\n- %s", sentence)
-	}
-	if len(s.Reading) > 0 {
-		b.WriteString("\n")
 	}
 	fmt.Fprintf(&b, "\n`%s` at %s, %s, load %s before, %.0f s: %d cores of %s, %d GiB, %s, %s", m.Command, m.Commit, m.At, m.Load, s.Seconds, m.Cores, m.Processor, m.MemoryGiB, m.System, m.Go)
 	if m.PostgreSQL != "" {

@@ -35,7 +35,7 @@ func run(s []string) error {
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{{Scheme: "http", Host: s[4]}}
 	cfg.InitialCluster = s[5]
-	cfg.UnsafeNoFsync = true // only the process fails, not the machine
+	cfg.UnsafeNoFsync = s[6] == "false" // only the process fails, not the machine
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return err

@@ -33,12 +33,15 @@ func (e *Etcd) Addrs() []string {
 }
 
 // StartEtcd starts a cluster of n nodes.
-func StartEtcd(t TB, n int) *Etcd { t.Helper(); return startEtcd(t, n, false) }
+func StartEtcd(t TB, n int) *Etcd { t.Helper(); return startEtcd(t, n, false, false) }
+
+// StartEtcdDurable starts one node whose commits wait for the disk.
+func StartEtcdDurable(t TB) *Etcd { t.Helper(); return startEtcd(t, 1, false, true) }
 
 // StartEtcdLinked starts a cluster whose nodes can be cut off from each other.
-func StartEtcdLinked(t TB, n int) *Etcd { t.Helper(); return startEtcd(t, n, true) }
+func StartEtcdLinked(t TB, n int) *Etcd { t.Helper(); return startEtcd(t, n, true, false) }
 
-func startEtcd(t TB, n int, linked bool) *Etcd {
+func startEtcd(t TB, n int, linked, durable bool) *Etcd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -58,7 +61,7 @@ func startEtcd(t TB, n int, linked bool) *Etcd {
 	for id := range n {
 		addr, dir := clients[id], t.TempDir()
 		p := &Process{t: t, Addr: addr, log: filepath.Join(dir, "log"), command: []string{self},
-			env:   []string{EtcdVariable + "=" + strings.Join([]string{fmt.Sprint("n", id), filepath.Join(dir, "data"), addr, peers[id], told[id], strings.Join(members, ",")}, "\n")},
+			env:   []string{EtcdVariable + "=" + strings.Join([]string{fmt.Sprint("n", id), filepath.Join(dir, "data"), addr, peers[id], told[id], strings.Join(members, ","), strconv.FormatBool(durable)}, "\n")},
 			ready: func() error { return healthy(addr) }}
 		e.Nodes = append(e.Nodes, p)
 		p.launch()
