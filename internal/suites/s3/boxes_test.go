@@ -1,0 +1,210 @@
+//go:build unix
+
+package s3suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+)
+
+// box is a program between a client and the store.
+type box struct {
+	program string
+	// config is its configuration, with the box's address, the store's, and a
+	// directory of its own.
+	config  func(own, store, dir string) string
+	args    func(own, config, dir string) []string
+	forward bool // it is a forward proxy, which the client knows
+	says    string
+}
+
+const squidConfig = `http_port %[1]s
+http_access allow all
+cache_mem 16 MB
+maximum_object_size_in_memory 8 MB
+access_log none
+cache_log %[2]s/cache.log
+pid_filename %[2]s/pid
+coredump_dir %[2]s
+shutdown_lifetime 0 seconds
+memory_cache_shared off
+`
+
+// A service of its own shares no memory with other Squids.
+func squidArgs(own, config, _ string) []string {
+	return []string{"-N", "-n", "box" + own[strings.LastIndexByte(own, ':')+1:], "-f", config}
+}
+
+func nginxArgs(_, config, dir string) []string {
+	return []string{"-p", dir, "-e", filepath.Join(dir, "error.log"), "-c", config}
+}
+
+// nginx returns a configuration with more in front of the store.
+func nginx(http, more string) func(own, store, dir string) string {
+	return func(own, store, dir string) string {
+		return fmt.Sprintf(`daemon off; pid %[3]s/pid; events {}
+http {
+	access_log off; client_body_temp_path %[3]s/body; proxy_temp_path %[3]s/proxy; fastcgi_temp_path %[3]s/f; uwsgi_temp_path %[3]s/u; scgi_temp_path %[3]s/s;
+	client_max_body_size 0; `+http+`
+	server { listen %[1]s; location / {
+		proxy_pass http://%[2]s; proxy_set_header Host $http_host; proxy_http_version 1.1; proxy_set_header Range $http_range; proxy_set_header If-Match $http_if_match; `+more+`
+	} }
+}`, own, store, dir)
+	}
+}
+
+var boxes = map[string]box{
+	"nginx": {"nginx", nginx("", ""), nginxArgs, false, ""},
+	"squid": {"squid", func(own, _, dir string) string { return fmt.Sprintf(squidConfig, own, dir) }, squidArgs, true, ""},
+	"nginx that caches": {"nginx", nginx(`proxy_cache_path %[3]s/cache keys_zone=z:1m;`,
+		`proxy_cache z; proxy_cache_valid any 10m; proxy_cache_key $request_uri$http_range; proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;`), nginxArgs, false, "a cache answers it"},
+	"nginx that unpacks": {"nginx", nginx("", "gunzip on;"), nginxArgs, false, "transformed"},
+	"varnish": {"varnishd", func(_, store, _ string) string {
+		host, port, _ := net.SplitHostPort(store)
+		return fmt.Sprintf("vcl 4.1;\nbackend default { .host = %q; .port = %q; }\n", host, port)
+	}, func(own, config, dir string) []string {
+		return []string{"-F", "-a", own, "-f", config, "-n", filepath.Join(dir, "work"), "-s", "malloc,16m"}
+	}, false, "transformed"},
+}
+
+// start runs the box until the test ends and returns a client through it.
+func (b box) start(t *testing.T, store string) func(o *s3.Options) {
+	t.Helper()
+	program, err := exec.LookPath(b.program)
+	if err != nil {
+		program = filepath.Join("/usr/sbin", b.program)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := l.Addr().String()
+	l.Close()
+	dir, err := os.MkdirTemp("/tmp", "box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil { // some drop their rights
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "config")
+	if err := os.WriteFile(config, []byte(b.config(own, strings.TrimPrefix(store, "http://"), dir)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, program, b.args(own, config, dir)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(out.String())
+		}
+	})
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("tcp", own)
+		if err == nil {
+			conn.Close()
+			break
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("%s does not listen: %v", b.program, err)
+		}
+	}
+	return func(o *s3.Options) {
+		via := &http.Transport{MaxIdleConnsPerHost: 16}
+		if b.forward {
+			via.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: own})
+		} else {
+			o.BaseEndpoint = new("http://" + own)
+		}
+		o.HTTPClient = &http.Client{Transport: via}
+	}
+}
+
+// What is between a program and its store: a box that caches or transforms is refused
+// by Open, by name. Through one that is accepted, reads show what was written around
+// it, whatever the objects' Cache-Control allows.
+func TestBoxesInBetween(t *testing.T) {
+	g := startGateway(t)
+	direct := gatewayClient(g, g.URL)
+	report, err := s3fence.Probe(t.Context(), direct, bucket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range boxes {
+		t.Run(name, func(t *testing.T) {
+			client := gatewayClient(g, g.URL, c.start(t, g.URL))
+			known := *report
+			known.Endpoint = *client.Options().BaseEndpoint
+			b, err := s3fence.Open(t.Context(), client, bucket, &s3fence.Options{Report: &known})
+			if c.says != "" {
+				if err == nil || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("Open = %v, want it to say %q", err, c.says)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			around, err := s3fence.Open(t.Context(), direct, bucket, &s3fence.Options{Report: report})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := &s3fence.Headers{ContentType: "text/csv", CacheControl: "public, max-age=3600"}
+			for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, pointers} {
+				name := fmt.Sprint(name, "/", nameOf(mode))
+				through, err := in(b, mode)
+				if err != nil {
+					t.Fatal(err)
+				}
+				other, err := in(around, mode)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := through.Get(t.Context(), name); !errors.Is(err, guard.ErrNotFound) {
+					t.Errorf("before the first write: %v", err)
+				}
+				for token := guard.Token(1); token < 6; token++ {
+					by := []handle{through, other}[token%2]
+					if err := by.Put(t.Context(), claim(token), name, strings.NewReader(token.String()), h); err != nil {
+						t.Fatal(err)
+					}
+					object, err := through.Get(t.Context(), name)
+					if err != nil {
+						t.Fatal(err)
+					}
+					body, err := io.ReadAll(object.Body)
+					object.Body.Close()
+					if err != nil || string(body) != token.String() || object.Mark.Token != token {
+						t.Errorf("read %q at %d, %v, want %d", body, object.Mark.Token, err, token)
+					}
+				}
+			}
+		})
+	}
+}
