@@ -97,8 +97,8 @@ const auditEnd = "a.resource < $2::text"
 
 // auditSQL reads the latest records first. $1 low, $2 high, $3 from, $4 to, $5 the
 // ID to be below, $6 how many, $7 expression.
-const auditSQL = `SELECT a.resource, a.cut_token, coalesce(a.cut_lease_id, ''), a.cut_owner, a.cut_state,
-  CASE WHEN isfinite(a.cut_acquired_at) THEN a.cut_acquired_at END, CASE WHEN isfinite(a.cut_expires_at) THEN a.cut_expires_at END, a.at,
+var auditSQL = `SELECT a.resource, a.cut_token, coalesce(a.cut_lease_id, ''), a.cut_owner, a.cut_state,
+  ` + moment("a.cut_acquired_at", "a.cut_state") + `, ` + moment("a.cut_expires_at", "a.cut_state") + `, a.at,
   a.id, a.at, a.action, a.actor, a.reason, a.database_user, a.request_id, a.token
 FROM fencepost.audit a
 WHERE a.resource >= $1::text AND ` + auditEnd + `

@@ -215,8 +215,8 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 
 // forceUnlockSQL is one statement and one transaction. $6 is the topic to
 // notify, NULL for none.
-const forceUnlockSQL = `SELECT $1::pg_catalog.text, coalesce(o_cut_token, 0), coalesce(o_lease_id, ''), coalesce(o_owner, ''), coalesce(o_state, ''),
-  CASE WHEN pg_catalog.isfinite(o_acquired_at) THEN o_acquired_at END, CASE WHEN pg_catalog.isfinite(o_expires_at) THEN o_expires_at END, o_at,
+var forceUnlockSQL = `SELECT $1::pg_catalog.text, coalesce(o_cut_token, 0), coalesce(o_lease_id, ''), coalesce(o_owner, ''), coalesce(o_state, ''),
+  ` + moment("o_acquired_at", "o_state") + `, ` + moment("o_expires_at", "o_state") + `, o_at,
   o_status, coalesce(o_id, 0), coalesce(o_token, 0), o_at
 FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::pg_catalog.text::integer, $8::pg_catalog.timestamptz, $9::bigint::pg_catalog.oid)`
 
@@ -238,7 +238,9 @@ func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, e
 		err = burn(&named)
 		switch pg := pglease.Error(err); {
 		case pg == nil || !pglease.NothingWritten(pg):
-		case pg.Code == "54000": // a full notification queue must not stop an operator
+		case pg.Code == "54000" || pg.Code == "22023":
+			// Neither a full notification queue nor a channel that is no name, which a
+			// waiter can write into the row, stops an operator.
 			err = burn(nil)
 		case pg.Code == "23505": // the request ID was used for another resource at the same moment: the retry sees it
 			err = burn(&named)

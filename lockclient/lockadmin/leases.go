@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"iter"
+	"math"
 	"strconv"
 	"time"
 
@@ -46,13 +47,14 @@ type LeaseInfo struct {
 	// Owner is the owner to whom Token was granted; empty if it was granted to
 	// nobody, because it was burned or advanced.
 	Owner string `json:"owner,omitempty"`
-	// AcquiredAt and ExpiresAt are by the server's clock; zero if there is no
-	// such moment. For a free lease, ExpiresAt is when it was freed.
+	// AcquiredAt and ExpiresAt are by the server's clock, from the year 1 to 9999;
+	// zero if there is no such moment. For a free lease, ExpiresAt is when it was
+	// freed.
 	AcquiredAt time.Time `json:"acquiredAt,omitzero"`
 	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
 	// HeldFor is how long it has been held, Remaining how long it lasts unless
 	// it is renewed; both zero unless it is held. HeldFor is negative if the
-	// server's clock was set back since the grant.
+	// server's clock was set back since the grant, and 292 years at most.
 	HeldFor   time.Duration `json:"heldForNanoseconds"`
 	Remaining time.Duration `json:"remainingNanoseconds"`
 	// Awaited says that somebody waits for it, or did within the last five
@@ -212,8 +214,14 @@ func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *
 	return query(ctx, o, "long held", o.scanLease, p.Bounded(longHeldSQL, rangeEnd), p.Low, p.High, threshold.Microseconds(), int64(limit), p.Expression)
 }
 
-// These only read and wait for no row, so now() is the time of reading. Times of
-// minus infinity, for "never", are returned as NULL.
+// moment returns a column as a time that can be encoded, since an issuer's role
+// may write any: the nearest of the years 1 to 9999. Of a free lease, minus
+// infinity is "never", and NULL.
+func moment(column, state string) string {
+	return "CASE WHEN " + column + " <> '-infinity' OR " + state + " <> 'free' THEN greatest('0001-01-02 00:00:00+00', least(" + column + ", '9999-12-31 00:00:00+00')) END"
+}
+
+// These only read and wait for no row, so now() is the time of reading.
 
 // stated selects rows of fencepost.leases with their state; a condition
 // follows.
@@ -221,8 +229,8 @@ const stated = `SELECT f.*, CASE WHEN f.lease_id IS NULL THEN 'free' WHEN f.expi
   FROM fencepost.leases f WHERE `
 
 // infoColumns are the columns of a [LeaseInfo], from a stated row l.
-const infoColumns = `l.resource, l.token, coalesce(l.lease_id, ''), l.owner, l.state,
-  CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END, CASE WHEN isfinite(l.expires_at) THEN l.expires_at END, now(),
+var infoColumns = `l.resource, l.token, coalesce(l.lease_id, ''), l.owner, l.state,
+  ` + moment("l.acquired_at", "l.state") + `, ` + moment("l.expires_at", "l.state") + `, now(),
   coalesce(l.wake_until > now(), false), CASE WHEN l.wake_until > now() THEN coalesce(cardinality(l.waiters), 0) ELSE 0 END,
   CASE WHEN l.state <> 'free' THEN l.metadata ELSE '' END`
 
@@ -233,7 +241,7 @@ const rangeEnd = "f.resource < $2::text"
 // selected or not, which says where to go on. It is one scan of the key's index
 // between bounds, under a generic plan too, and it stops when it has enough rows.
 // $1 low, $2 high, $3 after.
-const listSQL = `SELECT ` + infoColumns + `, l.chosen, l.looked
+var listSQL = `SELECT ` + infoColumns + `, l.chosen, l.looked
 FROM (SELECT s.*, row_number() OVER (ORDER BY s.resource) AS looked,
     ($6::text[] IS NULL OR s.state = ANY ($6::text[])) AND (NOT $7::boolean OR coalesce(s.wake_until > now(), false))
       AND ($8::text IS NULL OR s.resource ~ $8::text) AS chosen
@@ -241,11 +249,11 @@ FROM (SELECT s.*, row_number() OVER (ORDER BY s.resource) AS looked,
     ORDER BY f.resource LIMIT $4::bigint) AS s) AS l
 WHERE l.chosen OR l.looked = $4::bigint ORDER BY l.resource LIMIT $5::bigint`
 
-const getSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource = $1::text AND f.resource <> '') AS l`
+var getSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource = $1::text AND f.resource <> '') AS l`
 
 // longHeldSQL returns the longest held first. $1 low, $2 high, $3 threshold in
 // microseconds, $4 limit, $5 expression.
-const longHeldSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + `
+var longHeldSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + `
   AND f.resource <> '' AND f.lease_id IS NOT NULL AND f.expires_at > now() AND ($5::text IS NULL OR f.resource ~ $5::text)
   AND f.acquired_at < now() - $3::bigint * interval '1 microsecond') AS l
 ORDER BY l.acquired_at, l.resource LIMIT $4::bigint`
@@ -264,8 +272,9 @@ func (o *Operator) scanCut(row pgx.Row, info *LeaseInfo, more ...any) error {
 	err := row.Scan(append([]any{&info.Resource, (*int64)(&info.Token), &info.LeaseID, &info.Owner, (*string)(&info.State),
 		(*zeronull.Timestamptz)(&info.AcquiredAt), (*zeronull.Timestamptz)(&info.ExpiresAt), &at}, more...)...)
 	info.Name = o.namespace.Name(info.Resource)
-	if info.State == StateHeld && !info.AcquiredAt.IsZero() {
-		info.HeldFor, info.Remaining = time.Time(at).Sub(info.AcquiredAt), info.ExpiresAt.Sub(time.Time(at))
+	if info.State == StateHeld {
+		// Bounded on both sides, so that it can be negated.
+		info.HeldFor, info.Remaining = max(time.Time(at).Sub(info.AcquiredAt), -math.MaxInt64), info.ExpiresAt.Sub(time.Time(at))
 	}
 	return err
 }
