@@ -3,15 +3,13 @@ package etcd_test
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
 // TestRepeatedAcquireUnderALongerTTL: the lease keeps the TTL that it was granted
@@ -60,8 +58,12 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 	dir := t.TempDir()
 	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
 	addr, stop := startNode(t, data)
-	proxy := newRelay(t, addr)
-	i := issuer(t, proxy.addr)
+	proxy, err := faultproxy.New("tcp", addr, nil) // one address for a server that comes back under another
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	i := issuer(t, proxy.Addr())
 	for n := range 20 { // so that what is lost is a small part
 		acquire(t, i, fmt.Sprint("before", n), "a")
 	}
@@ -70,7 +72,7 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr, stop = startNode(t, data)
-	proxy.to(addr)
+	proxy.Backend("tcp", addr)
 	lost := acquire(t, i, "r", "a")
 	stop()
 	if err := os.RemoveAll(data); err != nil {
@@ -80,7 +82,7 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr, _ = startNode(t, data)
-	proxy.to(addr)
+	proxy.Backend("tcp", addr)
 	r := ask("r", "b")
 	r.Timeout = time.Minute
 	g, err := i.Acquire(t.Context(), r)
@@ -93,45 +95,4 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 	if next := acquire(t, i, "r", "c"); next.Token <= lost.Token {
 		t.Errorf("token %v after %v and RaiseEpoch", next.Token, lost.Token)
 	}
-}
-
-// relay is one address for a server that comes back under another.
-type relay struct {
-	addr string
-	mu   sync.Mutex
-	goal string
-}
-
-func newRelay(t testing.TB, goal string) *relay {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	s := &relay{addr: l.Addr().String(), goal: goal}
-	go func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s.mu.Lock()
-			far, err := net.Dial("tcp", s.goal)
-			s.mu.Unlock()
-			if err != nil {
-				near.Close()
-				continue
-			}
-			go func() { io.Copy(far, near); far.Close(); near.Close() }()
-			go func() { io.Copy(near, far); near.Close(); far.Close() }()
-		}
-	}()
-	return s
-}
-
-func (s *relay) to(goal string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.goal = goal
 }

@@ -2,24 +2,21 @@ package servers
 
 import (
 	"bytes"
-	"net"
 	"sync"
+
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
-// Link is a TCP proxy between two nodes that can be cut: then it swallows what it
+// Link stands between two nodes and can be cut: then it swallows what it
 // receives, like a network that drops packets, and no connection ends.
 type Link struct {
-	listener net.Listener
-	to       string
+	*faultproxy.Proxy
 
 	mu      sync.Mutex
-	cut     bool
+	healed  chan struct{} // not nil while the link is cut
 	cutFrom string
-	conns   map[net.Conn]*dialer
+	dialers map[*faultproxy.Conn]string // who made a connection, once it has said so
 }
-
-// dialer names the node that made a connection, once it has said so.
-type dialer struct{ name string } // below Link.mu
 
 // etcd nodes identify themselves in a header.
 var dialerHeader = []byte("X-Server-From: ")
@@ -27,86 +24,56 @@ var dialerHeader = []byte("X-Server-From: ")
 // NewLink makes a link to a node.
 func NewLink(t TB, to string) *Link {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := faultproxy.New("tcp", to, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Link{listener: l, to: to, conns: map[net.Conn]*dialer{}}
-	go k.serve()
-	t.Cleanup(func() { l.Close(); k.Cut(false) })
+	t.Cleanup(p.Close)
+	k := &Link{Proxy: p, dialers: map[*faultproxy.Conn]string{}}
+	p.Set(k.pass)
+	p.OnConnect(k.open)
 	return k
 }
 
-// Addr returns the address to connect to instead of the node's.
-func (k *Link) Addr() string { return k.listener.Addr().String() }
-
-func (k *Link) serve() {
-	for {
-		from, err := k.listener.Accept()
-		if err != nil {
-			return
-		}
-		d := &dialer{}
-		k.mu.Lock()
-		k.conns[from] = d
-		cut := k.cut
-		k.mu.Unlock()
-		if cut {
-			continue // until it is healed
-		}
-		to, err := net.Dial("tcp", k.to)
-		if err != nil {
-			k.end(from)
-			continue
-		}
-		k.mu.Lock()
-		k.conns[to] = d
-		k.mu.Unlock()
-		go k.pump(from, to, d, true)
-		go k.pump(to, from, d, false)
-	}
-}
-
-func (k *Link) pump(from, to net.Conn, d *dialer, requests bool) {
-	defer k.end(from)
-	defer k.end(to)
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		k.mu.Lock()
-		if _, after, ok := bytes.Cut(buf[:n], dialerHeader); ok && requests {
-			name, _, _ := bytes.Cut(after, []byte("\r"))
-			d.name = string(name)
-		}
-		cut := k.cut || k.cutFrom != "" && k.cutFrom == d.name
-		k.mu.Unlock()
-		if cut {
-			continue
-		}
-		if _, err := to.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
-func (k *Link) end(c net.Conn) {
-	c.Close()
+// open keeps a connection waiting while the link is cut, and then ends it.
+func (k *Link) open() bool {
 	k.mu.Lock()
-	delete(k.conns, c)
+	healed := k.healed
 	k.mu.Unlock()
+	if healed == nil {
+		return true
+	}
+	select {
+	case <-healed:
+	case <-k.Done():
+	}
+	return false
+}
+
+func (k *Link) pass(m *faultproxy.Message) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, after, ok := bytes.Cut(m.Data, dialerHeader); ok && !m.Answer {
+		name, _, _ := bytes.Cut(after, []byte("\r"))
+		k.dialers[m.Conn] = string(name)
+	}
+	if k.healed != nil || k.cutFrom != "" && k.cutFrom == k.dialers[m.Conn] {
+		m.Fate = faultproxy.Drop
+	}
 }
 
 // Cut cuts the link, or heals it: connections that lost something end.
 func (k *Link) Cut(cut bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cut && !cut {
-		k.endAll()
+	switch {
+	case cut && k.healed == nil:
+		k.healed = make(chan struct{})
+	case !cut && k.healed != nil:
+		close(k.healed)
+		k.healed = nil
+		k.CutAll()
 	}
-	k.cut = cut
 }
 
 // CutFrom cuts what the node of that name sends and the answers to it; an empty
@@ -115,13 +82,7 @@ func (k *Link) CutFrom(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.cutFrom != "" && name == "" {
-		k.endAll()
+		k.CutAll()
 	}
 	k.cutFrom = name
-}
-
-func (k *Link) endAll() {
-	for c := range k.conns {
-		c.Close()
-	}
 }
