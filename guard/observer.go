@@ -21,7 +21,7 @@ func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
 // Op names what was attempted.
 type Op string
 
-// What is observed. The fences report OpCheck to OpTransaction; the lease
+// What is observed. The fences report OpCheck to OpReject; the lease
 // client reports the rest.
 const (
 	OpCheck       Op = "check"       // a mark was compared, nothing written
@@ -29,6 +29,7 @@ const (
 	OpRaise       Op = "raise"       // a mark was raised ahead of reading
 	OpWrite       Op = "write"       // a fenced write
 	OpTransaction Op = "transaction" // a fenced transaction
+	OpReject      Op = "reject"      // an HTTP handler refused a request itself
 	OpAcquire     Op = "acquire"
 	OpRenew       Op = "renew"
 	OpRelease     Op = "release"
@@ -65,6 +66,11 @@ type Event struct {
 	// Duration is how long the operation took; for OpLost and OpRelease it is
 	// how long the lease had been held.
 	Duration time.Duration
-	// Err is the error that the caller gets; nil for success.
+	// Err is the error that the caller gets; nil for success, and where
+	// a handler behind httpfence has answered with an error of its own.
 	Err error
+	// Route is the pattern of the route or the method of the RPC; "" elsewhere.
+	Route string
+	// ReportOnly says that the request proceeded although it was refused.
+	ReportOnly bool
 }

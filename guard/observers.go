@@ -33,21 +33,24 @@ func (m manyObservers) Observe(ctx context.Context, e Event) {
 
 // LogObserver returns an observer that logs what a fence refused or could not
 // carry out, as fencing_rejected with the attributes op, surface, reason,
-// resource, fencingToken, leaseId, mark and error; nil for a nil logger. A
-// conflict and a mark ahead of the issuer are logged as errors, the rest as
-// warnings. It is for sqlfence and s3fence, which do not log refusals
-// themselves; events of the lease client, which has its own logger, are
-// skipped.
+// resource, fencingToken, leaseId, mark, route, reportOnly and error; nil for
+// a nil logger. A conflict, a mark ahead of the issuer and an unknown outcome
+// are logged as errors, the rest as warnings. It skips a check, which refuses
+// nothing by itself; what has no error, because a handler has answered for
+// itself; and the events of the lease client, which has its own logger. It is
+// the only logger of refusals: httpfence, which answers them instead of
+// returning them, uses it unless it is given another observer.
 func LogObserver(logger *slog.Logger) Observer {
 	if logger == nil {
 		return nil
 	}
 	return ObserverFunc(func(ctx context.Context, e Event) {
-		if e.Reason == ReasonNone || e.Surface == SurfaceLock {
+		if e.Reason == ReasonNone || e.Err == nil || e.Op == OpCheck || e.Surface == SurfaceLock {
 			return
 		}
 		level := slog.LevelWarn
-		if e.Reason == ReasonConflict || e.Reason == ReasonMarkAhead {
+		switch e.Reason {
+		case ReasonConflict, ReasonMarkAhead, ReasonOutcomeUnknown:
 			level = slog.LevelError
 		}
 		if !logger.Enabled(ctx, level) {
@@ -57,6 +60,7 @@ func LogObserver(logger *slog.Logger) Observer {
 			slog.String("op", string(e.Op)), slog.String("surface", string(e.Surface)), slog.String("reason", string(e.Reason)),
 			slog.String("resource", e.Claim.Resource), slog.String("fencingToken", e.Claim.Token.String()),
 			slog.String("leaseId", e.Claim.LeaseID), slog.String("mark", e.Mark.Token.String()),
-			slog.Any("error", e.Err))
+			slog.String("route", e.Route), slog.Bool("reportOnly", e.ReportOnly),
+			slog.String("error", e.Err.Error()))
 	})
 }

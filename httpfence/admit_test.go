@@ -126,7 +126,7 @@ func TestMethods(t *testing.T) {
 }
 
 func TestStoreFailures(t *testing.T) {
-	s := newService(t, &Options{RetryAfter: 1})
+	s := newService(t, nil)
 	for _, c := range []struct {
 		err    error
 		status int
@@ -146,7 +146,7 @@ func TestStoreFailures(t *testing.T) {
 		if a.status != c.status || a.reason() != c.reason || strings.Contains(a.body, "secret") {
 			t.Errorf("%v: %d %s", c.err, a.status, a.body)
 		}
-		if retry := a.header.Get("Retry-After"); (retry == "1") != (c.status == 503) {
+		if retry := a.header.Get("Retry-After"); (retry == "2") != (c.status == 503) {
 			t.Errorf("%v: Retry-After %q", c.err, retry)
 		}
 	}

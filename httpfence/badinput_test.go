@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -189,53 +188,12 @@ func TestBadInputNeverReachesTheHandler(t *testing.T) {
 	}
 }
 
-// TestBadInputNames shows that the error names the header as configured.
-func TestBadInputNames(t *testing.T) {
-	var got *Rejection
-	s := newStrict(t, &Options{
-		TokenHeader: "x-epoch", LeaseHeader: "x-HOLDER", ResourceHeader: "x-what",
-		OnReject: func(_ http.ResponseWriter, _ *http.Request, rej *Rejection) { got = rej },
-	})
-	for _, c := range []struct {
-		lines  []string
-		status int
-		field  string
-	}{
-		{[]string{"X-Fencing-Token: 5"}, 428, "X-Epoch"},
-		{[]string{"X-Epoch: 5"}, 428, "X-Holder"},
-		{[]string{"X-Epoch: 5", "X-Fencing-Lease: a"}, 428, "X-Holder"},
-		{[]string{"X-Epoch: -5", "X-Holder: a"}, 400, "X-Epoch"},
-		{[]string{"X-Epoch: 5", "X-Holder:"}, 400, "X-Holder"},
-		{[]string{"X-Epoch: 5", "X-Holder: a", "X-Holder: b"}, 400, "X-Holder"},
-		{[]string{"X-Epoch: 5", "X-Holder: a"}, 428, "X-What"},
-		{[]string{"X-Epoch: 5", "X-Holder: a", "X-What: acme"}, 200, ""},
-	} {
-		t.Run(fmt.Sprint(c.lines), func(t *testing.T) {
-			got = nil
-			a := s.raw(t, rawPost(goodPath, c.lines...))
-			if a.status != c.status {
-				t.Fatalf("status %d, want %d: %s", a.status, c.status, a.body)
-			}
-			if c.field == "" {
-				return
-			}
-			var e *guard.InvalidError
-			if got == nil || !asInvalid(got.Err, &e) || e.Field != c.field {
-				t.Errorf("rejection %+v, want the field %q", got, c.field)
-			}
-			if detail := fmt.Sprint(a.problem["detail"]); !strings.Contains(detail, "X-Epoch") || strings.Contains(detail, "{") {
-				t.Errorf("detail %q does not name the header", detail)
-			}
-		})
-	}
-}
-
 // guardedBy are the ways to guard a handler. The last one's answer is the
 // fence's own.
 var guardedBy = map[string]func(*service, http.Handler) http.Handler{
 	"Admit": (*service).admit,
 	"InTx": func(s *service, next http.Handler) http.Handler {
-		return s.fence.InTx(next)
+		return s.tx.InTx(next)
 	},
 	"Check": func(s *service, next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -330,7 +288,7 @@ func TestOuterSpaces(t *testing.T) {
 	} {
 		for proto, want := range map[int]int{1: 200, 2: 400} {
 			store := newStore()
-			fence := guard.Must(New(store, literal("r"), &Options{Logger: slog.New(slog.DiscardHandler)}))
+			fence := guard.Must(New(store, literal("r"), &Options{Observer: silent}))
 			server := httptest.NewUnstartedServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 			server.EnableHTTP2 = proto == 2
 			server.StartTLS()

@@ -22,7 +22,7 @@ import (
 // the medians and their ratios. "durable" waits for the disk at each COMMIT, as
 // a server in production does; "memory" shows the statements alone.
 func BenchmarkInTx(b *testing.B) {
-	b.Run("memory", func(b *testing.B) { benchmarkInTx(b, pgtest.Database(b)) })
+	b.Run("memory", func(b *testing.B) { benchmarkInTx(b, ledger(b)) })
 	b.Run("durable", func(b *testing.B) {
 		server, err := pgtest.Start(b.Context(), &pgtest.Options{Durable: true})
 		if err != nil {
@@ -39,6 +39,9 @@ func BenchmarkInTx(b *testing.B) {
 
 func benchmarkInTx(b *testing.B, url string) {
 	p := newReplica(b, url)
+	if err := p.db.Migrate(b.Context()); err != nil {
+		b.Fatal(err)
+	}
 	if _, err := p.pool.Exec(b.Context(), "CREATE TABLE counters (id text PRIMARY KEY, n bigint NOT NULL); INSERT INTO counters VALUES ('acme', 0)"); err != nil {
 		b.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package httpfence
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math"
 	"net/http"
 	"slices"
@@ -45,7 +44,7 @@ var done = []byte(`{"closed":true}`)
 
 func newBench(b *testing.B, resources int, token string) *bench {
 	store := guard.NewMemory(nil)
-	x := &bench{b: b, fence: guard.Must(New(store, ChiParam("id"), &Options{Logger: slog.New(slog.DiscardHandler)})), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
+	x := &bench{b: b, fence: guard.Must(New(store, ChiParam("id"), nil)), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
 	var paths strings.Builder
 	for i := range resources {
 		id := fmt.Sprintf("acct-%06d", i)

@@ -2,72 +2,9 @@
 // holder, and lets its clients present their fencing tokens. It works with chi,
 // with [net/http.ServeMux] and with any other router.
 //
-// A client sends the claim of its lease as a precondition in the sense of RFC
-// 9110, section 13.1:
-//
-//	POST /tenants/7/billing-close HTTP/1.1
-//	X-Fencing-Token: 11
-//	X-Fencing-Lease: 0197-6a41
-//	X-Fencing-Resource: 7:billing-close
-//
-// # What it guarantees
-//
-//   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
-//     admits no request under a lower token, on any replica that shares the
-//     store (promise P1 at admission); the same token under another lease ID is
-//     a conflict (P4), unless [Options.TokenOnly] gives that up.
-//   - A claim for another resource is refused with both names and raises
-//     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
-//   - Behind [Middleware.InTx] no write under a lower token takes effect (P1),
-//     and a client is told of success only after COMMIT. A failure that the
-//     handler reports by a status, however late, by [Rollback], by a panic or
-//     by the status of an RPC is rolled back. After [Middleware.Raise] on the
-//     same database has answered, no older holder changes anything any more
-//     (P2).
-//   - A request that has not arrived in full holds its socket and nothing else;
-//     waiting for the store ends with 503 ([Options.MaxWait]).
-//   - It fails closed (P5): if a field is missing, duplicated or malformed, a
-//     resource cannot be named, or the store cannot be queried, the handler is
-//     not called. A field that a proxy removed is a missing field.
-//   - The reason is exact (P6), in the answer's problem type, in [ReasonHeader]
-//     and, by [ErrorFrom], in the client's error; the log has the cause.
-//   - All spellings of one path give one name or are refused ([ChiParam],
-//     [PathValue]), and so do those of one number or UUID by the types of
-//     [guard.Template].
-//   - [Transport] sends tokens to the origins it was given and to no others,
-//     begins no request once the lease is over by the holder's clock (P7), and
-//     does not replay a write.
-//   - A refused request leaves no state behind.
-//
-// # What it does not
-//
-//   - Admission does not stop a write already in flight: in a hostile test more
-//     than a fifth of all writes came after a newer holder's admission. Present
-//     the claim to a write that makes the comparison itself, or use InTx.
-//   - It does not deduplicate requests: under a live token a proxy's replay is
-//     admitted again. PROXIES.md says which settings repeat what;
-//     examples/idempotency puts a key into the transaction.
-//   - [net/http.TimeoutHandler] answers 503 while the handler continues, and the
-//     handler may still write. Neither it nor a disconnected client undoes an
-//     admission. Around InTx it rolls back what has not reached its COMMIT; if
-//     the COMMIT was in flight, the 503 says nothing about it and has no problem
-//     type. Inside InTx the transaction would end while the handler still uses
-//     it.
-//   - A token proves nothing about its sender. Authenticate first, take the
-//     tenant from the identity, and verify who issued the token
-//     ([Options.Verify]): whoever can send a high token can lock others out.
-//   - GET, HEAD, OPTIONS and TRACE are not guarded by default
-//     ([Options.UnguardedMethods]); a GET that writes must be.
-//   - A claim is compared once per request. A hijacked connection and a stream
-//     of server-sent events continue under a token that may have become stale:
-//     compare in each write. InTx refuses the former and holds back the latter.
-//   - What a handler does outside its transaction is not rolled back.
-//
-// # Use
-//
 //	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close"))
 //	resource, err := httpfence.Named(closes, httpfence.Bindings{"tenant": tenantOfSession})
-//	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: db.Transactor()}) // a sqlfence.DB
+//	fence, err := httpfence.NewTx(db.Transactor(), resource, nil) // a sqlfence.DB
 //	router := chi.NewRouter()
 //	router.Post("/billing-close/raise", fence.Raise)
 //	router.With(mustExist, fence.InTx).Post("/billing-close", func(w http.ResponseWriter, r *http.Request) {
@@ -78,43 +15,79 @@
 // and in the client:
 //
 //	transport, err := httpfence.NewTransport(nil, []string{"https://ledger.internal:8443"}, nil)
-//	client := &http.Client{Transport: transport}
-//	resp, err := client.Do(req.WithContext(guard.WithLease(ctx, lease)))
+//	resp, err := (&http.Client{Transport: transport}).Do(req.WithContext(guard.WithLease(ctx, lease)))
 //	...
 //	err = httpfence.ErrorFrom(resp) // errors.Is(err, guard.ErrStale): stop
 //
-// # Four ways
+// The claim of a lease is a precondition in the sense of RFC 9110, section 13.1,
+// in the fields [TokenHeader], [LeaseHeader] and [ResourceHeader].
 //
-// Each name's guarantee is the first sentence of its documentation.
+// # What it guarantees
 //
-//   - [Middleware.Check] compares and writes nothing.
-//   - [Middleware.Admit] admits before the handler and raises the mark. It does
-//     not by itself stop a write already in flight: pair it with a fenced
-//     write.
-//   - [Middleware.InTx] runs the handler in a fenced transaction and holds the
-//     answer back until COMMIT. The handler need not know about tokens.
-//   - [Middleware.Raise] is the endpoint that a new holder calls before it
-//     reads.
+//   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
+//     admits no request under a lower token, on any replica that shares the
+//     store (promise P1 at admission); the same token under another lease ID is
+//     a conflict (P4), unless [Options.TokenOnly] gives that up.
+//   - A claim for another resource is refused with both names and raises
+//     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
+//   - Behind [TxMiddleware.InTx] no write under a lower token takes effect (P1),
+//     and a client is told of success only after COMMIT. A failure that the
+//     handler reports by a status, however late, by [Rollback], by a panic or by
+//     silence is rolled back. After [Middleware.Raise] on the same database has
+//     answered, no older holder changes anything any more (P2).
+//   - A request that has not arrived in full holds its socket and nothing else;
+//     waiting for the store ends with 503 ([Options.MaxWait]).
+//   - It fails closed (P5): if a field is missing, duplicated or malformed, a
+//     resource cannot be named, or the store cannot be queried, the handler is
+//     not called. A field that a proxy removed is a missing field.
+//   - The reason is exact (P6), in the answer's problem type, in [ReasonHeader]
+//     and, by [ErrorFrom], in the client's error; [Options.Observer] has the cause.
+//   - All spellings of one path give one name or are refused ([ChiParam],
+//     [PathValue]).
+//   - [Transport] sends tokens to the origins it was given and to no others,
+//     begins no request once the lease is over by the holder's clock (P7), and
+//     does not replay a write.
+//   - A refused request leaves no state behind, and a handler's request is the
+//     server's own in all that outlives the handler, such as the files of a form.
 //
-// The order in front of them: authentication, routing (404, 405), what exists
-// (404), the fence. A fence in front of these raises marks needlessly, and
-// anyone who makes up names can fill the store of marks ([LimitNames]).
+// # What it does not
 //
-// # Idempotency keys
+//   - Admission does not stop a write already in flight: in a hostile test more
+//     than a fifth of all writes came after a newer holder's admission. Present
+//     the claim to a write that makes the comparison itself, or use InTx.
+//   - It does not deduplicate requests: under a live token a proxy's replay is
+//     admitted again. PROXIES.md says which settings repeat what;
+//     examples/idempotency has the order for idempotency keys.
+//   - [net/http.TimeoutHandler] answers 503 while the handler continues, and may
+//     still write. Around InTx it rolls back what has not reached its COMMIT; about
+//     a COMMIT in flight the 503 says nothing. It does not belong inside InTx.
+//   - A token proves nothing about its sender. Authenticate first, take the
+//     tenant from the identity, and verify who issued the token
+//     ([Options.Verify]): whoever can send a high token can lock others out, and
+//     whoever can make up names can fill the store of marks.
+//   - GET, HEAD, OPTIONS and TRACE are not guarded by default
+//     ([Options.UnguardedMethods]); a GET that writes must be.
+//   - A claim is compared once per request. A hijacked connection and a stream
+//     of events continue under a token that may have become stale: compare in
+//     each write. InTx refuses the former and holds back the latter.
+//   - What a handler does outside its transaction is not rolled back.
 //
-// A key says that two requests are the same, not who may still send it. The
-// order: authentication, not found, the look-up of a finished request (answered
-// as before, even if its token is stale by now), the fence, If-Match and the
-// handler in one transaction with the key. The token is not part of the
-// fingerprint, refusals are not stored, and a higher token may take over a key
-// that was left unfinished. examples/idempotency shows all of this.
+// # Four ways, and their place
 //
-// # Other transports and frameworks
+// [Middleware.Check] compares and writes nothing. [Middleware.Admit] admits before
+// the handler. [TxMiddleware.InTx] runs the handler in a fenced transaction.
+// [Middleware.Raise] is the endpoint that a new holder calls before it reads.
 //
-// Package grpcfence has interceptors for Connect and grpc-go, and
-// internal/suites/http has recipes for echo, gin and fiber. For messages,
-// [guard.Inject] and [guard.Extract] carry the claim. openapi.json describes the
-// fields and the answers for a service's own description.
+// In front of them: authentication, routing (404, 405), what exists (404). A fence
+// in front of these raises marks needlessly.
+//
+// # Other frameworks and transports
+//
+// echo, gin, fiber and others answer a handler's error after the middleware has
+// returned, so a fence that is wrapped around them as it is would see a success.
+// examples/thirdparty has a tested recipe for each. Package grpcfence has
+// interceptors for grpc-go and Connect. For messages, [guard.Inject] and
+// [guard.Extract] carry the claim. openapi.json describes the fields and answers.
 //
 // # Answers
 //
@@ -132,11 +105,11 @@
 //	lease_lost                         500  (only for a handler's own lease)
 //	other                              500
 //
-// The mark is not disclosed unless [Options.DiscloseMark] is set. Each field is
-// one line; spaces and tabs around a value are removed by net/http over HTTP/1.1
-// (RFC 9110, section 5.5), and refused over HTTP/2, where it leaves them; anything
-// else is refused, including a list "11, 11" and "+11".
-// A field in a trailer does not count.
+// The mark is not disclosed unless [Options.DiscloseMark] is set. Each field
+// occurs once, and a list "11, 11" or "+11" is refused. net/http removes spaces
+// around a value over HTTP/1.1 and makes one line of a folded one, with a space
+// (RFC 9112, section 5.2); what it hands on is what is compared. A field in
+// a trailer does not count.
 //
 // # Compatibility
 //

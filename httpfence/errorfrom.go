@@ -23,13 +23,14 @@ const maxProblem = 64 << 10
 //
 // It recognises an answer by the problem type in its body, or, where there is
 // no body to read (HEAD, a body that a proxy compressed), by [ReasonHeader];
-// not by the status, because statuses can be overridden and proxies have their
-// own. It returns nil for every other answer: a success, a 412 for an
-// application's own If-Match, a 502 or 504 from a proxy. nil therefore does not
-// mean that the request succeeded: look at the status as well, and treat a 5xx
-// from a proxy to a request that writes as an unknown outcome. A problem type
+// not by the status, because hooks and proxies have their own. It returns nil
+// for every other answer: a success, a 412 for an application's own If-Match,
+// a 502 or 504 from a proxy. nil therefore does not mean that the request
+// succeeded: look at the status as well, and treat a 5xx from a proxy to
+// a request that writes as an unknown outcome. A problem type
 // that only a later version of this package knows gives a *guard.RejectedError
-// of [guard.ReasonOther].
+// of [guard.ReasonOther]; a server that failed for a reason other than the claim
+// is an error that matches no sentinel.
 //
 // Only a body of status 400 or above with the type application/problem+json is
 // read, at most 64 KiB of it; a larger body is not from this package. The
@@ -48,14 +49,15 @@ func ErrorFrom(resp *http.Response) error {
 	}
 	reason := guard.ReasonNone
 	if lines := resp.Header[ReasonHeader]; len(lines) == 1 && lines[0] != "" {
-		reason = outcomeOf(guard.Reason(lines[0])).reason
+		reason = guard.Reason(lines[0])
 	}
 	members, err := problemOf(resp)
 	uri, _ := members["type"].(string)
-	if r, ours := reasonOfType(uri); ours {
+	r, ours := reasonOfType(uri)
+	if ours {
 		reason = r
 	}
-	if reason == guard.ReasonNone {
+	if !ours && reason == guard.ReasonNone {
 		return err
 	}
 	op, claim := "request", guard.Claim{}

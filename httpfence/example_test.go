@@ -143,17 +143,16 @@ func ExampleMiddleware_Reject() {
 // sent.
 func ExampleOptions() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, &httpfence.Options{
-		Statuses: map[guard.Reason]int{guard.ReasonMissing: http.StatusBadRequest},
 		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
 			fmt.Println("refused:", rej.Reason, rej.Status, rej.Err)
 		},
-		Logger: slog.New(slog.DiscardHandler),
+		Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
 	}))
 	h := fence.Admit(http.NotFoundHandler())
 	fmt.Println(send(h, "POST", "/", "").StatusCode)
 	// Output:
-	// refused: missing 400 fencepost: X-Fencing-Token is missing
-	// 400
+	// refused: missing 428 fencepost: X-Fencing-Token is missing
+	// 428
 }
 
 // Both spellings of the path name one resource.
@@ -269,14 +268,14 @@ func ExampleErrorFrom() {
 // The handler writes through the transaction in its context, and its answer is
 // sent when that is committed. One database is both the store and the
 // transactor.
-func ExampleMiddleware_InTx() {
+func ExampleTxMiddleware_InTx() {
 	var pool *pgxpool.Pool // of the service
 	db, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fence, err := httpfence.New(db, httpfence.ChiParam("id"), &httpfence.Options{Transactor: db.Transactor()})
+	fence, err := httpfence.NewTx(db.Transactor(), httpfence.ChiParam("id"), nil)
 	if err != nil {
 		fmt.Println(err)
 		return

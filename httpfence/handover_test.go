@@ -14,12 +14,14 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 )
 
-const holders = 150
+// holders is how many follow each other; the control needs half of them to have
+// written late.
+var holders = longtest.ByLength(30, 150)
 
-// TestP1HostileHandOver: 150 holders with four requests each overlap on two
+// TestP1HostileHandOver: many holders with four requests each overlap on two
 // replicas, in handlers that take 0 to 6 ms. Every other holder is inside its
 // handlers until its successor's write is acknowledged, and then writes.
 // Admission alone lets each of those writes through, which is the control; a
@@ -27,12 +29,13 @@ const holders = 150
 func TestP1HostileHandOver(t *testing.T) {
 	for name, surface := range surfaces {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			stale, total, acknowledged := handOver(t, surface, name != "InTx")
 			t.Logf("%d stale of %d writes", stale, total)
 			switch {
 			case total != acknowledged:
 				t.Errorf("%d writes took effect, %d were acknowledged", total, acknowledged)
-			case name == "admission alone" && stale < holders/2:
+			case name == "admission alone" && stale < int64(holders/2):
 				t.Errorf("the control shows only %d stale writes: the test is not hostile", stale)
 			case name != "admission alone" && stale != 0:
 				t.Errorf("%d stale writes", stale)
@@ -46,7 +49,7 @@ func TestP1HostileHandOver(t *testing.T) {
 // waits until they have ended, so only the time that handlers take is hostile.
 func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Handler, overtaken bool) (stale, total, acknowledged int64) {
 	const requests = 4
-	url := pgtest.Database(t)
+	url := ledger(t)
 	ctx, fail := context.WithTimeout(context.Background(), 5*time.Minute) // ends a hang
 	defer fail()
 	await := func(c <-chan struct{}) {
@@ -55,8 +58,8 @@ func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Han
 		case <-ctx.Done():
 		}
 	}
-	var written [holders + 1]chan struct{} // closed when a write of the holder is acknowledged
-	var wrote [holders + 1]sync.Once
+	written := make([]chan struct{}, holders+1) // closed when a write of the holder is acknowledged
+	wrote := make([]sync.Once, holders+1)
 	for i := range written {
 		written[i] = make(chan struct{})
 	}
@@ -84,9 +87,6 @@ func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Han
 	for i := range replicas {
 		p := newReplica(t, url)
 		if i == 0 {
-			if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
-				t.Fatal(err)
-			}
 			slowest = max(6*time.Millisecond, 4*raiseTime(t, p))
 		}
 		replicas[i] = httptest.NewServer(surface(p, work))

@@ -24,21 +24,31 @@ import (
 // newFence is New for tests that are not about the lease ID and the resource's
 // name: neither has to be sent. See newStrict.
 func newFence(store guard.Store, resource ResourceFunc, opts *Options) *Middleware {
+	return guard.Must(New(store, resource, lax(opts)))
+}
+
+// newTx is NewTx, as newFence is New.
+func newTx(t Transactor, resource ResourceFunc, opts *Options) *TxMiddleware {
+	return guard.Must(NewTx(t, resource, lax(opts)))
+}
+
+func lax(opts *Options) *Options {
 	var o Options
 	if opts != nil {
 		o = *opts
 	}
 	o.TokenOnly, o.InsecureAnyResource = true, true
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
+	if o.Observer == nil {
+		o.Observer = silent
 	}
-	return guard.Must(New(store, resource, &o))
+	return &o
 }
 
-// newTx is newFence with a transactor.
-func newTx(t Transactor, resource ResourceFunc) *Middleware {
-	return newFence(t.Marks(), resource, &Options{Transactor: t})
-}
+// silent keeps refusals out of the log of the tests.
+var silent = guard.LogObserver(slog.New(slog.DiscardHandler))
+
+// ok is a handler that only succeeds.
+func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
 // newStrict is newService with the defaults of Options that are not given.
 func newStrict(t testing.TB, opts *Options) *service {
@@ -102,6 +112,7 @@ type service struct {
 	*httptest.Server
 	store   *countingStore
 	fence   *Middleware
+	tx      *TxMiddleware // has fence, unless it is nil
 	invoked atomic.Int64
 	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
 }
@@ -129,12 +140,12 @@ func (s *service) admit(next http.Handler) http.Handler { return s.fence.Admit(n
 func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options) *service {
 	t.Helper()
 	s := &service{store: newStore()}
-	var o Options
-	if opts != nil {
-		o = *opts
+	if opts != nil && opts.InsecureReportOnly {
+		s.fence = newFence(s.store, resource, opts)
+	} else {
+		s.tx = newTx(&fakeTx{store: s.store}, resource, opts)
+		s.fence = s.tx.Middleware
 	}
-	o.Transactor = insecureTx{&fakeTx{store: s.store}}
-	s.fence = newFence(s.store, resource, &o)
 	router := chi.NewRouter()
 	router.Handle("/acct/{id}/close", guarded(s, s.handler()))
 	s.Server = httptest.NewServer(router)
@@ -251,7 +262,6 @@ type fakeTx struct {
 	mu        sync.Mutex
 	committed []string
 	rolled    int
-	unfenced  int
 }
 
 type fakeTxKey struct{}
@@ -314,14 +324,4 @@ func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err e
 	f.committed = append(f.committed, work...)
 	f.mu.Unlock()
 	return nil
-}
-
-// insecureTx is a fakeTx that can leave out the fence.
-type insecureTx struct{ *fakeTx }
-
-func (f insecureTx) InsecureTx(ctx context.Context, fn func(context.Context) error) error {
-	f.mu.Lock()
-	f.unfenced++
-	f.mu.Unlock()
-	return f.run(ctx, fn)
 }

@@ -17,15 +17,16 @@ import (
 // The errors for which an answer behind [Middleware.InTx] is not sent. Whether
 // or not the handler handles them, its transaction is rolled back.
 var (
-	// ErrResponseTooLarge: the answer is larger than [Options.MaxResponse].
+	// ErrResponseTooLarge: the answer is larger than [Options.MaxBody].
 	ErrResponseTooLarge = errors.New("httpfence: the answer is larger than InTx may hold back until COMMIT")
 	// ErrResponseHeld: the handler hijacked the connection or switched
 	// protocols, which would have told the client about uncommitted work. It is
 	// [http.ErrNotSupported].
 	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the answer back until COMMIT, the connection cannot be hijacked: %w", http.ErrNotSupported)
-	// ErrResponseBroken: the handler set an error status after its answer had
-	// begun, its Content-Length does not match what it wrote, or the status of
-	// an RPC is missing or cannot be read.
+	// ErrResponseBroken: the handler wrote nothing, it set an error status after
+	// its answer had begun or after its transaction had ended, its
+	// Content-Length does not match what it wrote, or the status of an RPC is
+	// missing or cannot be read.
 	ErrResponseBroken = errors.New("httpfence: the handler's answer does not say whether it succeeded")
 )
 
@@ -38,11 +39,12 @@ type heldAnswer struct {
 	sent   http.Header // header as it was when the answer began, like net/http's
 	status int         // 0 until the answer began
 	body   bytes.Buffer
-	max    int
-	err    error // the first reason not to commit
+	max    int64
+	err    error            // the first reason not to commit
+	late   func(status int) // set when the transaction has ended: nothing is sent any more
 }
 
-func newHeld(w http.ResponseWriter, r *http.Request, limit int) *heldAnswer {
+func newHeld(w http.ResponseWriter, r *http.Request, limit int64) *heldAnswer {
 	return &heldAnswer{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
 }
 
@@ -61,6 +63,8 @@ func (h *heldAnswer) Header() http.Header {
 // status is an error: net/http would only log it.
 func (h *heldAnswer) WriteHeader(status int) {
 	switch {
+	case h.late != nil:
+		h.late(status)
 	case status < 100 || status > 999:
 		panic(fmt.Sprintf("httpfence: invalid WriteHeader code %d", status))
 	case h.status != 0:
@@ -80,11 +84,13 @@ func (h *heldAnswer) Write(b []byte) (int, error) {
 		h.WriteHeader(http.StatusOK)
 	}
 	switch {
+	case h.late != nil:
+		return 0, ErrResponseHeld
 	case h.status == http.StatusNoContent || h.status == http.StatusNotModified:
 		return 0, http.ErrBodyNotAllowed
 	case h.err != nil:
 		return 0, h.err
-	case len(b) > h.max-h.body.Len():
+	case int64(len(b)) > h.max-int64(h.body.Len()):
 		h.body = bytes.Buffer{} // nobody will see it
 		return 0, h.fail(ErrResponseTooLarge)
 	}
@@ -130,19 +136,31 @@ func (h *heldAnswer) fail(err error) error {
 	return h.err
 }
 
+// Judge reports whether an answer below 300, which says "success" to net/http,
+// says in its own protocol that the call has failed. trailer has the fields
+// that the handler set after the body. An error says that this cannot be told.
+type Judge func(header, trailer http.Header, body []byte) (failed bool, err error)
+
 // end examines the finished answer, and reports whether it is an RPC's error
-// inside a success.
-func (h *heldAnswer) end() (failed bool) {
+// inside a success. judge may be nil.
+func (h *heldAnswer) end(judge Judge) (failed bool) {
 	h.Flush()
 	if length, ok := h.sent["Content-Length"]; ok && h.mayHaveBody() {
 		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
 			h.fail(fmt.Errorf("%w: Content-Length is %q, the body has %d bytes", ErrResponseBroken, length, h.body.Len()))
 		}
 	}
-	if h.status >= 300 {
+	switch {
+	case h.status >= 300:
+		return false
+	case judge == nil:
+		media := strings.ToLower(h.sent.Get("Content-Type"))
+		if strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "application/connect+") {
+			h.fail(fmt.Errorf("%w: it is the answer of an RPC; use InTx of package grpcfence", ErrResponseBroken))
+		}
 		return false
 	}
-	failed, err := rpcFailed(h.sent, h.Header(), h.body.Bytes())
+	failed, err := judge(h.sent, h.trailer(), h.body.Bytes())
 	if err != nil {
 		h.fail(fmt.Errorf("%w: %w", ErrResponseBroken, err))
 	}
@@ -162,28 +180,40 @@ func (h *heldAnswer) release() {
 	if h.body.Len() > 0 {
 		_, _ = h.under.Write(h.body.Bytes()) // if this fails the client is gone, so the error is dropped
 	}
-	if _, fixed := h.sent["Content-Length"]; !fixed && h.mayHaveBody() {
-		for name := range h.Header() {
-			if strings.HasPrefix(name, http.TrailerPrefix) {
-				// HTTP/1.1 sends these only after a body in chunks, which a Flush
-				// begins. To announce them would do, too, but adds a header of the
-				// same name to the trailer.
-				_ = http.NewResponseController(h.under).Flush()
-				break
-			}
-		}
-	}
+	_, fixed := h.sent["Content-Length"]
 	for name, values := range h.Header() {
-		if isTrailer(h.sent, name) {
+		switch {
+		case strings.HasPrefix(name, http.TrailerPrefix):
+			// HTTP/1.1 sends these only after a body in chunks, which a Flush
+			// begins. To announce them would do, too, but adds a header of the
+			// same name to the trailer.
+			if !fixed && h.mayHaveBody() {
+				_ = http.NewResponseController(h.under).Flush()
+			}
+			header[name] = values
+		case h.announced(name):
 			header[name] = values
 		}
 	}
 }
 
-// isTrailer: trailers are set after the body, under names announced before it
-// or with a prefix.
-func isTrailer(sent http.Header, name string) bool {
-	return strings.HasPrefix(name, http.TrailerPrefix) || slices.ContainsFunc(sent["Trailer"], func(line string) bool {
+// trailer returns what the handler set after the body: under names that it had
+// announced, or with a prefix.
+func (h *heldAnswer) trailer() http.Header {
+	out := http.Header{}
+	for name, values := range h.Header() {
+		if rest, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+			name = http.CanonicalHeaderKey(rest)
+		} else if _, early := h.sent[name]; early || !h.announced(name) {
+			continue
+		}
+		out[name] = append(out[name], values...)
+	}
+	return out
+}
+
+func (h *heldAnswer) announced(name string) bool {
+	return slices.ContainsFunc(h.sent["Trailer"], func(line string) bool {
 		return slices.ContainsFunc(strings.Split(line, ","), func(s string) bool {
 			return http.CanonicalHeaderKey(strings.TrimSpace(s)) == name
 		})

@@ -16,9 +16,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
+// TxMiddleware is a [Middleware] whose handlers run in fenced transactions. Make
+// one with [NewTx]; the zero value is not usable. It is safe for concurrent use.
+type TxMiddleware struct {
+	*Middleware
+	transactor Transactor
+}
+
 // InTx lets no write of a stale holder take effect, provided that the handler
 // writes through the transaction in its context. Each request's handler runs in
-// a transaction of [Options.Transactor] that is fenced by the request's claim;
+// a transaction of the Transactor that is fenced by the request's claim;
 // the transaction is committed when the handler has returned, and only then is
 // its answer sent. A newer holder's raise waits for it, or it is refused.
 //
@@ -26,7 +33,7 @@ import (
 // TxFrom method of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must
 // not end the transaction, and must use it only until it returns.
 //
-// The request's body is read before BEGIN, up to [Options.MaxRequest]: only
+// The request's body is read before BEGIN, up to [Options.MaxBody]: only
 // a complete request takes a connection. Waiting for one, or for a lock, ends
 // after [Options.MaxWait] with 503.
 //
@@ -37,16 +44,17 @@ import (
 //   - if its answer has a status of 400 or above; that answer is sent, unless it
 //     is 500 or above and a newer holder has ended the transaction: then stale,
 //   - if it has called [Rollback], or returned an error to
-//     [Middleware.InTxFunc]; an answer below 400 is replaced by the one of the
+//     [TxMiddleware.InTxFunc]; an answer below 400 is replaced by the one of the
 //     status table for that error,
-//   - if it answers an RPC with an error inside a 200: grpc-status in a header,
-//     a trailer or the last frame of gRPC-Web, or an end of stream of Connect;
-//     that answer is sent. One that gives no status, or cannot be read, is
-//     replaced by 500 ([ErrResponseBroken]),
+//   - if it wrote nothing, not even a status ([ErrResponseBroken]): 500. echo,
+//     gin and others answer a handler's error after their middleware, and net/http
+//     would send 200 for that; package documentation,
+//   - if it is an answer of gRPC or a stream of Connect, whose status is not that
+//     of HTTP ([ErrResponseBroken]): 500. See package grpcfence,
 //   - if it sets a status of 400 or above after its answer has begun, as
 //     a Recoverer does for a panic after the first byte, or if its
 //     Content-Length does not match ([ErrResponseBroken]), if its answer is
-//     larger than [Options.MaxResponse] ([ErrResponseTooLarge]), or if it
+//     larger than [Options.MaxBody] ([ErrResponseTooLarge]), or if it
 //     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's answer,
 //   - if the request's context has ended, by the Transactor.
 //
@@ -60,41 +68,50 @@ import (
 // held back.
 //
 // Requests with [Options.UnguardedMethods] pass without a claim and without
-// a transaction. With [Options.InsecureReportOnly] a request that would have
-// been refused is handled in a transaction without a fence and without
-// a claim, and reported.
+// a transaction.
+//
+// A status of 400 or above that something sets after InTx has answered is
+// reported to the observer as [ErrResponseBroken]: its work may be committed.
 //
 // A raise of the mark is kept if the handler then answers 404: let middleware
 // in front, or the ResourceFunc, check what exists. Put [http.TimeoutHandler]
 // around InTx, never inside: see the package documentation.
 //
-// InTx panics if next is nil, as http.Handle does, or if New was given no
-// Transactor.
-func (m *Middleware) InTx(next http.Handler) http.Handler {
+// InTx panics if next is nil, as http.Handle does.
+func (m *TxMiddleware) InTx(next http.Handler) http.Handler { return m.InTxJudged(next, nil) }
+
+// InTxJudged is [TxMiddleware.InTx] for handlers of a protocol that reports
+// failures inside an answer of 200: if judge says so, the work is rolled back and
+// that answer is sent. If judge returns an error the answer is 500
+// ([ErrResponseBroken]). Package grpcfence has the judge for gRPC, gRPC-Web and
+// Connect.
+func (m *TxMiddleware) InTxJudged(next http.Handler, judge Judge) http.Handler {
 	if next == nil {
 		panic("httpfence: InTx needs a handler")
-	}
-	if m.opts.Transactor == nil {
-		panic("httpfence: InTx needs Options.Transactor")
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if slices.Contains(m.opts.UnguardedMethods, r.Method) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		m.inTx(next, w, r)
+		m.inTx(&handling{next: next, judge: judge, w: w, r: r, limit: m.opts.MaxBody})
 	})
 }
 
-// InTxFunc is [Middleware.InTx] around a handler that returns an error to have
+// InTxFunc is [TxMiddleware.InTx] around a handler that returns an error to have
 // the work rolled back. If its answer is below 400, or absent, the error is
-// answered as by [Middleware.Reject].
-func (m *Middleware) InTxFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
+// answered as by [Middleware.Reject]. If it returns nil it need not write an
+// answer: that is a 200.
+func (m *TxMiddleware) InTxFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
 	if next == nil {
 		panic("httpfence: InTxFunc needs a handler")
 	}
 	return m.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := next(w, r); err != nil && !Rollback(r.Context(), err) {
+		err := next(w, r)
+		if held, ok := w.(*heldAnswer); ok && err == nil {
+			held.Flush()
+		}
+		if err != nil && !Rollback(r.Context(), err) {
 			m.Reject(w, r, err) // an unguarded method
 		}
 	}))
@@ -102,7 +119,7 @@ func (m *Middleware) InTxFunc(next func(http.ResponseWriter, *http.Request) erro
 
 type voteKey struct{}
 
-// Rollback marks the transaction of [Middleware.InTx] that ctx belongs to, so
+// Rollback marks the transaction of [TxMiddleware.InTx] that ctx belongs to, so
 // that it is rolled back when the handler returns, whatever it answers, and
 // reports whether there is one. The client never sees a success: an answer
 // below 400 is replaced by the one in the status table for reason, 500 for an
@@ -125,44 +142,39 @@ func (e *rolledBack) Error() string {
 }
 func (e *rolledBack) Unwrap() error { return e.reason }
 
-func (m *Middleware) inTx(next http.Handler, w http.ResponseWriter, r *http.Request) {
+func (m *TxMiddleware) inTx(run *handling) {
 	start := m.clock()
+	r := run.r
 	var claim guard.Claim
-	run := &handling{next: next, w: w, r: r, limit: m.opts.MaxResponse}
 	err := m.presented(r, &claim)
-	unread := false // an incomplete body cannot be handled in report-only mode either
-	if err == nil || m.opts.InsecureReportOnly {
-		if bodyErr := m.readBody(run); bodyErr != nil {
-			err, unread = bodyErr, true
-		}
+	if err == nil {
+		err = run.readBody()
 	}
 	if err == nil {
 		err = run.in(m.opts.MaxWait, claim, func(ctx context.Context) error {
-			return m.opts.Transactor.InTx(ctx, claim, run.handle)
+			return m.transactor.InTx(ctx, claim, run.handle)
 		})
 	}
-	passed := err != nil && m.opts.InsecureReportOnly && !run.called && !unread
-	answered := run.sends(err)
-	if m.opts.Observer != nil {
-		m.observe(r, guard.OpTransaction, start, claim, markOf(claim, err), err)
-	}
-	if err != nil && !answered { // what the handler itself answered is not a refusal by a fence
-		m.log(r, guard.OpTransaction, claim, markOf(claim, err), err, passed)
-	}
-	if passed {
-		unfenced, _ := m.opts.Transactor.(UnfencedTransactor) // New has looked
-		err = run.in(m.opts.MaxWait, guard.Claim{}, func(ctx context.Context) error {
-			return unfenced.InsecureTx(ctx, run.handle)
-		})
-		if err != nil && !run.sends(err) {
-			m.log(r, guard.OpTransaction, claim, guard.Mark{}, err, false)
+	event := guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Err: err}
+	if run.answer != nil {
+		run.answer.late = func(status int) {
+			if status >= 400 {
+				event.Err = fmt.Errorf("%w: it set %d after its transaction had ended", ErrResponseBroken, status)
+				m.observe(r, start, event)
+			}
 		}
 	}
-	switch {
-	case err == nil, run.sends(err):
+	answered := run.sends(err)
+	if answered { // what the handler itself answered is not a refusal by a fence
+		event.Err, event.Reason = nil, guard.ReasonOther
+	}
+	if m.opts.Observer != nil || event.Err != nil {
+		m.observe(r, start, event)
+	}
+	if err == nil || answered {
 		run.answer.release()
-	default:
-		m.reject(w, r, claim, err)
+	} else {
+		m.reject(run.w, r, claim, err)
 	}
 }
 
@@ -190,44 +202,44 @@ func (e *bodyError) problem(p *problem) *problem {
 var errTooLong = errors.New("its Content-Length exceeds the limit")
 
 // readBody puts the whole body of the request into memory.
-func (m *Middleware) readBody(run *handling) error {
-	r := run.r
-	if m.opts.InsecureStreamRequest || r.Body == nil || r.Body == http.NoBody {
+func (h *handling) readBody() error {
+	r := h.r
+	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	tooLong := &bodyError{status: http.StatusRequestEntityTooLarge, detail: "the body may have " + strconv.FormatInt(m.opts.MaxRequest, 10) + " bytes"}
-	if r.ContentLength > m.opts.MaxRequest {
-		tooLong.cause = errTooLong
-		return tooLong
+	tooLong := func(limit int64, cause error) error {
+		return &bodyError{http.StatusRequestEntityTooLarge, "the body may have " + strconv.FormatInt(limit, 10) + " bytes", cause}
+	}
+	if r.ContentLength > h.limit {
+		return tooLong(h.limit, errTooLong)
 	}
 	// The buffer grows with what has arrived, not with what was announced.
-	body, err := io.ReadAll(http.MaxBytesReader(run.w, r.Body, m.opts.MaxRequest))
+	body, err := io.ReadAll(http.MaxBytesReader(h.w, r.Body, h.limit))
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
 	switch {
 	case errors.As(err, &tooLarge):
-		tooLong.cause = err
-		return tooLong
+		return tooLong(tooLarge.Limit, err) // the limit of middleware in front may be lower
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return &bodyError{http.StatusRequestTimeout, "the body did not arrive in time", err}
 	case err != nil:
 		return &bodyError{http.StatusBadRequest, "the body did not arrive", err}
 	}
-	copied := *r // not WithContext: the context comes with the transaction
-	copied.Body = struct {
+	h.body = struct {
 		io.Reader
 		io.Closer
 	}{bytes.NewReader(body), r.Body}
-	run.r = &copied
 	return nil
 }
 
 // handling is one call to a handler inside a transaction.
 type handling struct {
 	next     http.Handler
+	judge    Judge // may be nil
 	w        http.ResponseWriter
 	r        *http.Request
-	limit    int
+	limit    int64          // of the body and of the answer
+	body     io.ReadCloser  // the request's, in memory; nil if it has none
 	wait     *time.Timer    // until the handler is called
 	called   bool           // the handler
 	finished bool           // the handler has returned and asked for a COMMIT
@@ -240,6 +252,9 @@ var (
 	errCalledTwice = errors.New("httpfence: the Transactor called the handler twice")
 	errWaited      = errors.New("httpfence: the transaction did not begin within Options.MaxWait")
 )
+
+// errSilent is for a handler whose answer nobody can tell from a failure.
+var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework answers errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
 
 // in runs a transaction whose handler must be called within wait.
 func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {
@@ -269,9 +284,12 @@ func (h *handling) handle(ctx context.Context) error {
 	}
 	h.called = true
 	h.answer = newHeld(h.w, h.r, h.limit)
-	h.next.ServeHTTP(h.answer, h.r.WithContext(context.WithValue(ctx, voteKey{}, h)))
-	failed := h.answer.end()
+	serve(h.next, h.answer, h.r, context.WithValue(ctx, voteKey{}, h), h.body)
 	vote := h.vote.Load()
+	if h.answer.status == 0 && vote == nil {
+		h.answer.fail(errSilent)
+	}
+	failed := h.answer.end(h.judge)
 	switch {
 	case h.answer.err != nil:
 		return h.answer.err

@@ -19,17 +19,10 @@ func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) (*service, *fa
 	t.Helper()
 	s := &service{store: newStore()}
 	f := &fakeTx{store: s.store}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	o.Transactor = f
-	if o.InsecureReportOnly {
-		o.Transactor = insecureTx{f}
-	}
-	s.fence = newFence(s.store, ChiParam("id"), &o)
+	s.tx = newTx(f, ChiParam("id"), opts)
+	s.fence = s.tx.Middleware
 	router := chi.NewRouter()
-	router.With(s.fence.InTx).Handle("/acct/{id}/close", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	router.With(s.tx.InTx).Handle("/acct/{id}/close", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
 		h(w, r)
 	}))
@@ -122,9 +115,9 @@ func TestInTx(t *testing.T) {
 		}, nil, 412, "", "spent", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, f := inTxService(t, &Options{MaxResponse: 600}, c.handler)
+			s, f := inTxService(t, &Options{MaxBody: 600}, c.handler)
 			if strings.Contains(c.name, "the cap") {
-				s, f = inTxService(t, &Options{MaxResponse: 100}, c.handler)
+				s, f = inTxService(t, &Options{MaxBody: 100}, c.handler)
 			}
 			f.commitErr = c.commitErr
 			a := s.post(t, "acme", "5", "b")
@@ -145,7 +138,8 @@ func TestInTx(t *testing.T) {
 // claim is in the context of one that does.
 func TestInTxRefuses(t *testing.T) {
 	var claim guard.Claim
-	s, f := inTxService(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+	s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		ok(w, r)
 		claim, _ = guard.ClaimFrom(r.Context())
 		if !write(r.Context(), "work") && r.Method != http.MethodGet {
 			t.Error("no transaction in the context")
@@ -200,7 +194,7 @@ func TestInTxPanic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &fakeTx{store: newStore()}
-			h := newTx(f, byPath).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := newTx(f, byPath, nil).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				write(r.Context(), "work")
 				c.handler(w, r)
 			}))
@@ -226,7 +220,7 @@ func TestInTxBrokenTransactors(t *testing.T) {
 		handler http.HandlerFunc
 		reason  string
 	}{
-		"calls twice":      {func(f *fakeTx) { f.twice = true }, func(http.ResponseWriter, *http.Request) {}, "other"},
+		"calls twice":      {func(f *fakeTx) { f.twice = true }, ok, "other"},
 		"swallows a 409":   {func(f *fakeTx) { f.swallow = true }, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) }, "outcome_unknown"},
 		"swallows a panic": {func(f *fakeTx) { f.swallow = true }, func(http.ResponseWriter, *http.Request) { panic(1) }, "outcome_unknown"},
 	} {
@@ -256,7 +250,7 @@ func (e endedTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Co
 // stale, whatever failure its handler reports. What the handler found to be the
 // client's mistake, and a success, stay.
 func TestInTxEndedByASuccessor(t *testing.T) {
-	var fence *Middleware
+	var fence *TxMiddleware
 	lost := guard.Unavailable("insert", guard.Claim{}, errors.New("connection terminated"))
 	for name, c := range map[string]struct {
 		handler http.HandlerFunc
@@ -270,14 +264,9 @@ func TestInTxEndedByASuccessor(t *testing.T) {
 		"not its failure": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "no such period", http.StatusUnprocessableEntity)
 		}, http.StatusUnprocessableEntity, ""},
-		"an RPC's error in a 200": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/grpc")
-			w.Header().Set("Grpc-Status", "13")
-		}, 412, "stale"},
-		"success": {func(http.ResponseWriter, *http.Request) {}, 200, ""},
+		"success": {ok, 200, ""},
 	} {
-		store := newStore()
-		fence = newFence(store, byPath, &Options{Transactor: endedTx{&fakeTx{store: store}}})
+		fence = newTx(endedTx{&fakeTx{store: newStore()}}, byPath, nil)
 		w := httptest.NewRecorder()
 		fence.InTx(c.handler).ServeHTTP(w, newRequest("r", "5", ""))
 		if w.Code != c.status || w.Header().Get(ReasonHeader) != c.reason {

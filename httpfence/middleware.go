@@ -3,6 +3,7 @@ package httpfence
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -15,20 +16,16 @@ import (
 // that the request names. Make one with [New]; the zero value is not usable.
 // It is safe for concurrent use.
 type Middleware struct {
-	store      guard.Store
-	resource   ResourceFunc
-	opts       Options // defaults filled in
-	names      headers
-	instant    bool // calls to the store never wait
-	retryAfter string
-	problems   problems
+	store    guard.Store
+	resource ResourceFunc
+	opts     Options // defaults filled in
+	instant  bool    // calls to the store never wait
 }
 
 // Check compares the claim of r with the resource's mark and writes nothing:
-// neither an answer nor the mark nor the log. It returns the claim if a store
-// would admit it now, by [guard.SameOrNewer], else the zero claim and the
-// error, which [Middleware.Reject] turns into the answer and the log record
-// that Admit would have given.
+// neither an answer nor the mark. It returns the claim if a store would admit
+// it now, by [guard.SameOrNewer], else the zero claim and the error, which
+// [Middleware.Reject] turns into the answer that Admit would have given.
 //
 // It ignores the method and InsecureReportOnly: its caller has decided to
 // check. The result may be out of date as soon as it is returned, because
@@ -49,7 +46,7 @@ func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 		}
 	}
 	if m.opts.Observer != nil {
-		m.observe(r, guard.OpCheck, start, claim, mark, err)
+		m.observe(r, start, guard.Event{Op: guard.OpCheck, Claim: claim, Mark: mark, Err: err})
 	}
 	if err != nil {
 		return guard.Claim{}, err
@@ -83,6 +80,9 @@ func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error)
 // request that was admitted and is still being handled when a newer holder
 // arrives is not revoked.
 //
+// Everything else that next leaves on its request, such as a parsed form or the
+// route's pattern, is on r afterwards; the files of a form are deleted.
+//
 // A request that is refused never reaches next; see the package documentation
 // for the answers. Methods in [Options.UnguardedMethods] pass unexamined and
 // without a claim. The ResponseWriter is passed on unchanged, so Flusher,
@@ -106,7 +106,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 		claim, err := m.admit(r, guard.OpAdmit)
 		switch {
 		case err == nil:
-			next.ServeHTTP(w, r.WithContext(guard.WithClaim(r.Context(), claim)))
+			serve(next, w, r, guard.WithClaim(r.Context(), claim), nil)
 		case m.opts.InsecureReportOnly:
 			next.ServeHTTP(w, r)
 		default:
@@ -116,9 +116,8 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 }
 
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
-// admits r's claim, reports a refusal to the log and the observer, and returns
-// the claim or the error. It writes no answer, and ignores the method and
-// InsecureReportOnly. Errors are those of [Middleware.Check], but an error of
+// admits r's claim, reports it to the observer, and returns the claim or the
+// error. It writes no answer, and ignores the method and InsecureReportOnly. Errors are those of [Middleware.Check], but an error of
 // the ResourceFunc matches the sentinel of its row in the status table and no
 // other of package guard's, so that [guard.ReasonOf] is what Admit would have
 // answered. Package grpcfence is built on it.
@@ -193,7 +192,7 @@ func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err
 		} else {
 			wait := m.opts.MaxWait
 			if op == guard.OpRaise {
-				wait = m.opts.RaiseWait
+				wait *= raiseWaits
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), wait)
 			mark, err = m.store.Admit(ctx, claim)
@@ -201,11 +200,8 @@ func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err
 			cancel()
 		}
 	}
-	if m.opts.Observer != nil {
-		m.observe(r, op, start, claim, mark, err)
-	}
-	if err != nil {
-		m.log(r, op, claim, mark, err, m.opts.InsecureReportOnly && op == guard.OpAdmit)
+	if m.opts.Observer != nil || err != nil {
+		m.observe(r, start, guard.Event{Op: op, Claim: claim, Mark: mark, Err: err, ReportOnly: err != nil && m.opts.InsecureReportOnly && op == guard.OpAdmit})
 	}
 	return claim, err
 }
@@ -266,46 +262,44 @@ func (m *Middleware) clock() time.Time {
 	return time.Now()
 }
 
-func (m *Middleware) observe(r *http.Request, op guard.Op, start time.Time, claim guard.Claim, mark guard.Mark, err error) {
-	reason := guard.ReasonNone
-	if err != nil {
-		reason = reasonOf(err)
+// observe completes e and reports it. See [Options.Observer].
+func (m *Middleware) observe(r *http.Request, start time.Time, e guard.Event) {
+	observer := m.opts.Observer
+	if observer == nil {
+		observer = guard.LogObserver(slog.Default())
 	}
-	m.opts.Observer.Observe(r.Context(), guard.Event{
-		Op: op, Surface: guard.SurfaceHTTP, Claim: claim, Mark: mark,
-		Reason: reason, Duration: time.Since(start), Err: err,
-	})
+	e.Surface, e.Route = guard.SurfaceHTTP, r.Pattern
+	if e.Err != nil {
+		e.Reason = reasonOf(e.Err)
+	}
+	if !start.IsZero() {
+		e.Duration = time.Since(start)
+	}
+	observer.Observe(r.Context(), e)
 }
 
-// log records what was refused; passed says that the request proceeds all the
-// same.
-func (m *Middleware) log(r *http.Request, op guard.Op, claim guard.Claim, mark guard.Mark, err error, passed bool) {
-	logger := m.opts.Logger
-	if logger == nil {
-		logger = slog.Default()
+// serve calls next with a copy of r that has the context ctx and, unless it is
+// nil, the body. Afterwards, even if next panics, all else that next has put on
+// its request is on r: net/http's server deletes the files of a form that it
+// finds on the request that it made itself, and middleware in front looks for
+// the pattern of the route.
+func serve(next http.Handler, w http.ResponseWriter, r *http.Request, ctx context.Context, body io.ReadCloser) {
+	own := r.WithContext(ctx)
+	if body != nil {
+		own.Body = body
 	}
-	reason, level := reasonOf(err), slog.LevelWarn
-	switch reason {
-	case guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonOutcomeUnknown:
-		level = slog.LevelError
-	}
-	if !logger.Enabled(r.Context(), level) {
-		return
-	}
-	text := "none"
-	if err != nil {
-		text = err.Error()
-	}
-	logger.LogAttrs(r.Context(), level, "fencing_rejected",
-		slog.String("op", string(op)),
-		slog.String("reason", string(reason)),
-		slog.Bool("reportOnly", passed),
-		slog.String("resource", claim.Resource),
-		slog.String("fencingToken", claim.Token.String()),
-		slog.String("leaseId", claim.LeaseID),
-		slog.String("mark", mark.Token.String()),
-		slog.String("method", r.Method),
-		// The route, not the path: bounded in number and in length.
-		slog.String("pattern", r.Pattern),
-		slog.String("error", text))
+	defer func() {
+		if own.Form == nil && own.MultipartForm == nil && own.Pattern == r.Pattern && own.URL == r.URL && own.Method == r.Method {
+			return
+		}
+		if form := own.MultipartForm; form != nil && form != r.MultipartForm {
+			// A router in front may have copied the request, too, as chi does.
+			// Then nobody else finds the form.
+			_ = form.RemoveAll()
+		}
+		back := own.WithContext(r.Context())
+		back.Body = r.Body
+		*r = *back
+	}()
+	next.ServeHTTP(w, own)
 }

@@ -107,9 +107,9 @@ func TestReportOnly(t *testing.T) {
 	var hooks int
 	s := newService(t, &Options{
 		InsecureReportOnly: true,
-		Observer:           guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) }),
-		Logger:             slog.New(slog.NewJSONHandler(&log, nil)),
-		OnReject:           func(http.ResponseWriter, *http.Request, *Rejection) { hooks++ },
+		Observer: guard.Observers(guard.LogObserver(slog.New(slog.NewJSONHandler(&log, nil))),
+			guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })),
+		OnReject: func(http.ResponseWriter, *http.Request, *Rejection) { hooks++ },
 	})
 	for i, c := range []struct {
 		token, lease string

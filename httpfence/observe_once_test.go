@@ -2,15 +2,14 @@ package httpfence_test
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestRequestsAreReportedOnce: if one observer watches a fence and the
@@ -20,21 +19,18 @@ import (
 func TestRequestsAreReportedOnce(t *testing.T) {
 	var events []guard.Event
 	observer := guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })
-	db, err := sqlfence.Pgx(pgtest.Pool(t), &sqlfence.Options{Observer: observer})
+	pool := guard.Must(pgxpool.New(t.Context(), ledger(t)))
+	defer pool.Close()
+	db, err := sqlfence.Pgx(pool, &sqlfence.Options{Observer: observer})
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := db.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	resource := func(*http.Request) (string, error) { return "r", nil }
-	fence, err := httpfence.New(db, resource, &httpfence.Options{
-		Transactor: db.Transactor(), Observer: observer, Logger: slog.New(slog.DiscardHandler), InsecureAnyResource: true,
-	})
+	fence, err := httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{Observer: observer, InsecureAnyResource: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	nothing := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	for _, c := range []struct {
 		what    string
 		token   string

@@ -1,14 +1,9 @@
 package httpfence
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,100 +15,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 )
-
-// frame is a message of gRPC, gRPC-Web and Connect's streams.
-func frame(flags byte, message string) string {
-	b := make([]byte, 5, 5+len(message))
-	b[0] = flags
-	binary.BigEndian.PutUint32(b[1:], uint32(len(message)))
-	return string(append(b, message...))
-}
-
-func zipped(s string) string {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	_, _ = io.WriteString(z, s)
-	_ = z.Close()
-	return b.String()
-}
-
-// TestRPCOutcomes: an RPC that says inside an HTTP success that it has failed
-// is rolled back, and its own answer sent; one that does not say is rolled back
-// and answered with 500. Under another media type the same bytes are no status,
-// which is the control.
-func TestRPCOutcomes(t *testing.T) {
-	const grpc, web, text, stream = "application/grpc+proto", "application/grpc-web+proto", "application/grpc-web-text", "application/connect+json"
-	b64 := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
-	ok, failed := "grpc-status: 0\r\n", "grpc-status: 9\r\ngrpc-message: no\r\n"
-	trailer := func(announced bool, status ...string) func(http.Header) {
-		return func(h http.Header) {
-			if announced {
-				h["Grpc-Status"] = status
-			} else {
-				h[http.TrailerPrefix+"Grpc-Status"] = status
-			}
-		}
-	}
-	for _, c := range []struct {
-		name      string
-		media     string
-		before    http.Header
-		body      string
-		after     func(http.Header)
-		committed bool
-		status    int
-	}{
-		{"gRPC fine", grpc, nil, frame(0, "m"), trailer(false, "0"), true, 200},
-		{"gRPC failed", grpc, nil, frame(0, "m"), trailer(false, "9"), false, 200},
-		{"gRPC fine, announced", grpc, http.Header{"Trailer": {"Grpc-Message, grpc-status"}}, frame(0, "m"), trailer(true, "0"), true, 200},
-		{"gRPC failed, announced", grpc, http.Header{"Trailer": {"Grpc-Status"}}, frame(0, "m"), trailer(true, "13"), false, 200},
-		{"gRPC failed, no message", "application/grpc", http.Header{"Grpc-Status": {"5"}}, "", nil, false, 200},
-		{"gRPC fine, no message", "Application/gRPC; x=y", http.Header{"Grpc-Status": {"0"}}, "", nil, true, 200},
-		{"gRPC says both", grpc, nil, "", trailer(false, "0", "9"), false, 200},
-		{"gRPC set too late", grpc, nil, frame(0, "m"), trailer(true, "0"), false, 500},
-		{"gRPC says nothing", grpc, nil, frame(0, "m"), nil, false, 500},
-		{"web fine", web, nil, frame(0, "m") + frame(0x80, ok), nil, true, 200},
-		{"web failed", web, nil, frame(0, "m") + frame(0x80, failed), nil, false, 200},
-		{"web failed, upper case", web, nil, frame(0x80, strings.ToUpper(failed)), nil, false, 200},
-		{"web failed in a header", web, http.Header{"Grpc-Status": {"3"}}, "", nil, false, 200},
-		{"web failed, compressed", web, nil, frame(0, "m") + frame(0x81, zipped(failed)), nil, false, 200},
-		{"web fine, compressed", web, nil, frame(0x81, zipped(ok)), nil, true, 200},
-		{"web unreadable", web, nil, frame(0x81, failed), nil, false, 500},
-		{"web without an end", web, nil, frame(0, "m"), nil, false, 500},
-		{"web cut off", web, nil, frame(0, "m") + frame(0x80, ok)[:7], nil, false, 500},
-		{"web says so in a message", web, nil, frame(0, ok) + frame(0x80, failed), nil, false, 200},
-		{"text fine", text, nil, b64(frame(0, "m")) + b64(frame(0x80, ok)), nil, true, 200},
-		{"text failed", text, nil, b64(frame(0, "message") + frame(0x80, failed)), nil, false, 200},
-		{"text broken", text, nil, b64(frame(0x80, ok)) + "A", nil, false, 500},
-		{"stream fine", stream, nil, frame(0, "{}") + frame(2, "{}"), nil, true, 200},
-		{"stream failed", stream, nil, frame(0, "{}") + frame(2, `{"error":{"code":"aborted"}}`), nil, false, 200},
-		{"stream failed, compressed", stream, nil, frame(3, zipped(`{"error":{}}`)), nil, false, 200},
-		{"stream without an end", stream, nil, frame(0, "{}"), nil, false, 500},
-		{"stream broken", stream, nil, frame(2, "{"), nil, false, 500},
-		{"stream empty", stream, nil, "", nil, false, 500},
-		{"control: no RPC", "application/json", nil, frame(0x80, failed), trailer(false, "9"), true, 200},
-		{"control: a like name", "application/grpcx", nil, frame(0x80, failed), nil, true, 200},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
-				write(r.Context(), "row")
-				w.Header().Set("Content-Type", c.media)
-				for name, values := range c.before {
-					w.Header()[name] = values
-				}
-				_, _ = io.WriteString(w, c.body)
-				w.(http.Flusher).Flush() // as the libraries do
-				if c.after != nil {
-					c.after(w.Header())
-				}
-			})
-			a := s.post(t, "acme", "5", "l")
-			if (len(f.committed) == 1) != c.committed || a.status != c.status || c.status == 200 && a.body != c.body {
-				t.Errorf("committed %q, answered %d %q", f.committed, a.status, a.body)
-			}
-		})
-	}
-}
 
 // TestVotes: the handler's result decides, and the client never sees a success
 // that was rolled back. The control lets the same handler return nil.
@@ -133,6 +34,7 @@ func TestVotes(t *testing.T) {
 			_, _ = io.WriteString(w, "done")
 			return guard.ErrNotFound
 		}, false, 404, "not_found", ""},
+		{"success without an answer", func(http.ResponseWriter, *http.Request) error { return nil }, true, 200, "", ""},
 		{"stale", func(http.ResponseWriter, *http.Request) error {
 			return &guard.RejectedError{Reason: guard.ReasonStale}
 		}, false, 412, "stale", ""},
@@ -149,7 +51,7 @@ func TestVotes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := &fakeTx{store: newStore()}
 			w := httptest.NewRecorder()
-			fence := newTx(f, byPath)
+			fence := newTx(f, byPath, nil)
 			fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 				write(r.Context(), "row")
 				return c.handler(w, r)
@@ -165,7 +67,7 @@ func TestVotes(t *testing.T) {
 	}
 	// An unguarded method has no transaction, and its error an answer.
 	w := httptest.NewRecorder()
-	newTx(&fakeTx{store: newStore()}, byPath).InTxFunc(func(http.ResponseWriter, *http.Request) error { return guard.ErrNotFound }).
+	newTx(&fakeTx{store: newStore()}, byPath, nil).InTxFunc(func(http.ResponseWriter, *http.Request) error { return guard.ErrNotFound }).
 		ServeHTTP(w, httptest.NewRequest("GET", "/r", nil))
 	if w.Code != 404 {
 		t.Errorf("GET: %d", w.Code)
@@ -235,8 +137,9 @@ func TestLateFailures(t *testing.T) {
 	w := httptest.NewRecorder()
 	r := newRequest("r", "5", "")
 	r.Method = "HEAD"
-	newFence(f.store, byPath, &Options{Transactor: f, UnguardedMethods: []string{}}).InTx(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	newTx(f, byPath, &Options{UnguardedMethods: []string{}}).InTx(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "10")
+		w.WriteHeader(200)
 	})).ServeHTTP(w, r)
 	if w.Code != 200 || f.rolled != 0 {
 		t.Errorf("HEAD: %d", w.Code)
@@ -245,17 +148,22 @@ func TestLateFailures(t *testing.T) {
 
 // TestBodyBeforeBegin: no transaction begins before the whole body is there, and
 // none at all for one that is too long, breaks off or comes too late. The
-// control streams, and has a transaction open meanwhile.
+// control is Admit, whose handler has begun by then.
 func TestBodyBeforeBegin(t *testing.T) {
-	for _, streams := range []bool{false, true} {
-		begun := make(chan struct{}, 1)
+	for _, control := range []bool{false, true} {
+		begun := make(chan struct{}, 2)
 		var got string
 		f := &fakeTx{store: newStore(), begun: begun}
-		h := newFence(f.store, byPath, &Options{Transactor: f, MaxRequest: 8, InsecureStreamRequest: streams}).InTx(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			b, err := io.ReadAll(r.Body)
-			if got = string(b); err != nil {
-				panic(http.ErrAbortHandler)
-			}
+		fence := newTx(f, byPath, &Options{MaxBody: 8})
+		guarded := fence.InTx
+		if control {
+			guarded = fence.Admit
+		}
+		h := guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			begun <- struct{}{}
+			b, _ := io.ReadAll(r.Body)
+			got = string(b)
+			ok(w, r)
 		}))
 		half, rest := io.Pipe()
 		r := newRequest("r", "5", "")
@@ -263,28 +171,30 @@ func TestBodyBeforeBegin(t *testing.T) {
 		w, done := httptest.NewRecorder(), make(chan struct{})
 		go func() { defer close(done); h.ServeHTTP(w, r) }()
 		_, _ = io.WriteString(rest, "1234")
-		if streams {
-			<-begun
-		} else {
-			_, _ = io.WriteString(rest, "5678") // the reader has the first half, and waits
-			select {
-			case <-begun:
+		_, _ = io.WriteString(rest, "5678") // the reader has the first half, and waits
+		select {
+		case <-begun:
+			if !control {
 				t.Error("a transaction began before the body was there")
-			default:
+			}
+		default:
+			if control {
+				t.Error("control: the handler has not begun")
 			}
 		}
 		_ = rest.Close()
 		<-done
-		if want := map[bool]string{false: "12345678", true: "1234"}[streams]; w.Code != 200 || got != want || len(f.committed) != 0 && f.rolled != 0 {
-			t.Errorf("streams %v: %d, the handler read %q", streams, w.Code, got)
+		if w.Code != 200 || got != "12345678" || f.rolled != 0 {
+			t.Errorf("control %v: %d, the handler read %q", control, w.Code, got)
 		}
 	}
 	f := &fakeTx{store: newStore()}
-	server := httptest.NewUnstartedServer(newFence(f.store, byPath, &Options{Transactor: f, MaxRequest: 8}).InTx(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(newTx(f, byPath, &Options{MaxBody: 8}).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ok(w, r)
 		_, _ = io.Copy(io.Discard, r.Body)
 		write(r.Context(), r.Trailer.Get("X-Sum"))
 	})))
-	server.Config.ReadTimeout = 300 * time.Millisecond
+	server.Config.ReadTimeout = 100 * time.Millisecond
 	server.Start()
 	defer server.Close()
 	s := &service{Server: server}
@@ -317,8 +227,8 @@ func TestBodyBeforeBegin(t *testing.T) {
 func TestBoundedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := &waiting{Store: guard.NewMemory(nil)}
-		fence := newFence(waits, byPath, &Options{Transactor: &fakeTx{store: waits}, MaxWait: 3 * time.Second, RaiseWait: 9 * time.Second, Logger: slog.New(slog.DiscardHandler)})
-		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); write(r.Context(), "x") })
+		fence := newTx(&fakeTx{store: waits}, byPath, &Options{MaxWait: 3 * time.Second})
+		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); ok(w, r) })
 		for surface, c := range map[string]struct {
 			h    http.Handler
 			wait time.Duration
@@ -374,7 +284,7 @@ func TestWaitEndsAsItBegins(t *testing.T) {
 		f := &fakeTx{store: newStore(), slow: 3 * time.Second}
 		called := false
 		w := httptest.NewRecorder()
-		newFence(f.store, byPath, &Options{Transactor: f, MaxWait: 2 * time.Second}).InTx(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).
+		newTx(f, byPath, &Options{MaxWait: 2 * time.Second}).InTx(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })).
 			ServeHTTP(w, newRequest("r", "5", ""))
 		if w.Code != 503 || called || len(f.committed) != 0 || f.rolled != 1 {
 			t.Errorf("%d, called %v, rolled back %d", w.Code, called, f.rolled)
@@ -406,7 +316,7 @@ func TestErrorOfAnAnswer(t *testing.T) {
 		},
 	} {
 		tx := &lastError{fakeTx: &fakeTx{store: newStore()}}
-		newTx(tx, byPath).InTx(handler).ServeHTTP(httptest.NewRecorder(), newRequest("r", "5", ""))
+		newTx(tx, byPath, nil).InTx(handler).ServeHTTP(httptest.NewRecorder(), newRequest("r", "5", ""))
 		if tx.err == nil || !strings.HasSuffix(tx.err.Error(), want) {
 			t.Errorf("%v, want %s", tx.err, want)
 		}

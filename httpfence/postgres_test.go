@@ -14,18 +14,19 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
 // TestRestartForgetsInMemory: a replica that starts again with marks in memory
 // admits a stale token; with PostgreSQL it does not. Nor does another replica.
 func TestRestartForgetsInMemory(t *testing.T) {
-	url := pgtest.Database(t)
+	t.Parallel()
+	url := ledger(t)
 	for name, c := range map[string]struct {
 		start  func() guard.Store
 		status int
@@ -63,12 +64,10 @@ func TestP2RaiseEndpoint(t *testing.T) {
 		{"control: another mark", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newReplica(t, pgtest.Database(t))
-			if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
-				t.Fatal(err)
-			}
+			t.Parallel()
+			p := newReplica(t, ledger(t))
 			fence := p.fence()
-			raising := fence // New refuses two stores in one fence; two fences are on the caller
+			raising := fence.Middleware
 			if c.lost {
 				raising = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), nil))
 			}
@@ -80,7 +79,9 @@ func TestP2RaiseEndpoint(t *testing.T) {
 				tx, _ := p.db.TxFrom(r.Context())
 				if _, err := tx.Exec(r.Context(), writeSQL, 10); err != nil {
 					fence.Reject(w, r, err)
+					return
 				}
+				w.WriteHeader(http.StatusOK)
 			})
 			router.Post("/accounts/{id}/raise", raising.Raise)
 
@@ -151,11 +152,9 @@ func untilBlocked(t *testing.T, p *replica) {
 // in use, and no lock that the successor would wait for. The undisturbed
 // handler is the control: its work is there.
 func TestInTxOfAClientThatIsGone(t *testing.T) {
-	url := pgtest.Database(t)
+	t.Parallel()
+	url := ledger(t)
 	p := newReplica(t, url)
-	if _, err := p.pool.Exec(t.Context(), ledgerSchema); err != nil {
-		t.Fatal(err)
-	}
 	writes := func() (n int) {
 		if err := p.pool.QueryRow(context.Background(), "SELECT count(*) FROM writes").Scan(&n); err != nil {
 			t.Error(err)
@@ -187,6 +186,7 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 				if _, err := tx.Exec(r.Context(), writeSQL, int64(token)); err != nil {
 					t.Errorf("write: %v", err)
 				}
+				w.WriteHeader(http.StatusOK)
 				c.end(hangUp, r)
 			})
 			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -223,12 +223,14 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 
 // TestSlowBodies: eight senders that never finish their bodies, on a pool of
 // four connections. They hold none: requests for other resources are answered
-// at once, and so is the successor's raise. The control lets the bodies stream,
-// and then no request gets a connection: 503 after Options.MaxWait.
+// at once, and so is the successor's raise. In the control the handler begins the
+// transaction and then reads the body, and no request gets a connection: 503 after
+// Options.MaxWait.
 func TestSlowBodies(t *testing.T) {
 	for _, streams := range []bool{false, true} {
-		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
-			config, err := pgxpool.ParseConfig(pgtest.Database(t))
+		t.Run(fmt.Sprintf("in the transaction: %v", streams), func(t *testing.T) {
+			t.Parallel()
+			config, err := pgxpool.ParseConfig(ledger(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -242,12 +244,12 @@ func TestSlowBodies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := db.Migrate(t.Context()); err != nil {
-				t.Fatal(err)
+			wait := 10 * time.Second
+			if streams {
+				wait = 30 * time.Millisecond
 			}
-			fence, err := httpfence.New(db, httpfence.ChiParam("id"), &httpfence.Options{
-				Transactor: db.Transactor(), InsecureStreamRequest: streams, TokenOnly: true, InsecureAnyResource: true,
-				MaxWait: 500 * time.Millisecond, RaiseWait: 500 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+			fence, err := httpfence.NewTx(db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{
+				TokenOnly: true, InsecureAnyResource: true, MaxWait: wait, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -255,12 +257,15 @@ func TestSlowBodies(t *testing.T) {
 			reading := make(chan struct{}, 8) // by the handler or, in front of it, by InTx
 			router := chi.NewRouter()
 			router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
-				if streams && chi.URLParam(r, "id") == "slow" {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.WriteHeader(http.StatusOK)
+			})
+			router.Post("/accounts/{id}/stream", func(w http.ResponseWriter, r *http.Request) {
+				_ = db.InTx(r.Context(), guard.Claim{Resource: "slow", Token: 10}, func(context.Context, pgx.Tx) error {
 					reading <- struct{}{}
-				}
-				if _, err := io.Copy(io.Discard, r.Body); err != nil {
-					w.WriteHeader(http.StatusBadRequest)
-				}
+					_, err := io.Copy(io.Discard, r.Body)
+					return err
+				})
 			})
 			router.With(fence.Admit).Post("/accounts/{id}/admit", func(http.ResponseWriter, *http.Request) {})
 			router.Post("/accounts/{id}/raise", fence.Raise)
@@ -274,9 +279,9 @@ func TestSlowBodies(t *testing.T) {
 			if _, err := db.Admit(t.Context(), guard.Claim{Resource: "slow", Token: 10}); err != nil {
 				t.Fatal(err)
 			}
-			senders := 8
+			senders, path := 8, "close"
 			if streams {
-				senders = 4 // as many as there are connections
+				senders, path = 4, "stream" // as many as there are connections
 			}
 			for range senders {
 				conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -284,7 +289,7 @@ func TestSlowBodies(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer func() { _ = conn.Close() }()
-				_, _ = io.WriteString(conn, "POST /accounts/slow/close HTTP/1.1\r\nHost: a.test\r\nX-Slow: 1\r\nX-Fencing-Token: 10\r\nContent-Length: 5\r\n\r\n12")
+				_, _ = io.WriteString(conn, "POST /accounts/slow/"+path+" HTTP/1.1\r\nHost: a.test\r\nX-Slow: 1\r\nX-Fencing-Token: 10\r\nContent-Length: 5\r\n\r\n12")
 			}
 			for range senders {
 				<-reading

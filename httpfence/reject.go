@@ -7,7 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"strings"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -16,7 +16,7 @@ import (
 type Rejection struct {
 	// Reason is why the request was refused.
 	Reason guard.Reason
-	// Status is the status of the default answer, overrides applied.
+	// Status is the status of the default answer.
 	Status int
 	// Type is the type URI of the default answer, for a hook that renders its
 	// own body; [ErrorFrom] recognises an answer by it.
@@ -30,8 +30,7 @@ type Rejection struct {
 }
 
 // Reject answers r as [Middleware.Admit] would have for err: with the status
-// table, the hook, the overrides, the problem body and a record in the log. It
-// is for handlers that call [Middleware.Check] or present the claim to a fenced
+// table, the hook, the problem body and an event for the observer. It is for handlers that call [Middleware.Check] or present the claim to a fenced
 // write themselves. An error that matches no sentinel of package guard is
 // answered with 500, and so is nil: a refusal is never a success.
 func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
@@ -44,13 +43,18 @@ func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &failed):
 		claim = failed.Claim
 	}
-	m.log(r, "reject", claim, markOf(claim, err), err, false)
+	if err == nil {
+		err = errNoError
+	}
+	m.observe(r, time.Time{}, guard.Event{Op: guard.OpReject, Claim: claim, Mark: markOf(claim, err), Err: err})
 	m.reject(w, r, claim, err)
 }
 
+var errNoError = errors.New("httpfence: Reject was called without an error")
+
 func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.Claim, err error) {
 	reason := reasonOf(err)
-	p := &m.problems[indexOf(reason)]
+	p := &problems[indexOf(reason)]
 	var body *bodyError
 	if errors.As(err, &body) {
 		p = body.problem(p)
@@ -74,7 +78,9 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 	values := [...]string{problemType, "no-store", string(reason)}
 	h["Content-Type"], h["Cache-Control"], h[ReasonHeader] = values[0:1:1], values[1:2:2], values[2:3:3]
 	if reason == guard.ReasonUnavailable {
-		h.Set("Retry-After", m.retryAfter)
+		if h.Get("Retry-After") == "" { // else the hook has set it
+			h.Set("Retry-After", retryAfter)
+		}
 	}
 	w.WriteHeader(p.status)
 	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // if this fails the client is gone, so the error is dropped
@@ -135,7 +141,7 @@ type problemBody struct {
 	Guarded string `json:"guarded,omitempty"`
 }
 
-// problem is an answer rendered at construction. It contains nothing of the
+// problem is an answer rendered in advance. It contains nothing of the
 // request, so nothing can be injected and nothing is disclosed.
 type problem struct {
 	status int
@@ -144,19 +150,12 @@ type problem struct {
 }
 
 // problems are in the order of the status table.
-type problems [len(outcomes)]problem
-
-func renderAll(names headers, statuses map[guard.Reason]int) (out problems) {
-	fill := strings.NewReplacer("{token}", names.token, "{lease}", names.lease, "{resource}", names.resource)
+var problems = func() (out [len(outcomes)]problem) {
 	for i, o := range outcomes {
-		status := o.status
-		if s, ok := statuses[o.reason]; ok {
-			status = s
-		}
-		out[i] = newProblem(problemBody{Type: typeURI(o.reason), Title: o.title, Status: status, Detail: fill.Replace(o.detail)})
+		out[i] = newProblem(problemBody{Type: typeURI(o.reason), Title: o.title, Status: o.status, Detail: o.detail})
 	}
 	return out
-}
+}()
 
 func newProblem(parts problemBody) problem {
 	return problem{status: parts.Status, parts: parts, body: render(parts)}

@@ -4,22 +4,26 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
+	"net/url"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// resetter is an HTTP/2 server that reads each request to its end and resets its
-// stream, as of a proxy that could not pass the answer on: the first with
-// PROTOCOL_ERROR, the others with an error after which nobody repeats.
-func resetter(t *testing.T) (url string, requests *atomic.Int64) {
+// refuser is an HTTP/2 server that reads each request to its end and then answers
+// the first with one frame and the others with INTERNAL_ERROR, after which nobody
+// repeats. The frames are those of RFC 9113, section 6.
+func refuser(t *testing.T, first func(stream []byte) []byte) (url string, requests *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -33,17 +37,15 @@ func resetter(t *testing.T) (url string, requests *atomic.Int64) {
 			if err != nil {
 				return
 			}
-			go reset(conn, requests)
+			go refuse(conn, requests, first)
 		}
 	}()
 	return "http://" + l.Addr().String(), requests
 }
 
-// reset serves one connection. The frames are those of RFC 9113, sections 4 and 6.
-func reset(conn net.Conn, requests *atomic.Int64) {
+func refuse(conn net.Conn, requests *atomic.Int64, first func([]byte) []byte) {
 	defer func() { _ = conn.Close() }()
-	const data, headers, rst, settings, endStream = 0x0, 0x1, 0x3, 0x4, 0x1
-	const protocolError, internalError = 1, 2
+	const data, headers, settings, endStream = 0x0, 0x1, 0x4, 0x1
 	preface := make([]byte, len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
 	if _, err := io.ReadFull(conn, preface); err != nil {
 		return
@@ -58,62 +60,194 @@ func reset(conn net.Conn, requests *atomic.Int64) {
 		if _, err := io.CopyN(io.Discard, conn, length); err != nil {
 			return
 		}
-		if kind := head[3]; kind == data || kind == headers {
-			if head[4]&endStream != 0 {
-				code := byte(protocolError)
-				if requests.Add(1) > 1 {
-					code = internalError
-				}
-				frame := append([]byte{0, 0, 4, rst, 0}, head[5:]...)
-				_, _ = conn.Write(append(frame, 0, 0, 0, code))
+		if kind := head[3]; (kind == data || kind == headers) && head[4]&endStream != 0 {
+			if requests.Add(1) == 1 {
+				_, _ = conn.Write(first(head[5:]))
+			} else {
+				_, _ = conn.Write(resetBy(2)(head[5:]))
 			}
 		}
 	}
+}
+
+// resetBy is RST_STREAM with an error code: 1 PROTOCOL_ERROR, 2 INTERNAL_ERROR,
+// 7 REFUSED_STREAM.
+func resetBy(code byte) func(stream []byte) []byte {
+	return func(stream []byte) []byte {
+		return append(append([]byte{0, 0, 4, 0x3, 0}, stream...), 0, 0, 0, code)
+	}
+}
+
+// goAway is GOAWAY with NO_ERROR, which says that no stream above last was or will
+// be processed.
+func goAway(last byte) func([]byte) []byte {
+	return func([]byte) []byte {
+		return []byte{0, 0, 8, 0x7, 0, 0, 0, 0, 0, 0, 0, 0, last, 0, 0, 0, 0}
+	}
+}
+
+func overHTTP2(t *testing.T) *http.Transport {
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	base := &http.Transport{Protocols: protocols}
+	t.Cleanup(base.CloseIdleConnections)
+	return base
 }
 
 // Over HTTP/2 net/http repeats a request that was reset with PROTOCOL_ERROR,
-// whatever its method, if it can send the body again. Behind Transport it sends
-// a write once, and a GET as it always does, which is the control.
+// refused or told to go away, whatever its method, if it can send the body again.
+// Behind Transport it sends a write once, and a GET as it always does, which is
+// the control. The error of a write says whether it was certainly not handled.
 func TestTransportSendsAWriteOnceOverHTTP2(t *testing.T) {
-	for _, c := range []struct {
-		method, body string
-		once         bool
+	for name, c := range map[string]struct {
+		frame func([]byte) []byte
+		want  error
 	}{
-		{"POST", "12", true}, {"POST", "", true}, {"PUT", "12", true}, {"DELETE", "", true}, {"GET", "", false},
+		"PROTOCOL_ERROR": {resetBy(1), guard.ErrOutcomeUnknown}, "INTERNAL_ERROR": {resetBy(2), guard.ErrOutcomeUnknown},
+		"REFUSED_STREAM": {resetBy(7), guard.ErrUnavailable}, "GOAWAY": {goAway(0), guard.ErrUnavailable},
 	} {
-		for _, missing := range []io.Reader{nil, http.NoBody} {
-			url, requests := resetter(t)
-			protocols := new(http.Protocols)
-			protocols.SetUnencryptedHTTP2(true)
-			base := &http.Transport{Protocols: protocols}
-			defer base.CloseIdleConnections()
-			sent := missing
-			if c.body != "" {
-				sent = strings.NewReader(c.body)
-			}
-			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), c.method, url, sent)
-			if err != nil {
-				t.Fatal(err)
-			}
-			getBody := r.GetBody != nil
-			if _, err := newTransport(base, []string{url}, nil).RoundTrip(r); err == nil {
-				t.Errorf("%s was answered", c.method)
-			}
-			if n := requests.Load(); (n == 1) != c.once || n == 0 {
-				t.Errorf("one %s with the body %q was sent %d times", c.method, c.body, n)
-			}
-			if (r.GetBody != nil) != getBody || r.TransferEncoding != nil || len(r.Header) > 0 {
-				t.Errorf("%s: the caller's request was changed", c.method)
+		for _, method := range []string{"POST", "PUT", "DELETE", "GET"} {
+			for _, content := range []string{"12", ""} {
+				if method == "GET" && content != "" {
+					continue
+				}
+				url, requests := refuser(t, c.frame)
+				r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(content))
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = newTransport(overHTTP2(t), []string{url}, nil).RoundTrip(r)
+				if err == nil || method != "GET" && (!errors.Is(err, c.want) || guard.ReasonOf(err) != guard.ReasonOf(c.want)) {
+					t.Errorf("%s, %s with the body %q: %v", name, method, content, err)
+				}
+				if n := requests.Load(); method != "GET" && n != 1 || method == "GET" && name != "INTERNAL_ERROR" && n < 2 {
+					t.Errorf("%s: one %s with the body %q was sent %d times", name, method, content, n)
+				}
+				if r.GetBody == nil || r.TransferEncoding != nil || len(r.Header) > 0 {
+					t.Errorf("%s: the caller's request was changed", method)
+				}
 			}
 		}
 	}
 }
 
-// Over HTTP/1.1 a write is framed as without Transport: an empty body has the
-// length 0 and is not chunked. net/http sends no length with a DELETE; 0 says the same.
+// A server that shuts down while writes arrive: each of them is answered, or
+// certainly not handled, or unknown; what is said not to be handled was not.
+func TestTransportDuringAShutdown(t *testing.T) {
+	var handled sync.Map
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { handled.Store(r.Header.Get("X-ID"), true) }))
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	defer server.Close()
+	transport := newTransport(overHTTP2(t), []string{server.URL}, nil)
+	var refused atomic.Int64
+	var group sync.WaitGroup
+	for i := range 200 {
+		if i == 100 {
+			group.Go(func() { _ = server.Config.Shutdown(context.Background()) })
+		}
+		group.Go(func() {
+			r := guard.Must(http.NewRequestWithContext(guard.WithClaim(context.Background(), held), "POST", server.URL, strings.NewReader("12")))
+			r.Header.Set("X-ID", strconv.Itoa(i))
+			resp, err := transport.RoundTrip(r)
+			if err == nil {
+				_ = resp.Body.Close()
+				return
+			}
+			refused.Add(1)
+			if _, yes := handled.Load(strconv.Itoa(i)); yes && errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("request %d was handled, and reported as %v", i, err)
+			}
+		})
+	}
+	group.Wait()
+	t.Logf("%d of 200 were not answered", refused.Load())
+}
+
+// What is known without HTTP/2: a write for which there was no connection was not
+// sent, if base is known to have tried nothing else; a connection that breaks says
+// nothing. net/url still finds out that an error is a timeout.
+func TestTransportSaysWhatWasNotSent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := "http://" + l.Addr().String()
+	_ = l.Close()
+	slow := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // else the server does not see that the client has left
+		<-r.Context().Done()
+	}))
+	defer slow.Close()
+	breaks := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	defer breaks.Close()
+	direct := &http.Transport{}
+	defer direct.CloseIdleConnections()
+	for name, c := range map[string]struct {
+		base    http.RoundTripper
+		url     string
+		timeout bool
+		want    error
+	}{
+		"no connection": {direct, nobody, false, guard.ErrUnavailable},
+		"no connection behind another RoundTripper":  {struct{ http.RoundTripper }{direct}, nobody, false, guard.ErrOutcomeUnknown},
+		"a connection that breaks":                   {direct, breaks.URL, false, guard.ErrOutcomeUnknown},
+		"a timeout":                                  {direct, slow.URL, true, guard.ErrOutcomeUnknown},
+		"an error of its own, which lies about HTTP": {roundTrip(func(*http.Request) (*http.Response, error) { return nil, io.EOF }), slow.URL, false, guard.ErrOutcomeUnknown},
+	} {
+		ctx := guard.WithClaim(t.Context(), held)
+		if c.timeout {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
+			defer cancel()
+		}
+		r := guard.Must(http.NewRequestWithContext(ctx, "POST", c.url, strings.NewReader("12")))
+		_, err := (&http.Client{Transport: newTransport(c.base, []string{c.url}, nil)}).Do(r)
+		var failed *guard.FailedError
+		if !errors.Is(err, c.want) || !errors.As(err, &failed) || failed.Claim != held || !strings.HasPrefix(failed.Op, "POST 127.0.0.1") {
+			t.Errorf("%s: %v", name, err)
+		}
+		var outer *url.Error
+		if !errors.As(err, &outer) || outer.Timeout() != c.timeout || c.timeout != errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %#v", name, err)
+		}
+	}
+}
+
+// A RoundTripper below that adds a field if it finds none finds the one that is
+// there: names are in their canonical form.
+func TestTransportKeepsFieldNames(t *testing.T) {
+	var got http.Header
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
+	defer server.Close()
+	below := roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.Header.Get("Idempotency-Key") == "" {
+			r.Header.Set("Idempotency-Key", "another")
+		}
+		return http.DefaultTransport.RoundTrip(r)
+	})
+	r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, nil))
+	r.Header.Set("Idempotency-Key", "mine")
+	resp, err := newTransport(below, []string{server.URL}, nil).RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if lines := got["Idempotency-Key"]; len(lines) != 1 || lines[0] != "mine" {
+		t.Errorf("Idempotency-Key: %q", lines)
+	}
+}
+
+// Over HTTP/1.1 a body is framed as without Transport. An empty one is sent in
+// chunks, or with a DELETE without a length, because base must not see that it is
+// empty.
 func TestTransportFramesOverHTTP1(t *testing.T) {
 	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
-		for body, want := range map[string]string{"": "Content-Length: 0", "12": "Content-Length: 2"} {
+		for body, end := range map[string]string{"": "\r\n\r\n0\r\n\r\n", "12": "\r\n\r\n12"} {
+			if method == "DELETE" && body == "" {
+				end = "\r\n\r\n"
+			}
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -126,7 +260,7 @@ func TestTransportFramesOverHTTP1(t *testing.T) {
 				}
 				defer func() { _ = conn.Close() }()
 				var all bytes.Buffer
-				for end := "\r\n\r\n" + body; !strings.HasSuffix(all.String(), end); {
+				for !strings.HasSuffix(all.String(), end) {
 					if _, err := io.CopyN(&all, conn, 1); err != nil {
 						break
 					}
@@ -148,7 +282,8 @@ func TestTransportFramesOverHTTP1(t *testing.T) {
 			_ = resp.Body.Close()
 			_ = l.Close()
 			head := strings.ToLower(<-raw)
-			if strings.Count(head, "content-length:") != 1 || !strings.Contains(head, strings.ToLower(want)) || strings.Contains(head, "transfer-encoding") {
+			length, chunked := strings.Contains(head, "content-length: 2\r\n"), strings.Contains(head, "transfer-encoding: chunked\r\n")
+			if length != (body != "") || chunked != (body == "" && method != "DELETE") || strings.Contains(head, "content-length: 0") {
 				t.Errorf("%s with the body %q:\n%s", method, body, head)
 			}
 		}
@@ -175,98 +310,6 @@ func TestTransportSendsNoBodyOfALength(t *testing.T) {
 		}
 		if (err == nil) != (body != nil) || served.Load()-before != map[bool]int64{true: 1}[body != nil] {
 			t.Errorf("body %v: %v, %d requests were served", body, err, served.Load()-before)
-		}
-	}
-}
-
-// fragile is a connection that breaks before anything of a later request is written,
-// as one that the server has closed.
-type fragile struct {
-	net.Conn
-	broken *atomic.Bool
-}
-
-func (c fragile) Write(b []byte) (int, error) {
-	if c.broken.Load() {
-		return 0, net.ErrClosed
-	}
-	return c.Conn.Write(b)
-}
-
-// Over HTTP/1.1 net/http repeats a write of which nothing was written on a connection
-// that was idle. Behind Transport it still does, so that a server that closes idle
-// connections costs no errors.
-func TestTransportRepeatsWhatWasNotSent(t *testing.T) {
-	for _, secure := range []bool{false, true} {
-		var requests atomic.Int64
-		server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			requests.Add(1)
-			_, _ = io.Copy(io.Discard, r.Body)
-		}))
-		if server.Start(); secure {
-			server.Close()
-			server = httptest.NewTLSServer(server.Config.Handler)
-		}
-		t.Cleanup(server.Close)
-		var last atomic.Pointer[atomic.Bool]
-		base := server.Client().Transport.(*http.Transport)
-		base.ForceAttemptHTTP2 = false
-		base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, address)
-			broken := new(atomic.Bool)
-			last.Store(broken)
-			return fragile{conn, broken}, err
-		}
-		for n, body := range []string{"12", "12", "", ""} {
-			if n%2 == 1 {
-				last.Load().Store(true)
-			}
-			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
-			answer, err := newTransport(base, []string{server.URL}, nil).RoundTrip(r)
-			if err != nil {
-				t.Fatalf("secure %t, request %d: %v", secure, n, err)
-			}
-			_, _ = io.Copy(io.Discard, answer.Body)
-			_ = answer.Body.Close()
-		}
-		if requests.Load() != 4 {
-			t.Errorf("secure %t: %d requests", secure, requests.Load())
-		}
-	}
-}
-
-// TestTransportKnowsHTTP1 looks at real connections: what is not known to be HTTP/1.1
-// is treated as HTTP/2.
-func TestTransportKnowsHTTP1(t *testing.T) {
-	for name, want := range map[string]bool{"http": true, "https": true, "https, HTTP/2": false, "http behind another RoundTripper": false} {
-		server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		server.EnableHTTP2 = strings.HasSuffix(name, "2")
-		if server.StartTLS(); !strings.HasPrefix(name, "https") {
-			server.Close()
-			server = httptest.NewServer(server.Config.Handler)
-		}
-		t.Cleanup(server.Close)
-		var base http.RoundTripper = server.Client().Transport
-		if strings.HasSuffix(name, "RoundTripper") {
-			base = struct{ http.RoundTripper }{base}
-		}
-		transport := newTransport(base, []string{server.URL}, nil)
-		var got bool
-		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { got = transport.isHTTP1(c.Conn) }}
-		r, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := transport.RoundTrip(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = answer.Body.Close()
-		if got != want {
-			t.Errorf("%s: HTTP/1.1 %t", name, got)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -31,6 +32,20 @@ INSERT INTO writes SELECT seq, $1 FROM a`
 	staleSQL = `SELECT count(*) FILTER (WHERE token < highest), count(*) FROM (
   SELECT token, max(token) OVER (ORDER BY seq) AS highest FROM writes) w`
 )
+
+// ledger returns the URL of a database with sqlfence's schema and the ledger's.
+func ledger(t testing.TB) string {
+	return pgtest.MigratedDatabase(t, "ledger", func(ctx context.Context, pool *pgxpool.Pool) error {
+		db, err := sqlfence.Pgx(pool, nil)
+		if err == nil {
+			err = db.Migrate(ctx)
+		}
+		if err == nil {
+			_, err = pool.Exec(ctx, ledgerSchema)
+		}
+		return err
+	})
+}
 
 // replica is one process of the service, with a pool and a DB of its own.
 type replica struct {
@@ -54,9 +69,6 @@ func newReplica(t testing.TB, url string) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	accounts, err := sqlfence.NewTable([]string{"accounts"}, []string{"id"}, nil, &sqlfence.TableOptions{InsecureAnyResource: true, Rule: guard.SameOrNewer})
 	if err != nil {
 		t.Fatal(err)
@@ -66,10 +78,10 @@ func newReplica(t testing.TB, url string) *replica {
 
 // fence guards with the replica's marks and transactions. Most tests here
 // distinguish holders only by their tokens.
-func (p *replica) fence() *httpfence.Middleware {
-	return guard.Must(httpfence.New(p.db, httpfence.ChiParam("id"), &httpfence.Options{
-		Transactor: p.db.Transactor(), MaxWait: time.Minute, RaiseWait: time.Minute, TokenOnly: true, InsecureAnyResource: true,
-		Logger: slog.New(slog.DiscardHandler),
+func (p *replica) fence() *httpfence.TxMiddleware {
+	return guard.Must(httpfence.NewTx(p.db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{
+		MaxWait: time.Minute, TokenOnly: true, InsecureAnyResource: true,
+		Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
 	}))
 }
 
@@ -124,7 +136,9 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 			tx, _ := p.db.TxFrom(r.Context())
 			if _, err := tx.Exec(r.Context(), writeSQL, int64(claim.Token)); err != nil {
 				fence.Reject(w, r, err)
+				return
 			}
+			w.WriteHeader(http.StatusOK)
 		})
 	},
 }

@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -16,7 +17,6 @@ type outcome struct {
 	reason guard.Reason
 	status int
 	title  string
-	// detail may name the header fields as {token}, {lease} and {resource}.
 	detail string
 }
 
@@ -30,11 +30,11 @@ type outcome struct {
 // state of the resource. It is not 421, which clients retry elsewhere.
 var outcomes = [...]outcome{
 	{guard.ReasonMissing, http.StatusPreconditionRequired, "Fencing token missing",
-		"Send the claim of your lease, each field once: the fencing token in {token}, the lease ID in {lease}, the percent-encoded name of the resource in {resource}."},
+		"Send the claim of your lease, each field once: the fencing token in " + TokenHeader + ", the lease ID in " + LeaseHeader + ", the percent-encoded name of the resource in " + ResourceHeader + "."},
 	{guard.ReasonInvalid, http.StatusBadRequest, "Invalid fencing request",
-		"{token} must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, {lease} one lease ID of 1 to 128 bytes, {resource} one percent-encoded name, and the URL must name a valid resource."},
+		TokenHeader + " must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, " + LeaseHeader + " one lease ID of 1 to 128 bytes, " + ResourceHeader + " one percent-encoded name, and the URL must name a valid resource."},
 	{guard.ReasonMisdirected, http.StatusBadRequest, "Claim for another resource",
-		"{resource} names a resource other than the one that this route guards. Nothing was changed."},
+		ResourceHeader + " names a resource other than the one that this route guards. Nothing was changed."},
 	{guard.ReasonStale, http.StatusPreconditionFailed, "Stale fencing token",
 		"A newer holder has taken over this resource. Stop; do not repeat the request."},
 	{guard.ReasonSpent, http.StatusPreconditionFailed, "Fencing token already spent",
@@ -76,14 +76,11 @@ func outcomeOf(reason guard.Reason) *outcome { return &outcomes[indexOf(reason)]
 func typeURI(reason guard.Reason) string { return problemPrefix + string(reason) }
 
 // reasonOfType returns the reason that a problem type stands for, and whether
-// the type is one of this module's. A type that only a later version knows is
-// [guard.ReasonOther]: still a refusal.
+// the type is one of this module's. A reason that only a later version knows is
+// returned as it is.
 func reasonOfType(uri string) (guard.Reason, bool) {
 	name, ours := strings.CutPrefix(uri, problemPrefix)
-	if !ours {
-		return guard.ReasonNone, false
-	}
-	return outcomeOf(guard.Reason(name)).reason, true
+	return guard.Reason(name), ours
 }
 
 // errorOf is the client's half of the table: the error that a guard on this
@@ -99,5 +96,8 @@ func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark)
 	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
 		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
 	}
-	return &guard.RejectedError{Reason: reason, Claim: claim, Mark: mark}
+	if reason == guard.ReasonOther {
+		return fmt.Errorf("httpfence: %s: the server failed for a reason other than the claim; its log has the error", op)
+	}
+	return &guard.RejectedError{Reason: outcomeOf(reason).reason, Claim: claim, Mark: mark}
 }

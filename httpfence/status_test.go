@@ -12,8 +12,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-func asInvalid(err error, target **guard.InvalidError) bool { return errors.As(err, target) }
-
 // wireStatuses is the documented table, written out a second time on purpose.
 var wireStatuses = map[guard.Reason]int{
 	guard.ReasonMissing: 428, guard.ReasonInvalid: 400, guard.ReasonMisdirected: 400,
@@ -92,20 +90,5 @@ func TestUnknownErrorsAreNeverSuccess(t *testing.T) {
 		if w.Code != http.StatusInternalServerError {
 			t.Errorf("%v: status %d", err, w.Code)
 		}
-	}
-}
-
-// TestStatusOverrides shows that the type, not the status, carries the reason.
-func TestStatusOverrides(t *testing.T) {
-	s := newService(t, &Options{Statuses: map[guard.Reason]int{guard.ReasonStale: 423, guard.ReasonOther: 599}})
-	if a := s.post(t, "acme", "7", ""); a.status != 200 {
-		t.Fatal(a)
-	}
-	a := s.post(t, "acme", "6", "")
-	if a.status != 423 || a.problem["status"] != float64(423) || a.reason() != "stale" {
-		t.Errorf("answer %+v", a)
-	}
-	if a := s.post(t, "acme", "7", "other"); a.status != 412 || a.reason() != "conflict" {
-		t.Errorf("answer %+v", a)
 	}
 }

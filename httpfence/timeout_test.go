@@ -69,7 +69,7 @@ func timeoutAroundInTx(t *testing.T) {
 		if late {
 			f.commit = func() { <-timedOut }
 		}
-		inTx := newTx(f, byPath).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		inTx := newTx(f, byPath, nil).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			write(r.Context(), "work")
 			if !late {
 				<-r.Context().Done()
@@ -104,7 +104,7 @@ func TestTimeoutHandlerInsideInTx(t *testing.T) {
 		after <- err
 	})
 	w := httptest.NewRecorder()
-	newTx(f, byPath).InTx(http.TimeoutHandler(inner, time.Millisecond, "timed out")).ServeHTTP(w, newRequest("r", "10", "a"))
+	newTx(f, byPath, nil).InTx(http.TimeoutHandler(inner, time.Millisecond, "timed out")).ServeHTTP(w, newRequest("r", "10", "a"))
 	if w.Code != 503 || f.rolled != 1 {
 		t.Errorf("%d, %d rolled back", w.Code, f.rolled)
 	}
@@ -172,7 +172,7 @@ func TestStreamsGoOn(t *testing.T) {
 		})
 		t.Run(name+" behind InTx", func(t *testing.T) {
 			f := &fakeTx{store: newStore()}
-			server := httptest.NewServer(newTx(f, byPath).InTx(handler))
+			server := httptest.NewServer(newTx(f, byPath, nil).InTx(handler))
 			defer server.Close()
 			if name == "server-sent events" {
 				go func() { next <- struct{}{}; next <- struct{}{} }()

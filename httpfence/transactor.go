@@ -23,17 +23,6 @@ import (
 // [guard.ErrOutcomeUnknown].
 type Transactor interface {
 	InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error
-	// Marks returns the store whose marks InTx compares with and raises. The
-	// same store must be given to [New].
+	// Marks returns the store whose marks InTx compares with and raises.
 	Marks() guard.Store
-}
-
-// UnfencedTransactor is a [Transactor] that can leave out the fence, which
-// [Options.InsecureReportOnly] needs: a handler behind [Middleware.InTx] takes
-// its transaction from the context, and a request that would have been refused
-// needs one all the same.
-type UnfencedTransactor interface {
-	Transactor
-	// InsecureTx is InTx without a claim and without the fence.
-	InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error
 }

@@ -2,14 +2,14 @@ package httpfence
 
 import (
 	"context"
-	"crypto/tls"
-	"fmt"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,9 +21,6 @@ import (
 // TransportOptions configures [NewTransport]. The zero value of every field is
 // its default. The struct is read once, by NewTransport.
 type TransportOptions struct {
-	// TokenHeader, LeaseHeader and ResourceHeader name the fields, as in
-	// [Options]; "" means [TokenHeader], [LeaseHeader] and [ResourceHeader].
-	TokenHeader, LeaseHeader, ResourceHeader string
 	// RequireClaim fails a request to a configured origin whose method is not
 	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
 	// [guard.ErrMissing], before anything is sent. By default it is sent
@@ -49,7 +46,6 @@ type TransportOptions struct {
 type Transport struct {
 	base         http.RoundTripper
 	origins      map[origin]struct{}
-	names        headers
 	requireClaim bool
 	proof        func(context.Context, guard.Claim) (string, error)
 }
@@ -62,7 +58,7 @@ var _ http.RoundTripper = (*Transport)(nil)
 // are the defaults of their schemes; no path, no wildcard. opts may be nil.
 //
 // The error is a *guard.InvalidError (guard.ErrInvalid): origins is empty or
-// has an element that is not an origin, or the options are bad.
+// has an element that is not an origin.
 func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptions) (*Transport, error) {
 	if base == nil {
 		base = http.DefaultTransport
@@ -82,10 +78,6 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 		}
 		t.origins[parsed] = struct{}{}
 	}
-	var err error
-	if t.names, err = headerNames("TransportOptions", o.TokenHeader, o.LeaseHeader, o.ResourceHeader); err != nil {
-		return nil, err
-	}
 	return t, nil
 }
 
@@ -93,20 +85,21 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // a copy carries the fields. It never retries, and does not turn an answer into
 // an error, as net/http requires; [ErrorFrom] does that.
 //
-// Nor does it let base retry a write: http.Transport repeats a POST with an
-// Idempotency-Key when a reused connection ends before the answer, and under
-// a live token both are admitted. The fields Idempotency-Key and
-// X-Idempotency-Key are therefore handed to base in lower case, where it does
-// not look for them; on the wire the names are the same. Over HTTP/2 it repeats
-// any request that the server resets with PROTOCOL_ERROR, if it can send the
-// body again. So the body of a write can be sent again only before its header was
-// sent, or over HTTP/1.1, where base repeats a write only if none of it was sent;
-// whether it is HTTP/1.1 is known of an [http.Transport]. A request that base still
-// repeats was not sent, or is a GET, HEAD, OPTIONS or TRACE, which must not cause a
-// fenced write. The price: over HTTP/2, and through a base that wraps an
-// http.Transport, [guard.ErrOutcomeUnknown] is returned for some writes that base
-// could have repeated safely, such as one that meets the server's GOAWAY; and over
-// HTTP/2 a write without a body is sent without a length.
+// Nor does it let base repeat a write, which a server would admit again under
+// a live token: http.Transport repeats a POST with an Idempotency-Key when
+// a reused connection ends before the answer, and over HTTP/2 any request that
+// the server resets with PROTOCOL_ERROR. Both need a body that can be sent
+// again, so base gets none: GetBody is removed, and an empty body is one that
+// net/http does not see to be empty. Over HTTP/1.1 that one is sent in chunks,
+// or without a length, and over HTTP/2 without a length. A RoundTripper that
+// keeps a copy of the body and repeats by itself is not stopped.
+//
+// The error of a write that failed is a *guard.FailedError with the error of
+// base as its cause. It is [guard.ErrUnavailable] if the server has certainly
+// not handled the write, which may be repeated: base, an [http.Transport], got no
+// connection, or over HTTP/2 the server said by GOAWAY or REFUSED_STREAM that it
+// would not. Everything else is [guard.ErrOutcomeUnknown]. Client.Timeout puts
+// an error of its own in place of it.
 //
 // A request for another origin is sent without the fields, even if its header
 // has them: after a redirect, [http.Client] copies the header to wherever the
@@ -153,72 +146,58 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if out == r {
 		out = withHeader(r)
 	}
-	out.Header[t.names.token] = []string{claim.Token.String()}
-	out.Header[t.names.resource] = []string{EncodeResource(claim.Resource)}
+	out.Header[TokenHeader] = []string{claim.Token.String()}
+	out.Header[ResourceHeader] = []string{EncodeResource(claim.Resource)}
 	if claim.LeaseID != "" {
-		out.Header[t.names.lease] = []string{claim.LeaseID}
+		out.Header[LeaseHeader] = []string{claim.LeaseID}
 	}
 	if evidence != "" {
 		out.Header[proof.Header] = []string{evidence}
 	}
-	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
-		if values, ok := out.Header[name]; ok {
-			delete(out.Header, name)
-			out.Header[strings.ToLower(name)] = values
-		}
+	if slices.Contains(defaultUnguarded, method(out)) {
+		return t.base.RoundTrip(out)
 	}
-	if !slices.Contains(defaultUnguarded, method(out)) {
-		out = t.sendOnce(out)
-	}
-	return t.base.RoundTrip(out)
+	return t.write(out, claim)
 }
 
-var errSentOnce = fmt.Errorf("httpfence: the connection failed when the write may have been sent, which is not repeated: %w", guard.ErrOutcomeUnknown)
-
-// sendOnce gives r, a copy with its own header, a body that base asks for again
-// before it repeats r, and that is refused once a header was sent over anything but
-// HTTP/1.1.
-func (t *Transport) sendOnce(r *http.Request) *http.Request {
-	again := r.GetBody
-	if r.Body == nil && r.ContentLength != 0 {
-		return r // base refuses it
+// write sends r, a copy with its own header, once.
+func (t *Transport) write(r *http.Request, claim guard.Claim) (*http.Response, error) {
+	r.GetBody = nil
+	if r.Body == http.NoBody || r.Body == nil && r.ContentLength == 0 { // base refuses nil with a length
+		r.Body, r.ContentLength = struct{ io.ReadCloser }{http.NoBody}, 0
 	}
-	if r.Body == nil || r.Body == http.NoBody {
-		again = func() (io.ReadCloser, error) { return struct{ io.ReadCloser }{http.NoBody}, nil } // net/http does not see that it is empty
-		r.Body, _ = again()
-		// So that HTTP/1.1 does not send it chunked. It would write no length
-		// then; in lower case it takes ours as it is. HTTP/2 ignores both.
-		r.TransferEncoding = []string{"identity"}
-		r.Header["content-length"] = []string{"0"}
-		r.ContentLength = 0
+	var asked, given atomic.Int64 // connections
+	resp, err := t.base.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { asked.Add(1) },
+		GotConn: func(httptrace.GotConnInfo) { given.Add(1) },
+	})))
+	if err == nil {
+		return resp, nil
 	}
-	if again == nil {
-		return r
+	reason := guard.ReasonOutcomeUnknown
+	_, direct := t.base.(*http.Transport) // else base may have sent it in a way that cannot be seen here
+	switch {
+	case direct && asked.Load() > 0 && given.Load() == 0,
+		(direct || given.Load() == 1) && unhandled.MatchString(err.Error()):
+		reason = guard.ReasonUnavailable
 	}
-	var http1, sent atomic.Bool // of the connection that it was given last
-	trace := &httptrace.ClientTrace{
-		GotConn: func(c httptrace.GotConnInfo) {
-			http1.Store(t.isHTTP1(c.Conn))
-			sent.Store(false)
-		},
-		WroteHeaders: func() { sent.Store(true) },
-	}
-	r.GetBody = func() (io.ReadCloser, error) {
-		if sent.Load() && !http1.Load() {
-			return nil, errSentOnce
-		}
-		return again()
-	}
-	return r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
+	return nil, &requestError{&guard.FailedError{Reason: reason, Op: method(r) + " " + r.URL.Host, Claim: claim, Cause: err}}
 }
 
-// isHTTP1 reports whether a connection of base is known to speak HTTP/1.1.
-func (t *Transport) isHTTP1(c net.Conn) bool {
-	if secure, ok := c.(*tls.Conn); ok {
-		return secure.ConnectionState().NegotiatedProtocol != "h2"
-	}
-	base, ok := t.base.(*http.Transport)
-	return ok && (base.Protocols == nil || !base.Protocols.UnencryptedHTTP2())
+// unhandled matches the errors of net/http for a request that the server has
+// said not to have processed (RFC 9113, sections 6.8 and 8.7). Their values
+// cannot be reached; a text that changes makes the outcome unknown.
+var unhandled = regexp.MustCompile(`^http2: Transport: cannot retry err \[(http2: Transport received Server's graceful shutdown GOAWAY|stream error: stream ID [0-9]+; REFUSED_STREAM; received from peer)\] after Request\.Body was written; `)
+
+// requestError is a *guard.FailedError with the method that net/url looks for in
+// the cause of its own error.
+type requestError struct{ failed *guard.FailedError }
+
+func (e *requestError) Error() string { return e.failed.Error() }
+func (e *requestError) Unwrap() error { return e.failed }
+func (e *requestError) Timeout() bool {
+	var timeout net.Error
+	return errors.As(e.failed.Cause, &timeout) && timeout.Timeout()
 }
 
 func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {
@@ -277,7 +256,8 @@ func sendable(ctx context.Context, claim guard.Claim) error {
 func (t *Transport) bare(r *http.Request) *http.Request {
 	out := r
 	for name := range r.Header {
-		if c := textproto.CanonicalMIMEHeaderKey(name); c == t.names.token || c == t.names.lease || c == t.names.resource || c == proof.Header {
+		switch textproto.CanonicalMIMEHeaderKey(name) {
+		case TokenHeader, LeaseHeader, ResourceHeader, proof.Header:
 			if out == r {
 				out = withHeader(r)
 			}

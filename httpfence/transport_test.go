@@ -209,8 +209,8 @@ func TestTransportFailsLocally(t *testing.T) {
 	}
 }
 
-// TestTransportDoesNotRetry: one request, one attempt; the answer and the
-// transport's error are passed on unchanged.
+// TestTransportDoesNotRetry: one request, one attempt; the answer is passed on
+// unchanged, and the error as the cause of an unknown outcome.
 func TestTransportDoesNotRetry(t *testing.T) {
 	for _, status := range []int{409, 412, 428, 429, 500, 502, 503, 504} {
 		base := &tape{answer: func(r *http.Request) (*http.Response, error) {
@@ -225,7 +225,7 @@ func TestTransportDoesNotRetry(t *testing.T) {
 	base := &tape{answer: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }}
 	tr := newTransport(base, []string{"http://ours.test"}, nil)
 	r, _ := outgoing(t, guard.WithClaim(t.Context(), held), "http://ours.test/")
-	if _, err := tr.RoundTrip(r); err != io.ErrUnexpectedEOF || len(base.sent) != 1 {
+	if _, err := tr.RoundTrip(r); !errors.Is(err, io.ErrUnexpectedEOF) || !errors.Is(err, guard.ErrOutcomeUnknown) || len(base.sent) != 1 {
 		t.Errorf("%v, %d sent", err, len(base.sent))
 	}
 	(&http.Client{Transport: tr}).CloseIdleConnections()

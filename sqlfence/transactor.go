@@ -7,8 +7,7 @@ import (
 )
 
 // Transactor runs functions in transactions of its [DB] that they find in their
-// context. It implements the Transactor and the UnfencedTransactor of package
-// httpfence, without either package importing the other. Get one from
+// context. It implements the Transactor of package httpfence, without either package importing the other. Get one from
 // [DB.Transactor]; it is safe for concurrent use.
 type Transactor[Tx any] struct{ db *DB[Tx] }
 

@@ -17,13 +17,18 @@ import (
 )
 
 var (
-	_ httpfence.UnfencedTransactor = Transactor[pgx.Tx]{}
-	_ httpfence.UnfencedTransactor = Transactor[*sql.Tx]{}
+	_ httpfence.Transactor = Transactor[pgx.Tx]{}
+	_ httpfence.Transactor = Transactor[*sql.Tx]{}
 )
+
+type transactor interface {
+	httpfence.Transactor
+	InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error
+}
 
 // transactor returns the Transactor of either driver, and a function that
 // inserts through the transaction in its context.
-func (e *env) transactor() (t httpfence.UnfencedTransactor, insert func(ctx context.Context, token guard.Token) error) {
+func (e *env) transactor() (t transactor, insert func(ctx context.Context, token guard.Token) error) {
 	const statement = "INSERT INTO work (token) VALUES ($1)"
 	errNone := errors.New("no transaction in the context")
 	switch f := e.db.(type) {
@@ -139,49 +144,42 @@ func TestTransactorBehindHTTP(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 		tx, insert := e.transactor()
-		for _, reportOnly := range []bool{false, true} {
-			e.exec("TRUNCATE work")
-			resource, stale, rows := "enforced", http.StatusPreconditionFailed, int64(3)
-			if reportOnly {
-				resource, stale, rows = "reported", http.StatusOK, 4
-			}
-			fence, err := httpfence.New(tx.Marks(), func(*http.Request) (string, error) { return resource, nil }, &httpfence.Options{
-				Transactor: tx, InsecureReportOnly: reportOnly, TokenOnly: true, InsecureAnyResource: true, Logger: slog.New(slog.DiscardHandler),
-			})
+		fence, err := httpfence.NewTx(tx, func(*http.Request) (string, error) { return "enforced", nil }, &httpfence.Options{
+			TokenOnly: true, InsecureAnyResource: true, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
 			if err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
-			h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
-				if err != nil {
-					t.Error(err)
-				}
-				if err := insert(r.Context(), token); err != nil {
-					t.Error(err)
-				}
-				if r.URL.Path == "/fails" {
-					w.WriteHeader(http.StatusConflict)
-				}
-				_, _ = io.WriteString(w, "mine")
-			}))
-			for _, c := range []struct {
-				path, token string
-				status      int
-			}{
-				{"/", "20", 200}, {"/", "21", 200}, {"/", "19", stale}, {"/fails", "22", 409}, {"/", "22", 200},
-				{"/", "22", 500}, // COMMIT finds the deferred constraint violated, after the handler's 200
-			} {
-				r := httptest.NewRequest("POST", c.path, nil)
-				r.Header.Set(httpfence.TokenHeader, c.token)
-				w := httptest.NewRecorder()
-				h.ServeHTTP(w, r)
-				if w.Code != c.status || (w.Code < 300 || w.Code == 409) != (w.Body.String() == "mine") {
-					t.Errorf("report-only %v: %+v: %d %s", reportOnly, c, w.Code, w.Body)
-				}
+			if err := insert(r.Context(), token); err != nil {
+				t.Error(err)
 			}
-			if n := e.int("SELECT count(*) FROM work"); n != rows {
-				t.Errorf("report-only %v: %d rows", reportOnly, n)
+			if r.URL.Path == "/fails" {
+				w.WriteHeader(http.StatusConflict)
 			}
+			_, _ = io.WriteString(w, "mine")
+		}))
+		for _, c := range []struct {
+			path, token string
+			status      int
+		}{
+			{"/", "20", 200}, {"/", "21", 200}, {"/", "19", 412}, {"/fails", "22", 409}, {"/", "22", 200},
+			{"/", "22", 500}, // COMMIT finds the deferred constraint violated, after the handler's 200
+		} {
+			r := httptest.NewRequest("POST", c.path, nil)
+			r.Header.Set(httpfence.TokenHeader, c.token)
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if w.Code != c.status || (w.Code < 300 || w.Code == 409) != (w.Body.String() == "mine") {
+				t.Errorf("%+v: %d %s", c, w.Code, w.Body)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM work"); n != 3 {
+			t.Errorf("%d rows", n)
 		}
 	})
 }

@@ -35,11 +35,12 @@ var (
 )
 
 type replica struct {
-	db    *sqlfence.DB[pgx.Tx]
-	pool  *pgxpool.Pool
-	fence *httpfence.Middleware
-	guard func(http.Handler) http.Handler
-	work  func() // what makes an entry take time
+	db     *sqlfence.DB[pgx.Tx]
+	pool   *pgxpool.Pool
+	fence  *httpfence.TxMiddleware
+	guard  func(http.Handler) http.Handler
+	txFrom func(context.Context) (pgx.Tx, bool)
+	work   func() // what makes an entry take time
 }
 
 func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func()) (*replica, error) {
@@ -55,14 +56,13 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 		return nil, err
 	}
 	// The store and the transaction are one database: a resource has one mark.
-	tx := db.Transactor()
-	fence, err := httpfence.New(db, resource, &httpfence.Options{Transactor: tx})
+	fence, err := httpfence.NewTx(db.Transactor(), resource, nil)
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{db: db, pool: pool, fence: fence, guard: fence.InTx, work: work}
+	r := &replica{db: db, pool: pool, fence: fence, guard: fence.InTx, txFrom: db.TxFrom, work: work}
 	if !fenced {
-		r.guard = func(next http.Handler) http.Handler { return withoutFence(fence, tx, next) }
+		r.guard, r.txFrom = r.withoutFence, unfencedTx
 	}
 	return r, nil
 }
@@ -95,10 +95,10 @@ func (s *replica) mustExist(next http.Handler) http.Handler {
 }
 
 // enter knows nothing of fences: its writes through the transaction in its
-// context take effect if it answers with a status below 400, or not at all.
+// context take effect if it answers with a status below 400, and not otherwise.
 func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 	s.work()
-	tx, ok := s.db.TxFrom(r.Context())
+	tx, ok := s.txFrom(r.Context())
 	if !ok {
 		http.Error(w, "no transaction", http.StatusInternalServerError)
 		return
@@ -123,10 +123,10 @@ func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 
 // withoutFence is the code without the fence: admission at the door, then a
 // transaction that compares nothing.
-func withoutFence(fence *httpfence.Middleware, tx sqlfence.Transactor[pgx.Tx], next http.Handler) http.Handler {
-	return fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := tx.InsecureTx(r.Context(), func(ctx context.Context) error {
-			next.ServeHTTP(w, r.WithContext(ctx))
+func (s *replica) withoutFence(next http.Handler) http.Handler {
+	return s.fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) error {
+			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), txKey{}, tx)))
 			return nil
 		})
 		if err != nil {
@@ -134,4 +134,11 @@ func withoutFence(fence *httpfence.Middleware, tx sqlfence.Transactor[pgx.Tx], n
 			panic(fmt.Sprintf("%+v: %v, after the answer was sent", claim, err))
 		}
 	}))
+}
+
+type txKey struct{}
+
+func unfencedTx(ctx context.Context) (pgx.Tx, bool) {
+	tx, ok := ctx.Value(txKey{}).(pgx.Tx)
+	return tx, ok
 }

@@ -20,7 +20,7 @@ import (
 func handler(db *sqlfence.DB[pgx.Tx]) http.Handler {
 	accounts := guard.Must(guard.NewTemplate("account:{id:int}"))
 	resource := guard.Must(httpfence.Named(accounts, httpfence.Bindings{"id": httpfence.ChiParam("id")}))
-	fence := guard.Must(httpfence.New(db, resource, &httpfence.Options{Transactor: db.Transactor(), UnguardedMethods: []string{}})) // even GET
+	fence := guard.Must(httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{UnguardedMethods: []string{}})) // even GET
 	return fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 		claim, _ := guard.ClaimFrom(r.Context())
 		account, _ := accounts.Match(claim.Resource)

@@ -101,11 +101,7 @@ func TestMistakes(t *testing.T) {
 			issuer := must(lockhttp.NewIssuer("http://localhost", nil))
 			return second(issuer.Proof(ctx, claim))
 		}, "lockhttp.Options.Signer"},
-		"InTx without a Transactor": {func() (p any) {
-			defer func() { p = recover() }()
-			admitting.InTx(http.NotFoundHandler())
-			return nil
-		}, "Options.Transactor"},
+		"nil Transactor": {func() any { return second(httpfence.NewTx(nil, resource, nil)) }, "Transactor"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said string

@@ -41,7 +41,7 @@ func fence(t *testing.T, store guard.Store) *Fence {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := httpfence.New(store, named, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	m, err := httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestResourceErrors(t *testing.T) {
 	} {
 		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
 			return "", fmt.Errorf("look-up: %w", cause)
-		}, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)}))
+		}, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}))
 		c := grpcClient(t, guard.Must(New(m, nil)), false)
 		_, err := c.call(guard.WithClaim(t.Context(), claim("a", 5, "a")), unary, "a")
 		if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != want || code(err) != Code(want) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -75,7 +74,7 @@ func byHand(next http.HandlerFunc) http.HandlerFunc {
 // guarded makes the fence with its mark, and a header that it admits.
 func guarded(ctx context.Context) (*httpfence.Middleware, http.Header, error) {
 	store := guard.NewMemory(nil)
-	fence, err := httpfence.New(store, httpfence.ChiParam("id"), &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	fence, err := httpfence.New(store, httpfence.ChiParam("id"), nil)
 	if err == nil {
 		_, err = store.Admit(ctx, guard.Claim{Resource: account, Token: 5, LeaseID: "b"})
 	}
@@ -175,7 +174,7 @@ func costHandler(ctx context.Context, e *env, s *Section, durable bool) error {
 	if err != nil {
 		return err
 	}
-	fence, err := httpfence.New(x.db, httpfence.ChiParam("id"), &httpfence.Options{TokenOnly: true, InsecureAnyResource: true, Transactor: x.db.Transactor()})
+	fence, err := httpfence.NewTx(x.db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{TokenOnly: true, InsecureAnyResource: true})
 	if err != nil {
 		return err
 	}

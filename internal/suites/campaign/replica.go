@@ -63,11 +63,12 @@ func runReplica(r role, c *control) error {
 // handler builds the routes for the mode of the guards. With guards on, the
 // door, the transaction and the raise share the marks of the database.
 func (s *replica) handler() http.Handler {
-	store, opts := guard.Store(s.db), &httpfence.Options{Transactor: s.db.Transactor(), Logger: slog.New(slog.DiscardHandler)}
-	if s.Guards != guardsOn {
-		store, opts.Transactor = guard.NewMemory(nil), nil // the naive door: every replica has its own marks
+	opts := &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}
+	tx := guard.Must(httpfence.NewTx(s.db.Transactor(), httpfence.PathValue("resource"), opts))
+	fence := tx.Middleware
+	if s.Guards != guardsOn { // the naive door: every replica has its own marks
+		fence = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("resource"), opts))
 	}
-	fence := guard.Must(httpfence.New(store, httpfence.PathValue("resource"), opts))
 	mux := http.NewServeMux()
 	for _, kind := range []string{"http-admit", "http-intx"} {
 		mux.HandleFunc("GET /"+kind+"/{resource}", s.read)
@@ -77,7 +78,7 @@ func (s *replica) handler() http.Handler {
 	var intx http.Handler
 	switch s.Guards {
 	case guardsOn:
-		intx = fence.InTx(s.writer(fence, s.inside))
+		intx = tx.InTx(s.writer(fence, s.inside))
 	case guardsNaive:
 		admit = fence.Admit(s.writer(fence, s.bare))
 		intx = admit

@@ -51,8 +51,8 @@ var errStock = errors.New("out of stock")
 
 // frameworks serves POST /accounts/{id}/close, which answers as ?as says, in a
 // fenced transaction.
-var frameworks = map[string]func(t *testing.T, fence *httpfence.Middleware) string{
-	"echo": func(t *testing.T, fence *httpfence.Middleware) string {
+var frameworks = map[string]func(t *testing.T, fence *httpfence.TxMiddleware) string{
+	"echo": func(t *testing.T, fence *httpfence.TxMiddleware) string {
 		e := echo.New()
 		e.POST("/accounts/:id/close", func(c echo.Context) error {
 			switch c.QueryParam("as") {
@@ -70,7 +70,7 @@ var frameworks = map[string]func(t *testing.T, fence *httpfence.Middleware) stri
 		t.Cleanup(server.Close)
 		return server.URL
 	},
-	"gin": func(t *testing.T, fence *httpfence.Middleware) string {
+	"gin": func(t *testing.T, fence *httpfence.TxMiddleware) string {
 		gin.SetMode(gin.ReleaseMode)
 		g := gin.New()
 		g.POST("/accounts/:id/close", Gin(fence.InTx), func(c *gin.Context) {
@@ -90,7 +90,7 @@ var frameworks = map[string]func(t *testing.T, fence *httpfence.Middleware) stri
 		t.Cleanup(server.Close)
 		return server.URL
 	},
-	"fiber": func(t *testing.T, fence *httpfence.Middleware) string {
+	"fiber": func(t *testing.T, fence *httpfence.TxMiddleware) string {
 		mux := http.NewServeMux()
 		mux.Handle("POST /accounts/{id}/close", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 			switch r.URL.Query().Get("as") {
@@ -126,7 +126,7 @@ func TestFrameworks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &ledger{Store: guard.NewMemory(nil)}
 			resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
-			fence, err := httpfence.New(l.Store, resource, &httpfence.Options{Transactor: l, Logger: slog.New(slog.DiscardHandler)})
+			fence, err := httpfence.NewTx(l, resource, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -50,7 +50,7 @@ func newService(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
-	fence, err := httpfence.New(s.db, resource, &httpfence.Options{Transactor: s.db.Transactor(), Logger: slog.New(slog.DiscardHandler)})
+	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
 	if err != nil {
 		t.Fatal(err)
 	}

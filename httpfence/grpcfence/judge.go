@@ -1,4 +1,4 @@
-package httpfence
+package grpcfence
 
 import (
 	"bytes"
@@ -10,10 +10,22 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+
+	"github.com/fencepost-go/fencepost/httpfence"
 )
 
-// rpcFailed reports whether an answer below 300 says, in its RPC protocol, that
+// InTx puts the fenced transaction of a fence around the HTTP handler of a service:
+// a Connect handler, or a *grpc.Server behind HTTP/2. A call that fails, which over
+// gRPC, gRPC-Web and Connect's streams is an answer of 200, rolls the transaction
+// back; its own answer is sent. It is [httpfence.TxMiddleware.InTx] otherwise: the
+// resource comes from the request, not from the message.
+func InTx(fence *httpfence.TxMiddleware) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler { return fence.InTxJudged(next, failed) }
+}
+
+// failed reports whether an answer below 300 says, in its RPC protocol, that
 // the call has failed. An answer of another media type has not. The error says
 // that the protocol requires a status and that none was found: clients
 // interpret that differently, so it must not be committed.
@@ -21,22 +33,22 @@ import (
 // The protocols: "gRPC over HTTP2" and "gRPC-Web" in the documents of grpc, and
 // the "Connect protocol" of connectrpc.com. Connect's unary errors have
 // a status of 400 or above and need no help.
-func rpcFailed(sent, end http.Header, body []byte) (failed bool, err error) {
-	media, _, _ := strings.Cut(sent.Get("Content-Type"), ";")
+func failed(header, trailer http.Header, body []byte) (failed bool, err error) {
+	media, _, _ := strings.Cut(header.Get("Content-Type"), ";")
 	media = strings.ToLower(strings.TrimSpace(media))
 	is := func(name string) bool {
 		return media == name || strings.HasPrefix(media, name+"+")
 	}
 	switch {
 	case is("application/grpc"):
-		return grpcStatus(sent, end, nil)
+		return grpcStatus(header, trailer, nil)
 	case is("application/grpc-web"):
-		return grpcStatus(sent, end, body)
+		return grpcStatus(header, trailer, body)
 	case is("application/grpc-web-text"):
 		if body, err = webText(body); err != nil {
 			return false, err
 		}
-		return grpcStatus(sent, end, body)
+		return grpcStatus(header, trailer, body)
 	case strings.HasPrefix(media, "application/connect+"):
 		return connectEnd(body)
 	}
@@ -47,18 +59,9 @@ var errNoStatus = errors.New("the RPC's answer has no status")
 
 // grpcStatus looks for the status in all possible places: in a header of an
 // answer without messages, in a trailer, or in the last frame of gRPC-Web.
-func grpcStatus(sent, end http.Header, web []byte) (failed bool, err error) {
+func grpcStatus(header, trailer http.Header, web []byte) (failed bool, err error) {
 	const name = "Grpc-Status"
-	var found []string
-	found = append(found, sent[name]...)
-	if _, early := sent[name]; !early && isTrailer(sent, name) {
-		found = append(found, end[name]...)
-	}
-	for key, values := range end {
-		if rest, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && http.CanonicalHeaderKey(rest) == name {
-			found = append(found, values...)
-		}
-	}
+	found := slices.Concat(header[name], trailer[name])
 	const trailers = 0x80
 	if len(web) > 0 {
 		flags, payload, err := lastFrame(web)
@@ -73,15 +76,10 @@ func grpcStatus(sent, end http.Header, web []byte) (failed bool, err error) {
 			}
 		}
 	}
-	for _, status := range found {
-		if status != "0" {
-			return true, nil
-		}
-	}
 	if len(found) == 0 {
 		return false, errNoStatus
 	}
-	return false, nil
+	return slices.ContainsFunc(found, func(status string) bool { return status != "0" }), nil
 }
 
 // connectEnd examines the end of a stream: a JSON object with a member "error"

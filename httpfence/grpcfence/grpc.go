@@ -1,0 +1,154 @@
+package grpcfence
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"sync/atomic"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// UnaryServer returns the interceptor for unary calls of a grpc-go server.
+func (f *Fence) UnaryServer() grpc.UnaryServerInterceptor {
+	f.unary.Store(true)
+	return func(ctx context.Context, message any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		if f.passes(call.FullMethod) {
+			return next(ctx, message)
+		}
+		claim, err := f.admit(ctx, call.FullMethod, headerOf(ctx), message)
+		if err != nil {
+			return nil, Status(err)
+		}
+		return next(guard.WithClaim(ctx, claim), message)
+	}
+}
+
+// StreamServer returns the interceptor for streams of a grpc-go server.
+func (f *Fence) StreamServer() grpc.StreamServerInterceptor {
+	f.stream.Store(true)
+	return func(server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		if f.passes(call.FullMethod) {
+			return next(server, stream)
+		}
+		s := &grpcStream{ServerStream: stream, fence: f, method: call.FullMethod, header: headerOf(stream.Context())}
+		s.ctx = context.WithValue(stream.Context(), currentKey{}, &s.current)
+		err := next(server, s)
+		if refused := s.refused.Load(); refused != nil {
+			return *refused // whatever the handler returned
+		}
+		return err
+	}
+}
+
+// headerOf returns the metadata as header fields, with all values of each.
+func headerOf(ctx context.Context) http.Header {
+	header := http.Header{}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for key, values := range md {
+		name := textproto.CanonicalMIMEHeaderKey(key)
+		header[name] = append(header[name], values...)
+	}
+	return header
+}
+
+type grpcStream struct {
+	grpc.ServerStream
+	fence   *Fence
+	ctx     context.Context
+	method  string
+	header  http.Header
+	current atomic.Pointer[guard.Claim]
+	refused atomic.Pointer[error]
+}
+
+func (s *grpcStream) Context() context.Context { return s.ctx }
+
+func (s *grpcStream) RecvMsg(message any) error {
+	if refused := s.refused.Load(); refused != nil {
+		return *refused
+	}
+	err := s.ServerStream.RecvMsg(message)
+	if err != nil && (!errors.Is(err, io.EOF) || s.current.Load() != nil) {
+		return err
+	}
+	var claim guard.Claim
+	if err != nil {
+		err = errNoMessage
+	} else {
+		claim, err = s.fence.admit(s.ServerStream.Context(), s.method, s.header, message)
+	}
+	if err != nil {
+		err = Status(err)
+		s.refused.Store(&err)
+		return err
+	}
+	s.current.Store(&claim)
+	return nil
+}
+
+// errNoMessage is for a stream that ends before its first message: it has named
+// no resource, so nothing can be compared.
+var errNoMessage = guard.Missing("first message of the stream")
+
+// UnaryClient returns the interceptor that sends the claim in the context
+// ([guard.WithClaim], [guard.WithLease]) with unary calls of a grpc-go client,
+// and has none of them repeated. Errors before anything is sent, not as a status:
+// [guard.ErrLeaseLost] once the lease is over by the holder's clock,
+// [guard.ErrInvalid] for an invalid claim. It sends to whatever server the
+// connection leads to: use it only for servers that may see your tokens.
+func UnaryClient() grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		ctx, opts, err := outgoing(ctx, opts)
+		if err != nil {
+			return err
+		}
+		return next(ctx, method, req, reply, conn, opts...)
+	}
+}
+
+// StreamClient is [UnaryClient] for streams.
+func StreamClient() grpc.StreamClientInterceptor {
+	return func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		ctx, opts, err := outgoing(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return next(ctx, desc, conn, method, opts...)
+	}
+}
+
+// outgoing replaces the claim in the metadata of ctx with the claim of ctx, and
+// has the call never repeated: grpc-go repeats only what fits into its buffer.
+func outgoing(ctx context.Context, opts []grpc.CallOption) (context.Context, []grpc.CallOption, error) {
+	claim, ok := guard.ClaimFrom(ctx)
+	if !ok {
+		return ctx, opts, nil
+	}
+	if lease, ok := guard.LeaseFrom(ctx); ok && !lease.Valid() {
+		return nil, nil, &guard.RejectedError{Reason: guard.ReasonLeaseLost, Claim: claim}
+	}
+	if err := claim.Validate(); err != nil {
+		return nil, nil, err
+	}
+	for i := range len(claim.LeaseID) { // gRPC's metadata is printable ASCII; other bytes would arrive changed
+		if c := claim.LeaseID[i]; c < ' ' || c > '~' || c == ' ' && (i == 0 || i == len(claim.LeaseID)-1) {
+			return nil, nil, guard.Invalid("lease ID", claim.LeaseID, "cannot be sent as gRPC metadata")
+		}
+	}
+	md, _ := metadata.FromOutgoingContext(ctx)
+	md = md.Copy()
+	md.Set(httpfence.TokenHeader, claim.Token.String())
+	md.Set(httpfence.ResourceHeader, httpfence.EncodeResource(claim.Resource))
+	md.Delete(httpfence.LeaseHeader)
+	if claim.LeaseID != "" {
+		md.Set(httpfence.LeaseHeader, claim.LeaseID)
+	}
+	return metadata.NewOutgoingContext(ctx, md), append(slices.Clone(opts), grpc.MaxRetryRPCBufferSize(0)), nil
+}

@@ -1,0 +1,181 @@
+package httpfence
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/go-chi/chi/v5"
+)
+
+// TestUploadsAreRemoved: the files of a form that a handler parses are gone after
+// the request, whatever guards the handler and whatever router is in front. The
+// control finds them while the handler runs.
+func TestUploadsAreRemoved(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	files := func() int { return len(guard.Must(os.ReadDir(os.Getenv("TMPDIR")))) }
+	var during atomic.Int64
+	parse := func(w http.ResponseWriter, r *http.Request) error {
+		if err := r.ParseMultipartForm(1 << 10); err != nil {
+			t.Error(err)
+		}
+		during.Store(int64(files()))
+		if r.URL.Query().Has("panic") {
+			panic(http.ErrAbortHandler)
+		}
+		w.WriteHeader(http.StatusCreated)
+		return nil
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _ = parse(w, r) })
+	tx := newTx(&fakeTx{store: newStore()}, literal("r"), &Options{MaxBody: 1 << 21})
+	for name, guarded := range map[string]http.Handler{
+		"Admit": tx.Admit(handler), "InTx": tx.InTx(handler), "InTxFunc": tx.InTxFunc(parse),
+		"report-only": newFence(newStore(), literal("r"), &Options{InsecureReportOnly: true}).Admit(handler),
+	} {
+		router := chi.NewRouter()
+		router.Handle("/", guarded)
+		for front, h := range map[string]http.Handler{"net/http": guarded, "chi": router} {
+			for _, query := range []string{"", "?panic"} {
+				if name == "report-only" && front+query != "net/http" {
+					continue // such a request goes on as it is; net/http leaves the files after a panic, chi always
+				}
+				server := httptest.NewServer(h)
+				server.Config.ErrorLog = log.New(io.Discard, "", 0)
+				var body bytes.Buffer
+				form := multipart.NewWriter(&body)
+				_, _ = guard.Must(form.CreateFormFile("f", "f")).Write(make([]byte, 1<<20))
+				_ = form.Close()
+				r := guard.Must(http.NewRequestWithContext(t.Context(), "POST", server.URL+"/"+query, &body))
+				r.Header.Set("Content-Type", form.FormDataContentType())
+				if name != "report-only" {
+					r.Header.Set(TokenHeader, "5")
+				}
+				resp, err := http.DefaultTransport.RoundTrip(r)
+				if err == nil {
+					_ = resp.Body.Close()
+				}
+				server.Close() // waits for the handler
+				if during.Load() != 1 || files() != 0 || (err == nil) != (query == "") {
+					t.Errorf("%s behind %s%s: %d files during the request, %d after it, %v", name, front, query, during.Load(), files(), err)
+				}
+			}
+		}
+	}
+}
+
+// TestRequestIsHandedBack: what a handler leaves on its request is there for
+// middleware in front, as without a fence; its context and its body are not.
+func TestRequestIsHandedBack(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /form/{id}", func(w http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		ok(w, r)
+	})
+	tx := newTx(&fakeTx{store: newStore()}, literal("r"), nil)
+	for name, h := range map[string]http.Handler{"control": mux, "Admit": tx.Admit(mux), "InTx": tx.InTx(mux)} {
+		r := httptest.NewRequest("POST", "/form/7", strings.NewReader("a=b"))
+		r.Header = http.Header{TokenHeader: {"5"}, "Content-Type": {"application/x-www-form-urlencoded"}}
+		body, ctx := r.Body, r.Context()
+		h.ServeHTTP(httptest.NewRecorder(), r)
+		if r.Pattern != "POST /form/{id}" || r.PathValue("id") != "7" || r.PostForm.Get("a") != "b" || r.Body != body || r.Context() != ctx {
+			t.Errorf("%s: pattern %q, path value %q, form %v", name, r.Pattern, r.PathValue("id"), r.PostForm)
+		}
+	}
+}
+
+// TestSilentHandlers: a handler that writes nothing may have failed: its framework
+// renders the error when the middleware has returned. Nothing is committed, and the
+// log says what to do; what the framework then answers is reported. The control
+// writes a status.
+func TestSilentHandlers(t *testing.T) {
+	var text bytes.Buffer
+	f := &fakeTx{store: newStore()}
+	tx := newTx(f, byPath, &Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&text, nil)))})
+	var inner http.ResponseWriter
+	serve := func(h http.HandlerFunc) int {
+		text.Reset()
+		w := httptest.NewRecorder()
+		tx.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			inner = w
+			write(r.Context(), "row")
+			h(w, r)
+		})).ServeHTTP(w, newRequest("r", "5", ""))
+		return w.Code
+	}
+	if code := serve(func(http.ResponseWriter, *http.Request) {}); code != 500 || len(f.committed) != 0 || !strings.Contains(text.String(), "it wrote nothing") {
+		t.Errorf("%d, committed %q, log %s", code, f.committed, &text)
+	}
+	if code := serve(ok); code != 200 || len(f.committed) != 1 || text.Len() != 0 {
+		t.Errorf("control: %d, committed %q, log %s", code, f.committed, &text)
+	}
+	inner.WriteHeader(409)
+	if _, err := inner.Write([]byte("no")); !errors.Is(err, ErrResponseHeld) || !strings.Contains(text.String(), "it set 409 after its transaction had ended") {
+		t.Errorf("after the COMMIT: %v, log %s", err, &text)
+	}
+}
+
+// TestNestedLimit: the 413 names the limit that was exceeded, also if middleware
+// in front has set a lower one.
+func TestNestedLimit(t *testing.T) {
+	inTx := newTx(&fakeTx{store: newStore()}, byPath, &Options{MaxBody: 100}).InTx(http.HandlerFunc(ok))
+	for outer, want := range map[int64]string{10: "10 bytes", 1000: "100 bytes"} {
+		r := newRequest("r", "5", "")
+		w := httptest.NewRecorder()
+		r.Body = http.MaxBytesReader(w, io.NopCloser(strings.NewReader(strings.Repeat("x", 200))), outer)
+		r.ContentLength = -1
+		inTx.ServeHTTP(w, r)
+		if w.Code != 413 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("a limit of %d in front: %d %s", outer, w.Code, w.Body)
+		}
+	}
+}
+
+// TestMisspeltParameter: a mistake in the service is no refusal to its client, and
+// its log says what is wrong.
+func TestMisspeltParameter(t *testing.T) {
+	var text bytes.Buffer
+	fence := newFence(newStore(), PathValue("idd"), &Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&text, nil)))})
+	mux := http.NewServeMux()
+	mux.Handle("POST /accounts/{id}", fence.Admit(http.HandlerFunc(ok)))
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL+"/accounts/7", nil))
+	resp, err := newTransport(nil, []string{server.URL}, nil).RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = ErrorFrom(resp)
+	if err == nil || errors.As(err, new(*guard.RejectedError)) || !strings.Contains(err.Error(), "POST /accounts/7: the server failed for a reason other than the claim") {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(text.String(), `has no path value \"idd\"`) || !strings.Contains(text.String(), "POST /accounts/{id}") {
+		t.Errorf("log %s", &text)
+	}
+}
+
+// TestFoldedFields: net/http makes one line of a field that was folded (RFC 9112,
+// section 5.2), with a space between the parts, before a handler can see it. A
+// folded token is then malformed unless its first part is empty, and the value is what
+// every other reader behind net/http sees.
+func TestFoldedFields(t *testing.T) {
+	s := newService(t, nil)
+	for fold, want := range map[string]int{"X-Fencing-Token: 5\r\n 6": 400, "X-Fencing-Token:\r\n 5": 200, "X-Fencing-Token: 5\r\n ": 400} {
+		if a := s.raw(t, rawPost(goodPath, fold)); a.status != want {
+			t.Errorf("%q: %d, want %d", fold, a.status, want)
+		}
+	}
+	if m := s.store.mark(t, "acme"); m.Token != 5 {
+		t.Errorf("mark %v", m)
+	}
+}
