@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -44,6 +45,9 @@ func (i *Issuer) learn(ctx context.Context, resource string) error {
 	if known {
 		return nil
 	}
+	if err := i.keepsAll(ctx); err != nil {
+		return err
+	}
 	var raw any
 	var err error
 	if i.opts.Cluster { // TIME has no key, so any node may answer it
@@ -59,6 +63,36 @@ func (i *Issuer) learn(ctx context.Context, resource string) error {
 		return fmt.Errorf("TIME answered %v", raw)
 	}
 	i.heard(resource, number(t[0])*1000+number(t[1])/1000)
+	return nil
+}
+
+// keepsAll asks once whether the server evicts what has not run out yet.
+func (i *Issuer) keepsAll(ctx context.Context) error {
+	i.mu.Lock()
+	known := i.keeps || i.opts.InsecureEviction
+	i.mu.Unlock()
+	if known {
+		return nil
+	}
+	raw, err := i.do(ctx, "INFO", "memory")
+	if err != nil {
+		if refused(err.Error()) {
+			err = fmt.Errorf("the maxmemory-policy cannot be read (set Options.InsecureEviction if it is known to be noeviction): %w", err)
+		}
+		return err
+	}
+	info, _ := raw.(string)
+	if b, ok := raw.([]byte); ok {
+		info = string(b)
+	}
+	_, policy, _ := strings.Cut(info, "maxmemory_policy:")
+	policy, _, _ = strings.Cut(policy, "\n")
+	if policy = strings.TrimSpace(policy); policy != "noeviction" {
+		return fmt.Errorf("the maxmemory-policy is %q, with which Redis may drop leases that run: set it to noeviction (or Options.InsecureEviction)", policy)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.keeps = true
 	return nil
 }
 

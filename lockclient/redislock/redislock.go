@@ -57,8 +57,11 @@
 //
 //   - The server is down, or its answer was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
-//   - A wrong password, a foreign value under a key, a replica:
+//   - A wrong password, a foreign value under a key, a replica, a server that
+//     cannot save, has too few replicas, no memory or no time for a command:
 //     guard.ErrUnavailable with the server's words. Nothing was written.
+//   - A maxmemory-policy other than noeviction: guard.ErrUnavailable, before the
+//     first acquire; see Options.InsecureEviction. In Redis Cluster one node is asked.
 //   - No right to a command that a script needs: guard.ErrUnavailable with the
 //     server's words. No lease was granted, extended or freed. A counter may be
 //     higher, a place in line lost, or a lease ID spent.
@@ -104,6 +107,12 @@ type Options struct {
 	// then sent without a goroutine of their own, which takes half of the time of
 	// an acquire on loopback. A Do that does not return blocks the call.
 	Prompt bool
+	// InsecureEviction skips the check of maxmemory-policy at the first acquire.
+	// Only with noeviction does Redis keep leases and spent lease IDs until they run
+	// out: with every other policy it may drop them while it is healthy, and grant a
+	// lease that somebody has (P7), or under a lease ID that was given up (P8). Set it
+	// also for a user who may not call INFO, if the policy is known to be noeviction.
+	InsecureEviction bool
 	// Cluster says that keys are on several servers: one command cannot renew the
 	// leases of several resources, and the clock of each slot is learned with one
 	// more command at first.
@@ -119,6 +128,7 @@ type Issuer struct {
 	mu     sync.Mutex
 	clocks map[uint16]clock // by server
 	closed bool
+	keeps  bool   // the server evicts nothing
 	stop   func() // ends the subscription; nil before there is one
 	wakes  map[string]map[*func()]struct{}
 
@@ -467,22 +477,6 @@ func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s scr
 	}
 	i.heard(claim.Resource, number(answer[1]))
 	return answer, nil
-}
-
-// failed classifies an error. The server's refusals of the first kind come
-// before anything is written, and every attempt would get the same.
-func failed(op string, claim guard.Claim, err error) error {
-	for _, code := range []string{"NOAUTH ", "WRONGPASS ", "NOPERM ", "WRONGTYPE ", "READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ", "CROSSSLOT ", "MOVED ", "ERR fencepost: "} {
-		if strings.HasPrefix(err.Error(), code) {
-			return guard.Unavailable(op, claim, err)
-		}
-	}
-	// Redis before 7.2 has no code for a command that a script may not use. No
-	// script is refused one after it has granted or freed a lease.
-	if strings.Contains(err.Error(), "The user executing the script can't ") {
-		return guard.Unavailable(op, claim, err)
-	}
-	return guard.OutcomeUnknown(op, claim, err)
 }
 
 // texts turns an answer into strings: clients return strings, bytes or numbers.

@@ -102,7 +102,7 @@ func TestRefusedInAScript(t *testing.T) {
 				return []any{"1", "0"}, nil
 			}
 			return nil, errors.New(text)
-		}, nil)
+		}, &redislock.Options{InsecureEviction: true})
 		if err != nil {
 			t.Fatal(err)
 		}
