@@ -37,7 +37,7 @@ func TestLostCommit(t *testing.T) {
 				t.Errorf("%s: it took %v", what, took)
 			}
 			p.set(nil)
-			p.cut() // a driver waits for a silent connection before it gives up
+			p.CutAll() // a driver waits for a silent connection before it gives up
 			// Once the server is done with the transaction, a successor sees it.
 			if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
 				t.Fatal(err)

@@ -8,27 +8,26 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
 // proxy stands between a DB and the server and reads what the client sends,
 // message by message (PostgreSQL documentation, 55.7).
 type proxy struct {
-	t        testing.TB
-	listener net.Listener
-	network  string
-	address  string
+	*faultproxy.Proxy
 
 	mu      sync.Mutex
 	rule    func(message string) fate
 	rewrite func(message []byte) []byte
-	conns   []net.Conn
+	fates   map[*faultproxy.Conn]fate // those of connections whose client is not heard any more
 }
 
 // fate is what happens to a message of the client.
@@ -48,31 +47,20 @@ func (e *env) newProxy() (*proxy, func(*pgx.ConnConfig)) {
 	if err != nil {
 		e.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	through, err := faultproxy.New(network, address, &faultproxy.Options{Split: readMessage})
 	if err != nil {
 		e.Fatal(err)
 	}
-	p := &proxy{t: e, listener: listener}
-	p.network, p.address = pgconn.NetworkAddress(config.Host, config.Port)
-	var done sync.WaitGroup
-	done.Go(func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			done.Go(func() { p.serve(client) })
-		}
-	})
-	e.Cleanup(func() {
-		listener.Close()
-		p.cut()
-		done.Wait()
-	})
+	e.Cleanup(through.Close)
+	p := &proxy{Proxy: through, fates: map[*faultproxy.Conn]fate{}}
+	through.Set(p.decide)
+	host, port, _ := net.SplitHostPort(through.Addr())
+	number, _ := strconv.ParseUint(port, 10, 16)
 	return p, func(c *pgx.ConnConfig) {
-		c.Host, c.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
+		c.Host, c.Port = host, uint16(number)
 		c.TLSConfig, c.Fallbacks = nil, nil
-		c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
+		c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{host}, nil }
 	}
 }
 
@@ -90,6 +78,34 @@ func (p *proxy) change(rewrite func(message []byte) []byte) {
 	p.rewrite = rewrite
 }
 
+func (p *proxy) decide(m *faultproxy.Message) {
+	p.mu.Lock()
+	rule, rewrite, what := p.rule, p.rewrite, p.fates[m.Conn]
+	p.mu.Unlock()
+	switch {
+	case what == mute, what != forward && !m.Answer:
+		m.Fate = faultproxy.Drop
+		return
+	case what == cutAfter:
+		m.Fate = faultproxy.Cut
+		return
+	case m.Answer:
+		return
+	}
+	if rewrite != nil {
+		m.Data = rewrite(m.Data)
+	}
+	if rule != nil {
+		what = rule(string(m.Data))
+	}
+	if what == cutBefore {
+		m.Fate = faultproxy.Cut
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fates[m.Conn] = what
+}
+
 var commitWord = regexp.MustCompile(`(?i)\bcommit\b`)
 
 // rolledBack replaces the COMMIT in a query or a statement to be prepared with
@@ -101,15 +117,6 @@ func rolledBack(message []byte) []byte {
 	message = commitWord.ReplaceAll(message, []byte("ROLLBACK"))
 	binary.BigEndian.PutUint32(message[1:5], uint32(len(message)-1))
 	return message
-}
-
-// cut closes every connection.
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		c.Close()
-	}
 }
 
 // on applies what to the messages that contain text, whatever its case.
@@ -142,87 +149,6 @@ func onCommit(what fate) func(string) fate {
 		}
 		return forward
 	}
-}
-
-func (p *proxy) decide(message string) fate {
-	p.mu.Lock()
-	rule := p.rule
-	p.mu.Unlock()
-	if rule == nil {
-		return forward
-	}
-	return rule(message)
-}
-
-func (p *proxy) serve(client net.Conn) {
-	defer client.Close()
-	server, err := net.Dial(p.network, p.address)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	p.mu.Lock()
-	p.conns = append(p.conns, client, server)
-	p.mu.Unlock()
-	answers := &answers{client: client}
-	go func() {
-		if io.Copy(answers, server); answers.held() != mute {
-			client.Close()
-		}
-	}()
-	for first := true; ; first = false {
-		message, err := readMessage(client, first)
-		if err != nil {
-			return
-		}
-		p.mu.Lock()
-		if p.rewrite != nil {
-			message = p.rewrite(message)
-		}
-		p.mu.Unlock()
-		what := p.decide(string(message))
-		if what == cutBefore {
-			return
-		}
-		answers.hold(what)
-		if _, err := server.Write(message); err != nil {
-			return
-		}
-		if what != forward {
-			io.Copy(io.Discard, client) // until either side gives up
-			return
-		}
-	}
-}
-
-// answers passes the server's bytes on until told otherwise.
-type answers struct {
-	client net.Conn
-	mu     sync.Mutex
-	what   fate
-}
-
-func (a *answers) hold(what fate) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.what = what
-}
-
-func (a *answers) held() fate {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.what
-}
-
-func (a *answers) Write(b []byte) (int, error) {
-	switch a.held() {
-	case cutAfter:
-		a.client.Close()
-		return 0, net.ErrClosed
-	case mute:
-		return len(b), nil
-	}
-	return a.client.Write(b)
 }
 
 // readMessage reads one message: a type, absent in the first, a length that

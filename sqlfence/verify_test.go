@@ -369,7 +369,7 @@ func TestVerifyFails(t *testing.T) {
 			t.Errorf("the control: %v, %v", found, err)
 		}
 		p.set(on("'the table does not exist'", cutBefore))
-		p.cut() // what was prepared is sent again
+		p.CutAll() // what was prepared is sent again
 		if found, err := db.Verify(t.Context(), tables); found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("tables: %v, %v, want ErrUnavailable", found, err)
 		}
