@@ -18,8 +18,8 @@ import (
 func TestRaiseUnderStatementTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
-		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: patience}, hurried)
-		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH") // as on a busy server
+		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: patience / 2}, hurried) // the holder idles for less than the server allows
+		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH")                // as on a busy server
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			control := context.WithoutCancel(ctx)
 			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); pgerr.State(err) != pgerr.Canceled {
