@@ -250,14 +250,15 @@ func TestVerifyTriggerPrivilege(t *testing.T) {
 				return errWritten
 			})
 		}
+		replaces := e.int("SELECT current_setting('server_version_num')::int") >= 140000 // before, a role can only add triggers
 		e.exec("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items TO " + role)
 		e.wantFindings("the privileges to write", v)
-		if err := replaced(); pgerr.State(err) != pgerr.Privilege {
+		if err := replaced(); replaces && pgerr.State(err) != pgerr.Privilege {
 			t.Errorf("with the privileges to write: %v", err)
 		}
 		e.exec("GRANT ALL ON items TO " + role)
 		e.wantFindings("all privileges", v, "may create and replace triggers of public.items")
-		if err := replaced(); !errors.Is(err, errWritten) {
+		if err := replaced(); replaces && !errors.Is(err, errWritten) {
 			t.Errorf("with all privileges: %v", err)
 		}
 	})
