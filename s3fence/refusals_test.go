@@ -1,0 +1,245 @@
+package s3fence_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence"
+	"github.com/fencepost-go/fencepost/s3fence/s3test"
+)
+
+// Each refusal by its code: what is fixed ends at once, with its reason and nothing
+// written; what is a race is tried again.
+func TestRefusalsByCode(t *testing.T) {
+	for code, c := range map[string]struct {
+		status int
+		again  bool
+		says   string
+	}{
+		"ConditionalRequestConflict": {409, true, ""}, "OperationAborted": {409, true, ""},
+		"ExistingObjectIsDirectory": {409, false, "cannot hold an object of that name"}, "ObjectParentIsFile": {409, false, "cannot hold an object of that name"},
+		"InvalidBucketState": {409, false, "InvalidBucketState"}, "KeyTooLongError": {400, false, "cannot hold an object of that name"},
+		"InvalidObjectState": {403, false, "archived"}, "EntityTooLarge": {413, false, "use Pointers"}, "AccessDenied": {403, false, "denied"},
+		"XAmzContentSHA256Mismatch": {400, false, "changed a signed header or the body"}, "SlowDown": {503, true, ""},
+	} {
+		server, _, o := setup(t, s3fence.Sealed, 0)
+		put(t, o, claim(4, "z"), "before")
+		server.ResetCounts()
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: s3test.Fault{Status: c.status, Code: code}})
+		err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("after"), nil)
+		if c.again {
+			if err != nil {
+				t.Errorf("%s: %v", code, err)
+			}
+			continue
+		}
+		refused(t, err, guard.ReasonUnavailable)
+		if err == nil || !strings.Contains(err.Error(), c.says) || server.Count() != 1 {
+			t.Errorf("%s: after %d requests: %v", code, server.Count(), err)
+		}
+		want(t, o, "before", guard.Mark{Token: 4, LeaseID: "z"})
+	}
+}
+
+// A write under a lease that is lost, whose answer is lost, too: it is stored, and no
+// error may promise that it is not.
+func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		put(t, o, claim(4, "z"), "before")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: s3test.Fault{Lose: true, Applied: true, After: func(*s3test.Request, int) { cancel(guard.ErrLeaseLost) }}})
+		server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Answer(403)})
+		err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("stored"), nil)
+		refused(t, err, guard.ReasonOutcomeUnknown)
+		if errors.Is(err, guard.ErrLeaseLost) || errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("it promises that nothing was written: %v", err)
+		}
+		server.ClearFaults()
+		want(t, o, "stored", guard.Mark{Token: 5, LeaseID: "a"})
+	})
+}
+
+// What the collector may not read or delete is counted and named, and what is behind
+// it is collected.
+func TestCollectGoesOn(t *testing.T) {
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	for _, k := range []string{"a", "b", "c"} {
+		for token := guard.Token(5); token < 7; token++ {
+			if err := o.Put(t.Context(), claim(token, "l"), k, strings.NewReader("x"), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	o = later(t, o, 2*time.Hour)
+	archived := server.Inject(s3test.Rule{Ops: gets, Key: "a", Fault: s3test.Fault{Status: 403, Code: "InvalidObjectState"}})
+	locked := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Prefix: o.Bucket().DataPrefix("b"), Fault: s3test.Answer(403)})
+	done, err := o.Collect(t.Context(), "")
+	if err != nil || done.Pointers != 2 || done.Deleted != 1 || done.Skipped != 2 || done.Err == nil ||
+		!strings.Contains(done.Err.Error(), `collect "a"`) || !strings.Contains(done.Err.Error(), `data of "b"`) {
+		t.Errorf("Collect = %+v, %v", done, err)
+	}
+	archived.Remove()
+	locked.Remove()
+	if done, err := o.Collect(t.Context(), ""); err != nil || done.Deleted != 2 || done.Skipped != 0 || done.Err != nil {
+		t.Errorf("later: %+v, %v", done, err)
+	}
+}
+
+// repeating is a store whose listings have the same continuation token each time.
+type repeating struct {
+	s3fence.S3
+	asked int
+}
+
+func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	c.asked++
+	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: aws.String("same")}, nil
+}
+
+func TestRepeatedContinuationToken(t *testing.T) {
+	server, b, _ := setup(t, s3fence.Pointer, 0)
+	store := &repeating{S3: newClient(server)}
+	o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
+	for _, err := range o.List(t.Context(), nil) {
+		refused(t, err, guard.ReasonUnavailable)
+	}
+	_, err := o.Collect(t.Context(), "")
+	if refused(t, err, guard.ReasonUnavailable); store.asked != 4 {
+		t.Errorf("%d requests, want 2 for each", store.asked)
+	}
+}
+
+func TestArchivesAreRefused(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		for _, h := range []s3fence.Headers{{StorageClass: "GLACIER"}, {StorageClass: "DEEP_ARCHIVE"}} {
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &h), "Headers.StorageClass")
+		}
+		if n := server.Count(); n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+	})
+}
+
+// Objects without a template need the word that any resource will do.
+func TestP9ResourceIsRequired(t *testing.T) {
+	_, b, _ := setup(t, s3fence.Sealed, 0)
+	template := guard.Must(guard.NewTemplate("{tenant}:close"))
+	for _, opts := range []*s3fence.ObjectsOptions{nil, {}, {Resource: template, KeyPattern: "{tenant}", InsecureAnyResource: true}} {
+		if _, err := b.Objects(s3fence.Sealed, opts); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Objects(%+v) = %v", opts, err)
+		}
+		if _, err := b.Pointers(opts); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Pointers(%+v) = %v", opts, err)
+		}
+	}
+}
+
+// Bytes that end like a trailer are somebody's content: unfenced, and told how to be
+// fenced. A whole trailer without metadata is damage.
+func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	bypass(t, server, key, []byte("made by fencepost/s3"), nil)
+	err := o.Put(t.Context(), claim(5, "a"), key, nil, nil)
+	if refused(t, err, guard.ReasonUnfenced); err == nil || !strings.Contains(err.Error(), "Adopt") {
+		t.Errorf("it does not name the way out: %v", err)
+	}
+	if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, "made by fencepost/s3", guard.Mark{Token: 5, LeaseID: "a"})
+	bypass(t, server, "copied", stored(t, server, key).Body, nil)
+	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
+}
+
+// An adopted gzip file has one member of content, however it was made, so that
+// readers of the first member alone see all of it.
+func TestGzipAdoptsAsOneMember(t *testing.T) {
+	member := func(text string) string {
+		var out bytes.Buffer
+		w := gzip.NewWriter(&out)
+		_, _ = w.Write([]byte(text))
+		_ = w.Close()
+		return out.String()
+	}
+	for name, file := range map[string]string{
+		"one member": member("content"), "two members": member("con") + member("tent"), "zeros behind it": member("content") + strings.Repeat("\x00", 512),
+		"an empty member first": member("") + member("content"),
+	} {
+		server, _, o := setup(t, s3fence.SealedGzip, 0)
+		_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
+			Bucket: aws.String(bucketName), Key: aws.String(key), Body: strings.NewReader(file), ContentEncoding: aws.String("gzip")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, "content", guard.Mark{Token: 5, LeaseID: "a"})
+		first, err := gzip.NewReader(bytes.NewReader(stored(t, server, key).Body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first.Multistream(false)
+		if got, err := io.ReadAll(first); err != nil || string(got) != "content" {
+			t.Errorf("%s: the first member has %q, %v", name, got, err)
+		}
+	}
+	server, _, o := setup(t, s3fence.SealedGzip, 0)
+	_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
+		Bucket: aws.String(bucketName), Key: aws.String(key), Body: strings.NewReader("no gzip file"), ContentEncoding: aws.String("gzip")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	invalid(t, o.Adopt(t.Context(), claim(5, "a"), key), "Headers.ContentEncoding")
+}
+
+// A stream that is torn by a write in between says that it changed; one that is
+// damaged says so.
+func TestTornStreamIsNotDamage(t *testing.T) {
+	for _, torn := range []bool{true, false} {
+		server, b, o := setup(t, s3fence.Sealed, 0)
+		put(t, o, claim(5, "a"), strings.Repeat("a", 9000))
+		body := stored(t, server, key).Body
+		mixed := append([]byte("b"), body[1:]...)
+		object, err := objects(t, b.On(&tearing{newClient(server), func() {
+			if torn {
+				put(t, o, claim(6, "b"), "newer")
+			}
+		}, mixed}, bucketName), s3fence.Sealed, nil).GetStream(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.ReadAll(object.Body)
+		if errors.As(err, new(*s3fence.DamagedError)) == torn || torn && !errors.Is(err, guard.ErrUnavailable) || err == nil {
+			t.Errorf("torn %v: %v", torn, err)
+		}
+	}
+}
+
+// tearing answers with other bytes, after a change.
+type tearing struct {
+	s3fence.S3
+	change func()
+	body   []byte
+}
+
+func (c *tearing) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	out, err := c.S3.GetObject(ctx, in, opts...)
+	if err == nil && in.IfMatch != nil {
+		c.change()
+		out.Body = io.NopCloser(bytes.NewReader(c.body[:*out.ContentLength]))
+	}
+	return out, err
+}
