@@ -140,7 +140,10 @@ func page[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, args []
 	return entries, err
 }
 
-const resetSQL = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
+const (
+	resetSQL      = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
+	resetFloorSQL = "SELECT fencepost.reset_floor($1::bigint, $2::bigint, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text, $6::int)"
+)
 
 // maxReason is how long the reason of a reset may be, in bytes.
 const maxReason = 1024
@@ -187,6 +190,46 @@ func (a Admin[Tx]) Reset(ctx context.Context, resource string, from, to guard.Ma
 	return err
 }
 
+// ResetFloor replaces the floor from, as [DB.Mark] returns it for a resource
+// without a mark, with the floor to, which may be lower: it repairs a floor that a
+// retirement raised above everything the issuer issued, so that resources without
+// a mark refuse every holder. It is [Admin.Reset] for the floor, recorded with an
+// empty resource, and the same care applies: claims between to and from, on any
+// resource whose mark was retired, are admitted again. The errors are those of
+// Reset; ErrInvalid if from or to is no token.
+func (a Admin[Tx]) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
+	const op = "reset the floor"
+	d, was := a.db, guard.Claim{Token: from}
+	named := guard.Claim{Resource: "floor", Token: from} // a claim must have a resource
+	if err := checkReset(named, guard.Mark{Token: from}, guard.Mark{Token: to}, issuersLast, actor, reason); err != nil {
+		return err
+	}
+	if d.callback(ctx) != nil {
+		return guard.Invalid("ResetFloor", "", "is called inside InTx")
+	}
+	if err := ended(ctx, op, was); err != nil {
+		return err
+	}
+	err := d.once(ctx, op, was, true, statement{sql: resetFloorSQL, args: []any{int64(from), int64(to), int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
+	if pgerr.State(err) == pgerr.NotTheMark {
+		return a.notTheMark(ctx, was, err)
+	}
+	return err
+}
+
+// RetireUpTo is [DB.Retire] by somebody who knows the issuer: it refuses, and changes
+// nothing, if the floor would come to be above issuersLast, the highest token that
+// the issuer ever issued. The error is then a [*guard.RejectedError] with
+// ErrMarkAhead and the mark that is ahead, which [Admin.Reset] repairs; with other
+// drivers than pgx it does not name the mark. It needs the rights of
+// RoleNames.Operator.
+func (a Admin[Tx]) RetireUpTo(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
+	if err := issuersLast.Validate(); err != nil {
+		return guard.Retired{}, err
+	}
+	return a.db.retire(ctx, retireUpToSQL, before, int32(a.db.opts.RaiseTimeout.Milliseconds()), int64(issuersLast))
+}
+
 func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	for _, mark := range []struct {
 		field string
@@ -219,7 +262,7 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 // read once more.
 func (a Admin[Tx]) notTheMark(ctx context.Context, was guard.Claim, err error) error {
 	f := factsOf(err)
-	if f.Resource == "" {
+	if f.Resource == "" && f.Mark.Token == guard.NoToken {
 		mark, markErr := a.db.mark(ctx, "reset", was)
 		if markErr != nil {
 			return markErr

@@ -140,7 +140,7 @@
 //
 // [Admin.Verify] compares a database with what is described here, at start-up
 // and in tests. [RolesSQL] creates the roles; PUBLIC has no rights on the
-// schema. [Admin.Reset] repairs a poisoned mark: it compares and records;
+// schema. [Admin.Reset] repairs a poisoned mark, [Admin.ResetFloor] a floor: they compare and record;
 // [DB.Retire] removes marks of resources that are gone.
 //
 // A fenced transaction costs the server about 20 us of processor time; 8 are for two

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 var (
@@ -21,7 +22,8 @@ const (
 FROM (SELECT) AS one
 LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
 LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
-	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
+	retireSQL     = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
+	retireUpToSQL = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
 )
 
 var errStandby = errors.New("this server is a standby: its marks lag behind the primary's")
@@ -81,15 +83,24 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 }
 
 // Retire implements [guard.Store] on the marks of schema fencepost. Marks are
-// timestamped by the server's clock when they are raised.
+// timestamped by the server's clock when they are raised. It does not know the
+// issuer, and refuses, with ErrMarkAhead, only a floor above which there is no
+// token: use [Admin.RetireUpTo] where any enforcer may have made up a token.
 func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
+	return d.retire(ctx, retireSQL, before, int32(d.opts.RaiseTimeout.Milliseconds()))
+}
+
+func (d *DB[Tx]) retire(ctx context.Context, sql string, args ...any) (guard.Retired, error) {
 	const op = "retire"
 	if err := ended(ctx, op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
 	var count, floor int64
-	args, dest := []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, []any{&count, &floor}
-	if err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: args, dest: dest}); err != nil {
+	err := d.once(ctx, op, guard.Claim{}, true, statement{sql: sql, args: args, dest: []any{&count, &floor}})
+	switch {
+	case pgerr.State(err) == pgerr.MarkAhead:
+		return guard.Retired{}, rejected(guard.ReasonMarkAhead, offeredIn(err), err)
+	case err != nil:
 		return guard.Retired{}, err
 	}
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil

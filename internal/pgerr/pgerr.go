@@ -38,6 +38,7 @@ const (
 	Isolation      = "SF005" // the transaction's isolation level is refused
 	Subtransaction = "SF006" // called inside a savepoint
 	NotTheMark     = "SF007" // a reset found a mark other than the one given
+	MarkAhead      = "SF008" // a retirement would raise the floor above the issuer's last token
 )
 
 // SQLSTATEs of the server's own (PostgreSQL documentation, appendix A).
