@@ -15,6 +15,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 )
 
 // discard is a ResponseWriter that costs nothing, so that only the route and
@@ -170,6 +171,23 @@ func BenchmarkOverhead(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkProof compares Admit with Admit that verifies a proof which it has
+// verified before: the ratio of their rates.
+func BenchmarkProof(b *testing.B) {
+	x := newBench(b, 1, "5")
+	key := proof.NewPrivateKey()
+	verifier := guard.Must(proof.NewVerifier(guard.Must(proof.NewKeys(b.Context(), proof.Static(key.Public()), nil)), &proof.VerifierOptions{Audience: "bench"}))
+	claim := guard.Claim{Resource: "acct-000000", Token: 5, LeaseID: "b"}
+	x.r.Header.Set(proof.Header, guard.Must(guard.Must(proof.NewSigner(key, nil)).Sign(claim, "bench", time.Now().Add(time.Hour))))
+	verified := guard.Must(New(x.fence.store, ChiParam("id"), &Options{Verify: guard.Must(verifier.Hook(nil))}))
+	of := x.compare(x.route(x.admit), x.route(func(next http.HandlerFunc) http.Handler { return verified.Admit(next) }))
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(median(of[0]), "ns/admit")
+	b.ReportMetric(median(of[1]), "ns/proved")
+	b.ReportMetric(of[0][0]/of[1][0], "admit/proved-min")
+	b.ReportMetric(median(of[0])/median(of[1]), "admit/proved")
 }
 
 // BenchmarkRefusal compares the 412 of a stale token with the 200 of a current

@@ -64,19 +64,22 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	if err != nil {
 		return &resourceError{err}
 	}
-	// An empty or malformed name came from the request, so it is the client's
-	// mistake. It stops here and never becomes a mark.
-	if err := guard.ValidateResource(resource); err != nil {
-		return err
-	}
 	claim.Resource = resource
-	if len(named) == 1 {
-		claimed, ok := decodeResource(named[0])
-		switch {
-		case !ok:
-			return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
-		case claimed != resource:
-			return &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
+	if len(named) != 1 || named[0] != resource || !plain(resource) { // nearly never
+		// An empty or malformed name came from the request, so it is the
+		// client's mistake. It stops here and never becomes a mark.
+		if err := guard.ValidateResource(resource); err != nil {
+			claim.Resource = ""
+			return err
+		}
+		if len(named) == 1 {
+			claimed, ok := decodeResource(named[0])
+			switch {
+			case !ok:
+				return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
+			case claimed != resource:
+				return &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
+			}
 		}
 	}
 	if m.opts.Verify != nil {
@@ -108,16 +111,29 @@ func malformed(name, value, problem string) error {
 func EncodeResource(resource string) string { return url.PathEscape(resource) }
 
 // decodeResource returns the name that value encodes, and whether it is a valid
-// one. It allocates nothing for a value without escapes.
+// one.
 func decodeResource(value string) (string, bool) {
-	if len(value) > 3*guard.MaxResourceLen {
-		return "", false
-	}
 	for i := range len(value) {
-		if c := value[i]; c <= ' ' || c >= 0x7f || c == ',' || c == '"' {
+		if !carried(value[i]) {
 			return "", false
 		}
+	}
+	if len(value) > 3*guard.MaxResourceLen {
+		return "", false
 	}
 	name, err := url.PathUnescape(value)
 	return name, err == nil && guard.ValidateResource(name) == nil
 }
+
+// plain reports whether name is a valid resource that is its own encoding.
+func plain(name string) bool {
+	for i := range len(name) {
+		if c := name[i]; c == '%' || !carried(c) {
+			return false
+		}
+	}
+	return name != "" && len(name) <= guard.MaxResourceLen
+}
+
+// carried reports whether c may be in a ResourceHeader as it is.
+func carried(c byte) bool { return c > ' ' && c < 0x7f && c != ',' && c != '"' }

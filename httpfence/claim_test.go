@@ -157,6 +157,9 @@ func FuzzResourceField(f *testing.F) {
 				t.Errorf("%q: %q, %v", name, back, ok)
 			}
 		}
+		if back, ok := decodeResource(name); plain(name) && (!ok || back != name) {
+			t.Errorf("%q is not its own encoding: %q, %v", name, back, ok)
+		}
 		if decoded, ok := decodeResource(value); ok {
 			again, err := url.PathUnescape(value)
 			if err != nil || again != decoded || guard.ValidateResource(decoded) != nil || strings.ContainsAny(value, ", \"") {

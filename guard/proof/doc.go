@@ -14,7 +14,8 @@
 //
 // A key that was removed from the source is refused after [KeysOptions].Refresh,
 // even for proofs that were verified while it was there. Keys that could not be
-// confirmed for MaxAge verify nothing ([guard.ErrUnavailable]).
+// confirmed for MaxAge verify nothing ([guard.ErrUnavailable]). A key that cannot
+// be used harms no other and is logged once by its name.
 //
 // # What it does not
 //
@@ -48,7 +49,8 @@
 // # Format
 //
 // A proof is a JWS in the compact form (RFC 7515, section 7.1) with the type
-// [Type] and the algorithm EdDSA (RFC 8037) over an Ed25519 key:
+// [Type] and the algorithm EdDSA (RFC 8037), or by its newer name Ed25519 (RFC
+// 9864), over an Ed25519 key:
 //
 //	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
 //	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}

@@ -29,6 +29,10 @@ const (
 
 const algorithm = "EdDSA"
 
+// isAlgorithm reports whether name is that of the signatures here: RFC 9864 has
+// given EdDSA over Ed25519 a name of its own, which says the same.
+func isAlgorithm(name string) bool { return name == algorithm || name == "Ed25519" }
+
 // encoding is Strict, so that the last character of a part has no unused bits
 // set.
 var encoding = base64.RawURLEncoding.Strict()
@@ -99,7 +103,7 @@ func split(compact string) (signed, payload, kid string, signature []byte, err e
 		}
 	}
 	switch {
-	case texts[0] != algorithm:
+	case !isAlgorithm(texts[0]):
 		return "", "", "", nil, malformed("is not signed by " + algorithm)
 	case texts[2] != Type:
 		return "", "", "", nil, malformed("is not of the type " + Type)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -125,11 +126,11 @@ func parseJWK(b []byte) (jwk, error) {
 	if err := json.Unmarshal(b, &k); err != nil {
 		return jwk{}, guard.Invalid("JWK", "", "is not a JSON object of strings")
 	}
-	if k.Kty != "OKP" || k.Crv != "Ed25519" || k.Alg != "" && k.Alg != "EdDSA" || k.Use != "" && k.Use != "sig" {
+	if k.Kty != "OKP" || k.Crv != "Ed25519" || k.Alg != "" && !isAlgorithm(k.Alg) || k.Use != "" && k.Use != "sig" {
 		return jwk{}, guard.Invalid("JWK", k.Kid, "is no Ed25519 key for signatures")
 	}
 	if !isKeyID(k.Kid) {
-		return jwk{}, guard.Invalid("JWK", k.Kid, `must have a kid of 1 to 64 letters, digits, "-" and "_"`)
+		return jwk{}, guard.Invalid("JWK", k.Kid, `must have a kid of 1 to 128 letters, digits and "-_.=+~@"`)
 	}
 	var err error
 	if k.public, err = decode(k.X); err != nil || len(k.public) != ed25519.PublicKeySize {
@@ -143,10 +144,10 @@ func parseJWK(b []byte) (jwk, error) {
 func isKeyID(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("-_.=+~@", c) >= 0:
 		default:
 			return false
 		}
 	}
-	return s != "" && len(s) <= 64
+	return s != "" && len(s) <= 128
 }

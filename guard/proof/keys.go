@@ -31,8 +31,8 @@ type KeysOptions struct {
 	// that nothing is verified ([guard.ErrUnavailable]). 0 means
 	// [DefaultMaxAge], or Refresh if that is longer; not below Refresh.
 	MaxAge time.Duration
-	// Logger logs failures of the source; nil means [slog.Default] at that
-	// moment.
+	// Logger logs failures of the source, and once each key that cannot be used;
+	// nil means [slog.Default] at that moment.
 	Logger *slog.Logger
 }
 
@@ -49,6 +49,8 @@ type Keys struct {
 	checked atomic.Int64  // when the source confirmed set, in seconds since 1970
 	asked   atomic.Int64  // when the source was asked last
 	asking  chan struct{} // holds one element while the source is being asked
+
+	unusable map[string]bool // what was logged and is still so
 }
 
 // keySet is one generation of keys. It never changes.
@@ -94,22 +96,38 @@ func (k *Keys) load(ctx context.Context) error {
 	k.asked.Store(now)
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	list, err := k.source(ctx)
+	list, unusable, err := k.source(ctx)
 	if err != nil {
 		return err
 	}
-	next := &keySet{byID: make(map[string]PublicKey, len(list)), list: list}
+	next := &keySet{byID: make(map[string]PublicKey, len(list))}
 	for _, key := range list {
-		if _, twice := next.byID[key.id]; twice || len(key.key) == 0 {
-			return guard.Invalid("key", key.id, "is duplicated or is the zero value")
+		if first, twice := next.byID[key.id]; len(key.key) == 0 || twice && !first.key.Equal(key.key) {
+			unusable = append(unusable, guard.Invalid("key", key.id, "is the zero value, or another key with this ID comes first"))
+		} else if !twice {
+			next.byID[key.id] = key
+			next.list = append(next.list, key)
 		}
-		next.byID[key.id] = key
 	}
+	k.report(ctx, unusable)
 	if !next.same(k.set.Load()) {
 		k.set.Store(next) // what the previous set verified is verified again
 	}
 	k.checked.Store(now) // when it was asked, not when it answered
 	return nil
+}
+
+// report logs each unusable key once, until it has gone.
+func (k *Keys) report(ctx context.Context, unusable []error) {
+	now := make(map[string]bool, len(unusable))
+	for _, err := range unusable {
+		text := err.Error()
+		if !k.unusable[text] && !now[text] {
+			k.logger().LogAttrs(ctx, slog.LevelError, "proof_key_unusable", slog.String("error", text))
+		}
+		now[text] = true
+	}
+	k.unusable = now
 }
 
 func (s *keySet) same(other *keySet) bool {

@@ -29,12 +29,12 @@ type changing struct {
 
 func (c *changing) set(keys ...PublicKey) { c.keys.Store(&keys) }
 
-func (c *changing) source(context.Context) ([]PublicKey, error) {
+func (c *changing) source(context.Context) ([]PublicKey, []error, error) {
 	c.asked.Add(1)
 	if err := c.err.Load(); err != nil {
-		return nil, *err
+		return nil, nil, *err
 	}
-	return *c.keys.Load(), nil
+	return *c.keys.Load(), nil, nil
 }
 
 // A key that is removed is refused even for proofs that were verified while it
@@ -152,13 +152,13 @@ func TestOneAsks(t *testing.T) {
 		key := NewPrivateKey()
 		var slow atomic.Bool
 		asked := 0
-		keys := guard.Must(NewKeys(t.Context(), func(ctx context.Context) ([]PublicKey, error) {
+		keys := guard.Must(NewKeys(t.Context(), func(ctx context.Context) ([]PublicKey, []error, error) {
 			asked++
 			if slow.Load() {
 				<-ctx.Done()
-				return nil, ctx.Err()
+				return nil, nil, ctx.Err()
 			}
-			return []PublicKey{key.Public()}, nil
+			return []PublicKey{key.Public()}, nil, nil
 		}, &KeysOptions{Refresh: time.Minute, MaxAge: time.Minute + 2*time.Second, Logger: slog.New(slog.DiscardHandler)}))
 		v := guard.Must(NewVerifier(keys, &VerifierOptions{Audience: audience}))
 		compact := sign(t, key, claim, audience, time.Now().Add(time.Hour))
@@ -200,8 +200,8 @@ func TestDir(t *testing.T) {
 	write(key.id+".jwk", public(key))
 	write(key.id+".tmp", []byte("not yet"))
 	write(next.id+".jwk", public(next))
-	keys, err := Dir(dir)(t.Context())
-	if err != nil || len(keys) != 2 {
+	keys, unusable, err := Dir(dir)(t.Context())
+	if err != nil || len(keys) != 2 || unusable != nil {
 		t.Fatalf("%v, %v", keys, err)
 	}
 	for name, content := range map[string][]byte{
@@ -212,8 +212,10 @@ func TestDir(t *testing.T) {
 		"not-ed25519.jwk": []byte(`{"kty":"EC","crv":"P-256","kid":"not-ed25519"}`),
 	} {
 		write(name, content)
-		if _, err := Dir(dir)(t.Context()); !errors.Is(err, guard.ErrInvalid) || strings.Contains(err.Error(), encoding.EncodeToString(seed(key))) {
-			t.Errorf("%s: %v", name, err)
+		keys, unusable, err := Dir(dir)(t.Context())
+		if err != nil || len(keys) != 2 || len(unusable) != 1 || !errors.Is(unusable[0], guard.ErrInvalid) ||
+			!strings.Contains(unusable[0].Error(), name) || strings.Contains(unusable[0].Error(), encoding.EncodeToString(seed(key))) {
+			t.Errorf("%s: %v, %v, %v", name, keys, unusable, err)
 		}
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
@@ -222,10 +224,10 @@ func TestDir(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "directory.jwk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Dir(dir)(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
+	if _, _, err := Dir(dir)(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("a directory: %v", err)
 	}
-	if _, err := Dir(filepath.Join(dir, "none"))(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
+	if _, _, err := Dir(filepath.Join(dir, "none"))(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("no directory: %v", err)
 	}
 }
@@ -237,7 +239,7 @@ func TestJWKS(t *testing.T) {
 	c.set(old.Public())
 	server := httptest.NewServer(newKeys(t, c.source))
 	defer server.Close()
-	keys, err := JWKS(server.URL, server.Client())(t.Context())
+	keys, _, err := JWKS(server.URL, server.Client())(t.Context())
 	if err != nil || len(keys) != 1 || keys[0].id != old.id || !keys[0].key.Equal(old.Public().key) {
 		t.Fatalf("%v, %v", keys, err)
 	}
@@ -273,9 +275,6 @@ func TestJWKS(t *testing.T) {
 	}{
 		{200, `{"keys":[]}`, 0, nil},
 		{200, `{"keys":[` + public + `,{"kty":"RSA","kid":"a/b","n":"AQAB"},{"kty":"OKP","crv":"X25519","kid":"b","x":"AQAB"}]}`, 1, nil},
-		{200, `{"keys":[` + public + `,{"kty":"OKP","crv":"Ed25519","kid":"b","x":"AQAB"}]}`, 0, guard.ErrInvalid},
-		{200, `{"keys":[` + string(next.JWK()) + `]}`, 0, guard.ErrInvalid},
-		{200, `{"keys":[1]}`, 0, guard.ErrInvalid},
 		{200, `{}`, 0, guard.ErrInvalid},
 		{200, ``, 0, guard.ErrInvalid},
 		{200, `{"keys":[]` + strings.Repeat(" ", maxKeys) + `}`, 0, guard.ErrInvalid},
@@ -284,20 +283,71 @@ func TestJWKS(t *testing.T) {
 		{503, ``, 0, guard.ErrUnavailable},
 	} {
 		status, body = step.status, step.body
-		keys, err := JWKS(fake.URL, nil)(t.Context())
-		if len(keys) != step.keys || !errors.Is(err, step.want) {
+		keys, unusable, err := JWKS(fake.URL, nil)(t.Context())
+		if len(keys) != step.keys || len(unusable) != 0 || !errors.Is(err, step.want) {
 			t.Errorf("%d %.60s: %v, %v", step.status, step.body, keys, err)
 		}
 	}
 	fake.Close()
-	if _, err := JWKS(fake.URL, nil)(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
+	if _, _, err := JWKS(fake.URL, nil)(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("closed: %v", err)
 	}
 	for _, address := range []string{"", "keys.json", "http://locks.example/keys", "file:///etc/passwd", "https://", "http://localhost.evil.example/"} {
-		if _, err := JWKS(address, nil)(t.Context()); !errors.Is(err, guard.ErrInvalid) {
+		if _, _, err := JWKS(address, nil)(t.Context()); !errors.Is(err, guard.ErrInvalid) {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
+}
+
+// A JWKS is read key by key: keys that cannot be used harm no other, and each is
+// logged once by its name; odd key IDs and the newer name of the algorithm are fine.
+func TestOddKeysOfAJWKS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		good, odd, newer, other := NewPrivateKey(), NewPrivateKey(), NewPrivateKey(), NewPrivateKey()
+		odd.id = "2026.11"
+		member := func(k PrivateKey, old, new string) string {
+			return strings.Replace(string(guard.Must(json.Marshal(k.Public()))), old, new, 1)
+		}
+		public := func(k PrivateKey) string { return member(k, "", "") }
+		secret := NewPrivateKey()
+		list := []string{
+			member(other, `"kid":"`+other.id+`",`, ""), // no kid
+			`{"kty":"OKP","crv":"Ed25519","kid":"short","x":"AQAB"}`,
+			string(secret.JWK()),
+			member(other, `"kid":"`+other.id+`"`, `"kid":"`+good.id+`"`), // behind good's own
+			member(other, `"alg":"EdDSA"`, `"alg":"RS256"`),
+			member(other, `"kid":"`+other.id+`"`, `"kid":7`),
+			`1`,
+			`{"kty":"RSA","kid":"ignored","n":"AQAB"}`,
+		}
+		odds := len(list) - 1
+		body := `{"keys":[` + strings.Join(append([]string{public(good), public(odd), member(newer, `"alg":"EdDSA"`, `"alg":"Ed25519"`)}, list...), ",") + `]}`
+		var log strings.Builder
+		keys, err := NewKeys(t.Context(), func(context.Context) ([]PublicKey, []error, error) { return parseJWKS([]byte(body)) },
+			&KeysOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := guard.Must(NewVerifier(keys, &VerifierOptions{Audience: audience}))
+		verify := func() {
+			for name, k := range map[string]PrivateKey{"good": good, "2026.11": odd, "alg Ed25519": newer} {
+				if err := v.Verify(t.Context(), sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		}
+		verify()
+		time.Sleep(2 * DefaultRefresh)
+		verify()
+		for name, k := range map[string]PrivateKey{"unusable": other, "published private key": secret} {
+			if err := v.Verify(t.Context(), sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); !errors.Is(err, guard.ErrInvalid) {
+				t.Errorf("control, %s: %v", name, err)
+			}
+		}
+		if text := log.String(); strings.Count(text, "proof_key_unusable") != odds || !strings.Contains(text, `\"short\"`) || strings.Contains(text, encoding.EncodeToString(seed(secret))) {
+			t.Errorf("%d records, want %d:\n%s", strings.Count(text, "proof_key_unusable"), odds, text)
+		}
+	})
 }
 
 // The cache is bounded, and an evicted proof is verified again.

@@ -221,8 +221,6 @@ func TestMistakes(t *testing.T) {
 			_, err := NewKeys(t.Context(), Static(), &KeysOptions{Refresh: time.Minute, MaxAge: time.Second})
 			return err
 		},
-		"a key twice":       func() error { _, err := NewKeys(t.Context(), Static(key.Public(), key.Public()), nil); return err },
-		"the zero key":      func() error { _, err := NewKeys(t.Context(), Static(PublicKey{}), nil); return err },
 		"sign no claim":     func() error { _, err := signer.Sign(guard.Claim{}, audience, soon); return err },
 		"sign no audience":  func() error { _, err := signer.Sign(claim, "", soon); return err },
 		"sign without end":  func() error { _, err := signer.Sign(claim, audience, time.Time{}); return err },

@@ -16,15 +16,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Source returns all public keys that are valid now. It must be safe for
-// concurrent use. An empty list is an answer: no key is valid. See [Dir],
-// [JWKS] and [Static].
-type Source func(context.Context) ([]PublicKey, error)
+// Source returns all public keys that are valid now, and why each other key that
+// it found cannot be used; an error means that it does not know the keys. It must
+// be safe for concurrent use. An empty list is an answer: no key is valid. See
+// [Dir], [JWKS] and [Static].
+type Source func(context.Context) (keys []PublicKey, unusable []error, err error)
 
 // Static is a [Source] of keys that never change.
 func Static(keys ...PublicKey) Source {
 	keys = append([]PublicKey(nil), keys...)
-	return func(context.Context) ([]PublicKey, error) { return keys, nil }
+	return func(context.Context) ([]PublicKey, []error, error) { return keys, nil, nil }
 }
 
 // maxKeys bounds how much is read of a file or an answer, in bytes.
@@ -32,16 +33,15 @@ const maxKeys = 1 << 20
 
 // Dir is a [Source] that reads each file "<kid>.jwk" of a directory, which holds
 // the JWK of the public key with that ID; other files are ignored. Add a file by
-// renaming it into the directory: a file that cannot be read, is not a public
-// key or has another ID fails the whole directory ([guard.ErrInvalid]), and the
-// previous keys stay until MaxAge.
+// renaming it into the directory: a file that is not a public key or has another
+// ID cannot be used. One that cannot be read fails the directory
+// ([guard.ErrUnavailable]), and the previous keys stay until MaxAge.
 func Dir(path string) Source {
-	return func(context.Context) ([]PublicKey, error) {
+	return func(context.Context) (keys []PublicKey, unusable []error, err error) {
 		entries, err := os.ReadDir(path)
 		if err != nil {
-			return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+			return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
 		}
-		var keys []PublicKey
 		for _, entry := range entries {
 			id, ok := strings.CutSuffix(entry.Name(), ".jwk")
 			if !ok {
@@ -52,59 +52,60 @@ func Dir(path string) Source {
 				continue // removed just now
 			}
 			if err != nil {
-				return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+				return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
 			}
 			b, err := io.ReadAll(io.LimitReader(f, maxKeys))
 			_ = f.Close()
 			if err != nil {
-				return nil, guard.Unavailable("read keys", guard.Claim{}, err)
+				return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
 			}
 			var key PublicKey
-			if err := key.UnmarshalJSON(b); err != nil {
-				return nil, fmt.Errorf("%s: %w", entry.Name(), err)
+			if err = key.UnmarshalJSON(b); err == nil && key.id != id {
+				err = guard.Invalid("key", key.id, "is in the file of another ID")
 			}
-			if key.id != id {
-				return nil, guard.Invalid("key file", entry.Name(), "holds the key "+key.id)
+			if err != nil {
+				unusable = append(unusable, fmt.Errorf("%s: %w", entry.Name(), err))
+				continue
 			}
 			keys = append(keys, key)
 		}
-		return keys, nil
+		return keys, unusable, nil
 	}
 }
 
 // JWKS is a [Source] that fetches a JWKS (RFC 7517, section 5), such as [Keys]
-// serves. It ignores keys of other kinds. client may be nil. Redirects are not
+// serves, key by key. It ignores keys of other kinds. client may be nil. Redirects are not
 // followed, and the URL must be https, or http on a loopback address: whoever
 // can change the answer can issue tokens.
 //
 // Errors of the source: [guard.ErrUnavailable] if the server gives no answer or
 // a status other than 200, [guard.ErrInvalid] for a bad URL or an answer that is
-// not a JWKS or contains a private key.
+// not a JWKS.
 func JWKS(address string, client *http.Client) Source {
 	if client == nil {
 		client = http.DefaultClient
 	}
 	direct := *client
 	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return func(ctx context.Context) ([]PublicKey, error) {
+	return func(ctx context.Context) ([]PublicKey, []error, error) {
 		if u, err := url.Parse(address); err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname())) {
-			return nil, guard.Invalid("JWKS URL", address, "must be https, or http on a loopback address")
+			return nil, nil, guard.Invalid("JWKS URL", address, "must be https, or http on a loopback address")
 		}
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 		if err != nil {
-			return nil, guard.Invalid("JWKS URL", address, "is not a URL")
+			return nil, nil, guard.Invalid("JWKS URL", address, "is not a URL")
 		}
 		answer, err := direct.Do(r)
 		if err != nil {
-			return nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
+			return nil, nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
 		}
 		defer func() { _ = answer.Body.Close() }()
 		if answer.StatusCode != http.StatusOK {
-			return nil, guard.Unavailable("fetch keys", guard.Claim{}, fmt.Errorf("%s answered %s", address, answer.Status))
+			return nil, nil, guard.Unavailable("fetch keys", guard.Claim{}, fmt.Errorf("%s answered %s", address, answer.Status))
 		}
 		b, err := io.ReadAll(io.LimitReader(answer.Body, maxKeys))
 		if err != nil {
-			return nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
+			return nil, nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
 		}
 		return parseJWKS(b)
 	}
@@ -115,29 +116,25 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func parseJWKS(b []byte) ([]PublicKey, error) {
+func parseJWKS(b []byte) (keys []PublicKey, unusable []error, err error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(b, &set); err != nil || set.Keys == nil {
-		return nil, guard.Invalid("JWKS", "", "is not a JSON object with keys")
+		return nil, nil, guard.Invalid("JWKS", "", "is not a JSON object with keys")
 	}
-	var keys []PublicKey
-	for _, raw := range set.Keys {
-		var kind struct {
-			Kty, Crv, Use, Alg string
-		}
-		if err := json.Unmarshal(raw, &kind); err != nil {
-			return nil, guard.Invalid("JWKS", "", "has a key that is not a JSON object")
-		}
-		if kind.Kty != "OKP" || kind.Crv != "Ed25519" || kind.Use != "" && kind.Use != "sig" || kind.Alg != "" && kind.Alg != algorithm {
+	for i, raw := range set.Keys {
+		var kind struct{ Kty, Crv, Use, Alg any }
+		err := json.Unmarshal(raw, &kind)
+		if err == nil && (kind.Kty != "OKP" || kind.Crv != "Ed25519" || kind.Use != nil && kind.Use != "sig") {
 			continue // RFC 7517, section 5: ignore unknown keys
 		}
 		var key PublicKey
-		if err := key.UnmarshalJSON(raw); err != nil {
-			return nil, err
+		if err = key.UnmarshalJSON(raw); err != nil {
+			unusable = append(unusable, fmt.Errorf("key %d of the JWKS: %w", i, err))
+			continue
 		}
 		keys = append(keys, key)
 	}
-	return keys, nil
+	return keys, unusable, nil
 }
