@@ -258,6 +258,9 @@ func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 			if next.data, next.fate = m.Data, m.Fate; next.fate != Drop {
 				parcels <- next
 			}
+			if next.fate == Cut || next.fate == Reset {
+				return // the rule sees nothing more of this direction
+			}
 		}
 		if next.end = err != nil; next.end {
 			parcels <- next

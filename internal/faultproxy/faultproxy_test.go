@@ -141,7 +141,7 @@ func TestFates(t *testing.T) {
 	})
 	c := dial(t, p)
 	c.want("a", "1ST Å")
-	io.WriteString(c.TCPConn, "drop this\nb\ncut this\n")
+	io.WriteString(c.TCPConn, "drop this\nb\ncut this\nc\n")
 	if rest, err := io.ReadAll(c.answers); err != nil && !errors.Is(err, syscall.ECONNRESET) || strings.Contains(string(rest), "THIS") {
 		t.Errorf("cut: %q, %v", rest, err)
 	}
