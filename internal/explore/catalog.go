@@ -7,7 +7,6 @@ import "github.com/fencepost-go/fencepost/guard"
 var (
 	holders = [4]claim{{1, 1}, {1, 1}, {2, 2}, {3, 3}}
 	twins   = [4]claim{{1, 1}, {2, 2}, {2, 3}, {3, 4}} // one token under two leases
-	doubles = [4]claim{{1, 1}, {1, 1}, {2, 2}, {2, 3}}
 )
 
 // The real protocols; a mutant changes one field.
@@ -17,9 +16,6 @@ var (
 	restoreBase = rowConfig{rule: guard.SameOrNewer, takeover: true, restored: true}
 	txBase      = txConfig{claims: holders}
 	twinBase    = txConfig{claims: twins}
-	objBase     = objConfig{claims: holders}
-	ptrBase     = ptrConfig{claims: holders}
-	httpBase    = httpConfig{claims: doubles, replicas: 2}
 	tokenBase   = issuerConfig{workers: 3, faults: 1, purges: 1, crashes: 1}
 	crowdBase   = issuerConfig{workers: 4, purges: 1, crashes: 1}
 	timedBase   = issuerConfig{workers: 2, faults: 1, crashes: 1, timed: true}
@@ -32,9 +28,6 @@ var correct = []func() runnable{
 	func() runnable { return newRow("row, restored issuer", restoreBase) },
 	func() runnable { return newTx("transaction", txBase) },
 	func() runnable { return newTx("transaction, one token twice", twinBase) },
-	func() runnable { return newObject("object", objBase) },
-	func() runnable { return newPointer("pointer object", ptrBase) },
-	func() runnable { return newAdmission("http", httpBase) },
 	func() runnable { return newIssuer("issuer, tokens", tokenBase) },
 	func() runnable { return newIssuer("issuer, tokens, no faults", crowdBase) },
 	func() runnable { return newIssuer("issuer, deadlines", timedBase) },

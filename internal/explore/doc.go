@@ -5,7 +5,7 @@
 //
 //	go test -v ./internal/explore
 //	go run ./internal/explore/cmd/explore
-//	go run ./internal/explore/cmd/explore -mutant s3-metadata-only
+//	go run ./internal/explore/cmd/explore -mutant tx-savepoint
 //
 // A protocol as it is built reaches no state that violates a promise, and
 // reaches the states that make this meaningful (goals). Each mutant, which
@@ -22,29 +22,21 @@
 //     two transactions of one holder, rollback, a client that stops for ever, a
 //     server that crashes and loses commits that it did not flush; and the same
 //     with one token under two leases.
-//   - object: the compare-and-swap loop on a sealed S3 object, with requests
-//     and answers lost, requests that arrive after their sender gave up,
-//     tombstones, two holders that write equal contents.
-//   - pointer object: uploads, the pointer, its collector and a reader.
-//   - http: two replicas, admission at the door, the handler's fenced
-//     transaction, restarts, a proxy that removes the header, a store that is
-//     down.
 //   - issuer: acquire in the two steps in which a waiting statement sees two
 //     moments, renew, release, purge, idempotent repetition; first with leases
 //     that may end at any time, then with clocks in ticks, where a holder's may
 //     lose one tick in a TTL, and the deadlines that go by it.
 //
 // A step is what is atomic in reality: a statement's effect under its row's
-// lock, one statement of a plpgsql function, one request to S3. A comment at
-// each names the file or statement that it models. The state keeps what a
-// promise needs to know about the past, so each invariant is a predicate of one
-// state.
+// lock, one statement of a plpgsql function. A comment at each names the file or
+// statement that it models. The state keeps what a promise needs to know about
+// the past, so each invariant is a predicate of one state.
 //
 // # What the models leave out
 //
 // They are models: they show that a protocol is right, not that the code
-// follows it. The packages' own tests show on real servers that PostgreSQL and
-// S3 behave as modelled.
+// follows it. The packages' own tests show on real servers that PostgreSQL
+// behaves as modelled.
 //
 //   - Everything is small: four workers, three in the issuer's model of tokens
 //     with faults and two in that of deadlines; one or two writes each; one
@@ -57,11 +49,7 @@
 //     and deadlocks between several resources.
 //   - lockclient: which waiter is next, LISTEN and NOTIFY, forced unlocks,
 //     connections, the timers behind Done and Hold.
-//   - httpfence: what an answer says, resource names, report-only mode, the
-//     client's Transport.
-//   - s3fence: Plain, Adopt, InsecureDelete (but for its mutant), Store with
-//     its floor, listing, damaged objects, and stores that break their
-//     promises. The collector's grace period is ideal: it ends when no reader is
-//     left.
+//   - s3fence and httpfence: the campaign (internal/suites/campaign) runs them
+//     as they are built, on objects, pointers and requests.
 //   - Malformed input. Claims are always valid.
 package explore

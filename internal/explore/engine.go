@@ -17,11 +17,9 @@ const (
 	P2       Promise = "P2"       // no lost takeover
 	P3       Promise = "P3"       // tokens and marks only grow
 	P4       Promise = "P4"       // one token, one lease
-	P5       Promise = "P5"       // fail closed
 	P6       Promise = "P6"       // the reason is exact
 	P7       Promise = "P7"       // a lost lease is known before the server gives it away
 	Once     Promise = "once"     // OncePerToken: a token writes once, and so does a write ID
-	Data     Promise = "data"     // what a pointer object names exists
 	Progress Promise = "progress" // nobody waits forever
 )
 

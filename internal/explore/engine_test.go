@@ -75,7 +75,6 @@ func TestSymmetryLosesNothing(t *testing.T) {
 	for name, check := range map[string]func(*testing.T){
 		"row":               func(t *testing.T) { symmetric(t, row) },
 		"transaction":       func(t *testing.T) { symmetric(t, tx) },
-		"http":              func(t *testing.T) { symmetric(t, newAdmission("http", httpBase)) },
 		"issuer, tokens":    func(t *testing.T) { symmetric(t, newIssuer("issuer", with(tokenBase, two))) },
 		"issuer, deadlines": func(t *testing.T) { symmetric(t, newIssuer("issuer", with(timedBase, noFaults))) },
 	} {

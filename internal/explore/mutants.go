@@ -8,9 +8,6 @@ func row(base rowConfig, change func(*rowConfig)) runnable {
 func tx(base txConfig, change func(*txConfig)) runnable {
 	return newTx("transaction", with(base, change))
 }
-func object(change func(*objConfig)) runnable    { return newObject("object", with(objBase, change)) }
-func pointer(change func(*ptrConfig)) runnable   { return newPointer("pointer", with(ptrBase, change)) }
-func http(change func(*httpConfig)) runnable     { return newAdmission("http", with(httpBase, change)) }
 func tokens(change func(*issuerConfig)) runnable { return newIssuer("issuer", with(tokenBase, change)) }
 func timed(change func(*issuerConfig)) runnable  { return newIssuer("issuer", with(timedBase, change)) }
 
@@ -47,31 +44,6 @@ var mutants = []Mutant{
 	{"tx-floor-equal-admitted", "a claim equal to the floor is admitted", P4, "", tx(twinBase, func(c *txConfig) { c.equalFloor = true })},
 	{"tx-greater-for-same", "enter with > where >= belongs", P6, "", tx(txBase, func(c *txConfig) { c.strict = true })},
 	{"tx-no-timeout", "nobody ends the transaction of a stopped client", Progress, "", tx(txBase, func(c *txConfig) { c.noTimeout = true })},
-
-	{"s3-metadata-only", "the token in metadata, an ETag of the body (ABA)", P1, "", object(func(c *objConfig) { c.bodyETag = true })},
-	{"s3-empty-tombstone", "tombstones without a body share one ETag", P1, "", object(func(c *objConfig) { c.emptyTombstone = true })},
-	{"s3-real-delete", "deleting removes the object and its token", P1, "", object(func(c *objConfig) { c.realDelete = true })},
-	{"s3-real-delete-twice", "the same: a delayed create is applied again", Once, "", object(func(c *objConfig) { c.realDelete = true })},
-	{"s3-unconditional", "GET, compare, PUT without If-Match", P1, "", object(func(c *objConfig) { c.unconditional = true })},
-	{"s3-two-requests", "the token from one request, the ETag from a later one", P1, "", object(func(c *objConfig) { c.twoRequests = true })},
-	{"s3-no-raise", "no raise at takeover", P2, "", object(func(c *objConfig) { c.noRaise = true })},
-	{"s3-no-write-id", "412 after a lost answer reported as stale", P6, "", object(func(c *objConfig) { c.noWriteID = true })},
-	{"s3-no-recent-writers", "a write is found only while it is the last", P6, "", object(func(c *objConfig) { c.noRecent = true })},
-	{"s3-unseen-is-lost", "a PUT that is not seen yet is taken for lost", Once, "", object(func(c *objConfig) { c.notThere = true })},
-	{"s3-success-unseen", "an unknown outcome reported as written", P5, "", object(func(c *objConfig) { c.hopes = true })},
-	{"pointer-unconditional", "PUT of the pointer without If-Match", P1, "", pointer(func(c *ptrConfig) { c.unconditional = true })},
-	{"pointer-gc-by-token-alone", "all data below the pointer's token is deleted", Data, "is there", pointer(func(c *ptrConfig) { c.byTokenAlone = true })},
-	{"pointer-gc-own-token", "data of the pointer's own token is deleted, too", Data, "is there", pointer(func(c *ptrConfig) { c.equalToo = true })},
-	{"pointer-gc-no-grace", "data is deleted as soon as it is replaced", Data, "reader", pointer(func(c *ptrConfig) { c.noGrace = true })},
-
-	{"http-admission-only", "compared at the door, not in the write", P1, "", http(func(c *httpConfig) { c.admitOnly = true })},
-	{"http-post-check", "compared at the door and before the answer", P1, "", http(func(c *httpConfig) { c.postCheck = true })},
-	{"http-memory-restart", "the mark in memory, the replica restarts", P1, "", http(func(c *httpConfig) { c.memory, c.replicas = true, 1 })},
-	{"http-memory-replicas", "each of two replicas has its own mark", P1, "", http(func(c *httpConfig) { c.memory, c.noRestart = true, true })},
-	{"http-two-marks", "raised at the door, written by the row's own mark", P2, "", http(func(c *httpConfig) { c.twoMarks = true })},
-	{"http-no-token-passes", "a request whose header was removed passes", P5, "", http(func(c *httpConfig) { c.noHeader = true })},
-	{"http-store-down-passes", "a request passes when the store is down", P5, "", http(func(c *httpConfig) { c.failOpen = true })},
-	{"http-lease-not-compared", "tokens are compared, leases are not", P4, "", http(func(c *httpConfig) { c.tokensAlone = true })},
 
 	{"issuer-token-not-raised", "an UPDATE that leaves the token", P4, "", tokens(func(c *issuerConfig) { c.sameToken = true })},
 	{"issuer-sequence", "the token drawn from a sequence before the wait", P3, "", tokens(func(c *issuerConfig) { c.sequence = true })},
