@@ -38,6 +38,8 @@ func (o *Options) configuration(name string) ([]string, error) {
 	settings := map[string]string{
 		// Enough for packages that test with many clients at once.
 		"max_connections": "200",
+		// Compiling a query takes longer than any test's query runs.
+		"jit": "off",
 	}
 	if !o.Durable {
 		settings["fsync"] = "off"
