@@ -3,6 +3,7 @@ package pglease_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -134,5 +135,41 @@ func TestAnySession(t *testing.T) {
 	}
 	if _, err := i.Release(t.Context(), held); !errors.Is(err, driver.ErrBusy) || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("a release that statement_timeout ended: %v", err)
+	}
+}
+
+// TestRowSecurity: a policy that hides rows from the issuer's role is an error, and not
+// a lease that is over. The control is the function without the setting.
+func TestRowSecurity(t *testing.T) {
+	t.Parallel()
+	admin := migrated(t)
+	role := "hidden_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
+	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
+	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO "+role)
+	i := newIssuer(t, dial(t, admin, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" }), nil)
+	claim := acquire(t, i, "r", "mine")
+	renew := func() driver.Renewed {
+		results := make([]driver.Renewed, 1)
+		i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
+		return results[0]
+	}
+	mustExec(t, admin, "ALTER TABLE fencepost.leases ENABLE ROW LEVEL SECURITY")
+	_, acquired := i.Acquire(t.Context(), ask("r", "other"))
+	_, released := i.Release(t.Context(), claim)
+	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released} {
+		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "42501" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	mustExec(t, admin, "ALTER FUNCTION fencepost.renew RESET row_security")
+	if got := renew(); got.State != driver.Over {
+		t.Errorf("the control: %+v", got)
+	}
+	mustExec(t, admin, "ALTER TABLE fencepost.leases DISABLE ROW LEVEL SECURITY")
+	if got := renew(); got.State != driver.Extended {
+		t.Errorf("without the policy: %+v", got)
 	}
 }
