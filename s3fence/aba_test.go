@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -18,26 +17,18 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 const (
 	abaWriters = 16
-	abaShort   = 500
+	abaShort   = 250
 	abaFull    = 20_000
 )
 
-// long reports whether to run a test at full length: the environment has
-// FENCEPOST_LONG=1.
-var long = os.Getenv("FENCEPOST_LONG") != ""
-
-func abaTokens() int64 {
-	if long {
-		return abaFull
-	}
-	return abaShort
-}
+func abaTokens() int64 { return int64(longtest.ByLength(abaShort, abaFull)) }
 
 // protocol is a way to write under a token; attempt goes into the metadata, so
 // that the write is found in the server's history.

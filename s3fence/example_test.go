@@ -29,7 +29,9 @@ func exampleClient() (client *s3.Client, end func()) {
 }
 
 func exampleBucket(client *s3.Client) *s3fence.Bucket {
-	bucket, err := s3fence.Open(context.Background(), client, "invoices", nil)
+	bucket, err := s3fence.Open(context.Background(), client, "invoices", &s3fence.Options{
+		InsecureSkipProbe: true, // this store is known; leave it out for yours
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -215,10 +216,7 @@ func (f *forgetful) CompleteMultipartUpload(context.Context, *s3.CompleteMultipa
 
 // What a long write holds in memory does not depend on its length.
 func TestPointerMemory(t *testing.T) {
-	size := int64(320 * miB)
-	if long {
-		size = 5 << 30
-	}
+	size := int64(longtest.ByLength(160, 5<<10)) * miB
 	server, b, _ := setup(t, s3fence.Pointer, 0)
 	store := &forgetful{S3: newClient(server)}
 	o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
