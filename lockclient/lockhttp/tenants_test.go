@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strings"
 	"testing"
@@ -305,6 +306,36 @@ func TestEvents(t *testing.T) {
 		if _, err := ops.ReadString('\n'); err != nil {
 			break
 		}
+	}
+}
+
+// TestWorstRows: whatever an issuer's role writes into a row, lists, the page and
+// force unlocks work.
+func TestWorstRows(t *testing.T) {
+	t.Parallel()
+	issuer, operator, pool := postgres(t, 4)
+	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	names := leasetest.Worst(t, pool)
+	if got := ask(t, web.URL, "root", "GET", "/v1/locks?limit=1000", ""); got.status != 200 || len(got.body["locks"].([]any)) != len(names) {
+		t.Errorf("%d, of %d names: %s", got.status, len(names), got.text)
+	}
+	if got := ask(t, web.URL, "root", "GET", "/ui/live", ""); got.status != 200 || strings.Count(got.text, "data-down") < len(names)-2 || strings.Contains(got.text, "does not answer") {
+		t.Errorf("the page: %d %s", got.status, got.text)
+	}
+	for _, name := range names {
+		if guard.ValidateResource(name) != nil {
+			continue
+		}
+		path := "/v1/locks/" + url.PathEscape(name)
+		if got := ask(t, web.URL, "root", "GET", path, ""); got.status != 200 || got.str("state") == "" {
+			t.Errorf("%q: %d %s", name, got.status, got.text)
+		}
+		if got := ask(t, web.URL, "root", "POST", path+"/force-unlock", `{"actorId":"ada","reason":"it hangs"}`); got.status != 200 || got.str("token") != "2" {
+			t.Errorf("%q: %d %s", name, got.status, got.text)
+		}
+	}
+	if got := ask(t, web.URL, "root", "GET", "/v1/audit?limit=1000", ""); got.status != 200 || len(got.body["records"].([]any)) != len(names)-2 {
+		t.Errorf("the audit: %d %s", got.status, got.text)
 	}
 }
 

@@ -7,8 +7,10 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -63,6 +65,42 @@ func TestOutputIsPrintable(t *testing.T) {
 	// The control: the requested names are in the output, escaped.
 	if out := must(t, url, "list", "--all"); !strings.Contains(out, `"r\x1b[2J\x1b]0;owned\a"`) || strings.Count(out, "\n") != len(hostile)+1 {
 		t.Errorf("the names are not all listed:\n%s", out)
+	}
+}
+
+// TestWorstRows: whatever an issuer's role writes into a row, every command that
+// reads or cuts leases works, and prints nothing but text.
+func TestWorstRows(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	names := leasetest.Worst(t, pool)
+	for _, format := range []string{"table", "json"} {
+		for _, args := range [][]string{{"list", "-a"}, {"list", "--awaited"}, {"long-held"}, {"audit"}, {"doctor"}, {"watch"}} {
+			var out string
+			if args[0] == "watch" {
+				w := watchIt(t, url, "watch", "-n", "0", "-o", format)
+				w.sees("xxx") // the last name
+				continue
+			}
+			r := fencectl(t, url, append(args, "-o", format)...)
+			if out = r.out; r.code != exitOK && r.code != exitUnhealthy { // fsync is off in tests
+				t.Errorf("%q: %+v", args, r)
+			}
+			printable(t, out)
+			if n := strings.Count(out, "worst"); args[len(args)-1] == "-a" && n < len(names)-2 {
+				t.Errorf("%q lists %d of %d:\n%s", args, n, len(names), out)
+			}
+		}
+	}
+	for _, name := range names {
+		if guard.ValidateResource(name) != nil {
+			continue
+		}
+		printable(t, must(t, url, "show", name))
+		r := fencectl(t, url, "force-unlock", name, "--actor", "ana", "--reason", "it hangs", "--yes")
+		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "burned token:     2\n") {
+			t.Errorf("%q: %+v", name, r)
+		}
 	}
 }
 

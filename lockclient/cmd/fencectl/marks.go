@@ -36,7 +36,7 @@ func (a *app) marksCommand() *cli.Command {
 				Flags: []cli.Flag{
 					&cli.BoolFlag{Name: "above-issuer", Usage: "though no such token was granted: every holder is refused then"},
 					raiseTimeoutFlag(),
-					&cli.StringFlag{Name: "lease-id", Usage: "`ID` of the lease that the token belongs to, empty if there is none"},
+					&cli.StringFlag{Name: "lease-id", Usage: "`ID` of the lease that the token belongs to; without it that of the issuer's lease or record with this token"},
 					yesFlag(),
 				},
 				Action: a.markRaise,
@@ -124,6 +124,11 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
+	if !cmd.IsSet("lease-id") {
+		if claim.LeaseID, err = s.leaseOf(ctx, claim); err != nil {
+			return err
+		}
+	}
 	if err := a.confirm(ctx, cmd, "Raise the mark of "+shown(claim.Resource)+" to "+claim.Token.String()+": every lower token is refused from then on."); err != nil {
 		return err
 	}
@@ -131,6 +136,30 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
+}
+
+// leaseOf returns the lease ID of the claim's token, if the issuer or its audit has
+// it: a mark with another one would lock out the healthy holder.
+func (s *session) leaseOf(ctx context.Context, claim guard.Claim) (string, error) {
+	v, err := s.look(ctx, claim.Resource)
+	if code, _ := classify(err); code == exitNotFound || missing(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if v.Lease.Token == claim.Token && v.Lease.LeaseID != "" {
+		return v.Lease.LeaseID, nil
+	}
+	for _, r := range v.Audit {
+		switch claim.Token {
+		case r.Token:
+			return r.RequestID, nil
+		case r.Cut.Token:
+			return r.Cut.LeaseID, nil
+		}
+	}
+	return "", nil
 }
 
 // refuseAboveIssuer prevents a typing error from becoming a mark that refuses

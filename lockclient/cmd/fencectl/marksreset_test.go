@@ -66,6 +66,30 @@ func TestMarksReset(t *testing.T) {
 	}
 }
 
+// TestRaiseFillsInTheLease: without --lease-id a raise takes the lease ID of the
+// lease that has the token, or the one that was burned with it, so that its holder
+// is admitted. The control says that there is none, and locks the holder out.
+func TestRaiseFillsInTheLease(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
+	must(t, url, "marks", "raise", "billing", lease.Token().String(), "--yes")
+	if !admits(t, pool, lease.Claim()) {
+		t.Error("the raise locked the holder out")
+	}
+	must(t, url, "force-unlock", "billing", "--actor", "a", "--reason", "r", "--request-id", "INC-9", "--yes")
+	burned := lease.Token() + 1
+	must(t, url, "marks", "raise", "billing", burned.String(), "--yes")
+	if mark, err := fenced(t, pool).Mark(t.Context(), "billing"); err != nil || mark.LeaseID != "INC-9" || mark.Token != burned {
+		t.Errorf("%+v, %v", mark, err)
+	}
+	control := hold(t, pool, "worker-2", "control", time.Hour)
+	must(t, url, "marks", "raise", "control", control.Token().String(), "--lease-id", "", "--yes")
+	if admits(t, pool, control.Claim()) {
+		t.Error("the control is admitted")
+	}
+}
+
 // TestRunbookResets: the reset as written in the runbook, with the tokens that
 // fencectl prints and no lease ID, lowers a poisoned mark, and the holder writes.
 func TestRunbookResets(t *testing.T) {

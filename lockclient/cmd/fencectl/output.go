@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -179,7 +180,7 @@ func clockTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z
 func span(d time.Duration) string {
 	switch {
 	case d < 0:
-		return "-" + span(-d)
+		return "-" + span(-max(d, -math.MaxInt64))
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < 10*time.Second:

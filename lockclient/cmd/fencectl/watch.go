@@ -58,7 +58,7 @@ func (a *app) watchLeases(ctx context.Context, cmd *cli.Command) error {
 		leases := func(yield func(marked, error) bool) {
 			for l, err := range s.op.List(ctx, given[0], opts) {
 				m := marked{LeaseInfo: l}
-				if err == nil {
+				if err == nil && guard.ValidateResource(l.Resource) == nil { // else no fence has it
 					m.Mark, err = s.mark(ctx, l.Resource)
 				}
 				if !yield(m, err) || err != nil {
