@@ -145,7 +145,7 @@ func TestErrorHints(t *testing.T) {
 		status int
 	}{
 		"unknown key, versitygw": {with(real, func(s *store) { s.id = "NOBODY" }), nil, []string{"credentials were refused", "AWS_ACCESS_KEY_ID"}, 1},
-		"wrong secret":           {with(real, func(s *store) { s.secret = "wrong" }), nil, []string{"credentials were refused", "AWS_SECRET_ACCESS_KEY"}, 1},
+		"wrong secret":           {with(real, func(s *store) { s.secret = "wrong" }), nil, []string{"signature was refused", "AWS_SECRET_ACCESS_KEY"}, 1},
 		"unknown key, s3test":    {with(fake, func(s *store) { s.id = "NOBODY" }), nil, []string{"credentials were refused"}, 1},
 		"expired":                {with(fake, func(s *store) { s.id = "OLD" }), nil, []string{"credentials have expired", "log in again"}, 1},
 		"no credentials":         {with(real, func(s *store) { s.id, s.secret = "", "" }), nil, []string{"get credentials", "set AWS_ACCESS_KEY_ID"}, 1},

@@ -140,7 +140,7 @@ func TestAccess(t *testing.T) {
 		says   string
 	}{
 		"unknown user": {func(g *gateway.Gateway) { g.AccessKeyID = "nobody" }, bucket, "credentials were refused"},
-		"wrong secret": {func(g *gateway.Gateway) { g.SecretAccessKey = "wrong" }, bucket, "credentials were refused"},
+		"wrong secret": {func(g *gateway.Gateway) { g.SecretAccessKey = "wrong" }, bucket, "signature was refused"},
 		"wrong region": {func(g *gateway.Gateway) { g.Region = "us-west-2" }, bucket, "another region"},
 		"wrong bucket": {func(*gateway.Gateway) {}, "another", "does not exist"},
 	} {
