@@ -85,7 +85,7 @@
 //
 // echo, gin, fiber and others answer a handler's error after the middleware has
 // returned, so a fence that is wrapped around them as it is would see a success.
-// examples/thirdparty has a tested recipe for each. Package grpcfence has
+// examples/thirdparty/frameworks has the recipes. Package grpcfence has
 // interceptors for grpc-go and Connect. For messages, [guard.Inject] and
 // [guard.Extract] carry the claim. openapi.json describes the fields and answers.
 //

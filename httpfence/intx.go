@@ -254,7 +254,7 @@ var (
 )
 
 // errSilent is for a handler whose answer nobody can tell from a failure.
-var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework answers errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
+var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework answers errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty/frameworks; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
 
 // in runs a transaction whose handler must be called within wait.
 func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {

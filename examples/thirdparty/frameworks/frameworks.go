@@ -1,7 +1,8 @@
-// Package httpsuite tests package httpfence behind proxies and inside
-// frameworks that the module itself does not depend on. The recipes for the
-// frameworks are here to be copied.
-package httpsuite
+// Package frameworks has a recipe for each framework that answers a handler's
+// error after its middleware has returned, or has a ResponseWriter of its own: echo,
+// gin and fiber. Copy the one that you need. With such a framework's own adapter for
+// net/http middleware, InTx of a fence refuses to commit what it cannot judge.
+package frameworks
 
 import (
 	"net/http"

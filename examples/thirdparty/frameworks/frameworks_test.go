@@ -1,6 +1,7 @@
-package httpsuite
+package frameworks
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 
@@ -169,5 +171,33 @@ func TestFrameworks(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAdapters: echo's own adapter around a handler that fails. The fence sees
+// a handler that wrote nothing, commits nothing and reports it. The control is the
+// recipe.
+func TestAdapters(t *testing.T) {
+	for name, c := range map[string]struct {
+		wrap   func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc
+		status int
+		log    string
+	}{
+		"echo.WrapMiddleware": {func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return echo.WrapMiddleware(fence.InTx) }, 500, "it wrote nothing"},
+		"control: the recipe": {func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return Echo(fence.InTx) }, 409, ""},
+	} {
+		var log bytes.Buffer
+		l := &ledger{Store: guard.NewMemory(nil)}
+		fence := guard.Must(httpfence.NewTx(l, func(*http.Request) (string, error) { return "acme", nil },
+			&httpfence.Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&log, nil)))}))
+		e := echo.New()
+		e.POST("/a", func(echo.Context) error { return echo.NewHTTPError(http.StatusConflict) }, c.wrap(fence))
+		r := httptest.NewRequest("POST", "/a", nil)
+		r.Header = http.Header{httpfence.TokenHeader: {"5"}, httpfence.LeaseHeader: {"l"}, httpfence.ResourceHeader: {"acme"}}
+		w := httptest.NewRecorder()
+		e.ServeHTTP(w, r)
+		if w.Code != c.status || l.count() != 0 || !strings.Contains(log.String(), c.log) || c.log == "" && log.Len() != 0 {
+			t.Errorf("%s: %d, %d committed, log %s", name, w.Code, l.count(), &log)
+		}
 	}
 }

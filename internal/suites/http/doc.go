@@ -1,0 +1,2 @@
+// Package httpsuite tests package httpfence behind proxies.
+package httpsuite
