@@ -16,7 +16,7 @@ var tested = []struct{ with, result, directory, test string }{
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
 	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/suites/http", "TestReplays"},
-	{"chi, echo, gin, fiber", "fenced, by the recipes in `examples/thirdparty/frameworks`", "examples/thirdparty/frameworks", "TestFrameworks"},
+	{"chi, echo, gin, fiber", "fenced: `examples/thirdparty/frameworks`", "examples/thirdparty/frameworks", "TestFrameworks"},
 	{"Connect, grpc-go", "fenced, by `httpfence/grpcfence`", "httpfence/grpcfence", "TestUnary"},
 	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/suites/lockserver", "TestWorkers"},
 	{"versitygw 1.8, MinIO", "accepted", "internal/suites/s3", "TestRace"},
