@@ -117,7 +117,8 @@ type Execer interface {
 
 // EnterOn is [DB.Enter] for a transaction that can only run a statement. tx
 // must be a transaction: on anything else the fence would end with its own
-// statement, which is refused with ErrInvalid. Inside a [DB.InTx] only its own claims
+// statement, which is refused with ErrInvalid. A [*sql.DB] or [*sql.Conn] is sent
+// nothing; on a type that hides one a claim above the mark has been raised by then. Inside a [DB.InTx] only its own claims
 // are taken, whatever tx is. The statement has no
 // placeholders, since such code has its own placeholder syntax.
 func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
@@ -126,6 +127,10 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 		return err
 	}
 	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
+		switch tx.(type) {
+		case *sql.DB, *sql.Conn:
+			return guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves")
+		}
 		if own := d.callback(ctx); own != nil && own.claims != nil { // tx may be its transaction
 			if err := own.has(sorted); err != nil {
 				return err
@@ -137,7 +142,7 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 		// A statement that commits by itself has taken its marker with it.
 		err := send(statement{sql: checkMarkerSQL, args: []any{d.marker}})
 		if noMarker(err) || pgerr.State(err) == "42704" {
-			return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves"), err}
+			return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves; the mark may have been raised"), err}
 		}
 		return schemaFailure("enter", claims[0], err)
 	})

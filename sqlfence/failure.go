@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -19,6 +20,23 @@ import (
 
 // errBusy refuses a connection in the middle of a transaction.
 var errBusy = guard.Invalid("connection", "", "has a transaction open; it must be idle")
+
+// errEncoding refuses a session whose client_encoding is another: the driver sends
+// UTF-8, and the server would take a resource's bytes for other characters, and so
+// compare with the mark of another resource.
+var errEncoding = guard.Invalid("client_encoding", "", "must be UTF8: drivers send UTF-8, and under another setting a resource's name becomes another")
+
+// encoded returns errEncoding for a session that converts what it is sent.
+func encoded(c *pgx.Conn) error {
+	if c == nil {
+		return nil
+	}
+	switch c.PgConn().ParameterStatus("client_encoding") {
+	case "UTF8", "SQL_ASCII", "": // the second converts nothing; the server always reports it
+		return nil
+	}
+	return errEncoding
+}
 
 // unsendable marks an argument that the driver could not encode: the
 // connection was not used and is as good as before.
@@ -41,7 +59,7 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 		sent = pgerr.Commit
 	}
 	switch reason := pgerr.Reason(err, sent); {
-	case err == nil || err == errBusy:
+	case err == nil || err == errBusy || errors.Is(err, errEncoding):
 		return err
 	case errors.Is(err, errAborted):
 		return fmt.Errorf("sqlfence: %s: %w", op, err)

@@ -37,6 +37,10 @@ func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
 		c.Release()
 		return nil, errBusy
 	}
+	if err := encoded(c.Conn()); err != nil {
+		c.Release()
+		return nil, err
+	}
 	return &pgxConn{pgxQuerier: pgxQuerier{c.Conn(), c.Conn()}, pooled: c}, nil
 }
 
@@ -262,11 +266,17 @@ type pgxQuerier struct {
 }
 
 func (q pgxQuerier) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	if err := encoded(q.conn); err != nil {
+		return 0, pgerr.NotSent(err)
+	}
 	tag, err := q.on.Exec(ctx, sql, args...)
 	return tag.RowsAffected(), pgxSent(q.conn, err)
 }
 
 func (q pgxQuerier) query(ctx context.Context, sql string, args []any, each eachRow) error {
+	if err := encoded(q.conn); err != nil {
+		return pgerr.NotSent(err)
+	}
 	rows, err := q.on.Query(ctx, sql, args...)
 	if err == nil {
 		defer rows.Close()

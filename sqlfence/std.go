@@ -46,6 +46,10 @@ func (b stdBackend) conn(ctx context.Context) (conn[*sql.Tx], error) {
 		c.release()
 		return nil, errBusy
 	}
+	if err := encoded(c.native); err != nil {
+		c.release()
+		return nil, err
+	}
 	return c, nil
 }
 

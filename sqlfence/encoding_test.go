@@ -1,0 +1,78 @@
+package sqlfence
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestClientEncoding (P1, P9): a session whose client_encoding is not UTF-8, in which
+// a resource's name becomes another one, is refused before anything is sent. The
+// control shows the other name.
+func TestClientEncoding(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		latin := func(c *pgx.ConnConfig) { c.RuntimeParams["client_encoding"] = "LATIN1" }
+		db, claim := e.open(nil, latin), claimOf("ü", 5)
+		for what, err := range map[string]error{
+			"InTx":  db.fenced(t.Context(), claim, func(context.Context, testTx) error { t.Error("the callback ran"); return nil }),
+			"Raise": db.Raise(t.Context(), claim),
+			"Admit": func() error { _, err := db.Admit(t.Context(), claim); return err }(),
+			"Mark":  func() error { _, err := db.Mark(t.Context(), "ü"); return err }(),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonInvalid {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if n := e.int("SELECT count(*) FROM fencepost.marks"); n != 0 {
+			t.Errorf("%d marks", n)
+		}
+		if err := db.unfenced(t.Context(), "SELECT fencepost.raise($1, 5, 'lease-5', 1000)", "ü"); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.text("SELECT resource FROM fencepost.marks"); got == "ü" {
+			t.Errorf("the control: the resource is still %q", got)
+		}
+	})
+}
+
+// TestEnterOnPool (P5): a pool and a connection are no transactions, and are sent
+// nothing: the mark is not raised.
+func TestEnterOnPool(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	config, err := pgx.ParseConfig(e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := stdlib.OpenDB(*config)
+	defer pool.Close()
+	conn, err := pool.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	db, err := Std(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tx := range []Execer{pool, conn} {
+		if err := db.EnterOn(t.Context(), tx, claimOf("r", 5)); guard.ReasonOf(err) != guard.ReasonInvalid {
+			t.Errorf("%T: %v", tx, err)
+		}
+	}
+	if n := e.int("SELECT count(*) FROM fencepost.marks"); n != 0 {
+		t.Errorf("%d marks were raised", n)
+	}
+	tx, err := pool.BeginTx(t.Context(), &sql.TxOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if err := db.EnterOn(t.Context(), tx, claimOf("r", 5)); err != nil {
+		t.Errorf("a transaction, the control: %v", err)
+	}
+}
