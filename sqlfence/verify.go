@@ -218,6 +218,9 @@ type expectedFunction struct {
 	Body    string `json:"body"`
 	Definer bool   `json:"definer"`
 	Pinned  bool   `json:"pinned"` // has a search_path of its own
+	// Volatility is pg_proc's: what reads under a lock must not keep an older
+	// snapshot.
+	Volatility string `json:"volatility"`
 }
 
 // expectedFunctions returns the functions as the migrations left them.
@@ -225,7 +228,13 @@ func expectedFunctions() []expectedFunction {
 	var all []expectedFunction
 	for _, m := range schema().Migrations {
 		for _, match := range functionText.FindAllStringSubmatch(m.SQL, -1) {
-			dropped, f := match[1], expectedFunction{match[2], match[4], strings.Contains(match[3], "SECURITY DEFINER"), strings.Contains(match[3], "SET search_path = pg_catalog, pg_temp")}
+			dropped, f := match[1], expectedFunction{match[2], match[4], strings.Contains(match[3], "SECURITY DEFINER"), strings.Contains(match[3], "SET search_path = pg_catalog, pg_temp"), "v"}
+			switch {
+			case strings.Contains(match[3], " IMMUTABLE"):
+				f.Volatility = "i"
+			case strings.Contains(match[3], " STABLE"):
+				f.Volatility = "s"
+			}
 			all = slices.DeleteFunc(all, func(old expectedFunction) bool { return old.Name == dropped || old.Name == f.Name })
 			if dropped == "" {
 				all = append(all, f)
@@ -238,7 +247,7 @@ func expectedFunctions() []expectedFunction {
 // verifyFunctionsSQL compares the functions with $1, and the version of the
 // schema with $2, and looks for tables of the schema that a crash would empty.
 const verifyFunctionsSQL = `
-	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json) AS x(name text, body text, definer boolean, pinned boolean)),
+	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json) AS x(name text, body text, definer boolean, pinned boolean, volatility text)),
 	have AS (SELECT * FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost'))
 	SELECT 'schema fencepost', format('has sqlfence version %s, this build has %s', coalesce(max(version), 0), $2::int)
 		FROM fencepost.migrations WHERE component = 'sqlfence' HAVING max(version) IS DISTINCT FROM $2::int
@@ -254,4 +263,32 @@ const verifyFunctionsSQL = `
 	SELECT 'function fencepost.' || name, 'does not run with the rights that it should' FROM expected JOIN have ON proname = name AND prosrc = body WHERE prosecdef <> definer
 	UNION ALL
 	SELECT 'function fencepost.' || name, 'has no pinned search_path' FROM expected JOIN have ON proname = name AND prosrc = body
-		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))`
+		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))
+	UNION ALL
+	SELECT 'function fencepost.' || name, format('has the setting %s, which is not of this build', c) FROM expected JOIN have ON proname = name AND prosrc = body, unnest(proconfig) c
+		WHERE c NOT IN ('search_path=pg_catalog, pg_temp', 'quote_all_identifiers=off') OR NOT pinned
+	UNION ALL
+	SELECT 'function fencepost.' || name, 'has another volatility, and so may read a mark as it was before the lock' FROM expected JOIN have ON proname = name AND prosrc = body
+		WHERE provolatile::text <> volatility
+	UNION ALL
+	SELECT 'table fencepost.lock_salt', 'has no row, so that no lock has a key' WHERE NOT coalesce(
+		(SELECT reltuples > 0 OR pg_relation_size(oid) > 0 FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = 'lock_salt'), false)
+	UNION ALL
+	SELECT 'table fencepost.' || relname, 'has row-level security, and so may hide a mark' FROM pg_class
+		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relkind = 'r' AND relrowsecurity
+	UNION ALL
+	SELECT 'table fencepost.' || relname, 'has inheritance children or a parent' FROM pg_class c
+		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
+	UNION ALL
+	SELECT 'table fencepost.' || relname, format('has the trigger %I, which is not of this build', tgname) FROM pg_class c JOIN pg_trigger ON tgrelid = c.oid
+		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'lock_salt', 'guarded', 'mark_resets') AND NOT tgisinternal AND tgname <> 'keep_resets'
+	UNION ALL
+	SELECT 'table fencepost.mark_resets', 'has no trigger keep_resets that is enabled ALWAYS, and so may lose resets' WHERE NOT EXISTS (
+		SELECT FROM pg_class c JOIN pg_trigger ON tgrelid = c.oid WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost')
+			AND relname = 'mark_resets' AND tgname = 'keep_resets' AND tgenabled = 'A')
+	UNION ALL
+	SELECT 'table fencepost.' || t, 'has no primary key' FROM unnest(ARRAY['marks', 'lock_salt', 'guarded', 'mark_resets']) t WHERE NOT EXISTS (
+		SELECT FROM pg_class c JOIN pg_index ON indrelid = c.oid WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = t AND indisprimary AND indisvalid)
+	UNION ALL
+	SELECT 'table fencepost.marks', 'has lost a check of its columns' WHERE (SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND convalidated
+		AND conrelid = (SELECT oid FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = 'marks')) < 3`
