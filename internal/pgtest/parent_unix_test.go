@@ -4,8 +4,6 @@ package pgtest
 
 import (
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,38 +33,6 @@ func TestNothingIsLeftBehind(t *testing.T) {
 				if err := syscall.Kill(-p.cmd.Process.Pid, test.signal); err != nil {
 					t.Fatal(err)
 				}
-			}
-			p.wait(t)
-			p.waitUntilClean(t)
-		})
-	}
-}
-
-// A process killed while initdb runs, or before it does, leaves nothing either.
-func TestNothingIsLeftBehindByAnUnfinishedStart(t *testing.T) {
-	for _, delay := range []time.Duration{0, 30 * time.Millisecond, 150 * time.Millisecond} {
-		t.Run(delay.String(), func(t *testing.T) {
-			t.Parallel()
-			p := run(t, "init")
-			for begin := time.Now(); ; {
-				entries, err := os.ReadDir(p.root)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if len(entries) > 0 {
-					break
-				}
-				if time.Since(begin) > patience {
-					t.Fatal("no directory is made")
-				}
-				time.Sleep(time.Millisecond)
-			}
-			time.Sleep(delay)
-			if found, err := leftovers(p.root); err != nil || len(found) < 2 {
-				t.Fatalf("before the kill there is not a process and a directory: %q, %v", found, err)
-			}
-			if err := p.cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
 			}
 			p.wait(t)
 			p.waitUntilClean(t)
@@ -118,46 +84,4 @@ func TestWithoutSupervisorTheServerIsLeftBehind(t *testing.T) {
 	if err := os.RemoveAll(p.Dir); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// A supervisor that is told to end also ends its server.
-func TestSupervisorTerminated(t *testing.T) {
-	t.Parallel()
-	p := run(t, "wait")
-	if err := syscall.Kill(p.Supervisor, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	p.waitUntilClean(t)
-}
-
-// The package works for an unprivileged user, whoever runs this test.
-func TestUnprivileged(t *testing.T) {
-	t.Parallel()
-	p := &parent{root: newRoot(t)}
-	binary := filepath.Join(p.root, "child")
-	content, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(binary, content, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	p.cmd = exec.Command(binary)
-	p.cmd.Dir = "/"
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), childVariable + "=return", "TMPDIR=" + p.root}
-	p.cmd.Stderr = &p.stderr
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
-	if os.Geteuid() == 0 {
-		credential, err := serverUser("nobody")
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.cmd.SysProcAttr.Credential = credential
-	}
-	p.start(t, "return")
-	p.wait(t)
-	if err := os.Remove(binary); err != nil {
-		t.Fatal(err)
-	}
-	p.waitUntilClean(t)
 }

@@ -1,15 +1,8 @@
 package pgtest
 
 import (
-	"context"
-	"errors"
-	"net"
-	"os"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -125,135 +118,6 @@ func TestStartReportsTheLog(t *testing.T) {
 	_, err := Start(t.Context(), &Options{Settings: map[string]string{"work_mem": "plenty"}})
 	if err == nil || !strings.Contains(err.Error(), `invalid value for parameter "work_mem"`) {
 		t.Errorf("error %v does not quote the log", err)
-	}
-}
-
-func TestStartContext(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	server, err := Start(ctx, nil)
-	if err == nil {
-		server.Stop()
-	}
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want that of the context", err)
-	}
-}
-
-func TestManyServers(t *testing.T) {
-	t.Parallel()
-	var group sync.WaitGroup
-	servers := make([]*Server, 3)
-	for i := range servers {
-		group.Go(func() {
-			server, err := Start(t.Context(), nil)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			servers[i] = server
-		})
-	}
-	group.Wait()
-	ports := map[int]bool{}
-	for _, server := range servers {
-		if server == nil {
-			continue
-		}
-		ports[server.Port()] = true
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	}
-	if len(ports) != len(servers) {
-		t.Errorf("%d ports for %d servers", len(ports), len(servers))
-	}
-}
-
-func TestStop(t *testing.T) {
-	t.Parallel()
-	server := start(t, nil)
-	conn := connect(t, server.URL())
-	go conn.Exec(t.Context(), "SELECT pg_sleep(600)")
-	for range 3 {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := os.Stat(server.Dir()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory after Stop: %v", err)
-	}
-	if pid := server.PID(); pid != 0 {
-		t.Errorf("PID is %d after Stop", pid)
-	}
-	for name, call := range map[string]func() error{
-		"Kill":          server.Kill,
-		"StopImmediate": server.StopImmediate,
-		"StopFast":      server.StopFast,
-		"Restart":       func() error { return server.Restart(t.Context()) },
-	} {
-		if err := call(); !errors.Is(err, ErrStopped) {
-			t.Errorf("%s after Stop: %v", name, err)
-		}
-	}
-}
-
-// Every way to go down and come back keeps the URL and the rows.
-func TestRestart(t *testing.T) {
-	t.Parallel()
-	server := start(t, nil)
-	url := server.URL()
-	execAll(t, url, "CREATE TABLE kept (n int)")
-	ways := []struct {
-		name string
-		down func() error
-	}{
-		{"running", func() error { return nil }},
-		{"StopFast", server.StopFast},
-		{"StopImmediate", server.StopImmediate},
-		{"Kill", server.Kill},
-		{"Kill twice", func() error { return errors.Join(server.Kill(), server.Kill()) }},
-		{"StopImmediate after Kill", func() error { return errors.Join(server.Kill(), server.StopImmediate()) }},
-	}
-	for i, way := range ways {
-		execAll(t, url, "INSERT INTO kept VALUES (1)")
-		if err := way.down(); err != nil {
-			t.Fatalf("%s: %v", way.name, err)
-		}
-		if conn, err := pgx.Connect(t.Context(), url); way.name != "running" && err == nil {
-			conn.Close(t.Context())
-			t.Errorf("%s: the server still answers", way.name)
-		}
-		if err := server.Restart(t.Context()); err != nil {
-			t.Fatalf("%s: %v", way.name, err)
-		}
-		if server.URL() != url {
-			t.Errorf("%s: the URL has changed", way.name)
-		}
-		if n := queryInt(t, url, "SELECT count(*)::int FROM kept"); n != i+1 {
-			t.Errorf("%s: %d rows, want %d", way.name, n, i+1)
-		}
-	}
-}
-
-// Restart waits for its port, because the URL is already in use.
-func TestRestartWaitsForPort(t *testing.T) {
-	t.Parallel()
-	server := start(t, nil)
-	if err := server.StopFast(); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.launch(t.Context()); !errors.Is(err, errPortTaken) {
-		t.Errorf("error %v, want that the port is taken", err)
-	}
-	time.AfterFunc(200*time.Millisecond, func() { listener.Close() })
-	if err := server.Restart(t.Context()); err != nil {
-		t.Error(err)
 	}
 }
 

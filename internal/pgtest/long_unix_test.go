@@ -1,0 +1,471 @@
+//go:build long && unix
+
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The control: Kill is a crash, which loses what the server keeps in memory.
+func TestLongKillLosesWhatWasNotWritten(t *testing.T) {
+	t.Parallel()
+	server := start(t, &Options{Settings: map[string]string{
+		"synchronous_commit": "off",
+		"wal_writer_delay":   "10s",
+	}})
+	execAll(t, server.URL(), "CREATE TABLE lost (n int)", "CHECKPOINT")
+	// Only a session may write from here on: whether the server's own writers
+	// run before the kill would be chance.
+	var pids []int
+	for end := time.Now().Add(patience); len(pids) != 3; { // they start alongside the first sessions
+		if time.Now().After(end) {
+			t.Fatalf("processes %v", pids)
+		}
+		pids = query[[]int](t, server.URL(), `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
+			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execAll(t, server.URL(), "INSERT INTO lost VALUES (1)")
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := queryInt(t, server.URL(), "SELECT count(*)::int FROM lost"); n != 0 {
+		t.Errorf("%d rows survived a crash before they were written", n)
+	}
+}
+
+// A postmaster that is killed from outside can be restarted although its
+// children linger.
+func TestLongRestartAfterForeignKill(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	execAll(t, server.URL(), "CREATE TABLE kept (n int)", "INSERT INTO kept VALUES (1)")
+	busy := connect(t, server.URL())
+	go busy.Exec(t.Context(), "SELECT count(*) FROM generate_series(1, 1000000000000)")
+	if err := syscall.Kill(server.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := queryInt(t, server.URL(), "SELECT count(*)::int FROM kept"); n != 1 {
+		t.Errorf("%d rows, want 1", n)
+	}
+}
+
+func createdSharedMemory(t *testing.T, pid int) bool {
+	t.Helper()
+	content, err := os.ReadFile("/proc/sysvipc/shm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == strconv.Itoa(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// A killed server that is stopped leaves no System V shared memory. Where the
+// system does not list the segments by creator this checks nothing but Stop.
+func TestLongKilledServerLeavesNoSharedMemory(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	pid := server.PID()
+	_, err := os.Stat("/proc/sysvipc/shm")
+	listed := err == nil
+	if listed && !createdSharedMemory(t, pid) {
+		t.Error("the check does not notice the segment of a running server")
+	}
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if listed && createdSharedMemory(t, pid) {
+		t.Error("a shared memory segment is left behind")
+	}
+}
+
+// The supervisor takes the first usable root, and leaves nothing in the others.
+func TestLongUnusableDirectories(t *testing.T) {
+	root := newRoot(t)
+	make := func(elem ...string) string {
+		dir := filepath.Join(append([]string{root}, elem...)...)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	long := make(strings.Repeat("long", 30))
+	target := make(strings.Repeat("target", 20))
+	link := filepath.Join(root, "link")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	quoted := make("it's")
+	closed := closedDirectory(t)
+	good := make("good")
+	bin, err := findBinaries(t.Context(), usualDirectories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unusable := []string{filepath.Join(root, "missing"), closed, long, link, quoted}
+	s, err := supervise("fencepost-pgtest-roots", bin, append(unusable, good), "verifier", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := filepath.Join(good, "fencepost-pgtest-roots"); s.dir != want {
+		t.Errorf("the server is in %s, want %s", s.dir, want)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	for _, dir := range []string{closed, long, target, quoted, good} {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+			t.Errorf("in %s there are %v, %v", dir, entries, err)
+		}
+	}
+	if _, err := supervise("fencepost-pgtest-roots", bin, unusable, "verifier", nil); err == nil ||
+		!strings.Contains(err.Error(), "no usable directory") {
+		t.Errorf("error %v where no root will do", err)
+	}
+}
+
+// A TMPDIR that is closed to the server's user is passed over.
+func TestLongClosedTemporaryDirectory(t *testing.T) {
+	closed := closedDirectory(t)
+	t.Setenv("TMPDIR", closed)
+	if server := start(t, nil); strings.HasPrefix(server.Dir(), closed) {
+		t.Errorf("the server is in %s", server.Dir())
+	}
+	if entries, err := os.ReadDir(closed); err != nil || len(entries) > 0 {
+		t.Errorf("in %s there are %v, %v", closed, entries, err)
+	}
+}
+
+func TestLongManyServers(t *testing.T) {
+	t.Parallel()
+	var group sync.WaitGroup
+	servers := make([]*Server, 3)
+	for i := range servers {
+		group.Go(func() {
+			server, err := Start(t.Context(), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			servers[i] = server
+		})
+	}
+	group.Wait()
+	ports := map[int]bool{}
+	for _, server := range servers {
+		if server == nil {
+			continue
+		}
+		ports[server.Port()] = true
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(ports) != len(servers) {
+		t.Errorf("%d ports for %d servers", len(ports), len(servers))
+	}
+}
+
+// Restart waits for its port, because the URL is already in use.
+func TestLongRestartWaitsForPort(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	if err := server.StopFast(); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.launch(t.Context()); !errors.Is(err, errPortTaken) {
+		t.Errorf("error %v, want that the port is taken", err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { listener.Close() })
+	if err := server.Restart(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLongStop(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	conn := connect(t, server.URL())
+	go conn.Exec(t.Context(), "SELECT pg_sleep(600)")
+	for range 3 {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(server.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory after Stop: %v", err)
+	}
+	if pid := server.PID(); pid != 0 {
+		t.Errorf("PID is %d after Stop", pid)
+	}
+	for name, call := range map[string]func() error{
+		"Kill":          server.Kill,
+		"StopImmediate": server.StopImmediate,
+		"StopFast":      server.StopFast,
+		"Restart":       func() error { return server.Restart(t.Context()) },
+	} {
+		if err := call(); !errors.Is(err, ErrStopped) {
+			t.Errorf("%s after Stop: %v", name, err)
+		}
+	}
+}
+
+// Every way to go down and come back keeps the URL and the rows.
+func TestLongRestart(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	url := server.URL()
+	execAll(t, url, "CREATE TABLE kept (n int)")
+	ways := []struct {
+		name string
+		down func() error
+	}{
+		{"running", func() error { return nil }},
+		{"StopFast", server.StopFast},
+		{"StopImmediate", server.StopImmediate},
+		{"Kill", server.Kill},
+		{"Kill twice", func() error { return errors.Join(server.Kill(), server.Kill()) }},
+		{"StopImmediate after Kill", func() error { return errors.Join(server.Kill(), server.StopImmediate()) }},
+	}
+	for i, way := range ways {
+		execAll(t, url, "INSERT INTO kept VALUES (1)")
+		if err := way.down(); err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		if conn, err := pgx.Connect(t.Context(), url); way.name != "running" && err == nil {
+			conn.Close(t.Context())
+			t.Errorf("%s: the server still answers", way.name)
+		}
+		if err := server.Restart(t.Context()); err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		if server.URL() != url {
+			t.Errorf("%s: the URL has changed", way.name)
+		}
+		if n := queryInt(t, url, "SELECT count(*)::int FROM kept"); n != i+1 {
+			t.Errorf("%s: %d rows, want %d", way.name, n, i+1)
+		}
+	}
+}
+
+func TestLongStartContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	server, err := Start(ctx, nil)
+	if err == nil {
+		server.Stop()
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want that of the context", err)
+	}
+}
+
+// The package works for an unprivileged user, whoever runs this test.
+func TestLongUnprivileged(t *testing.T) {
+	t.Parallel()
+	p := &parent{root: newRoot(t)}
+	binary := filepath.Join(p.root, "child")
+	content, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(binary, content, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.cmd = exec.Command(binary)
+	p.cmd.Dir = "/"
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), childVariable + "=return", "TMPDIR=" + p.root}
+	p.cmd.Stderr = &p.stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if os.Geteuid() == 0 {
+		credential, err := serverUser("nobody")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.cmd.SysProcAttr.Credential = credential
+	}
+	p.start(t, "return")
+	p.wait(t)
+	if err := os.Remove(binary); err != nil {
+		t.Fatal(err)
+	}
+	p.waitUntilClean(t)
+}
+
+// A supervisor that is told to end also ends its server.
+func TestLongSupervisorTerminated(t *testing.T) {
+	t.Parallel()
+	p := run(t, "wait")
+	if err := syscall.Kill(p.Supervisor, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.waitUntilClean(t)
+}
+
+// A process killed while initdb runs, or before it does, leaves nothing either.
+func TestLongNothingIsLeftBehindByAnUnfinishedStart(t *testing.T) {
+	for _, delay := range []time.Duration{0, 30 * time.Millisecond, 150 * time.Millisecond} {
+		t.Run(delay.String(), func(t *testing.T) {
+			t.Parallel()
+			p := run(t, "init")
+			for begin := time.Now(); ; {
+				entries, err := os.ReadDir(p.root)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(entries) > 0 {
+					break
+				}
+				if time.Since(begin) > patience {
+					t.Fatal("no directory is made")
+				}
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(delay)
+			if found, err := leftovers(p.root); err != nil || len(found) < 2 {
+				t.Fatalf("before the kill there is not a process and a directory: %q, %v", found, err)
+			}
+			if err := p.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			p.wait(t)
+			p.waitUntilClean(t)
+		})
+	}
+}
+
+// Processes that a test has stopped with SIGSTOP, to play a holder that pauses,
+// do not keep a server from going down.
+func TestLongStoppedProcesses(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	conn := connect(t, server.URL())
+	stop := func(pid int) {
+		t.Helper()
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	backend := int(conn.PgConn().PID())
+	stop(backend)
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if alive(backend) {
+		t.Error("a stopped session survives Kill")
+	}
+	for _, shut := range []func() error{server.StopImmediate, server.StopFast} {
+		if err := server.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		postmaster := server.PID()
+		stop(postmaster)
+		if err := shut(); err != nil || alive(postmaster) {
+			t.Errorf("error %v, the postmaster lives: %v", err, alive(postmaster))
+		}
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	postmaster, backend := server.PID(), int(connect(t, server.URL()).PgConn().PID())
+	stop(backend)
+	stop(postmaster)
+	if err := server.Stop(); err != nil || alive(postmaster) || alive(backend) {
+		t.Errorf("Stop: error %v, the postmaster lives: %v, the session lives: %v",
+			err, alive(postmaster), alive(backend))
+	}
+}
+
+// TestLongStandby: a standby follows its primary, can be promoted, and leaves
+// nothing behind.
+func TestLongStandby(t *testing.T) {
+	primary, err := Start(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer primary.Stop()
+	if err := once(t, primary.URL(), "CREATE TABLE early (id int)"); err != nil {
+		t.Fatal(err)
+	}
+	standby, err := primary.Standby(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer standby.Stop()
+	if err := once(t, primary.URL(), "CREATE TABLE late (id int)"); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), standby.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var tables int
+	var follows bool
+	for end := time.Now().Add(patience); tables < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		err := conn.QueryRow(t.Context(), "SELECT count(*), pg_is_in_recovery() FROM pg_class WHERE relname IN ('early', 'late')").Scan(&tables, &follows)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tables != 2 || !follows {
+		t.Errorf("%d tables, in recovery: %t", tables, follows)
+	}
+	if err := once(t, standby.URL(), "SELECT pg_promote(true, 60)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := once(t, standby.URL(), "DROP TABLE early"); err != nil {
+		t.Error(err)
+	}
+	if standby.VersionNum() != primary.VersionNum() || standby.Port() == primary.Port() {
+		t.Errorf("the standby is %s on port %d", standby.Version(), standby.Port())
+	}
+	if err := standby.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(standby.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+}
+
+func once(t *testing.T, server, sql string) error {
+	return administer(t.Context(), server, func(conn *pgx.Conn) error { return execute(t.Context(), conn, sql) })
+}
