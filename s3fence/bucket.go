@@ -43,7 +43,7 @@ type Bucket struct {
 // store, and what this program may do: it creates, overwrites, reads, deletes and
 // creates again an object of its own, and refuses a cache that answers reads, a box
 // that rewrites bodies, a store that ignores conditions, and missing permissions.
-// That takes 22 requests, one after the other.
+// That takes 19 requests, one after the other.
 //
 // Amazon's own endpoints, and a store of which [Options].Report tells, are then
 // taken for sound. Any other store is probed whole, as by [Probe], at every Open:

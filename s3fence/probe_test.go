@@ -65,7 +65,7 @@ func TestProbeAccepts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := server.Count(); n > 22 {
+			if n := server.Count(); n > 19 {
 				t.Errorf("Open took %d requests on a store that is known", n)
 			}
 			if b.Opaque() != opaque {
@@ -347,7 +347,7 @@ func TestAmazonIsKnown(t *testing.T) {
 	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
 		t.Fatal(err)
 	}
-	if n := server.Count(); n == 0 || n > 22 {
+	if n := server.Count(); n == 0 || n > 19 {
 		t.Errorf("it took %d requests", n)
 	}
 }
@@ -383,7 +383,7 @@ func TestKeptReport(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if whole := server.Count() > 22; whole != c.whole || !b.Opaque() {
+		if whole := server.Count() > 19; whole != c.whole || !b.Opaque() {
 			t.Errorf("%s: %d requests", name, server.Count())
 		}
 	}
