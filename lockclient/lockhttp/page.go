@@ -277,6 +277,9 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resour
 		http.Error(w, k.detail, k.status)
 		return
 	}
+	if seen := r.URL.Query().Get("leaseId"); seen != "" && seen != info.LeaseID && v.Problem == "" {
+		v.Problem = "The lease is another one than you chose: look again before you cut it."
+	}
 	v.Lock = s.lock(info, v.Identity)
 	s.render(w, status, "confirm", v)
 }
@@ -289,6 +292,17 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 		v.Problem = "Nothing was done: what you typed is not the resource's name."
 		s.confirm(w, r, v, resource, http.StatusBadRequest)
 		return
+	}
+	// A lease that was free when it was shown has no ID to expect.
+	if r.PostFormValue("leaseId") == "" && v.Operator && s.opts.Admin != nil && allowed(v.Identity, resource) == nil {
+		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+			return s.opts.Admin.Get(ctx, resource)
+		}, nil)
+		if err == nil && info.LeaseID != "" {
+			v.Problem = "Nothing was cut: somebody has the lease by now. Look again before you cut it."
+			s.confirm(w, r, v, resource, http.StatusConflict)
+			return
+		}
 	}
 	done, err := s.unlock(r.Context(), v.Identity, resource, v.Actor, strings.Join(strings.Fields(v.Reason), " "),
 		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})

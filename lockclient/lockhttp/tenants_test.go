@@ -309,6 +309,42 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// TestPageCutsWhatWasSeen: the page cuts the lease that the operator saw, and not
+// that of somebody who came between the list and the click, or between the
+// question and the answer. The control is the same form for the lease that it
+// showed.
+func TestPageCutsWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	issuer, operator, _ := postgres(t, 4)
+	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	acquire := func(id string) {
+		if got := ask(t, web.URL, "root", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600,"leaseId":"`+id+`"}`); got.status != 200 {
+			t.Fatal(got.text)
+		}
+	}
+	cut := func(seen string) response {
+		form := url.Values{"resource": {"r"}, "confirm": {"r"}, "leaseId": {seen}, "actor": {"ada"}, "reason": {"it hangs"}}
+		r, _ := http.NewRequestWithContext(t.Context(), "POST", web.URL+"/ui/force-unlock", strings.NewReader(form.Encode()))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Authorization", "Bearer root")
+		return send(t, r)
+	}
+	acquire("first")
+	ask(t, web.URL, "root", "DELETE", "/v1/locks/first?resource=r", "")
+	acquire("second")
+	if got := ask(t, web.URL, "root", "GET", "/ui/force-unlock?resource=r&leaseId=first", ""); !strings.Contains(got.text, "another one than you chose") {
+		t.Errorf("the question about a successor: %s", got.text)
+	}
+	for _, seen := range []string{"", "first"} {
+		if got := cut(seen); got.status != 409 {
+			t.Errorf("seen was %q: %d %s", seen, got.status, got.text)
+		}
+	}
+	if got := cut("second"); got.status != 200 {
+		t.Errorf("control: %d %s", got.status, got.text)
+	}
+}
+
 // TestWorstRows: whatever an issuer's role writes into a row, lists, the page and
 // force unlocks work.
 func TestWorstRows(t *testing.T) {
