@@ -17,8 +17,7 @@
 //		"period": grpcfence.Field(func(m *ledgerv1.CloseRequest) string { return m.GetPeriod() }),
 //	})
 //
-// examples/thirdparty has a program for each of Connect, grpc-go and
-// grpc-gateway.
+// examples/thirdparty/connect is a whole program.
 //
 // # What it guarantees
 //
