@@ -22,7 +22,7 @@ import (
 // confirms nothing.
 func TestForeignAnswer(t *testing.T) {
 	t.Parallel()
-	for _, body := range []string{`{}`, `{"status":"maintenance"}`, `{"released":false}`} {
+	for _, body := range []string{`{}`, `{"status":"maintenance"}`, `{"released":false}`, `{"released":true}`, `{"released":true,"resource":"r","leaseId":"another"}`} {
 		gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			io.WriteString(w, body)

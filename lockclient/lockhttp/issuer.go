@@ -302,7 +302,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	switch {
 	case is(err, &kindOver):
 		return false, nil
-	case err == nil && !answer.Released:
+	case err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID):
 		err = guard.OutcomeUnknown("release", claim, errors.New("the answer is not this server's"))
 	}
 	return err == nil, err

@@ -257,6 +257,6 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}
 	s.log(r.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", id.Subject))
-	s.answer(w, releasedBody{true, time.Now()})
+	s.answer(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})
 	return nil
 }

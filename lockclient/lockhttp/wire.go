@@ -129,8 +129,11 @@ type batchBody struct {
 	ServerTime time.Time     `json:"serverTime"`
 }
 
+// releasedBody names the lease: a gateway's own answer confirms nothing.
 type releasedBody struct {
 	Released   bool      `json:"released"`
+	Resource   string    `json:"resource"`
+	LeaseID    string    `json:"leaseId"`
 	ServerTime time.Time `json:"serverTime"`
 }
 
