@@ -36,7 +36,7 @@ func (a *app) marksCommand() *cli.Command {
 				Flags: []cli.Flag{
 					&cli.BoolFlag{Name: "above-issuer", Usage: "though no such token was granted: every holder is refused then"},
 					raiseTimeoutFlag(),
-					&cli.StringFlag{Name: "lease-id", Usage: "`ID` of the lease that the token belongs to; without it that of the issuer's lease or record with this token"},
+					&cli.StringFlag{Name: "lease-id", Usage: "`ID` of the lease that has the token; by default what the issuer says"},
 					yesFlag(),
 				},
 				Action: a.markRaise,
