@@ -72,7 +72,7 @@
 //     each write. InTx refuses the former and holds back the latter.
 //   - What a handler does outside its transaction is not rolled back.
 //
-// # Four ways, and their place
+// # Use
 //
 // [Middleware.Check] compares and writes nothing. [Middleware.Admit] admits before
 // the handler. [TxMiddleware.InTx] runs the handler in a fenced transaction.

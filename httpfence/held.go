@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The errors for which an answer behind [Middleware.InTx] is not sent. Whether
+// The errors for which an answer behind [TxMiddleware.InTx] is not sent. Whether
 // or not the handler handles them, its transaction is rolled back.
 var (
 	// ErrResponseTooLarge: the answer is larger than [Options.MaxBody].

@@ -158,7 +158,7 @@ func (e *reasonedError) As(target any) bool { return errors.As(e.from, target) }
 //	router.Post("/accounts/{id}/raise", fence.Raise)
 //
 // It stops only writes that are compared with the mark it raises: those of
-// [Middleware.InTx] and of sqlfence's InTx on the same database. A handler that
+// [TxMiddleware.InTx] and of sqlfence's InTx on the same database. A handler that
 // writes by a fenced single statement compares with the mark of the row
 // instead; take over there by raising the row's mark. A store that does not
 // know of the writes, such as [guard.Memory], stops only requests that are not

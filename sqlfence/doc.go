@@ -28,14 +28,12 @@
 //   - A writer that only presents its claim locks its rows first and the resource
 //     at the end of each statement; InTx and Enter lock the resource first. On
 //     the same rows the two may deadlock: one gets 40P01 ([ErrorFrom]:
-//     ErrUnavailable) and has written nothing. If all enter, the fence adds no
-//     deadlock.
+//     ErrUnavailable) and has written nothing.
 //   - The key of a resource's lock is a hash of its name and a secret, but
 //     pg_locks shows the keys of held locks to any login role. A role that polls
 //     it can take such a lock, too, and delay the resource's next raise for as
 //     long as its session lasts; it cannot enter, raise or write. The raise names
-//     the session in its log and its error, for an operator to end: PostgreSQL
-//     has no privileges on advisory locks, only CONNECT on the database.
+//     the session in its log and its error, for an operator to end.
 //   - What a callback of InTx does outside its transaction is not fenced.
 //   - What a logical subscription applies was checked where it was published, and
 //     pg_restore of data with --disable-triggers fires no triggers.
@@ -97,8 +95,7 @@
 // [DB.Enter]; by code that hides the driver's transaction, such as ent and bun:
 // [DB.EnterOn]. Your own UPDATE with the fence in its text: [Table.Refused].
 //
-// There is no Begin besides the callback: statements that bypass the transaction
-// would go unnoticed. Code that must begin it uses Enter and keeps its COMMIT.
+// There is no Begin besides the callback: code that must begin uses Enter.
 //
 // # How a transaction is fenced
 //
@@ -112,12 +109,13 @@
 // enter also sets a marker that lives as long as the transaction, and COMMIT's
 // round trip checks for it (on database/sql, which has no pipeline, the one
 // before it). So a callback that ended the transaction in SQL, or by COMMIT AND
-// CHAIN, gets ErrOutcomeUnknown, and what it wrote after that is not committed.
+// CHAIN, gets ErrOutcomeUnknown. What it wrote after that was not fenced.
 //
-// A stopped holder delays its successor by at most 2 s, because a waiting raise
-// has the server terminate the sessions in its way ([Options].TerminateAfter). It
-// logs and observes them. A terminated holder gets ErrStale from its next statement,
-// ErrOutcomeUnknown if that is COMMIT. Otherwise [Options].IdleTimeout ends them.
+// A stopped holder delays a successor that waits by at most 2 s: after half a
+// second a raise looks for the sessions in its way, which the server terminates
+// ([Options].TerminateAfter). A raise with a shorter deadline ends nobody. A
+// terminated holder gets ErrStale from its next statement, ErrOutcomeUnknown if
+// that is COMMIT. Otherwise [Options].IdleTimeout ends the sessions.
 //
 // # Failure by failure
 //
@@ -140,10 +138,10 @@
 //
 // [Admin.Verify] compares a database with what is described here, at start-up
 // and in tests. [RolesSQL] creates the roles; PUBLIC has no rights on the
-// schema. [Admin.Reset] repairs a poisoned mark, [Admin.ResetFloor] a floor: they compare and record;
-// [DB.Retire] removes marks of resources that are gone.
+// schema. [Admin.Reset] repairs a poisoned mark and [Admin.ResetFloor] a floor;
+// both compare and record. [DB.Retire] removes marks of resources that are gone.
 //
-// A fenced transaction costs the server about 20 us of processor time; 8 are for two
+// A fenced transaction costs the server about 20 us; 8 of them are for two
 // timeouts, which negative [Options].LockTimeout and IdleTimeout turn off.
 //
 // # Compatibility

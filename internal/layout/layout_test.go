@@ -37,6 +37,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/inflight":  {},
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
+	"lockclient/redislock":          {"guard", "lockclient/driver"},
 	"lockclient/locktest":           {"guard", "lockclient", "lockclient/driver/memory"},
 	"lockclient/cmd/fencectl":       {"guard", "lockclient", "lockclient/lockadmin", "lockclient/internal/pglease", "sqlfence", "internal/migrate", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
 	"internal/explore":              {"guard"},
