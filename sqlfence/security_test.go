@@ -65,11 +65,11 @@ const evilSQL = `CREATE SCHEMA evil;
 func TestNotHijacked(t *testing.T) {
 	const caller = `SET LOCAL search_path = evil, pg_temp, public, pg_catalog;
 		CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP;`
-	const pinned = "raise retire"
+	const pinned = "raise retire_up_to"
 	calls := map[string]string{
-		"raise":  "SELECT fencepost.raise('r', 6, 'b', 1000)",
-		"enter":  "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
-		"retire": "SELECT fencepost.retire('infinity', 1000)",
+		"raise":        "SELECT fencepost.raise('r', 6, 'b', 1000)",
+		"enter":        "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
+		"retire_up_to": "SELECT fencepost.retire_up_to('infinity', 1000, 1000)",
 	}
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(evilSQL)
