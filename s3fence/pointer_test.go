@@ -77,13 +77,13 @@ func TestPointerLengths(t *testing.T) {
 	server := newServer(t, nil)
 	o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB, Concurrency: 2}), s3fence.Pointer, nil)
 	token := guard.Token(0)
-	for _, n := range []int{0, 1, 5*miB - 1, 5 * miB, 5*miB + 1, 10 * miB, 23 * miB} {
+	for _, n := range []int{0, 1, 5*miB - 1, 5 * miB, 5*miB + 1, 10 * miB, 12 * miB} {
 		body := bytesOf(n)
 		for name, r := range map[string]io.Reader{
 			"stream": streamed{bytes.NewReader(body)}, "sized": bytes.NewReader(body), "slow": iotest.OneByteReader(bytes.NewReader(body)),
 		} {
-			if name == "slow" && n > 6*miB {
-				continue
+			if name == "slow" && n != 1 && n != 5*miB+1 {
+				continue // it takes long, and differs where a part ends
 			}
 			if n == 0 && name != "sized" {
 				r = nil // what cannot tell that it is empty must not be

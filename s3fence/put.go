@@ -184,7 +184,7 @@ func (in *input) Read(p []byte) (int, error) {
 // all returns the bytes of the body. It copies what is not lent, so that each
 // sending has the same bytes, whatever happens to the reader meanwhile.
 func (in *input) all(limit int64) ([]byte, error) {
-	if in.memory != nil && len(in.memory) > 0 {
+	if len(in.memory) > 0 {
 		if int64(len(in.memory)) > limit {
 			return nil, tooLong(int64(len(in.memory)), limit)
 		}

@@ -190,22 +190,6 @@ func TestGivenServer(t *testing.T) {
 	}
 }
 
-func TestProvidePrivateServer(t *testing.T) {
-	t.Setenv(databaseURLVariable, "")
-	connString, cleanup, err := Provide(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := queryInt(t, connString, "SELECT count(*)::int FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
-		t.Errorf("%d tables", n)
-	}
-	cleanup()
-	if conn, err := pgx.Connect(t.Context(), connString); err == nil {
-		conn.Close(t.Context())
-		t.Error("the server is still there")
-	}
-}
-
 // Without a server a test fails with one clear error; it is not skipped.
 func TestNoServerFailsTheTest(t *testing.T) {
 	noBinaries(t)

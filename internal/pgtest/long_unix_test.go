@@ -469,3 +469,158 @@ func TestLongStandby(t *testing.T) {
 func once(t *testing.T, server, sql string) error {
 	return administer(t.Context(), server, func(conn *pgx.Conn) error { return execute(t.Context(), conn, sql) })
 }
+
+func TestLongDurable(t *testing.T) {
+	t.Parallel()
+	server := start(t, &Options{Durable: true})
+	if got := query[string](t, server.URL(), "SHOW fsync"); got != "on" {
+		t.Errorf("fsync is %s", got)
+	}
+	if strings.HasPrefix(server.Dir(), "/dev/shm") {
+		t.Errorf("the server is in %s", server.Dir())
+	}
+}
+
+// An error has the message from postgres, and nothing is left behind.
+func TestLongStartReportsTheLog(t *testing.T) {
+	t.Parallel()
+	_, err := Start(t.Context(), &Options{Settings: map[string]string{"work_mem": "plenty"}})
+	if err == nil || !strings.Contains(err.Error(), `invalid value for parameter "work_mem"`) {
+		t.Errorf("error %v does not quote the log", err)
+	}
+}
+
+func TestLongSettings(t *testing.T) {
+	t.Parallel()
+	server := start(t, &Options{Settings: map[string]string{
+		"fencepost.quoted":              `it's a \ here`,
+		"default_transaction_isolation": "repeatable read",
+		"Max_Connections":               "17",
+	}})
+	for setting, want := range map[string]string{
+		"fencepost.quoted":              `it's a \ here`,
+		"default_transaction_isolation": "repeatable read",
+		"max_connections":               "17",
+		"fsync":                         "off",
+		"synchronous_commit":            "on",
+		"listen_addresses":              "127.0.0.1",
+	} {
+		if got := query[string](t, server.URL(), "SELECT current_setting($1)", setting); got != want {
+			t.Errorf("%s is %q, want %q", setting, got, want)
+		}
+	}
+	for _, settings := range []map[string]string{
+		{"port": "1"},
+		{"Cluster_Name": "mine"},
+		{"a b": "1"},
+		{"": "1"},
+		{"work_mem": "1\nport = 1"},
+	} {
+		server, err := Start(t.Context(), &Options{Settings: settings})
+		if err == nil {
+			server.Stop()
+			t.Errorf("Start accepts the settings %q", settings)
+		}
+	}
+}
+
+// Commits that were acknowledged survive Kill, which leaves no process.
+func TestLongKillKeepsCommittedRows(t *testing.T) {
+	for _, durable := range []bool{false, true} {
+		t.Run("durable="+strconv.FormatBool(durable), func(t *testing.T) {
+			t.Parallel()
+			server := start(t, &Options{Durable: durable})
+			execAll(t, server.URL(), "CREATE TABLE acknowledged (n int)")
+			busy := connect(t, server.URL())
+			sleeping := connect(t, server.URL())
+			go busy.Exec(t.Context(), "SELECT count(*) FROM generate_series(1, 1000000000000)")
+			go sleeping.Exec(t.Context(), "SELECT pg_sleep(600)")
+
+			const enough = 200
+			acknowledged := make(chan int)
+			reached := make(chan struct{})
+			conn := connect(t, server.URL())
+			go func() {
+				n := 0
+				for {
+					if _, err := conn.Exec(t.Context(), "INSERT INTO acknowledged VALUES ($1)", n+1); err != nil {
+						acknowledged <- n
+						return
+					}
+					if n++; n == enough {
+						close(reached)
+					}
+				}
+			}()
+			<-reached
+			if err := server.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if pid := server.PID(); pid != 0 {
+				t.Errorf("the postmaster is said to be %d", pid)
+			}
+			processes, err := processesOf(filepath.Join(server.Dir(), "data"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(processes) > 0 {
+				t.Errorf("after Kill there are\n%s", strings.Join(processes, "\n"))
+			}
+			want := <-acknowledged
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			// The insert without an answer may count.
+			got := queryInt(t, server.URL(), "SELECT count(*)::int FROM acknowledged")
+			if got != want && got != want+1 {
+				t.Errorf("%d rows after the crash, %d were acknowledged", got, want)
+			}
+		})
+	}
+}
+
+func TestLongProvidePrivateServer(t *testing.T) {
+	t.Setenv(databaseURLVariable, "")
+	connString, cleanup, err := Provide(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := queryInt(t, connString, "SELECT count(*)::int FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
+		t.Errorf("%d tables", n)
+	}
+	cleanup()
+	if conn, err := pgx.Connect(t.Context(), connString); err == nil {
+		conn.Close(t.Context())
+		t.Error("the server is still there")
+	}
+}
+
+func start(t *testing.T, opts *Options) *Server {
+	t.Helper()
+	server, err := Start(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return server
+}
+
+// closedDirectory makes a directory in which the server's user can write
+// nothing: that user cannot write to root's directory, and without root the
+// test runs as that user.
+func closedDirectory(t *testing.T) string {
+	t.Helper()
+	mode := os.FileMode(0o500)
+	if os.Geteuid() == 0 {
+		mode = 0o700
+	}
+	closed := filepath.Join(newRoot(t), "closed")
+	if err := os.Mkdir(closed, mode); err != nil {
+		t.Fatal(err)
+	}
+	return closed
+}

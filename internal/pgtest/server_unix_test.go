@@ -5,7 +5,6 @@ package pgtest
 import (
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,77 +51,6 @@ func TestServerUserFallsBack(t *testing.T) {
 	if _, err := serverUser("no-such-user-here"); err == nil {
 		t.Error("no error for a user that does not exist")
 	}
-}
-
-// Commits that were acknowledged survive Kill, which leaves no process.
-func TestKillKeepsCommittedRows(t *testing.T) {
-	for _, durable := range []bool{false, true} {
-		t.Run("durable="+strconv.FormatBool(durable), func(t *testing.T) {
-			t.Parallel()
-			server := start(t, &Options{Durable: durable})
-			execAll(t, server.URL(), "CREATE TABLE acknowledged (n int)")
-			busy := connect(t, server.URL())
-			sleeping := connect(t, server.URL())
-			go busy.Exec(t.Context(), "SELECT count(*) FROM generate_series(1, 1000000000000)")
-			go sleeping.Exec(t.Context(), "SELECT pg_sleep(600)")
-
-			const enough = 200
-			acknowledged := make(chan int)
-			reached := make(chan struct{})
-			conn := connect(t, server.URL())
-			go func() {
-				n := 0
-				for {
-					if _, err := conn.Exec(t.Context(), "INSERT INTO acknowledged VALUES ($1)", n+1); err != nil {
-						acknowledged <- n
-						return
-					}
-					if n++; n == enough {
-						close(reached)
-					}
-				}
-			}()
-			<-reached
-			if err := server.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			if pid := server.PID(); pid != 0 {
-				t.Errorf("the postmaster is said to be %d", pid)
-			}
-			processes, err := processesOf(filepath.Join(server.Dir(), "data"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(processes) > 0 {
-				t.Errorf("after Kill there are\n%s", strings.Join(processes, "\n"))
-			}
-			want := <-acknowledged
-			if err := server.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			// The insert without an answer may count.
-			got := queryInt(t, server.URL(), "SELECT count(*)::int FROM acknowledged")
-			if got != want && got != want+1 {
-				t.Errorf("%d rows after the crash, %d were acknowledged", got, want)
-			}
-		})
-	}
-}
-
-// closedDirectory makes a directory in which the server's user can write
-// nothing: that user cannot write to root's directory, and without root the
-// test runs as that user.
-func closedDirectory(t *testing.T) string {
-	t.Helper()
-	mode := os.FileMode(0o500)
-	if os.Geteuid() == 0 {
-		mode = 0o700
-	}
-	closed := filepath.Join(newRoot(t), "closed")
-	if err := os.Mkdir(closed, mode); err != nil {
-		t.Fatal(err)
-	}
-	return closed
 }
 
 func TestRoots(t *testing.T) {

@@ -29,8 +29,8 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/fencepost-go/fencepost/examples/thirdparty/fits/ledger"
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
+	"github.com/fencepost-go/fencepost/examples/thirdparty/fits/ledger"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )

@@ -28,9 +28,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // limit ends a run that hangs.
