@@ -37,8 +37,8 @@
 //   - What a callback of InTx does outside its transaction is not fenced.
 //   - What a logical subscription applies was checked where it was published, and
 //     pg_restore of data with --disable-triggers fires no triggers.
-//   - A session that sets fencepost.covered, which is the triggers' own, or makes up
-//     claims, deceives them: they are against mistakes, not against attackers.
+//   - A session that sets the triggers' own settings (fencepost.guard_...), or makes
+//     up claims, deceives them: they are against mistakes, not against attackers.
 //
 // # Use
 //

@@ -13,8 +13,9 @@
 --   fencepost_row_insert,... AFTER a row that no statement trigger will see,
 --                            checks the row.
 --
--- What will be seen is in the setting fencepost.covered, which is local to the
--- transaction and so is undone with a savepoint:
+-- What will be seen is in a setting with the guard's name, which is local to the
+-- transaction and so is undone with a savepoint. Each guard has its own, because
+-- one query may write two guarded tables:
 --
 --   ''         nothing: every row is checked by itself
 --   'all'      every row
@@ -57,41 +58,47 @@ END $$;
 
 -- guard_begin notes what the statement trigger of the relation will see of the
 -- statement that begins: nothing if one of the relation's ancestors has another
--- guard or none, since a write through that one looks the same to a row trigger.
+-- guard or none, since a write through that one looks the same to a row trigger;
+-- nor if one of its children inherits from such a table, too, which the same query
+-- may write. A partition has one parent, so that partitions need no look.
 -- Once a table's rows may have moved, 'all' is not said again in the
 -- transaction: a statement inside the moving one may end before it does.
-CREATE FUNCTION fencepost.guard_begin(p_relation oid, p_operation text)
+CREATE FUNCTION fencepost.guard_begin(p_relation oid, p_operation text, p_guard text)
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  covered text := coalesce(current_setting('fencepost.covered', true), '');
+  setting text := 'fencepost.' || p_guard;
+  covered text := coalesce(current_setting(setting, true), '');
 BEGIN
-  IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_relation) AND EXISTS (
-    WITH RECURSIVE above(relid) AS (
-      SELECT p_relation UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = relid
+  IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_relation OR inhparent = p_relation) AND EXISTS (
+    WITH RECURSIVE below(relid) AS (
+      SELECT p_relation UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = relid
+        WHERE NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = relid)
+    ), above(relid) AS (
+      SELECT relid FROM below UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = relid
     ) SELECT FROM above WHERE NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = above.relid AND tgname = 'fencepost_begin'
         AND tgfoid = (SELECT tgfoid FROM pg_trigger WHERE tgrelid = p_relation AND tgname = 'fencepost_begin'))) THEN
-    PERFORM set_config('fencepost.covered', '', true);
+    PERFORM set_config(setting, '', true);
   ELSIF p_operation = 'UPDATE' AND EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = p_relation) THEN
-    PERFORM set_config('fencepost.moves', 'on', true);
+    PERFORM set_config(setting || '_moves', 'on', true);
     IF covered <> 'moved' THEN
-      PERFORM set_config('fencepost.covered', 'in place', true);
+      PERFORM set_config(setting, 'in place', true);
     END IF;
   ELSIF covered = '' THEN
-    PERFORM set_config('fencepost.covered', CASE WHEN current_setting('fencepost.moves', true) = 'on' THEN 'in place' ELSE 'all' END, true);
+    PERFORM set_config(setting, CASE WHEN current_setting(setting || '_moves', true) = 'on' THEN 'in place' ELSE 'all' END, true);
   END IF;
 END $$;
 
 -- guard_when is the WHEN of a row trigger. It runs with the rights of whoever
 -- writes, and so calls system functions alone. A row leaves its partition before
 -- it comes to the other, so that the DELETE tells what the INSERT after it may be.
-CREATE FUNCTION fencepost.guard_when(p_trigger text)
+CREATE FUNCTION fencepost.guard_when(p_trigger text, p_guard text)
 RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT CASE p_trigger
-    WHEN 'row_insert' THEN 'coalesce(current_setting(''fencepost.covered'', true), '''') <> ALL (ARRAY[''all'', ''in place''])'
-    WHEN 'row_update' THEN 'coalesce(current_setting(''fencepost.covered'', true), '''') = '''''
-    WHEN 'row_delete' THEN 'CASE coalesce(current_setting(''fencepost.covered'', true), '''') WHEN ''all'' THEN false '
-      || 'WHEN ''in place'' THEN set_config(''fencepost.covered'', ''moved'', true) <> '''' ELSE true END'
-  END
+  SELECT format(CASE p_trigger
+    WHEN 'row_insert' THEN 'coalesce(current_setting(%1$L, true), '''') <> ALL (ARRAY[''all'', ''in place''])'
+    WHEN 'row_update' THEN 'coalesce(current_setting(%1$L, true), '''') = '''''
+    WHEN 'row_delete' THEN 'CASE coalesce(current_setting(%1$L, true), '''') WHEN ''all'' THEN false '
+      || 'WHEN ''in place'' THEN set_config(%1$L, ''moved'', true) <> '''' ELSE true END'
+  END, 'fencepost.' || p_guard)
 $$;
 
 -- replicated reports whether a logical subscription's worker is writing: what it
@@ -112,7 +119,7 @@ $$;
 -- function, and the column's type may change later. quote_all_identifiers is
 -- pinned because the text is compared with the one installed.
 DROP FUNCTION fencepost.guard_body(text, text, jsonb, boolean);
-CREATE FUNCTION fencepost.guard_body(p_parts jsonb, p_report_only boolean)
+CREATE FUNCTION fencepost.guard_body(p_guard text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
   judge    text := CASE WHEN p_report_only THEN 'report' ELSE 'require' END;
@@ -134,10 +141,10 @@ DECLARE
   label text := format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
 BEGIN
   IF TG_WHEN = 'BEFORE' THEN
-    PERFORM fencepost.guard_begin(TG_RELID, TG_OP);
+    PERFORM fencepost.guard_begin(TG_RELID, TG_OP, %8$L);
     RETURN NULL;
   ELSIF TG_LEVEL = 'STATEMENT' AND TG_OP <> 'TRUNCATE' THEN
-    PERFORM set_config('fencepost.covered', '', true);
+    PERFORM set_config(%9$L, '', true);
   END IF;%6$s
   IF TG_LEVEL = 'ROW' THEN
     IF NOT fencepost.replicated() THEN
@@ -170,7 +177,7 @@ END $body$, judge, truncate, of_row[1], of_row[2], of_row[3],
     CASE WHEN p_report_only THEN '
   EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
     RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = ''fencepost: would refuse a write of '' || label || '': '' || SQLERRM;
-  END;' ELSE '' END);
+  END;' ELSE '' END, p_guard, 'fencepost.' || p_guard);
 END $$;
 
 -- guard_name is the name of the trigger function of a table: the one that its
@@ -328,14 +335,14 @@ BEGIN
     RETURN QUERY SELECT root, 'the trigger function is missing'::text;
     RETURN;
   END IF;
-  IF f.prosrc <> fencepost.guard_body(p_parts, p_report_only) OR NOT f.prosecdef OR f.provolatile <> 'v'
+  IF f.prosrc <> fencepost.guard_body(f.proname, p_parts, p_report_only) OR NOT f.prosecdef OR f.provolatile <> 'v'
      OR f.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp'] THEN
     RETURN QUERY SELECT root, format('the trigger function fencepost.%s is not of this version, or not for this resource or mode', f.proname);
   END IF;
   FOR o IN
     SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
       AND regexp_replace(lower(pg_get_expr(t.tgqual, 0)), '::"?text"?|[()"[:space:]]', '', 'g')
-        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event)), '::text|[()[:space:]]', '', 'g')
+        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event, f.proname)), '::text|[()[:space:]]', '', 'g')
       AND t.tgoldtable IS NOT DISTINCT FROM CASE WHEN e.old_rows THEN 'fencepost_old'::name END
       AND t.tgnewtable IS NOT DISTINCT FROM CASE WHEN e.new_rows THEN 'fencepost_new'::name END AS matches
     FROM fencepost.guard_tree(p_table) AS r(relid)
@@ -406,7 +413,7 @@ BEGIN
     guard := 'guard_' || replace(gen_random_uuid()::text, '-', '');
   END IF;
   EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
-    guard, fencepost.guard_body(p_parts, p_report_only));
+    guard, fencepost.guard_body(guard, p_parts, p_report_only));
   EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', guard);
   -- The lock on the root keeps partitions from being attached meanwhile.
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
@@ -415,7 +422,7 @@ BEGIN
     FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
       IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
         EXECUTE format('CREATE TRIGGER fencepost_%s %s %s EXECUTE FUNCTION fencepost.%I()', made.event, format(made.definition, relation::regclass),
-          coalesce('WHEN (' || fencepost.guard_when(made.event) || ')', ''), guard);
+          coalesce('WHEN (' || fencepost.guard_when(made.event, guard) || ')', ''), guard);
       END IF;
       EXECUTE format('ALTER TABLE ONLY %s ENABLE ALWAYS TRIGGER fencepost_%s', relation::regclass, made.event);
     END LOOP;
