@@ -27,7 +27,7 @@ func TestFragmentIsValid(t *testing.T) {
 		}
 		return doc.Validate(t.Context())
 	}
-	file, err := os.ReadFile("../../httpfence/openapi.json")
+	file, err := os.ReadFile("../../../httpfence/openapi.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,7 @@ func (v verdict) print(out, errs io.Writer) int {
 
 // hunt runs the mistakes of internal/mutants, a program of its own.
 func hunt(ctx context.Context, out, errs io.Writer) int {
-	cmd := exec.CommandContext(ctx, "go", "-C", "../..", "run", "./internal/mutants", "-named")
+	cmd := exec.CommandContext(ctx, "go", "-C", "../../..", "run", "./internal/mutants", "-named")
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }

@@ -84,7 +84,7 @@ func TestWorkers(t *testing.T) {
 	defer web.Close()
 	store := s3test.New(t, nil)
 	store.CreateBucket("bucket")
-	format, err := filepath.Abs("../../s3fence/testdata/fencepost_s3.py")
+	format, err := filepath.Abs("../../../s3fence/testdata/fencepost_s3.py")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,8 +117,8 @@ func TestWorkers(t *testing.T) {
 		}
 	}
 	programs := map[string][]string{
-		"python": {"python3", "../../examples/lockserver/workers/worker.py"},
-		"node":   {"node", "../../examples/lockserver/workers/worker.mjs"},
+		"python": {"python3", "../../../examples/lockserver/workers/worker.py"},
+		"node":   {"node", "../../../examples/lockserver/workers/worker.mjs"},
 	}
 	var last guard.Token
 	for _, order := range [][2]string{{"python", "node"}, {"node", "python"}} {
