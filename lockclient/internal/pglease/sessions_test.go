@@ -124,7 +124,7 @@ func TestAnySession(t *testing.T) {
 		release(t, i, claim)
 	}
 	i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "200" }), nil)
-	held := acquire(t, i, "held", "mine")
+	held := acquire(t, newIssuer(t, base, nil), "held", "mine") // whose sessions have no timeout
 	tx, err := base.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
