@@ -62,8 +62,10 @@ type Proxy struct {
 type Conn struct {
 	client, server net.Conn
 
-	held     bool          // below Proxy.mu: a message waits for Release
-	answered chan struct{} // below Proxy.mu: closed by the answer to what was held
+	// Below Proxy.mu:
+	held     bool          // a message waits for Release
+	answered chan struct{} // closed by the answer to what was held
+	silent   bool          // the backend has ended the connection: no answer comes
 }
 
 // New listens and forwards to a backend; network and backend are as for net.Dial.
@@ -126,16 +128,19 @@ func (p *Proxy) Held() (n int) {
 	return n
 }
 
-// Release passes on what was held, and returns when the backend has answered or
-// closed the connection. If the client has closed it meanwhile, the backend
-// learns that only after its answer.
+// Release passes on what was held, and returns when the backend has answered it
+// or closed the connection, or the rule has dropped it. If the client has closed
+// the connection by then, the backend learns that only after its answer.
 func (p *Proxy) Release() {
 	var answers []chan struct{}
 	p.change(func() {
 		for c := range p.conns {
 			if c.held {
-				c.held, c.answered = false, make(chan struct{})
-				answers = append(answers, c.answered)
+				c.held = false
+				if !c.silent {
+					c.answered = make(chan struct{})
+					answers = append(answers, c.answered)
+				}
 			}
 		}
 		if p.gate != nil {
@@ -244,9 +249,15 @@ func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 	delivery.Go(func() { p.deliver(c, to, parcels) })
 	defer delivery.Wait()
 	defer close(parcels)
+	if answer {
+		defer p.change(func() {
+			c.silent = true
+			c.answer()
+		})
+	}
 	for next, first := (parcel{}), true; !next.end; first = false {
 		data, err := p.read(from, first, answer)
-		if answer { // or it never will
+		if answer {
 			p.change(c.answer)
 		}
 		if len(data) > 0 {
@@ -257,6 +268,8 @@ func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 			}
 			if next.data, next.fate = m.Data, m.Fate; next.fate != Drop {
 				parcels <- next
+			} else if !answer {
+				p.change(c.answer) // nothing will answer it
 			}
 			if next.fate == Cut || next.fate == Reset {
 				return // the rule sees nothing more of this direction

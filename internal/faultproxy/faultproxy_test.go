@@ -203,6 +203,48 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// TestReleaseWithoutAnAnswer: a release returns although what was held is never
+// answered, because the backend has closed the connection before or the rule
+// drops the message.
+func TestReleaseWithoutAnAnswer(t *testing.T) {
+	backend, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	for _, dropped := range []bool{false, true} {
+		p := start(t, backend.Addr().String(), nil)
+		if dropped {
+			p.Set(func(m *Message) { m.Fate = Drop })
+		}
+		p.Hold()
+		c := dial(t, p)
+		server, err := backend.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		io.WriteString(c.TCPConn, "a\n")
+		for p.Held() != 1 {
+			time.Sleep(time.Millisecond)
+		}
+		if !dropped {
+			server.Close()
+			if rest, err := io.ReadAll(c.answers); err != nil || len(rest) > 0 {
+				t.Fatalf("the backend's end arrived as %q, %v", rest, err)
+			}
+		}
+		c.Close()
+		released := make(chan struct{})
+		go func() { defer close(released); p.Release() }()
+		select {
+		case <-released:
+		case <-time.After(time.Minute):
+			t.Fatalf("dropped %v: Release waits for an answer that never comes", dropped)
+		}
+	}
+}
+
 // TestDelay: a delay is of every message, in both directions, and those behind
 // it do not add theirs.
 func TestDelay(t *testing.T) {
