@@ -14,7 +14,7 @@ import (
 // httpfence does not pass it to clients.
 type RejectedError struct {
 	// Reason is why it was refused: stale, spent, conflict, not found, mark
-	// ahead, unfenced, lease lost.
+	// ahead, unfenced. A lost lease is a [*LostError].
 	Reason Reason
 	// Claim is what was offered.
 	Claim Claim
@@ -207,7 +207,7 @@ func (e *maskedError) Is(target error) bool {
 // As hides the types of this package.
 func (e *maskedError) As(target any) bool {
 	switch target.(type) {
-	case **RejectedError, **InvalidError, **MisdirectedError, **FailedError, **maskedError:
+	case **RejectedError, **LostError, **InvalidError, **MisdirectedError, **FailedError, **maskedError:
 		return false
 	}
 	if t := reflect.TypeOf(target); t == nil || t.Kind() != reflect.Pointer || t.Elem() == errorType {

@@ -125,7 +125,7 @@ func TestUnknownOutcomeHidesPromises(t *testing.T) {
 	for _, reason := range guard.Reasons() {
 		causes = append(causes, reason.Err(), &guard.RejectedError{Reason: reason, Claim: claim}, &guard.FailedError{Reason: reason})
 	}
-	causes = append(causes, guard.Missing("token"), guard.Invalid("token", "x", "is bad"), &guard.MisdirectedError{})
+	causes = append(causes, &guard.LostError{Claim: claim}, guard.Missing("token"), guard.Invalid("token", "x", "is bad"), &guard.MisdirectedError{})
 	for _, cause := range causes {
 		if cause == guard.ErrOutcomeUnknown {
 			continue
@@ -139,7 +139,7 @@ func TestUnknownOutcomeHidesPromises(t *testing.T) {
 				t.Errorf("%v matches %q", err, reason)
 			}
 		}
-		if errors.As(err, new(*guard.RejectedError)) || errors.As(err, new(*guard.InvalidError)) || errors.As(err, new(*guard.MisdirectedError)) {
+		if errors.As(err, new(*guard.RejectedError)) || errors.As(err, new(*guard.LostError)) || errors.As(err, new(*guard.InvalidError)) || errors.As(err, new(*guard.MisdirectedError)) {
 			t.Errorf("%v has a type that promises that nothing was written", err)
 		}
 		// What is not this package's stays visible, and so does the text.

@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -95,6 +96,8 @@ func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark)
 		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
 	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
 		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
+	case guard.ReasonLeaseLost:
+		return &guard.LostError{Claim: claim, Cause: errors.New("says the server of " + op)}
 	}
 	if reason == guard.ReasonOther {
 		return fmt.Errorf("httpfence: %s: the server failed for a reason other than the claim; its log has the error", op)

@@ -63,6 +63,9 @@ func TestStatusTable(t *testing.T) {
 				t.Errorf("%v is not %v", back, sentinel)
 			}
 			var rejected *guard.RejectedError
+			if errors.As(back, &rejected) && reason == guard.ReasonLeaseLost {
+				t.Errorf("%v was not rejected", back)
+			}
 			if errors.As(back, &rejected) && (rejected.Claim.Token != 5 || rejected.Mark != guard.Mark{}) {
 				t.Errorf("claim %+v, mark %+v", rejected.Claim, rejected.Mark)
 			}

@@ -110,7 +110,7 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // [http.Client.CheckRedirect] if it may not.
 //
 // Errors before anything is sent, for a configured origin:
-// [guard.ErrLeaseLost] as a *guard.RejectedError once the lease in the context
+// [guard.ErrLeaseLost] as a *guard.LostError once the lease in the context
 // is no longer valid by the holder's clock, whatever the method;
 // [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
 // with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim;
@@ -239,8 +239,8 @@ func (t *Transport) CloseIdleConnections() {
 
 // sendable returns why claim must not be sent, or nil.
 func sendable(ctx context.Context, claim guard.Claim) error {
-	if lease, ok := guard.LeaseFrom(ctx); ok && !lease.Valid() {
-		return &guard.RejectedError{Reason: guard.ReasonLeaseLost, Claim: claim}
+	if lost := guard.Lost(ctx); lost != nil {
+		return lost
 	}
 	if err := claim.Validate(); err != nil {
 		return err

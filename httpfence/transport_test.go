@@ -185,8 +185,8 @@ func TestTransportFailsLocally(t *testing.T) {
 			if !b.closed.Load() {
 				t.Error("the body was not closed")
 			}
-			var rejected *guard.RejectedError
-			if c.want == guard.ErrLeaseLost && (!errors.As(err, &rejected) || rejected.Claim != held) {
+			var gone *guard.LostError
+			if c.want == guard.ErrLeaseLost && (!errors.As(err, &gone) || gone.Claim != held || errors.As(err, new(*guard.RejectedError))) {
 				t.Errorf("%#v", err)
 			}
 			// It ignores other origins.

@@ -3,7 +3,6 @@ package lockclient
 import (
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -29,6 +28,8 @@ var (
 )
 
 type (
+	// LostError says which lease was lost and why.
+	LostError = guard.LostError
 	// HeldError says who holds the lease that was refused.
 	HeldError = driver.HeldError
 	// ForceUnlockedError says who ended a lease and why.
@@ -42,28 +43,3 @@ var (
 	errGone     = errors.New("the server no longer has it")
 	errRaced    = errors.New("the holder changed with every attempt")
 )
-
-// LostError says which lease was lost and why. It unwraps to [ErrLeaseLost]
-// and to Cause.
-type LostError struct {
-	// Claim is the lost lease's. Another holder may have a higher token by now.
-	Claim guard.Claim
-	// Cause says how the loss became known: the deadline passed, or the issuer
-	// no longer has the lease.
-	Cause error
-	// LastRenewal is why the last renewal before the deadline failed; nil if
-	// none failed. Unwrap leaves it out: it is not the reason for the loss.
-	LastRenewal error
-}
-
-// Error names the claim, the cause and the last failed renewal.
-func (e *LostError) Error() string {
-	s := "fencepost: " + ErrLeaseLost.Error() + ": token " + e.Claim.Token.String() + " for " + strconv.Quote(e.Claim.Resource) + ": " + e.Cause.Error()
-	if e.LastRenewal != nil {
-		s += "; the last one: " + e.LastRenewal.Error()
-	}
-	return s
-}
-
-// Unwrap returns [ErrLeaseLost] and the cause.
-func (e *LostError) Unwrap() []error { return []error{ErrLeaseLost, e.Cause} }

@@ -216,13 +216,24 @@ func TestBodies(t *testing.T) {
 	}
 }
 
+type testLease struct {
+	claim guard.Claim
+	valid bool
+}
+
+func (l *testLease) Claim() guard.Claim { return l.claim }
+func (l *testLease) Valid() bool        { return l.valid }
+
+// TestEndedContext: nothing is sent, and a context that ended with its lease says
+// which one was lost. The control is a lease that is still valid.
 func TestEndedContext(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
-		ctx, cancel := context.WithCancelCause(t.Context())
-		why := errors.New("the lease is lost")
+		lease := &testLease{claim: claim(5, "a"), valid: true}
+		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+		why := errors.New("the hold ended")
 		cancel(why)
-		for name, call := range map[string]func() error{
+		calls := map[string]func() error{
 			"put":    func() error { return o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil) },
 			"raise":  func() error { return o.Raise(ctx, claim(5, "a"), key) },
 			"delete": func() error { return o.Delete(ctx, claim(5, "a"), key) },
@@ -230,10 +241,19 @@ func TestEndedContext(t *testing.T) {
 			"get":    func() error { _, err := o.Get(ctx, key); return err },
 			"mark":   func() error { _, err := o.Mark(ctx, key); return err },
 			"remove": func() error { return o.InsecureDelete(ctx, key) },
-		} {
-			if err := call(); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, why) {
-				t.Errorf("%s: %v", name, err)
+		}
+		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
+			for name, call := range calls {
+				var lost *guard.LostError
+				err := call()
+				if guard.ReasonOf(err) != want || !errors.Is(err, why) {
+					t.Errorf("%s: %v, want %s", name, err, want)
+				}
+				if errors.As(err, &lost) == lease.valid || lost != nil && lost.Claim != lease.claim || errors.As(err, new(*guard.RejectedError)) {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
+			lease.valid = false
 		}
 		if n := server.Count(); n != 0 {
 			t.Errorf("%d requests were sent", n)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"log/slog"
 	"strconv"
@@ -102,6 +103,9 @@ func (b *Bucket) observe(ctx context.Context, op guard.Op, claim guard.Claim, ma
 func ended(ctx context.Context, op string, claim guard.Claim) error {
 	if ctx.Err() == nil {
 		return nil
+	}
+	if lost := guard.Lost(ctx); lost != nil {
+		return fmt.Errorf("s3fence: %s: nothing was sent: %w", op, lost)
 	}
 	return guard.Unavailable(op, claim, context.Cause(ctx))
 }

@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -262,7 +263,7 @@ func (s *sending) failed() (state, bool, error) {
 // depend on that context. A write without effect so far may still be in flight,
 // so that proves nothing.
 func (s *sending) settle(ctx context.Context) (state, bool, error) {
-	s.cause = errors.Join(context.Cause(ctx), s.cause)
+	s.cause = errors.Join(cmp.Or(guard.Lost(ctx), context.Cause(ctx)), s.cause)
 	if !s.doubt && !s.denied {
 		return *s.base, false, guard.Unavailable(s.c.op(), s.c.claim, s.cause)
 	}

@@ -174,8 +174,8 @@ func ended(ctx context.Context, op string, claim guard.Claim) error {
 	if ctx.Err() == nil {
 		return nil
 	}
-	if lease, held := guard.LeaseFrom(ctx); held && !lease.Valid() {
-		return fmt.Errorf("sqlfence: %s: nothing was sent: %w: %w", op, guard.ErrLeaseLost, context.Cause(ctx))
+	if lost := guard.Lost(ctx); lost != nil {
+		return fmt.Errorf("sqlfence: %s: nothing was sent: %w", op, lost)
 	}
 	return guard.Unavailable(op, claim, context.Cause(ctx))
 }
@@ -198,8 +198,8 @@ func interrupted(ctx context.Context, err error) error {
 	if !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	if lease, held := guard.LeaseFrom(ctx); held && !lease.Valid() && !errors.Is(err, guard.ErrLeaseLost) {
-		err = fmt.Errorf("%w: %w", err, guard.ErrLeaseLost)
+	if lost := guard.Lost(ctx); lost != nil && !errors.Is(err, guard.ErrLeaseLost) {
+		err = fmt.Errorf("%w: %w", err, lost)
 	}
 	return err
 }

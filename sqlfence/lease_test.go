@@ -41,8 +41,8 @@ func TestContextOfALostLease(t *testing.T) {
 				if guard.ReasonOf(err) != want || !errors.Is(err, over) {
 					t.Errorf("%s: %v, want %s with the cause", what, err, want)
 				}
-				if !lease.valid && !strings.Contains(err.Error(), "nothing was sent") {
-					t.Errorf("%s: %v does not say that nothing was sent", what, err)
+				if lost := new(guard.LostError); !lease.valid && (!errors.As(err, &lost) || lost.Claim != lease.claim || !strings.Contains(err.Error(), "nothing was sent")) {
+					t.Errorf("%s: %v does not say which lease was lost and that nothing was sent", what, err)
 				}
 			}
 			lease.valid = false
@@ -100,7 +100,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				cancel(over)
 				err = <-done
 				unknown := errors.Is(err, guard.ErrOutcomeUnknown)
-				if !strings.Contains(err.Error(), over.Error()) || errors.Is(err, over) == unknown || errors.Is(err, guard.ErrLeaseLost) != (lost && !unknown) {
+				if !strings.Contains(err.Error(), over.Error()) || errors.Is(err, over) == unknown || errors.Is(err, guard.ErrLeaseLost) != (lost && !unknown) || errors.As(err, new(*guard.LostError)) != (lost && !unknown) {
 					t.Errorf("%s, lease lost %v: %v", what, lost, err)
 				}
 				if got := guard.ReasonOf(err); lost && c.want != "" && got != c.want {
@@ -113,7 +113,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 		lease := &testLease{claim: claimOf("r", 6)}
 		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
 		cancel(over)
-		lost := &guard.RejectedError{Reason: guard.ReasonLeaseLost}
+		lost := &guard.LostError{Claim: lease.claim}
 		gone, drop := context.WithCancelCause(t.Context())
 		drop(lost)
 		if err := interrupted(gone, guard.OutcomeUnknown("a", guard.Claim{}, context.Canceled)); errors.Is(err, guard.ErrLeaseLost) || !errors.Is(err, guard.ErrOutcomeUnknown) || !strings.Contains(err.Error(), lost.Error()) {

@@ -131,8 +131,8 @@ func outgoing(ctx context.Context, opts []grpc.CallOption) (context.Context, []g
 	if !ok {
 		return ctx, opts, nil
 	}
-	if lease, ok := guard.LeaseFrom(ctx); ok && !lease.Valid() {
-		return nil, nil, &guard.RejectedError{Reason: guard.ReasonLeaseLost, Claim: claim}
+	if lost := guard.Lost(ctx); lost != nil {
+		return nil, nil, lost
 	}
 	if err := claim.Validate(); err != nil {
 		return nil, nil, err

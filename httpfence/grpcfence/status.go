@@ -95,6 +95,8 @@ func ErrorFrom(err error, claim guard.Claim) error {
 		refusal = &guard.MisdirectedError{Claimed: found.GetMetadata()["claimed"], Guarded: found.GetMetadata()["guarded"]}
 	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
 		refusal = &guard.FailedError{Reason: reason, Op: "call", Claim: claim}
+	case guard.ReasonLeaseLost:
+		refusal = &guard.LostError{Claim: claim, Cause: errors.New("says the server")}
 	case guard.ReasonOther:
 		refusal = errors.New("grpcfence: the server failed for a reason other than the claim; its log has the error")
 	default:
