@@ -73,10 +73,6 @@ func TestLeaseCollation(t *testing.T) {
 				t.Errorf("%s under another spelling of the lease ID: %v, want a conflict", what, err)
 			}
 		}
-		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claim, Key{1}, Set{"v": 1}}})
-		if err != nil || !errors.Is(verdicts[0], guard.ErrConflict) {
-			t.Errorf("UpdateMany: %v, %v", verdicts, err)
-		}
 		if got := e.text("SELECT v || lease FROM n"); got != "0lease" {
 			t.Errorf("the row is %s", got)
 		}

@@ -40,8 +40,6 @@ type Querier interface {
 	observe(ctx context.Context, e guard.Event)
 	// autocommit reports whether a statement commits by itself.
 	autocommit() bool
-	// atomically runs statements in a transaction of their own.
-	atomically(ctx context.Context, op string, write func(q Querier) error) error
 	// usable refuses the DB itself inside its own InTx, and tables that cannot
 	// keep a mark.
 	usable(ctx context.Context, t *Table) error
@@ -103,25 +101,6 @@ type txQuerier[Tx any] struct {
 }
 
 func (d *DB[Tx]) autocommit() bool { return true }
-
-func (d *DB[Tx]) atomically(ctx context.Context, op string, write func(q Querier) error) error {
-	c, err := d.begin(ctx, readCommitted)
-	if err != nil {
-		return failure(op, guard.Claim{}, err, false)
-	}
-	defer c.release()
-	if err := write(d.In(c.tx())); err != nil {
-		return err
-	}
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
-		return err
-	}
-	return failure(op, guard.Claim{}, c.commit(ctx, d.commits), true)
-}
-
-func (q *txQuerier[Tx]) atomically(_ context.Context, op string, _ func(q Querier) error) error {
-	return guard.Invalid("writes", op, "take more than "+itoa(maxParameters)+" parameters, which takes several statements in a transaction of their own; pass the DB, or fewer of them")
-}
 
 func (d *DB[Tx]) usable(ctx context.Context, t *Table) error {
 	if d.callback(ctx) != nil {

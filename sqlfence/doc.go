@@ -93,7 +93,7 @@
 // of a lost COMMIT: [DB.InTxAll]. Writes that are known in advance, in one round
 // trip on pgx: [DB.Batch]. A transaction begun by sqlc, GORM or the driver:
 // [DB.Enter]; by code that hides the driver's transaction, such as ent and bun:
-// [DB.EnterOn]. Your own UPDATE with the fence in its text: [Table.Refused].
+// [DB.EnterOn].
 //
 // There is no Begin besides the callback: code that must begin uses Enter.
 //

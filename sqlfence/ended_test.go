@@ -164,10 +164,6 @@ func TestTableInsideInTx(t *testing.T) {
 			"Update":   func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
 			"Upsert":   func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
 			"Takeover": func(ctx context.Context, q Querier) error { return table.Takeover(ctx, q, claim, Key{1}, nil) },
-			"UpdateMany": func(ctx context.Context, q Querier) error {
-				_, err := table.UpdateMany(ctx, q, []RowUpdate{{claim, Key{1}, Set{"v": 1}}})
-				return err
-			},
 		}
 		calls["Delete"] = func(ctx context.Context, q Querier) error { return table.Delete(ctx, q, claim, Key{1}, nil) }
 		var after context.Context

@@ -49,30 +49,6 @@ func TestEndedAfterEnter(t *testing.T) {
 	}
 }
 
-// TestEndedBetweenStatements (P5): if the context ends after the last of several
-// statements that are written together, none is committed. The control is the
-// same under a context that goes on.
-func TestEndedBetweenStatements(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		over := errors.New("over")
-		for _, ends := range []bool{true, false} {
-			ctx, cancel := context.WithCancelCause(t.Context())
-			err := e.db.atomically(ctx, "write", func(q Querier) error {
-				_, err := q.exec(ctx, "INSERT INTO written VALUES (5)", nil)
-				if ends {
-					cancel(over)
-				}
-				return err
-			})
-			if ends && (guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, over) || e.written() != 0) || !ends && (err != nil || e.written() != 1) {
-				t.Errorf("ended %v: %v, %d rows", ends, err, e.written())
-			}
-			cancel(nil)
-		}
-	})
-}
-
 // TestResolveEnds (P5): a context that ends while the transaction is in progress
 // leaves the outcome unknown, and the error has the cause.
 func TestResolveEnds(t *testing.T) {

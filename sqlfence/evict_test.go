@@ -320,11 +320,9 @@ func TestIdleConnections(t *testing.T) {
 		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
 		table := e.table("n", []string{"id"}, nil)
 		wantInvalid(t, "Update", table.Update(ctx, db, claimOf("n", 3), Key{1}, Set{"v": 1}), "connection", "")
-		_, err := table.UpdateMany(ctx, db, []RowUpdate{{claimOf("n", 2), Key{1}, Set{"v": 2}}})
-		wantInvalid(t, "UpdateMany", err, "connection", "")
 		wantInvalid(t, "InTx", db.fenced(ctx, claimOf("r", 9), nil), "connection", "")
 		wantInvalid(t, "Raise", db.Raise(ctx, claimOf("r", 9)), "connection", "")
-		_, err = db.Mark(ctx, "r")
+		_, err := db.Mark(ctx, "r")
 		wantInvalid(t, "Mark", err, "connection", "")
 	})
 }

@@ -12,30 +12,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestManyInsideInTx: UpdateMany on the DB inside its own InTx is refused also when
-// it takes several statements, which would commit by themselves.
-func TestManyInsideInTx(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n (id) SELECT generate_series(1, 30000)")
-		table := e.table("n", []string{"id"}, nil)
-		for _, rows := range []int{10, 30000} {
-			writes := make([]RowUpdate, rows)
-			for i := range writes {
-				writes[i] = RowUpdate{claimOf("r", 5), Key{i + 1}, Set{"v": 1}}
-			}
-			rollback := errors.New("rolled back")
-			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				_, err := table.UpdateMany(ctx, e.db, writes)
-				wantInvalid(t, itoa(rows), err, "Querier", "InTx")
-				return rollback
-			})
-			if n := e.int("SELECT count(*) FROM n WHERE v = 1"); n != 0 || err != rollback {
-				t.Errorf("%d rows written, %v", n, err)
-			}
-		}
-	})
-}
-
 // TestTwoDBsInOneTransaction: a second DB that enters in the transaction of the first
 // does not end it, and its own marker is found too.
 func TestTwoDBsInOneTransaction(t *testing.T) {
@@ -243,13 +219,6 @@ func TestTableRunsNoOperatorOfOthers(t *testing.T) {
 				"Update":   func(c guard.Claim) error { return table.Update(t.Context(), db, c, Key{c.Resource}, set) },
 				"Takeover": func(c guard.Claim) error { return table.Takeover(t.Context(), db, c, Key{c.Resource}, nil) },
 				"Upsert":   func(c guard.Claim) error { return table.Upsert(t.Context(), db, c, Key{c.Resource}, set) },
-				"UpdateMany": func(c guard.Claim) error {
-					verdicts, err := table.UpdateMany(t.Context(), db, []RowUpdate{{c, Key{c.Resource}, set}})
-					if err == nil {
-						err = verdicts[0]
-					}
-					return err
-				},
 			}
 			for way, write := range ways {
 				newer, stale, conflicting := write(claim("b", 7)), write(claim("a", 4)), write(claim("a", 5))

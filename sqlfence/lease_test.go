@@ -79,10 +79,6 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
 				}, blocked, ""},
 				"Takeover": {func(ctx context.Context) error { return table.Takeover(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
-				"UpdateMany": {func(ctx context.Context) error {
-					_, err := table.UpdateMany(ctx, e.db, []RowUpdate{{claimOf("1", 6), Key{1}, Set{"v": "new"}}})
-					return err
-				}, blocked, ""},
 			} {
 				row, err := e.admin.Begin(t.Context())
 				if err != nil {

@@ -45,14 +45,6 @@ func TestObserver(t *testing.T) {
 			"takeover":            {guard.OpRaise, mark, func() error { return rows.Takeover(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
 			"delete":              {guard.OpWrite, mark, func() error { return rows.Delete(t.Context(), db, ok, Key{2, "x"}, nil) }, 1},
 			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Takeover(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
-			"update many": {guard.OpWrite, mark, func() error {
-				verdicts, err := rows.UpdateMany(t.Context(), db, []RowUpdate{{ok, Key{3, "x"}, Set{"v": "1"}}, {ok, Key{1, "x"}, Set{"v": "1"}}})
-				return errors.Join(verdicts[1], err)
-			}, 2},
-			"many, malformed": {guard.OpWrite, guard.Mark{}, func() error {
-				_, err := rows.UpdateMany(t.Context(), db, []RowUpdate{{bad, Key{3, "x"}, Set{"v": "1"}}})
-				return err
-			}, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
 			}, 1},
@@ -77,9 +69,6 @@ func TestObserver(t *testing.T) {
 			if len(events) != c.all {
 				t.Errorf("%s: %d events", what, len(events))
 				continue
-			}
-			if what == "update many" && guard.ReasonOf(events[0].Err) != guard.ReasonNotFound {
-				t.Errorf("the first row's event has %v", events[0].Err)
 			}
 			got := events[len(events)-1]
 			if got.Duration <= 0 || got.Duration > time.Minute {

@@ -70,13 +70,11 @@ func TestMisdirected(t *testing.T) {
 		closed := e.closed()
 		ctx, key, claim := t.Context(), Key{"acme", 4}, claimOf("acme:payouts:4", 1000)
 		calls := func(table *Table, q Querier, claim guard.Claim) map[string]error {
-			_, many := table.UpdateMany(ctx, q, []RowUpdate{{claim, key, Set{"status": "x"}}})
 			return map[string]error{
-				"Update":     table.Update(ctx, q, claim, key, Set{"status": "x"}),
-				"Upsert":     table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
-				"Delete":     table.Delete(ctx, q, claim, key, nil),
-				"Takeover":   table.Takeover(ctx, q, claim, key, nil),
-				"UpdateMany": many,
+				"Update":   table.Update(ctx, q, claim, key, Set{"status": "x"}),
+				"Upsert":   table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
+				"Delete":   table.Delete(ctx, q, claim, key, nil),
+				"Takeover": table.Takeover(ctx, q, claim, key, nil),
 			}
 		}
 		for what, err := range calls(table, closed, claim) {
@@ -180,10 +178,7 @@ func TestKeyTexts(t *testing.T) {
 		if err := table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}); err != nil {
 			t.Error(err)
 		}
-		if verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{guard.Claim{Resource: "k:call 2", Token: 7}, Key{fickle{new(int)}}, Set{"x": 2}}}); err != nil || verdicts[0] != nil {
-			t.Errorf("UpdateMany: %v, %v", verdicts, err)
-		}
-		if got := e.text("SELECT string_agg(t || ':' || x, ' ') FROM k_t WHERE x > 0"); got != "call 2:2" {
+		if got := e.text("SELECT string_agg(t || ':' || x, ' ') FROM k_t WHERE x > 0"); got != "call 2:1" {
 			t.Errorf("under a claim for k:call 2, written is %q", got)
 		}
 	})

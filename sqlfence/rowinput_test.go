@@ -14,23 +14,11 @@ import (
 func TestInvalidRows(t *testing.T) {
 	var nilInt *int
 	var n int
-	one := func(w RowUpdate) []RowUpdate { return []RowUpdate{{claimOf("r", 1), Key{9, "z"}, Set{"v": 1}}, w} }
 	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
-	wide := make([]RowUpdate, 20000)
-	for i := range wide {
-		wide[i] = RowUpdate{claim, Key{i, "x"}, set}
-	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
 		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
 		table := e.table("pairs", []string{"a", "b"}, &opts)
-		many := func(writes []RowUpdate) error {
-			verdicts, err := table.UpdateMany(t.Context(), closed, writes)
-			if verdicts != nil {
-				t.Errorf("verdicts with an error: %v", verdicts)
-			}
-			return err
-		}
 		take := func(dest Dest) error { return table.Takeover(t.Context(), closed, claim, key, dest) }
 		once := e.table("pairs", []string{"a", "b"}, nil)
 		for what, c := range map[string]struct {
@@ -51,30 +39,16 @@ func TestInvalidRows(t *testing.T) {
 			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
 			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
 			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
-			"many, an empty set":          {many(one(RowUpdate{claim, key, nil})), "writes[1]: set", "no column"},
-			"many, a bad claim":           {many(one(RowUpdate{guard.Claim{Resource: "r"}, key, set})), "writes[1]: ", "token"},
-			"many, a NULL key":            {many(one(RowUpdate{claim, Key{1, nil}, set})), "writes[1]: ", "NULL"},
-			"many, a short key":           {many(one(RowUpdate{claim, Key{1}, set})), "writes[1]: ", "2 columns, 1 values"},
-			"many, another column":        {many(one(RowUpdate{claim, key, Set{"w": 1}})), "writes[1]: set column", `"w"`},
-			"many, a column more":         {many(one(RowUpdate{claim, key, Set{"v": 1, "w": 1}})), "writes[1]: set column", `"w"`},
-			"many, an expression":         {many(one(RowUpdate{claim, key, Set{"v": Raw("1")}})), "writes[1]: set column v", "same expression"},
-			"many, other arguments": {many([]RowUpdate{{claim, key, Set{"v": Raw("$1", 1)}}, {claim, Key{2, "x"}, Set{"v": Raw("$1", 2)}}}),
-				"writes[1]: set column v", "same expression"},
-			"many, the token":           {many([]RowUpdate{{claim, key, Set{defaultTokenColumn: 1}}}), "set column", "token column"},
-			"many, the deletion":        {many([]RowUpdate{{claim, key, Set{"deleted_at": Raw("now()")}}}), "set column", "deleted column"},
-			"many, an open parenthesis": {many([]RowUpdate{{claim, key, Set{"v": Raw("(1")}}}), "set column v", "parenthesis"},
-			"many, a bad column":        {many([]RowUpdate{{claim, key, Set{"a\x00": 1}}}), "set column", `a\x00`},
-			"a deleted column of 0":     {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":      {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
-			"deleted is the key":        {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
+			"a deleted column of 0":       {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
+			"deleted is the token":        {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
+			"deleted is the key":          {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
 		}
 		// The control: good input does reach the closed pool.
 		for what, err := range map[string]error{
 			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
-			"Takeover": take(Dest{"v": &n}), "UpdateMany": many(one(RowUpdate{claim, key, set})),
-			"UpdateMany in several statements": many(wide),
+			"Takeover": take(Dest{"v": &n}),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)

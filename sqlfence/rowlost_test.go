@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -25,10 +24,6 @@ func TestLostRows(t *testing.T) {
 		calls := map[string]func(q Querier) error{
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
 			"Takeover": func(q Querier) error { var v string; return table.Takeover(t.Context(), q, claim, key, Dest{"v": &v}) },
-			"UpdateMany": func(q Querier) error {
-				verdicts, err := table.UpdateMany(t.Context(), q, []RowUpdate{{claim, key, Set{"v": "new"}}})
-				return errors.Join(append(verdicts, err)...)
-			},
 		}
 		for _, mode := range e.execModes() {
 			for way, call := range calls {
@@ -81,10 +76,6 @@ func TestCancelledRows(t *testing.T) {
 		for way, call := range map[string]func(ctx context.Context) error{
 			"Upsert":   func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) },
 			"Takeover": func(ctx context.Context) error { return table.Takeover(ctx, e.db, claim, key, nil) },
-			"UpdateMany": func(ctx context.Context) error {
-				_, err := table.UpdateMany(ctx, e.db, []RowUpdate{{claim, key, Set{"v": "new"}}})
-				return err
-			},
 		} {
 			over, cancel := context.WithCancel(t.Context())
 			cancel()

@@ -135,10 +135,6 @@ func TestEndedTx(t *testing.T) {
 			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, set) },
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, set) },
 			"Takeover": func(q Querier) error { return table.Takeover(t.Context(), q, claim, key, nil) },
-			"UpdateMany": func(q Querier) error {
-				_, err := table.UpdateMany(t.Context(), q, []RowUpdate{{claim, key, set}})
-				return err
-			},
 		} {
 			e.db.plain(t.Context(), func(_ context.Context, tx testTx) error {
 				if err := tx.end(true); err != nil {

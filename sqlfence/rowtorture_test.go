@@ -37,19 +37,6 @@ var fencedWays = map[string]rowWay{
 		}
 		return s.table.Upsert(ctx, q, claim, Key{id}, set)
 	}},
-	// Row 0 is also in every batch, in either order.
-	"update many": {take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-		writes := []RowUpdate{{claim, Key{id}, set}, {claim, Key{0}, Set{"v": 0, "op": set["op"]}}}
-		mine := rand.IntN(2)
-		if mine == 1 {
-			writes[0], writes[1] = writes[1], writes[0]
-		}
-		verdicts, err := s.table.UpdateMany(ctx, q, writes)
-		if err != nil {
-			return err
-		}
-		return verdicts[mine]
-	}},
 }
 
 // take also reads a row that is a tombstone after its mark was raised.

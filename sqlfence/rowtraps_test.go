@@ -3,7 +3,6 @@ package sqlfence
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -30,12 +29,6 @@ var traps = map[string]struct {
 		SELECT (SELECT count(*) FROM done) FROM steps WHERE id = $1 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", contradicted},
 	"OR without parentheses": {rowWay{take, raw(`UPDATE steps SET v = $2, op = $3, last_fencing_token = $4::bigint
 		WHERE id = $1 AND op <> '' OR id = $1 AND v >= 0 AND $4::bigint >= last_fencing_token`)}, "waiting for the newer", backwards},
-	"many rows, compared with what was read": {rowWay{take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-		return fencedWays["update many"].write(ctx, s, mutantQuerier{q, func(sql string) string {
-			sql = strings.ReplaceAll(sql, `"fence token" OPERATOR(pg_catalog.>=) "last_fencing_token"`, `"fence token" OPERATOR(pg_catalog.>=) "fence mark"`)
-			return strings.ReplaceAll(sql, ` FOR NO KEY UPDATE OF "steps"`, "")
-		}}, claim, id, set)
-	}}, "waiting for the newer", backwards},
 	"upsert without a comparison": {rowWay{take, raw(`INSERT INTO steps (id, v, op, last_fencing_token) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v, op = EXCLUDED.op, last_fencing_token = EXCLUDED.last_fencing_token`)}, "waiting for the newer", backwards},
 	// DELETE takes the mark with it, and an older holder's upsert finds none.

@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -39,12 +38,8 @@ func TestKeyTypes(t *testing.T) {
 		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
 			t.Error(err)
 		}
-		verdicts, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{
-			{claimOf("r", 3), key, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": "2026-06"}},
-			{claimOf("r", 3), other, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": nil}},
-		})
-		if err != nil || verdicts[0] != nil || verdicts[1] != nil {
-			t.Errorf("UpdateMany: %v, %v", verdicts, err)
+		if err := table.Update(t.Context(), e.db, claimOf("r", 3), key, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": "2026-06"}); err != nil {
+			t.Error(err)
 		}
 		var u, note string
 		var n, twice int
@@ -70,10 +65,6 @@ func TestKeyTypes(t *testing.T) {
 					t.Errorf("%s, %s: got %v, want ErrInvalid", way, what, err)
 				}
 			}
-			_, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 9), key, set}})
-			if guard.ReasonOf(err) != guard.ReasonInvalid {
-				t.Errorf("UpdateMany, %s: got %v, want ErrInvalid", what, err)
-			}
 		}
 		if err := table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}); pgerr.State(err) != "23514" {
 			t.Errorf("a value outside the domain: %v", err)
@@ -95,15 +86,10 @@ func TestUnfitTables(t *testing.T) {
 			return e.table("unfit", []string{"id"}, &o)
 		}
 		good := opts(TableOptions{DeletedColumn: "deleted_at"})
-		many := func(key any) error {
-			verdicts, err := good.UpdateMany(t.Context(), e.db, []RowUpdate{{claimOf("r", 5), Key{key}, Set{"v": 1}}})
-			return errors.Join(append(verdicts, err)...)
-		}
 		for way, err := range map[string]error{
-			"Update":     good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Delete":     good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Takeover":   good.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
-			"UpdateMany": many(1),
+			"Update":   good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
+			"Delete":   good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
+			"Takeover": good.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnfenced {
 				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
@@ -132,12 +118,9 @@ func TestUnfitTables(t *testing.T) {
 		// A key that is not unique is detected only afterwards; a caller's
 		// transaction can still be rolled back.
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			verdicts, err := good.UpdateMany(ctx, tx.in(), []RowUpdate{{claimOf("r", 5), Key{2}, Set{"v": 1}}})
-			if verdicts != nil || guard.ReasonOf(err) != guard.ReasonOther {
-				t.Errorf("UpdateMany of two rows with one key: %v, %v", verdicts, err)
-			}
 			var v int
-			if err := good.Takeover(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
+			var err error
+			if err = good.Takeover(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
 				t.Errorf("Takeover of two rows with one key: %v", err)
 			}
 			return err

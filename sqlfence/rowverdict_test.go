@@ -30,13 +30,6 @@ var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error
 	}),
 	"Delete":   eachCase((*Table).Delete),
 	"Takeover": takeCases,
-	"UpdateMany": func(q Querier, table *Table, cases []rowCase) ([]error, error) {
-		writes := make([]RowUpdate, len(cases))
-		for i, c := range cases {
-			writes[i] = RowUpdate{c.claim, Key{i}, Set{"v": "new"}}
-		}
-		return table.UpdateMany(context.Background(), q, writes)
-	},
 }
 
 func eachCase(write func(*Table, context.Context, Querier, guard.Claim, Key, Set) error) func(Querier, *Table, []rowCase) ([]error, error) {
@@ -232,15 +225,6 @@ func TestRowsDecideControls(t *testing.T) {
 			"deleted found": cut(`"deleted_at" IS NOT NULL`, "false"),
 			"deleted stays": cut(`WHERE `, `WHERE "deleted_at" IS NULL AND `),
 			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
-		},
-		"UpdateMany": {
-			"no comparison": cut(`"fence token" OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
-			"any lease":     cut(`"fence lease" OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
-			"deleted found": cut(` AND "deleted_at" IS NULL`, ""),
-			"all applied":   cut(`"fence o"."fence n" IS NULL AND `, "false AND "),
-			"all there":     cut(`EXISTS (SELECT FROM`, `true OR EXISTS (SELECT FROM`),
-			"one mark":      cut(`"last_fencing_token" AS "fence mark"`, `2::bigint AS "fence mark"`),
-			"one value":     cut(`"last_fencing_token" = "fence token",`, `"last_fencing_token" = 7,`),
 		},
 	}
 	someDriver(t, func(t *testing.T, e *env) {

@@ -30,10 +30,6 @@ func TestWhere(t *testing.T) {
 			"Takeover": func(q Querier, token guard.Token) error {
 				return open.Takeover(t.Context(), q, claimOf("r", token), Key{1}, nil)
 			},
-			"UpdateMany": func(q Querier, token guard.Token) error {
-				verdicts, err := open.UpdateMany(t.Context(), q, []RowUpdate{{claimOf("r", token), Key{1}, Set{"v": "written"}}})
-				return errors.Join(append(verdicts, err)...)
-			},
 		}
 		for way, write := range writes {
 			for _, c := range []struct {
@@ -100,8 +96,6 @@ func TestWhereControl(t *testing.T) {
 			wantInvalid(t, what, bad.Update(t.Context(), closed, claimOf("r", 1), Key{1}, Set{"v": 1}), "predicate", "")
 			wantInvalid(t, what, bad.Upsert(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
 			wantInvalid(t, what, bad.Takeover(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
-			_, err := bad.UpdateMany(t.Context(), closed, []RowUpdate{{claimOf("r", 1), Key{1}, Set{"v": 1}}})
-			wantInvalid(t, what, err, "predicate", "")
 		}
 	})
 }

@@ -220,10 +220,6 @@ func TestErrorsNameTheOperation(t *testing.T) {
 			"upsert into docs": func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
 			"delete from docs": func() error { return table.Delete(t.Context(), e.db, claim, key, nil) },
 			"take over docs":   func() error { return table.Takeover(t.Context(), e.db, claim, key, nil) },
-			"update many of docs": func() error {
-				_, err := table.UpdateMany(t.Context(), e.db, []RowUpdate{{claim, key, Set{"v": "new"}}})
-				return err
-			},
 		} {
 			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
 				t.Errorf("%q is not in the error %v", want, err)

@@ -67,7 +67,11 @@ type Table struct {
 	id         any // its tableID, boxed once
 	predicates []Expr
 
-	statements *statements
+	// The claim as a statement offers it, after the key's parameters, and the
+	// comparison with the row's mark.
+	offeredToken, offeredLease string // $2::bigint, $3::pg_catalog.text
+	offered                    string // "token" = $2::bigint, "lease" = ...
+	admitted                   string
 }
 
 // NewTable describes a guarded table. name is given in parts, {"billing",
@@ -99,7 +103,7 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		return nil, guard.Invalid("TableOptions.Rule", o.Rule.String(), "must be guard.OncePerToken or guard.SameOrNewer")
 	}
 	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: resource,
-		reserved: map[string]string{}, statements: &statements{}}
+		reserved: map[string]string{}}
 	var err error
 	if t.name, err = quoteName("table name", name); err != nil {
 		return nil, err
@@ -132,6 +136,13 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		return nil, err
 	}
 	t.where = "(" + t.keysEqual("", func(i int) string { return placeholder(i + 1) }) + ")"
+	t.offeredToken = placeholder(len(key)+1) + "::bigint"
+	t.offered = t.token + " = " + t.offeredToken
+	if t.lease != "" {
+		t.offeredLease = placeholder(len(key)+2) + "::pg_catalog.text"
+		t.offered += ", " + t.lease + " = " + t.offeredLease
+	}
+	t.admitted = t.admits("", t.offeredToken, t.offeredLease)
 	t.id = tableID{t.name, o.TokenColumn, jsonText(t.bound)}
 	return t, nil
 }

@@ -101,10 +101,9 @@ const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') O
 
 // raised is the condition that a written row has the claim as its mark.
 func (t *Table) raised() string {
-	n := len(t.keys) + 1
-	raised := t.token + equals + placeholder(n) + "::bigint"
+	raised := t.token + equals + t.offeredToken
 	if t.lease != "" {
-		raised += " AND " + t.lease + equals + placeholder(n+1) + `::pg_catalog.text COLLATE pg_catalog."C"`
+		raised += " AND " + t.lease + equals + t.offeredLease + ` COLLATE pg_catalog."C"`
 	}
 	return raised
 }

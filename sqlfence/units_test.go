@@ -56,18 +56,6 @@ func TestPgxBegin(t *testing.T) {
 	}
 }
 
-// TestPadded: the padding never takes a statement beyond the parameters that the
-// protocol can count.
-func TestPadded(t *testing.T) {
-	for _, c := range []struct{ rows, width, others, want int }{
-		{1, 3, 0, 1}, {8, 3, 0, 8}, {9, 3, 0, 10}, {28000, 2, 8191, 28672}, {28000, 2, 8192, 28000},
-	} {
-		if got := padded(c.rows, c.width, c.others); got != c.want {
-			t.Errorf("%+v: %d", c, got)
-		}
-	}
-}
-
 // TestListingsFail (P5): a listing that cannot be read is an error, and not an
 // empty one.
 func TestListingsFail(t *testing.T) {
@@ -134,23 +122,6 @@ func TestRawText(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-}
-
-// TestRefusedChecksItsInput: the call that says why a statement of one's own
-// changed nothing checks claim, key and table as a write does.
-func TestRefusedChecksItsInput(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE inexact (id int PRIMARY KEY, last_fencing_token real NOT NULL DEFAULT 0); CREATE TABLE exact (id int PRIMARY KEY, last_fencing_token bigint NOT NULL DEFAULT 0)")
-		exact, inexact := e.table("exact", []string{"id"}, nil), e.table("inexact", []string{"id"}, nil)
-		wantInvalid(t, "no claim", exact.Refused(t.Context(), e.db, guard.Claim{}, Key{1}), "resource", "")
-		wantInvalid(t, "no key", exact.Refused(t.Context(), e.db, claimOf("1", 5), nil), "key", "")
-		wantInvalid(t, "the column's type", inexact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}), "token column", "real")
-		open := exact.Where(Raw("(true")).Refused(t.Context(), e.db, claimOf("1", 5), Key{1})
-		wantInvalid(t, "the predicate", open, "predicate", "parenthesis")
-		if err := exact.Refused(t.Context(), e.db, claimOf("1", 5), Key{1}); !errors.Is(err, guard.ErrNotFound) {
-			t.Errorf("no row: %v", err)
-		}
-	})
 }
 
 // TestInlined: literals mean the same whatever standard_conforming_strings is.

@@ -29,11 +29,6 @@ type Verification struct {
 	// Tables are those that single statements write ([NewTable]): the columns
 	// that the fence needs, and the key.
 	Tables []*Table
-	// Statements are the application's own UPDATEs with the fence in their text,
-	// by their table: the SET and the WHERE that [Table.Refused] documents, and
-	// the table's name with a schema if [NewTable] was given one. Equivalent
-	// texts in another form are reported, too.
-	Statements map[*Table][]string
 	// Triggers are the tables that triggers must guard.
 	Triggers []Trigger
 	// Role is the role as which the application writes: it must not be able to
@@ -80,17 +75,6 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 		first = append(first, statement{qualifiedSQL, []any{name}, []any{&names[len(v.Tables)+i]}})
 	}
 	var found []Finding
-	for t, texts := range v.Statements {
-		if t == nil {
-			return nil, guard.Invalid("Verification.Statements", "nil", "must not have a nil table")
-		}
-		for _, text := range texts {
-			if problem := t.fragmentProblem(text); problem != "" {
-				found = append(found, Finding{text, problem})
-			}
-		}
-	}
-	slices.SortFunc(found, func(a, b Finding) int { return strings.Compare(a.Subject, b.Subject) })
 	err := a.db.inspect(ctx, op, func(q querier) error {
 		ask := func(sql string, args ...any) error {
 			more, err := findings(ctx, q, op, sql, args...)

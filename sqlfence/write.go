@@ -112,38 +112,6 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 	return err
 }
 
-// Refused returns why one of the application's own statements changed no row,
-// such as one that sqlc generated from text with the fence in it:
-//
-//	-- name: CloseBilling :execrows
-//	UPDATE tenant_billing_close SET status = 'closed', last_fencing_token = sqlc.arg(token)::bigint
-//	WHERE tenant_id = $1 AND period = $2 AND sqlc.arg(token)::bigint > last_fencing_token;
-//
-// The SET and the comparison are what [Table.Update] writes under
-// [guard.OncePerToken]; under [guard.SameOrNewer] it is >=, and a table with a
-// LeaseColumn also sets that column and compares it where the tokens are equal.
-// [Admin.Verify] checks such texts. The errors are those of Update: a
-// [*guard.RejectedError], and ErrUnavailable if the row as it is now admits the
-// claim: run the statement again.
-func (t *Table) Refused(ctx context.Context, q Querier, claim guard.Claim, key Key) error {
-	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
-		key, err := t.check(ctx, claim, key)
-		if err == nil {
-			err = q.usable(ctx, t)
-		}
-		if err != nil {
-			return guard.Mark{}, err
-		}
-		mark, err := t.refusal(ctx, q, updates, claim, key)
-		if err == nil {
-			err = guard.Unavailable(t.op(updates), claim, errAdmitted)
-		}
-		return mark, err
-	})
-}
-
-var errAdmitted = errors.New("the row as it is now admits the claim: it was changed meanwhile, or the statement has an additional condition")
-
 // untilDecided repeats send, which writes the row and returns how many rows it
 // wrote, until the row is written or its mark says why not.
 func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
@@ -175,12 +143,12 @@ func (t *Table) notUnique(k kind, n int64) error {
 // refusal reads why a statement changed nothing. The error is nil if the row as
 // it is now would be written.
 func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
-	sql, args, err := t.verdict(key)
+	s, err := t.verdict(key)
 	if err != nil {
 		return guard.Mark{}, err
 	}
 	var r rowState
-	found, err := row(ctx, q, sql, args, &r.token, &r.lease, &r.deleted, &r.satisfied)
+	found, err := row(ctx, q, s.sql, s.args, &r.token, &r.lease, &r.deleted, &r.satisfied)
 	switch {
 	case err != nil:
 		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
@@ -194,7 +162,6 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 
 // rowState is the state in the database that decides about a write.
 type rowState struct {
-	there, locked      bool // UpdateMany's: in its snapshot, and still there when it was locked
 	token              *int64
 	lease              *string
 	deleted, satisfied bool
