@@ -85,8 +85,8 @@
 //
 // echo, gin, fiber and others answer a handler's error after the middleware has
 // returned, so a fence that is wrapped around them as it is would see a success.
-// examples/thirdparty/frameworks has the recipes. Package grpcfence has
-// interceptors for grpc-go and Connect. For messages, [guard.Inject] and
+// examples/thirdparty/frameworks has the recipes, for huma and Go kit too. Package
+// grpcfence has interceptors for grpc-go and Connect. For messages, [guard.Inject] and
 // [guard.Extract] carry the claim. openapi.json describes the fields and answers.
 //
 // # Answers

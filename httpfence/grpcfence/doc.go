@@ -40,10 +40,10 @@
 // handler that receives nothing is not checked at all.
 //
 // A call that reaches a handler past its interceptors is not checked either:
-// grpc-gateway's RegisterXHandlerServer calls handlers in process. Register its
-// handlers on a connection to the server (RegisterXHandlerFromEndpoint), which
-// also needs the names of the fields in its header matcher. A handler notices
-// that [ClaimFrom] finds no claim, and a fenced write refuses the empty one.
+// grpc-gateway's RegisterXHandlerServer calls handlers in process. Give it
+// a connection to the server, in memory if you like, and the names of the fields
+// in its header matcher. A handler notices that [ClaimFrom] finds no claim, and
+// a fenced write refuses the empty one. examples/thirdparty/grpc is a whole program.
 //
 // # Retries
 //

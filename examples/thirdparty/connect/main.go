@@ -2,9 +2,7 @@
 // resource is taken from the message, and refusals have the form that clients
 // of Connect, gRPC and gRPC-Web understand.
 //
-//	cd examples/thirdparty/connect && go run .
-//
-// It is a module of its own, because nothing else here needs Connect.
+//	cd examples/thirdparty && go run ./connect
 package main
 
 import (

@@ -1,7 +1,8 @@
 // Package frameworks has a recipe for each framework that answers a handler's
-// error after its middleware has returned, or has a ResponseWriter of its own: echo,
-// gin and fiber. Copy the one that you need. With such a framework's own adapter for
-// net/http middleware, InTx of a fence refuses to commit what it cannot judge.
+// error after its middleware has returned, has a ResponseWriter of its own, or calls
+// a failure a success: echo, gin, fiber, huma and Go kit. Copy the one that you
+// need. With such a framework's own adapter for net/http middleware, InTx of a fence
+// refuses to commit what it cannot judge. ../connect and ../grpc are for RPCs.
 package frameworks
 
 import (

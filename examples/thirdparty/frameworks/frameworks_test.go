@@ -13,7 +13,13 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humachi"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/gin-gonic/gin"
+	"github.com/go-chi/chi/v5"
+	"github.com/go-kit/kit/endpoint"
+	kithttp "github.com/go-kit/kit/transport/http"
 	"github.com/gofiber/fiber/v2"
 	"github.com/labstack/echo/v4"
 
@@ -119,7 +125,80 @@ var frameworks = map[string]func(t *testing.T, fence *httpfence.TxMiddleware) st
 		t.Cleanup(func() { _ = app.Shutdown() })
 		return "http://" + l.Addr().String()
 	},
+	"huma": func(t *testing.T, fence *httpfence.TxMiddleware) string {
+		mux := http.NewServeMux()
+		humaClose(humago.New(Huma(mux, fence.InTx), huma.DefaultConfig("Ledger", "1.0.0")))
+		server := httptest.NewServer(mux)
+		t.Cleanup(server.Close)
+		return server.URL
+	},
+	"huma on chi": func(t *testing.T, fence *httpfence.TxMiddleware) string {
+		router := chi.NewRouter()
+		humaClose(humachi.New(router.With(fence.InTx), huma.DefaultConfig("Ledger", "1.0.0")))
+		server := httptest.NewServer(router)
+		t.Cleanup(server.Close)
+		return server.URL
+	},
+	"Go kit": func(t *testing.T, fence *httpfence.TxMiddleware) string {
+		mux := http.NewServeMux()
+		mux.Handle("POST /accounts/{id}/close", fence.InTx(kithttp.NewServer(
+			Kit(func(_ context.Context, as any) (any, error) {
+				switch as {
+				case "error":
+					return kitResponse{failed: errStock}, nil
+				case "conflict":
+					return nil, kitConflict{}
+				}
+				return kitResponse{late: as == "late"}, nil
+			}),
+			func(_ context.Context, r *http.Request) (any, error) { return r.URL.Query().Get("as"), nil },
+			func(_ context.Context, w http.ResponseWriter, response any) error {
+				w.WriteHeader(http.StatusCreated)
+				_, err := io.WriteString(w, "done")
+				if response.(kitResponse).late {
+					return errStock
+				}
+				return err
+			})))
+		server := httptest.NewServer(mux)
+		t.Cleanup(server.Close)
+		return server.URL
+	},
 }
+
+func humaClose(api huma.API) {
+	type input struct {
+		As string `query:"as"`
+	}
+	huma.Register(api, huma.Operation{OperationID: "close", Method: http.MethodPost, Path: "/accounts/{id}/close", DefaultStatus: http.StatusCreated},
+		func(ctx context.Context, in *input) (*huma.StreamResponse, error) {
+			switch in.As {
+			case "error":
+				return nil, errStock
+			case "conflict":
+				return nil, huma.Error409Conflict("no")
+			}
+			return &huma.StreamResponse{Body: func(c huma.Context) {
+				c.SetStatus(http.StatusCreated)
+				_, _ = io.WriteString(c.BodyWriter(), "done")
+				if in.As == "late" {
+					httpfence.Rollback(ctx, errStock)
+				}
+			}}, nil
+		})
+}
+
+type kitResponse struct {
+	failed error
+	late   bool
+}
+
+func (r kitResponse) Failed() error { return r.failed }
+
+type kitConflict struct{ error }
+
+func (kitConflict) Error() string   { return "no" }
+func (kitConflict) StatusCode() int { return http.StatusConflict }
 
 // TestFrameworks: what is refused, what is rolled back, and that all spellings
 // of one path are one name.
@@ -174,29 +253,61 @@ func TestFrameworks(t *testing.T) {
 	}
 }
 
-// TestAdapters: echo's own adapter around a handler that fails. The fence sees
-// a handler that wrote nothing, commits nothing and reports it. The control is the
-// recipe.
+// TestAdapters: frameworks' own ways around a handler that fails. The fence sees
+// a handler that wrote nothing, commits nothing and reports it. The controls are the
+// recipes, and an endpoint of Go kit without its recipe, whose failure is committed.
 func TestAdapters(t *testing.T) {
+	echoed := func(wrap func(*httpfence.TxMiddleware) echo.MiddlewareFunc) func(*httpfence.TxMiddleware) http.Handler {
+		return func(fence *httpfence.TxMiddleware) http.Handler {
+			e := echo.New()
+			e.POST("/a", func(echo.Context) error { return echo.NewHTTPError(http.StatusConflict) }, wrap(fence))
+			return e
+		}
+	}
+	refuse := func(api huma.API) {
+		huma.Register(api, huma.Operation{OperationID: "a", Method: http.MethodPost, Path: "/a"},
+			func(context.Context, *struct{}) (*struct{}, error) { return nil, huma.Error409Conflict("no") })
+	}
+	kit := func(around endpoint.Middleware) func(*httpfence.TxMiddleware) http.Handler {
+		return func(fence *httpfence.TxMiddleware) http.Handler {
+			return fence.InTx(kithttp.NewServer(around(func(context.Context, any) (any, error) { return kitResponse{failed: errStock}, nil }),
+				kithttp.NopRequestDecoder, kithttp.EncodeJSONResponse))
+		}
+	}
 	for name, c := range map[string]struct {
-		wrap   func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc
-		status int
-		log    string
+		serve        func(fence *httpfence.TxMiddleware) http.Handler
+		status, rows int
+		log          string
 	}{
-		"echo.WrapMiddleware": {func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return echo.WrapMiddleware(fence.InTx) }, 500, "it wrote nothing"},
-		"control: the recipe": {func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return Echo(fence.InTx) }, 409, ""},
+		"echo.WrapMiddleware": {echoed(func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return echo.WrapMiddleware(fence.InTx) }), 500, 0, "it wrote nothing"},
+		"echo, the recipe":    {echoed(func(fence *httpfence.TxMiddleware) echo.MiddlewareFunc { return Echo(fence.InTx) }), 409, 0, ""},
+		"huma's middleware": {func(fence *httpfence.TxMiddleware) http.Handler {
+			mux := http.NewServeMux()
+			api := humago.New(mux, huma.DefaultConfig("Ledger", "1.0.0"))
+			api.UseMiddleware(func(c huma.Context, next func(huma.Context)) {
+				r, w := humago.Unwrap(c)
+				fence.InTx(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { next(c) })).ServeHTTP(w, r)
+			})
+			refuse(api)
+			return mux
+		}, 409, 0, "it wrote nothing"},
+		"huma, the recipe": {func(fence *httpfence.TxMiddleware) http.Handler {
+			mux := http.NewServeMux()
+			refuse(humago.New(Huma(mux, fence.InTx), huma.DefaultConfig("Ledger", "1.0.0")))
+			return mux
+		}, 409, 0, ""},
+		"Go kit, the recipe":    {kit(Kit), 500, 0, errStock.Error()},
+		"Go kit without recipe": {kit(func(next endpoint.Endpoint) endpoint.Endpoint { return next }), 200, 1, ""},
 	} {
 		var log bytes.Buffer
 		l := &ledger{Store: guard.NewMemory(nil)}
 		fence := guard.Must(httpfence.NewTx(l, func(*http.Request) (string, error) { return "acme", nil },
 			&httpfence.Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&log, nil)))}))
-		e := echo.New()
-		e.POST("/a", func(echo.Context) error { return echo.NewHTTPError(http.StatusConflict) }, c.wrap(fence))
 		r := httptest.NewRequest("POST", "/a", nil)
 		r.Header = http.Header{httpfence.TokenHeader: {"5"}, httpfence.LeaseHeader: {"l"}, httpfence.ResourceHeader: {"acme"}}
 		w := httptest.NewRecorder()
-		e.ServeHTTP(w, r)
-		if w.Code != c.status || l.count() != 0 || !strings.Contains(log.String(), c.log) || c.log == "" && log.Len() != 0 {
+		c.serve(fence).ServeHTTP(w, r)
+		if w.Code != c.status || l.count() != c.rows || !strings.Contains(log.String(), c.log) || c.log == "" && log.Len() != 0 {
 			t.Errorf("%s: %d, %d committed, log %s", name, w.Code, l.count(), &log)
 		}
 	}

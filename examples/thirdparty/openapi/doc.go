@@ -1,5 +1,4 @@
 // Package openapi is an example of a service's OpenAPI description that
 // includes Fencepost's (service.yaml), and the test that validates both and
-// checks real answers against them. It is a module of its own because of the
-// validator.
+// checks real answers against them.
 package openapi
