@@ -15,6 +15,7 @@ var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
+	{"River 0.51", "`examples/thirdparty/river`", "examples/thirdparty/river", "TestRiver"},
 	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/suites/http", "TestReplays"},
 	{"[chi, echo, gin, fiber, huma, Go kit](examples/thirdparty/frameworks)", "fenced", "examples/thirdparty/frameworks", "TestFrameworks"},
 	{"[Connect](examples/thirdparty/connect), [grpc-go, grpc-gateway](examples/thirdparty/grpc)", "fenced", "examples/thirdparty/grpc", "TestGateway"},
