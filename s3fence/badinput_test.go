@@ -1,18 +1,13 @@
 package s3fence_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
-	"os"
 	"strings"
 	"testing"
-	"testing/iotest"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
-	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 // invalid checks the field that an ErrInvalid names, and that the message is
@@ -140,79 +135,6 @@ func TestBadHeaders(t *testing.T) {
 	h := s3fence.Headers{Metadata: map[string]string{"a": strings.Repeat("x", 1200)}}
 	if err := o.Put(t.Context(), claim(5, strings.Repeat("é", 64)), key, nil, &h); err != nil {
 		t.Error(err)
-	}
-}
-
-// pipe is an io.ReadSeeker only by its type, like os.Stdin.
-type pipe struct{ io.Reader }
-
-func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }
-
-func TestBodies(t *testing.T) {
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
-		t.Run(s3fence.NameOf(mode), func(t *testing.T) {
-			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-			o := objects(t, open(t, server, &s3fence.Options{MaxBody: 5 * miB}), mode, nil)
-			tooLong := bytesOf(5*miB + 1)
-			for _, body := range []io.Reader{s3fence.Bytes(tooLong), bytes.NewReader(tooLong), streamed{bytes.NewReader(tooLong)}, bytes.NewBuffer(tooLong)} {
-				invalid(t, o.Put(t.Context(), claim(5, "a"), key, body, nil), "body")
-			}
-			broken := errors.New("the disk is gone")
-			if err := o.Put(t.Context(), claim(5, "a"), key, io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), nil); !errors.Is(err, broken) {
-				t.Errorf("a body that fails: %v", err)
-			}
-			if n := server.Count(); n != 0 {
-				t.Errorf("%d requests were sent", n)
-			}
-			for i, n := range []int{0, 1, 1277, 4096, 5*miB - 1, 5 * miB} {
-				body := bytesOf(n)
-				if err := o.Put(t.Context(), claim(guard.Token(i+1), "a"), key, bytes.NewReader(body), nil); err != nil {
-					t.Fatal(err)
-				}
-				want(t, o, string(body), guard.Mark{Token: guard.Token(i + 1), LeaseID: "a"})
-				if err := o.Raise(t.Context(), claim(guard.Token(i+1), "a"), key); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := o.Put(t.Context(), claim(10, "a"), key, nil, nil); err != nil {
-				t.Fatal(err)
-			}
-			o.Bucket().Forget()
-			if err := o.Raise(t.Context(), claim(11, "b"), key); err != nil { // of an empty one, cold
-				t.Fatal(err)
-			}
-			want(t, o, "", guard.Mark{Token: 11, LeaseID: "b"})
-			// From where the reader stands, not from its start.
-			half := strings.NewReader("first,second")
-			_, _ = half.Seek(6, io.SeekStart)
-			if err := o.Put(t.Context(), claim(12, "a"), key, half, nil); err != nil {
-				t.Fatal(err)
-			}
-			want(t, o, "second", guard.Mark{Token: 12, LeaseID: "a"})
-			lent := s3fence.Bytes([]byte("first,second"))
-			_, _ = lent.Seek(6, io.SeekStart)
-			file, err := os.CreateTemp(t.TempDir(), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer file.Close()
-			_, _ = file.WriteString("first,second")
-			_, _ = file.Seek(6, io.SeekStart)
-			long := strings.Repeat("of no known length ", 1000)
-			for _, c := range []struct {
-				body io.Reader
-				want string
-			}{
-				{lent, "second"}, {file, "second"}, {bytes.NewBufferString("buffer"), "buffer"}, {streamed{strings.NewReader(long)}, long},
-				{pipe{strings.NewReader(long)}, long}, {iotest.OneByteReader(strings.NewReader("slow")), "slow"},
-				{iotest.DataErrReader(strings.NewReader("with its end")), "with its end"},
-			} {
-				if err := o.Put(t.Context(), claim(13, "a"), key, c.body, nil); err != nil {
-					t.Fatal(err)
-				}
-				want(t, o, c.want, guard.Mark{Token: 13, LeaseID: "a"})
-			}
-		})
 	}
 }
 

@@ -17,142 +17,168 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// bodiesOf returns readers of text, and whether a second try may use them.
-func bodiesOf(t *testing.T, text string) map[string]struct {
-	io.Reader
-	again bool
-} {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "body")
-	if err := os.WriteFile(path, []byte("before"+text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { file.Close() })
-	section := strings.NewReader("before" + text)
-	for _, s := range []io.Seeker{file, section} { // the body begins where the reader stands
-		if _, err := s.Seek(6, io.SeekStart); err != nil {
-			t.Fatal(err)
+// Bodies of every length up to the longest, written, raised and read; one byte more
+// is refused before anything is sent.
+func TestBodyLengths(t *testing.T) {
+	t.Parallel()
+	const longest = 100_000
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		o := objects(t, open(t, server, &s3fence.Options{MaxBody: longest}), mode, nil)
+		if mode != s3fence.Pointer {
+			invalid(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(longest+1)), nil), "body")
 		}
-	}
-	return map[string]struct {
-		io.Reader
-		again bool
-	}{
-		"Bytes": {s3fence.Bytes([]byte(text)), true}, "strings.Reader": {strings.NewReader(text), true}, "bytes.Buffer": {bytes.NewBufferString(text), true},
-		"file": {file, true}, "from the middle": {section, true}, "stream": {streamed{strings.NewReader(text)}, false},
-		"slow stream": {iotest.OneByteReader(strings.NewReader(text)), false}, "pipe": {pipe{strings.NewReader(text)}, false},
-	}
+		if n := server.Count(); n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+		token := guard.Token(0)
+		for _, n := range []int{1, 1277, 4096, longest, 0} {
+			token++
+			put(t, o, claim(token, "a"), string(bytesOf(n)))
+			o.Bucket().Forget()
+			token++
+			if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
+				t.Fatal(err)
+			}
+			want(t, o, string(bytesOf(n)), guard.Mark{Token: token, LeaseID: "b"})
+		}
+	})
+}
+
+func pointers(t *testing.T) (*s3test.Server, *s3fence.Pointers) {
+	t.Helper()
+	server := newServer(t, nil)
+	return server, objects(t, open(t, server, nil), s3fence.Pointer, nil).Pointers()
 }
 
 // A body is written whole or not at all: after a Put that failed, whenever it did, the
-// same call with the same reader writes all of it, or is refused. It never writes
-// what is left.
+// same call with the same reader writes all of it, from where the reader stood.
 func TestRetriedBodyIsWhole(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		for name, c := range map[string]struct {
-			rule    s3test.Rule
-			claim   guard.Claim
-			ended   bool
-			reading bool // fails after the body was read
-		}{
-			"denied":        {s3test.Rule{Fault: s3test.Answer(403)}, claim(5, "a"), false, mode != s3fence.Pointer},
-			"write denied":  {s3test.Rule{Ops: []s3test.Op{s3test.PutObject, s3test.UploadPart}, Fault: s3test.Answer(403)}, claim(5, "a"), false, true},
-			"stale":         {s3test.Rule{Times: 1}, claim(3, "a"), false, mode != s3fence.Pointer},
-			"context ended": {s3test.Rule{Times: 1}, claim(5, "a"), true, mode != s3fence.Pointer},
-		} {
-			text := "a body"
-			if mode == s3fence.Pointer && name == "write denied" {
-				text = string(bytesOf(6 * miB)) // two parts, so that a part fails, too
+	t.Parallel()
+	const text = "a body"
+	data := s3test.Rule{Ops: puts, Prefix: ".fencepost/data/"}
+	for name, c := range map[string]struct {
+		rule  s3test.Rule
+		fault s3test.Fault
+		claim guard.Claim
+		ended bool
+	}{
+		"denied": {s3test.Rule{}, s3test.Answer(403), claim(5, "a"), false}, "data denied": {data, s3test.Answer(403), claim(5, "a"), false},
+		"pointer denied": {s3test.Rule{Ops: puts, Key: key}, s3test.Answer(403), claim(5, "a"), false},
+		"data lost":      {data, s3test.LoseRequest(), claim(5, "a"), false},
+		"stale":          {s3test.Rule{}, s3test.Fault{}, claim(3, "a"), false}, "context ended": {s3test.Rule{}, s3test.Fault{}, claim(5, "a"), true},
+	} {
+		server, o := pointers(t)
+		for _, from := range []int64{0, 6} {
+			path := filepath.Join(t.TempDir(), "body")
+			if err := os.WriteFile(path, []byte("before"[:from]+text), 0o600); err != nil {
+				t.Fatal(err)
 			}
-			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-			for what, body := range bodiesOf(t, text) {
-				if mode == s3fence.Pointer && what == "slow stream" {
-					continue // takes long
-				}
-				o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB}), mode, nil)
-				k := "k/" + what
-				if err := o.Put(t.Context(), claim(4, "z"), k, s3fence.Bytes([]byte("before")), nil); err != nil {
+			file, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			for _, body := range []io.ReadSeeker{file, strings.NewReader("before"[:from] + text), bytes.NewReader([]byte("before"[:from] + text))} {
+				if _, err := body.Seek(from, io.SeekStart); err != nil {
 					t.Fatal(err)
 				}
-				o.Bucket().Forget()
+				if err := o.InsecureDelete(t.Context(), key); err != nil {
+					t.Fatal(err)
+				}
+				if err := o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("before"), nil); err != nil {
+					t.Fatal(err)
+				}
 				ctx, cancel := context.WithCancel(t.Context())
 				if c.ended {
 					cancel()
 				}
+				c.rule.Fault = c.fault
 				in := server.Inject(c.rule)
-				if err := o.Put(ctx, c.claim, k, body.Reader, nil); err == nil {
-					t.Fatalf("%s, %s: the first try did not fail", name, what)
+				if err := o.Put(ctx, c.claim, key, body, nil); err == nil {
+					t.Fatalf("%s: the first try did not fail", name)
 				}
 				in.Remove()
 				cancel()
-				err := o.Put(t.Context(), claim(6, "b"), k, body.Reader, nil)
-				switch got, _ := content(t, o, k); {
-				case err == nil && got != text:
-					t.Errorf("%s, %s: a retry stored %d of %d bytes", name, what, len(got), len(text))
-				case err != nil && got != "before":
-					t.Errorf("%s, %s: a refused retry stored %d bytes", name, what, len(got))
-				case err != nil && (body.again || !c.reading):
-					t.Errorf("%s, %s: a retry was refused: %v", name, what, err)
-				case err != nil:
-					invalid(t, err, "body")
+				if err := o.Put(t.Context(), claim(6, "b"), key, body, nil); err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				if got, _ := content(t, s3fence.HandleOf(o), key); got != text {
+					t.Errorf("%s, from %d on: a retry stored %q", name, from, got)
 				}
 			}
 		}
-	})
+	}
 }
 
-// A reader that has nothing left is refused, unless it was empty from the start.
-func TestUsedUpBodies(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		read := func(r io.Reader) io.Reader {
-			if _, err := io.Copy(io.Discard, r); err != nil {
-				t.Fatal(err)
-			}
-			return r
-		}
-		for name, body := range map[string]io.Reader{
-			"strings.Reader": read(strings.NewReader("x")), "bytes.Buffer": read(bytes.NewBufferString("x")), "Bytes": read(s3fence.Bytes([]byte("x"))),
-			"stream": read(streamed{strings.NewReader("x")}), "an empty buffer": &bytes.Buffer{}, "an empty stream": streamed{strings.NewReader("")},
-		} {
-			err := o.Put(t.Context(), claim(5, "a"), key, body, nil)
-			if invalid(t, err, "body"); len(server.Objects(bucketName)) != 0 {
-				t.Errorf("%s: something was stored", name)
-			}
-		}
-		for i, body := range []io.Reader{nil, s3fence.Bytes(nil), s3fence.Bytes([]byte{}), strings.NewReader(""), bytes.NewReader(nil)} {
-			if err := o.Put(t.Context(), claim(5, "a"), fmt.Sprint("empty/", i), body, nil); err != nil {
-				t.Errorf("%d: %v", i, err)
-			}
-		}
-		// Bytes are not used up by a call; other readers are.
-		lent, once := s3fence.Bytes([]byte("x")), strings.NewReader("x")
-		for try := range 2 {
-			if err := o.Put(t.Context(), claim(5, "a"), key, lent, nil); err != nil {
-				t.Error(err)
-			}
-			if err := o.Put(t.Context(), claim(5, "a"), key, once, nil); (err == nil) != (try == 0) {
-				t.Errorf("try %d: %v", try, err)
-			}
-		}
-	})
+// pipe is an io.ReadSeeker only by its type, like os.Stdin.
+type pipe struct{ io.Reader }
+
+func (pipe) Seek(int64, int) (int64, error) { return 0, os.ErrInvalid }
+
+// growing reads as one byte more than it says, as a file to which somebody writes.
+type growing struct{ *strings.Reader }
+
+func (g growing) Seek(offset int64, whence int) (int64, error) {
+	at, err := g.Reader.Seek(offset, whence)
+	if whence == io.SeekEnd {
+		at--
+	}
+	return at, err
 }
 
-// A reader that breaks and would go on is not continued by a second try.
-func TestBrokenBodyIsNotContinued(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		flaky := iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("body"))) // fails once, at the second read
-		if err := o.Put(t.Context(), claim(5, "a"), key, flaky, nil); !errors.Is(err, iotest.ErrTimeout) {
-			t.Errorf("the reader's own error is lost: %v", err)
+// failing breaks in the middle.
+type failing struct {
+	io.Reader
+	io.Seeker
+}
+
+// What is not a body that can be sent whole is refused, and nothing is stored; what was
+// empty from the start is stored as such.
+func TestBadBodies(t *testing.T) {
+	t.Parallel()
+	server, o := pointers(t)
+	used := strings.NewReader("x")
+	_, _ = io.Copy(io.Discard, used)
+	for name, body := range map[string]io.ReadSeeker{"used up": used, "a pipe": pipe{used}} {
+		err := o.Put(t.Context(), claim(5, "a"), key, body, nil)
+		if invalid(t, err, "body"); len(server.Objects(bucketName)) != 0 {
+			t.Errorf("%s: something was stored", name)
 		}
-		invalid(t, o.Put(t.Context(), claim(5, "a"), key, flaky, nil), "body")
-		if n := len(server.Objects(bucketName)); n != 0 {
-			t.Errorf("%d objects are stored", n)
+	}
+	broken := errors.New("the disk is gone")
+	short := strings.NewReader("a body")
+	err := o.Put(t.Context(), claim(5, "a"), key, failing{io.MultiReader(strings.NewReader("a"), iotest.ErrReader(broken)), short}, nil)
+	if !errors.Is(err, broken) || errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("the reader's own error is %v", err)
+	}
+	if err := o.Put(t.Context(), claim(5, "a"), key, growing{strings.NewReader("a body")}, nil); err == nil {
+		t.Error("a body that grows is stored in part")
+	}
+	if left := server.Objects(bucketName); len(left) != 0 {
+		t.Errorf("%d objects are stored", len(left))
+	}
+	for i, body := range []io.ReadSeeker{nil, strings.NewReader(""), bytes.NewReader(nil)} {
+		k := fmt.Sprint("empty/", i)
+		if err := o.Put(t.Context(), claim(5, "a"), k, body, nil); err != nil {
+			t.Fatal(err)
 		}
-	})
+		if got, _ := content(t, s3fence.HandleOf(o), k); got != "" {
+			t.Errorf("%d: %q", i, got)
+		}
+	}
+}
+
+// Data whose answer is lost is stored once and found again; other data of that length
+// is not there by chance, because no other write has its key.
+func TestLostAnswerOfData(t *testing.T) {
+	t.Parallel()
+	server, o := pointers(t)
+	server.Inject(s3test.Rule{Ops: puts, Prefix: ".fencepost/data/", Times: 1, Fault: s3test.LoseResponse()})
+	if err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("body"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := content(t, s3fence.HandleOf(o), key); got != "body" || len(dataKeys(server)) != 1 {
+		t.Errorf("read %q of %q", got, dataKeys(server))
+	}
 }

@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
-	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,16 +33,15 @@ type Bucket struct {
 	// plainStop is set once a write has shown that ETags are no longer opaque.
 	plainStop atomic.Pointer[UnsuitableError]
 
-	mu     sync.Mutex
-	cache  map[string]state
-	broken []io.Reader // bodies that a Put has left in the middle
+	mu    sync.Mutex
+	cache map[string]state
 }
 
 // Open returns the bucket after checking what is between this program and the
 // store, and what this program may do: it creates, overwrites, reads, deletes and
 // creates again an object of its own, and refuses a cache that answers reads, a box
 // that rewrites bodies, a store that ignores conditions, and missing permissions.
-// That takes 19 requests, one after the other.
+// That takes 18 requests, one after the other.
 //
 // Amazon's own endpoints, and a store of which [Options].Report tells, are then
 // taken for sound. Any other store is probed whole, as by [Probe], at every Open:
@@ -136,16 +133,10 @@ type Options struct {
 	// store checks with every request; "" means any account.
 	ExpectedBucketOwner string
 
-	// MaxBody is the longest body that [Sealed] and [Plain] take, in bytes: it
-	// is held in memory, and a raise reads it back whole. 0 means
+	// MaxBody is the longest body that [Objects] take, in bytes: it is held in
+	// memory, and a raise reads it back whole. 0 means
 	// [DefaultMaxBody]; at most 5 GiB less 4 KiB, what one PUT can carry.
 	MaxBody int64
-	// PartSize is the length of the parts in which [Pointers] send their data,
-	// and Concurrency how many are in flight at once; one write holds at most
-	// their product in memory. 0 means 8 MiB and 4. A part has 5 MiB to 5 GiB;
-	// an object has at most 10,000 parts, 78 GiB by default.
-	PartSize    int64
-	Concurrency int
 	// GracePeriod is how long [Pointers.Collect] keeps data that a pointer has
 	// left, for readers that still read it. 0 means [DefaultGracePeriod]. It is
 	// measured by the clocks of the store and of the collector and serves
@@ -161,23 +152,18 @@ type Options struct {
 	// 0 means one minute.
 	RequestTimeout time.Duration
 
-	// Logger receives what operators must know: that a bucket turned out to be
-	// unsuitable after it was opened. nil means slog.Default().
-	Logger *slog.Logger
 	// Observer is notified of every fenced write, raise and admission; nil means
 	// none.
 	Observer guard.Observer
 	// Report is the result of an earlier [Probe] of the same bucket at the same
 	// endpoint, so that Open need not race writers again. It counts if it is not
-	// older than ReportMaxAge, is of this build's version, and was made with the
-	// same Encryption; otherwise Open probes the store whole. A report on another
+	// older than 30 days, is of this build's version, and was made with the same
+	// Encryption; otherwise Open probes the store whole. A report on another
 	// endpoint or bucket is ErrInvalid, and so is any beside a client whose
 	// endpoint is not known, because it is no [*s3.Client] or has an endpoint
 	// resolver of its own. It is trusted: keep it where nobody else can write.
 	// nil means none.
 	Report *Report
-	// ReportMaxAge is the maximum age of Report; 0 means [DefaultReportMaxAge].
-	ReportMaxAge time.Duration
 	// InsecureSkipProbe opens a bucket without any request. On a store that does
 	// not enforce preconditions, nothing is fenced.
 	InsecureSkipProbe bool
@@ -201,35 +187,22 @@ const (
 	// DefaultGracePeriod is the default of [Options].GracePeriod.
 	DefaultGracePeriod = time.Hour
 
-	// DefaultReportMaxAge is the default of [Options].ReportMaxAge.
-	DefaultReportMaxAge = 30 * 24 * time.Hour
-
 	maxSinglePut = 5 << 30
-	minPartSize  = 5 << 20
 	maxPrefix    = 512
 )
 
 // resolve fills in the defaults and checks what is set.
 func (o Options) resolve() (Options, error) {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
 	orDefault(&o.MaxBody, DefaultMaxBody)
-	orDefault(&o.PartSize, 8<<20)
-	orDefault(&o.Concurrency, 4)
 	orDefault(&o.GracePeriod, DefaultGracePeriod)
 	orDefault(&o.CacheSize, 1024)
-	orDefault(&o.ReportMaxAge, DefaultReportMaxAge)
 	orDefault(&o.RequestTimeout, time.Minute)
 	for _, f := range []struct {
 		field            string
 		value, low, high int64
 	}{
 		{"Options.MaxBody", o.MaxBody, 1, maxSinglePut - tailSize},
-		{"Options.PartSize", o.PartSize, minPartSize, maxSinglePut},
-		{"Options.Concurrency", int64(o.Concurrency), 1, 1000},
 		{"Options.GracePeriod", int64(o.GracePeriod), 1, 1<<63 - 1},
-		{"Options.ReportMaxAge", int64(o.ReportMaxAge), 1, 1<<63 - 1},
 		{"Options.RequestTimeout", int64(o.RequestTimeout), 1, 1<<63 - 1},
 	} {
 		if f.value < f.low || f.value > f.high {
@@ -237,7 +210,7 @@ func (o Options) resolve() (Options, error) {
 				"must be "+strconv.FormatInt(f.low, 10)+" to "+strconv.FormatInt(f.high, 10))
 		}
 	}
-	if int64(int(o.MaxBody+tailSize)) != o.MaxBody+tailSize || int64(int(o.PartSize)) != o.PartSize {
+	if int64(int(o.MaxBody+tailSize)) != o.MaxBody+tailSize {
 		return o, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "is more than this machine can address")
 	}
 	if o.Prefix != "" {

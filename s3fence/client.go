@@ -1,7 +1,6 @@
 package s3fence
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -21,16 +20,12 @@ import (
 // SDK's do: an error without a status counts as a request that may have been
 // carried out.
 //
-// It must be safe for concurrent use.
+// It must be safe for concurrent use, and read a body no more once it has returned.
 type S3 interface {
 	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
 	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
 	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
 	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
-	CreateMultipartUpload(context.Context, *s3.CreateMultipartUploadInput, ...func(*s3.Options)) (*s3.CreateMultipartUploadOutput, error)
-	UploadPart(context.Context, *s3.UploadPartInput, ...func(*s3.Options)) (*s3.UploadPartOutput, error)
-	CompleteMultipartUpload(context.Context, *s3.CompleteMultipartUploadInput, ...func(*s3.Options)) (*s3.CompleteMultipartUploadOutput, error)
-	AbortMultipartUpload(context.Context, *s3.AbortMultipartUploadInput, ...func(*s3.Options)) (*s3.AbortMultipartUploadOutput, error)
 }
 
 var _ S3 = (*s3.Client)(nil)
@@ -159,9 +154,9 @@ func str(s string) *string {
 	return aws.String(s) // &s would put every s on the heap
 }
 
-// put returns the request that stores body under key with h; if body is nil the
-// caller sets one.
-func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []byte) *s3.PutObjectInput {
+// put returns the request that stores something under key with h. The caller adds
+// the body and the condition.
+func (b *Bucket) put(key string, h Headers, metadata map[string]string) *s3.PutObjectInput {
 	e := b.opts.Encryption
 	in := &s3.PutObjectInput{
 		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
@@ -170,9 +165,6 @@ func (b *Bucket) put(key string, h Headers, metadata map[string]string, body []b
 		ContentDisposition: str(h.ContentDisposition), ContentEncoding: str(h.ContentEncoding),
 		ContentLanguage: str(h.ContentLanguage), StorageClass: h.StorageClass,
 		ServerSideEncryption: e.Algorithm, SSEKMSKeyId: str(e.KMSKeyID), SSEKMSEncryptionContext: str(e.KMSContext),
-	}
-	if body != nil {
-		in.Body, in.ContentLength = bytes.NewReader(body), aws.Int64(int64(len(body)))
 	}
 	if !h.Expires.IsZero() {
 		in.Expires = &h.Expires

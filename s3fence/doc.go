@@ -10,7 +10,7 @@
 //		Resource: closes, KeyPattern: "{tenant}/{period}.csv"})
 //	err = exports.Raise(ctx, claim, key)    // take over, before reading
 //	object, err := exports.Get(ctx, key)    // then read
-//	err = exports.Put(ctx, claim, key, s3fence.Bytes(csv), nil)
+//	err = exports.Put(ctx, claim, key, csv, nil)
 //	if errors.Is(err, guard.ErrStale) {
 //		return err // succeeded by a newer holder: stop
 //	}
@@ -56,11 +56,11 @@
 //
 // [Open] checks the store and the way to it, [Probe] tests a store whole and
 // returns a report to read. [Objects] are single objects, in one of three modes;
-// [Pointers] put bodies of any length under keys of their own. The first line of
-// each mode's documentation says what a foreign reader sees. All share one
-// compare-and-swap loop. Metadata (fencing-token, -lease, -write, -mode) repeats
-// the trailer for people and tools; a reader refuses an object where the two
-// disagree. FORMAT.md specifies every byte.
+// [Pointers] put bodies of up to 5 GiB, from files, under keys of their own. The
+// first line of each mode's documentation says what a foreign reader sees. All
+// share one compare-and-swap loop. Metadata (fencing-token, -lease, -write, -mode)
+// repeats the trailer for people and tools; a reader refuses an object where the
+// two disagree. FORMAT.md specifies every byte.
 //
 // # Why not a token in the metadata and If-Match on the ETag
 //
@@ -87,8 +87,7 @@
 // then the pointer is swapped in the same way. [Pointers.Collect] deletes data only
 // if no pointer can ever name it: its token is below the pointer's mark, so that
 // its writer, should it wake up, is stale; or the pointer lists its write as
-// replaced, and no write takes effect twice. A killed process cannot abort its
-// upload: a lifecycle rule must do that.
+// replaced, and no write takes effect twice.
 //
 // # Requests and permissions
 //
@@ -98,8 +97,8 @@
 // store's own answer, so no cache or compressing proxy may be between.
 //
 // s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, InsecureDelete,
-// and Pointers for data of a refused write), s3:AbortMultipartUpload (Pointers), and
-// s3:ListBucket, without which Amazon answers 403 for no object.
+// and Pointers for data of a refused write), and s3:ListBucket, without which Amazon
+// answers 403 for no object.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with conditional
 // writes", "Data consistency model"; API reference, Object: "The ETag reflects

@@ -1,9 +1,13 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"maps"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 // SetClock replaces the clock of b; it must not be in use.
@@ -75,12 +79,32 @@ func (h *Handle) Get(ctx context.Context, key string) (*Object, error) {
 	return h.Objects().Get(ctx, key)
 }
 
-func (h *Handle) GetStream(ctx context.Context, key string) (*Object, error) {
-	if h.kind == kindPointer {
-		return h.Get(ctx, key)
+// Put is that of the mode.
+func (h *Handle) Put(ctx context.Context, claim guard.Claim, key string, body io.Reader, headers *Headers) error {
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = io.ReadAll(body); err != nil {
+			return err
+		}
 	}
-	return h.Objects().GetStream(ctx, key)
+	if h.kind == kindPointer {
+		return h.Pointers().Put(ctx, claim, key, bytes.NewReader(text), headers)
+	}
+	return h.Objects().Put(ctx, claim, key, text, headers)
 }
+
+// Adopt is that of Objects. Pointers have none, so it raises their mark, which has the
+// same refusals.
+func (h *Handle) Adopt(ctx context.Context, claim guard.Claim, key string) error {
+	if h.kind == kindPointer {
+		return h.Raise(ctx, claim, key)
+	}
+	return h.Objects().Adopt(ctx, claim, key)
+}
+
+// HandleOf is pointers as a Handle.
+func HandleOf(p *Pointers) *Handle { return &Handle{p.fenced} }
 
 func (h *Handle) Objects() *Objects   { return &Objects{h.fenced} }
 func (h *Handle) Pointers() *Pointers { return &Pointers{h.fenced} }
@@ -111,12 +135,6 @@ const GateWriters = probeWriters
 
 // Client is the client of b.
 func (b *Bucket) Client() S3 { return b.client }
-
-// MaxPartsForTest sets how many parts S3 takes and returns the old value.
-func MaxPartsForTest(n int) (old int) {
-	old, maxParts = maxParts, n
-	return old
-}
 
 // RemoveForTest deletes a key, whatever it is.
 func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key) }

@@ -41,7 +41,7 @@ func TestShortRangesAreNotAbsence(t *testing.T) {
 // On a correct store, too: an empty foreign object is adopted between the two
 // requests that reading an empty object takes.
 func TestAdoptedBetweenTwoReads(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
 		bypass(t, server, key, nil, nil)
@@ -234,28 +234,6 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 		if err := sealed.Put(t.Context(), claim(5, "a"), "sealed", bytes.NewReader([]byte("x")), nil); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// A failed part fails the write, whichever part it is and however late: no upload
-// is completed without it.
-func TestFailedPartFailsThePut(t *testing.T) {
-	for part := range 4 {
-		server := newServer(t, nil)
-		o := objects(t, open(t, server, &s3fence.Options{PartSize: 5 * miB, Concurrency: 2}), s3fence.Pointer, nil)
-		put(t, o, claim(5, "a"), "before")
-		in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.UploadPart}, Match: func(r *s3test.Request) bool {
-			return r.Query.Get("partNumber") == fmt.Sprint(part+1)
-		}, Fault: s3test.Fault{Status: 403}})
-		err := o.Put(t.Context(), claim(6, "b"), key, bytes.NewReader(bytesOf(18*miB)), nil)
-		refused(t, err, guard.ReasonUnavailable)
-		if err == nil || !strings.Contains(err.Error(), "denied") || in.Fired() == 0 {
-			t.Errorf("part %d: %v", part+1, err)
-		}
-		if n := server.Count(s3test.CompleteMultipartUpload); n != 0 {
-			t.Errorf("part %d: the upload was completed", part+1)
-		}
-		want(t, o, "before", guard.Mark{Token: 5, LeaseID: "a"})
 	}
 }
 

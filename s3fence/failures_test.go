@@ -30,13 +30,8 @@ func TestReadsOfTwoVersions(t *testing.T) {
 		token := guard.Token(5)
 		put(t, o, claim(token, "a"), "old")
 		calls := map[string]func() error{
-			"get":  func() error { return got(t, o, key) },
-			"mark": func() error { _, err := o.Mark(t.Context(), key); return err },
-			"stream": func() error {
-				object, err := o.GetStream(t.Context(), key)
-				_, err = readObject(t, object, err)
-				return err
-			},
+			"get":   func() error { return got(t, o, key) },
+			"mark":  func() error { _, err := o.Mark(t.Context(), key); return err },
 			"raise": func() error { return o.Raise(t.Context(), claim(token+1, "a"), key) },
 			"put":   func() error { return o.Put(t.Context(), claim(token+1, "a"), key, strings.NewReader("mine"), nil) },
 		}
@@ -79,13 +74,13 @@ func TestFailuresNameTheCall(t *testing.T) {
 			{`put "` + key + `"`, mine, func(ctx context.Context) error { return o.Put(ctx, mine, key, strings.NewReader("x"), nil) }},
 			{`raise "` + key + `"`, mine, func(ctx context.Context) error { return o.Raise(ctx, mine, key) }},
 			{`delete "` + key + `"`, mine, func(ctx context.Context) error { return o.Delete(ctx, mine, key) }},
-			{`adopt "` + key + `"`, mine, func(ctx context.Context) error { return o.Adopt(ctx, mine, key) }},
 			{`delete "` + key + `"`, guard.Claim{}, func(ctx context.Context) error { return o.InsecureDelete(ctx, key) }},
 			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Get(ctx, key); return err }},
-			{`get "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.GetStream(ctx, key); return err }},
 			{`read mark of "` + key + `"`, reading, func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err }},
 		}
-		if mode == s3fence.Pointer {
+		if mode != s3fence.Pointer {
+			calls = append(calls, call{`adopt "` + key + `"`, mine, func(ctx context.Context) error { return o.Adopt(ctx, mine, key) }})
+		} else {
 			calls = append(calls,
 				call{`collect "p"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Collect(ctx, "p"); return err }},
 				call{`presign "` + key + `"`, reading, func(ctx context.Context) error {
@@ -117,14 +112,11 @@ func TestFailuresNameTheCall(t *testing.T) {
 
 // Every call checks its keys, and refusals name the key.
 func TestRefusalsNameTheKey(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		ctx := t.Context()
-		by := s3.NewPresignClient(newClient(server))
 		for name, err := range map[string]error{
 			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
-			"stream":  func() error { _, err := o.GetStream(ctx, "/"); return err }(),
-			"presign": func() error { _, err := o.PresignGet(ctx, by, "/", time.Minute); return err }(),
 		} {
 			invalid(t, err, "key")
 			if n := server.Count(); n != 0 {
@@ -258,13 +250,9 @@ func TestEveryBodyIsClosed(t *testing.T) {
 				in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: fault})
 				for range 2 {
 					handle.Forget()
-					for _, open := range []func() (*s3fence.Object, error){
-						func() (*s3fence.Object, error) { return o.Get(ctx, key) }, func() (*s3fence.Object, error) { return o.GetStream(ctx, key) },
-					} {
-						if object, err := open(); err == nil {
-							_, _ = io.Copy(io.Discard, object.Body)
-							object.Body.Close()
-						}
+					if object, err := o.Get(ctx, key); err == nil {
+						_, _ = io.Copy(io.Discard, object.Body)
+						object.Body.Close()
 					}
 					_, _ = o.Mark(ctx, key)
 					_ = o.Raise(ctx, claim(6, "b"), key)
@@ -301,10 +289,6 @@ func TestLongestBody(t *testing.T) {
 					t.Errorf("%s: %v", mode, err)
 				}
 			}
-			object, err := small.GetStream(t.Context(), key)
-			if got, err := readObject(t, object, err); err != nil || len(got) != 10_000+more {
-				t.Errorf("%s: streamed %d bytes, %v", mode, len(got), err)
-			}
 		}
 	}
 }
@@ -331,42 +315,6 @@ type presignError struct{}
 
 func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error) {
 	return nil, errors.New("no credentials")
-}
-
-// Each failure while adopting an object as a pointer leaves no data and the object
-// unchanged.
-func TestAdoptDataFails(t *testing.T) {
-	gets := []s3test.Op{s3test.GetObject}
-	for name, c := range map[string]struct {
-		rule   s3test.Rule
-		says   string
-		reason guard.Reason
-	}{
-		"denied":       {s3test.Rule{Ops: gets, Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
-		"second read":  {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
-		"without ETag": {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Omit: []string{"Etag"}}}, "ETag", guard.ReasonUnavailable},
-		"data refused": {s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Prefix: ".fencepost/", Fault: s3test.Answer(403)}, "denied", guard.ReasonUnavailable},
-		"cut":          {s3test.Rule{Ops: gets, Skip: 1, Fault: s3test.Fault{Cut: true}}, "unexpected EOF", guard.ReasonUnavailable},
-	} {
-		server, _, o := setup(t, s3fence.Pointer, 0)
-		bypass(t, server, key, bytesOf(10_000), nil)
-		in := server.Inject(c.rule)
-		err := o.Adopt(t.Context(), claim(5, "a"), key)
-		if err == nil || !strings.Contains(err.Error(), c.says) || guard.ReasonOf(err) != c.reason {
-			t.Errorf("%s: %v", name, err)
-		}
-		in.Remove()
-		if data := dataKeys(server); len(data) != 0 {
-			t.Errorf("%s: left %q", name, data)
-		}
-		if o, _ := server.Object(bucketName, key); len(o.Body) != 10_000 {
-			t.Errorf("%s: the object has %d bytes", name, len(o.Body))
-		}
-	}
-	// Headers that this package could not write back.
-	server, _, o := setup(t, s3fence.Pointer, 0)
-	bypass(t, server, key, []byte("x"), map[string]string{"a": strings.Repeat("x", 1900)})
-	invalid(t, o.Adopt(t.Context(), claim(5, "a"), key), "Headers.Metadata")
 }
 
 // A gzip file with content of the maximum length is adopted; one byte more is not.

@@ -2,10 +2,7 @@ package s3fence
 
 import (
 	"crypto/md5"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/hex"
-	"hash"
 	"maps"
 	"net/url"
 	"slices"
@@ -58,8 +55,12 @@ type Headers struct {
 var archived = []types.StorageClass{types.StorageClassGlacier, types.StorageClassDeepArchive}
 
 // validate refuses headers that would be refused, or silently changed, on the
-// way, and returns a copy with names in lower case.
-func (h Headers) validate() (Headers, error) {
+// way, and returns a copy with names in lower case. A nil h is the zero value.
+func (given *Headers) validate() (Headers, error) {
+	h := Headers{}
+	if given != nil {
+		h = *given
+	}
 	for _, f := range []struct{ field, value string }{
 		{"Headers.ContentType", h.ContentType}, {"Headers.CacheControl", h.CacheControl},
 		{"Headers.ContentDisposition", h.ContentDisposition}, {"Headers.ContentEncoding", h.ContentEncoding},
@@ -207,20 +208,7 @@ func parsePlain(key string, h head, m map[string]string, tail []byte) (state, er
 	return s, nil
 }
 
-// contentHash names the hash of the body that the ETag equals, or is "".
-func contentHash(etag string, body []byte, bodyMD5 [md5.Size]byte) string {
-	switch given := strings.ToLower(strings.Trim(etag, `"`)); {
-	case given == hex.EncodeToString(bodyMD5[:]):
-		return "MD5"
-	case len(given) == 2*sha1.Size && given == hashed(sha1.New(), body):
-		return "SHA-1"
-	case len(given) == 2*sha256.Size && given == hashed(sha256.New(), body):
-		return "SHA-256"
-	}
-	return ""
-}
-
-func hashed(h hash.Hash, body []byte) string {
-	h.Write(body)
-	return hex.EncodeToString(h.Sum(nil))
+// isMD5 reports whether the ETag is the MD5 of the body.
+func isMD5(etag string, sum [md5.Size]byte) bool {
+	return strings.ToLower(strings.Trim(etag, `"`)) == hex.EncodeToString(sum[:])
 }

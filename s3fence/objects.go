@@ -3,7 +3,9 @@ package s3fence
 import (
 	"bytes"
 	"context"
+	"crypto/md5"
 	"errors"
+	"io"
 	"strconv"
 	"time"
 
@@ -21,8 +23,8 @@ const (
 	// the body is held in memory to be written.
 	//
 	// The trailer makes every write's bytes unique, and so its ETag, which is
-	// what makes If-Match sound on every store. It has checksums, so a reader
-	// by Get or [Unseal] takes nothing that is cut or altered.
+	// what makes If-Match sound on every store. It has checksums, so Get takes
+	// nothing that is cut or altered.
 	Sealed Mode = iota + 1
 	// Plain: a foreign reader sees exactly the content. It works on stores whose
 	// ETags are new with each write, which are few: Amazon's directory buckets,
@@ -191,7 +193,7 @@ func unfenced(claim guard.Claim) error {
 	return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
 }
 
-var errForeign = errors.New("another program wrote the object; Adopt fences it")
+var errForeign = errors.New("another program wrote the object; Objects.Adopt fences it, InsecureDelete removes it")
 
 // admit checks writable and the rule.
 func (o *fenced) admit(claim guard.Claim, key string, s *state) error {
@@ -213,7 +215,7 @@ func (o *fenced) safeBase(s *state) error {
 	if err := o.b.plainStop.Load(); err != nil {
 		return err
 	}
-	if s.kind == kindPlain && contentHash(s.etag, nil, s.md5) != "" {
+	if s.kind == kindPlain && isMD5(s.etag, s.md5) {
 		return o.b.unsuitable("Plain needs opaque ETags", "the ETag "+s.etag+" of an object is the MD5 of its body")
 	}
 	return nil
@@ -320,6 +322,100 @@ func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID)
 	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
 }
 
+// Put writes body to key under claim if the object's mark admits it under the
+// rule, and replaces the mark with the claim, in one atomic step. h may be nil.
+//
+// The claim's resource names what the lease is on, for errors and observers; the
+// claim is compared with the object's own mark. Tokens of different resources are
+// not comparable, so all writers of a key must hold leases on the same resource.
+//
+// body is at most Options.MaxBody bytes and must not change until Put returns. It
+// takes one request if this Bucket has seen the object's state, else two.
+//
+// Errors: a [*guard.RejectedError] (ErrStale, ErrSpent, ErrConflict,
+// ErrUnfenced), ErrInvalid, ErrUnavailable (nothing was written),
+// ErrOutcomeUnknown (the write may have taken effect, or may yet; presenting the
+// same claim again is safe for the order of writers).
+func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *Headers) error {
+	c, err := o.begin("put", claim, key)
+	if err != nil {
+		return err
+	}
+	headers, err := h.validate()
+	if err != nil {
+		return err
+	}
+	if err := o.fitting(headers); err != nil {
+		return err
+	}
+	length := int64(len(body))
+	if length > o.b.opts.MaxBody {
+		return tooLong(length, o.b.opts.MaxBody)
+	}
+	if o.kind == kindGzip {
+		body = pack(body)
+	}
+	c.next = func(_ context.Context, base *state) (*write, error) {
+		if err := o.admit(claim, key, base); err != nil {
+			return nil, err
+		}
+		return o.bodyWrite(key, base.follow(o.kind, claim, c.id), headers, body, length), nil
+	}
+	_, err = o.observed(ctx, guard.OpWrite, c)
+	return err
+}
+
+// bodyWrite builds the write of a caller's body, sealed or plain. For kind gzip
+// body is packed, and length is that of the content.
+func (o *fenced) bodyWrite(key string, next state, h Headers, body []byte, length int64) *write {
+	if next.kind == kindGzip {
+		next.content = length
+	}
+	if next.kind == kindPlain {
+		next.md5 = md5.Sum(body)
+		return &write{in: o.b.put(key, h, next.metadata(h.Metadata)), body: body, state: next, opaque: o.repeatable}
+	}
+	return o.b.sealedWrite(key, next, h, body)
+}
+
+// fitting refuses headers that a gzip file cannot be served with.
+func (o *Objects) fitting(h Headers) error {
+	if o.kind != kindGzip || h.ContentEncoding == "" || h.ContentEncoding == "gzip" {
+		return nil
+	}
+	return guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `must be "gzip" or empty in this mode`)
+}
+
+func tooLong(size, limit int64) error {
+	return guard.Invalid("body", strconv.FormatInt(size, 10)+" bytes",
+		"is longer than Options.MaxBody, "+strconv.FormatInt(limit, 10)+"; use Pointers for long bodies")
+}
+
+// Get reads an object, its mark, headers and metadata. The body is in memory and
+// has been verified. The result is never older than the last write that was
+// acknowledged before the call.
+//
+// Errors: ErrNotFound, also for a deleted object (the [*guard.RejectedError] has
+// the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for a
+// [*DamagedError]).
+func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
+	out, s, err := o.found(ctx, "get", key, true)
+	if err != nil {
+		return nil, err
+	}
+	if s.kind == kindGzip {
+		if s.content > o.b.opts.MaxBody {
+			return nil, tooLong(s.content, o.b.opts.MaxBody)
+		}
+		if s.body, err = unpack(key, s.body, s.content); err != nil {
+			return nil, guard.Unavailable(opName("get", key), guard.Claim{}, err)
+		}
+	}
+	out.Headers = *s.headers
+	out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
+	return out, nil
+}
+
 // Adopt fences an object that this package did not write: the body stays, its
 // mark becomes the claim, and from then on it is fenced. Until then every other
 // call returns ErrUnfenced. An object that already has a mark is left alone, if
@@ -330,16 +426,13 @@ func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID)
 // now on: writers that bypass the fence are not stopped by it. Under
 // OncePerToken adopting spends the token.
 // Errors: as Put, and ErrNotFound.
-func (o *fenced) Adopt(ctx context.Context, claim guard.Claim, key string) error {
+func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("adopt", claim, key)
 	if err != nil {
 		return err
 	}
 	if err := o.mayRepeat("adopting"); err != nil {
 		return err
-	}
-	if o.kind == kindPointer {
-		return o.adoptData(ctx, c)
 	}
 	c.whole = true
 	c.next = func(_ context.Context, base *state) (*write, error) {
@@ -368,7 +461,7 @@ func (o *fenced) Adopt(ctx context.Context, claim guard.Claim, key string) error
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
 // its content. Chromium shows the first member alone, and some readers fail on
 // zeros behind the last one.
-func (o *fenced) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
+func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
 	if err := o.fitting(h); err != nil {
 		return nil, 0, err
 	}
@@ -388,7 +481,7 @@ func (o *fenced) adoptGzip(h Headers, body []byte) (packed []byte, length int64,
 }
 
 // adopted reports that there is nothing to adopt.
-func (o *fenced) adopted(c *change, s *state) (bool, error) {
+func (o *Objects) adopted(c *change, s *state) (bool, error) {
 	switch s.kind {
 	case kindUnfenced:
 		return false, nil

@@ -1,7 +1,6 @@
 package s3fence_test
 
 import (
-	"bytes"
 	"context"
 	"net/http"
 	"strings"
@@ -9,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -26,8 +23,6 @@ func TestBadOptions(t *testing.T) {
 	}{
 		{"Options.MaxBody", s3fence.Options{MaxBody: -1}},
 		{"Options.MaxBody", s3fence.Options{MaxBody: 5 << 30}},
-		{"Options.PartSize", s3fence.Options{PartSize: 5*miB - 1}},
-		{"Options.Concurrency", s3fence.Options{Concurrency: -1}},
 		{"Options.GracePeriod", s3fence.Options{GracePeriod: -time.Second}},
 		{"Options.RequestTimeout", s3fence.Options{RequestTimeout: -time.Second}},
 		{"Options.Prefix", s3fence.Options{Prefix: "/a"}},
@@ -78,13 +73,13 @@ func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 		want map[s3test.Op]map[string]string
 	}{
 		"SSE-KMS": {s3fence.Encryption{Algorithm: "aws:kms", KMSKeyID: "alias/invoices", KMSContext: "e30=", BucketKey: true},
-			map[s3test.Op]map[string]string{s3test.PutObject: kms, s3test.CreateMultipartUpload: kms}},
+			map[s3test.Op]map[string]string{s3test.PutObject: kms}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 			sent := record(server)
 			b := open(t, server, &s3fence.Options{
-				Encryption: c.e, ChecksumAlgorithm: types.ChecksumAlgorithmSha256, ExpectedBucketOwner: "123456789012", PartSize: 5 * miB,
+				Encryption: c.e, ChecksumAlgorithm: types.ChecksumAlgorithmSha256, ExpectedBucketOwner: "123456789012",
 			})
 			eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 				o := objects(t, b, mode, nil)
@@ -93,11 +88,6 @@ func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 					t.Fatal(err)
 				}
 				content(t, o, key)
-				if mode == s3fence.Pointer {
-					if err := o.Put(t.Context(), claim(6, "b"), key, bytes.NewReader(bytesOf(6*miB)), nil); err != nil {
-						t.Fatal(err)
-					}
-				}
 				if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
 					t.Fatal(err)
 				}
@@ -124,49 +114,12 @@ func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 					}
 				}
 			}
-			for _, op := range []s3test.Op{s3test.PutObject, s3test.UploadPart} {
-				for _, h := range sent.of[op] {
-					if h.Get("X-Amz-Trailer") != "x-amz-checksum-sha256" && h.Get("X-Amz-Checksum-Sha256") == "" {
-						t.Errorf("%s was sent without the checksum: %v", op, h)
-					}
+			for _, h := range sent.of[s3test.PutObject] {
+				if h.Get("X-Amz-Checksum-Sha256") == "" {
+					t.Errorf("a PUT was sent without the checksum: %v", h)
 				}
 			}
 		})
-	}
-}
-
-// Checksums of parts that the SDK sends on its own are not repeated when the
-// upload is completed: some stores refuse those that were not announced when it
-// was created.
-func TestPartsWithoutAnnouncedChecksum(t *testing.T) {
-	server := newServer(t, nil)
-	client := newClient(server, func(o *s3.Options) { o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported })
-	for _, algorithm := range []types.ChecksumAlgorithm{"", types.ChecksumAlgorithmCrc32} {
-		b, err := s3fence.Open(t.Context(), client, bucketName, &s3fence.Options{
-			InsecureSkipProbe: true, PartSize: 5 * miB, ChecksumAlgorithm: algorithm,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		announced, summed, repeated := false, false, false
-		in := server.Inject(s3test.Rule{Match: func(r *s3test.Request) bool {
-			switch r.Op {
-			case s3test.CreateMultipartUpload:
-				announced = r.Header.Get("X-Amz-Checksum-Algorithm") != ""
-			case s3test.UploadPart:
-				summed = r.Header.Get("X-Amz-Checksum-Crc32") != ""
-			case s3test.CompleteMultipartUpload:
-				repeated = bytes.Contains(r.Body, []byte("Checksum"))
-			}
-			return false
-		}})
-		if err := objects(t, b, s3fence.Pointer, nil).Put(t.Context(), claim(5, "a"), key, bytes.NewReader(bytesOf(6*miB)), nil); err != nil {
-			t.Fatal(err)
-		}
-		in.Remove()
-		if !summed || repeated != announced || announced != (algorithm != "") {
-			t.Errorf("%q: announced %v, sent with parts %v, repeated %v", algorithm, announced, summed, repeated)
-		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,9 +27,8 @@ import (
 // [Bucket.Pointers]; all writers of a key must use Pointers, under one rule. They
 // are safe for concurrent use.
 //
-// Bodies are of any length, from any reader, and what was written never changes.
-// It costs one more request for each write and read, and needs a collector
-// ([Pointers.Collect]).
+// Bodies are not held in memory, and what was written never changes. It costs one
+// more request for each write and read, and needs a collector ([Pointers.Collect]).
 type Pointers struct{ fenced }
 
 // Pointers returns the bucket's objects that are pointers.
@@ -41,12 +41,222 @@ func (b *Bucket) Pointers(opts *ObjectsOptions) (*Pointers, error) {
 	return &Pointers{f}, nil
 }
 
+// Put stores body under a key of its own and makes key point to it under claim, if
+// the pointer's mark admits the claim under the rule. h, of which [Headers] of the
+// data are made, may be nil.
+//
+// body is nil for an empty one; otherwise it is sent from where it stands to its
+// end, at most 5 GiB, and stored whole or not at all: if Put fails, the reader is
+// left where it was. A reader that stands at its end, but not at its start, is
+// ErrInvalid, because somebody has read what was to be written.
+//
+// It takes two requests if this Bucket has seen the pointer's state, else three.
+// Errors: as [Objects.Put].
+func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body io.ReadSeeker, h *Headers) error {
+	c, err := o.begin("put", claim, key)
+	if err != nil {
+		return err
+	}
+	headers, err := h.validate()
+	if err != nil {
+		return err
+	}
+	from, err := take(body)
+	if err != nil {
+		return err
+	}
+	var made pointer
+	var failed error
+	c.next = func(ctx context.Context, base *state) (*write, error) {
+		if err := o.admit(claim, key, base); err != nil {
+			return nil, err
+		}
+		if made.Data == "" && failed == nil { // now, so that a stale writer does not send it for nothing
+			made, failed = o.b.upload(ctx, c, from, headers)
+		}
+		if failed != nil {
+			return nil, failed
+		}
+		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, c.id), made), nil
+	}
+	if _, err = o.observed(ctx, guard.OpWrite, c); err == nil {
+		return nil
+	}
+	if made.Data != "" {
+		o.b.discard(ctx, c, made)
+	}
+	_, back := from.Seek(from.start, io.SeekStart)
+	return errors.Join(err, back)
+}
+
+// data is a caller's body on its way into the store. The SDK reads it more than once.
+type data struct {
+	io.ReadSeeker
+	start, length int64
+	// read and crc are of the bytes since the start was last sought.
+	read int64
+	crc  uint32
+	err  error // the caller's own
+}
+
+// take prepares a caller's body. It reads nothing.
+func take(body io.ReadSeeker) (*data, error) {
+	if body == nil {
+		body = bytes.NewReader(nil)
+	}
+	d := &data{ReadSeeker: body}
+	end, err := int64(0), error(nil)
+	if d.start, err = body.Seek(0, io.SeekCurrent); err == nil {
+		if end, err = body.Seek(0, io.SeekEnd); err == nil {
+			_, err = body.Seek(d.start, io.SeekStart)
+		}
+	}
+	switch d.length = end - d.start; {
+	case err != nil: // a pipe is an *os.File, too
+		return nil, guard.Invalid("body", "", "must be one that can be read again: "+err.Error())
+	case d.length <= 0 && d.start > 0:
+		return nil, guard.Invalid("body", "", "has nothing left to read; give nil for an empty body")
+	case d.length > maxSinglePut:
+		return nil, guard.Invalid("body", strconv.FormatInt(d.length, 10)+" bytes", "is longer than 5 GiB")
+	}
+	return d, nil
+}
+
+func (d *data) Read(p []byte) (int, error) {
+	n, err := d.ReadSeeker.Read(p)
+	d.read += int64(n)
+	d.crc = crc32.Update(d.crc, castagnoli, p[:n])
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("s3fence: read body: %w", err)
+		d.err = err
+	}
+	return n, err
+}
+
+func (d *data) Seek(offset int64, whence int) (int64, error) {
+	at, err := d.ReadSeeker.Seek(offset, whence)
+	if at == d.start {
+		d.read, d.crc = 0, 0
+	}
+	return at, err
+}
+
+// upload stores the data of one write, under a key that no other write has, and
+// returns a pointer to it. It leaves nothing behind on error.
+//
+// The SDK may retry it: only this write uses the key, and the bytes are the same. The
+// condition is for buckets whose policy refuses writes without one; it fails only
+// after an answer that was lost.
+func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (pointer, error) {
+	made := pointer{Data: b.dataKey(c.key, c.claim.Token, c.id), Token: c.claim.Token}
+	in := b.put(made.Data, h, h.Metadata)
+	in.Body, in.ContentLength, in.IfNoneMatch = from, &from.length, aws.String("*")
+	_, err := b.client.PutObject(ctx, in)
+	if classify(err) == outcomeNotMatched && b.stored(ctx, made.Data, from.length) {
+		err = nil
+	}
+	if err == nil && from.read == from.length {
+		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", from.crc)
+		return made, nil
+	}
+	b.discard(ctx, c, made)
+	switch {
+	case from.err != nil:
+		return pointer{}, from.err
+	case err == nil:
+		return pointer{}, guard.Invalid("body", "", "was changed while it was read")
+	}
+	// Data that no pointer names counts as not written.
+	return pointer{}, guard.Unavailable(c.op(), c.claim, b.explain(err))
+}
+
+// stored reports whether data of that length is under key.
+func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
+	out, err := b.client.GetObject(ctx, b.get(key, 0))
+	if err != nil {
+		return false
+	}
+	out.Body.Close()
+	return aws.ToInt64(out.ContentLength) == length
+}
+
+// maxFollows bounds how often a reader follows a pointer that moves during the
+// read.
+const maxFollows = 16
+
 // Get reads an object, its mark, headers and metadata. The result is never older
 // than the last write that was acknowledged before the call. The body comes from
-// the store while it is read, and is verified at its end: see [Object].
+// the store while it is read, and is verified at its end: the last Read returns a
+// [*DamagedError] in place of io.EOF if it is not what was written. So act on nothing
+// before io.EOF.
 //
 // Errors: as [Objects.Get].
-func (o *Pointers) Get(ctx context.Context, key string) (*Object, error) { return o.stream(ctx, key) }
+func (o *Pointers) Get(ctx context.Context, key string) (*Object, error) {
+	last := ""
+	for range maxFollows {
+		out, s, err := o.found(ctx, "get", key, false)
+		if err != nil {
+			return nil, err
+		}
+		there, err := o.b.open(ctx, out, s.pointer())
+		if err == nil && !there && s.etag == last { // and the pointer has not moved
+			err = damaged(key, "its data "+quoteShort(s.pointer().Data)+" is gone")
+		}
+		if err != nil {
+			return nil, o.b.unread(reading("get", key), err)
+		}
+		if there {
+			return out, nil
+		}
+		last = s.etag
+	}
+	return nil, guard.Unavailable(opName("get", key), guard.Claim{}, errors.New("the object was changed meanwhile; try again"))
+}
+
+// open opens the data of a pointer. It reports false if it is not there.
+func (b *Bucket) open(ctx context.Context, out *Object, p pointer) (bool, error) {
+	got, err := b.client.GetObject(ctx, b.get(p.Data, 0))
+	if missing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	h, err := headOf(got)
+	if err != nil {
+		got.Body.Close()
+		return false, err
+	}
+	out.Headers = h.headers
+	out.Headers.Metadata = userMetadata(h.metadata)
+	out.DataKey, out.Size = p.Data, p.Length
+	out.Body = &verifier{ReadCloser: got.Body, key: out.Key, left: p.Length, want: p.CRC}
+	return true, nil
+}
+
+// verifier compares data, while it is read, with what the pointer says.
+type verifier struct {
+	io.ReadCloser
+	key  string
+	left int64
+	crc  uint32
+	want string
+}
+
+func (v *verifier) Read(buf []byte) (int, error) {
+	n, err := v.ReadCloser.Read(buf)
+	v.crc = crc32.Update(v.crc, castagnoli, buf[:n])
+	v.left -= int64(n)
+	switch {
+	case v.left < 0:
+		err = damaged(v.key, "its data is longer than its pointer says")
+	case err == io.EOF && v.left > 0:
+		err = damaged(v.key, "its data is shorter than its pointer says")
+	case err == io.EOF && fmt.Sprintf("%08x", v.crc) != v.want:
+		err = damaged(v.key, "its data does not match the checksum in its pointer")
+	}
+	return n, err
+}
 
 // Presigner signs requests in advance; [*s3.PresignClient] is one.
 type Presigner interface {
@@ -111,20 +321,10 @@ type pointer struct {
 
 // complete reports whether p has all that a pointer must have.
 func (p pointer) complete() bool {
-	_, err := p.sum()
-	return p.Data != "" && p.Token.Valid() && p.Length >= 0 && err == nil
-}
-
-// sum is the checksum of the data.
-func (p pointer) sum() ([]byte, error) {
 	sum, err := hex.DecodeString(p.CRC)
-	if err == nil && (len(sum) != crc32.Size || p.CRC != hex.EncodeToString(sum)) {
-		err = errors.New("it is no CRC-32C")
-	}
-	return sum, err
+	crc := err == nil && len(sum) == crc32.Size && p.CRC == hex.EncodeToString(sum)
+	return p.Data != "" && p.Token.Valid() && p.Length >= 0 && crc
 }
-
-var errChanged = errors.New("the object was changed meanwhile; try again")
 
 type since struct {
 	Token guard.Token `json:"token"`
@@ -177,31 +377,6 @@ func (b *Bucket) pointerWrite(key string, base *state, next state, p pointer) *w
 	return b.sealedWrite(key, next, Headers{ContentType: "application/json"}, encodeJSON(p))
 }
 
-// putData stores data only once a state admits the write, so that a stale
-// writer does not send it for nothing; then it writes the pointer. admit
-// returns done if there is nothing to write.
-func (o *fenced) putData(ctx context.Context, c *change, admit func(*state) (done bool, err error), store func(context.Context, *state) (pointer, error)) error {
-	var made pointer
-	var failed error
-	c.next = func(ctx context.Context, base *state) (*write, error) {
-		if done, err := admit(base); done || err != nil {
-			return nil, err
-		}
-		if made.Data == "" && failed == nil {
-			made, failed = store(ctx, base)
-		}
-		if failed != nil {
-			return nil, failed
-		}
-		return o.b.pointerWrite(c.key, base, base.follow(kindPointer, c.claim, c.id), made), nil
-	}
-	s, err := o.observed(ctx, guard.OpWrite, c)
-	if made.Data != "" && (err != nil || !s.made(c.id)) { // or somebody else has adopted it
-		o.b.discard(ctx, c, made)
-	}
-	return err
-}
-
 // discard deletes data that no pointer will ever name: its pointer was never
 // sent, or reads showed each sending to be lost. Otherwise the data stays, and
 // the collector finds it if no pointer names it.
@@ -212,44 +387,6 @@ func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
 	_ = b.remove(ctx, made.Data) // the collector finds what stays
-}
-
-// adoptData copies the bytes of a foreign object into data, then replaces the
-// object by a pointer if it is unchanged since.
-func (o *fenced) adoptData(ctx context.Context, c *change) error {
-	copied := ""
-	return o.putData(ctx, c, func(base *state) (bool, error) {
-		if done, err := o.adopted(c, base); done || err != nil {
-			return done, err
-		}
-		if copied != "" && copied != base.etag {
-			return false, guard.Unavailable(c.op(), c.claim, errChanged)
-		}
-		copied = base.etag
-		return false, nil
-	}, func(ctx context.Context, base *state) (pointer, error) {
-		in := o.b.get(c.key, 0)
-		in.IfMatch = &base.etag
-		out, err := o.b.client.GetObject(ctx, in)
-		if err != nil {
-			return pointer{}, o.b.unread(c, err)
-		}
-		defer out.Body.Close()
-		h, err := headOf(out)
-		if err != nil {
-			return pointer{}, o.b.unread(c, err)
-		}
-		h.headers.Metadata = userMetadata(h.metadata)
-		if h.headers, err = h.headers.validate(); err != nil {
-			return pointer{}, err
-		}
-		made, err := o.b.upload(ctx, c, storeBody{out.Body, o.b, c}, h.headers)
-		if err == nil && made.Length != base.size {
-			o.b.discard(ctx, c, made)
-			err = guard.Unavailable(c.op(), c.claim, fmt.Errorf("the store sent %d of the object's %d bytes", made.Length, base.size))
-		}
-		return made, err
-	})
 }
 
 // Collected reports what [Pointers.Collect] did.

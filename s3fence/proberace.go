@@ -1,16 +1,19 @@
 package s3fence
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 const (
@@ -87,13 +90,17 @@ func (p *prober) round(ctx context.Context, key, etag string) (won string, err e
 		wg    sync.WaitGroup
 		etags [probeWriters]string
 		errs  [probeWriters]error
-		gate  = newGate(probeWriters, &p.ungated)
+		all   = &gate{open: make(chan struct{}), late: &p.ungated}
 	)
+	all.absent.Store(probeWriters)
 	for i := range probeWriters {
 		content := p.unique()
 		wg.Go(func() {
-			defer gate.leave()
-			etags[i], errs[i] = p.write(ctx, key, etag, probeBody{from: &gated{bytes.NewReader(content), gate}})
+			arrive := sync.OnceFunc(all.arrive)
+			defer arrive()
+			etags[i], errs[i] = p.write(ctx, key, etag, probeBody{content: content}, func(o *s3.Options) {
+				o.HTTPClient = gatedClient{o.HTTPClient, func() { arrive(); all.wait() }}
+			})
 		})
 	}
 	wg.Wait()
@@ -122,34 +129,14 @@ func (p *prober) round(ctx context.Context, key, etag string) (won string, err e
 
 // sighting is what one read saw of an object that is being overwritten.
 type sighting struct {
-	how   string
-	after int // the last write that had been acknowledged when it began
-	etag  string
-	meta  string
-	body  string // the version that all of the body says
+	acked int64 // the last write that had been acknowledged when it began
+	state state
+	err   error
 }
 
-// versionBody is the body of a version: its number over and over, in lengths that
-// make the versions differ in everything.
-func versionBody(n int) []byte {
-	return bytes.Repeat(fmt.Appendf(nil, "%08d", n), 10+(n*397)%1500)
-}
-
-// bodyVersion returns the version of a body, or of its end.
-func bodyVersion(body []byte, size int64) string {
-	if len(body) < 8 {
-		return "none"
-	}
-	n, err := strconv.Atoi(string(body[len(body)-8:]))
-	if whole := versionBody(n); err != nil || int64(len(whole)) != size || !bytes.HasSuffix(whole, body) {
-		return "a mixture"
-	}
-	return strconv.Itoa(n)
-}
-
-// readRace reads an object while it is overwritten. No answer may be older than what
-// was acknowledged before, and each must have metadata and body of one version, and
-// that version's ETag or an older one: a write on the condition of an older ETag
+// readRace reads a sealed object while it is overwritten. No answer may be older than
+// what was acknowledged before, and each must have metadata and body of one version,
+// and that version's ETag or an older one: a write on the condition of an older ETag
 // fails, but a newer one makes the condition true for a write that was decided on an
 // older mark.
 func (p *prober) readRace(ctx context.Context) error {
@@ -158,34 +145,34 @@ func (p *prober) readRace(ctx context.Context) error {
 		return err
 	}
 	var (
-		acked  atomic.Int64
-		begun  sync.WaitGroup
-		all    sync.WaitGroup
-		seen   [raceReaders][]sighting
-		failed [raceReaders]error
-		stop   = make(chan struct{})
-		etag   = h.etag
-		etags  = map[string]int{}
+		acked atomic.Int64
+		all   sync.WaitGroup
+		seen  [raceReaders][]sighting
+		stop  = make(chan struct{})
+		begun = make(chan struct{}, raceReaders)
+		etag  = h.etag
+		etags = map[string]guard.Token{}
 	)
-	write := func(n int) error {
-		etag, err = p.expect(ctx, "If-Match", p.key, etag, true, probeBody{content: versionBody(n), name: "fencepost-probe", value: strconv.Itoa(n)})
+	write := func(n guard.Token) error {
+		// Lengths that make the versions differ in everything.
+		w := p.b.sealedWrite(p.key, state{kind: kindSealed, mark: guard.Mark{Token: n}, id: newWriteID()}, Headers{}, make([]byte, 100+(n*3970)%15000))
+		etag, err = p.expect(ctx, "If-Match", p.key, etag, true, probeBody{content: append(w.body, w.trailer...), metadata: w.in.Metadata})
 		acked.Store(int64(n))
 		etags[etag] = n
 		return err
 	}
-	if err := write(0); err != nil {
+	if err := write(1); err != nil {
 		return err
 	}
-	begun.Add(raceReaders)
 	for i := range raceReaders {
 		all.Go(func() {
-			for try := 0; failed[i] == nil && try < 2*raceWrites; try++ {
-				s, ok, err := p.sight(ctx, i+try, int(acked.Load()))
+			for try := 0; try < 2*raceWrites; try++ {
+				s := sighting{acked: acked.Load()}
+				p.sent.Add(1)
+				s.state, s.err = p.b.lookOnce(ctx, p.key, tailSize*((i+try)%2))
+				seen[i] = append(seen[i], s)
 				if try == 0 {
-					begun.Done()
-				}
-				if failed[i] = err; ok {
-					seen[i] = append(seen[i], s)
+					begun <- struct{}{}
 				}
 				select {
 				case <-stop:
@@ -197,61 +184,46 @@ func (p *prober) readRace(ctx context.Context) error {
 			}
 		})
 	}
-	begun.Wait()
-	for n := 1; n < raceWrites && err == nil; n++ {
+	for range raceReaders {
+		<-begun
+	}
+	for n := guard.Token(2); n <= raceWrites && err == nil; n++ {
 		err = write(n)
 	}
 	close(stop)
 	all.Wait()
-	if err := errors.Join(append(failed[:], err)...); err != nil {
+	if err != nil {
 		return err
 	}
-	sightings := slices.Concat(seen[:]...)
-	if len(sightings) < raceWrites/2 {
-		return errUndecided
-	}
-	return p.judge(sightings, etags)
+	return p.judge(slices.Concat(seen[:]...), etags)
 }
 
 // judge compares what was seen with what was written: the versions by their ETags.
-func (p *prober) judge(sightings []sighting, etags map[string]int) error {
+func (p *prober) judge(sightings []sighting, etags map[string]guard.Token) error {
 	const check = "reads beside writes"
 	for _, s := range sightings {
-		n, known := etags[s.etag]
-		meta, err := strconv.Atoi(s.meta)
+		token := s.state.mark.Token
+		n, known := etags[s.state.etag]
 		switch {
+		case errors.As(s.err, new(*DamagedError)), errors.As(s.err, new(*etagError)):
+			return p.fails(check, "%v", s.err)
+		case s.err != nil: // lost, or refused for another reason, which the writes will show
+			continue
+		case s.state.kind == kindAbsent:
+			return p.fails(check, "an object that is there was answered with 404")
 		case !known:
-			return p.fails(check, "%s gave the ETag %s, which no write had", s.how, quoteShort(s.etag))
-		case err != nil:
-			return p.fails(check, "%s gave no metadata", s.how)
-		case meta < s.after:
-			return p.fails(check, "%s gave version %d after %d was acknowledged", s.how, meta, s.after)
-		case s.body != s.meta, n > meta:
-			return p.fails(check, "%s gave the ETag of version %d, the metadata of %s, the body of %s", s.how, n, s.meta, s.body)
+			return p.fails(check, "the ETag %s, which no write had", quoteShort(s.state.etag))
+		case int64(token) < s.acked:
+			return p.fails(check, "version %d after %d was acknowledged", token, s.acked)
+		case n > token:
+			return p.fails(check, "the ETag of version %d with version %d", n, token)
 		}
 		p.reads++
 	}
+	if p.reads < raceWrites/2 {
+		return errUndecided
+	}
 	return nil
-}
-
-// sight reads the end of the object, or all of it. ok is false if the answer was lost.
-func (p *prober) sight(ctx context.Context, try, after int) (s sighting, ok bool, err error) {
-	s = sighting{how: "GET of the last bytes", after: after}
-	last := tailSize
-	if try%2 == 1 {
-		s.how, last = "GET", 0
-	}
-	content, h, err := p.read(ctx, last)
-	switch status, _ := httpStatus(err); {
-	case status == 404, status == 416:
-		return s, false, p.fails("reads beside writes", "%s of an object that is there was answered with %d", s.how, status)
-	case errors.As(err, new(*etagError)):
-		return s, false, p.fails("reads beside writes", "%s: %v", s.how, err)
-	case err != nil:
-		return s, false, nil // lost, or refused for another reason, which the writes will show
-	}
-	s.etag, s.meta, s.body = h.etag, userMetadata(h.metadata)["fencepost-probe"], bodyVersion(content, h.size)
-	return s, true, nil
 }
 
 // gateWait is how long racing writers wait for each other. It is longer than any
@@ -262,74 +234,57 @@ const gateWait = 2 * time.Second
 // machines: on a busy one versitygw 1.7 kept them apart in most rounds by serving
 // one after the other.
 type gate struct {
-	// open lets all writers through, because some did not arrive.
-	open *atomic.Bool
-
-	mu      sync.Mutex
-	size    int // how many writers there are
-	waiting int
-	next    chan struct{}
+	absent atomic.Int32
+	open   chan struct{}
+	late   *atomic.Bool // some did not arrive, so nobody waits any more
 }
 
-func newGate(size int, open *atomic.Bool) *gate {
-	return &gate{size: size, open: open, next: make(chan struct{})}
+// arrive says that a writer is at the gate, or will never be there.
+func (g *gate) arrive() {
+	if g.absent.Add(-1) == 0 {
+		close(g.open)
+	}
 }
 
-// wait returns when all writers are waiting, and resets the gate.
 func (g *gate) wait() {
-	if g.open.Load() {
+	if g.late.Load() {
 		return
 	}
-	g.mu.Lock()
-	next := g.next
-	g.waiting++
-	g.pass()
-	g.mu.Unlock()
 	timer := time.NewTimer(gateWait)
 	defer timer.Stop()
 	select {
-	case <-next:
+	case <-g.open:
 	case <-timer.C:
-		g.open.Store(true)
+		g.late.Store(true)
 	}
 }
 
-// leave says that a writer is done and will not come again.
-func (g *gate) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.size--
-	g.pass()
+// gatedClient holds a request's body back before its last byte. The bytes before it
+// wait in the connection's buffer, so that all requests leave at once.
+type gatedClient struct {
+	s3.HTTPClient
+	wait func()
 }
 
-// pass releases the waiting writers if no others are to come. g.mu is held.
-func (g *gate) pass() {
-	if g.waiting < g.size || g.waiting == 0 {
-		return
-	}
-	close(g.next)
-	g.waiting, g.next = 0, make(chan struct{})
+func (c gatedClient) Do(r *http.Request) (*http.Response, error) {
+	r.Body = &gated{r.Body, r.ContentLength, c.wait}
+	return c.HTTPClient.Do(r)
 }
 
-// gated is a body that waits at the gate before its last byte each time it is
-// read: the SDK first reads it for checksums. The bytes before it wait in the
-// connection's buffer, so that all requests leave at once.
 type gated struct {
-	*bytes.Reader
-	gate *gate
+	io.ReadCloser
+	left int64
+	wait func()
 }
 
 func (b *gated) Read(p []byte) (int, error) {
-	switch left := b.Len(); {
-	case left == 1:
-		b.gate.wait()
-	case left > 1 && len(p) >= left:
-		p = p[:left-1]
+	switch {
+	case b.left == 1:
+		b.wait()
+	case b.left > 1 && int64(len(p)) >= b.left:
+		p = p[:b.left-1]
 	}
-	return b.Reader.Read(p)
-}
-
-// WriteTo hides the method of bytes.Reader, which would not wait.
-func (b *gated) WriteTo(w io.Writer) (int64, error) {
-	return io.Copy(w, struct{ io.Reader }{b})
+	n, err := b.ReadCloser.Read(p)
+	b.left -= int64(n)
+	return n, err
 }

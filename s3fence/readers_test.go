@@ -12,117 +12,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
-
-func readObject(t *testing.T, object *s3fence.Object, err error) (string, error) {
-	t.Helper()
-	if err != nil {
-		return "", err
-	}
-	defer object.Body.Close()
-	body, err := io.ReadAll(object.Body)
-	if err == nil && int64(len(body)) != object.Size {
-		t.Errorf("%d bytes were read, Size says %d", len(body), object.Size)
-	}
-	return string(body), err
-}
-
-// A body longer than MaxBody is streamed, and verified by its end.
-func TestGetStream(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
-		for i, n := range []int{0, 1, 5000, 300_000} {
-			body := string(bytesOf(n))
-			mark := guard.Mark{Token: guard.Token(i + 1), LeaseID: "a"}
-			if err := o.Put(t.Context(), claim(mark.Token, "a"), key, strings.NewReader(body), &s3fence.Headers{ContentType: "text/csv", Metadata: map[string]string{"tenant": "123"}}); err != nil {
-				t.Fatal(err)
-			}
-			server.ResetCounts()
-			object, err := o.GetStream(t.Context(), key)
-			got, err2 := readObject(t, object, err)
-			if err2 != nil || got != body || object.Mark != mark {
-				t.Fatalf("%d bytes: read %d at %+v, %v", n, len(got), object.Mark, err2)
-			}
-			if object.Headers.ContentType != "text/csv" || object.Headers.Metadata["tenant"] != "123" || len(object.Headers.Metadata) != 1 {
-				t.Errorf("the headers are %+v", object.Headers)
-			}
-			if n := server.Count(); n > 3 {
-				t.Errorf("%d requests", n)
-			}
-		}
-		// Damage in the middle, which neither the end of the object nor its
-		// headers show.
-		target := key
-		if mode == s3fence.Pointer {
-			target = dataKeys(server)[len(dataKeys(server))-1]
-		}
-		good := stored(t, server, target)
-		bad := bytes.Clone(good.Body)
-		bad[100_000%len(bad)] ^= 1
-		bypass(t, server, target, bad, good.Metadata)
-		b.Forget()
-		object, err := o.GetStream(t.Context(), key)
-		if _, err = readObject(t, object, err); err == nil {
-			t.Error("damage is not seen")
-		}
-		_, err = o.GetStream(t.Context(), "absent")
-		refused(t, err, guard.ReasonNotFound)
-		_, err = o.GetStream(t.Context(), "")
-		invalid(t, err, "key")
-	})
-}
-
-// An object that is replaced between the mark and the body is read again.
-func TestGetStreamFollows(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
-		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
-		put(t, o, claim(5, "a"), strings.Repeat("old", 3000))
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{
-			After: func(*s3test.Request, int) { put(t, other, claim(6, "b"), "new") },
-		}})
-		object, err := o.GetStream(t.Context(), key)
-		got, err := readObject(t, object, err)
-		if err != nil || mode != s3fence.Pointer && (got != "new" || object.Mark.Token != 6) {
-			t.Errorf("read %.9q at %+v, %v", got, object.Mark, err)
-		}
-	})
-}
-
-func TestPresignGet(t *testing.T) {
-	server, _, o := setup(t, s3fence.Pointer, 0)
-	put(t, o, claim(5, "a"), "body")
-	by := s3.NewPresignClient(newClient(server))
-	signed, err := o.PresignGet(t.Context(), by, key, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, o, claim(6, "b"), "newer") // the data that was named does not change
-	answer, err := http.Get(signed.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	if got, err := io.ReadAll(answer.Body); err != nil || string(got) != "body" || signed.Mark.Token != 5 || signed.DataKey != dataKeys(server)[0] ||
-		!strings.Contains(signed.URL, "X-Amz-Expires=60") {
-		t.Errorf("%+v gives %q, %v", signed, got, err)
-	}
-	for _, valid := range []time.Duration{0, s3fence.DefaultGracePeriod + 1} {
-		_, err = o.PresignGet(t.Context(), by, key, valid)
-		invalid(t, err, "valid")
-	}
-	_, err = o.PresignGet(t.Context(), nil, key, time.Minute)
-	invalid(t, err, "presigner")
-	_, err = o.PresignGet(t.Context(), by, "absent", time.Minute)
-	refused(t, err, guard.ReasonNotFound)
-}
 
 func TestListMarks(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -94,7 +93,7 @@ func TestP1Tombstones(t *testing.T) {
 }
 
 func TestAdopt(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonNotFound)
 		bypass(t, server, key, []byte("old"), nil)
@@ -120,34 +119,16 @@ func TestAdopt(t *testing.T) {
 
 // An object that is changed while it is adopted is not overwritten.
 func TestAdoptRaces(t *testing.T) {
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		bypass(t, server, key, []byte("old"), nil)
 		fault := s3test.Fault{Before: func(*s3test.Request) { bypass(t, server, key, []byte("newer"), nil) }}
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault,
 			Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }})
-		err := o.Adopt(t.Context(), claim(5, "a"), key)
-		if mode == s3fence.Pointer {
-			refused(t, err, guard.ReasonUnavailable) // it would have to copy again
-			err = o.Adopt(t.Context(), claim(5, "a"), key)
-		}
-		if err != nil {
+		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
 			t.Fatal(err)
 		}
 		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
-		if mode != s3fence.Pointer {
-			return
-		}
-		// No read can tell any more whether the first pointer was ever there,
-		// so its data stays until a higher token shows that nothing names it.
-		put(t, o, claim(6, "b"), "newest")
-		if n := len(dataKeys(server)); n != 3 {
-			t.Errorf("%d data objects", n)
-		}
-		collect(t, later(t, o, 24*time.Hour))
-		if n := len(dataKeys(server)); n != 1 {
-			t.Errorf("%d data objects after collecting", n)
-		}
 	})
 }
 

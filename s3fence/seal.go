@@ -254,22 +254,16 @@ func pack(content []byte) []byte {
 }
 
 // unpack reads a gzip file whose content has the given length.
-func unpack(key string, body io.Reader, length int64) ([]byte, error) {
-	content, err := unpackUpTo(body, min(length, 1<<20), length)
+func unpack(key string, body []byte, length int64) ([]byte, error) {
+	content := []byte(nil)
+	r, err := gzip.NewReader(bytes.NewReader(body))
+	if err == nil {
+		content, err = readAll(r, min(length, 1<<20), length)
+	}
 	if err != nil || int64(len(content)) != length {
 		return nil, damaged(key, "its body does not unpack to the "+strconv.FormatInt(length, 10)+" bytes in its trailer")
 	}
 	return content, nil
-}
-
-// unpackUpTo reads a gzip file whose content has at most limit bytes; if it has
-// more, one more is returned.
-func unpackUpTo(body io.Reader, size, limit int64) ([]byte, error) {
-	r, err := gzip.NewReader(body)
-	if err != nil {
-		return nil, err
-	}
-	return readAll(io.LimitReader(r, limit+1), size, limit)
 }
 
 // unpackFile reads a foreign gzip file. whole reports that it has one member and

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"hash/crc32"
 	"strings"
 	"testing"
@@ -166,6 +167,24 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 	}
 	if told == 0 {
 		t.Error("the observer was not told")
+	}
+}
+
+// No bit of a stored object can change unnoticed.
+func TestEveryBit(t *testing.T) {
+	b := &Bucket{}
+	w := b.sealedWrite("k", state{kind: kindSealed, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), recent: []writeID{newWriteID()}}, Headers{}, []byte("body"))
+	object := append(w.body, w.trailer...)
+	h := head{metadata: w.in.Metadata, size: int64(len(object))}
+	if _, err := parse("k", h, object); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 * len(object) {
+		object[i/8] ^= 1 << (i % 8)
+		if _, err := parse("k", h, object); !errors.As(err, new(*DamagedError)) {
+			t.Errorf("bit %d: %v", i, err)
+		}
+		object[i/8] ^= 1 << (i % 8)
 	}
 }
 

@@ -53,12 +53,7 @@ type state struct {
 
 	md5 [md5.Size]byte // of the body of a Plain object
 
-	size     int64     // as stored
 	modified time.Time // it has been so since this time or later
-	// length and crc are those of the stored body, without trailer; crc is
-	// known for sealed kinds that were read.
-	length int64
-	crc    uint32
 	// body is the body without trailer if it was read too, else nil.
 	body []byte
 	// content is the unpacked length of a body of kind gzip, in bytes.
@@ -163,121 +158,80 @@ func (b *Bucket) forget(key string) {
 	delete(b.cache, key)
 }
 
-// maxLooks is how often an object is read while it keeps changing.
-const maxLooks = 4
-
 // peek reads the state of an object: its headers and its last few KiB. The
 // error is the SDK's, a [*DamagedError], or says what the store answered.
-//
-// A range longer than the object is answered with the whole object, or with 416
-// if the object is empty; some gateways always answer 416. Neither means that
-// the object is absent: it is then read whole.
 func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
-	defer cancel()
-	return settled(func() (state, error) { return b.peekOnce(ctx, key) })
+	return b.look(ctx, key, tailSize)
 }
 
-// settled reads once more what seems damaged. Some stores answer a read during a
-// write with parts of two versions; real damage stays.
-func settled(read func() (state, error)) (state, error) {
-	s, err := read()
+// fetch reads a whole object: its state with body and headers.
+func (b *Bucket) fetch(ctx context.Context, key string) (state, error) { return b.look(ctx, key, 0) }
+
+// look reads the last bytes of an object, or all of it. It reads once more what
+// seems damaged: some stores answer a read during a write with parts of two
+// versions; real damage stays.
+func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
+	defer cancel()
+	s, err := b.lookOnce(ctx, key, last)
 	if errors.As(err, new(*DamagedError)) {
-		return read()
+		return b.lookOnce(ctx, key, last)
 	}
 	return s, err
 }
 
-func (b *Bucket) peekOnce(ctx context.Context, key string) (state, error) {
-	for range maxLooks {
-		s, err := b.look(ctx, key, tailSize)
-		if status, _ := httpStatus(err); err == nil || status != http.StatusRequestedRangeNotSatisfiable {
-			return s, err
-		}
-		if s, err = b.look(ctx, key, 0); err != nil || s.size <= tailSize {
-			return s, err
-		}
-	}
-	return state{}, errChanged
-}
-
-// look sends one GET, of the whole object or its last bytes, and decodes the
-// answer. A body that is longer than the tail is not kept.
-func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
-	out, err := b.client.GetObject(ctx, b.get(key, last))
-	if err != nil {
-		return absent(err)
-	}
-	defer out.Body.Close()
-	h, err := headOf(out)
-	if err != nil {
-		return state{}, err
-	}
-	tail, err := h.tail(out, last)
-	if err != nil {
-		return state{}, err
-	}
-	return parse(key, h, tail)
-}
-
-// tail reads the last bytes of an object from the answer to a request for these
-// bytes, or for the whole object, and completes the size.
-func (h *head) tail(out *s3.GetObjectOutput, last int) ([]byte, error) {
-	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
-		return rangedTail(out.Body, h, r)
-	}
-	return lastBytes(out, h)
-}
-
-// fetch reads a whole object: its state with body and headers.
-func (b *Bucket) fetch(ctx context.Context, key string) (state, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
-	defer cancel()
-	return settled(func() (state, error) { return b.fetchOnce(ctx, key) })
-}
-
-func (b *Bucket) fetchOnce(ctx context.Context, key string) (state, error) {
-	out, err := b.client.GetObject(ctx, b.get(key, 0))
-	if err != nil {
-		return absent(err)
-	}
-	defer out.Body.Close()
-	h, err := headOf(out)
-	if err != nil {
-		return state{}, err
-	}
+func (b *Bucket) lookOnce(ctx context.Context, key string, last int) (state, error) {
 	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
-	if h.size > limit {
-		return state{}, tooLong(h.size, b.opts.MaxBody)
+	content, h, err := b.grab(ctx, key, last, limit)
+	if status, _ := httpStatus(err); last > 0 && status == http.StatusRequestedRangeNotSatisfiable {
+		// The object is empty, or a gateway refuses a range longer than the object.
+		content, h, err = b.grab(ctx, key, 0, limit)
 	}
-	object, err := readAll(out.Body, h.size, limit)
+	if missing(err) {
+		return state{}, nil
+	}
 	if err != nil {
 		return state{}, err
 	}
-	if int64(len(object)) > limit {
-		return state{}, tooLong(int64(len(object)), b.opts.MaxBody)
-	}
-	if err := h.complete(out, int64(len(object))); err != nil {
-		return state{}, err
-	}
-	s, err := parse(key, h, object)
-	if err != nil {
-		return state{}, err
+	s, err := parse(key, h, content)
+	if err != nil || last > 0 {
+		return s, err
 	}
 	if !s.kind.sealed() {
-		s.body = object
+		s.body = content
 	}
 	h.headers.Metadata = userMetadata(h.metadata)
 	s.headers = &h.headers
 	return s, nil
 }
 
-// absent returns the state that an error stands for, or the error.
-func absent(err error) (state, error) {
-	if missing(err) {
-		return state{}, nil
+// grab sends one GET of the last bytes of an object, or of all of it if last is 0 or
+// the store ignores ranges, and returns what came and what the headers say.
+func (b *Bucket) grab(ctx context.Context, key string, last int, limit int64) ([]byte, head, error) {
+	out, err := b.client.GetObject(ctx, b.get(key, last))
+	if err != nil {
+		return nil, head{}, err
 	}
-	return state{}, err
+	defer out.Body.Close()
+	h, err := headOf(out)
+	if err != nil {
+		return nil, h, err
+	}
+	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+		tail, err := rangedTail(out.Body, &h, r)
+		return tail, h, err
+	}
+	if h.size > limit {
+		return nil, h, tooLong(h.size, b.opts.MaxBody)
+	}
+	object, err := readAll(out.Body, h.size, limit)
+	if err != nil {
+		return nil, h, err
+	}
+	if int64(len(object)) > limit {
+		return nil, h, tooLong(int64(len(object)), b.opts.MaxBody)
+	}
+	return object, h, h.complete(out, int64(len(object)))
 }
 
 // rangedTail reads the last bytes of an object and completes its size.
@@ -297,27 +251,6 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 		return nil, fmt.Errorf("the store answered a range of %d bytes with %d", want, len(tail))
 	}
 	return tail, nil
-}
-
-// lastBytes reads a whole object and keeps its last bytes.
-func lastBytes(out *s3.GetObjectOutput, h *head) ([]byte, error) {
-	var kept []byte
-	size := int64(0)
-	chunk := make([]byte, tailSize)
-	for {
-		n, err := out.Body.Read(chunk)
-		size += int64(n)
-		kept = append(kept, chunk[:n]...)
-		if over := len(kept) - tailSize; over > 0 {
-			kept = kept[over:]
-		}
-		if err == io.EOF {
-			return kept, h.complete(out, size)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
 }
 
 // readAll reads at most one byte more than the limit.
@@ -366,10 +299,7 @@ func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
 func parse(key string, h head, tail []byte) (state, error) {
 	m := reserved(h.metadata)
 	s, err := parseKind(key, h, m, tail)
-	s.etag, s.size, s.modified = h.etag, h.size, h.modified
-	if !s.kind.sealed() {
-		s.length = h.size
-	}
+	s.etag, s.modified = h.etag, h.modified
 	return s, err
 }
 
@@ -389,8 +319,7 @@ func parseKind(key string, h head, m map[string]string, tail []byte) (state, err
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content),
-		length: int64(sl.length), crc: sl.crc}
+	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
 	if problem := disagreement(&s, m); problem != "" {
 		return state{}, damaged(key, problem)
 	}

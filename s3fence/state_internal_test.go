@@ -207,7 +207,7 @@ func TestParsePlainFields(t *testing.T) {
 			s.cut, s.recent = cut, recent
 			got, err := parsed(nil, body, 4)
 			if err != nil || got.mark != s.mark || got.id != id || !slices.Equal(got.recent, recent) || got.cut != cut || got.md5 != s.md5 || got.kind != kindPlain ||
-				got.etag != `"e"` || got.size != 4 || got.length != 4 || !got.modified.Equal(h.modified) {
+				got.etag != `"e"` || !got.modified.Equal(h.modified) {
 				t.Errorf("parse = %+v, %v", got, err)
 			}
 		}
@@ -262,7 +262,7 @@ func TestPointersAreStored(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, encodeJSON(got), encodeJSON(c.want))
 		}
 		size := int64(len(c.w.body) + len(c.w.trailer))
-		if c.w.state.kind != c.kind || c.w.state.id != id || c.w.state.mark != (guard.Mark{Token: 9, LeaseID: "b"}) || c.w.state.size != size ||
+		if c.w.state.kind != c.kind || c.w.state.id != id || c.w.state.mark != (guard.Mark{Token: 9, LeaseID: "b"}) ||
 			*c.w.in.ContentType != "application/json" {
 			t.Errorf("%s: %+v", name, c.w.state)
 		}
@@ -276,38 +276,8 @@ func TestPointersAreStored(t *testing.T) {
 	claim.Token, base.mark.Token = guard.MaxToken, guard.MaxToken
 	settled.Token, later.Token = guard.MaxToken-2, guard.MaxToken-1
 	base.body = encodeJSON(pointer{Data: "d", Token: guard.MaxToken, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
-	if w := o.tombstone("k", base, claim, id); w.state.size != tombstoneSize {
-		t.Errorf("the longest tombstone has %d bytes, the others %d", w.state.size, tombstoneSize)
-	}
-}
-
-// Waits double, with jitter over the upper half of their length, up to a bound.
-func TestBackoff(t *testing.T) {
-	for _, c := range []struct {
-		delay     time.Duration
-		try       int
-		low, high time.Duration
-	}{
-		{4, 1, 2, 4}, {4, 2, 4, 8}, {4, 3, 8, 16}, {5, 1, 2, 4}, // nanoseconds, so that each length comes
-	} {
-		b := &Bucket{delay: c.delay}
-		seen := map[time.Duration]bool{}
-		for range 2000 {
-			seen[b.backoff(c.try)] = true
-		}
-		for d := range 20 * time.Nanosecond {
-			if seen[d] != (d >= c.low && d <= c.high) {
-				t.Errorf("before repetition %d with a delay of %d the wait of %d: %v", c.try, c.delay, d, seen[d])
-			}
-		}
-	}
-	for try, want := range map[int]time.Duration{7: 1280 * time.Millisecond, 8: maxDelay, 20: maxDelay} {
-		b := &Bucket{delay: 20 * time.Millisecond}
-		for range 300 {
-			if d := b.backoff(try); d < want/2 || d > want {
-				t.Errorf("the wait before repetition %d is %v, want %v to %v", try, d, want/2, want)
-			}
-		}
+	if w := o.tombstone("k", base, claim, id); len(w.body)+len(w.trailer) != tombstoneSize {
+		t.Errorf("the longest tombstone has %d bytes, the others %d", len(w.body)+len(w.trailer), tombstoneSize)
 	}
 }
 

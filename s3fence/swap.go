@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"log/slog"
+	"io"
 	"math/rand/v2"
 	"time"
 
@@ -67,6 +67,20 @@ type write struct {
 	state         state // what the object is once it is applied
 	// opaque says that a Plain write depends on ETags that are no hash.
 	opaque bool
+}
+
+// ReadAt reads body and trailer as one, without joining them in memory.
+func (w *write) ReadAt(p []byte, at int64) (n int, err error) {
+	if at < int64(len(w.body)) {
+		n = copy(p, w.body[at:])
+	}
+	if behind := at + int64(n) - int64(len(w.body)); n < len(p) && behind < int64(len(w.trailer)) {
+		n += copy(p[n:], w.trailer[behind:])
+	}
+	if n < len(p) {
+		err = io.EOF
+	}
+	return n, err
 }
 
 // swap is the compare-and-swap loop, and the only place where anything with a
@@ -186,7 +200,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 		switch outcome {
 		case outcomeApplied:
 			s.w.state.etag, s.w.state.modified = etag, b.clock()
-			b.checkOpaque(ctx, s.base, s.w)
+			b.checkOpaque(s.base, s.w)
 			b.remember(c.key, s.w.state)
 			return s.w.state, true, nil
 		case outcomeLater:
@@ -288,8 +302,8 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
 	// An earlier sending may still be reading its body, so each has its own.
-	body := &joined{body: w.body, trailer: w.trailer}
-	w.in.Body, w.in.ContentLength = body, aws.Int64(body.size())
+	body := io.NewSectionReader(w, 0, int64(len(w.body)+len(w.trailer)))
+	w.in.Body, w.in.ContentLength = body, aws.Int64(body.Size())
 	w.in.IfMatch, w.in.IfNoneMatch = nil, nil
 	if base.kind == kindAbsent {
 		w.in.IfNoneMatch = aws.String("*")
@@ -309,23 +323,20 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 // ETag, and a condition on it would not tell the two apart. On such a store
 // nothing more is written in Plain through b. Nobody uses what was written as
 // the base of a write, because its metadata has the hash, too.
-func (b *Bucket) checkOpaque(ctx context.Context, base *state, w *write) {
+func (b *Bucket) checkOpaque(base *state, w *write) {
 	if !w.opaque {
 		return
 	}
 	problem := ""
-	if name := contentHash(w.state.etag, w.body, w.state.md5); name != "" {
-		problem = "the ETag " + w.state.etag + " of a write is the " + name + " of its body"
-	} else if w.state.etag == base.etag {
-		problem = "a write did not change the ETag " + base.etag
-	}
-	if problem == "" {
+	switch etag := w.state.etag; {
+	case isMD5(etag, w.state.md5):
+		problem = "the ETag " + etag + " of a write is the MD5 of its body"
+	case etag == base.etag:
+		problem = "a write did not change the ETag " + etag
+	default:
 		return
 	}
-	err := b.unsuitable("Plain needs opaque ETags", problem)
-	if b.plainStop.CompareAndSwap(nil, err) {
-		b.opts.Logger.LogAttrs(ctx, slog.LevelError, "fenced_bucket_unsuitable", slog.String("bucket", b.name), slog.String("error", err.Error()))
-	}
+	b.plainStop.CompareAndSwap(nil, b.unsuitable("Plain needs opaque ETags", problem))
 }
 
 func (b *Bucket) unsuitable(check, problem string) *UnsuitableError {
@@ -346,9 +357,9 @@ func (b *Bucket) sealedWrite(key string, next state, h Headers, body []byte) *wr
 		recent: next.recent, cut: next.cut, length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli),
 		content: uint64(next.content),
 	}
-	next.body, next.size = body, int64(len(body)+s.size())
+	next.body = body
 	return &write{
-		in: b.put(key, h, next.metadata(h.Metadata), nil), body: body,
+		in: b.put(key, h, next.metadata(h.Metadata)), body: body,
 		trailer: s.append(make([]byte, 0, s.size())), state: next,
 	}
 }

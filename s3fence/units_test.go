@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/md5"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -200,7 +198,7 @@ func TestTracker(t *testing.T) {
 func TestProbeIsUsable(t *testing.T) {
 	now := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
 	bucket := func(endpoint string) *Bucket {
-		return &Bucket{endpoint: endpoint, name: "b", opts: Options{ReportMaxAge: time.Hour}}
+		return &Bucket{endpoint: endpoint, name: "b"}
 	}
 	good := Report{Version: reportVersion, Endpoint: "e", Bucket: "b", At: now, OpaqueETags: true}
 	for name, c := range map[string]struct {
@@ -210,8 +208,8 @@ func TestProbeIsUsable(t *testing.T) {
 		says   string // of the error
 	}{
 		"fresh":              {bucket("e"), func(*Report) {}, true, ""},
-		"as old as may be":   {bucket("e"), func(p *Report) { p.At = now.Add(-time.Hour) }, true, ""},
-		"older":              {bucket("e"), func(p *Report) { p.At = now.Add(-time.Hour - 1) }, false, ""},
+		"as old as may be":   {bucket("e"), func(p *Report) { p.At = now.Add(-maxReportAge) }, true, ""},
+		"older":              {bucket("e"), func(p *Report) { p.At = now.Add(-maxReportAge - 1) }, false, ""},
 		"another's clock":    {bucket("e"), func(p *Report) { p.At = now.Add(time.Hour - 1) }, true, ""},
 		"an hour ahead":      {bucket("e"), func(p *Report) { p.At = now.Add(time.Hour) }, false, ""},
 		"older version":      {bucket("e"), func(p *Report) { p.Version-- }, false, ""},
@@ -251,18 +249,26 @@ func TestProbeIsUsable(t *testing.T) {
 // ownResolver is an endpoint resolver of the caller's.
 type ownResolver struct{ s3.EndpointResolverV2 }
 
-// Which ETags are hashes of the content.
-func TestContentHash(t *testing.T) {
-	body := []byte("body")
-	m, s1, s256 := md5.Sum(body), sha1.Sum(body), sha256.Sum256(body)
-	for _, c := range []struct{ etag, want string }{
-		{hex.EncodeToString(m[:]), "MD5"}, {hex.EncodeToString(s1[:]), "SHA-1"}, {hex.EncodeToString(s256[:]), "SHA-256"},
-		{strings.Repeat("0", 32), ""}, {strings.Repeat("0", 40), ""}, {strings.Repeat("0", 64), ""}, {"", ""}, {"x", ""},
+// Which ETags are the MD5 of the content.
+func TestIsMD5(t *testing.T) {
+	sum := md5.Sum([]byte("body"))
+	text := hex.EncodeToString(sum[:])
+	for etag, want := range map[string]bool{
+		text: true, `"` + text + `"`: true, strings.ToUpper(text): true, strings.Repeat("0", 32): false, text[1:]: false, "": false,
 	} {
-		for _, etag := range []string{c.etag, `"` + c.etag + `"`, strings.ToUpper(c.etag)} {
-			if got := contentHash(etag, body, m); got != c.want {
-				t.Errorf("contentHash(%s) = %q, want %q", etag, got, c.want)
-			}
+		if isMD5(etag, sum) != want {
+			t.Errorf("isMD5(%s) = %v", etag, !want)
+		}
+	}
+}
+
+// A body and its trailer are read as one, in any way and from any position.
+func TestJoinedBody(t *testing.T) {
+	for _, c := range []struct{ body, trailer string }{{"", ""}, {"body", ""}, {"", "trailer"}, {"body", "trailer"}} {
+		all := c.body + c.trailer
+		w := &write{body: []byte(c.body), trailer: []byte(c.trailer)}
+		if err := iotest.TestReader(io.NewSectionReader(w, 0, int64(len(all))), []byte(all)); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -312,103 +318,6 @@ func TestHeaderCharacters(t *testing.T) {
 	}
 }
 
-// The versions of a raced object differ in their lengths, too, and a mixture is
-// not mistaken for one.
-func TestVersionBody(t *testing.T) {
-	lengths := map[int]bool{}
-	for n := range raceWrites {
-		body := versionBody(n + 100)
-		lengths[len(body)] = true
-		want := fmt.Sprint(n + 100)
-		for _, end := range [][]byte{body, body[len(body)-8:], body[len(body)-80:]} {
-			if got := bodyVersion(end, int64(len(body))); got != want {
-				t.Errorf("version %s is taken for %s", want, got)
-			}
-		}
-		for _, size := range []int{len(body) - 1, len(body) + 8} {
-			if got := bodyVersion(body, int64(size)); got != "a mixture" {
-				t.Errorf("of %d bytes, not %d: %s", size, len(body), got)
-			}
-		}
-		mixed := bytes.Clone(body)
-		mixed[0]++
-		if got := bodyVersion(mixed, int64(len(body))); got != "a mixture" {
-			t.Errorf("mixed: %s", got)
-		}
-	}
-	if len(lengths) != raceWrites {
-		t.Errorf("%d versions have %d lengths", raceWrites, len(lengths))
-	}
-	for body, want := range map[string]string{"": "none", "0000001": "none", "notanumb": "a mixture"} {
-		if got := bodyVersion([]byte(body), int64(len(body))); got != want {
-			t.Errorf("%q: %s, want %s", body, got, want)
-		}
-	}
-}
-
-// A body and its trailer are read as one, in any way and from any position.
-func TestJoinedBody(t *testing.T) {
-	for _, c := range []struct{ body, trailer string }{{"", ""}, {"body", ""}, {"", "trailer"}, {"body", "trailer"}} {
-		all := c.body + c.trailer
-		made := func() *joined { return &joined{body: []byte(c.body), trailer: []byte(c.trailer)} }
-		if err := iotest.TestReader(made(), []byte(all)); err != nil {
-			t.Error(err)
-		}
-		for from := range int64(len(all) + 2) {
-			rest := all[min(from, int64(len(all))):]
-			j := made()
-			if at, err := j.Seek(from, io.SeekStart); at != from || err != nil {
-				t.Fatalf("Seek = %d, %v", at, err)
-			}
-			var out strings.Builder
-			if n, err := j.WriteTo(&out); err != nil || n != int64(len(rest)) || out.String() != rest {
-				t.Errorf("from %d on %d bytes are written: %q, %v", from, n, out.String(), err)
-			}
-			_, _ = j.Seek(from-int64(len(all)), io.SeekEnd)
-			for _, size := range []int{1, 3, 100} {
-				_, _ = j.Seek(from, io.SeekStart)
-				var got []byte
-				for buf := make([]byte, size); ; {
-					n, err := j.Read(buf)
-					got = append(got, buf[:n]...)
-					if err == io.EOF {
-						break
-					}
-					if err != nil || n == 0 {
-						t.Fatalf("Read = %d, %v", n, err)
-					}
-				}
-				if string(got) != rest {
-					t.Errorf("from %d on by %d bytes: %q", from, size, got)
-				}
-			}
-		}
-		j := made()
-		if at, err := j.Seek(-1, io.SeekStart); at != 0 || err == nil {
-			t.Errorf("before the start: %d, %v", at, err)
-		}
-		if at, err := j.Seek(0, io.SeekEnd); at != int64(len(all)) || err != nil {
-			t.Errorf("to the end: %d, %v", at, err)
-		}
-		if at, err := j.Seek(-int64(len(all)), io.SeekCurrent); at != 0 || err != nil {
-			t.Errorf("back: %d, %v", at, err)
-		}
-	}
-	// Bytes written before a writer fails are counted.
-	broken := errors.New("broken pipe")
-	j := &joined{body: []byte("body"), trailer: []byte("trailer")}
-	if n, err := j.WriteTo(&failingWriter{err: broken}); n != 2 || !errors.Is(err, broken) {
-		t.Errorf("WriteTo = %d, %v", n, err)
-	}
-	if rest, _ := io.ReadAll(j); string(rest) != "dytrailer" {
-		t.Errorf("left is %q", rest)
-	}
-}
-
-type failingWriter struct{ err error }
-
-func (w *failingWriter) Write([]byte) (int, error) { return 2, w.err }
-
 // Wrong answers to a request for the end of an object, and for all of it.
 func TestAnswersToReads(t *testing.T) {
 	long := strings.Repeat("x", tailSize)
@@ -434,14 +343,6 @@ func TestAnswersToReads(t *testing.T) {
 	}
 	for _, n := range []int{0, 1, tailSize - 1, tailSize, tailSize + 1, 3*tailSize + 5} {
 		body := bytes.Repeat([]byte("0123456789"), n/10+1)[:n]
-		for name, r := range map[string]io.Reader{"at once": bytes.NewReader(body), "by halves": iotest.HalfReader(bytes.NewReader(body)),
-			"with its end": iotest.DataErrReader(bytes.NewReader(body))} {
-			h := head{}
-			out := &s3.GetObjectOutput{Body: io.NopCloser(r), ContentLength: aws.Int64(int64(n))}
-			if tail, err := lastBytes(out, &h); err != nil || !bytes.Equal(tail, body[max(0, n-tailSize):]) || h.size != int64(n) {
-				t.Errorf("the end of %d bytes %s: %d of %d, %v", n, name, len(tail), h.size, err)
-			}
-		}
 		for _, c := range []struct{ size, limit int64 }{{0, 1 << 20}, {int64(n), 1 << 20}, {int64(n) + 7, 1 << 20}, {-1, 1 << 20}} {
 			if got, err := readAll(iotest.OneByteReader(bytes.NewReader(body)), c.size, c.limit); err != nil || !bytes.Equal(got, body) {
 				t.Errorf("all of %d bytes: %d, %v", n, len(got), err)
@@ -453,9 +354,6 @@ func TestAnswersToReads(t *testing.T) {
 	}
 	if got, err := readAll(iotest.ErrReader(broken), 0, 4); got != nil || !errors.Is(err, broken) {
 		t.Errorf("a reader that breaks: %q, %v", got, err)
-	}
-	if _, err := lastBytes(&s3.GetObjectOutput{Body: io.NopCloser(iotest.ErrReader(broken))}, &head{}); !errors.Is(err, broken) {
-		t.Errorf("a body that breaks: %v", err)
 	}
 	for name, c := range map[string]struct {
 		out *s3.GetObjectOutput
@@ -499,10 +397,7 @@ func TestOptionLimits(t *testing.T) {
 		low, high int64
 	}{
 		"Options.MaxBody":        {func(o *Options, n int64) { o.MaxBody = n }, 1, 5<<30 - 4096},
-		"Options.PartSize":       {func(o *Options, n int64) { o.PartSize = n }, 5 << 20, 5 << 30},
-		"Options.Concurrency":    {func(o *Options, n int64) { o.Concurrency = int(n) }, 1, 1000},
 		"Options.GracePeriod":    {func(o *Options, n int64) { o.GracePeriod = time.Duration(n) }, 1, 1<<63 - 1},
-		"Options.ReportMaxAge":   {func(o *Options, n int64) { o.ReportMaxAge = time.Duration(n) }, 1, 1<<63 - 1},
 		"Options.RequestTimeout": {func(o *Options, n int64) { o.RequestTimeout = time.Duration(n) }, 1, 1<<63 - 1},
 	} {
 		for _, n := range []int64{-1, c.low - 1, c.low, c.high, c.high + 1} {
@@ -525,8 +420,8 @@ func TestOptionLimits(t *testing.T) {
 		}
 	}
 	got, err := Options{}.resolve()
-	if err != nil || got.Logger == nil || got.MaxBody != 64<<20 || got.PartSize != 8<<20 || got.Concurrency != 4 || got.GracePeriod != time.Hour ||
-		got.CacheSize != 1024 || got.ReportMaxAge != 30*24*time.Hour || got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
+	if err != nil || got.MaxBody != 64<<20 || got.GracePeriod != time.Hour ||
+		got.CacheSize != 1024 || got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
 		t.Errorf("the defaults are %+v, %v", got, err)
 	}
 	for prefix, want := range map[string]string{"a": "a/.fencepost/", "a/": "a/.fencepost/", strings.Repeat("p", 512): strings.Repeat("p", 512) + "/.fencepost/"} {

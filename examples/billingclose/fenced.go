@@ -102,7 +102,7 @@ func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total i
 
 // export replaces the object and its mark in one conditional PUT.
 func (f *fenced) export(ctx context.Context, claim guard.Claim, by string, amounts map[string]int64) error {
-	return f.exports.Put(ctx, claim, exportKey, s3fence.Bytes(exportOf(amounts)), &s3fence.Headers{
+	return f.exports.Put(ctx, claim, exportKey, exportOf(amounts), &s3fence.Headers{
 		ContentType: "text/csv", ContentEncoding: "gzip", Metadata: map[string]string{exportedBy: by},
 	})
 }

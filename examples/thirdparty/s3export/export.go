@@ -27,13 +27,21 @@ type objects interface {
 	Mark(context.Context, string) (guard.Mark, error)
 	Raise(context.Context, guard.Claim, string) error
 	Get(context.Context, string) (*s3fence.Object, error)
-	Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+	Put(context.Context, guard.Claim, string, []byte, *s3fence.Headers) error
+}
+
+// pointers are Pointers with bodies in memory.
+type pointers struct{ *s3fence.Pointers }
+
+func (p pointers) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *s3fence.Headers) error {
+	return p.Pointers.Put(ctx, claim, key, bytes.NewReader(body), h)
 }
 
 func (s story) open(b *s3fence.Bucket) (objects, error) {
 	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true} // the key is any that the user names
 	if s.mode == 0 {
-		return b.Pointers(opts)
+		p, err := b.Pointers(opts)
+		return pointers{p}, err
 	}
 	return b.Objects(s.mode, opts)
 }
@@ -71,7 +79,7 @@ func (s story) tell(ctx context.Context) error {
 		return err
 	}
 	// And here a continues.
-	err = exports.Put(ctx, a, s.key, s3fence.Bytes([]byte("ardent,999\n")), nil)
+	err = exports.Put(ctx, a, s.key, []byte("ardent,999\n"), nil)
 	switch {
 	case err == nil:
 		return errors.New("the stale writer was not refused")
@@ -98,7 +106,7 @@ func (s story) takeOverAndWrite(ctx context.Context, exports objects, who string
 		return err
 	}
 	s.line(who, claim.Token, fmt.Sprintf("raises the mark and reads %d rows", bytes.Count(content, []byte("\n"))))
-	err = exports.Put(ctx, claim, s.key, s3fence.Bytes(append(content, row...)), &s3fence.Headers{ContentType: "text/csv"})
+	err = exports.Put(ctx, claim, s.key, append(content, row...), &s3fence.Headers{ContentType: "text/csv"})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -66,10 +67,17 @@ func newS3(url string) *s3.Client {
 // object is an object of s3fence.
 type object struct {
 	objects interface {
-		Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+		Put(context.Context, guard.Claim, string, []byte, *s3fence.Headers) error
 		Get(context.Context, string) (*s3fence.Object, error)
 		Raise(context.Context, guard.Claim, string) error
 	}
+}
+
+// pointers are Pointers with bodies in memory.
+type pointers struct{ *s3fence.Pointers }
+
+func (p pointers) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *s3fence.Headers) error {
+	return p.Pointers.Put(ctx, claim, key, bytes.NewReader(body), h)
 }
 
 func newObject(w *worker) (surface, error) {
@@ -87,7 +95,7 @@ func newObject(w *worker) (surface, error) {
 	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true} // a resource is its own key
 	if w.Surface == "s3-pointer" {
 		objects, err := bucket.Pointers(opts)
-		return &object{objects}, err
+		return &object{pointers{objects}}, err
 	}
 	objects, err := bucket.Objects(s3fence.Sealed, opts)
 	return &object{objects}, err
@@ -118,7 +126,7 @@ func (s *object) read(ctx context.Context, resource string) (doc, error) {
 }
 
 func (s *object) write(ctx context.Context, claim guard.Claim, next doc) error {
-	return s.objects.Put(ctx, claim, claim.Resource, s3fence.Bytes(bodyOf(next)),
+	return s.objects.Put(ctx, claim, claim.Resource, bodyOf(next),
 		&s3fence.Headers{Metadata: metadataOf(next)})
 }
 
@@ -153,7 +161,7 @@ func (s *rawObject) read(ctx context.Context, resource string) (doc, error) {
 func (s *rawObject) write(ctx context.Context, claim guard.Claim, next doc) error {
 	in := &s3.PutObjectInput{Bucket: aws.String(bucketName), Key: &claim.Resource, Metadata: metadataOf(next)}
 	in.Metadata[metaClient] = claim.Token.String()
-	in.Body = s3fence.Bytes(bodyOf(next))
+	in.Body = bytes.NewReader(bodyOf(next))
 	if s.compares {
 		if s.token > int64(claim.Token) {
 			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim}

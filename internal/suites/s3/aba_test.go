@@ -124,7 +124,7 @@ func TestP1ABA(t *testing.T) {
 		handles[i] = openSealed(t, gatewayClient(g, p.URL))
 	}
 	f := abaFuzz(t, p, func(ctx context.Context, w int, c guard.Claim, body, attempt string) error {
-		return handles[w%len(handles)].Put(ctx, c, key, s3fence.Bytes([]byte(body)),
+		return handles[w%len(handles)].Put(ctx, c, key, []byte(body),
 			&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 	})
 	if f.late != 0 || f.wrong != 0 {

@@ -191,7 +191,7 @@ func TestBoxesInBetween(t *testing.T) {
 				}
 				for token := guard.Token(1); token < 6; token++ {
 					by := []handle{through, other}[token%2]
-					if err := by.Put(t.Context(), claim(token), name, strings.NewReader(token.String()), h); err != nil {
+					if err := by.Put(t.Context(), claim(token), name, []byte(token.String()), h); err != nil {
 						t.Fatal(err)
 					}
 					object, err := through.Get(t.Context(), name)

@@ -3,8 +3,8 @@
 package s3suite
 
 import (
+	"bytes"
 	"context"
-	"io"
 	"iter"
 	"testing"
 	"time"
@@ -39,14 +39,20 @@ var anyResource = &s3fence.ObjectsOptions{InsecureAnyResource: true}
 
 // handle is what Objects and Pointers have in common.
 type handle interface {
-	Put(context.Context, guard.Claim, string, io.Reader, *s3fence.Headers) error
+	Put(context.Context, guard.Claim, string, []byte, *s3fence.Headers) error
 	Get(context.Context, string) (*s3fence.Object, error)
 	Mark(context.Context, string) (guard.Mark, error)
 	Raise(context.Context, guard.Claim, string) error
-	Adopt(context.Context, guard.Claim, string) error
 	Delete(context.Context, guard.Claim, string) error
 	InsecureDelete(context.Context, string) error
 	List(context.Context, *s3fence.ListOptions) iter.Seq2[s3fence.Entry, error]
+}
+
+// pointerHandle is Pointers with bodies in memory.
+type pointerHandle struct{ *s3fence.Pointers }
+
+func (p pointerHandle) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *s3fence.Headers) error {
+	return p.Pointers.Put(ctx, claim, key, bytes.NewReader(body), h)
 }
 
 // pointers stands for Pointers in a list of modes.
@@ -62,7 +68,8 @@ func nameOf(m s3fence.Mode) string {
 // in returns the objects of a mode. In Plain the bodies must not repeat.
 func in(b *s3fence.Bucket, m s3fence.Mode) (handle, error) {
 	if m == pointers {
-		return b.Pointers(anyResource)
+		p, err := b.Pointers(anyResource)
+		return pointerHandle{p}, err
 	}
 	return b.Objects(m, &s3fence.ObjectsOptions{InsecureAnyResource: true, BodiesNeverRepeat: m == s3fence.Plain})
 }

@@ -108,7 +108,7 @@ func increment(ctx context.Context, o handle, cl guard.Claim, name string, raise
 		}
 	}
 	n++
-	return n, o.Put(ctx, cl, name, s3fence.Bytes(fmt.Appendf(nil, "%d %d", n, cl.Token)), nil)
+	return n, o.Put(ctx, cl, name, fmt.Appendf(nil, "%d %d", n, cl.Token), nil)
 }
 
 // count runs holders over a rough network, and with them a collector of what
@@ -159,7 +159,7 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 		go func() {
 			defer wg.Done()
 			for {
-				if _, err := collector.(*s3fence.Pointers).Collect(t.Context(), name); err != nil {
+				if _, err := collector.(pointerHandle).Collect(t.Context(), name); err != nil {
 					t.Errorf("collect: %v", err)
 				}
 				select {

@@ -114,7 +114,7 @@ func TestP1StoreKilled(t *testing.T) {
 					time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
 					body := fmt.Sprintf("attempt %d of writer %d under %d %s", n, w, token, strings.Repeat(".", 2<<10))
 					// Not ctx: a write in progress must end on its own.
-					err := o.Put(t.Context(), claim(token), name(i), s3fence.Bytes([]byte(body)), nil)
+					err := o.Put(t.Context(), claim(token), name(i), []byte(body), nil)
 					if c.note(body, token, err); err == nil {
 						acknowledged.Add(1)
 					}
@@ -177,7 +177,7 @@ func TestP1StoreKilledControl(t *testing.T) {
 	o := openSealed(t, client)
 	c := &crashed{verdicts: map[string]error{}, seen: map[string]guard.Token{}}
 	write := func(token guard.Token, body string) {
-		c.note(body, token, o.Put(t.Context(), claim(token), key, s3fence.Bytes([]byte(body)), nil))
+		c.note(body, token, o.Put(t.Context(), claim(token), key, []byte(body), nil))
 	}
 	write(5, "old")
 	old, metadata := storedAs(t, client)

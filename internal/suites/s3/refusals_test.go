@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/s3fence"
 )
 
 // What a store on a file system can never hold is refused at once, with the reason,
@@ -18,14 +17,14 @@ func TestNamesThatCannotBe(t *testing.T) {
 	p := newProxy(t, g)
 	o := openSealed(t, gatewayClient(g, p.URL))
 	for _, name := range []string{"dir/object", "file"} {
-		if err := o.Put(t.Context(), claim(5), name, s3fence.Bytes([]byte("x")), nil); err != nil {
+		if err := o.Put(t.Context(), claim(5), name, []byte("x"), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for what, name := range map[string]string{
 		"a folder": "dir", "below an object": "file/object", "a segment of 256 bytes": "long/" + strings.Repeat("n", 256), "a segment of 300 bytes": strings.Repeat("n", 300),
 	} {
-		err := o.Put(t.Context(), claim(5), name, s3fence.Bytes([]byte("x")), nil)
+		err := o.Put(t.Context(), claim(5), name, []byte("x"), nil)
 		t.Logf("%s: %v", what, err)
 		if !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrOutcomeUnknown) {
 			t.Errorf("%s: %v, want unavailable", what, err)

@@ -144,7 +144,7 @@ func TestP5RetryingClient(t *testing.T) {
 						// Each write has its own body, so that the object shows
 						// who wrote it.
 						body := fmt.Sprintf("%s %d %d", mode, w, i)
-						err := o.Put(t.Context(), claim(guard.Token(i+1)), name, s3fence.Bytes([]byte(body)), nil)
+						err := o.Put(t.Context(), claim(guard.Token(i+1)), name, []byte(body), nil)
 						object, readErr := reader.Get(t.Context(), name)
 						got := ""
 						switch {

@@ -205,7 +205,7 @@ func raceAll(t *testing.T, client func(http.RoundTripper) *s3.Client, prefix str
 			if mode == s3fence.Plain {
 				body = fmt.Sprint(n)
 			}
-			return o.Put(ctx, cl, name, s3fence.Bytes([]byte(body)), nil)
+			return o.Put(ctx, cl, name, []byte(body), nil)
 		})
 		bad := r.violations(name, true)
 		for i, v := range bad {
@@ -366,7 +366,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 					t.Fatal(err)
 				}
 				name := nameOf(mode) + "/" + key
-				if err := o.Put(t.Context(), claim(11), name, s3fence.Bytes([]byte("short")), nil); err != nil {
+				if err := o.Put(t.Context(), claim(11), name, []byte("short"), nil); err != nil {
 					t.Logf("%s: %v", mode, err)
 					continue
 				}
@@ -381,7 +381,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 				if m, err := late.Mark(t.Context(), name); err == nil && m.Token != 11 {
 					t.Errorf("%s: the mark is %+v", mode, m)
 				}
-				if err := late.Put(t.Context(), claim(10), name, s3fence.Bytes([]byte("late")), nil); err == nil {
+				if err := late.Put(t.Context(), claim(10), name, []byte("late"), nil); err == nil {
 					t.Errorf("%s: token 10 was accepted after 11", mode)
 				}
 			}
@@ -393,7 +393,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return o.Put(ctx, cl, "crowd", s3fence.Bytes([]byte(repeated[n%2])), nil)
+				return o.Put(ctx, cl, "crowd", []byte(repeated[n%2]), nil)
 			})
 			for _, p := range r.puts {
 				if strings.HasSuffix(p.path, "/crowd") && (p.conditions != 1 || p.ifMatch == "" && p.ifNoneMatch == "") {
