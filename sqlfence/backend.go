@@ -16,6 +16,10 @@ type backend[Tx any] interface {
 	// errors are known to have sent nothing.
 	conn(ctx context.Context) (conn[Tx], error)
 	in(tx Tx) querier
+	// single reports that there is one connection at most.
+	single() bool
+	// exhausted reports that all connections are in use.
+	exhausted() bool
 	// same reports whether two handles, if both are open, belong to one
 	// transaction.
 	same(a, b Tx) bool
@@ -106,11 +110,19 @@ func row(ctx context.Context, q querier, sql string, args []any, dest ...any) (f
 // in database/sql itself.
 const maxBadConns = 3
 
+// conn refuses to wait for a connection that only the caller can give back.
+func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
+	if d.callback(ctx) != nil && d.backend.single() {
+		return nil, errOnly
+	}
+	return d.backend.conn(ctx)
+}
+
 // with runs f, which commits nothing, on a connection, and on another one if the
 // first was dead. The caller releases what f leaves open.
 func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
 	for try := 1; ; try++ {
-		c, err := d.backend.conn(ctx)
+		c, err := d.conn(ctx)
 		if err != nil {
 			return nil, err
 		}

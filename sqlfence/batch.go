@@ -86,7 +86,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Expr) ([
 
 // batchOnce takes a round trip for each write where the driver has no pipeline.
 func (d *DB[Tx]) batchOnce(ctx context.Context, first statement, writes []Expr) (rows []int64, committing bool, err error) {
-	c, err := d.backend.conn(ctx)
+	c, err := d.conn(ctx)
 	if err != nil {
 		return nil, false, err
 	}

@@ -64,7 +64,7 @@ func (d *DB[Tx]) inspect(ctx context.Context, op string, read func(q querier) er
 
 // exec and query are never repeated: what they run commits by itself.
 func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error) {
-	c, err := d.backend.conn(ctx)
+	c, err := d.conn(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -73,7 +73,7 @@ func (d *DB[Tx]) exec(ctx context.Context, sql string, args []any) (int64, error
 }
 
 func (d *DB[Tx]) query(ctx context.Context, sql string, args []any, each eachRow) error {
-	c, err := d.backend.conn(ctx)
+	c, err := d.conn(ctx)
 	if err != nil {
 		return err
 	}

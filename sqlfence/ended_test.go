@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
 	"strings"
 	"testing"
 
@@ -117,6 +118,52 @@ func TestInTxEndedInSQL(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestInTxWritesAfterItsCommit (P1): once a callback has ended the transaction in
+// SQL, its pgx.Tx sends nothing more, in whatever way: each would commit by itself,
+// although a newer holder has taken over. The control is the connection below it.
+func TestInTxWritesAfterItsCommit(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.createWritten()
+	db := e.db.(pgxFence)
+	const insert = "INSERT INTO written VALUES (5)"
+	err := db.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, tx pgx.Tx) error {
+		savepoint, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "COMMIT"); err != nil {
+			return err
+		}
+		if err := db.Raise(context.WithoutCancel(t.Context()), claimOf("r", 6)); err != nil {
+			t.Error(err)
+		}
+		for what, write := range map[string]func() error{
+			"Exec":      func() error { _, err := tx.Exec(ctx, insert); return err },
+			"Query":     func() error { rows, err := tx.Query(ctx, insert+" RETURNING token"); rows.Close(); return err },
+			"QueryRow":  func() error { var n int; return tx.QueryRow(ctx, insert+" RETURNING token").Scan(&n) },
+			"SendBatch": func() error { b := &pgx.Batch{}; b.Queue(insert); return tx.SendBatch(ctx, b).Close() },
+			"CopyFrom": func() error {
+				_, err := tx.CopyFrom(ctx, pgx.Identifier{"written"}, []string{"token"}, pgx.CopyFromRows([][]any{{5}}))
+				return err
+			},
+			"Begin":     func() error { _, err := tx.Begin(ctx); return err },
+			"savepoint": func() error { _, err := savepoint.Exec(ctx, insert); return err },
+		} {
+			if err := write(); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s: %v, want ErrTxClosed", what, err)
+			}
+		}
+		if n := e.written(); n != 0 {
+			t.Errorf("%d rows were written without a fence", n)
+		}
+		_, err = tx.Conn().Exec(ctx, insert)
+		return err
+	})
+	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || e.written() != 1 {
+		t.Errorf("got %v, want ErrOutcomeUnknown; the control wrote %d rows", err, e.written())
+	}
 }
 
 // TestEnterAfterRollback (P1): Enter in a callback of InTx returns nil only for

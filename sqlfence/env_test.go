@@ -15,8 +15,7 @@ import (
 // long: a loaded machine is not a failure.
 const patience = time.Minute
 
-// patient allows for a loaded machine, and lets a raise keep its place in the
-// queue. Tests of the timeouts set their own.
+// patient allows for a loaded machine. Tests of the timeouts set their own.
 var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
 
 // exec runs SQL as the administrator.

@@ -21,6 +21,9 @@ import (
 // errBusy refuses a connection in the middle of a transaction.
 var errBusy = guard.Invalid("connection", "", "has a transaction open; it must be idle")
 
+// errOnly refuses to wait for ever.
+var errOnly = guard.Invalid("connection", "", "is the pool's only one, and the enclosing InTx has it; call this before InTx, or give the pool more")
+
 // errEncoding refuses a session whose client_encoding is another: the driver sends
 // UTF-8, and the server would take a resource's bytes for other characters, and so
 // compare with the mark of another resource.
@@ -59,7 +62,7 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 		sent = pgerr.Commit
 	}
 	switch reason := pgerr.Reason(err, sent); {
-	case err == nil || err == errBusy || errors.Is(err, errEncoding):
+	case err == nil || err == errBusy || err == errOnly || errors.Is(err, errEncoding):
 		return err
 	case errors.Is(err, errAborted):
 		return fmt.Errorf("sqlfence: %s: %w", op, err)

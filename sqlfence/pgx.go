@@ -48,6 +48,13 @@ func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
 // only give a warning.
 func busy(c *pgx.Conn) bool { return !c.IsClosed() && c.PgConn().TxStatus() != 'I' }
 
+func (b pgxBackend) single() bool { return b.pool.Stat().MaxConns() == 1 }
+
+func (b pgxBackend) exhausted() bool {
+	s := b.pool.Stat()
+	return s.AcquiredConns() >= s.MaxConns()
+}
+
 func (b pgxBackend) in(tx pgx.Tx) querier { return pgxQuerier{tx, tx.Conn()} }
 
 // same compares the connections, because a pgx savepoint has its own handle.
@@ -213,8 +220,40 @@ type pgxHandle struct {
 	objects    bool // LargeObjects was called
 }
 
+// open returns what to send a statement to: nothing once the callback has ended the
+// transaction in SQL, since the statement would commit by itself, without a fence.
+func (t *pgxHandle) open() pgx.Tx {
+	if c := t.Tx.Conn(); c != nil && !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+		return closedTx()
+	}
+	return t.Tx
+}
+
+// closedTx answers everything with pgx.ErrTxClosed.
+func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx() }
+
+func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.open().Exec(ctx, sql, args...)
+}
+
+func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.open().Query(ctx, sql, args...)
+}
+
+func (t *pgxHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.open().QueryRow(ctx, sql, args...)
+}
+
+func (t *pgxHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return t.open().SendBatch(ctx, b)
+}
+
+func (t *pgxHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return t.open().CopyFrom(ctx, table, columns, rows)
+}
+
 func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := t.Tx.Begin(ctx)
+	tx, err := t.open().Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +277,7 @@ func (t *pgxHandle) end() {
 		cancel()
 		t.Tx.Commit(over)
 	}
-	t.Tx = pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx()
+	t.Tx = closedTx()
 	for _, savepoint := range t.savepoints {
 		savepoint.end()
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,11 +15,14 @@ import (
 const (
 	raiseSQL = "SELECT fencepost.raise($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int)"
 	// A statement of its own: it does not stop a timer that is already running.
-	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true)"
+	// transaction_timeout is PostgreSQL 17's, and this does stop its timer.
+	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true), CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL" +
+		" THEN pg_catalog.set_config('transaction_timeout', '0', true) END"
 	// holdersSQL lists what keeps a claim from being raised: a session and its
 	// transaction, its role, and how long it has been waiting for its client; -1
-	// if it is working. The server shows little of other roles' sessions.
-	holdersSQL = `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
+	// if it is working; and prepared transactions. The server shows little of other
+	// roles' sessions.
+	holdersSQL = `SELECT a.pid, '', coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
 		coalesce(` + heldBy + `, ''),
 		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.xact_start) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
 		CASE WHEN pg_catalog.starts_with(a.state, 'idle in transaction')
@@ -28,7 +30,9 @@ const (
 			WHEN a.wait_event_type OPERATOR(pg_catalog.=) 'Client' THEN 0 ELSE -1 END::bigint,
 		` + sameRole + `, h.entered
 	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
-	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid ORDER BY a.xact_start`
+	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
+	UNION ALL SELECT 0, p.gid, '', '', '', coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) p.prepared) OPERATOR(pg_catalog.*) 1000, -1)::bigint, -1, false, true
+	FROM fencepost.prepared_holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS p(gid, prepared) ORDER BY 6 DESC`
 	// terminateSQL ends those sessions that are still in the transactions seen
 	// before, with the caller's own rights.
 	terminateSQL = `SELECT pg_catalog.count(*) FROM (
@@ -42,14 +46,18 @@ const (
 	sameRole = `a.usesysid OPERATOR(pg_catalog.=) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) session_user)`
 )
 
-// The times at which a waiting raise looks for the sessions it waits for: it
-// logs them at the first look, and at the second ends those that have been idle
-// for too long. After that the pauses grow, because at each look it gives up
-// its place in the lock's queue, and younger transactions of the old holder
-// pass it.
+// The times of a raise that waits.
 const (
-	firstLook = 500 * time.Millisecond
-	soonest   = 100 * time.Millisecond
+	// firstWait is how long it waits before it looks for the sessions in its way:
+	// most of what it meets is over by then.
+	firstWait = 20 * time.Millisecond
+	// lookEvery and soonest are the longest and the shortest pause between looks.
+	lookEvery = 500 * time.Millisecond
+	soonest   = 10 * time.Millisecond
+	// reportAfter is when what it waits for is logged.
+	reportAfter = 500 * time.Millisecond
+	// spareWait is how long a look waits for a connection that others have.
+	spareWait = 250 * time.Millisecond
 )
 
 // Raise makes the claim the resource's mark, unless it is already, and waits
@@ -83,35 +91,13 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the enclosing InTx, which the raise would wait for")
 	}
-	start, wait, unhurried := time.Now(), min(firstLook, d.opts.RaiseTimeout), false
-	looks := raiseLooks[Tx]{db: d, claim: claim, start: start, idle: map[string]time.Time{}}
-	for pause := 2 * firstLook; ; pause *= 2 {
-		err := d.raiseOnce(ctx, claim, wait, work, unhurried)
-		left := d.opts.RaiseTimeout - time.Since(start) // before the look, which is short
-		if pgerr.State(err) == pgerr.Canceled && !unhurried && left >= time.Millisecond {
-			unhurried, wait = true, min(wait, left)
-			continue
-		}
-		if pgerr.State(err) != pgerr.LockTimeout {
-			return looks.explain(err)
-		}
-		due, lookErr := looks.look(ctx, left < time.Millisecond)
-		if errors.As(lookErr, new(*guard.RejectedError)) {
-			return lookErr
-		}
-		if left < time.Millisecond {
-			return looks.explain(err)
-		}
-		if lookErr != nil { // the role may not look, so all it can do is wait
-			if err := d.raiseOnce(ctx, claim, left, work, unhurried); err != nil {
-				return errors.Join(err, lookErr)
-			}
-			return nil
-		}
-		if wait = left; d.opts.TerminateAfter > 0 { // else there is no need to look again
-			wait = min(max(min(pause, due), soonest), left)
+	w := &waitingRaise[Tx]{db: d, claim: claim, work: work, start: time.Now()}
+	if !d.backend.single() {
+		if gaveUp, err := w.beside(ctx); !gaveUp {
+			return err
 		}
 	}
+	return w.alone(ctx)
 }
 
 // belowOwn reports whether the given claim supersedes one of a transaction's
@@ -125,30 +111,137 @@ func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
 	return false
 }
 
-// raiseOnce waits for the lock once. A session's statement_timeout may be
-// shorter than the wait; unhurried removes it for this transaction, which has
-// lock_timeout instead; the first try need not pay for that.
-func (d *DB[Tx]) raiseOnce(ctx context.Context, claim guard.Claim, wait time.Duration, work, unhurried bool) error {
+// waitingRaise is a raise that may have to wait for transactions of older holders.
+type waitingRaise[Tx any] struct {
+	db    *DB[Tx]
+	claim guard.Claim
+	work  bool
+	start time.Time
+	told  bool // the log has what it waits for
+
+	mu   sync.Mutex
+	seen []session // at the last look
+}
+
+// beside waits for the lock, and meanwhile looks for the sessions in its way on
+// another connection, so that it keeps its place in the lock's queue: younger
+// transactions of the old holder do not pass it. gaveUp reports that the raise was
+// given up because there was no connection for a look.
+func (w *waitingRaise[Tx]) beside(ctx context.Context) (gaveUp bool, err error) {
+	raising, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	looked := make(chan bool, 1)
+	looks := time.AfterFunc(w.firstWait(ctx), func() {
+		defer stop()
+		spare := w.lookOn(ctx, looking)
+		if !spare {
+			giveUp()
+		}
+		looked <- spare
+	})
+	err = w.once(raising, w.left(), false)
+	if pgerr.State(err) == pgerr.Canceled && raising.Err() == nil && w.left() >= time.Millisecond {
+		err = w.once(raising, w.left(), true)
+	}
+	switch {
+	case looks.Stop(): // nobody was in its way for long
+		stop()
+	case err != nil && ctx.Err() != nil:
+		// The look that is going on may end a session for the next raise: the
+		// contexts of raises may be shorter than it takes.
+	default:
+		stop()
+		if spare := <-looked; !spare && raising.Err() != nil && err != nil {
+			return true, err
+		}
+	}
+	if pgerr.State(err) == pgerr.LockTimeout {
+		w.look(ctx, spareWait, true) // for the error
+	}
+	return false, w.explain(err)
+}
+
+// lookOn looks until looking or, between two looks, ctx ends. spare reports that
+// there was a connection for it.
+func (w *waitingRaise[Tx]) lookOn(ctx, looking context.Context) (spare bool) {
+	for {
+		look, cancel := context.WithTimeout(looking, rollbackTimeout)
+		spare := time.Duration(0) // a new connection may take long
+		if w.db.backend.exhausted() {
+			spare = spareWait
+		}
+		next, err := w.look(look, spare, false)
+		cancel()
+		if errors.Is(err, errNoSpare) {
+			return false
+		}
+		pause := time.NewTimer(next)
+		select {
+		case <-pause.C:
+		case <-looking.Done():
+			pause.Stop()
+			return true
+		case <-ctx.Done():
+			pause.Stop()
+			return true
+		}
+	}
+}
+
+// alone is beside where there is one connection: the raise gives up its place for
+// each look, and so looks less and less often.
+func (w *waitingRaise[Tx]) alone(ctx context.Context) error {
+	wait, unhurried := w.firstWait(ctx), false
+	for pause := lookEvery; ; pause *= 2 {
+		err := w.once(ctx, max(min(wait, w.left()), time.Millisecond), unhurried)
+		if state := pgerr.State(err); state != pgerr.LockTimeout && (state != pgerr.Canceled || unhurried) {
+			return w.explain(err)
+		}
+		over := w.left() < time.Millisecond
+		next, lookErr := w.look(ctx, 0, over)
+		switch {
+		case errors.As(lookErr, new(*guard.RejectedError)):
+			return lookErr
+		case over:
+			return w.explain(err)
+		case lookErr != nil: // the role may not look, so all it can do is wait
+			return errors.Join(w.once(ctx, w.left(), true), lookErr)
+		}
+		if unhurried, wait = true, max(next, pause); w.db.opts.TerminateAfter == 0 { // else no look will help
+			wait = w.left()
+		}
+	}
+}
+
+// firstWait is how long the raise waits before the first look: it leaves time for
+// one within ctx.
+func (w *waitingRaise[Tx]) firstWait(ctx context.Context) time.Duration {
+	wait := min(firstWait, w.db.opts.RaiseTimeout)
+	if end, bounded := ctx.Deadline(); bounded {
+		wait = max(min(wait, time.Until(end)/4), time.Millisecond)
+	}
+	return wait
+}
+
+// once waits for the lock once. A session's statement_timeout may be shorter than
+// the wait; unhurried removes it for this transaction, which has lock_timeout
+// instead. The first try need not pay for that.
+func (w *waitingRaise[Tx]) once(ctx context.Context, wait time.Duration, unhurried bool) error {
 	statements := make([]statement, 0, 2)
 	if unhurried {
 		statements = append(statements, statement{sql: unhurriedSQL})
 	}
-	statements = append(statements, statement{sql: raiseSQL, args: []any{claim.Resource, int64(claim.Token), claim.LeaseID, int32(wait.Milliseconds())}})
-	return d.once(ctx, "raise", claim, work, statements...)
+	statements = append(statements, statement{sql: raiseSQL, args: []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID, int32(wait.Milliseconds())}})
+	return w.db.once(ctx, "raise", w.claim, w.work, statements...)
 }
 
-// raiseLooks is what a waiting raise has seen of the sessions it waits for.
-type raiseLooks[Tx any] struct {
-	db    *DB[Tx]
-	claim guard.Claim
-	start time.Time
-	idle  map[string]time.Time // when each transaction began to wait for its client, by its key
-	seen  []session
-}
+func (w *waitingRaise[Tx]) left() time.Duration { return w.db.opts.RaiseTimeout - time.Since(w.start) }
 
 // session is a session that keeps a mark from being raised.
 type session struct {
 	pid                int
+	prepared           string // the name of a prepared transaction, which has no session
 	application, state string
 	key                string // of its transaction; empty if it cannot be seen
 	open, idle         int64  // milliseconds
@@ -157,6 +250,9 @@ type session struct {
 }
 
 func (h session) String() string {
+	if h.prepared != "" {
+		return fmt.Sprintf("the prepared transaction %q, for %v, which COMMIT PREPARED or ROLLBACK PREPARED ends", h.prepared, time.Duration(h.open)*time.Millisecond)
+	}
 	s := fmt.Sprintf("pid %d, application %q, %s", h.pid, h.application, h.state)
 	if h.open >= 0 {
 		s += fmt.Sprintf(", its transaction open for %v", time.Duration(h.open)*time.Millisecond)
@@ -167,112 +263,152 @@ func (h session) String() string {
 	return s
 }
 
+// errNoSpare says that a look got no connection.
+var errNoSpare = errors.New("no connection to look for the holders of a mark")
+
 // look reports the sessions in the way, ends those that have been there for too
-// long, and returns the time until the next look. The last look ends none: the
-// raise has given up.
-func (r *raiseLooks[Tx]) look(ctx context.Context, last bool) (due time.Duration, err error) {
-	d, first, args := r.db, r.seen == nil, []any{r.claim.Resource, int64(r.claim.Token), r.claim.LeaseID}
-	r.seen = []session{}
-	err = d.readOnce(ctx, "look for the holders of a mark", r.claim, func(q querier) error {
-		return q.query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
-			var h session
-			err := scan(&h.pid, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own, &h.entered)
-			r.seen = append(r.seen, h)
-			return err
-		})
-	})
+// long, and returns the time until the next look. It waits for a connection as long
+// as ctx or, unless that is 0, spare says. The last look ends none: the raise has
+// given up.
+func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last bool) (next time.Duration, err error) {
+	acquiring := ctx
+	if spare > 0 {
+		bounded, cancel := context.WithTimeout(ctx, spare)
+		defer cancel()
+		acquiring = bounded
+	}
+	// The session's statement_timeout does not count: a raise that cannot look ends
+	// nobody, and waits in vain.
+	c, err := w.db.with(acquiring, func(c conn[Tx]) error { return c.begin(ctx, readCommitted, statement{sql: unhurriedSQL}) })
 	if err != nil {
-		return 0, err
+		if acquiring.Err() != nil && ctx.Err() == nil {
+			err = errNoSpare
+		}
+		return lookEvery, schemaFailure("look for the holders of a mark", w.claim, err)
 	}
-	if first && len(r.seen) > 0 {
-		waited := time.Since(r.start)
-		d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", r.claim.Resource),
-			slog.String("token", r.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(r.seen)))
-		d.observe(ctx, guard.Event{Op: guard.OpContend, Claim: r.claim, Duration: waited, Err: waitsFor(r.seen)})
+	defer c.release()
+	q, args := w.db.backend.in(c.tx()), []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID}
+	var seen []session
+	if err := q.query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
+		var h session
+		err := scan(&h.pid, &h.prepared, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own, &h.entered)
+		seen = append(seen, h)
+		return err
+	}); err != nil {
+		return lookEvery, schemaFailure("look for the holders of a mark", w.claim, err)
 	}
-	due = d.opts.RaiseTimeout
-	if d.opts.TerminateAfter == 0 || last {
-		return due, nil
+	w.mu.Lock()
+	w.seen = seen
+	w.mu.Unlock()
+	next, late := w.late(seen)
+	if len(seen) > 0 && (len(late) > 0 || time.Since(w.start) >= reportAfter) {
+		w.report(ctx, seen)
 	}
-	var late []string
-	for _, h := range r.seen {
+	if last || len(late) == 0 {
+		return next, nil
+	}
+	// Within a transaction the server goes on showing the sessions as they were.
+	if _, err := q.exec(ctx, "SELECT pg_catalog.pg_stat_clear_snapshot()", nil); err != nil {
+		return next, schemaFailure("end sessions of older holders", w.claim, err)
+	}
+	for _, h := range late {
+		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", w.claim.Resource),
+			slog.String("token", w.claim.Token.String()), slog.Duration("waited", time.Since(w.start)), slog.String("holder", h.String()))
+		var n int64
+		if _, err := row(ctx, q, terminateSQL, append(args, h.key), &n); err != nil {
+			return next, schemaFailure("end sessions of older holders", w.claim, err)
+		}
+	}
+	return soonest, nil
+}
+
+// report logs what a raise waits for, once.
+func (w *waitingRaise[Tx]) report(ctx context.Context, seen []session) {
+	if w.told {
+		return
+	}
+	w.told = true
+	waited := time.Since(w.start)
+	w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", w.claim.Resource),
+		slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(seen)))
+	w.db.observe(ctx, guard.Event{Op: guard.OpContend, Claim: w.claim, Duration: waited, Err: waitsFor(seen)})
+}
+
+// late returns the sessions that have been in the way for too long, and the time
+// until the next look.
+func (w *waitingRaise[Tx]) late(seen []session) (next time.Duration, late []session) {
+	next, after := lookEvery, w.db.opts.TerminateAfter
+	if after == 0 {
+		return next, nil
+	}
+	for _, h := range seen {
 		if h.key == "" || !h.own || !h.entered {
 			continue
 		}
-		left := d.opts.TerminateAfter - time.Since(d.holders.since(h.key))
+		working, idle := w.db.holders.see(h.key, time.Duration(h.idle)*time.Millisecond)
+		left := after - working
 		if h.idle >= 0 {
-			since, was := r.idle[h.key]
-			if from := time.Now().Add(-time.Duration(h.idle) * time.Millisecond); !was || from.Before(since) {
-				since = from
-			}
-			r.idle[h.key] = since
-			left = min(left, d.opts.TerminateAfter/idleShare-time.Since(since))
-		} else {
-			delete(r.idle, h.key)
+			left = min(left, after/idleShare-idle)
 		}
 		if left <= 0 {
-			late = append(late, h.key)
-			d.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", r.claim.Resource),
-				slog.String("token", r.claim.Token.String()), slog.Duration("waited", time.Since(r.start)), slog.String("holder", h.String()))
+			late = append(late, h)
 		} else {
-			due = min(due, left)
+			next = min(next, max(left, soonest))
 		}
 	}
-	if len(late) == 0 {
-		return due, nil
-	}
-	return due, d.readOnce(ctx, "end sessions of older holders", r.claim, func(q querier) error {
-		var n int64
-		_, err := row(ctx, q, terminateSQL, append(args, strings.Join(late, " ")), &n)
-		return err
-	})
+	return next, late
 }
 
 // explain adds to the error of a raise the sessions that it waited for.
-func (r *raiseLooks[Tx]) explain(err error) error {
-	if len(r.seen) == 0 || err == nil || errors.As(err, new(*guard.RejectedError)) {
+func (w *waitingRaise[Tx]) explain(err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.seen) == 0 || err == nil || errors.As(err, new(*guard.RejectedError)) {
 		return err
 	}
-	return fmt.Errorf("%w; %w", err, waitsFor(r.seen))
+	return fmt.Errorf("%w; %w", err, waitsFor(w.seen))
 }
 
 type waitsFor []session
 
 func (w waitsFor) Error() string { return "it waits for " + fmt.Sprint([]session(w)) }
 
-// holderTimes remembers when transactions were first seen in the way of raises,
-// because the server does not say when they entered, and the contexts of raises
-// may be shorter than TerminateAfter.
+// holderTimes remembers since when transactions have been in the way of raises, and
+// since when each has waited for its client, because the server does not always
+// say, and because the contexts of raises may be short.
 type holderTimes struct {
 	mu    sync.Mutex
-	first map[string]time.Time
+	known map[string]holderTime // by the key of a transaction
 }
+
+type holderTime struct{ first, idle time.Time }
 
 // maxHolders bounds what is remembered; forgetting only gives more time.
 const maxHolders = 1024
 
-func (t *holderTimes) since(key string) time.Time {
+// see returns for how long a transaction has been in the way, and for how long it
+// has been idle: at least as long as the server says now, which is negative for
+// one that is working.
+func (t *holderTimes) see(key string, saysIdle time.Duration) (working, idle time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	first, known := t.first[key]
+	now := time.Now()
+	h, known := t.known[key]
 	if !known {
-		if t.first == nil || len(t.first) >= maxHolders {
-			t.first = map[string]time.Time{}
+		if t.known == nil || len(t.known) >= maxHolders {
+			t.known = map[string]holderTime{}
 		}
-		first = time.Now()
-		t.first[key] = first
+		h.first = now
 	}
-	return first
-}
-
-// readOnce runs statements of the schema in a READ COMMITTED transaction that
-// has nothing to commit. The session's statement_timeout does not count: a raise
-// that cannot look ends nobody, and waits in vain.
-func (d *DB[Tx]) readOnce(ctx context.Context, op string, claim guard.Claim, read func(q querier) error) error {
-	c, err := d.begin(ctx, readCommitted, statement{sql: unhurriedSQL})
-	if err == nil {
-		err = read(d.backend.in(c.tx()))
-		c.release()
+	switch since := now.Add(-saysIdle); {
+	case saysIdle < 0:
+		h.idle = time.Time{}
+	case h.idle.IsZero() || since.Before(h.idle):
+		h.idle = since
 	}
-	return schemaFailure(op, claim, err)
+	t.known[key] = h
+	if h.idle.IsZero() {
+		return now.Sub(h.first), 0
+	}
+	return now.Sub(h.first), now.Sub(h.idle)
 }

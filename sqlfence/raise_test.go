@@ -36,9 +36,7 @@ func (e *env) holding(claim guard.Claim) (end func() error) {
 	return end
 }
 
-// raise is the statement of a raise, which keeps its place in the lock's queue
-// for as long as it waits: Raise leaves the queue at times, to look for the
-// sessions that it waits for, and then another may be in front of it.
+// raise is the statement of a raise alone.
 func (e *env) raise(claim guard.Claim) error {
 	return e.db.unfenced(context.Background(), raiseSQL, claim.Resource, int64(claim.Token), claim.LeaseID, patience.Milliseconds())
 }

@@ -53,6 +53,13 @@ func (b stdBackend) conn(ctx context.Context) (conn[*sql.Tx], error) {
 	return c, nil
 }
 
+func (b stdBackend) single() bool { return b.db.Stats().MaxOpenConnections == 1 }
+
+func (b stdBackend) exhausted() bool {
+	s := b.db.Stats()
+	return s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections
+}
+
 func (b stdBackend) in(tx *sql.Tx) querier { return stdQuerier{tx} }
 
 func (b stdBackend) same(x, y *sql.Tx) bool { return x == y }

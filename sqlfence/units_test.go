@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -135,20 +136,31 @@ func TestInlined(t *testing.T) {
 	}
 }
 
-// TestHolderTimesAreBounded: the first sight of a transaction is kept, and the
-// number of those that are kept is bounded.
-func TestHolderTimesAreBounded(t *testing.T) {
+// TestHolderTimes: the first sight of a transaction is kept from one raise to the
+// next, and so is since when it has been idle, which ends when it works; the number
+// of those that are kept is bounded.
+func TestHolderTimes(t *testing.T) {
 	var times holderTimes
-	first := times.since("0")
+	times.see("0", -1)
+	times.known["0"] = holderTime{first: time.Now().Add(-time.Hour), idle: time.Now().Add(-time.Minute)}
+	if working, idle := times.see("0", 0); working < time.Hour || idle < time.Minute || idle > time.Hour {
+		t.Errorf("working for %v, idle for %v", working, idle)
+	}
+	if _, idle := times.see("0", 30*time.Minute); idle < 30*time.Minute {
+		t.Errorf("idle for %v, which is less than the server says", idle)
+	}
+	if working, idle := times.see("0", -1); working < time.Hour || idle != 0 {
+		t.Errorf("working again: for %v, idle for %v", working, idle)
+	}
 	for i := range maxHolders {
-		times.since(fmt.Sprint(i))
+		times.see(fmt.Sprint(i), -1)
 	}
-	if again := times.since("0"); again != first || len(times.first) != maxHolders {
-		t.Errorf("first seen %v, then %v, of %d", first, again, len(times.first))
+	if working, _ := times.see("0", -1); working < time.Hour || len(times.known) != maxHolders {
+		t.Errorf("working for %v, of %d", working, len(times.known))
 	}
-	last := times.since("one more")
-	if len(times.first) != 1 || times.since("one more") != last || times.since("0") == first {
-		t.Errorf("%d are kept beyond the bound", len(times.first))
+	times.see("one more", -1)
+	if working, _ := times.see("0", -1); working > time.Minute || len(times.known) != 2 {
+		t.Errorf("%d are kept beyond the bound", len(times.known))
 	}
 }
 
