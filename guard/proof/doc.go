@@ -55,10 +55,19 @@
 //	{"alg":"EdDSA","kid":"<key ID>","typ":"fence+jwt"}
 //	{"iss":"<issuer>","aud":"<audience>","res":"<resource>","fen":"<token>","lid":"<lease ID>","exp":<seconds since 1970>}
 //
-// Each member occurs exactly once and no other is allowed. fen is a decimal
-// string as [guard.ParseToken] reads it, lid may be "", aud is one string. The
-// parts are base64url without padding, in the one canonical spelling. A proof
-// has at most [MaxLen] bytes.
+// This is the only spelling: the members in this order, without spaces, without an
+// escape that JSON does not require (but "\u2028" and "\u2029"); fen is a decimal
+// string as [guard.ParseToken] reads it, lid may be "". The parts are base64url
+// without padding, in the one canonical spelling. A proof has at most [MaxLen]
+// bytes.
+//
+// # No JOSE library
+//
+// Package guard and what is below it have no dependencies. A library is also wider
+// than this profile: go-jose accepts other members in the header and a payload of
+// any spelling, and allocates for each proof, also for one that it has seen. The
+// signatures are those of crypto/ed25519. The suite internal/suites/http compares both:
+// whatever passes here passes go-jose and says the same there.
 //
 // # Rotation
 //

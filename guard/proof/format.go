@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
-	"io"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -38,168 +35,80 @@ func isAlgorithm(name string) bool { return name == algorithm || name == "Ed2551
 var encoding = base64.RawURLEncoding.Strict()
 
 // decode accepts only the canonical spelling: Go's decoder skips line breaks.
-func decode(s string) ([]byte, error) {
-	if strings.ContainsAny(s, "\r\n") {
-		return nil, errors.New("a line break")
-	}
-	return encoding.DecodeString(s)
+func decode(s string) ([]byte, bool) {
+	b, err := encoding.DecodeString(s)
+	return b, err == nil && !strings.ContainsAny(s, "\r\n")
 }
 
-// content is what a proof says.
+// header is the first part of a proof, content the second. Their members are in
+// the order of the format.
+type header struct {
+	Alg string `json:"alg"`
+	Kid string `json:"kid"`
+	Typ string `json:"typ"`
+}
+
 type content struct {
-	issuer, audience string
-	claim            guard.Claim
-	expires          int64 // seconds since 1970; not valid from then on
+	Issuer   string      `json:"iss"`
+	Audience string      `json:"aud"`
+	Resource string      `json:"res"`
+	Token    guard.Token `json:"fen"`
+	LeaseID  string      `json:"lid"`
+	Expires  int64       `json:"exp"` // seconds since 1970; not valid from then on
 }
 
-// marshal returns the first two parts of a proof.
-func (c *content) marshal(kid string) string {
-	header := mustMarshal(struct {
-		Alg string `json:"alg"`
-		Kid string `json:"kid"`
-		Typ string `json:"typ"`
-	}{algorithm, kid, Type})
-	payload := mustMarshal(struct {
-		Iss string `json:"iss"`
-		Aud string `json:"aud"`
-		Res string `json:"res"`
-		Fen string `json:"fen"`
-		Lid string `json:"lid"`
-		Exp int64  `json:"exp"`
-	}{c.issuer, c.audience, c.claim.Resource, c.claim.Token.String(), c.claim.LeaseID, c.expires})
-	return encoding.EncodeToString(header) + "." + encoding.EncodeToString(payload)
-}
-
-// mustMarshal is json.Marshal without the escapes for HTML.
-func mustMarshal(v any) []byte {
+// marshal is json.Marshal without the escapes for HTML. The error is that of an
+// invalid token.
+func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil { // structs of strings and numbers
-		panic("proof: " + err.Error())
+	err := e.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// read decodes a part of a proof into v, a pointer to a header or a content. It
+// accepts only what marshal makes of v: no member twice, in other letters, of
+// another type or order, none beside, and nothing that another reader would
+// understand in another way.
+func read(part string, v any) error {
+	if b, ok := decode(part); ok && json.Unmarshal(b, v) == nil {
+		if own, err := marshal(v); err == nil && bytes.Equal(own, b) {
+			return nil
+		}
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	return malformed("has a part that is not spelled as the format says")
 }
 
 // split takes a proof apart and reads its header. None of it is trusted yet
 // except the key ID, which is only used to look up a key.
 func split(compact string) (signed, payload, kid string, signature []byte, err error) {
+	refuse := func(problem string) (string, string, string, []byte, error) {
+		return "", "", "", nil, malformed(problem)
+	}
 	if len(compact) > MaxLen {
-		return "", "", "", nil, malformed("has " + strconv.Itoa(len(compact)) + " bytes, at most " + strconv.Itoa(MaxLen) + " are allowed")
+		return refuse("has " + strconv.Itoa(len(compact)) + " bytes, at most " + strconv.Itoa(MaxLen) + " are allowed")
 	}
-	header, rest, ok := strings.Cut(compact, ".")
-	payload, last, also := strings.Cut(rest, ".")
-	if !ok || !also || strings.Contains(last, ".") {
-		return "", "", "", nil, malformed("is no compact JWS of three parts")
+	parts := strings.Split(compact, ".")
+	if len(parts) != 3 {
+		return refuse("is no compact JWS of three parts")
 	}
-	members, err := object(header, "alg", "kid", "typ")
-	if err != nil {
+	var h header
+	if err := read(parts[0], &h); err != nil {
 		return "", "", "", nil, err
 	}
-	var texts [3]string
-	for i, m := range members {
-		if texts[i], ok = m.(string); !ok {
-			return "", "", "", nil, malformed("has a member in its header that is no string")
-		}
-	}
+	signature, ok := decode(parts[2])
 	switch {
-	case !isAlgorithm(texts[0]):
-		return "", "", "", nil, malformed("is not signed by " + algorithm)
-	case texts[2] != Type:
-		return "", "", "", nil, malformed("is not of the type " + Type)
-	case !isKeyID(texts[1]):
-		return "", "", "", nil, malformed("has a key ID that is none")
+	case !isAlgorithm(h.Alg):
+		return refuse("is not signed by " + algorithm)
+	case h.Typ != Type:
+		return refuse("is not of the type " + Type)
+	case !isKeyID(h.Kid):
+		return refuse("has a key ID that is none")
+	case !ok:
+		return refuse("has a signature that is not in canonical base64url")
 	}
-	if signature, err = decode(last); err != nil {
-		return "", "", "", nil, malformed("has a signature that is not in canonical base64url")
-	}
-	return compact[:len(header)+1+len(payload)], payload, texts[1], signature, nil
-}
-
-// parse reads a payload whose signature is genuine.
-func parse(payload string) (content, error) {
-	members, err := object(payload, "iss", "aud", "res", "fen", "lid", "exp")
-	if err != nil {
-		return content{}, err
-	}
-	var texts [5]string
-	for i := range texts {
-		var ok bool
-		if texts[i], ok = members[i].(string); !ok {
-			return content{}, malformed("has a member that must be a string")
-		}
-	}
-	number, ok := members[5].(json.Number)
-	if !ok {
-		return content{}, malformed("has an exp that is not a number")
-	}
-	expires, err := strconv.ParseInt(number.String(), 10, 64)
-	if err != nil || expires <= 0 {
-		return content{}, malformed("has an exp that is no whole positive number of seconds")
-	}
-	token, err := guard.ParseToken(texts[3])
-	if err != nil {
-		return content{}, malformed("has a fen that is no fencing token")
-	}
-	c := content{issuer: texts[0], audience: texts[1], claim: guard.Claim{Resource: texts[2], Token: token, LeaseID: texts[4]}, expires: expires}
-	if err := c.claim.Validate(); err != nil {
-		return content{}, malformed("has a claim that is none")
-	}
-	return c, nil
-}
-
-// object decodes a part of a proof, a JSON object with exactly these members,
-// each once, and returns their values in this order. Decoding into a struct with
-// encoding/json would take the last of two members and ignore the case of names,
-// where another reader takes the first.
-func object(part string, names ...string) ([]any, error) {
-	b, err := decode(part)
-	if err != nil {
-		return nil, malformed("is not in canonical base64url without padding")
-	}
-	if !utf8.Valid(b) {
-		return nil, malformed("is not UTF-8")
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, malformed("has a part that is not a JSON object")
-	}
-	values := make([]any, len(names))
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return nil, malformed("has a part that is not a JSON object")
-		}
-		value, err := d.Token()
-		if err != nil || value == nil {
-			return nil, malformed("has a part that is not a JSON object of strings and numbers")
-		}
-		known := false
-		for i := range names {
-			if name == names[i] {
-				if values[i] != nil {
-					return nil, malformed("has the member " + names[i] + " twice")
-				}
-				values[i], known = value, true
-			}
-		}
-		if !known {
-			return nil, malformed("has a member that is not of its format")
-		}
-	}
-	if t, err := d.Token(); err != nil || t != json.Delim('}') {
-		return nil, malformed("has a part that is not a JSON object")
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, malformed("has something behind a JSON object")
-	}
-	for i, v := range values {
-		if v == nil {
-			return nil, malformed("has no member " + names[i])
-		}
-	}
-	return values, nil
+	return compact[:len(parts[0])+1+len(parts[1])], parts[1], h.Kid, signature, nil
 }
 
 // malformed includes nothing of the proof, because errors are logged and a

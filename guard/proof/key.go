@@ -51,8 +51,8 @@ func ParsePrivateKey(jwk []byte) (PrivateKey, error) {
 	if err != nil {
 		return PrivateKey{}, err
 	}
-	seed, err := decode(k.D)
-	if err != nil || len(seed) != ed25519.SeedSize {
+	seed, ok := decode(k.D)
+	if !ok || len(seed) != ed25519.SeedSize {
 		return PrivateKey{}, guard.Invalid("JWK", "", "has no private key (d) of 32 bytes")
 	}
 	private := ed25519.NewKeyFromSeed(seed)
@@ -73,8 +73,8 @@ func (k PrivateKey) Public() PublicKey {
 // JWK returns the whole key with its secret, for a file that only the lock
 // server can read.
 func (k PrivateKey) JWK() []byte {
-	return mustMarshal(jwk{Kty: "OKP", Crv: "Ed25519", Kid: k.id, Alg: "EdDSA", Use: "sig",
-		X: encoding.EncodeToString(k.Public().key), D: encoding.EncodeToString(k.key().Seed())})
+	return guard.Must(json.Marshal(jwk{Kty: "OKP", Crv: "Ed25519", Kid: k.id, Alg: "EdDSA", Use: "sig",
+		X: encoding.EncodeToString(k.Public().key), D: encoding.EncodeToString(k.key().Seed())}))
 }
 
 // String shows the ID, and no secret.
@@ -132,8 +132,8 @@ func parseJWK(b []byte) (jwk, error) {
 	if !isKeyID(k.Kid) {
 		return jwk{}, guard.Invalid("JWK", k.Kid, `must have a kid of 1 to 128 letters, digits and "-_.=+~@"`)
 	}
-	var err error
-	if k.public, err = decode(k.X); err != nil || len(k.public) != ed25519.PublicKeySize {
+	var ok bool
+	if k.public, ok = decode(k.X); !ok || len(k.public) != ed25519.PublicKeySize {
 		return jwk{}, guard.Invalid("JWK", k.Kid, "must have a public key (x) of 32 bytes in base64url")
 	}
 	return k, nil

@@ -64,14 +64,14 @@ func (s *Signer) Sign(claim guard.Claim, audience string, expires time.Time) (st
 		return "", err
 	}
 	expires = expires.Add(s.leeway)
-	c := content{issuer: s.issuer, audience: audience, claim: claim, expires: expires.Unix()}
+	c := content{s.issuer, audience, claim.Resource, claim.Token, claim.LeaseID, expires.Unix()}
 	if expires.Nanosecond() > 0 {
-		c.expires++
+		c.Expires++
 	}
-	if c.expires <= 0 {
+	if c.Expires <= 0 {
 		return "", guard.Invalid("expires", expires.String(), "must be after 1970")
 	}
-	signed := c.marshal(s.key.id)
+	signed := encoding.EncodeToString(guard.Must(marshal(header{algorithm, s.key.id, Type}))) + "." + encoding.EncodeToString(guard.Must(marshal(c)))
 	compact := signed + "." + encoding.EncodeToString(ed25519.Sign(s.key.key(), []byte(signed)))
 	if len(compact) > MaxLen {
 		return "", guard.Invalid("proof", "", "would have "+strconv.Itoa(len(compact))+" bytes, at most "+strconv.Itoa(MaxLen)+" are allowed")

@@ -3,15 +3,11 @@ package proof
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -19,7 +15,7 @@ import (
 // Source returns all public keys that are valid now, and why each other key that
 // it found cannot be used; an error means that it does not know the keys. It must
 // be safe for concurrent use. An empty list is an answer: no key is valid. See
-// [Dir], [JWKS] and [Static].
+// [JWKS] and [Static].
 type Source func(context.Context) (keys []PublicKey, unusable []error, err error)
 
 // Static is a [Source] of keys that never change.
@@ -28,50 +24,8 @@ func Static(keys ...PublicKey) Source {
 	return func(context.Context) ([]PublicKey, []error, error) { return keys, nil, nil }
 }
 
-// maxKeys bounds how much is read of a file or an answer, in bytes.
+// maxKeys bounds how much is read of an answer, in bytes.
 const maxKeys = 1 << 20
-
-// Dir is a [Source] that reads each file "<kid>.jwk" of a directory, which holds
-// the JWK of the public key with that ID; other files are ignored. Add a file by
-// renaming it into the directory: a file that is not a public key or has another
-// ID cannot be used. One that cannot be read fails the directory
-// ([guard.ErrUnavailable]), and the previous keys stay until MaxAge.
-func Dir(path string) Source {
-	return func(context.Context) (keys []PublicKey, unusable []error, err error) {
-		entries, err := os.ReadDir(path)
-		if err != nil {
-			return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
-		}
-		for _, entry := range entries {
-			id, ok := strings.CutSuffix(entry.Name(), ".jwk")
-			if !ok {
-				continue
-			}
-			f, err := os.Open(filepath.Join(path, entry.Name()))
-			if errors.Is(err, os.ErrNotExist) {
-				continue // removed just now
-			}
-			if err != nil {
-				return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
-			}
-			b, err := io.ReadAll(io.LimitReader(f, maxKeys))
-			_ = f.Close()
-			if err != nil {
-				return nil, nil, guard.Unavailable("read keys", guard.Claim{}, err)
-			}
-			var key PublicKey
-			if err = key.UnmarshalJSON(b); err == nil && key.id != id {
-				err = guard.Invalid("key", key.id, "is in the file of another ID")
-			}
-			if err != nil {
-				unusable = append(unusable, fmt.Errorf("%s: %w", entry.Name(), err))
-				continue
-			}
-			keys = append(keys, key)
-		}
-		return keys, unusable, nil
-	}
-}
 
 // JWKS is a [Source] that fetches a JWKS (RFC 7517, section 5), such as [Keys]
 // serves, key by key. It ignores keys of other kinds. client may be nil. Redirects are not

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"hash/maphash"
-	"math/bits"
 	"net/http"
 	"strconv"
 	"strings"
@@ -14,8 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// DefaultCache is the default of [VerifierOptions.Cache].
-const DefaultCache = 4096
+// cacheSize is how many verified proofs are remembered, a power of two. Each takes
+// up to [MaxLen] bytes. Only genuine proofs are remembered.
+const cacheSize = 4096
 
 // VerifierOptions configures [NewVerifier]. The zero value of every field is its
 // default.
@@ -27,10 +27,6 @@ type VerifierOptions struct {
 	// [Verifier.Verify] refuses everything and each call of
 	// [Verifier.VerifyFor] names it, such as the tenant of the request.
 	Audience string
-	// Cache is how many verified proofs are remembered, rounded up to a power of
-	// two; 0 means [DefaultCache], at most 1<<20. Each takes up to [MaxLen]
-	// bytes. Only genuine proofs are remembered.
-	Cache int
 }
 
 // Verifier checks proofs. Make one with [NewVerifier]; the zero value is not
@@ -39,7 +35,7 @@ type Verifier struct {
 	keys  *Keys
 	opts  VerifierOptions
 	seed  maphash.Seed
-	cache []atomic.Pointer[verified] // by the hash of the proof; a newer proof replaces an older one
+	cache [cacheSize]atomic.Pointer[verified] // by the hash of the proof; a newer proof replaces an older one
 }
 
 // verified is a proof whose signature is genuine under a generation of keys.
@@ -60,9 +56,6 @@ func NewVerifier(keys *Keys, opts *VerifierOptions) (*Verifier, error) {
 	if v.opts.Issuer == "" {
 		v.opts.Issuer = DefaultIssuer
 	}
-	if v.opts.Cache == 0 {
-		v.opts.Cache = DefaultCache
-	}
 	if keys == nil {
 		return nil, guard.Invalid("keys", "", "must not be nil")
 	}
@@ -74,10 +67,6 @@ func NewVerifier(keys *Keys, opts *VerifierOptions) (*Verifier, error) {
 			return nil, err
 		}
 	}
-	if v.opts.Cache < 1 || v.opts.Cache > 1<<20 {
-		return nil, guard.Invalid("VerifierOptions.Cache", strconv.Itoa(v.opts.Cache), "must be 1 to 1048576")
-	}
-	v.cache = make([]atomic.Pointer[verified], 1<<bits.Len(uint(v.opts.Cache-1)))
 	return v, nil
 }
 
@@ -106,7 +95,7 @@ func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, clai
 	}
 	// The end of a signature is as good as random, and only genuine proofs have
 	// a place: its hash need not be of the whole proof.
-	slot := &v.cache[maphash.String(v.seed, compact[max(0, len(compact)-16):])&uint64(len(v.cache)-1)]
+	slot := &v.cache[maphash.String(v.seed, compact[max(0, len(compact)-16):])%cacheSize]
 	if p := slot.Load(); p != nil && p.by == set && p.compact == compact {
 		return v.compare(&p.content, audience, &claim, now)
 	}
@@ -121,8 +110,8 @@ func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, clai
 	if !ed25519.Verify(key.key, []byte(signed), signature) {
 		return malformed("has a signature that is not genuine")
 	}
-	said, err := parse(payload)
-	if err != nil {
+	var said content
+	if err := read(payload, &said); err != nil {
 		return err
 	}
 	if err := v.compare(&said, audience, &claim, now); err != nil {
@@ -135,17 +124,17 @@ func (v *Verifier) VerifyFor(ctx context.Context, compact, audience string, clai
 // compare checks the contents of a genuine proof against what is expected.
 func (v *Verifier) compare(said *content, audience string, claim *guard.Claim, now int64) error {
 	switch {
-	case said.issuer != v.opts.Issuer:
+	case said.Issuer != v.opts.Issuer:
 		return malformed("is of another issuer")
-	case audience == "" || said.audience != audience:
+	case audience == "" || said.Audience != audience:
 		return malformed("is for another audience")
-	case now >= said.expires:
+	case now >= said.Expires:
 		return malformed("has expired")
-	case said.claim.Resource != claim.Resource:
-		return &guard.MisdirectedError{Claimed: said.claim.Resource, Guarded: claim.Resource}
-	case said.claim.Token != claim.Token:
+	case said.Resource != claim.Resource:
+		return &guard.MisdirectedError{Claimed: said.Resource, Guarded: claim.Resource}
+	case said.Token != claim.Token:
 		return malformed("is for another fencing token")
-	case said.claim.LeaseID != claim.LeaseID:
+	case said.LeaseID != claim.LeaseID:
 		return malformed("is for another lease")
 	}
 	return nil

@@ -133,6 +133,8 @@ require (
 	github.com/fencepost-go/fencepost/lockclient/zklock v0.0.0
 )
 
+require github.com/go-jose/go-jose/v4 v4.1.9
+
 replace (
 	github.com/fencepost-go/fencepost => ../..
 	github.com/fencepost-go/fencepost/lockclient/etcdlock => ../../lockclient/etcdlock
