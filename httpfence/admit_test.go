@@ -13,9 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/go-chi/chi/v5"
-	chimw "github.com/go-chi/chi/v5/middleware"
-
 	"github.com/fencepost-go/fencepost/guard"
 )
 
@@ -202,44 +199,6 @@ func TestConnectionHeaderThroughAProxy(t *testing.T) {
 	}
 }
 
-func TestHTTP2(t *testing.T) {
-	s := newService(t, nil)
-	server := httptest.NewUnstartedServer(s.Config.Handler)
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	defer server.Close()
-	post := func(lines ...string) (int, string) {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", server.URL+goodPath, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, l := range lines {
-			req.Header.Add(TokenHeader, l)
-		}
-		resp, err := server.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp.ProtoMajor != 2 {
-			t.Fatalf("%s", resp.Proto)
-		}
-		a := read(t, resp)
-		return a.status, a.reason()
-	}
-	for _, c := range []struct {
-		lines  []string
-		status int
-		reason string
-	}{
-		{[]string{"5"}, 200, ""}, {nil, 428, "missing"}, {[]string{"4"}, 412, "stale"},
-		{[]string{"5", "5"}, 400, "invalid"}, {[]string{"+5"}, 400, "invalid"}, {[]string{"5,5"}, 400, "invalid"},
-	} {
-		if status, reason := post(c.lines...); status != c.status || reason != c.reason {
-			t.Errorf("%q: %d %s", c.lines, status, reason)
-		}
-	}
-}
-
 // TestResponseWriterIsNotWrapped: the handler gets the server's own
 // ResponseWriter.
 func TestResponseWriterIsNotWrapped(t *testing.T) {
@@ -265,81 +224,6 @@ func TestResponseWriterIsNotWrapped(t *testing.T) {
 	}
 }
 
-// override is the kind of middleware that lets a form say DELETE.
-func override(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if m := r.Header.Get("X-HTTP-Method-Override"); m != "" {
-			r.Method = m
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// TestMethodOverride: the method that counts is the one Admit sees. Whatever
-// rewrites the method must be in front; the control has it behind, and a "GET"
-// that is a DELETE to the handler gets through.
-func TestMethodOverride(t *testing.T) {
-	for name, c := range map[string]struct {
-		build  func(*Middleware, http.Handler) http.Handler
-		method string // what the client sends
-		header string
-		status int
-	}{
-		"in front":          {func(f *Middleware, h http.Handler) http.Handler { return override(f.Admit(h)) }, "GET", "DELETE", 428},
-		"in front, to GET":  {func(f *Middleware, h http.Handler) http.Handler { return override(f.Admit(h)) }, "POST", "GET", 200},
-		"control: behind":   {func(f *Middleware, h http.Handler) http.Handler { return f.Admit(override(h)) }, "GET", "DELETE", 200},
-		"no such rewriting": {func(f *Middleware, h http.Handler) http.Handler { return f.Admit(h) }, "DELETE", "GET", 428},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := &service{store: newStore()}
-			s.Server = httptest.NewServer(c.build(newFence(s.store, literal("r"), nil), s.handler()))
-			defer s.Close()
-			if a := do(t, c.method, s.URL, "X-HTTP-Method-Override", c.header); a.status != c.status {
-				t.Errorf("%d, want %d", a.status, c.status)
-			}
-		})
-	}
-}
-
-// TestChiRewriters: chi's middlewares that answer or rewrite by themselves,
-// around a guarded route. HEAD for a GET route is unguarded like the GET.
-func TestChiRewriters(t *testing.T) {
-	for name, mw := range map[string]func(http.Handler) http.Handler{
-		"StripSlashes": chimw.StripSlashes, "CleanPath": chimw.CleanPath, "GetHead": chimw.GetHead, "Recoverer": chimw.Recoverer,
-		"Compress": chimw.Compress(5), "ThrottleAll": chimw.Throttle(8),
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := &service{store: newStore()}
-			s.fence = newFence(s.store, ChiParam("id"), nil)
-			router := chi.NewRouter()
-			router.Use(mw)
-			router.With(s.fence.Admit).Get("/acct/{id}/close", s.handler().ServeHTTP)
-			router.With(s.fence.Admit).Post("/acct/{id}/close", s.handler().ServeHTTP)
-			s.Server = httptest.NewServer(router)
-			defer s.Close()
-			if a := s.post(t, "acme", "11", ""); a.status != 200 {
-				t.Errorf("%+v", a)
-			}
-			if a := do(t, "POST", s.URL+goodPath, TokenHeader, "10", "Accept-Encoding", "identity"); a.status != 412 || a.reason() != "stale" {
-				t.Errorf("%+v", a)
-			}
-			if a := do(t, "GET", s.URL+goodPath); a.status != 200 {
-				t.Errorf("GET: %+v", a)
-			}
-			head, want := do(t, "HEAD", s.URL+goodPath), 405
-			if name == "GetHead" {
-				want = 200
-			}
-			if head.status != want {
-				t.Errorf("HEAD: %d, want %d", head.status, want)
-			}
-			if m := s.store.mark(t, "acme"); m.Token != 11 {
-				t.Errorf("mark %+v", m)
-			}
-		})
-	}
-}
-
 // TestRejectDropsTheOtherAnswer: fields that a handler has set for an answer
 // that it does not send must not describe the refusal.
 func TestRejectDropsTheOtherAnswer(t *testing.T) {
@@ -356,23 +240,5 @@ func TestRejectDropsTheOtherAnswer(t *testing.T) {
 	w.Header().Add("Content-Type", "x")
 	if w.Header().Get("Cache-Control") != "no-store" {
 		t.Errorf("header %v", w.Header())
-	}
-}
-
-// A client that waits for 100 Continue is refused without being asked for its
-// body, and an admitted one is asked.
-func TestExpectContinue(t *testing.T) {
-	s := newServiceBy(t, muxRoute, PathValue("id"))
-	for token, want := range map[string]int{"": 428, "05": 400, "5": 100} {
-		request := strings.Replace(rawPost(goodPath, "Expect: 100-continue", "X-Fencing-Token: "+token), "Content-Length: 0", "Content-Length: 5", 1)
-		if token == "" {
-			request = strings.Replace(request, "X-Fencing-Token: \r\n", "", 1)
-		}
-		if a := s.raw(t, request); a.status != want {
-			t.Errorf("token %q: %d, want %d", token, a.status, want)
-		}
-	}
-	if n := s.invoked.Load(); n != 1 {
-		t.Errorf("%d invocations", n)
 	}
 }

@@ -3,7 +3,6 @@ package httpfence
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -36,12 +35,9 @@ type bench struct {
 	r       *http.Request
 	w       *discard
 	named   []string // the value of ResourceHeader
-	answers bool     // the handler writes an answer
 	handled int
 	next    int
 }
-
-var done = []byte(`{"closed":true}`)
 
 func newBench(b *testing.B, resources int, token string) *bench {
 	store := guard.NewMemory(nil)
@@ -62,12 +58,8 @@ func newBench(b *testing.B, resources int, token string) *bench {
 
 func (x *bench) route(guarded func(http.HandlerFunc) http.Handler) http.Handler {
 	router := chi.NewRouter()
-	router.Method("POST", "/acct/{id}/close", guarded(func(w http.ResponseWriter, _ *http.Request) {
+	router.Method("POST", "/acct/{id}/close", guarded(func(http.ResponseWriter, *http.Request) {
 		x.handled++
-		if x.answers {
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(done)
-		}
 	}))
 	return router
 }
@@ -190,30 +182,6 @@ func BenchmarkProof(b *testing.B) {
 	b.ReportMetric(median(of[0])/median(of[1]), "admit/proved")
 }
 
-// BenchmarkRefusal compares the 412 of a stale token with the 200 of a current
-// one, both behind Admit. A handler answers with a field and a few bytes.
-func BenchmarkRefusal(b *testing.B) {
-	for _, resources := range []int{1, 100_000} {
-		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
-			x := newBench(b, resources, "5")
-			x.answers = true
-			h := x.route(x.admit)
-			with := func(token string) http.Handler {
-				line := []string{token}
-				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					r.Header[TokenHeader] = line
-					h.ServeHTTP(w, r)
-				})
-			}
-			of := x.compare(with("5"), with("4"))
-			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(median(of[0]), "ns/200")
-			b.ReportMetric(median(of[1]), "ns/412")
-			b.ReportMetric(median(of[1])/median(of[0]), "412/200")
-		})
-	}
-}
-
 // The plain benchmarks are for profiles and for allocations.
 
 func (x *bench) plain(h http.Handler) {
@@ -223,44 +191,11 @@ func (x *bench) plain(h http.Handler) {
 	}
 }
 
-// BenchmarkBare is the floor: the chi route and an empty handler.
-func BenchmarkBare(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.bare)) }
-
-// BenchmarkCheck is BenchmarkBare with Check in the handler.
+// BenchmarkCheck is the chi route with Check in the handler.
 func BenchmarkCheck(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.check)) }
 
-// BenchmarkByHand is BenchmarkBare with the check by hand in the handler.
-func BenchmarkByHand(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.byHand)) }
-
-// BenchmarkCheckAlone is Check again and again for one request that has been
-// routed, the fastest block of many: its instructions, without what the route
-// around it does to the processor's caches, which differs from link to link.
-func BenchmarkCheckAlone(b *testing.B) {
-	const block = 500
-	x := newBench(b, 1, "5")
-	fastest := time.Duration(math.MaxInt64)
-	x.run(x.route(func(http.HandlerFunc) http.Handler {
-		return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			for b.Loop() {
-				start := time.Now()
-				for range block {
-					if _, err := x.fence.Check(r); err != nil {
-						b.Fatal(err)
-					}
-				}
-				fastest = min(fastest, time.Since(start))
-			}
-		})
-	}), 1)
-	b.ReportMetric(0, "ns/op") // of a block
-	b.ReportMetric(float64(fastest.Nanoseconds())/block, "ns/check-min")
-}
-
-// BenchmarkAdmit is BenchmarkBare behind Admit, with a token that is the mark.
+// BenchmarkAdmit is the route behind Admit, with a token that is the mark.
 func BenchmarkAdmit(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.admit)) }
-
-// BenchmarkStale is BenchmarkAdmit with a token that is stale.
-func BenchmarkStale(b *testing.B) { x := newBench(b, 1, "4"); x.plain(x.route(x.admit)) }
 
 // TestAllocations holds the promise of the documentation: a Check that succeeds
 // allocates nothing, Admit a context and a request.

@@ -261,7 +261,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestRefusalsLeaveNoState: a million names of requests that are refused for
+// TestRefusalsLeaveNoState: many names, of requests that are refused for
 // whatever reason, and none of them in the store.
 func TestRefusalsLeaveNoState(t *testing.T) {
 	store := guard.NewMemory(&guard.MemoryOptions{MaxResources: 2})
@@ -273,7 +273,7 @@ func TestRefusalsLeaveNoState(t *testing.T) {
 		Verify: func(guard.Claim, *http.Request) error { return guard.ErrInvalid }, Observer: silent,
 	}))
 	kinds := []*http.Request{newRequest("", "5", "l"), newRequest("", "5", ""), newRequest("", "+5", "l"), newRequest("", "5", "l"), newRequest("", "5", "l")}
-	for i := range 1_000_000 {
+	for i := range 10_000 {
 		name = fmt.Sprint("made-up:", i)
 		r := kinds[i%len(kinds)]
 		if i%len(kinds) == 3 {
@@ -409,35 +409,6 @@ func TestReasonWithoutBody(t *testing.T) {
 	resp.Header[ReasonHeader] = []string{"from the future"}
 	if err := ErrorFrom(resp); guard.ReasonOf(err) != guard.ReasonOther || err == nil {
 		t.Errorf("unknown: %v", err)
-	}
-}
-
-// TestCORS is the recipe of the documentation: the middleware that answers
-// preflights stands in front, allows the three fields, and lets scripts read
-// the reason.
-func TestCORS(t *testing.T) {
-	s := newStrict(t, &Options{Observer: silent})
-	h := s.Config.Handler
-	cors := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Access-Control-Allow-Origin", "https://app.test")
-		w.Header().Set("Access-Control-Expose-Headers", ReasonHeader+", Retry-After")
-		w.Header().Add("Vary", "Origin")
-		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
-			w.Header().Set("Access-Control-Allow-Methods", "POST")
-			w.Header().Set("Access-Control-Allow-Headers", strings.Join([]string{TokenHeader, LeaseHeader, ResourceHeader}, ", "))
-			w.WriteHeader(http.StatusNoContent)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
-	server := httptest.NewServer(cors)
-	defer server.Close()
-	a := do(t, "OPTIONS", server.URL+goodPath, "Access-Control-Request-Method", "POST")
-	if a.status != 204 || !strings.Contains(a.header.Get("Access-Control-Allow-Headers"), ResourceHeader) || s.store.calls() != 0 {
-		t.Errorf("preflight: %d %v", a.status, a.header)
-	}
-	if a := do(t, "POST", server.URL+goodPath, "Origin", "https://app.test"); a.status != 428 || a.header.Get("Access-Control-Allow-Origin") == "" || !strings.Contains(a.header.Get("Access-Control-Expose-Headers"), ReasonHeader) {
-		t.Errorf("refusal: %d %v", a.status, a.header)
 	}
 }
 

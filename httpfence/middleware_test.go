@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -60,31 +59,6 @@ func TestCheckWritesNothing(t *testing.T) {
 	r.Method = "GET"
 	if _, err := fence.Check(r); !errors.Is(err, guard.ErrStale) {
 		t.Errorf("GET: %v", err)
-	}
-}
-
-// TestCheckAndAdmitAgree: Check with Reject answers as Admit does.
-func TestCheckAndAdmitAgree(t *testing.T) {
-	store := newStore()
-	fence := newFence(store, byPath, &Options{DiscloseMark: true})
-	if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: 6, LeaseID: "b"}); err != nil {
-		t.Fatal(err)
-	}
-	checked := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := fence.Check(r); err != nil {
-			fence.Reject(w, r, err)
-		}
-	})
-	admitted := fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for _, c := range [][3]string{{"r", "6", "b"}, {"r", "5", ""}, {"r", "6", "x"}, {"r", "", ""}, {"r", "y", ""}, {"", "5", ""}, {"a\x00", "5", ""}} {
-		r := newRequest("", c[1], c[2])
-		r.URL.Path = "/" + c[0]
-		a, b := httptest.NewRecorder(), httptest.NewRecorder()
-		checked.ServeHTTP(a, r)
-		admitted.ServeHTTP(b, r)
-		if a.Code != b.Code || a.Body.String() != b.Body.String() || fmt.Sprint(a.Header()) != fmt.Sprint(b.Header()) {
-			t.Errorf("%q: Check %d %s, Admit %d %s", c, a.Code, a.Body, b.Code, b.Body)
-		}
 	}
 }
 
@@ -162,16 +136,6 @@ func TestReportOnly(t *testing.T) {
 	// Check is not affected: its caller decides.
 	if _, err := s.fence.Check(newRequest("acme", "", "")); err == nil {
 		t.Error("Check reports success")
-	}
-}
-
-func TestObserverOfCheck(t *testing.T) {
-	var events []guard.Event
-	fence := newFence(newStore(), byPath, &Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
-	_, _ = fence.Check(newRequest("r", "5", ""))
-	_, _ = fence.Check(newRequest("r", "", ""))
-	if len(events) != 2 || events[0].Op != guard.OpCheck || events[0].Reason != "" || events[0].Claim.Resource != "r" || events[1].Reason != guard.ReasonMissing {
-		t.Errorf("%+v", events)
 	}
 }
 

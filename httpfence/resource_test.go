@@ -2,7 +2,6 @@ package httpfence
 
 import (
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -109,34 +108,6 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// TestSpellingOfTheRest: RawPath is set by an escape anywhere in the path, so
-// "%2561" then has another form at the router and must not at the mark.
-func TestSpellingOfTheRest(t *testing.T) {
-	for name, r := range map[string]*routed{
-		"chi": newRouted(t, func(h http.Handler) http.Handler {
-			router := chi.NewRouter()
-			router.Handle("/acct/{id}/{verb}", h)
-			return router
-		}, ownChi, ChiParam("id")),
-		"ServeMux": newRouted(t, func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/{verb}", h)
-			return mux
-		}, ownMux, PathValue("id")),
-	} {
-		t.Run(name, func(t *testing.T) {
-			for path, want := range map[string]string{
-				"/acct/%2561/close": "%61", "/acct/%2561/%63lose": "%61", "/acct/%61/close": "a", "/acct/%61/%63lose": "a",
-				"/acct/%2525/close": "%25", "/acct/%2525/%63lose": "%25",
-			} {
-				if status := r.get(t, path); status != 200 || r.err != nil || r.resource != want {
-					t.Errorf("%s: %d, resource %q, %v; want %q", path, status, r.resource, r.err, want)
-				}
-			}
-		})
-	}
-}
-
 // TestRewrittenPaths: StripSlashes, URLFormat and CleanPath make chi route
 // a path that is neither the escaped nor the unescaped one of the request, and
 // do not say which one they started from. An escape in a value is then refused,
@@ -206,49 +177,6 @@ func TestRewrittenPaths(t *testing.T) {
 		if r.resource != c.want || (c.want == "") != errors.Is(r.err, guard.ErrInvalid) {
 			t.Errorf("%s: %q, %v; want %q", c.path, r.resource, r.err, c.want)
 		}
-	}
-}
-
-func TestRoutersInRouters(t *testing.T) {
-	for name, build := range map[string]func(http.Handler) http.Handler{
-		"chi mounts chi": func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Route("/acct/{id}", func(r chi.Router) { r.Handle("/close", h) })
-			return root
-		},
-		"chi around ServeMux, same pattern": func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/acct/{id}/close", muxRoute(h))
-			return root
-		},
-		"chi around ServeMux without the name": func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{other}/close", h)
-			root := chi.NewRouter()
-			root.Handle("/acct/{id}/close", mux)
-			return root
-		},
-		"ServeMux around chi": func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/", chiRoute(h))
-			return mux
-		},
-		"ServeMux around chi without the name": func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/acct/*", h)
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/close", root)
-			return mux
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRouted(t, build, ownMux, PathValue("id"))
-			for segment, want := range map[string]string{"a": "a", "%61": "a", "%2561": "%61", "%25%36%31": "%61", "a%2Fb": "a/b", "%2525%2f": "%25/"} {
-				if r.get(t, "/acct/"+segment+"/close"); r.err != nil || r.resource != want {
-					t.Errorf("%s: %q, %v; want %q", segment, r.resource, r.err, want)
-				}
-			}
-		})
 	}
 }
 
@@ -349,6 +277,12 @@ func TestUnrouted(t *testing.T) {
 	if !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("empty rest: %v", err)
 	}
+	router := chi.NewRouter()
+	router.HandleFunc("/x/*", func(_ http.ResponseWriter, r *http.Request) { _, err = ChiParam("*")(r) })
+	router.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/x/", nil))
+	if !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("empty rest of chi: %v", err)
+	}
 	// A wildcard whose name only has the same prefix is a different one; its use
 	// is the server's mistake.
 	mux.HandleFunc("/y/{restored...}", func(_ http.ResponseWriter, r *http.Request) { _, err = PathValue("rest")(r) })
@@ -363,10 +297,11 @@ func TestUnrouted(t *testing.T) {
 	}
 }
 
-// TestPrefixesAndWildcards: with handlers that strip a prefix of the path, and
-// patterns that match several segments, one path still gives one resource,
-// however it is escaped; and a different path gives another.
-func TestPrefixesAndWildcards(t *testing.T) {
+// TestRoutersInRouters: behind routers in routers and handlers that strip a prefix,
+// with patterns that match several segments, and with an escape elsewhere in the path
+// (which sets RawPath), one path still gives one resource, however it is escaped; and
+// a different path gives another.
+func TestRoutersInRouters(t *testing.T) {
 	id := map[string]string{
 		"a": "a", "%61": "a", "%2561": "%61", "%25%36%31": "%61", "a%2Fb": "a/b", "a%2fb": "a/b", "a%252Fb": "a%2Fb", "%C3%A4": "\u00e4", "%c3%a4": "\u00e4",
 	}
@@ -403,6 +338,45 @@ func TestPrefixesAndWildcards(t *testing.T) {
 			root.Mount("/api", sub)
 			return root
 		}, PathValue("id"), "/api/v1/acct/", "/close", id},
+		"an escape elsewhere, chi": {func(h http.Handler) http.Handler {
+			router := chi.NewRouter()
+			router.Handle("/acct/{id}/{verb}", h)
+			return router
+		}, ChiParam("id"), "/acct/", "/%63lose", id},
+		"an escape elsewhere, ServeMux": {func(h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/acct/{id}/{verb}", h)
+			return mux
+		}, PathValue("id"), "/acct/", "/%63lose", id},
+		"chi mounts chi": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Route("/acct/{id}", func(r chi.Router) { r.Handle("/close", h) })
+			return root
+		}, PathValue("id"), "/acct/", "/close", id},
+		"chi around ServeMux, same pattern": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Handle("/acct/{id}/close", muxRoute(h))
+			return root
+		}, PathValue("id"), "/acct/", "/close", id},
+		"chi around ServeMux without the name": {func(h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/acct/{other}/close", h)
+			root := chi.NewRouter()
+			root.Handle("/acct/{id}/close", mux)
+			return root
+		}, PathValue("id"), "/acct/", "/close", id},
+		"ServeMux around chi": {func(h http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/acct/{id}/", chiRoute(h))
+			return mux
+		}, PathValue("id"), "/acct/", "/close", id},
+		"ServeMux around chi without the name": {func(h http.Handler) http.Handler {
+			root := chi.NewRouter()
+			root.Handle("/acct/*", h)
+			mux := http.NewServeMux()
+			mux.Handle("/acct/{id}/close", root)
+			return mux
+		}, PathValue("id"), "/acct/", "/close", id},
 		"the rest of ServeMux": {func(h http.Handler) http.Handler {
 			mux := http.NewServeMux()
 			mux.Handle("/files/{rest...}", h)
@@ -429,46 +403,4 @@ func TestPrefixesAndWildcards(t *testing.T) {
 			}
 		})
 	}
-}
-
-// An empty rest names nothing, and does not match another resource's mark.
-func TestEmptyRest(t *testing.T) {
-	for name, c := range map[string]struct {
-		build    func(http.Handler) http.Handler
-		resource ResourceFunc
-	}{
-		"ServeMux": {func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/files/{rest...}", h)
-			return mux
-		}, PathValue("rest")},
-		"chi": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/files/*", h)
-			return root
-		}, ChiParam("*")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newServiceBy(t, c.build, c.resource)
-			if a := s.raw(t, rawPost("/files/", "X-Fencing-Token: 5")); a.status != 400 || a.reason() != "invalid" || s.invoked.Load() != 0 {
-				t.Errorf("%d, %q, %d invocations", a.status, a.reason(), s.invoked.Load())
-			}
-			if a := s.raw(t, rawPost("/files/x", "X-Fencing-Token: 5")); a.status != 200 || s.invoked.Load() != 1 {
-				t.Errorf("control: %d, %d invocations", a.status, s.invoked.Load())
-			}
-		})
-	}
-}
-
-// newServiceBy is newService with the test's own router.
-func newServiceBy(t *testing.T, build func(http.Handler) http.Handler, resource ResourceFunc) *service {
-	t.Helper()
-	s := &service{store: newStore()}
-	s.fence = newFence(s.store, resource, nil)
-	s.Server = httptest.NewServer(build(s.fence.Admit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		s.invoked.Add(1)
-		_, _ = io.Copy(io.Discard, r.Body)
-	}))))
-	t.Cleanup(s.Close)
-	return s
 }
