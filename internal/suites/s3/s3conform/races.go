@@ -28,39 +28,14 @@ func (k *trial) race(asks []ask) ([]int, []*reply) {
 		switch {
 		case errs[i] != nil:
 			fatal("%w", errs[i])
-		case r.status == http.StatusOK, r.status == http.StatusNoContent:
+		case r.status == http.StatusOK:
 			granted = append(granted, i)
-		case r.status == http.StatusPreconditionFailed, r.status == http.StatusConflict, r.status == http.StatusNotFound:
+		case r.status == http.StatusPreconditionFailed, r.status == http.StatusConflict:
 		default:
 			fatal("got %s", r)
 		}
 	}
 	return granted, replies
-}
-
-// tally counts the rounds that did not have exactly one winner.
-type tally struct {
-	rounds, bad, most int
-	first             string
-}
-
-func (t *tally) add(winners int) {
-	t.rounds++
-	if winners == 1 {
-		return
-	}
-	t.bad++
-	t.most = max(t.most, winners)
-	if t.first == "" {
-		t.first = fmt.Sprintf("round %d had %d winners", t.rounds, winners)
-	}
-}
-
-func (t *tally) err() error {
-	if t.bad == 0 {
-		return nil
-	}
-	return fmt.Errorf("%d of %d rounds did not have one winner, at most %d; %s", t.bad, t.rounds, t.most, t.first)
 }
 
 // writers makes one conditional PUT for each writer.
@@ -72,87 +47,38 @@ func (k *trial) writers(key string, round int, pairs ...string) []ask {
 	return asks
 }
 
+// rounds races in each round, and fails unless each has exactly one winner, whose
+// write is there.
+func (k *trial) rounds(race func(round int) (key string, asks []ask)) {
+	bad, most, first := 0, 0, -1
+	for round := range k.Rounds {
+		key, asks := race(round)
+		granted, replies := k.race(asks)
+		if len(granted) == 1 {
+			k.holds(key, string(asks[granted[0]].body), replies[granted[0]].etag())
+			continue
+		}
+		if bad++; bad == 1 {
+			first = round
+		}
+		most = max(most, len(granted))
+	}
+	if bad > 0 {
+		fatal("%d of %d rounds did not have one winner, at most %d; the first was round %d", bad, k.Rounds, most, first)
+	}
+}
+
 var raceCases = []testCase{
-	{"race to create has one winner", func(k *trial) error {
-		var t tally
-		for round := range k.Rounds {
+	{"race to create has one winner", func(k *trial) {
+		k.rounds(func(round int) (string, []ask) {
 			key := fmt.Sprint(round)
-			asks := k.writers(key, round, "If-None-Match", "*")
-			granted, replies := k.race(asks)
-			t.add(len(granted))
-			if len(granted) == 1 {
-				k.holds(key, string(asks[granted[0]].body), replies[granted[0]].etag())
-			}
-		}
-		return t.err()
+			return key, k.writers(key, round, "If-None-Match", "*")
+		})
 	}},
-	{"race to replace has one winner", func(k *trial) error {
-		var t tally
-		etag := k.put("a", "first").want(http.StatusOK, "").etag()
-		for round := range k.Rounds {
-			asks := k.writers("a", round, "If-Match", etag)
-			granted, replies := k.race(asks)
-			t.add(len(granted))
-			if len(granted) == 1 {
-				k.holds("a", string(asks[granted[0]].body), replies[granted[0]].etag())
-			}
-			etag = k.head("a").want(http.StatusOK, "").etag()
-		}
-		return t.err()
-	}},
-	{"race of replace and delete has one winner", func(k *trial) error {
-		var t tally
-		for round := range max(1, k.Rounds/5) {
-			etag := k.put("a", fmt.Sprint("first of ", round)).want(http.StatusOK, "").etag()
-			asks := k.writers("a", round, "If-Match", etag)
-			for i := range asks {
-				if i%2 == 0 {
-					asks[i].method, asks[i].body = http.MethodDelete, nil
-				}
-			}
-			granted, replies := k.race(asks)
-			// A delete of a missing object may be granted, which proves
-			// nothing.
-			puts, deletes := 0, 0
-			for _, i := range granted {
-				if asks[i].method == http.MethodPut {
-					puts++
-				} else {
-					deletes++
-				}
-			}
-			winners := puts
-			if deletes > 0 {
-				winners++
-			}
-			t.add(winners)
-			if winners != 1 {
-				continue
-			}
-			if puts == 0 {
-				k.absent("a")
-			} else {
-				k.holds("a", string(asks[granted[0]].body), replies[granted[0]].etag())
-			}
-		}
-		return t.err()
-	}},
-	{"race of multipart uploads has one winner", func(k *trial) error {
-		var t tally
-		etag := k.put("a", "first").want(http.StatusOK, "").etag()
-		for round := range max(1, k.Rounds/20) {
-			var asks []ask
-			for w := range k.Writers {
-				id, parts := k.prepare("a", fmt.Sprintf("round %d, writer %d", round, w))
-				asks = append(asks, k.completion("a", id, parts, "If-Match", etag))
-			}
-			granted, _ := k.race(asks)
-			t.add(len(granted))
-			if len(granted) == 1 {
-				k.holds("a", fmt.Sprintf("round %d, writer %d", round, granted[0]), "")
-			}
-			etag = k.head("a").want(http.StatusOK, "").etag()
-		}
-		return t.err()
+	{"race to replace has one winner", func(k *trial) {
+		k.put("a", "first").want(http.StatusOK, "")
+		k.rounds(func(round int) (string, []ask) {
+			return "a", k.writers("a", round, "If-Match", k.get("a").want(http.StatusOK, "").etag())
+		})
 	}},
 }

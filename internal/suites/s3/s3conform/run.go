@@ -1,6 +1,6 @@
-// Package s3conform tests what this module relies on in an S3 store:
-// conditional writes that hold under concurrency, ETags, metadata, ranges,
-// listings, keys of all kinds, checksums, multipart uploads, errors.
+// Package s3conform tests what s3fence relies on in an S3 store: conditional
+// writes that hold under concurrency, ETags, metadata, ranges at both ends,
+// listings, keys of all kinds, checksums in trailers, multipart uploads, errors.
 //
 // The same cases run against the in-process server of package s3test and
 // against real stores, so that tests on the former say something about the
@@ -8,8 +8,7 @@
 //
 //	s3conform.Run(t, s3conform.Target{Endpoint: url, AccessKeyID: "...", SecretAccessKey: "..."})
 //
-// The suite speaks HTTP itself, and signs its requests, so that no SDK hides
-// what a store does. It makes a bucket of its own, and leaves it.
+// The suite speaks HTTP itself, so that no client hides what a store does. It makes a bucket of its own, and leaves it.
 //
 // [Check] runs the cases without a [testing.T] and returns the failures, to show
 // that a store that is known to be broken does not pass.
@@ -18,11 +17,11 @@ package s3conform
 import (
 	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -32,6 +31,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/smithy-go/encoding/httpbinding"
 )
 
 // Failure is a case that did not pass.
@@ -42,19 +45,15 @@ type Failure struct {
 
 func (f Failure) String() string { return f.Case + ": " + f.Err.Error() }
 
-// testCase is one statement about a store. run fails by returning an error, or
-// through the methods of trial.
+// testCase is one statement about a store. run fails through the methods of trial,
+// or fatal.
 type testCase struct {
 	name string
-	run  func(*trial) error
+	run  func(*trial)
 }
 
 func cases() []testCase {
-	var all []testCase
-	for _, group := range [][]testCase{bucketCases, objectCases, conditionCases, rangeCases, listCases, keyCases, checksumCases, multipartCases, multipartConditionCases, raceCases} {
-		all = append(all, group...)
-	}
-	return all
+	return slices.Concat(objectCases, conditionCases, listCases, keyCases, checksumCases, multipartCases, raceCases)
 }
 
 // Races are the names of the cases that only concurrency can fail.
@@ -66,42 +65,20 @@ func Races() []string {
 	return names
 }
 
-// Run runs each case as a subtest.
+// Run fails the test for each failure that [Check] finds.
 func Run(t *testing.T, target Target) {
-	target.defaults()
-	bucket, err := target.makeBucket(t.Context())
+	t.Helper()
+	failures, err := Check(t.Context(), target)
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]bool{}
-	for _, c := range cases() {
-		known[c.name] = true
-		t.Run(c.name, func(t *testing.T) {
-			err := target.try(t.Context(), bucket, c)
-			reason, differs := target.Differs[c.name]
-			sometimes := target.Sometimes[c.name]
-			switch {
-			case err != nil && !differs && sometimes == "":
-				t.Error(err)
-			case err == nil && differs:
-				t.Errorf("passes, although this is said to differ: %s", reason)
-			case err != nil:
-				t.Logf("differs, as known (%s): %v", reason+sometimes, err)
-			}
-		})
-	}
-	for _, names := range []map[string]string{target.Differs, target.Sometimes} {
-		for name := range names {
-			if !known[name] {
-				t.Errorf("there is no case named %q", name)
-			}
-		}
+	for _, f := range failures {
+		t.Error(f)
 	}
 }
 
-// Check runs all cases but those among Differs and Sometimes, and returns the
-// failures.
-// An error means that the suite could not be run.
+// Check runs all cases and returns the failures, cases that pass though they are
+// among Differs included. An error means that the suite could not be run.
 func Check(ctx context.Context, target Target) ([]Failure, error) {
 	target.defaults()
 	bucket, err := target.makeBucket(ctx)
@@ -109,15 +86,23 @@ func Check(ctx context.Context, target Target) ([]Failure, error) {
 		return nil, err
 	}
 	var failures []Failure
+	differs := maps.Clone(target.Differs)
 	for _, c := range cases() {
-		if target.Differs[c.name]+target.Sometimes[c.name] != "" {
-			continue
+		err := target.try(ctx, bucket, c)
+		if reason, known := differs[c.name]; known {
+			if delete(differs, c.name); err != nil {
+				continue
+			}
+			err = fmt.Errorf("it passes, although this is said to differ: %s", reason)
 		}
-		if err := target.try(ctx, bucket, c); err != nil {
+		if err != nil {
 			failures = append(failures, Failure{c.name, err})
 		}
 	}
-	// A broken store may be unable to remove it.
+	for name := range differs {
+		failures = append(failures, Failure{name, errors.New("there is no such case")})
+	}
+	// The bucket stays: a broken store may be unable to remove it.
 	return failures, ctx.Err()
 }
 
@@ -142,13 +127,9 @@ func (t *Target) try(ctx context.Context, bucket string, c testCase) (err error)
 			err = f.err
 		}
 	}()
-	prefix := strings.Map(func(r rune) rune {
-		if r == ' ' || r == ',' {
-			return '-'
-		}
-		return r
-	}, c.name) + "/"
-	return c.run(&trial{Target: t, ctx: ctx, bucket: bucket, prefix: prefix})
+	prefix := strings.NewReplacer(" ", "-", ",", "-").Replace(c.name) + "/"
+	c.run(&trial{Target: t, ctx: ctx, bucket: bucket, prefix: prefix})
+	return nil
 }
 
 func (t *Target) makeBucket(ctx context.Context) (string, error) {
@@ -188,8 +169,6 @@ type Target struct {
 	// Differs names the cases in which the store is known to differ, with the
 	// reason. They must fail: a reason that no longer holds is an error, too.
 	Differs map[string]string
-	// Sometimes names cases that the store is known to fail now and then.
-	Sometimes map[string]string
 }
 
 func (t *Target) defaults() {
@@ -229,9 +208,7 @@ type reply struct {
 	status int
 	header http.Header
 	body   []byte
-	// code is that of the error document, if it is one.
-	code      string
-	requestID string
+	code   string // of the error document, if it is one
 }
 
 func (r *reply) etag() string { return r.header.Get("Etag") }
@@ -242,17 +219,11 @@ func (t *Target) do(ctx context.Context, a ask) (*reply, error) {
 	if a.key != "" {
 		path += "/" + a.key
 	}
-	u, err := url.Parse(t.Endpoint)
+	r, err := http.NewRequestWithContext(ctx, a.method, t.Endpoint, bytes.NewReader(a.body))
 	if err != nil {
 		return nil, err
 	}
-	u.Path, u.RawPath, u.RawQuery = path, escape(path, true), query(a.query)
-	r, err := http.NewRequestWithContext(ctx, a.method, u.String(), bytes.NewReader(a.body))
-	if err != nil {
-		return nil, err
-	}
-	// NewRequest may have chosen another encoding, and a URL without a path.
-	r.URL = u
+	r.URL.Path, r.URL.RawPath, r.URL.RawQuery = path, httpbinding.EscapePath(path, false), a.query.Encode()
 	for name, values := range a.header {
 		r.Header[http.CanonicalHeaderKey(name)] = values
 	}
@@ -261,7 +232,12 @@ func (t *Target) do(ctx context.Context, a ask) (*reply, error) {
 		sum := sha256.Sum256(a.body)
 		payload = hex.EncodeToString(sum[:])
 	}
-	t.sign(r, payload, time.Now())
+	r.Header.Set("X-Amz-Content-Sha256", payload)
+	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
+	credentials := aws.Credentials{AccessKeyID: t.AccessKeyID, SecretAccessKey: t.SecretAccessKey}
+	if err := signer.SignHTTP(ctx, credentials, r, payload, "s3", t.Region, time.Now()); err != nil {
+		return nil, err
+	}
 	answer, err := t.Client.Do(r)
 	if err != nil {
 		return nil, err
@@ -273,84 +249,13 @@ func (t *Target) do(ctx context.Context, a ask) (*reply, error) {
 	}
 	out := &reply{status: answer.StatusCode, header: answer.Header, body: body}
 	var document struct {
-		XMLName   xml.Name `xml:"Error"`
-		Code      string
-		RequestID string `xml:"RequestId"`
+		XMLName xml.Name `xml:"Error"`
+		Code    string
 	}
 	if bytes.HasPrefix(body, []byte("<")) && xml.Unmarshal(body, &document) == nil {
-		out.code, out.requestID = document.Code, document.RequestID
+		out.code = document.Code
 	}
 	return out, nil
-}
-
-// sign adds a signature of version 4 to a request. payload is the hash of the
-// body in hex, or one of the words that replace it.
-func (t *Target) sign(r *http.Request, payload string, now time.Time) {
-	stamp := now.UTC().Format("20060102T150405Z")
-	r.Header.Set("X-Amz-Date", stamp)
-	r.Header.Set("X-Amz-Content-Sha256", payload)
-
-	var names []string
-	for name := range r.Header {
-		names = append(names, strings.ToLower(name))
-	}
-	names = append(names, "host")
-	slices.Sort(names)
-	var headers strings.Builder
-	for _, name := range names {
-		value := r.URL.Host
-		if name != "host" {
-			value = strings.Join(r.Header.Values(name), ",")
-		}
-		headers.WriteString(name + ":" + strings.TrimSpace(value) + "\n")
-	}
-	signed := strings.Join(names, ";")
-	canonical := strings.Join([]string{
-		r.Method, r.URL.EscapedPath(), r.URL.RawQuery, headers.String(), signed, payload,
-	}, "\n")
-
-	scope := strings.Join([]string{stamp[:8], t.Region, "s3", "aws4_request"}, "/")
-	digest := sha256.Sum256([]byte(canonical))
-	text := strings.Join([]string{"AWS4-HMAC-SHA256", stamp, scope, hex.EncodeToString(digest[:])}, "\n")
-	key := []byte("AWS4" + t.SecretAccessKey)
-	for part := range strings.SplitSeq(scope, "/") {
-		key = mac(key, part)
-	}
-	r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+t.AccessKeyID+"/"+scope+
-		", SignedHeaders="+signed+", Signature="+hex.EncodeToString(mac(key, text)))
-}
-
-func mac(key []byte, text string) []byte {
-	h := hmac.New(sha256.New, key)
-	h.Write([]byte(text))
-	return h.Sum(nil)
-}
-
-// escape encodes a path or a part of a query exactly as it is signed.
-func escape(s string, slash bool) string {
-	var b strings.Builder
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', strings.IndexByte("-._~", c) >= 0, c == '/' && slash:
-			b.WriteByte(c)
-		default:
-			b.WriteString("%" + strings.ToUpper(hex.EncodeToString([]byte{c})))
-		}
-	}
-	return b.String()
-}
-
-// query encodes parameters, sorted, as signing requires.
-func query(values url.Values) string {
-	var parts []string
-	for name, list := range values {
-		for _, value := range list {
-			parts = append(parts, escape(name, false)+"="+escape(value, false))
-		}
-	}
-	slices.Sort(parts)
-	return strings.Join(parts, "&")
 }
 
 // fatal ends the trial.
@@ -396,12 +301,8 @@ func (k *trial) get(key string, pairs ...string) *reply {
 	return k.send(ask{method: http.MethodGet, key: k.prefix + key, header: headers(pairs)})
 }
 
-func (k *trial) head(key string, pairs ...string) *reply {
-	return k.send(ask{method: http.MethodHead, key: k.prefix + key, header: headers(pairs)})
-}
-
-func (k *trial) remove(key string, pairs ...string) *reply {
-	return k.send(ask{method: http.MethodDelete, key: k.prefix + key, header: headers(pairs)})
+func (k *trial) remove(key string) *reply {
+	return k.send(ask{method: http.MethodDelete, key: k.prefix + key})
 }
 
 // holds ends the trial unless the object has the body, and the ETag if one is
