@@ -30,7 +30,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
-	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 )
 
 // limit ends a run that hangs.
@@ -60,7 +60,7 @@ func tell(args []string, stdout, stderr io.Writer) int {
 	defer cancel()
 	ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("the story did not end within %s", limit))
 	defer cancel()
-	started := &servers.Run{}
+	started := &process.Run{}
 	defer started.Close()
 	var err error
 	switch *kind {
@@ -79,7 +79,7 @@ func tell(args []string, stdout, stderr io.Writer) int {
 }
 
 // story runs the two workers and judges the result.
-func story(ctx context.Context, started *servers.Run, kind string, fenced bool, out io.Writer) error {
+func story(ctx context.Context, started *process.Run, kind string, fenced bool, out io.Writer) error {
 	url, drop, err := pgtest.Provide(ctx)
 	if err != nil {
 		return err
@@ -178,7 +178,7 @@ func start(ctx context.Context, r role, name string) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &worker{cmd: cmd, lines: bufio.NewScanner(stdout), stdin: stdin}, servers.StartCommand(cmd)
+	return &worker{cmd: cmd, lines: bufio.NewScanner(stdout), stdin: stdin}, process.StartCommand(cmd)
 }
 
 // expect reads a line that begins with word and returns the rest.

@@ -10,13 +10,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 )
 
 // redlock shows on three real servers why Redlock issues no tokens: two holders
 // at once, and a number that falls. lockclient/REDLOCK.md says what to use.
-func redlock(ctx context.Context, t *servers.Run, out io.Writer) error {
+func redlock(ctx context.Context, t *process.Run, out io.Writer) error {
 	redis.SetLogger(silent{})
-	var nodes []*servers.Process
+	var nodes []*process.Server
 	for range 3 {
 		nodes = append(nodes, servers.StartRedis(t))
 	}

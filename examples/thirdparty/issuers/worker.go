@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
@@ -35,7 +36,7 @@ type role struct {
 }
 
 // startNodes starts the issuer and returns what kills one of its nodes.
-func (r *role) startNodes(t *servers.Run) (kill func() string) {
+func (r *role) startNodes(t *process.Run) (kill func() string) {
 	switch r.Issuer {
 	case "etcd":
 		cluster := servers.StartEtcd(t, 3)

@@ -35,6 +35,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -65,7 +66,7 @@ func run(ctx context.Context, f flags, out io.Writer) error {
 	endpoints, members := strings.Split(f.endpoints, ","), 0
 	switch {
 	case f.demo:
-		started := &servers.Run{}
+		started := &process.Run{}
 		defer started.Close()
 		endpoints = servers.StartEtcd(started, 1).Addrs()
 		f.token = rand.Text()

@@ -16,8 +16,11 @@ type Way struct {
 	// returns how long it took if that differs from the time of the call, else 0;
 	// a negative result means unknown.
 	Do func(ctx context.Context, client, i int) (time.Duration, error)
-	// Times is how many operations one call of Do does; 0 means one.
-	Times int
+}
+
+// timed makes a Do of a function whose call is what is timed.
+func timed(f func(ctx context.Context, client, i int) error) func(context.Context, int, int) (time.Duration, error) {
+	return func(ctx context.Context, client, i int) (time.Duration, error) { return 0, f(ctx, client, i) }
 }
 
 // Plan says how ways are compared.
@@ -110,7 +113,6 @@ type run struct {
 const keep = 4096
 
 func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
-	times := max(r.way.Times, 1)
 	began := time.Now().Add(plan.Lead)
 	end := began.Add(length)
 	cut, stop := ctx, context.CancelFunc(func() {})
@@ -141,12 +143,12 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 				}
 				n++
 				if d > 0 && len(took) < keep {
-					took = append(took, float64(d)/float64(times))
+					took = append(took, float64(d))
 				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			done += n * times
+			done += n
 			r.took = append(r.took, took...)
 			if err != nil && cut.Err() == nil && !(plan.Cut && time.Now().After(end)) {
 				r.err = fmt.Errorf("%s: %w", r.way.Name, err)

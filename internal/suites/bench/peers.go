@@ -84,7 +84,7 @@ func (p started) reach(ctx context.Context, e *env, owner string, ttl time.Durat
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.name, err)
 	}
-	e.later(l.close)
+	e.Cleanup(l.close)
 	return l, nil
 }
 
@@ -100,7 +100,7 @@ func peerPairs(ctx context.Context, e *env, s *Section) error {
 		if e.short && durable {
 			continue
 		}
-		if err := e.part(func() error { return pairsOf(ctx, e, s, durable) }); err != nil {
+		if err := e.part(func(e *env) error { return pairsOf(ctx, e, s, durable) }); err != nil {
 			return err
 		}
 	}
@@ -126,10 +126,7 @@ func pairsOf(ctx context.Context, e *env, s *Section, durable bool) error {
 			return unlock(ctx)
 		})})
 	}
-	for _, clients := range []int{1, 16, 64} {
-		if e.short && clients != 16 {
-			continue
-		}
+	for _, clients := range e.clients(1, 16, 64) {
 		figures, err := Compare(ctx, Plan{Clients: clients, Block: 110 * time.Millisecond, Rounds: e.rounds(6)}, ways...)
 		if err != nil {
 			return err
@@ -193,11 +190,8 @@ func (r *relay) free() {
 }
 
 func peerContended(ctx context.Context, e *env, s *Section) error {
-	for _, clients := range []int{16, 64} {
-		if e.short && clients != 16 {
-			continue
-		}
-		if err := e.part(func() error { return contendedBy(ctx, e, s, clients) }); err != nil {
+	for _, clients := range e.clients(16, 64) {
+		if err := e.part(func(e *env) error { return contendedBy(ctx, e, s, clients) }); err != nil {
 			return err
 		}
 	}

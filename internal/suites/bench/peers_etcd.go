@@ -14,11 +14,8 @@ import (
 )
 
 // startEtcd runs one node.
-func startEtcd(ctx context.Context, e *env, durable bool) (string, error) {
-	if durable {
-		return servers.StartEtcdDurable(tb{e: e, ctx: ctx}).Nodes[0].Addr, nil
-	}
-	return servers.StartEtcd(tb{e: e, ctx: ctx}, 1).Nodes[0].Addr, nil
+func startEtcd(_ context.Context, e *env, durable bool) (string, error) {
+	return servers.StartEtcdWith(e, 1, servers.EtcdOptions{Durable: durable}).Addrs()[0], nil
 }
 
 func dialClient(addr string) (*clientv3.Client, error) {

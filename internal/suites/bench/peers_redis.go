@@ -14,12 +14,12 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
-func startRedis(ctx context.Context, e *env, durable bool) (string, error) {
+func startRedis(_ context.Context, e *env, durable bool) (string, error) {
 	sync := "everysec"
 	if durable {
 		sync = "always"
 	}
-	return servers.StartRedis(tb{e: e, ctx: ctx}, "--appendonly", "yes", "--appendfsync", sync).Addr, nil
+	return servers.StartRedis(e, "--appendonly", "yes", "--appendfsync", sync).Addr, nil
 }
 
 func redisClient(addr string, conns int) *redis.Client {

@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,51 +55,38 @@ type Machine struct {
 	MemoryGiB  int    `json:"memoryGiB"`
 	System     string `json:"system"`
 	Go         string `json:"go"`
-	PostgreSQL string `json:"postgresql,omitempty"`
+	PostgreSQL string `json:"postgresql"`
 	Load       string `json:"load"` // over the last minute, when the section began
 }
 
 // thisMachine describes where the program runs. A commit with changes in the
-// work tree ends in "+".
+// work tree, other than those of this program's results, ends in "+".
 func thisMachine(command string) Machine {
 	first := func(file, prefix string) string {
 		text, _ := os.ReadFile(file)
 		for line := range strings.Lines(string(text)) {
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
-				return strings.TrimSpace(strings.TrimLeft(rest, " \t:="))
+				return strings.Trim(rest, " \t\n:=\"")
 			}
 		}
 		return ""
 	}
+	git := func(args ...string) string {
+		out, _ := exec.Command("git", args...).Output()
+		return strings.TrimSpace(string(out))
+	}
 	m := Machine{
 		At: time.Now().UTC().Format(time.RFC3339), Command: command, Cores: runtime.NumCPU(), Go: runtime.Version(),
-		Processor: first("/proc/cpuinfo", "model name"), System: runtime.GOOS + "/" + runtime.GOARCH + " " + strings.Trim(first("/etc/os-release", "PRETTY_NAME"), `"`),
+		Processor: first("/proc/cpuinfo", "model name"), System: runtime.GOOS + "/" + runtime.GOARCH + " " + first("/etc/os-release", "PRETTY_NAME"),
+		Commit: git("rev-parse", "--short=12", "HEAD"),
 	}
 	kib, _ := strconv.Atoi(strings.TrimSuffix(first("/proc/meminfo", "MemTotal"), " kB"))
 	m.MemoryGiB = int(math.Round(float64(kib) / (1 << 20)))
 	m.Load, _, _ = strings.Cut(first("/proc/loadavg", ""), " ")
-	m.Commit = commit()
+	if git("status", "--porcelain", "--", ":(top)", ":(top,exclude)internal/suites/bench/results") != "" {
+		m.Commit += "+"
+	}
 	return m
-}
-
-func commit() string {
-	if out, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output(); err == nil {
-		head := strings.TrimSpace(string(out))
-		// This program itself writes the results.
-		changed, err := exec.Command("git", "status", "--porcelain", "--", ":(top)", ":(top,exclude)internal/suites/bench/results").Output()
-		if err != nil || len(changed) > 0 {
-			head += "+"
-		}
-		return head
-	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				return s.Value
-			}
-		}
-	}
-	return "unknown"
 }
 
 // add turns a comparison into rows with the columns of perCall.
@@ -140,15 +127,15 @@ func load(dir, suite string) Report {
 	return r
 }
 
-// put adds a section, or replaces the one of the same name.
-func (r *Report) put(s Section) {
+// section returns the section of that name, a new one if there is none.
+func (r *Report) section(name string) *Section {
 	for i := range r.Sections {
-		if r.Sections[i].Name == s.Name {
-			r.Sections[i] = s
-			return
+		if r.Sections[i].Name == name {
+			return &r.Sections[i]
 		}
 	}
-	r.Sections = append(r.Sections, s)
+	r.Sections = append(r.Sections, Section{Name: name})
+	return &r.Sections[len(r.Sections)-1]
 }
 
 // write stores the report as JSON and as tables in Markdown.
@@ -175,44 +162,31 @@ func (s Section) markdown() string {
 	var b strings.Builder
 	m := s.Machine
 	fmt.Fprintf(&b, "## %s\n\n%s", s.Title, s.About)
-	ratios, notes := false, false
-	for _, row := range s.Rows {
-		ratios = ratios || row.Ratio != nil
-		notes = notes || row.Note != ""
-	}
+	ratios := slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Ratio != nil })
+	notes := slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Note != "" })
 	head := []string{"case", "way"}
 	if ratios {
-		head = append(head, "ratio to the floor", "error bar", "by p50")
+		head = append(head, "ratio to the floor", "error bar")
+		b.WriteString(" The ratio is of rates, with its quartiles.")
 	}
 	head = append(head, s.Columns...)
 	if notes {
 		head = append(head, "")
 	}
-	if ratios {
-		b.WriteString(" The ratio is of rates, with its quartiles; \"by p50\" is of the median durations of single calls, which a busy machine upsets less.")
-	}
 	b.WriteString("\n\n")
 	line := func(cells []string) { b.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
 	line(head)
-	for i := range head {
-		head[i] = "---"
-	}
-	line(head)
+	line(slices.Repeat([]string{"---"}, len(head)))
 	for _, row := range s.Rows {
 		if row.Way == again {
 			continue // it is the error bar of the others
 		}
 		cells := []string{row.Case, row.Way}
-		if ratios {
-			ratio, bar, half := "", "", ""
-			if row.Ratio != nil {
-				if by := s.byMedian(row); by > 0 {
-					half = number(round(by, 3))
-				}
-				ratio = fmt.Sprintf("**%s** (%s-%s)", number(row.Ratio[1]), number(row.Ratio[0]), number(row.Ratio[2]))
-				bar = "± " + number(row.Bar)
-			}
-			cells = append(cells, ratio, bar, half)
+		switch {
+		case row.Ratio != nil:
+			cells = append(cells, fmt.Sprintf("**%s** (%s-%s)", number(row.Ratio[1]), number(row.Ratio[0]), number(row.Ratio[2])), "± "+number(row.Bar))
+		case ratios:
+			cells = append(cells, "", "")
 		}
 		for _, c := range s.Columns {
 			cell := ""
@@ -226,23 +200,9 @@ func (s Section) markdown() string {
 		}
 		line(cells)
 	}
-	fmt.Fprintf(&b, "\n`%s` at %s, %s, load %s before, %.0f s: %d cores of %s, %d GiB, %s, %s", m.Command, m.Commit, m.At, m.Load, s.Seconds, m.Cores, m.Processor, m.MemoryGiB, m.System, m.Go)
-	if m.PostgreSQL != "" {
-		b.WriteString(", PostgreSQL " + m.PostgreSQL)
-	}
-	b.WriteString(".\n")
+	fmt.Fprintf(&b, "\n`%s` at %s, %s, load %s before, %.0f s: %d cores of %s, %d GiB, %s, %s, PostgreSQL %s.\n",
+		m.Command, m.Commit, m.At, m.Load, s.Seconds, m.Cores, m.Processor, m.MemoryGiB, m.System, m.Go, m.PostgreSQL)
 	return b.String()
-}
-
-// byMedian returns the median duration of the floor divided by the row's. On an
-// idle machine it equals the ratio, and other load affects it less.
-func (s Section) byMedian(row Row) float64 {
-	for _, floor := range s.Rows {
-		if floor.Case == row.Case {
-			return floor.Values["p50 µs"] / max(row.Values["p50 µs"], 1e-9)
-		}
-	}
-	return 0
 }
 
 // number writes a figure with separators between thousands.

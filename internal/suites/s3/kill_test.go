@@ -147,9 +147,7 @@ func TestP1StoreKilled(t *testing.T) {
 		time.Sleep(time.Duration(rng.IntN(5000)) * time.Microsecond)
 		g.Kill()
 		time.Sleep(time.Duration(rng.IntN(50)) * time.Millisecond)
-		if err := g.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		g.Start()
 	}
 	stop()
 	wg.Wait()

@@ -111,7 +111,7 @@ func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 // that the holder talks to, while others talk to the rest. Another is granted
 // the lease on the other side, and by then no holder relies on its own.
 func TestEtcdPartition(t *testing.T) {
-	cluster := servers.StartEtcdLinked(t, 3)
+	cluster := startLinkedEtcd(t, 3)
 	const ttl = 3 * time.Second
 	var issuers []driver.Issuer
 	var probes []*clientv3.Client
@@ -128,13 +128,13 @@ func TestEtcdPartition(t *testing.T) {
 	defer h.verdict(t)
 	cuts := 0
 	h.run(t, issuers, ttl, longtest.ByLength(2, 30), func(round int) {
-		n := etcdLeader(t, cluster)
+		n := etcdLeader(t, cluster.Etcd)
 		what := "the leading"
 		if round%2 == 1 {
 			n, what = h.holder(), "the holder's"
 		}
 		had := h.count()
-		cluster.Cut(n, true)
+		cluster.cut(n, true)
 		// Until the other side has granted it twice: one of these may have been
 		// in flight before.
 		for began := time.Now(); h.count() < had+2; time.Sleep(5 * time.Millisecond) {
@@ -149,7 +149,7 @@ func TestEtcdPartition(t *testing.T) {
 			cuts++
 		}
 		t.Logf("%s node, %d, was cut off: %d grants meanwhile", what, n, h.count()-had)
-		cluster.Cut(n, false)
+		cluster.cut(n, false)
 		for began := time.Now(); !writes(n); {
 			if time.Since(began) > time.Minute {
 				t.Fatalf("node %d does not come back", n)
@@ -198,7 +198,7 @@ func TestEtcd(t *testing.T) {
 // holder relies on its lease too long depends on a margin of ticks, which a slow
 // machine may use up: it is reported, not asserted.
 func TestZooKeeper(t *testing.T) {
-	z := servers.StartZooKeeper(t, 3)
+	z := startLinkedZooKeeper(t, 3)
 	const ttl = 6 * servers.ZooKeeperTick
 	issuers := []driver.Issuer{zooKeeperIssuer(t, 3, z.Addrs()...)}
 	for _, addr := range z.Addrs() {
@@ -222,9 +222,9 @@ func TestZooKeeper(t *testing.T) {
 		case 0:
 			n = (n + 1 + round/3%2) % 3
 			t.Logf("a follower, node %d, is cut off", n)
-			z.Cut(n, true)
+			z.cut(n, true)
 			time.Sleep(2*ttl + 5*servers.ZooKeeperTick)
-			z.Cut(n, false)
+			z.cut(n, false)
 		case 1:
 			t.Logf("kill -9 of the leader, node %d", n)
 			z.Nodes[n].Kill()
@@ -272,7 +272,7 @@ func TestRedisSentinel(t *testing.T) {
 	r := servers.StartRedisSentinel(t, 2)
 	master := func() int {
 		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
-			if n := r.Master(); n >= 0 && r.Role(n) == "master" {
+			if n := masterOf(t.Context(), r); n >= 0 {
 				return n
 			}
 		}

@@ -82,7 +82,7 @@ func TestSurfaces(t *testing.T) {
 					MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, ReadTimeout: time.Second, WriteTimeout: time.Second})))
 			}
 			return issuers, 2 * time.Second, func() {
-				if n := r.Master(); n >= 0 {
+				if n := masterOf(t.Context(), r); n >= 0 {
 					r.Nodes[n].Kill()
 					time.Sleep(3 * time.Second) // a replica takes over
 					r.Nodes[n].Start()

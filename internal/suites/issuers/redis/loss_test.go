@@ -11,8 +11,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
@@ -21,7 +23,11 @@ import (
 // a plain counter repeats the lost one.
 func TestP3TokensSurviveAFailover(t *testing.T) {
 	master := servers.StartRedis(t)
-	link := servers.NewLink(t, master.Addr)
+	link, err := faultproxy.New("tcp", master.Addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
 	replica := servers.StartRedis(t, "--replicaof", "127.0.0.1 "+link.Addr()[len("127.0.0.1:"):])
 	s := &server{}
 	c, r := s.client(t, master.Addr), s.client(t, replica.Addr)
@@ -33,7 +39,7 @@ func TestP3TokensSurviveAFailover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	link.Cut(true) // what is sent now is lost
+	link.Set(func(m *faultproxy.Message) { m.Fate = faultproxy.Drop }) // what is sent now is lost
 	lost := acquire(t, s.issuer(t, master.Addr), "r", "a")
 	plain := c.Incr(t.Context(), "plain").Val()
 	master.Kill()
@@ -119,7 +125,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"a replica":              {replica.Addr, "READONLY", true},
 		"a server that uses TLS": {alerting(t), "", false},
-		"nobody there":           {servers.FreeAddr(t), "", false},
+		"nobody there":           {process.FreeAddr(t), "", false},
 	} {
 		s := &server{}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 )
 
 // ZooKeeperTick is the tickTime of the servers.
@@ -13,77 +15,69 @@ const ZooKeeperTick = 400 * time.Millisecond
 
 // ZooKeeper is an ensemble, or a standalone server.
 type ZooKeeper struct {
-	Nodes []*Process
-	dirs  []string
-	links [][]*Link // by follower and leader
+	Nodes []*process.Server
+	// Dirs are the nodes' data directories.
+	Dirs []string
 }
 
 // Addrs returns the nodes' addresses.
-func (z *ZooKeeper) Addrs() []string {
-	var out []string
-	for _, n := range z.Nodes {
-		out = append(out, n.Addr)
-	}
-	return out
-}
+func (z *ZooKeeper) Addrs() []string { return addrs(z.Nodes) }
 
 // StartZooKeeper starts an ensemble of n servers; one is standalone. The lines
 // are added to each server's configuration.
-func StartZooKeeper(t TB, n int, lines ...string) *ZooKeeper {
+func StartZooKeeper(t process.TB, n int, lines ...string) *ZooKeeper {
 	t.Helper()
-	java := program(t, "java")
-	var classes []string
-	for _, jar := range []string{"zookeeper.jar", "slf4j-simple.jar"} {
-		found := ""
-		for _, dir := range []string{"/usr/share/java", "/usr/local/share/java"} {
-			if _, err := os.Stat(dir + "/" + jar); err == nil {
-				found = dir + "/" + jar
-			}
-		}
-		if found == "" {
-			t.Fatalf("%s is not installed; run .ci/setup servers to install it", jar)
-		}
-		classes = append(classes, found)
-	}
+	return StartZooKeeperVia(t, n, nil, lines...)
+}
+
+// StartZooKeeperVia starts an ensemble in which a follower reaches the leader,
+// which listens at addr, under the address that via returns.
+func StartZooKeeperVia(t process.TB, n int, via func(follower, leader int, addr string) string, lines ...string) *ZooKeeper {
+	t.Helper()
+	java, classes := program(t, "java"), jar(t, "zookeeper.jar")+":"+jar(t, "slf4j-simple.jar")
 	z := &ZooKeeper{}
-	var addrs, quorum, election []string
+	var quorum, election []string
 	for range n {
-		addrs, quorum, election = append(addrs, FreeAddr(t)), append(quorum, FreeAddr(t)), append(election, FreeAddr(t))
+		quorum, election = append(quorum, process.FreeAddr(t)), append(election, process.FreeAddr(t))
 	}
-	for id, addr := range addrs {
-		dir := t.TempDir()
-		z.dirs = append(z.dirs, filepath.Join(dir, "data"))
-		z.wipe(t, id)
-		// A follower reaches each leader through a link of its own.
-		members, links := "", make([]*Link, n)
-		for k := range n {
+	for id := range n {
+		addr, dir := process.FreeAddr(t), t.TempDir()
+		z.Dirs = append(z.Dirs, filepath.Join(dir, "data"))
+		z.Wipe(t, id)
+		members := ""
+		for k := 0; k < n && n > 1; k++ {
 			to := quorum[k]
-			if k != id {
-				links[k] = NewLink(t, quorum[k])
-				to = links[k].Addr()
+			if via != nil && k != id {
+				to = via(id, k, to)
 			}
-			if n > 1 {
-				members += fmt.Sprintf("server.%d=127.0.0.1:%s:%s\n", k+1, port(to), port(election[k]))
-			}
+			members += fmt.Sprintf("server.%d=127.0.0.1:%s:%s\n", k+1, port(to), port(election[k]))
 		}
-		z.links = append(z.links, links)
 		config := fmt.Sprintf("tickTime=%d\ninitLimit=50\nsyncLimit=10\ndataDir=%s\nclientPort=%s\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n4lw.commands.whitelist=srvr,mntr\n%s%s\n",
-			ZooKeeperTick.Milliseconds(), z.dirs[id], port(addr), members, strings.Join(lines, "\n"))
+			ZooKeeperTick.Milliseconds(), z.Dirs[id], port(addr), members, strings.Join(lines, "\n"))
 		if err := os.WriteFile(filepath.Join(dir, "zoo.cfg"), []byte(config), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		p := &Process{t: t, Addr: addr, log: filepath.Join(dir, "log"), ready: func() error { return zooKeeperReady(addr) },
-			command: []string{java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false",
-				"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=3600000", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", strings.Join(classes, ":"),
-				"org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(dir, "zoo.cfg")}}
-		z.Nodes = append(z.Nodes, p)
-		p.launch()
-		t.Cleanup(p.Kill)
+		z.Nodes = append(z.Nodes, process.Serve(t, &process.Server{Addr: addr, Dir: dir, Ready: func() error { return zooKeeperReady(addr) },
+			Command: []string{java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false",
+				"-Dzookeeper.forceSync=no", "-Dznode.container.checkIntervalMs=3600000", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classes,
+				"org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(dir, "zoo.cfg")}}))
 	}
 	for _, p := range z.Nodes {
 		p.Await()
 	}
 	return z
+}
+
+// jar finds a Java archive, or says how to install it.
+func jar(t process.TB, name string) string {
+	t.Helper()
+	for _, dir := range []string{"/usr/share/java/", "/usr/local/share/java/"} {
+		if _, err := os.Stat(dir + name); err == nil {
+			return dir + name
+		}
+	}
+	t.Fatalf("%s is not installed; run .ci/setup servers to install it", name)
+	return ""
 }
 
 func zooKeeperReady(addr string) error {
@@ -103,7 +97,7 @@ func (z *ZooKeeper) Mode(n int) string {
 }
 
 // Leader waits for a leader and returns its number.
-func (z *ZooKeeper) Leader(t TB) int {
+func (z *ZooKeeper) Leader(t process.TB) int {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
 		for n := range z.Nodes {
@@ -116,32 +110,17 @@ func (z *ZooKeeper) Leader(t TB) int {
 	return -1
 }
 
-// Cut cuts a node off from the others, or heals it. Its clients still reach it.
-func (z *ZooKeeper) Cut(n int, cut bool) {
-	for follower, links := range z.links {
-		for leader, l := range links {
-			if l != nil && (follower == n || leader == n) {
-				l.Cut(cut)
-			}
-		}
-	}
-}
-
 // Wipe deletes a node's data; the node must not be running.
-func (z *ZooKeeper) Wipe(t TB, n int) { z.wipe(t, n) }
-
-func (z *ZooKeeper) wipe(t TB, n int) {
+func (z *ZooKeeper) Wipe(t process.TB, n int) {
 	t.Helper()
-	if err := os.RemoveAll(z.dirs[n]); err != nil {
-		t.Fatal(err)
+	err := os.RemoveAll(z.Dirs[n])
+	if err == nil {
+		err = os.MkdirAll(z.Dirs[n], 0o700)
 	}
-	if err := os.MkdirAll(z.dirs[n], 0o700); err != nil {
-		t.Fatal(err)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(z.Dirs[n], "myid"), fmt.Append(nil, n+1), 0o600)
 	}
-	if err := os.WriteFile(filepath.Join(z.dirs[n], "myid"), fmt.Append(nil, n+1), 0o600); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 }
-
-// Dir returns a node's data directory.
-func (z *ZooKeeper) Dir(n int) string { return z.dirs[n] }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
@@ -312,7 +313,7 @@ func TestRefusals(t *testing.T) {
 		"another tick":               {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
 		"no such parent":             {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
 		"a server that wants TLS":    {zklock.Options{}, plain.Addr().String(), ""},
-		"nobody there":               {zklock.Options{}, servers.FreeAddr(t), ""},
+		"nobody there":               {zklock.Options{}, process.FreeAddr(t), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := issuer(t, &test.opts, test.addr)

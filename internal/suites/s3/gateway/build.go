@@ -3,7 +3,6 @@
 package gateway
 
 import (
-	"context"
 	"debug/buildinfo"
 	"fmt"
 	"os"
@@ -11,9 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"syscall"
-	"time"
 )
 
 // Product is a store at a version.
@@ -28,8 +25,9 @@ type Product struct {
 	install, main string
 	// binary is the name of the file.
 	binary string
-	// run returns arguments and environment for a store at an address.
-	run func(g *Gateway, address string) (args, env []string)
+	// run returns arguments and environment for a store at an address, with its
+	// data in a directory.
+	run func(g *Gateway, address, data string) (args, env []string)
 }
 
 var (
@@ -45,8 +43,8 @@ var (
 	MinIO = Product{
 		Name: "MinIO 2026-02-12", Module: "github.com/minio/minio", Version: "v0.0.0-20260212201848-7aac2a2c5b7c",
 		install: "github.com/minio/minio", binary: "minio",
-		run: func(g *Gateway, address string) ([]string, []string) {
-			return []string{"server", "--quiet", "--address", address, g.data()}, []string{
+		run: func(g *Gateway, address, data string) ([]string, []string) {
+			return []string{"server", "--quiet", "--address", address, data}, []string{
 				"MINIO_ROOT_USER=" + g.AccessKeyID, "MINIO_ROOT_PASSWORD=" + g.SecretAccessKey, "MINIO_REGION=" + g.Region,
 				"MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CI_CD=1", // one disk, which may be the root's
 			}
@@ -64,8 +62,8 @@ func versitygw(version string) Product {
 	return Product{
 		Name: "versitygw " + version, Module: "github.com/versity/versitygw", Version: version,
 		install: "github.com/versity/versitygw/cmd/versitygw", binary: "versitygw",
-		run: func(g *Gateway, address string) ([]string, []string) {
-			return []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", g.data()},
+		run: func(g *Gateway, address, data string) ([]string, []string) {
+			return []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", data},
 				[]string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey}
 		},
 	}
@@ -86,29 +84,25 @@ import (
 
 func main() { cmd.Main() }
 `,
-		run: func(g *Gateway, address string) ([]string, []string) {
+		run: func(g *Gateway, address, data string) ([]string, []string) {
 			return []string{"serve", "s3", "--addr", address, "--auth-key", g.AccessKeyID + "," + g.SecretAccessKey,
-				"--vfs-cache-mode", cache, "--config", "", "--cache-dir", filepath.Join(g.Dir, "cache"), g.data()}, nil
+				"--vfs-cache-mode", cache, "--config", "", "--cache-dir", filepath.Join(filepath.Dir(data), "cache"), data}, nil
 		},
 	}
 }
 
-var building sync.Mutex
-
 // Binary returns the path of the store's binary, and builds it if necessary.
-func (p Product) Binary(ctx context.Context) (string, error) {
-	// Builds use all processors anyway.
-	building.Lock()
-	defer building.Unlock()
-	dir, err := cache()
+func (p Product) Binary() (string, error) {
+	base, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", p.binary, p.Version, runtime.GOOS, runtime.GOARCH))
-	if p.check(path) == nil {
-		return path, nil
+	dir := filepath.Join(base, "fencepost")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
 	}
-	// Test binaries of several packages run concurrently.
+	// One build at a time uses all processors anyway. Each open file has a lock of
+	// its own, so this excludes goroutines as well as other test binaries.
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", err
@@ -117,13 +111,14 @@ func (p Product) Binary(ctx context.Context) (string, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("gateway: lock %s: %w", lock.Name(), err)
 	}
+	path := filepath.Join(dir, fmt.Sprintf("%s-%s-%s-%s", p.binary, p.Version, runtime.GOOS, runtime.GOARCH))
 	if p.check(path) == nil {
 		return path, nil
 	}
-	return path, p.build(ctx, dir, path)
+	return path, p.build(dir, path)
 }
 
-func (p Product) build(ctx context.Context, dir, path string) error {
+func (p Product) build(dir, path string) error {
 	// A directory of its own, so that an interrupted build leaves no partial
 	// binary under the final name.
 	bin, err := os.MkdirTemp(dir, "build-")
@@ -141,22 +136,11 @@ func (p Product) build(ctx context.Context, dir, path string) error {
 			}
 		}
 	}
-	// The module proxy may be unavailable for a moment.
-	for _, pause := range []time.Duration{5 * time.Second, 20 * time.Second, 0} {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = bin
-		cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			break
-		}
-		if pause == 0 || ctx.Err() != nil {
-			return fmt.Errorf("gateway: build %s %s: %w\n%s", p.Module, p.Version, err, out)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+	cmd := exec.Command("go", args...)
+	cmd.Dir = bin
+	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("gateway: build %s %s: %w\n%s", p.Module, p.Version, err, out)
 	}
 	built := filepath.Join(bin, p.binary)
 	if err := p.check(built); err != nil {
@@ -177,16 +161,4 @@ func (p Product) check(path string) error {
 		}
 	}
 	return fmt.Errorf("gateway: %s is %s %s, not built from %s %s", path, info.Main.Path, info.Main.Version, p.Module, p.Version)
-}
-
-func cache() (string, error) {
-	base, err := os.UserCacheDir()
-	if err != nil {
-		base = os.TempDir()
-	}
-	dir := filepath.Join(base, "fencepost")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("gateway: no place for the binary: %w", err)
-	}
-	return dir, nil
 }

@@ -1,4 +1,4 @@
-package servers
+package process
 
 import (
 	"fmt"
@@ -36,7 +36,7 @@ func (r *Run) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, a
 
 // TempDir returns a new directory, which Close deletes.
 func (r *Run) TempDir() string {
-	dir, err := os.MkdirTemp("", "fencepost-issuers-")
+	dir, err := os.MkdirTemp("", "fencepost-")
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -46,10 +46,10 @@ func (r *Run) TempDir() string {
 
 // Close ends the servers and deletes what they wrote.
 func (r *Run) Close() {
-	all := r.cleanups
-	r.cleanups = nil
-	slices.Reverse(all)
-	for _, f := range all {
+	for len(r.cleanups) > 0 {
+		last := len(r.cleanups) - 1
+		f := r.cleanups[last]
+		r.cleanups = slices.Delete(r.cleanups, last, last+1)
 		f()
 	}
 }

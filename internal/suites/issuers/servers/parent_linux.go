@@ -1,5 +1,0 @@
-package servers
-
-import "syscall"
-
-func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

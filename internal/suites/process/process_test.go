@@ -1,0 +1,157 @@
+package process
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// childVariable makes this test binary a program: one that starts a server and
+// waits, or the server.
+const childVariable = "FENCEPOST_PROCESS_TEST"
+
+func TestMain(m *testing.M) {
+	kind, arg, _ := strings.Cut(os.Getenv(childVariable), " ")
+	switch kind {
+	case "":
+		os.Exit(m.Run())
+	case "parent":
+		server := exec.Command(os.Args[0])
+		server.Env = append(os.Environ(), childVariable+"=server "+arg)
+		p, err := Start(server)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(p.cmd.Process.Pid)
+		<-p.Done() // this process is killed
+	case "server":
+		http.ListenAndServe(arg, http.NotFoundHandler())
+	}
+}
+
+func serve(t *testing.T) *Server {
+	t.Helper()
+	addr := FreeAddr(t)
+	return Serve(t, &Server{Addr: addr, Dir: t.TempDir(), Command: []string{os.Args[0]}, Env: []string{childVariable + "=server " + addr},
+		Ready: func() error { return dial(addr) }}).Await()
+}
+
+func dial(addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}
+
+// state asks the kernel; 0 if there is no such process.
+func state(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	return stat[bytes.LastIndexByte(stat, ')')+2]
+}
+
+// TestPause: a paused server stands still when Pause returns, goes on when it is
+// resumed, and can be killed while it is paused.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	pid := s.now().cmd.Process.Pid
+	for range 3 {
+		if !s.now().Pause() || state(pid) != 'T' {
+			t.Fatalf("paused, its state is %q", state(pid))
+		}
+		s.Resume()
+		resp, err := http.Get("http://" + s.Addr)
+		if err != nil {
+			t.Fatalf("resumed, it does not answer: %v", err)
+		}
+		resp.Body.Close()
+	}
+	s.Pause()
+	s.Kill()
+	if dial(s.Addr) == nil || !s.now().State().Signaled() {
+		t.Error("it was killed, and listens")
+	}
+	if s.now().Pause() {
+		t.Error("a dead process was paused")
+	}
+	s.Start()
+	if err := dial(s.Addr); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEndsWithParent: what a killed process has started is gone.
+func TestEndsWithParent(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childVariable+"=parent "+FreeAddr(t))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil || state(pid) == 0 {
+		t.Fatalf("process %d: %v", pid, err)
+	}
+	cmd.Process.Signal(syscall.SIGKILL)
+	io.Copy(io.Discard, out)
+	cmd.Wait()
+	for began := time.Now(); state(pid) != 0 && state(pid) != 'Z'; time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("process %d is still there", pid)
+		}
+	}
+}
+
+// failing is a TB that notes the failure and ends the goroutine.
+type failing struct {
+	testing.TB
+	said chan string
+}
+
+func (f failing) Fatalf(format string, args ...any) {
+	f.said <- fmt.Sprintf(format, args...)
+	select {}
+}
+
+// TestEndedEarly: a server that ends before it is ready fails the test at once,
+// with what it has written.
+func TestEndedEarly(t *testing.T) {
+	t.Parallel()
+	f := failing{t, make(chan string, 1)}
+	go Serve(f, &Server{Dir: t.TempDir(), Command: []string{"/bin/sh", "-c", "echo no such option"}, Ready: func() error { return io.EOF }}).Await()
+	if said := <-f.said; !strings.Contains(said, "no such option") {
+		t.Errorf("%q", said)
+	}
+}
+
+// TestRun: Close undoes in reverse order, also what is added meanwhile.
+func TestRun(t *testing.T) {
+	r := &Run{}
+	dir := r.TempDir()
+	var order []int
+	r.Cleanup(func() { order = append(order, 1) })
+	r.Cleanup(func() { r.Cleanup(func() { order = append(order, 2) }) })
+	r.Close()
+	if fmt.Sprint(order) != "[2 1]" {
+		t.Errorf("order %v", order)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Errorf("%s is still there", dir)
+	}
+}
