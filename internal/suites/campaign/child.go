@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,11 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 )
 
 // environment is this process's own, before a server whose clock can be stepped
@@ -24,19 +24,21 @@ var environment = os.Environ()
 // starts again under the same name.
 type child struct {
 	listen func(*child, report)
+	ready  chan string // the address of a server that listens
+	link   *link       // to a server
 
 	mu      sync.Mutex
 	role    role
-	cmd     *exec.Cmd
-	in      io.WriteCloser
-	exited  chan struct{}
+	process *process.Process // nil before the first start
+	in      io.Writer
+	output  *output
 	stopped bool
 	retired bool // it must end
-	started bool
-	stderr  *tail
 }
 
-func newChild(r role, listen func(*child, report)) *child { return &child{role: r, listen: listen} }
+func newChild(r role, listen func(*child, report)) *child {
+	return &child{role: r, listen: listen, ready: make(chan string, 1)}
+}
 
 // start runs the program as a child. The kernel kills it when this process
 // dies, because a stopped child could not notice by itself.
@@ -50,7 +52,7 @@ func (c *child) start() error {
 	if err != nil {
 		return err
 	}
-	if c.started {
+	if c.process != nil {
 		c.role.Life++
 	}
 	encoded, err := json.Marshal(c.role)
@@ -59,37 +61,64 @@ func (c *child) start() error {
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(slices.Clone(environment), roleVariable+"="+string(encoded))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	c.stderr = &tail{}
-	cmd.Stderr = c.stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
+	c.output, c.stopped = &output{child: c, life: c.role.Life}, false
+	cmd.Stdout, cmd.Stderr = c.output, &c.output.errors
+	if c.in, err = cmd.StdinPipe(); err != nil {
 		return err
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	c.cmd, c.in, c.exited, c.stopped, c.started = cmd, in, make(chan struct{}), false, true
-	go c.read(cmd, out, c.exited, c.role.Life)
-	return nil
+	c.process, err = process.Start(cmd)
+	return err
 }
 
-// read passes the child's reports on until its output ends, then waits for it.
-func (c *child) read(cmd *exec.Cmd, out io.Reader, exited chan struct{}, life int) {
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		var r report
-		if json.Unmarshal(lines.Bytes(), &r) == nil {
-			r.life = life
-			c.listen(c, r)
+// startServer starts a child that listens, and returns its address.
+func (c *child) startServer() (string, error) {
+	if err := c.start(); err != nil {
+		return "", err
+	}
+	select {
+	case address := <-c.ready:
+		return address, nil
+	case <-c.process.Done():
+	case <-time.After(hangLimit):
+	}
+	return "", fmt.Errorf("%s is not ready: %s", c.role.Name, c.output.errors.String())
+}
+
+// output passes on the reports of one life, and keeps what went to standard error
+// in memory: children write there only when they fail.
+type output struct {
+	child  *child
+	life   int
+	rest   []byte
+	errors bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.rest = append(o.rest, p...)
+	for {
+		line, rest, whole := bytes.Cut(o.rest, []byte("\n"))
+		if !whole {
+			return len(p), nil
+		}
+		o.rest = rest
+		r := report{life: o.life}
+		if json.Unmarshal(line, &r) != nil {
+			continue
+		}
+		if r.Phase == phaseReady {
+			o.child.ready <- r.Address
+		} else {
+			o.child.listen(o.child, r)
 		}
 	}
-	cmd.Wait() // cmd.ProcessState says how it ended
-	close(exited)
+}
+
+// setPace tells the child, and those that follow it.
+func (c *child) setPace(p int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.role.Pace = p
+	fmt.Fprintf(c.in, "pace %d\n", p) // to a child that is gone: nothing to do
 }
 
 // goOn lets the child pass the gate that it reached in that life. In a later
@@ -103,46 +132,16 @@ func (c *child) goOn(life int) {
 	}
 }
 
-func (c *child) say(line string) {
-	c.mu.Lock()
-	in := c.in
-	c.mu.Unlock()
-	io.WriteString(in, line+"\n") // to a child that is gone: nothing to do
-}
-
 // pause stops the process and returns when the kernel says that it is stopped;
 // false if it has ended.
 func (c *child) pause() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stopped || c.cmd.Process.Signal(syscall.SIGSTOP) != nil {
+	if c.stopped || !c.process.Pause() {
 		return false
 	}
 	c.stopped = true
-	for range 2000 {
-		switch state(c.cmd.Process.Pid) {
-		case 'T':
-			return true
-		case 0, 'Z', 'X':
-			return false
-		}
-		time.Sleep(500 * time.Microsecond)
-	}
-	c.stopped = false
-	c.cmd.Process.Signal(syscall.SIGCONT)
-	return false
-}
-
-// state asks the kernel for a process's state; 0 if there is none.
-func state(pid int) byte {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0
-	}
-	if i := strings.LastIndexByte(string(stat), ')'); i >= 0 && i+2 < len(stat) {
-		return stat[i+2]
-	}
-	return 0
+	return true
 }
 
 func (c *child) resume() {
@@ -150,7 +149,7 @@ func (c *child) resume() {
 	defer c.mu.Unlock()
 	if c.stopped {
 		c.stopped = false
-		c.cmd.Process.Signal(syscall.SIGCONT)
+		c.process.Resume()
 	}
 }
 
@@ -158,76 +157,30 @@ func (c *child) resume() {
 // gone.
 func (c *child) kill() {
 	c.mu.Lock()
-	cmd, exited := c.cmd, c.exited
+	p := c.process
 	c.mu.Unlock()
-	if cmd == nil {
-		return
+	if p != nil {
+		p.Kill()
 	}
-	cmd.Process.Kill()
-	<-exited
 }
 
-// retire lets the child end on its own, and kills it if it does not.
-func (c *child) retire(patience time.Duration) error {
+// retire lets the child end on its own, and kills it if it does not. A child that
+// has ended before, without having been killed, is an error.
+func (c *child) retire() error {
 	c.mu.Lock()
 	c.retired = true
-	exited, cmd := c.exited, c.cmd
+	in, p := c.in, c.process
 	c.mu.Unlock()
-	if cmd == nil {
-		return nil
-	}
 	c.resume()
-	c.say("stop")
+	io.WriteString(in, "stop\n") // to a child that is gone: nothing to do
 	select {
-	case <-exited:
-	case <-time.After(patience):
+	case <-p.Done():
+	case <-time.After(hangLimit):
 		c.kill()
-		return fmt.Errorf("%s did not end within %v", c.role.Name, patience)
+		return errors.New(c.role.Name + " did not end")
 	}
-	if code := cmd.ProcessState.ExitCode(); code != 0 && code != -1 {
-		return fmt.Errorf("%s ended with status %d: %s", c.role.Name, code, c.stderr)
-	}
-	return nil
-}
-
-func (c *child) isRetired() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.retired
-}
-
-// died reports a child that ended on its own; none does before it is told to.
-func (c *child) died() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	select {
-	case <-c.exited:
-		if !c.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled() && !c.retired {
-			return errors.New(c.role.Name + " ended by itself: " + c.stderr.String())
-		}
-	default:
+	if state := p.State(); !state.Signaled() && state.ExitStatus() != 0 {
+		return fmt.Errorf("%s ended with status %d: %s", c.role.Name, state.ExitStatus(), strings.TrimSpace(c.output.errors.String()))
 	}
 	return nil
-}
-
-// tail keeps the end of a child's standard error.
-type tail struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.text = append(t.text, p...)
-	if len(t.text) > 4000 {
-		t.text = t.text[len(t.text)-4000:]
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.text))
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,11 +24,10 @@ import (
 const schema = `
 CREATE SCHEMA campaign;
 CREATE TABLE campaign.docs (
-  resource text PRIMARY KEY, write_id text NOT NULL DEFAULT '', base text NOT NULL DEFAULT '', n bigint NOT NULL DEFAULT 0,
+  surface text NOT NULL, id text NOT NULL, resource text PRIMARY KEY GENERATED ALWAYS AS (surface || ':' || id) STORED,
+  write_id text NOT NULL DEFAULT '', base text NOT NULL DEFAULT '', n bigint NOT NULL DEFAULT 0,
   token bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0, lease_id text NOT NULL DEFAULT '');
-CREATE TABLE campaign.guarded (
-  id text PRIMARY KEY, write_id text NOT NULL DEFAULT '', base text NOT NULL DEFAULT '', n bigint NOT NULL DEFAULT 0,
-  token bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
+CREATE TABLE campaign.guarded (LIKE campaign.docs INCLUDING ALL);
 CREATE TABLE campaign.log (
   seq bigint GENERATED ALWAYS AS IDENTITY, resource text, raised boolean, token bigint, lease_id text,
   write_id text NOT NULL DEFAULT '', base text NOT NULL DEFAULT '', n bigint NOT NULL DEFAULT 0);
@@ -50,14 +46,7 @@ BEGIN
   RETURN NULL;
 END $$;
 CREATE TRIGGER log AFTER UPDATE ON campaign.docs FOR EACH ROW EXECUTE FUNCTION campaign.log_doc();
-
-CREATE FUNCTION campaign.log_guarded() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-BEGIN
-  INSERT INTO campaign.log (resource, raised, token, write_id, base, n)
-    VALUES ('` + triggerSurface + `:' || NEW.id, false, NEW.token, NEW.write_id, NEW.base, NEW.n);
-  RETURN NULL;
-END $$;
-CREATE TRIGGER log AFTER UPDATE ON campaign.guarded FOR EACH ROW EXECUTE FUNCTION campaign.log_guarded();
+CREATE TRIGGER log AFTER UPDATE ON campaign.guarded FOR EACH ROW EXECUTE FUNCTION campaign.log_doc();
 
 CREATE FUNCTION campaign.log_mark() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
@@ -80,10 +69,6 @@ END $$;
 CREATE TRIGGER campaign_log AFTER INSERT OR UPDATE ON fencepost.leases FOR EACH ROW EXECUTE FUNCTION campaign.log_grant();
 `
 
-// preloading is held while this process has the environment of a server whose
-// clock can be stepped, because pgtest passes it on.
-var preloading sync.Mutex
-
 // database is the server that leases, marks and rows are on.
 type database struct {
 	*pgtest.Server
@@ -92,22 +77,20 @@ type database struct {
 
 // startDatabase starts a server, whose clock can be stepped if skewed is set,
 // and makes the schema.
-func startDatabase(ctx context.Context, guards string, skewed bool) (*database, error) {
+func startDatabase(ctx context.Context, guards string, skewed bool) (_ *database, err error) {
 	d := &database{}
-	if skewed {
-		var err error
-		if d.skew, err = newSkew(); err != nil {
-			return nil, err
-		}
-		preloading.Lock()
-		defer preloading.Unlock()
-		defer d.skew.preload()()
+	start := func() error {
+		d.Server, err = pgtest.Start(ctx, &pgtest.Options{Settings: map[string]string{"deadlock_timeout": "200ms"}})
+		return err
 	}
-	server, err := pgtest.Start(ctx, &pgtest.Options{Settings: map[string]string{"deadlock_timeout": "200ms"}})
+	if !skewed {
+		err = start()
+	} else if d.skew, err = newSkew(); err == nil {
+		err = d.skew.preloaded(start)
+	}
 	if err != nil {
 		return nil, err
 	}
-	d.Server = server
 	if err := errors.Join(d.create(ctx, guards), d.tryClock(ctx)); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -141,8 +124,7 @@ func (d *database) tryClock(ctx context.Context) error {
 func (d *database) close() error {
 	err := d.Stop()
 	if d.skew != nil {
-		err = errors.Join(err, os.RemoveAll(filepath.Dir(d.skew.file)))
-		sweep()
+		err = errors.Join(err, d.skew.remove())
 	}
 	return err
 }
@@ -164,13 +146,9 @@ func (d *database) create(ctx context.Context, guards string) error {
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
-	for i := range resourcesPerSurface {
-		for _, s := range surfaces {
-			if _, err := pool.Exec(ctx, "INSERT INTO campaign.docs (resource) VALUES ($1)", fmt.Sprintf("%s:%d", s.name, i)); err != nil {
-				return err
-			}
-		}
-		if _, err := pool.Exec(ctx, "INSERT INTO campaign.guarded (id) VALUES ($1::int::text)", i); err != nil {
+	for _, s := range surfaces {
+		_, err := pool.Exec(ctx, "INSERT INTO "+tableOf(s.name)+" (surface, id) SELECT $1, generate_series(0, $2 - 1)::text", s.name, resourcesPerSurface)
+		if err != nil {
 			return err
 		}
 	}
@@ -180,7 +158,8 @@ func (d *database) create(ctx context.Context, guards string) error {
 	return db.Admin().InstallTrigger(ctx, guardedTable)
 }
 
-// settle waits until no client's statement is running.
+// settle waits until no client's session is left. All connections have been
+// closed, so each session ends when it has done what it was sent.
 func (d *database) settle(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
@@ -188,10 +167,9 @@ func (d *database) settle(ctx context.Context) error {
 	}
 	defer conn.Close(ctx)
 	for {
-		var busy int
-		err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
-			AND pid <> pg_backend_pid() AND state <> 'idle'`).Scan(&busy)
-		if err != nil || busy == 0 {
+		var left int
+		err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()`).Scan(&left)
+		if err != nil || left == 0 {
 			return err
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -212,8 +190,8 @@ func (d *database) strand(ctx context.Context) error {
 	return err
 }
 
-// readLog adds the changes that took effect to a history.
-func (d *database) readLog(ctx context.Context, h *oracle.History) error {
+// log adds the changes that took effect to a history.
+func (d *database) log(ctx context.Context, h *oracle.History) error {
 	conn, err := pgx.Connect(ctx, d.URL())
 	if err != nil {
 		return err
@@ -230,7 +208,7 @@ func (d *database) readLog(ctx context.Context, h *oracle.History) error {
 
 // read adds everything that the server recorded to a history.
 func (d *database) read(ctx context.Context, h *oracle.History) error {
-	if err := d.readLog(ctx, h); err != nil {
+	if err := d.log(ctx, h); err != nil {
 		return err
 	}
 	conn, err := pgx.Connect(ctx, d.URL())
@@ -247,8 +225,7 @@ func (d *database) read(ctx context.Context, h *oracle.History) error {
 	if h.Grants, err = pgx.CollectRows(rows, pgx.RowToStructByPos[oracle.Grant]); err != nil {
 		return err
 	}
-	rows, err = conn.Query(ctx, `SELECT resource, write_id, n FROM campaign.docs WHERE resource NOT LIKE 's3-%' AND resource NOT LIKE '`+triggerSurface+`:%'
-		UNION ALL SELECT '`+triggerSurface+`:' || id, write_id, n FROM campaign.guarded`)
+	rows, err = conn.Query(ctx, "SELECT resource, write_id, n FROM campaign.docs WHERE resource NOT LIKE 's3-%' UNION ALL SELECT resource, write_id, n FROM campaign.guarded")
 	if err != nil {
 		return err
 	}

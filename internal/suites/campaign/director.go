@@ -20,7 +20,6 @@ type episode struct {
 	resource string
 	token    int64
 	resumed  bool
-	blind    time.Duration // how long until the victim is resumed without a successor
 	held     *child
 	heldLife int
 	over     chan struct{} // closed when nobody is stopped or held any more
@@ -37,36 +36,31 @@ func (e *episode) isOver() bool {
 
 // director aims the pauses of one surface.
 type director struct {
-	surface string
-	rng     *rand.Rand
-	gates   []string
-	note    func(event string, args ...any)
+	rng      *rand.Rand
+	gates    []string
+	unfenced bool
+	note     func(event string, args ...any)
 	// spare is taken while a replica is stopped: the other one serves the
 	// successor. The directors of all surfaces share it.
 	spare chan struct{}
+	// hold bounds how long a successor is held for its predecessor to act. blind
+	// is how long a victim stays stopped if no successor comes: well within a
+	// client's opTimeout. arm is how long to wait for a gate.
+	hold, blind, arm time.Duration
+	pace             *pace
 
 	mu      sync.Mutex
 	current *episode
-	blind   time.Duration // blindTime, or longer as learned
-	hold    time.Duration // holdTime, or longer
-	pauses  int
-	aimed   int
-	acked   int // writes that were reported as acknowledged
-	stale   int // takeovers and writes that were reported as refused
+	count   figures
 	closed  bool
 }
 
-const (
-	// holdTime bounds how long a successor is held for its predecessor to act.
-	holdTime = 500 * time.Millisecond
-	// blindTime is how long a victim stays stopped if no successor comes. On a
-	// machine too slow for one, it grows by steps up to maxBlindTime, which is
-	// well within a client's opTimeout.
-	blindTime    = 2 * time.Second
-	maxBlindTime = 5 * time.Second
-	// armTime is how long to wait for a gate.
-	armTime = 4 * time.Second
-)
+func newDirector(inside []string, r *run, spare chan struct{}, rng *rand.Rand) *director {
+	return &director{
+		gates: append([]string{phaseGranted, phaseWrite, phaseWrite}, inside...), unfenced: r.opts.Guards != guardsOn, note: r.note, spare: spare, rng: rng, pace: &r.pace,
+		hold: time.Second, blind: 4 * time.Second, arm: 4 * time.Second,
+	}
+}
 
 // draw makes the next episode. Half of them are the case that a comparison at
 // write time cannot handle: the victim is between its read and its write, the
@@ -81,6 +75,10 @@ func (d *director) draw() *episode {
 	default:
 		e.until, e.hold = phaseWrite, true
 	}
+	// Nothing ends a transaction without a fence that has locked the row.
+	if d.unfenced && e.at == phaseCommit {
+		e.until, e.hold = phaseGranted, false
+	}
 	return e
 }
 
@@ -92,13 +90,12 @@ func (d *director) run(done <-chan struct{}) {
 		}
 		e := d.draw()
 		d.mu.Lock()
-		e.blind = max(d.blind, blindTime)
 		d.current = e
 		d.mu.Unlock()
 		select {
 		case <-e.over:
 		case <-done:
-		case <-time.After(armTime + e.blind):
+		case <-time.After(d.pace.of(d.arm + d.blind)):
 		}
 		d.finish(e)
 	}
@@ -110,9 +107,11 @@ func (d *director) report(c *child, r report) {
 	d.mu.Lock()
 	switch {
 	case r.Phase == phaseWritten:
-		d.acked++
+		d.count.Acked++
 	case r.Phase == phaseFailed && r.Outcome == oracle.Stale:
-		d.stale++
+		d.count.Stale++
+	case r.Phase == phaseFailed:
+		d.count.Failed++
 	}
 	e := d.current
 	stop, resumed, acted := false, false, false
@@ -124,7 +123,7 @@ func (d *director) report(c *child, r report) {
 		}
 	case !e.resumed && c != e.victim && r.Resource == e.resource && r.Token > e.token && r.Phase == e.until:
 		e.resumed, resumed = true, true
-		d.aimed++
+		d.count.Aimed++
 		if e.hold && r.Gate {
 			e.held, e.heldLife = c, r.life
 		}
@@ -138,10 +137,10 @@ func (d *director) report(c *child, r report) {
 		d.stop(e, r)
 		return
 	case resumed:
-		d.note("resume", "child", e.victim.role.Name, "resource", e.resource, "token", e.token, "successor", r.Token, "at", r.Phase)
+		d.note("resume", "child", e.victim.role.Name, "resource", e.resource, "token", e.token, "successor", r.Token, "phase", r.Phase)
 		if held { // until the victim has acted, or has had time to
 			e.victim.resume()
-			time.AfterFunc(max(d.hold, holdTime), func() { d.finish(e) })
+			time.AfterFunc(d.pace.of(d.hold), func() { d.finish(e) })
 			return
 		}
 		d.finish(e)
@@ -172,7 +171,7 @@ func (d *director) stop(e *episode, r report) {
 	stopped := e.victim.pause()
 	d.mu.Lock()
 	if stopped {
-		d.pauses++
+		d.count.Pauses++
 	}
 	late := e.resumed || e.isOver() // nothing would resume it
 	d.mu.Unlock()
@@ -183,8 +182,8 @@ func (d *director) stop(e *episode, r report) {
 	case late:
 		e.victim.resume()
 	default:
-		d.note("pause", "child", e.victim.role.Name, "resource", r.Resource, "token", r.Token, "at", r.Phase)
-		time.AfterFunc(max(e.blind, blindTime), func() { d.finish(e) })
+		d.note("pause", "child", e.victim.role.Name, "resource", r.Resource, "token", r.Token, "phase", r.Phase)
+		time.AfterFunc(d.pace.of(d.blind), func() { d.finish(e) })
 	}
 }
 
@@ -197,13 +196,6 @@ func (d *director) finish(e *episode) {
 	}
 	close(e.over)
 	victim, held, life := e.victim, e.held, e.heldLife
-	switch {
-	case victim == nil:
-	case e.resumed:
-		d.blind = blindTime
-	default:
-		d.blind = min(max(d.blind, blindTime)+blindTime/4, maxBlindTime)
-	}
 	if d.current == e {
 		d.current = nil
 	}
@@ -230,11 +222,11 @@ func (d *director) close() {
 	}
 }
 
-// counts fills in the director's actions and the reports it received.
-func (d *director) counts(f *figures) {
+// counts returns the director's actions and the reports it received.
+func (d *director) counts() figures {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f.Pauses, f.Aimed, f.Acked, f.Stale = d.pauses, d.aimed, d.acked, d.stale
+	return d.count
 }
 
 // stage has a director for each surface.
@@ -250,10 +242,8 @@ func (s stage) report(c *child, r report) {
 
 // sleepUnless waits; false if done was closed first.
 func sleepUnless(done <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-done:
 		return false

@@ -39,11 +39,8 @@ func TestMain(m *testing.M) {
 func TestBadFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"-guards maybe":     `-guards: "maybe"`,
-		"-expect trouble":   `-expect: "trouble"`,
 		"-duration 1ms":     "-duration: 1ms",
 		"-duration 2h":      "-duration: 2h",
-		"-patience 2h":      "-patience: 2h",
-		"-workers 1":        "-workers: 1",
 		"-seed x":           "-seed",
 		"now":               "unexpected arguments",
 		"-artefacts /":      "not empty",
@@ -60,29 +57,29 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// TestRun is a run of a few seconds without guards: everything starts, works
-// and ends, and its files can be read.
+// TestRun is a short run: everything starts, works and ends, its files can be
+// read, and it goes on until it has shown what it must.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	var out, errs bytes.Buffer
-	code := command(t.Context(), []string{"-guards", "off", "-duration", "3s", "-workers", "2", "-skew=false", "-json", "-artefacts", dir}, &out, &errs)
-	if errs.Len() > 0 {
-		t.Fatalf("exit %d: %s", code, &errs)
+	code := command(t.Context(), []string{"-duration", "3s", "-skew=false", "-artefacts", dir}, &out, &errs)
+	if code != exitClean || errs.Len() > 0 {
+		t.Fatalf("exit %d: %s%s", code, &out, &errs)
 	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 	var s summary
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &s); err != nil {
-		t.Fatal(err)
+	if err != nil || json.Unmarshal(text, &s) != nil {
+		t.Fatalf("%v: %s", err, text)
 	}
 	for _, f := range s.Surfaces {
-		if f.Acked == 0 || f.Grants == 0 {
-			t.Errorf("%s: nothing was done: %+v", f.Surface, f)
+		if f.Acked < floorAcked*3/60 {
+			t.Errorf("%s: too little was done: %+v", f.Surface, f)
 		}
 	}
-	if len(s.Surfaces) != len(surfaces) || s.Artefacts != dir {
+	if len(s.Surfaces) != len(surfaces) {
 		t.Errorf("%+v", s)
 	}
-	for _, name := range []string{"schedule.jsonl", "log.json", "grants.json", "summary.json", journalName} {
+	for _, name := range []string{"schedule.jsonl", "log.json", "grants.json"} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() < 10 {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
@@ -97,7 +94,7 @@ func TestEnds(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), commandVariable+"=-duration 60s -workers 2 -skew=false -artefacts "+dir)
+			cmd.Env = append(os.Environ(), commandVariable+"=-duration 60s -skew=false -artefacts "+dir)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}

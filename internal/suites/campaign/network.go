@@ -1,64 +1,58 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"strings"
+	"sync"
 	"syscall"
 	"time"
 
-	toxiproxy "github.com/Shopify/toxiproxy/v2"
-	"github.com/rs/zerolog"
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
 // network is the proxies between the processes.
 type network struct {
-	server *toxiproxy.ApiServer // never listens; the proxies want its settings
-	host   string
-	links  []*toxiproxy.Proxy
+	host  string
+	links []*link
+	ended sync.Once
 }
 
-// newNetwork uses a loopback address of its own. A cut proxy gives up its port
-// for a while, and on a shared address another connection may take the port
-// meanwhile, and keep it for as long as it lasts.
+// link is one of them.
+type link struct {
+	*faultproxy.Proxy
+	name string
+}
+
+// newNetwork uses a loopback address of its own. A proxy that is down gives up its
+// port, and on a shared address another connection may take the port meanwhile,
+// and keep it for as long as it lasts.
 func newNetwork() *network {
-	return &network{
-		server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop()),
-		host:   fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)),
-	}
+	return &network{host: fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))}
 }
 
-// link starts a proxy and returns the address at which it listens.
-func (n *network) link(name, upstream string) (*toxiproxy.Proxy, string, error) {
-	p := toxiproxy.NewProxy(n.server, name, net.JoinHostPort(n.host, "0"), upstream)
-	if err := p.Start(); err != nil {
-		return nil, "", fmt.Errorf("proxy %s: %w", name, err)
+// link starts a proxy.
+func (n *network) link(name, upstream string) (*link, error) {
+	p, err := faultproxy.New("tcp", upstream, &faultproxy.Options{Host: n.host})
+	if err != nil {
+		return nil, fmt.Errorf("proxy %s: %w", name, err)
 	}
-	n.links = append(n.links, p)
-	return p, p.Listen, nil
+	l := &link{p, name}
+	n.links = append(n.links, l)
+	return l, nil
 }
 
 // move points a link at another upstream, for a server that was started again
 // on another port. Connections through it are cut.
-func move(p *toxiproxy.Proxy, upstream string) error {
-	return patiently(func() error {
-		return p.Update(&toxiproxy.Proxy{Listen: p.Listen, Upstream: upstream, Enabled: true})
-	})
+func (l *link) move(upstream string) {
+	l.Backend("tcp", upstream)
+	l.CutAll()
 }
 
-// patiently retries what fails because the proxy's port, which must stay the
-// same, went to another connection while it was free.
-func patiently(listen func() error) error {
-	var err error
+// up listens again. It is patient with another connection that has taken the port.
+func (l *link) up() (err error) {
 	for range 600 {
-		err = listen()
-		if errors.Is(err, toxiproxy.ErrProxyAlreadyStarted) {
-			return nil // it was moved while it was cut
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
+		if err = l.Up(); !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -66,36 +60,49 @@ func patiently(listen func() error) error {
 	return err
 }
 
-// faults lists what the network does to a link for a while.
-var faults = []struct{ name, toxic string }{
-	{"cut", ""},
-	{"delay", `{"name":"t","type":"latency","stream":"upstream","attributes":{"latency":60,"jitter":50}}`},
-	{"slow answers", `{"name":"t","type":"latency","stream":"downstream","toxicity":0.5,"attributes":{"latency":250,"jitter":200}}`},
-	{"lost requests", `{"name":"t","type":"timeout","stream":"upstream","toxicity":0.5,"attributes":{"timeout":150}}`},
-	{"lost responses", `{"name":"t","type":"timeout","stream":"downstream","toxicity":0.5,"attributes":{"timeout":150}}`},
-	{"reset", `{"name":"t","type":"reset_peer","stream":"downstream","toxicity":0.5,"attributes":{"timeout":5}}`},
+// faults lists what the network does to a link for a while: to half of what passes
+// in one direction or, without a direction, to the link.
+var faults = []struct {
+	name   string
+	answer bool
+	fate   faultproxy.Fate
+	delay  time.Duration // at most
+}{
+	{name: "cut"},
+	{name: "delay", delay: 110 * time.Millisecond},
+	{name: "slow answers", answer: true, delay: 450 * time.Millisecond},
+	{name: "lost requests", fate: faultproxy.Cut, delay: 300 * time.Millisecond},
+	{name: "lost responses", answer: true, fate: faultproxy.Cut, delay: 300 * time.Millisecond},
+	{name: "reset", answer: true, fate: faultproxy.Reset, delay: 10 * time.Millisecond},
 }
 
 // disturb injects one fault into one link and removes it again.
 func (n *network) disturb(rng *rand.Rand, done <-chan struct{}, note func(string, ...any)) error {
-	link, fault := n.links[rng.IntN(len(n.links))], faults[rng.IntN(len(faults))]
+	l, f := n.links[rng.IntN(len(n.links))], faults[rng.IntN(len(faults))]
 	length := time.Duration(100+rng.IntN(400)) * time.Millisecond
-	note("network", "link", link.Name, "fault", fault.name, "for", length.String())
-	if fault.toxic == "" {
-		link.Stop()
+	note("network", "link", l.name, "fault", f.name, "for", length.String())
+	if f.name == "cut" {
+		l.Down()
 		sleepUnless(done, length)
-		return patiently(link.Start)
+		return l.up()
 	}
-	if _, err := link.Toxics.AddToxicJson(strings.NewReader(fault.toxic)); err != nil {
-		return err
-	}
+	l.Set(func(m *faultproxy.Message) {
+		if m.Answer == f.answer && rand.IntN(2) == 0 {
+			m.Fate, m.Delay = f.fate, rand.N(f.delay)
+		}
+	})
 	sleepUnless(done, length)
-	link.Toxics.ResetToxics(context.Background())
+	l.Set(nil)
 	return nil
 }
 
+// close ends all connections, once.
 func (n *network) close() {
-	for _, p := range n.links {
-		p.Stop()
-	}
+	n.ended.Do(func() {
+		var all sync.WaitGroup
+		for _, l := range n.links {
+			all.Go(l.Close)
+		}
+		all.Wait()
+	})
 }

@@ -88,7 +88,7 @@ func newObject(w *worker) (surface, error) {
 	// The store is known to enforce preconditions, and the injected faults
 	// would fail a probe, which would blame the store.
 	bucket, err := s3fence.Open(context.Background(), client, bucketName,
-		&s3fence.Options{InsecureSkipProbe: true, RequestTimeout: time.Second})
+		&s3fence.Options{InsecureSkipProbe: true, RequestTimeout: 5 * time.Second})
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +105,8 @@ func (s *object) raise(ctx context.Context, claim guard.Claim) error {
 	return s.objects.Raise(ctx, claim, claim.Resource)
 }
 
-func (s *object) read(ctx context.Context, resource string) (doc, error) {
-	o, err := s.objects.Get(ctx, resource)
+func (s *object) read(ctx context.Context, claim guard.Claim) (doc, error) {
+	o, err := s.objects.Get(ctx, claim.Resource)
 	if errors.Is(err, guard.ErrNotFound) {
 		return doc{}, nil
 	}
@@ -120,7 +120,7 @@ func (s *object) read(ctx context.Context, resource string) (doc, error) {
 	}
 	d, err := docOf(o.Headers.Metadata)
 	if err == nil && string(body) != string(bodyOf(d)) {
-		err = fmt.Errorf("%s: the body %q is not that of write %q", resource, body, d.Write)
+		err = fmt.Errorf("%s: the body %q is not that of write %q", claim.Resource, body, d.Write)
 	}
 	return d, err
 }
@@ -142,18 +142,18 @@ type rawObject struct {
 
 func (s *rawObject) raise(context.Context, guard.Claim) error { return nil }
 
-func (s *rawObject) read(ctx context.Context, resource string) (doc, error) {
-	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: aws.String(bucketName), Key: &resource})
+func (s *rawObject) read(ctx context.Context, claim guard.Claim) (doc, error) {
+	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: aws.String(bucketName), Key: &claim.Resource})
 	var code smithy.APIError
 	if errors.As(err, &code) && code.ErrorCode() == "NoSuchKey" {
-		s.etags[resource], s.token = "", 0
+		s.etags[claim.Resource], s.token = "", 0
 		return doc{}, nil
 	}
 	if err != nil {
 		return doc{}, err
 	}
 	defer out.Body.Close()
-	s.etags[resource] = aws.ToString(out.ETag)
+	s.etags[claim.Resource] = aws.ToString(out.ETag)
 	s.token, _ = strconv.ParseInt(out.Metadata[metaClient], 10, 64)
 	return docOf(out.Metadata)
 }

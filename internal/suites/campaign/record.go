@@ -13,9 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/internal/suites/campaign/oracle"
 )
 
-// recorder writes a client's history. Each event is one write to the file, so
-// that a client that is killed leaves whole lines, and a kill between two
-// events leaves a call without a return.
+// recorder writes the history of a client or of a replica's handlers. Each event
+// is one write to the file, so that a process that is killed leaves whole lines,
+// and a kill between two events leaves a call without a return.
 type recorder struct {
 	file   *os.File
 	client string
@@ -25,10 +25,7 @@ type recorder struct {
 func newRecorder(r role) (*recorder, error) {
 	client := r.Name + "." + strconv.Itoa(r.Life)
 	file, err := os.OpenFile(filepath.Join(r.Dir, "history-"+client+".jsonl"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	return &recorder{file: file, client: client}, nil
+	return &recorder{file: file, client: client}, err
 }
 
 // id returns a new name for an operation or a write.
@@ -74,4 +71,19 @@ func outcome(err error) string {
 	default:
 		return string(reason)
 	}
+}
+
+// readHistory adds what one process recorded to a history.
+func readHistory(name string, h *oracle.History) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	ops, err := oracle.ReadOps(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	h.Ops = append(h.Ops, ops...)
+	return nil
 }

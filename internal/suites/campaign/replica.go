@@ -6,10 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,25 +22,24 @@ import (
 type replica struct {
 	role
 	*control
-	pool *pgxpool.Pool
-	db   *sqlfence.DB[pgx.Tx]
-	mu   sync.Mutex
-	log  *os.File // surface and ID of each write that was admitted
+	*recorder // of each write that was admitted
+	pool      *pgxpool.Pool
+	db        *sqlfence.DB[pgx.Tx]
 }
 
 func runReplica(r role, c *control) error {
+	rec, err := newRecorder(r)
+	if err != nil {
+		return err
+	}
 	ctx := context.Background()
 	pool, err := newPool(ctx, r.Database)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	s := &replica{role: r, control: c, pool: pool}
+	s := &replica{role: r, control: c, recorder: rec, pool: pool}
 	if s.db, err = newDB(pool); err != nil {
-		return err
-	}
-	s.log, err = os.OpenFile(filepath.Join(r.Dir, "handled-"+r.Name+"."+strconv.Itoa(r.Life)+".txt"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -55,7 +50,7 @@ func runReplica(r role, c *control) error {
 	go server.Serve(listener)
 	c.tell(report{Phase: phaseReady, Address: listener.Addr().String()})
 	<-c.stop
-	ctx, cancel := context.WithTimeout(ctx, endLimit/2)
+	ctx, cancel := context.WithTimeout(ctx, hangLimit/2)
 	defer cancel()
 	return server.Shutdown(ctx)
 }
@@ -109,13 +104,11 @@ func (s *replica) writer(fence *httpfence.Middleware, write func(context.Context
 			return
 		}
 		claim, err := claimOf(r)
-		if err == nil {
-			err = s.record(oracle.Surface(claim.Resource) + " " + d.Write)
-		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
+		s.begin(oracle.Op{Kind: oracle.Handled, Resource: claim.Resource, Token: int64(claim.Token), Write: d.Write})
 		s.gate(phaseAdmitted, claim.Resource, int64(claim.Token))
 		if err := write(r.Context(), claim, d); err != nil {
 			fence.Reject(w, r, err)
@@ -133,14 +126,6 @@ func claimOf(r *http.Request) (guard.Claim, error) {
 	}
 	token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
 	return guard.Claim{Resource: r.PathValue("resource"), Token: token, LeaseID: r.Header.Get(httpfence.LeaseHeader)}, err
-}
-
-// record is the handler's log.
-func (s *replica) record(line string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, err := s.log.WriteString(line + "\n")
-	return err
 }
 
 // admitted presents the admitted claim to a fenced write.

@@ -5,24 +5,29 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // roleVariable is the environment variable that makes this program a child: a
-// worker, an HTTP replica or the S3 server.
+// worker or an HTTP replica.
 const roleVariable = "FENCEPOST_CAMPAIGN_ROLE"
 
 // role is a child's configuration.
 type role struct {
-	Kind    string `json:"kind"` // worker, replica, objects
+	Kind    string `json:"kind"` // worker or replica
 	Name    string `json:"name"` // unique among the children, the same over its lives
 	Life    int    `json:"life"` // how often it was started before
 	Guards  string `json:"guards"`
 	Surface string `json:"surface,omitempty"` // of a worker
 	Seed    uint64 `json:"seed"`
-	Dir     string `json:"dir"` // for histories and journals
+	Pace    int64  `json:"pace"`
+	Dir     string `json:"dir"` // for histories
 
 	Database string   `json:"database,omitempty"`
 	Replicas []string `json:"replicas,omitempty"`
@@ -54,8 +59,18 @@ type report struct {
 	life int // of the child that reports, for the answer
 }
 
+// pace is by how much everything takes longer than on a quick machine: leases,
+// timeouts and pauses. The zero value is once as long.
+type pace struct{ atomic.Int64 }
+
+func (p *pace) of(d time.Duration) time.Duration { return d * time.Duration(1+p.Load()) }
+
+// slowest is the pace at which a lease lasts for seconds.
+const slowest = 9
+
 // control is a child's end of the pipes to its controller.
 type control struct {
+	pace pace
 	mu   sync.Mutex // one gate at a time, and whole lines
 	out  *json.Encoder
 	pass chan struct{}
@@ -70,7 +85,11 @@ func newControl() *control {
 		stopped := false
 		lines := bufio.NewScanner(os.Stdin)
 		for lines.Scan() {
+			slower, isPace := strings.CutPrefix(lines.Text(), "pace ")
 			switch {
+			case isPace:
+				n, _ := strconv.ParseInt(slower, 10, 64)
+				c.pace.Store(n)
 			case lines.Text() == "go":
 				c.pass <- struct{}{}
 			case !stopped:
@@ -124,13 +143,12 @@ func runRole(encoded string) error {
 		return fmt.Errorf("%s: %w", roleVariable, err)
 	}
 	c := newControl()
+	c.pace.Store(r.Pace)
 	switch r.Kind {
 	case "worker":
 		return runWorker(r, c)
 	case "replica":
 		return runReplica(r, c)
-	case "objects":
-		return runObjects(r, c)
 	}
 	return fmt.Errorf("%s: there is no role %q", roleVariable, r.Kind)
 }

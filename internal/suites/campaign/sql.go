@@ -16,15 +16,15 @@ import (
 
 const triggerSurface = "sql-trigger"
 
-// guardedTable is what the triggers guard: a row's resource is the surface and
-// the row's ID.
+// guardedTable is what the triggers guard.
 var guardedTable = sqlfence.Trigger{
-	Table: []string{"campaign", "guarded"}, Resource: guard.Must(guard.NewTemplate(triggerSurface + ":{id}")), Columns: map[string]string{"id": "id"},
+	Table: []string{"campaign", "guarded"}, Resource: guard.Must(guard.NewTemplate("{surface}:{id}")), Columns: map[string]string{"surface": "surface", "id": "id"},
 }
 
-// fenceOptions keep a stopped holder's transaction from blocking for long.
+// fenceOptions keep a stopped holder's transaction from blocking for long, and give
+// up on nothing that a slow machine may still do.
 func fenceOptions() *sqlfence.Options {
-	return &sqlfence.Options{LockTimeout: time.Second, IdleTimeout: 600 * time.Millisecond, RaiseTimeout: 2 * time.Second, CommitTimeout: 2 * time.Second}
+	return &sqlfence.Options{LockTimeout: 5 * time.Second, IdleTimeout: 1500 * time.Millisecond, RaiseTimeout: 20 * time.Second, CommitTimeout: 20 * time.Second}
 }
 
 func newDB(pool *pgxpool.Pool) (*sqlfence.DB[pgx.Tx], error) {
@@ -37,31 +37,28 @@ type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// rowOf returns the table and the condition that choose a resource's row, and
-// the row's ID: the triggers' table has names of its own.
-func rowOf(resource string) (table, condition, id string) {
-	if id, ok := strings.CutPrefix(resource, triggerSurface+":"); ok {
-		return "campaign.guarded", " WHERE id = $1", id
+// tableOf returns the table in which a surface or resource is.
+func tableOf(resource string) string {
+	if strings.HasPrefix(resource, triggerSurface) {
+		return "campaign.guarded"
 	}
-	return "campaign.docs", " WHERE resource = $1", resource
+	return "campaign.docs"
 }
 
 func readDoc(ctx context.Context, q querier, resource string) (doc, error) {
 	var d doc
-	table, condition, id := rowOf(resource)
-	err := q.QueryRow(ctx, "SELECT write_id, base, n FROM "+table+condition, id).Scan(&d.Write, &d.Base, &d.N)
+	err := q.QueryRow(ctx, "SELECT write_id, base, n FROM "+tableOf(resource)+" WHERE resource = $1", resource).Scan(&d.Write, &d.Base, &d.N)
 	return d, err
 }
 
 // writeDoc writes. Only with the naive guard does it compare the token.
 func writeDoc(ctx context.Context, q querier, guards string, claim guard.Claim, d doc) error {
-	table, condition, id := rowOf(claim.Resource)
-	set := " SET write_id = $2, base = $3, n = $4, token = $5"
+	set, condition := " SET write_id = $2, base = $3, n = $4, token = $5", " WHERE resource = $1"
 	if guards == guardsNaive {
 		set += ", last_fencing_token = $5"
 		condition += " AND last_fencing_token <= $5"
 	}
-	tag, err := q.Exec(ctx, "UPDATE "+table+set+condition, id, d.Write, d.Base, d.N, int64(claim.Token))
+	tag, err := q.Exec(ctx, "UPDATE "+tableOf(claim.Resource)+set+condition, claim.Resource, d.Write, d.Base, d.N, int64(claim.Token))
 	if err == nil && tag.RowsAffected() == 0 {
 		return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim}
 	}
@@ -97,15 +94,15 @@ func (s *row) raise(ctx context.Context, claim guard.Claim) error {
 // takeover raises and reads in one statement.
 func (s *row) takeover(ctx context.Context, claim guard.Claim) (doc, error) {
 	if s.guards != guardsOn {
-		return s.read(ctx, claim.Resource)
+		return s.read(ctx, claim)
 	}
 	var d doc
 	err := s.table.Takeover(ctx, s.db, claim, sqlfence.Key{claim.Resource}, sqlfence.Dest{"write_id": &d.Write, "base": &d.Base, "n": &d.N})
 	return d, err
 }
 
-func (s *row) read(ctx context.Context, resource string) (doc, error) {
-	return readDoc(ctx, s.pool, resource)
+func (s *row) read(ctx context.Context, claim guard.Claim) (doc, error) {
+	return readDoc(ctx, s.pool, claim.Resource)
 }
 
 func (s *row) write(ctx context.Context, claim guard.Claim, next doc) error {
@@ -141,8 +138,8 @@ func (s *transaction) raise(ctx context.Context, claim guard.Claim) error {
 // raises: triggers compare, and leave raising to the application.
 func (s *transaction) raises() bool { return !s.enforced }
 
-func (s *transaction) read(ctx context.Context, resource string) (doc, error) {
-	return readDoc(ctx, s.pool, resource)
+func (s *transaction) read(ctx context.Context, claim guard.Claim) (doc, error) {
+	return readDoc(ctx, s.pool, claim.Resource)
 }
 
 func (s *transaction) write(ctx context.Context, claim guard.Claim, next doc) error {
@@ -185,7 +182,7 @@ func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(con
 		return failed(claim, err)
 	}
 	if s.guards == guardsOn { // a stopped holder must not keep its successor waiting forever
-		_, err = tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '600', true), set_config('lock_timeout', '1000', true)")
+		_, err = tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '1500', true), set_config('lock_timeout', '5000', true)")
 	}
 	if err == nil {
 		err = fence(ctx, tx, claim)

@@ -32,7 +32,7 @@ type doc struct {
 type surface interface {
 	// raise makes the claim the resource's mark.
 	raise(ctx context.Context, claim guard.Claim) error
-	read(ctx context.Context, resource string) (doc, error)
+	read(ctx context.Context, claim guard.Claim) (doc, error)
 	write(ctx context.Context, claim guard.Claim, next doc) error
 }
 
@@ -55,16 +55,19 @@ type taker interface {
 var surfaces = []struct {
 	name   string
 	inside []string // further gates
-	http   bool
 }{
 	{name: "sql-row"},
 	{name: "sql-tx", inside: []string{phaseInside, phaseCommit}},
 	{name: triggerSurface, inside: []string{phaseInside, phaseCommit}},
-	{name: "http-admit", inside: []string{phaseAdmitted}, http: true},
-	{name: "http-intx", inside: []string{phaseAdmitted, phaseCommit}, http: true},
+	{name: "http-admit", inside: []string{phaseAdmitted}},
+	{name: "http-intx", inside: []string{phaseAdmitted, phaseCommit}},
 	{name: "s3-sealed"},
 	{name: "s3-pointer"},
 }
+
+// handlers are the surfaces whose writes go through a replica's handler, which
+// records them.
+var handlers = map[string]bool{"http-admit": true, "http-intx": true}
 
 func newSurface(w *worker, pool *pgxpool.Pool) (surface, error) {
 	switch w.Surface {

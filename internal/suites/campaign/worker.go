@@ -51,26 +51,27 @@ func runWorker(r role, c *control) error {
 	if w.surface, err = newSurface(w, pool); err != nil {
 		return err
 	}
-	w.locks, err = lockclient.New(pool, r.Name, &lockclient.Options{OpTimeout: 2 * time.Second, LockTimeout: time.Second, PollInterval: 30 * time.Millisecond})
+	w.locks, err = lockclient.New(pool, r.Name, &lockclient.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second, PollInterval: 30 * time.Millisecond})
 	if err != nil {
 		return err
 	}
 	defer w.locks.Close(ctx)
 	for !w.stopped() {
 		w.session(ctx)
-		time.Sleep(time.Duration(10+w.rng.IntN(80)) * time.Millisecond)
+		time.Sleep(w.pace.of(time.Duration(10+w.rng.IntN(80)) * time.Millisecond))
 	}
 	return nil
 }
 
-// newPool returns a small pool that quickly gives up on a dead server.
+// newPool returns a small pool. Its timeout is for a connection that was lost; a dead
+// server refuses at once.
 func newPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = 4
-	config.ConnConfig.ConnectTimeout = 3 * time.Second
+	config.ConnConfig.ConnectTimeout = 30 * time.Second
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
@@ -131,7 +132,7 @@ func (w *worker) takeOver(ctx context.Context, claim guard.Claim) (now doc, done
 func (w *worker) attempt(ctx context.Context, op oracle.Op, claim guard.Claim, do func(context.Context, guard.Claim) error) error {
 	op.Token, op.Lease = int64(claim.Token), claim.LeaseID
 	op = w.begin(op)
-	ctx, cancel := context.WithTimeout(guard.WithClaim(ctx, claim), opTimeout)
+	ctx, cancel := context.WithTimeout(guard.WithClaim(ctx, claim), w.pace.of(opTimeout))
 	defer cancel()
 	err := do(ctx, claim)
 	w.end(op, err)
@@ -157,12 +158,12 @@ func (w *worker) swap(ctx context.Context, s swapper, claim guard.Claim) {
 }
 
 func (w *worker) acquire(ctx context.Context, resource string) (*lockclient.Lease, error) {
-	opts := &lockclient.AcquireOptions{TTL: leaseTTL}
+	opts := &lockclient.AcquireOptions{TTL: w.pace.of(leaseTTL)}
 	if w.rng.IntN(2) == 0 {
 		opts.LeaseID = w.id() // one way in two: a lease ID of the caller's, or the client's own
 	}
 	op := w.begin(oracle.Op{Kind: oracle.Acquire, Resource: resource, Lease: opts.LeaseID})
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, w.pace.of(opTimeout))
 	defer cancel()
 	lease, err := w.locks.Acquire(ctx, resource, opts)
 	if err == nil {
@@ -170,33 +171,27 @@ func (w *worker) acquire(ctx context.Context, resource string) (*lockclient.Leas
 		op.Until = now + int64(lease.Remaining())
 		op.Token, op.Lease = int64(lease.Token()), lease.ID()
 	}
-	if errors.Is(err, lockclient.ErrHeld) {
-		op = w.held(op)
+	if errors.Is(err, lockclient.ErrHeld) { // no error of the client's
+		op.Return, op.Outcome = monotonic(), oracle.Held
+		w.recorder.write(op)
 		return nil, err
 	}
 	w.end(op, err)
 	return lease, err
 }
 
-// held records a refusal that is no error of the client's.
-func (w *worker) held(op oracle.Op) oracle.Op {
-	op.Return, op.Outcome = monotonic(), oracle.Held
-	w.recorder.write(op)
-	return op
-}
-
 func (w *worker) release(ctx context.Context, lease *lockclient.Lease) {
 	op := w.begin(oracle.Op{Kind: oracle.Release, Resource: lease.Resource(), Token: int64(lease.Token()), Lease: lease.ID()})
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.pace.of(opTimeout))
 	defer cancel()
 	w.end(op, lease.Release(ctx))
 }
 
 func (w *worker) read(ctx context.Context, claim guard.Claim) (doc, error) {
 	op := w.begin(oracle.Op{Kind: oracle.Read, Resource: claim.Resource, Token: int64(claim.Token)})
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.pace.of(opTimeout))
 	defer cancel()
-	now, err := w.surface.read(ctx, claim.Resource)
+	now, err := w.surface.read(ctx, claim)
 	op.Write, op.N = now.Write, now.N
 	w.end(op, err)
 	return now, err

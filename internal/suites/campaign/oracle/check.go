@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,7 +23,7 @@ const (
 	BothHolders = "two holders at one time by their own clocks"
 	Unhandled   = "applied without its handler's record"
 	Register    = "not linearizable: fenced register"
-	Leases      = "not linearizable: lease service"
+	Leases      = "a later grant has no higher token"
 )
 
 // Checks lists every check, so that tests can show that each can fail.
@@ -75,22 +76,12 @@ func (h *History) split(found *[]Violation) []*evidence {
 	var sorted []*evidence
 	for _, r := range slices.Sorted(maps.Keys(all)) {
 		e := all[r]
-		slices.SortStableFunc(e.ops, func(a, b *Op) int { return compare(a.Call, b.Call) })
-		slices.SortStableFunc(e.log, func(a, b Entry) int { return compare(a.Seq, b.Seq) })
-		slices.SortStableFunc(e.grants, func(a, b Grant) int { return compare(a.Seq, b.Seq) })
+		slices.SortStableFunc(e.ops, func(a, b *Op) int { return cmp.Compare(a.Call, b.Call) })
+		slices.SortStableFunc(e.log, func(a, b Entry) int { return cmp.Compare(a.Seq, b.Seq) })
+		slices.SortStableFunc(e.grants, func(a, b Grant) int { return cmp.Compare(a.Seq, b.Seq) })
 		sorted = append(sorted, e)
 	}
 	return sorted
-}
-
-func compare(a, b int64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // Check returns the violations of every invariant but linearizability.
@@ -102,9 +93,10 @@ func Check(h *History) []Violation {
 		e.answers()
 		e.causes()
 		e.leases()
+		e.acquires()
 		e.holders(h.Skewed)
-		if by := h.Handled[Surface(e.resource)]; by != nil {
-			e.handled(by)
+		if h.Handlers[Surface(e.resource)] {
+			e.handled()
 		}
 	}
 	return found
@@ -201,7 +193,13 @@ func (e *evidence) causes() {
 }
 
 // handled: each write applied behind a handler went through it.
-func (e *evidence) handled(by map[string]bool) {
+func (e *evidence) handled() {
+	by := map[string]bool{}
+	for _, o := range e.ops {
+		if o.Kind == Handled {
+			by[o.Write] = true
+		}
+	}
 	for _, l := range e.log {
 		if !l.Raised && !by[l.Write] {
 			e.report(Unhandled, "write %q (token %d)", l.Write, l.Token)

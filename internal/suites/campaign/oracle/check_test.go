@@ -13,7 +13,7 @@ const res = "http-admit:0"
 // sound is a history of two holders in which nothing is wrong: the first is
 // overtaken while it pauses between its read and its second write.
 func sound() *History {
-	h := &History{Final: map[string]Final{}, Handled: map[string]map[string]bool{"http-admit": {"w1": true, "w2": true, "w3": true}}}
+	h := &History{Final: map[string]Final{}, Handlers: map[string]bool{"http-admit": true}}
 	now := int64(0)
 	add := func(o Op) *Op {
 		now += 10
@@ -43,6 +43,9 @@ func sound() *History {
 	add(Op{Kind: Write, Token: 2, Write: "w3", Base: "w2", N: 3, Outcome: Unknown})
 	add(Op{Kind: Write, Token: 2, Write: "y", Base: "w3", N: 4, Outcome: Unavailable})
 	add(Op{Kind: Read, Token: 2, Write: "w3", N: 3})
+	for _, write := range []string{"w1", "w2", "w3"} {
+		h.handle(write)
+	}
 	h.Log = []Entry{
 		{Seq: 1, Resource: res, Raised: true, Token: 1},
 		{Seq: 2, Resource: res, Token: 1, Write: "w1", N: 1},
@@ -82,6 +85,11 @@ func TestSoundHistory(t *testing.T) {
 	}
 }
 
+// handle adds a handler's record.
+func (h *History) handle(write string) {
+	h.Ops = append(h.Ops, &Op{ID: "handled " + write, Resource: res, Kind: Handled, Call: 1, Write: write})
+}
+
 // find returns the operation that attempts the write.
 func (h *History) find(write string) *Op {
 	i := slices.IndexFunc(h.Ops, func(o *Op) bool { return o.Write == write && o.Kind == Write })
@@ -110,7 +118,7 @@ var broken = []struct {
 	{"the raise was left out", func(h *History) { // the case that a comparison at write time cannot handle
 		h.find("x").Outcome = OK
 		h.Log = []Entry{h.Log[0], h.Log[1], {Seq: 3, Resource: res, Token: 1, Write: "x", Base: "w1", N: 2}, h.Log[3], h.Log[4]}
-		h.Handled["http-admit"]["x"] = true
+		h.handle("x")
 	}, []string{LostUpdate, Counter, Register}},
 	{"a write counts twice", func(h *History) { h.Log[4].N = 4 }, []string{Counter}},
 	{"the end is not what the log says", func(h *History) { h.Final[res] = Final{"w2", 2} }, []string{Counter}},
@@ -133,7 +141,9 @@ var broken = []struct {
 	{"a lease is given away before its end", func(h *History) { h.Grants[1].At = 1999 }, []string{GrantOver}},
 	{"a grant that the table does not know", func(h *History) { h.Grants = h.Grants[:1] }, []string{GrantTwice}},
 	{"the deadline counted from the response", func(h *History) { h.all(Acquire)[0].Until = 75 }, []string{BothHolders}},
-	{"a write around the handler", func(h *History) { delete(h.Handled["http-admit"], "w2") }, []string{Unhandled}},
+	{"a write around the handler", func(h *History) {
+		h.Ops = slices.DeleteFunc(h.Ops, func(o *Op) bool { return o.Kind == Handled && o.Write == "w2" })
+	}, []string{Unhandled}},
 	{"a read of what was overwritten", func(h *History) { h.all(Read)[2].Write = "w1" }, []string{Register}},
 	{"a refusal before there was a reason", func(h *History) {
 		h.Ops = append(h.Ops, &Op{ID: "early", Resource: res, Kind: Raise, Token: 1, Outcome: Stale, Call: 21, Return: 22})

@@ -8,8 +8,7 @@
 // acknowledged, and a client cannot say what took effect.
 //
 // [Check] compares the two by hand-written invariants; [Linearizable] gives the
-// histories to porcupine with a model of a fenced register and of a lease
-// service.
+// histories to porcupine with a model of a fenced register.
 package oracle
 
 import (
@@ -30,6 +29,8 @@ const (
 	Read    Kind = "read"
 	Write   Kind = "write"
 	Release Kind = "release"
+	// Handled is no client's: a handler was about to write.
+	Handled Kind = "handled"
 )
 
 // Outcomes that are not a reason of package guard.
@@ -155,9 +156,8 @@ type History struct {
 	Log    []Entry          `json:"-"`
 	Grants []Grant          `json:"-"`
 	Final  map[string]Final `json:"final"`
-	// Handled has, for each surface behind handlers with a log of their own,
-	// the IDs of the writes that they admitted.
-	Handled map[string]map[string]bool `json:"-"`
+	// Handlers are the surfaces whose writes are [Handled].
+	Handlers map[string]bool `json:"-"`
 	// Skewed lists the times at which the server's clock was stepped; leases
 	// that overlap one of them promise nothing about each other's end.
 	Skewed []Span `json:"skewed,omitempty"`

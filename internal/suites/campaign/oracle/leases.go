@@ -1,6 +1,9 @@
 package oracle
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // leases: by the leases' own table grants increase and never overlap (P3), and
 // every grant reported to a client was made.
@@ -27,6 +30,27 @@ func (e *evidence) leases() {
 	}
 }
 
+// acquires: if one acquire returned before another was called, the other has the
+// higher token, whatever the table says (P3).
+func (e *evidence) acquires() {
+	var byCall []*Op
+	for _, o := range e.ops {
+		if o.Kind == Acquire && o.Outcome == OK {
+			byCall = append(byCall, o)
+		}
+	}
+	byReturn := slices.SortedFunc(slices.Values(byCall), func(a, b *Op) int { return cmp.Compare(a.Return, b.Return) })
+	top := int64(0)
+	for _, o := range byCall {
+		for ; byReturn[0].Return < o.Call; byReturn = byReturn[1:] {
+			top = max(top, byReturn[0].Token)
+		}
+		if o.Token <= top {
+			e.report(Leases, "token %d was granted to %s after token %d", o.Token, o.Client, top)
+		}
+	}
+}
+
 // holders: no client is granted a lease while another may still rely on its
 // own, by the clocks of the two (P7). It is promised while the server's clock
 // does not step.
@@ -41,7 +65,7 @@ func (e *evidence) holders(skewed []Span) {
 			held = append(held, o)
 		}
 	}
-	slices.SortFunc(held, func(a, b *Op) int { return compare(a.Token, b.Token) })
+	slices.SortFunc(held, func(a, b *Op) int { return cmp.Compare(a.Token, b.Token) })
 	for i := 1; i < len(held); i++ {
 		before, after := held[i-1], held[i]
 		end := before.Until

@@ -44,36 +44,23 @@ var registerModel = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
-// leaseModel is the specification of the issuer: each grant has a higher token
-// than every one before it. The history cannot say when a lease ends.
-var leaseModel = porcupine.Model{
-	Init: func() any { return int64(0) },
-	Step: func(state, input, _ any) (bool, any) { return input.(int64) > state.(int64), input },
-}
-
 // Undecided is a resource whose history porcupine could not judge in time.
 type Undecided struct {
 	Resource string `json:"resource"`
 	Ops      int    `json:"ops"`
 }
 
-// Linearizable gives each resource's history to porcupine, with the given time
-// for each of the two models.
+// Linearizable gives each resource's history to porcupine, with that much time.
 func Linearizable(h *History, limit time.Duration) ([]Violation, []Undecided) {
 	var found []Violation
 	var open []Undecided
 	for _, e := range h.split(&found) {
-		for _, c := range []struct {
-			check string
-			model porcupine.Model
-			ops   []porcupine.Operation
-		}{{Register, registerModel, e.registerOps()}, {Leases, leaseModel, e.leaseOps()}} {
-			switch porcupine.CheckOperationsTimeout(c.model, c.ops, limit) {
-			case porcupine.Illegal:
-				e.report(c.check, "%d operations", len(c.ops))
-			case porcupine.Unknown:
-				open = append(open, Undecided{e.resource, len(c.ops)})
-			}
+		ops := e.registerOps()
+		switch porcupine.CheckOperationsTimeout(registerModel, ops, limit) {
+		case porcupine.Illegal:
+			e.report(Register, "%d operations", len(ops))
+		case porcupine.Unknown:
+			open = append(open, Undecided{e.resource, len(ops)})
 		}
 	}
 	return found, open
@@ -141,40 +128,6 @@ func (e *evidence) registerOps() []porcupine.Operation {
 			continue
 		}
 		add(step{kind: Write, token: l.Token, write: l.Write}, o.Call, bound)
-	}
-	return ops
-}
-
-// leaseOps returns the acknowledged grants, and those of the table whose answer
-// was lost.
-func (e *evidence) leaseOps() []porcupine.Operation {
-	asked := map[string]*Op{}
-	for _, o := range e.ops {
-		if o.Kind == Acquire && o.Lease != "" {
-			asked[o.Lease] = o
-		}
-	}
-	var ops []porcupine.Operation
-	seen := map[string]bool{}
-	bound := int64(math.MaxInt64)
-	for i := len(e.grants) - 1; i >= 0; i-- {
-		g := e.grants[i]
-		o := asked[g.Lease]
-		if o == nil {
-			continue // a lease of an acquire that gave up before it could report an ID
-		}
-		seen[g.Lease] = true
-		if o.Outcome == OK && o.Return != 0 {
-			bound = min(bound, o.Return)
-			ops = append(ops, porcupine.Operation{Input: g.Token, Call: o.Call, Return: o.Return})
-			continue
-		}
-		ops = append(ops, porcupine.Operation{Input: g.Token, Call: o.Call, Return: max(o.Call, bound)})
-	}
-	for _, o := range e.ops { // acknowledged, though the table does not know of it
-		if o.Kind == Acquire && o.Outcome == OK && !seen[o.Lease] {
-			ops = append(ops, porcupine.Operation{Input: o.Token, Call: o.Call, Return: o.Return})
-		}
 	}
 	return ops
 }
