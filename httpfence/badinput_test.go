@@ -231,7 +231,7 @@ func TestBadResourceFunc(t *testing.T) {
 			})
 		}
 		fence := newFence(newStore(), func(*http.Request) (string, error) { return c.value, c.err }, nil)
-		if _, err := fence.Check(newRequest("", "5", "")); err == nil || c.err != nil && !errors.Is(err, c.err) {
+		if _, err := fence.Check(newRequest("", "5", "")); string(reasonOf(err)) != c.reason || c.err != nil && c.reason != "other" && c.reason != "invalid" && !errors.Is(err, c.err) {
 			t.Errorf("%s: Check says %v", c.name, err)
 		}
 	}

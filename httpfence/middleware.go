@@ -34,8 +34,9 @@ type Middleware struct {
 // Errors: [guard.ErrMissing] and [guard.ErrInvalid] as an *guard.InvalidError
 // whose Field is the header's name or "resource", [guard.ErrMisdirected],
 // [guard.ErrStale] and [guard.ErrConflict] as a *guard.RejectedError,
-// [guard.ErrUnavailable], and what the ResourceFunc or [Options.Verify]
-// returned. The headers are read before the ResourceFunc is called. A check
+// [guard.ErrUnavailable], and what [Options.Verify] or the ResourceFunc returned;
+// of package guard's sentinels, an error of the latter matches only that of its row
+// in the status table. The headers are read before the ResourceFunc is called. A check
 // that succeeds on a [guard.Memory] allocates nothing itself.
 func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 	start := m.clock()
@@ -117,38 +118,15 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
 // admits r's claim, reports it to the observer, and returns the claim or the
-// error. It writes no answer, and ignores the method and InsecureReportOnly. Errors are those of [Middleware.Check], but an error of
-// the ResourceFunc matches the sentinel of its row in the status table and no
-// other of package guard's, so that [guard.ReasonOf] is what Admit would have
-// answered. Package grpcfence is built on it.
+// error, which is as of [Middleware.Check]. It writes no answer, and ignores the
+// method and InsecureReportOnly. Package grpcfence is built on it.
 func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 	claim, err := m.admit(r, guard.OpAdmit)
-	if err == nil {
-		return claim, nil
+	if err != nil {
+		return guard.Claim{}, err
 	}
-	var re *resourceError
-	if errors.As(err, &re) {
-		err = &reasonedError{re}
-	}
-	return guard.Claim{}, err
+	return claim, nil
 }
-
-// reasonedError is a resourceError whose reason guard.ReasonOf knows. It has no
-// Unwrap, which would match every sentinel in the chain.
-type reasonedError struct{ from *resourceError }
-
-func (e *reasonedError) Error() string { return e.from.Error() }
-
-func (e *reasonedError) Is(target error) bool {
-	for _, r := range guard.Reasons() {
-		if r.Err() == target {
-			return r == e.from.reason()
-		}
-	}
-	return errors.Is(e.from, target)
-}
-
-func (e *reasonedError) As(target any) bool { return errors.As(e.from, target) }
 
 // Raise makes the request's claim the resource's mark and calls no handler: an
 // older holder can no longer change what is read after its 204, if the store
@@ -206,24 +184,31 @@ func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err
 	return claim, err
 }
 
-// resourceError marks what a [ResourceFunc] returned, because only some
-// sentinels keep their meaning there: a lookup that its own fence refused as
-// "stale" says nothing about this request's claim.
+// resourceError is what a [ResourceFunc] returned. Only some sentinels keep their
+// meaning there: a lookup that its own fence refused as "stale" says nothing about
+// this request's claim. It has no Unwrap, which would match them all.
 type resourceError struct{ cause error }
 
 func (e *resourceError) Error() string {
 	return "httpfence: resource of the request: " + e.cause.Error()
 }
-func (e *resourceError) Unwrap() error { return e.cause }
+
+func (e *resourceError) Is(target error) bool {
+	for _, reason := range guard.Reasons() {
+		if reason.Err() == target {
+			return reason == e.reason()
+		}
+	}
+	return errors.Is(e.cause, target)
+}
+
+func (e *resourceError) As(target any) bool { return errors.As(e.cause, target) }
 
 func (e *resourceError) reason() guard.Reason {
-	switch {
-	case errors.Is(e.cause, guard.ErrInvalid):
-		return guard.ReasonInvalid
-	case errors.Is(e.cause, guard.ErrNotFound):
-		return guard.ReasonNotFound
-	case errors.Is(e.cause, guard.ErrUnavailable):
-		return guard.ReasonUnavailable
+	for _, reason := range []guard.Reason{guard.ReasonInvalid, guard.ReasonNotFound, guard.ReasonUnavailable} {
+		if errors.Is(e.cause, reason.Err()) {
+			return reason
+		}
 	}
 	return guard.ReasonOther
 }
@@ -246,10 +231,6 @@ func reasonOf(err error) guard.Reason {
 			return guard.ReasonMissing
 		}
 		return guard.ReasonInvalid
-	}
-	var re *resourceError
-	if errors.As(err, &re) {
-		return re.reason()
 	}
 	return guard.ReasonOf(err)
 }

@@ -2,9 +2,6 @@ package grpcfence
 
 import (
 	"context"
-	"errors"
-	"io"
-	"sync/atomic"
 
 	"connectrpc.com/connect"
 	"github.com/fencepost-go/fencepost/guard"
@@ -40,42 +37,16 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		if i.fence.passes(conn.Spec().Procedure) {
 			return next(ctx, conn)
 		}
-		s := &connectStream{StreamingHandlerConn: conn, fence: i.fence, ctx: ctx}
-		err := next(context.WithValue(ctx, currentKey{}, &s.current), s)
-		if refused := s.refused.Load(); refused != nil {
-			return *refused
-		}
-		return err
+		s := &connectStream{conn, messages{fence: i.fence, ctx: ctx, method: conn.Spec().Procedure, header: conn.RequestHeader(), answer: ConnectError}}
+		return s.outcome(next(s.handlers(), s))
 	}
 }
 
 type connectStream struct {
 	connect.StreamingHandlerConn
-	fence   *Fence
-	ctx     context.Context
-	current atomic.Pointer[guard.Claim]
-	refused atomic.Pointer[error]
+	messages
 }
 
 func (s *connectStream) Receive(message any) error {
-	if refused := s.refused.Load(); refused != nil {
-		return *refused
-	}
-	err := s.StreamingHandlerConn.Receive(message)
-	if err != nil && (!errors.Is(err, io.EOF) || s.current.Load() != nil) {
-		return err
-	}
-	var claim guard.Claim
-	if err != nil {
-		err = errNoMessage
-	} else {
-		claim, err = s.fence.admit(s.ctx, s.Spec().Procedure, s.RequestHeader(), message)
-	}
-	if err != nil {
-		err = ConnectError(err)
-		s.refused.Store(&err)
-		return err
-	}
-	s.current.Store(&claim)
-	return nil
+	return s.receive(message, s.StreamingHandlerConn.Receive)
 }

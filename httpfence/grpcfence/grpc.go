@@ -2,12 +2,9 @@ package grpcfence
 
 import (
 	"context"
-	"errors"
-	"io"
 	"net/http"
 	"net/textproto"
 	"slices"
-	"sync/atomic"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
@@ -37,13 +34,9 @@ func (f *Fence) StreamServer() grpc.StreamServerInterceptor {
 		if f.passes(call.FullMethod) {
 			return next(server, stream)
 		}
-		s := &grpcStream{ServerStream: stream, fence: f, method: call.FullMethod, header: headerOf(stream.Context())}
-		s.ctx = context.WithValue(stream.Context(), currentKey{}, &s.current)
-		err := next(server, s)
-		if refused := s.refused.Load(); refused != nil {
-			return *refused // whatever the handler returned
-		}
-		return err
+		s := &grpcStream{ServerStream: stream, messages: messages{fence: f, ctx: stream.Context(), method: call.FullMethod, header: headerOf(stream.Context()), answer: Status}}
+		s.own = s.handlers()
+		return s.outcome(next(server, s))
 	}
 }
 
@@ -60,42 +53,13 @@ func headerOf(ctx context.Context) http.Header {
 
 type grpcStream struct {
 	grpc.ServerStream
-	fence   *Fence
-	ctx     context.Context
-	method  string
-	header  http.Header
-	current atomic.Pointer[guard.Claim]
-	refused atomic.Pointer[error]
+	messages
+	own context.Context
 }
 
-func (s *grpcStream) Context() context.Context { return s.ctx }
+func (s *grpcStream) Context() context.Context { return s.own }
 
-func (s *grpcStream) RecvMsg(message any) error {
-	if refused := s.refused.Load(); refused != nil {
-		return *refused
-	}
-	err := s.ServerStream.RecvMsg(message)
-	if err != nil && (!errors.Is(err, io.EOF) || s.current.Load() != nil) {
-		return err
-	}
-	var claim guard.Claim
-	if err != nil {
-		err = errNoMessage
-	} else {
-		claim, err = s.fence.admit(s.ServerStream.Context(), s.method, s.header, message)
-	}
-	if err != nil {
-		err = Status(err)
-		s.refused.Store(&err)
-		return err
-	}
-	s.current.Store(&claim)
-	return nil
-}
-
-// errNoMessage is for a stream that ends before its first message: it has named
-// no resource, so nothing can be compared.
-var errNoMessage = guard.Missing("first message of the stream")
+func (s *grpcStream) RecvMsg(message any) error { return s.receive(message, s.ServerStream.RecvMsg) }
 
 // UnaryClient returns the interceptor that sends the claim in the context
 // ([guard.WithClaim], [guard.WithLease]) with unary calls of a grpc-go client,

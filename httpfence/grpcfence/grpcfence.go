@@ -3,6 +3,7 @@ package grpcfence
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -124,4 +125,55 @@ func ClaimFrom(ctx context.Context) (guard.Claim, bool) {
 func (f *Fence) admit(ctx context.Context, procedure string, header http.Header, message any) (guard.Claim, error) {
 	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Path: procedure}, Header: header, Pattern: procedure}
 	return f.fence.AdmitRequest(r.WithContext(context.WithValue(ctx, messageKey{}, message)))
+}
+
+// messages checks each message that a stream receives.
+type messages struct {
+	fence   *Fence
+	ctx     context.Context
+	method  string
+	header  http.Header
+	answer  func(error) error // a refusal, as the library's error
+	current atomic.Pointer[guard.Claim]
+	refused atomic.Pointer[error]
+}
+
+// handlers returns the context for the stream's handler.
+func (m *messages) handlers() context.Context {
+	return context.WithValue(m.ctx, currentKey{}, &m.current)
+}
+
+// outcome returns the refusal, if there was one, whatever the handler returned.
+func (m *messages) outcome(err error) error {
+	if refused := m.refused.Load(); refused != nil {
+		return *refused
+	}
+	return err
+}
+
+// errNoMessage is for a stream that ends before its first message: it has named
+// no resource, so nothing can be compared.
+var errNoMessage = guard.Missing("first message of the stream")
+
+func (m *messages) receive(message any, next func(any) error) error {
+	if err := m.outcome(nil); err != nil {
+		return err
+	}
+	err := next(message)
+	if err != nil && (!errors.Is(err, io.EOF) || m.current.Load() != nil) {
+		return err
+	}
+	var claim guard.Claim
+	if err != nil {
+		err = errNoMessage
+	} else {
+		claim, err = m.fence.admit(m.ctx, m.method, m.header, message)
+	}
+	if err != nil {
+		err = m.answer(err)
+		m.refused.Store(&err)
+		return err
+	}
+	m.current.Store(&claim)
+	return nil
 }
