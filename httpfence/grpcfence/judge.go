@@ -3,7 +3,6 @@ package grpcfence
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -44,13 +43,10 @@ func failed(header, trailer http.Header, body []byte) (failed bool, err error) {
 		return grpcStatus(header, trailer, nil)
 	case is("application/grpc-web"):
 		return grpcStatus(header, trailer, body)
-	case is("application/grpc-web-text"):
-		if body, err = webText(body); err != nil {
-			return false, err
-		}
-		return grpcStatus(header, trailer, body)
 	case strings.HasPrefix(media, "application/connect+"):
 		return connectEnd(body)
+	case strings.HasPrefix(media, "application/grpc-"):
+		return false, fmt.Errorf("%s is no encoding of an RPC that is known here", media) // such as gRPC-Web in base64
 	}
 	return false, nil
 }
@@ -126,21 +122,4 @@ func lastFrame(body []byte) (flags byte, payload []byte, err error) {
 		return 0, nil, fmt.Errorf("the last frame of the RPC: %w", err)
 	}
 	return flags, payload, nil
-}
-
-// webText decodes a body that may be several pieces of base64, each with its
-// own padding.
-func webText(text []byte) (body []byte, err error) {
-	for len(text) > 0 {
-		if len(text) < 4 {
-			return nil, errors.New("the RPC's answer ends inside its base64")
-		}
-		var three [3]byte
-		n, err := base64.StdEncoding.Decode(three[:], text[:4])
-		if err != nil {
-			return nil, fmt.Errorf("the RPC's answer: %w", err)
-		}
-		body, text = append(body, three[:n]...), text[4:]
-	}
-	return body, nil
 }
