@@ -215,3 +215,29 @@ func mustSimple(t *testing.T, pool *pgxpool.Pool, sql string) {
 		t.Fatal(err)
 	}
 }
+
+// TestMigrateInOwnSchema: a role that may create no schemas migrates where the schema
+// is its own. The control is a database without the schema.
+func TestMigrateInOwnSchema(t *testing.T) {
+	t.Parallel()
+	for _, there := range []bool{true, false} {
+		url := pgtest.Database(t)
+		admin := dial(t, url)
+		var role string
+		if err := admin.QueryRow(t.Context(), "SELECT 'migrator_' || md5(current_database())").Scan(&role); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, admin, "CREATE ROLE "+role)
+		t.Cleanup(func() {
+			mustExec(t, admin, "DROP OWNED BY "+role+" CASCADE")
+			mustExec(t, admin, "DROP ROLE "+role)
+		})
+		if there {
+			mustExec(t, admin, "CREATE SCHEMA fencepost AUTHORIZATION "+role)
+		}
+		pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
+		if err := Migrate(t.Context(), pool); (err == nil) != there || !there && !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("the schema is there: %t: %v", there, err)
+		}
+	}
+}

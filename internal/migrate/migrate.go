@@ -49,8 +49,13 @@ const together = `DO $together$ BEGIN
 END $together$;
 `
 
-// prologue creates the schema and the record of what was applied.
-const prologue = `CREATE SCHEMA IF NOT EXISTS fencepost;
+// prologue creates the schema and the record of what was applied. IF NOT EXISTS alone
+// needs the right to create schemas, even where there is one.
+const prologue = `DO $schema$ BEGIN
+  IF pg_catalog.to_regnamespace('fencepost') IS NULL THEN
+    CREATE SCHEMA IF NOT EXISTS fencepost;
+  END IF;
+END $schema$;
 CREATE TABLE IF NOT EXISTS fencepost.migrations (
   component  text        NOT NULL,
   version    integer     NOT NULL,
