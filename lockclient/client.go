@@ -3,6 +3,9 @@ package lockclient
 import (
 	"cmp"
 	"context"
+	"errors"
+	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -153,10 +156,17 @@ func (c *Client) steps() <-chan struct{} {
 // [Client.Acquire] returns guard.ErrUnavailable, and so does every later call. A
 // release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
-// and Close returns an error that wraps the cause of ctx. Closing again waits for
-// what is left.
+// and Close returns an error that wraps the cause of ctx. A Hold's function that calls
+// Close waits for itself: without a deadline in ctx, Close gives up after a minute there.
+// Closing again waits for what is left. With PostgreSQL, [Lease.Release] works after
+// Close, too, since the caller's pool is open.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
+	if _, ok := ctx.Deadline(); !ok && insideHold() {
+		bounded, cancel := context.WithTimeoutCause(ctx, closeMost, errInsideHold)
+		defer cancel()
+		ctx = bounded
+	}
 	err := c.work.Drain(ctx)
 	if err != nil {
 		err = guard.Unavailable("close", guard.Claim{}, err)
@@ -169,6 +179,31 @@ func (c *Client) Close(ctx context.Context) error {
 		return cmp.Or(err, failed)
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
+	}
+}
+
+// closeMost is how long Close waits inside of a Hold's function if its context does
+// not say.
+const closeMost = time.Minute
+
+var errInsideHold = errors.New("Close was called in the function of a Hold, which has not returned meanwhile")
+
+// insideHold reports whether the caller's goroutine runs the function of a Hold, of any
+// client.
+func insideHold() bool {
+	var pcs [64]uintptr
+	for skip := 0; ; skip += len(pcs) {
+		n := runtime.Callers(skip, pcs[:])
+		frames := runtime.CallersFrames(pcs[:n])
+		for more := n > 0; more; {
+			var f runtime.Frame
+			if f, more = frames.Next(); strings.HasSuffix(f.Function, "/lockclient.(*Client).holdWith") {
+				return true
+			}
+		}
+		if n < len(pcs) {
+			return false
+		}
 	}
 }
 

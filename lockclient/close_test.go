@@ -237,3 +237,53 @@ func TestCloseGivesUp(t *testing.T) {
 		time.Sleep(time.Minute)
 	})
 }
+
+// TestCloseInsideHold: a Hold's function that closes its client waits for itself, and
+// gets an error after a minute, or when its own context's deadline has passed. Elsewhere
+// Close waits for as long as the function takes: see TestCloseEndsHolds.
+func TestCloseInsideHold(t *testing.T) {
+	for most, deadline := range map[time.Duration]bool{time.Minute: false, time.Second: true} {
+		synctest.Test(t, func(t *testing.T) {
+			client := (&answering{}).client(t, nil)
+			var took time.Duration
+			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Hour}, func(context.Context) error {
+				ctx, cancel := context.Background(), context.CancelFunc(func() {})
+				if deadline {
+					ctx, cancel = context.WithTimeout(ctx, most)
+				}
+				defer cancel()
+				began := time.Now()
+				err := client.Close(ctx)
+				took = time.Since(began)
+				return err
+			})
+			if !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, errInsideHold) == deadline || took != most {
+				t.Errorf("Close: %v after %v", err, took)
+			}
+			if err := client.Close(t.Context()); err != nil {
+				t.Errorf("closed again, outside: %v", err)
+			}
+		})
+	}
+}
+
+// TestReleaseAfterClose: a Release that comes when the issuer is closed already frees
+// its lease through the caller's pool. The control is a lease that nobody releases.
+func TestReleaseAfterClose(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	client := newTestClient(t, pool, nil)
+	released, chosen := mustTry(t, client, "released", time.Hour), mustTry(t, client, "left", time.Hour)
+	if err := client.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := released.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, l := range []*Lease{released, chosen} {
+		var held bool
+		if err := pool.QueryRow(t.Context(), "SELECT lease_id IS NOT NULL FROM fencepost.leases WHERE resource = $1", l.Resource()).Scan(&held); err != nil || held != (l == chosen) {
+			t.Errorf("%s: held %t, %v", l.Resource(), held, err)
+		}
+	}
+}
