@@ -216,7 +216,8 @@ type Watching struct {
 	// is worth asking now.
 	Held *HeldError
 	// Stop ends the watch. It may be called more than once, and does not wait
-	// for a running call of wake. The place in line is kept for some seconds.
+	// for a running call of wake. The place in line is kept for a moment, for a
+	// waiter that watches again.
 	Stop func()
 }
 

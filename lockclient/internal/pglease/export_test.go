@@ -14,6 +14,7 @@ const (
 	ReleaseSQL = releaseSQL
 	WatchSQL   = watchSQL
 	KeepFor    = keepFor
+	StayInLine = stayInLine
 )
 
 // Process names the issuer in the line of waiters.

@@ -123,6 +123,9 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	g, err := i.acquires.do(ctx, r.Resource, attempt{r, driver.Now()}, i.Grace)
+	if err == nil {
+		i.listener.granted(r.Resource)
+	}
 	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseIDSpent) || errors.Is(err, guard.ErrInvalid) {
 		return driver.Grant{}, err
 	}
@@ -425,7 +428,9 @@ func take(ctx context.Context, slots chan struct{}, timeout time.Duration) error
 // its lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	if claim.Token != guard.NoToken {
-		freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace)
+		if freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace); errors.Is(err, errClosed) {
+			freed, err = i.releaseLate(ctx, claim)
+		}
 	} else {
 		err = i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 			return withoutTopic(func(topic func(string) string) error {
@@ -436,6 +441,19 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 		})
 	}
 	return freed, Failure("release", claim, err)
+}
+
+// releaseLate releases after Close, on the caller's pool, which stays open: a release
+// that is called while Close runs would otherwise leave the lease for its TTL.
+func (i *Issuer) releaseLate(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	op := &operation[guard.Claim, bool]{ctx: ctx, resource: claim.Resource, question: claim, answered: make(chan struct{}), resuming: &i.resuming}
+	op.left = true // nobody waits for it elsewhere
+	err = i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		return withoutTopic(func(topic func(string) string) error {
+			return i.release(ctx, conn, []*operation[guard.Claim, bool]{op}, lockTimeout, topic)
+		})
+	})
+	return op.answer, err
 }
 
 func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim, bool]) {
@@ -514,6 +532,10 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		stop()
 		return driver.Watching{}, driver.ErrNoWatch
 	}
+	if err := i.listener.unwatched(ctx, w.Resource); err != nil {
+		stop()
+		return driver.Watching{}, Failure("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, Harmless(err))
+	}
 	var held *driver.HeldError
 	err := i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
 		if err = i.CheckSchema(ctx, conn); err != nil {
@@ -536,14 +558,18 @@ func (i *Issuer) watch(ctx context.Context, q interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, w driver.Watch, lockTimeout string) (*driver.HeldError, error) {
 	var h holder
-	var marked bool
+	var marked *bool // nil: the line is full
 	err := q.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, lockTimeout).
 		Scan(&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining, &marked, new(bool))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
-	case err != nil || !marked && w.LeaseID != "":
+	case err != nil:
 		return nil, err
+	case marked == nil:
+		return nil, Harmless(driver.ErrNoWatch)
+	case !*marked && w.LeaseID != "":
+		return nil, nil
 	}
 	return h.held(w.Resource), nil
 }

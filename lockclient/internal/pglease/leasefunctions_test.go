@@ -5,6 +5,7 @@ import "testing"
 const (
 	renews     = "SELECT * FROM fencepost.renew('{r}', '{mine}', '{5}', '{60000000}', '5000')"
 	releases   = "SELECT * FROM fencepost.release('{r}', '{mine}', '{5}', '{topic}', '5000')"
+	unwatches  = "SELECT * FROM fencepost.unwatch('r', 'p', '5000')"
 	spends     = "SELECT * FROM fencepost.spend('r', 'mine', 'topic', '5000')"
 	waits      = "SELECT * FROM fencepost.watch('r', 'mine', 'p', '5000')"
 	looks      = "SELECT * FROM fencepost.watch('r', '', 'p', '5000')"
@@ -127,7 +128,7 @@ var spendCases = []functionCase{
 	{name: "earlier ones", before: leaseRow("r", free+"'T-1m'") + `INSERT INTO fencepost.spent VALUES ('r', 'now', 'T'), ('r', 'soon', 'T+1µs'), ('q', 'elsewhere', 'T-1h'), ('r', 'mine', 'T+1s')`, call: spends, answer: "freed=false",
 		after: `acquired_at=T-1m0s expires_at=T-1m0s owner=x resource=r spent_until=T+1h0m0s token=5
 			spent q elsewhere T-1h0m0s
-			spent r mine T+1s
+			spent r mine T+1h0m0s
 			spent r soon T+1µs`},
 	{name: "line", before: leaseRow("r", mine+"'T+1m'") + line + "'T+1µs'" + lineOfFive, call: spends, answer: "freed=true" + turns,
 		after: `acquired_at=T-1m0s expires_at=T kept_for=p owner=o resource=r spent_until=T+1h0m0s token=5 waiters=["q", "s", "u", "v"] wake_until=T+1µs
@@ -168,6 +169,11 @@ var watchCases = []functionCase{
 		after: `acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5 waiters=["p", "q"] wake_until=T+5s`},
 	{name: "already in it", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2500ms', waiters = '{p,q}'", call: waits, answer: heldAnswer,
 		after: `acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5 waiters=["p", "q"] wake_until=T+2.5s`},
+	{name: "the last place", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = array_fill('x'::text, '{127}')", call: waits, answer: heldAnswer},
+	{name: "full", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = array_fill('x'::text, '{128}')", call: waits,
+		answer: "expires_at=T+1µs lease_id=theirs owner=x remaining=1 token=5"},
+	{name: "full, and in it", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = array_fill('x'::text, '{127}') || '{p}'", call: waits, answer: heldAnswer},
+	{name: "was full", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T', waiters = array_fill('x'::text, '{128}')", call: waits, answer: heldAnswer},
 	// Onlookers, who write nothing.
 	{name: "onlooker", before: leaseRow("r", others+"'T+1µs'"), call: looks, answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5", settings: "0 local",
 		after: `acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5`},
@@ -181,10 +187,17 @@ var watchCases = []functionCase{
 		answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5"},
 }
 
+var unwatchCases = []functionCase{
+	{name: "in line", before: leaseRow("r", others+"'T+1m'") + line + "'T+1s', waiters = '{q,p,s}'", call: unwatches, answer: "", settings: "5s off",
+		after: `acquired_at=T-1m0s expires_at=T+1m0s kept_for=x lease_id=theirs owner=x resource=r token=5 waiters=["q", "s"] wake_until=T+1s`},
+	{name: "not in it", before: leaseRow("r", others+"'T+1m'") + line + "'T+1s', waiters = '{q}'", call: unwatches, answer: "",
+		after: `acquired_at=T-1m0s expires_at=T+1m0s kept_for=x lease_id=theirs owner=x resource=r token=5 waiters=["q"] wake_until=T+1s`},
+}
+
 // TestLeaseFunctions: the same for the other functions that an issuer calls.
 func TestLeaseFunctions(t *testing.T) {
 	f := newFunctionTests(t)
-	for name, cases := range map[string][]functionCase{"renew": renewCases, "release": releaseCases, "spend": spendCases, "watch": watchCases} {
+	for name, cases := range map[string][]functionCase{"renew": renewCases, "release": releaseCases, "spend": spendCases, "watch": watchCases, "unwatch": unwatchCases} {
 		t.Run(name, func(t *testing.T) { f.check(t, cases) })
 	}
 }

@@ -2,6 +2,7 @@ package pglease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -158,4 +159,68 @@ func (p patientIssuer) Limits() driver.Limits {
 	limits := p.Issuer.Limits()
 	limits.Poll = time.Hour
 	return limits
+}
+
+// TestAbandonedWaitersLeave: a process whose waiters have given up leaves the line, so
+// that the lease is not kept for it; one whose waiter comes back, or that has another,
+// keeps its place. The controls are a process that died, and one that still waits.
+func TestAbandonedWaitersLeave(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	holder := newIssuer(t, pool, nil)
+	acquire(t, holder, "r", "holder's")
+	var stays []string
+	for n := range 6 {
+		i := newIssuer(t, pool, nil)
+		watch := func() func() {
+			var got driver.Watching
+			eventually(t, "it stands in line", func() bool {
+				w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: patience}, func() {})
+				got = w
+				return err == nil
+			})
+			return got.Stop
+		}
+		stop := watch()
+		switch n {
+		case 0, 3: // gives up
+			stop()
+			continue
+		case 1: // died
+			i.Close()
+			stop()
+		case 2: // waits
+		case 4: // comes back
+			stop()
+			watch()
+		case 5: // has another
+			watch()
+			stop()
+		}
+		stays = append(stays, i.Process())
+	}
+	eventually(t, "the others have left", func() bool {
+		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
+		return slices.Equal(stays, value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
+	})
+	time.Sleep(2 * pglease.StayInLine)
+	if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(stays, line) {
+		t.Errorf("the line is %q, want %q", line, stays)
+	}
+}
+
+// TestFullLine: a waiter for whom there is no place polls.
+func TestFullLine(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
+	for places, full := range map[int]bool{127: false, 128: true} {
+		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s', waiters = array_fill('x'::text, ARRAY[$1::int]) WHERE resource = 'r'", places)
+		eventually(t, "it listens", func() bool { i.Subscribe("r", func() {})(); return i.Listening() })
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: patience}, func() {})
+		if errors.Is(err, driver.ErrNoWatch) != full || !full && (err != nil || w.Held == nil) {
+			t.Errorf("%d wait already: %+v, %v", places, w.Held, err)
+		}
+	}
 }

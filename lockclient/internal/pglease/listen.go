@@ -68,11 +68,14 @@ type listener struct {
 	free func(ctx context.Context, resource, leaseID string) bool
 	// tell is called once with the error when notifications do not arrive, and
 	// then with nil when they do again.
-	tell    func(error)
+	tell func(error)
+	// unwatch takes the process out of the line.
+	unwatch func(ctx context.Context, resource string) error
 	timeout time.Duration // of connecting
 	process string
 	wake    Wake
 
+	stay  time.Duration // how long the place in line is kept when nobody waits
 	idle  time.Duration // how long to stay when nobody waits
 	quiet time.Duration // how long to trust a silent connection
 	test  time.Duration // how long a notification to oneself may take
@@ -84,6 +87,7 @@ type listener struct {
 
 	mu      sync.Mutex
 	subs    map[*subscription]struct{}
+	leaving map[string]*leaving // by topic
 	running bool
 	closed  bool
 	up      bool
@@ -102,7 +106,14 @@ type subscription struct {
 	turn            *time.Timer // until those before it in line have had their time
 }
 
+// leaving is a place in line that nobody of this process needs.
+type leaving struct {
+	timer *time.Timer   // until it is given up
+	done  chan struct{} // closed when it was given up; nil before that begins
+}
+
 const (
+	stayInLine  = 250 * time.Millisecond
 	listenIdle  = 30 * time.Second
 	listenQuiet = 10 * time.Second
 	listenTest  = 2 * time.Second
@@ -124,7 +135,7 @@ func (i *Issuer) newListener(owner string, wake Wake) *listener {
 	config := i.Pool.Config()
 	l := &listener{
 		timeout: i.OpTimeout, process: i.process, wake: wake,
-		subs: map[*subscription]struct{}{}, idle: listenIdle, quiet: listenQuiet, test: listenTest,
+		subs: map[*subscription]struct{}{}, leaving: map[string]*leaving{}, stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest,
 	}
 	l.values = &borrowed{Context: context.Background()}
 	l.ctx, l.cancel = context.WithCancel(l.values)
@@ -146,6 +157,12 @@ func (i *Issuer) newListener(owner string, wake Wake) *listener {
 			return err
 		})
 		return held == nil || err != nil
+	}
+	l.unwatch = func(ctx context.Context, resource string) error {
+		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+			_, err := conn.Exec(ctx, unwatchSQL, resource, i.process, lockTimeout)
+			return err
+		})
 	}
 	l.tell = func(err error) {
 		if err != nil {
@@ -176,9 +193,85 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 func (l *listener) unsubscribe(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if _, waits := l.subs[s]; waits && s.leaseID != "" {
+		l.left(s)
+	}
 	delete(l.subs, s)
 	s.wait(0, nil)
 	l.used = time.Now()
+}
+
+// left gives the place in line up unless a waiter of this process comes back soon, as
+// one does that only looks or asks. Otherwise each place that was abandoned would cost
+// the others the time for which a lease is kept. The mutex is held.
+func (l *listener) left(s *subscription) {
+	if l.leaving[s.topic] != nil || l.closed {
+		return
+	}
+	p := &leaving{}
+	l.leaving[s.topic] = p
+	p.timer = time.AfterFunc(l.stay, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.leaving[s.topic] != p {
+			return
+		}
+		if l.closed || l.waits(s.topic) {
+			delete(l.leaving, s.topic)
+			return
+		}
+		p.done = make(chan struct{}) // who waits from now on joins the line anew, after this
+		l.wg.Go(func() {
+			l.unwatch(l.ctx, s.resource) // if it fails, the mark runs out soon
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.leaving, s.topic)
+			close(p.done)
+		})
+	})
+}
+
+// waits reports whether a waiter of this process watches the topic; the mutex is held.
+func (l *listener) waits(topic string) bool {
+	for s := range l.subs {
+		if s.topic == topic && s.leaseID != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// granted forgets a place: who is granted the lease has left the line.
+func (l *listener) granted(resource string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.leaving) == 0 {
+		return
+	}
+	if p := l.leaving[Topic(resource)]; p != nil && p.done == nil {
+		p.timer.Stop()
+		delete(l.leaving, Topic(resource))
+	}
+}
+
+// unwatched waits while the place of a resource is being given up: a mark before that
+// would be taken back.
+func (l *listener) unwatched(ctx context.Context, resource string) error {
+	l.mu.Lock()
+	var done chan struct{}
+	if p := l.leaving[Topic(resource)]; p != nil {
+		done = p.done
+	}
+	l.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // listening reports whether notifications arrive. While the connection is being
