@@ -9,6 +9,7 @@
 //	issuers     etcd, ZooKeeper and Redis, started, killed and failed over
 //	lockserver  the lock server's page in a browser, its workers in other languages
 //	s3          package s3fence on real gateways and behind real proxies
+//	process     starts the servers and workers of all of them
 //
 // The module also pins the programs that check the code, by its tool directive.
 // staticcheck, go vet and internal/layout are all of them: golangci-lint bundles

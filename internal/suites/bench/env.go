@@ -34,7 +34,8 @@ func (e *env) rounds(n int) int {
 // one.
 func (e *env) clients(all ...int) []int {
 	if e.short {
-		return all[len(all)/2 : len(all)/2+1]
+		middle := (len(all) - 1) / 2
+		return all[middle : middle+1]
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,31 +27,20 @@ func bodyOf(d doc) []byte { return fmt.Appendf(nil, "state %d", d.N%2) }
 
 // The metadata in which a document is kept.
 const (
-	metaWrite  = "campaign-write"
-	metaBase   = "campaign-base"
-	metaCount  = "campaign-n"
+	metaDoc    = "campaign-doc"
 	metaClient = "campaign-token" // only for rawObject: s3fence has its own
 )
 
 func metadataOf(d doc) map[string]string {
-	return map[string]string{metaWrite: d.Write, metaBase: orDash(d.Base), metaCount: strconv.FormatInt(d.N, 10)}
+	encoded, err := json.Marshal(d)
+	if err != nil {
+		panic(err) // it has strings and a number
+	}
+	return map[string]string{metaDoc: string(encoded)}
 }
 
-// orDash encodes the empty base of the first write: some servers lose empty
-// values.
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func docOf(m map[string]string) (doc, error) {
-	n, err := strconv.ParseInt(m[metaCount], 10, 64)
-	d := doc{Write: m[metaWrite], Base: m[metaBase], N: n}
-	if d.Base == "-" {
-		d.Base = ""
-	}
+func docOf(m map[string]string) (d doc, err error) {
+	err = json.Unmarshal([]byte(m[metaDoc]), &d)
 	return d, err
 }
 

@@ -46,6 +46,12 @@ func (k *trial) stream(key string, length int, body []byte, pairs ...string) *re
 }
 
 var checksumCases = []testCase{
+	{"checksum in a header is verified", func(k *trial) {
+		k.put("a", "body", sumHeader, sum("other")).want(http.StatusBadRequest, "BadDigest")
+		k.absent("a")
+		k.put("a", "body", sumHeader, sum("body")).want(http.StatusOK, "")
+		k.holds("a", "body", "")
+	}},
 	{"chunked body with a checksum in the trailer", func(k *trial) {
 		body := string(bytes.Repeat([]byte("chunks of a body, "), 10000))
 		k.stream("a", len(body), chunked(body, 64<<10, sum(body)), "x-amz-meta-token", "1").want(http.StatusOK, "")
