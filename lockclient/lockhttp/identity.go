@@ -41,7 +41,8 @@ type Identity struct {
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is called before every acquire and reports whether it may go on;
+	// Acquire is called before every acquire, and before a release without a token of
+	// what is not a running lease, and reports whether it may go on;
 	// nil means always. The Allow method of a rate.Limiter of golang.org/x/time
 	// is one.
 	Acquire func() bool
@@ -170,8 +171,11 @@ type usage struct {
 // counted is a lease that an identity may hold.
 type counted struct {
 	token guard.Token // NoToken until it is granted
-	until time.Time
+	until time.Time   // the lease's end; zero until it is granted
+	asked time.Time   // when a request that has no answer yet can no longer be granted; zero if there is none
 }
+
+func (c counted) over(now time.Time) bool { return !c.until.After(now) && !c.asked.After(now) }
 
 // wait counts a request that waits; false if there are too many.
 func (u *usage) wait(id *Identity) (done func(), ok bool) {
@@ -210,12 +214,16 @@ func (u *usage) hold(id *Identity, lease guard.Claim, until time.Time) (undo fun
 	_, again := held[lease]
 	if !again && len(held) >= id.Limits.Leases {
 		now := time.Now()
-		maps.DeleteFunc(held, func(_ guard.Claim, c counted) bool { return !c.until.After(now) })
+		maps.DeleteFunc(held, func(_ guard.Claim, c counted) bool { return c.over(now) })
 		if len(held) >= id.Limits.Leases {
 			return nil, false
 		}
 	}
-	u.add(id, lease, until)
+	u.change(id, lease, func(c *counted) {
+		if until.After(c.asked) {
+			c.asked = until
+		}
+	})
 	return func() {
 		if !again {
 			u.over(id, lease)
@@ -228,11 +236,24 @@ func (u *usage) runs(id *Identity, claim guard.Claim, until time.Time) {
 	if id.Limits.Leases > 0 {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		u.add(id, claim, until)
+		u.change(id, claim, func(c *counted) {
+			c.token, c.asked = cmp.Or(claim.Token, c.token), time.Time{}
+			if until.After(c.until) {
+				c.until = until
+			}
+		})
 	}
 }
 
-func (u *usage) add(id *Identity, claim guard.Claim, until time.Time) {
+// has reports whether a lease is counted.
+func (u *usage) has(id *Identity, claim guard.Claim) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	_, ok := u.leases[id.Subject][tokenless(claim)]
+	return ok
+}
+
+func (u *usage) change(id *Identity, claim guard.Claim, change func(*counted)) {
 	held := u.leases[id.Subject]
 	if held == nil {
 		held = map[guard.Claim]counted{}
@@ -243,10 +264,7 @@ func (u *usage) add(id *Identity, claim guard.Claim, until time.Time) {
 	}
 	lease := tokenless(claim)
 	one := held[lease]
-	if until.After(one.until) {
-		one.until = until
-	}
-	one.token = cmp.Or(claim.Token, one.token)
+	change(&one)
 	held[lease] = one
 }
 

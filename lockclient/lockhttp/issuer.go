@@ -26,6 +26,7 @@ type Issuer struct {
 	client http.Client
 	owned  bool // an http.Transport, which does not repeat what may have arrived
 	proofs proofs
+	pace   pace
 
 	mu    sync.Mutex
 	known bool
@@ -41,7 +42,8 @@ var (
 // "https://locks.example.com" or with a path that the server is mounted under.
 // It sends nothing. httpClient adds the credentials, in its Transport; nil means
 // [http.DefaultClient]. Redirects are not followed. A Transport that retries
-// requests by itself is safe, since a lease ID is granted once, but costs time.
+// requests by itself is safe, since a lease ID is granted once, but costs time. After a
+// proxy's 429 or 503 nothing is sent for the time that its Retry-After says, 0.2 to 5 s.
 //
 // The error is a [*guard.InvalidError].
 func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
@@ -117,6 +119,9 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	if err := i.pace.wait(ctx, op, claim); err != nil {
+		return err
+	}
 	sent := driver.Now()
 	resp, err := i.client.Do(req)
 	if err != nil {
@@ -156,6 +161,7 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		name, ours = strings.CutPrefix(p.Type, problemPrefix)
 	}
 	if !ours { // a proxy's
+		i.pace.refused(resp)
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
@@ -342,6 +348,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		return fail(guard.Unavailable("watch", claim, err))
 	}
 	req.Header.Set("Accept", "text/event-stream")
+	if err := i.pace.wait(ctx, "watch", claim); err != nil {
+		return fail(err)
+	}
 	sent := driver.Now()
 	resp, err := i.client.Do(req)
 	if err != nil {

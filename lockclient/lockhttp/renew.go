@@ -235,9 +235,26 @@ func mine(id *Identity, claim guard.Claim) error {
 	return leaseID(claim.LeaseID)
 }
 
+// running reports whether the claim's lease runs, or that is not known. The release of
+// any other lease ID is stored for an hour, so it counts as an acquire.
+func (s *Server) running(ctx context.Context, id *Identity, claim guard.Claim) bool {
+	if s.usage.has(id, claim) {
+		return true
+	}
+	watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
+	if err != nil {
+		return true
+	}
+	watching.Stop()
+	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
+}
+
 func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
 	if err := mine(id, claim); err != nil {
 		return err
+	}
+	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), id, claim) && !id.Limits.Acquire() {
+		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
 	// A worker may send its release and exit.

@@ -213,6 +213,16 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%d: %+v", n, got)
 		}
 	}
+	// A release without a token stores the lease ID, unless it is that of a lease that runs.
+	release := func(lease string) response {
+		return ask(t, web.URL, "rate", "DELETE", "/v1/locks/"+lease, "")
+	}
+	if got := release("ghost?resource=nothing"); got.status != 429 || got.problem() != "too_many_requests" {
+		t.Errorf("%+v", got)
+	}
+	if got := release("L2?resource=rate2"); got.status != 200 {
+		t.Errorf("%+v", got)
+	}
 	one := acquire("leases", `,"ttlSeconds":60`)
 	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 200 || one.status != 200 {
 		t.Errorf("%+v", got)
