@@ -1,20 +1,17 @@
 package s3test
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/md5"
 	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"errors"
 	"hash"
 	"hash/crc32"
 	"hash/crc64"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 )
 
@@ -30,47 +27,35 @@ type body struct {
 
 // readBody reads and verifies a body. A refusal is for the client; an error
 // says that the connection broke before the body's end. The body is never nil.
-func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
+func readBody(r *http.Request) (*body, *answer, error) {
 	b := &body{sums: http.Header{}}
-	if r.ContentLength < 0 && (r.Method == http.MethodPut || r.Method == http.MethodPost) {
+	payload := r.Header.Get("X-Amz-Content-Sha256")
+	if strings.HasPrefix(payload, "STREAMING-") { // aws-chunked, which clients use over HTTPS
+		_, err := io.Copy(io.Discard, r.Body)
+		return b, fail("NotImplemented", "Header", "X-Amz-Content-Sha256"), err
+	}
+	if r.ContentLength < 0 && r.Method == http.MethodPut {
 		_, err := io.Copy(io.Discard, r.Body)
 		return b, fail("MissingContentLength"), err
-	}
-	payload := r.Header.Get("X-Amz-Content-Sha256")
-	var chunks *chunkReader
-	source := io.Reader(r.Body)
-	if strings.HasPrefix(payload, "STREAMING-") {
-		chunks = newChunkReader(r.Body)
-		source = chunks
-	}
-	declared := declaredSums(r.Header)
-	if op == CompleteMultipartUpload {
-		declared = nil // they belong to the object, not to this body
 	}
 	var kept bytes.Buffer
 	md5sum, sha := md5.New(), sha256.New()
 	sinks := []io.Writer{&kept, md5sum, sha}
 	hashes := map[string]hash.Hash{}
-	for _, name := range declared {
-		hashes[name] = newSum(name)
-		sinks = append(sinks, hashes[name])
+	for name, newHash := range sums {
+		if r.Header.Get(name) != "" {
+			hashes[name] = newHash()
+			sinks = append(sinks, hashes[name])
+		}
 	}
-	n, err := io.Copy(io.MultiWriter(sinks...), source)
-	if errors.Is(err, errMalformedChunk) {
-		_, err := io.Copy(io.Discard, r.Body)
-		return b, fail("IncompleteBody", "Message", "The aws-chunked body is malformed."), err
-	}
+	n, err := io.Copy(io.MultiWriter(sinks...), r.Body)
 	if err != nil {
 		return b, nil, err
 	}
 	b.data, b.size = bytes.Clone(kept.Bytes()), n // a buffer over-allocates, and the history keeps every body
 	md5sum.Sum(b.md5[:0])
 	sha.Sum(b.sha256[:0])
-	if chunks != nil {
-		if want := r.Header.Get("X-Amz-Decoded-Content-Length"); want != strconv.FormatInt(n, 10) {
-			return b, fail("IncompleteBody"), nil
-		}
-	} else if len(payload) == hex.EncodedLen(sha256.Size) && payload != hex.EncodeToString(b.sha256[:]) {
+	if len(payload) == hex.EncodedLen(sha256.Size) && payload != hex.EncodeToString(b.sha256[:]) {
 		return b, fail("XAmzContentSHA256Mismatch"), nil
 	}
 	if want := r.Header.Get("Content-Md5"); want != "" {
@@ -81,11 +66,7 @@ func (s *Server) readBody(r *http.Request, op Op) (*body, *answer, error) {
 		}
 	}
 	for name, h := range hashes {
-		want := r.Header.Get(name)
-		if chunks != nil && want == "" {
-			want = chunks.trailer.Get(name)
-		}
-		if a := b.verifySum(name, want, h); a != nil {
+		if a := b.verifySum(name, r.Header.Get(name), h); a != nil {
 			return b, a, nil
 		}
 	}
@@ -118,109 +99,4 @@ var sums = map[string]func() hash.Hash{
 	"X-Amz-Checksum-Crc64nvme": func() hash.Hash { return crc64.New(nvme) },
 	"X-Amz-Checksum-Sha1":      sha1.New,
 	"X-Amz-Checksum-Sha256":    sha256.New,
-}
-
-func newSum(header string) hash.Hash { return sums[header]() }
-
-// declaredSums returns the headers of the checksums that a request carries,
-// before its body or after it.
-func declaredSums(h http.Header) []string {
-	var names []string
-	for name := range sums {
-		if h.Get(name) != "" {
-			names = append(names, name)
-			continue
-		}
-		for trailer := range strings.SplitSeq(strings.Join(h.Values("X-Amz-Trailer"), ","), ",") {
-			if http.CanonicalHeaderKey(strings.TrimSpace(trailer)) == name {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// errMalformedChunk says that a body is not valid aws-chunked, as opposed to a
-// broken connection.
-var errMalformedChunk = errors.New("malformed chunk")
-
-// chunkReader decodes an aws-chunked body: chunks of
-//
-//	<length in hex>[;chunk-signature=...]\r\n<bytes>\r\n
-//
-// the last one empty, then trailing headers. Signatures are not verified.
-type chunkReader struct {
-	r       *bufio.Reader
-	left    int64 // of the current chunk
-	inside  bool  // a chunk's bytes were read, but not its line end
-	done    bool
-	trailer http.Header
-}
-
-func newChunkReader(r io.Reader) *chunkReader {
-	return &chunkReader{r: bufio.NewReaderSize(r, 64<<10), trailer: http.Header{}}
-}
-
-func (c *chunkReader) Read(p []byte) (int, error) {
-	for c.left == 0 {
-		if c.done {
-			return 0, io.EOF
-		}
-		if err := c.next(); err != nil {
-			return 0, err
-		}
-	}
-	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
-	c.left -= int64(n)
-	if err == io.EOF {
-		err = errMalformedChunk // the HTTP body is whole, the last chunk is missing
-	}
-	return n, err
-}
-
-// next reads the head of the next chunk, and all that follows the last one.
-func (c *chunkReader) next() error {
-	if c.inside {
-		if line, err := c.line(); err != nil || line != "" {
-			return errors.Join(errMalformedChunk, err)
-		}
-	}
-	line, err := c.line()
-	if err != nil {
-		return err
-	}
-	size, _, _ := strings.Cut(line, ";")
-	c.left, err = strconv.ParseInt(size, 16, 63)
-	if err != nil || c.left < 0 {
-		return errMalformedChunk
-	}
-	c.inside = true
-	if c.left > 0 {
-		return nil
-	}
-	c.done = true
-	for {
-		line, err := c.line()
-		if err == errMalformedChunk || line == "" {
-			// Some clients leave the last empty line out.
-			_, err := io.Copy(io.Discard, c.r)
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		name, value, ok := strings.Cut(line, ":")
-		if !ok {
-			return errMalformedChunk
-		}
-		c.trailer.Set(strings.TrimSpace(name), strings.TrimSpace(value))
-	}
-}
-
-func (c *chunkReader) line() (string, error) {
-	line, err := c.r.ReadString('\n')
-	if err == io.EOF {
-		return "", errMalformedChunk
-	}
-	return strings.TrimRight(line, "\r\n"), err
 }

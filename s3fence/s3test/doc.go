@@ -10,13 +10,13 @@
 //
 // # What it does
 //
-// PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2, multipart
-// uploads, and the calls that make and find a bucket. Conditions (If-Match,
-// If-None-Match) are decided and the write applied in one step, whatever the
-// concurrency. Checksums in headers and in the trailer of an aws-chunked body
-// are verified. Errors are those of Amazon S3, as XML. It refuses what it does
-// not know (CopyObject, versions, tags, access lists) with NotImplemented, so
-// that no such call is mistaken for another. Signatures are not verified; a
+// PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2, and the calls
+// that make and find a bucket. Conditions (If-Match, If-None-Match) are decided
+// and the write applied in one step, whatever the concurrency. Checksums in
+// headers are verified. Errors are those of Amazon S3, as XML. It refuses what it
+// does not know (multipart uploads, aws-chunked bodies, CopyObject, versions,
+// tags, access lists) with NotImplemented, so that no such call is mistaken for
+// another. Signatures are not verified; a
 // [Rule] can refuse credentials.
 //
 // An ETag is the MD5 of the body, so equal bodies have equal ETags, whatever
@@ -27,9 +27,8 @@
 //
 // [Server.History] is the order in which changes to objects took effect, one
 // [Mutation] each, with body, metadata and the ETag that it replaced.
-// [Server.Object] and [Server.Objects] are the current state, [Server.Uploads]
-// the multipart uploads in progress, [Server.Count] and [Server.Answers] the
-// number of requests and of their answers.
+// [Server.Object] and [Server.Objects] are the current state, [Server.Count] and
+// [Server.Answers] the number of requests and of their answers.
 //
 // # Faults
 //
@@ -83,18 +82,9 @@ type Options struct {
 	// is [ETagMD5].
 	ETags ETagMode
 
-	// MinPartSize is the minimum size in bytes of all parts of a multipart
-	// upload except the last. Zero is Amazon's 5 MiB, a negative value is no
-	// limit.
-	MinPartSize int64
-
 	// NoHistory turns off [Server.History], for benchmarks with more writes
 	// than fit in memory.
 	NoHistory bool
-
-	// TLS makes the server speak HTTPS; [Server.Client] trusts it. Amazon's Go
-	// SDK sends bodies that cannot be read twice over HTTPS alone.
-	TLS bool
 
 	// Seed is the seed of random faults and ETags.
 	Seed uint64
@@ -107,7 +97,7 @@ type Options struct {
 type ETagMode int
 
 const (
-	// ETagMD5 makes ETags that depend on the body alone. With SSE-KMS and SSE-C
+	// ETagMD5 makes ETags that depend on the body alone. With SSE-KMS
 	// they are not the MD5, but still a function of the body, which is the
 	// worst case that Amazon's documentation allows.
 	ETagMD5 ETagMode = iota
@@ -122,8 +112,6 @@ const DefaultBucket = "bucket"
 const region = "us-east-1"
 
 const (
-	defaultMinPartSize = 5 << 20
-	maxPutSize         = 5 << 30
-	maxKeyLength       = 1024
-	maxMetadataSize    = 2 << 10
+	maxKeyLength    = 1024
+	maxMetadataSize = 2 << 10
 )

@@ -48,8 +48,7 @@ type Fault struct {
 
 	// Status, if not zero, is the answer's status, with Code as the error's code
 	// or, if that is empty, the usual one for the status. With status 200 and a
-	// code, the answer is an error document, as from Amazon for
-	// CompleteMultipartUpload.
+	// code, the answer is an error document.
 	Status int
 	Code   string
 	// Lose closes the connection without an answer.

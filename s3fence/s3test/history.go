@@ -3,7 +3,6 @@ package s3test
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 )
 
@@ -23,13 +22,13 @@ type Mutation struct {
 }
 
 // record adds to the history. s.mu is held.
-func (s *Server) record(c *call, op Op, key string, previous, next *Object, now time.Time) {
+func (s *Server) record(c *call, previous, next *Object, now time.Time) {
 	s.seq++
 	if s.opts.NoHistory {
 		return
 	}
-	m := Mutation{Seq: s.seq, Op: op, Bucket: c.Bucket, Time: now, RequestID: c.ID}
-	m.Key = key
+	m := Mutation{Seq: s.seq, Op: c.Op, Bucket: c.Bucket, Time: now, RequestID: c.ID}
+	m.Key = c.Key
 	if next != nil {
 		m.Object = *next
 	}
@@ -86,23 +85,6 @@ func (s *Server) Objects(bucket string) []Object {
 		found = append(found, *b.objects[key])
 	}
 	return found
-}
-
-// Uploads returns the keys of the multipart uploads in progress in a bucket,
-// sorted, a key once for each of its uploads.
-func (s *Server) Uploads(bucket string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.buckets[bucket]
-	if b == nil {
-		return nil
-	}
-	var keys []string
-	for _, u := range b.uploads {
-		keys = append(keys, u.object.Key)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // count notes a request and returns its ID.

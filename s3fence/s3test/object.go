@@ -21,7 +21,6 @@ import (
 type Object struct {
 	Key string
 	// Body is nil if it was discarded; Size and SHA256 are those of the whole.
-	// A multipart upload whose parts were discarded has no SHA256.
 	Body   []byte
 	Size   int64
 	SHA256 [sha256.Size]byte
@@ -47,14 +46,9 @@ var encryptionHeaders = []string{
 	"X-Amz-Server-Side-Encryption",
 	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id",
 	"X-Amz-Server-Side-Encryption-Bucket-Key-Enabled",
-	"X-Amz-Server-Side-Encryption-Customer-Algorithm",
-	customerKey,
 }
 
-const (
-	customerKey = "X-Amz-Server-Side-Encryption-Customer-Key-Md5"
-	metaPrefix  = "X-Amz-Meta-"
-)
+const metaPrefix = "X-Amz-Meta-"
 
 // describe makes an object without a body from the headers of a request.
 func (c *call) describe() (*Object, *answer) {
@@ -76,30 +70,18 @@ func (c *call) describe() (*Object, *answer) {
 	if o.Header.Get("Content-Type") == "" {
 		o.Header.Set("Content-Type", "binary/octet-stream")
 	}
-	// aws-chunked is how the body travelled, not what the object is.
-	var encodings []string
-	for encoding := range strings.SplitSeq(o.Header.Get("Content-Encoding"), ",") {
-		if encoding = strings.TrimSpace(encoding); encoding != "" && encoding != "aws-chunked" {
-			encodings = append(encodings, encoding)
-		}
-	}
-	delete(o.Header, "Content-Encoding")
-	if len(encodings) > 0 {
-		o.Header.Set("Content-Encoding", strings.Join(encodings, ","))
-	}
 	return o, nil
 }
 
-// etag makes the ETag of a body whose MD5 is given; suffix is "-N" for N parts.
-// s.mu is held.
-func (s *Server) etag(o *Object, sum []byte, suffix string) string {
+// etag makes the ETag of a body whose MD5 is given. s.mu is held.
+func (s *Server) etag(o *Object, sum []byte) string {
 	if s.etags == ETagOpaque {
 		sum = []byte(s.randomHex())[:md5.Size]
-	} else if encryption := o.Header.Get("X-Amz-Server-Side-Encryption"); o.Header.Get(customerKey) != "" || strings.HasPrefix(encryption, "aws:") {
+	} else if encryption := o.Header.Get("X-Amz-Server-Side-Encryption"); strings.HasPrefix(encryption, "aws:") {
 		encrypted := md5.Sum(append([]byte(encryption+"/"), sum...))
 		sum = encrypted[:]
 	}
-	return `"` + hex.EncodeToString(sum) + suffix + `"`
+	return `"` + hex.EncodeToString(sum) + `"`
 }
 
 // randomHex returns 32 random digits. s.mu is held.
@@ -107,29 +89,15 @@ func (s *Server) randomHex() string {
 	return fmt.Sprintf("%016x%016x", s.rng.Uint64(), s.rng.Uint64())
 }
 
-// checkCustomerKey refuses to read an object without the key it was written with.
-func checkCustomerKey(c *call, o *Object) *answer {
-	stored, given := o.Header.Get(customerKey), c.header.Get(customerKey)
-	switch {
-	case stored == given:
-		return nil
-	case stored != "" && given != "":
-		return fail("AccessDenied")
-	default:
-		return fail("InvalidRequest", "Message", "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to retrieve the object.")
-	}
-}
-
 // bucket is guarded by Server.mu. Objects in it never change; they are replaced.
 type bucket struct {
 	created time.Time
 	objects map[string]*Object
 	keys    []string // of objects, sorted
-	uploads map[string]*upload
 }
 
 func newBucket(now time.Time) *bucket {
-	return &bucket{created: now, objects: map[string]*Object{}, uploads: map[string]*upload{}}
+	return &bucket{created: now, objects: map[string]*Object{}}
 }
 
 func (b *bucket) put(o *Object) {
@@ -191,9 +159,6 @@ func (s *Server) getObject(c *call) *answer {
 	}
 	if o == nil {
 		return fail("NoSuchKey")
-	}
-	if a := checkCustomerKey(c, o); a != nil {
-		return a
 	}
 	if a := checkRead(c, o); a != nil {
 		return a
@@ -291,18 +256,17 @@ func parseRange(header string, size int64) (first, length int64, verdict rangeVe
 	return first, last - first + 1, rangeGood
 }
 
-// commit decides a write and applies it. If next is nil, it deletes. complete
-// finishes next under the lock and makes the ETag. commit returns the replaced
-// object.
-func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer, next *Object, complete func(*bucket)) (*Object, *answer) {
+// commit decides a write and applies it. If next is nil, it deletes.
+func (s *Server) commit(c *call, next *Object) *answer {
+	key := c.Key
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.buckets[c.Bucket]
 	if b == nil {
-		return nil, fail("NoSuchBucket")
+		return fail("NoSuchBucket")
 	}
-	if a := check(b.objects[key]); a != nil {
-		return nil, a
+	if a := checkWrite(c, b.objects[key]); a != nil {
+		return a
 	}
 	if gap, ok := c.plan.gap(s, c.Request); ok {
 		// Here a store that compares and writes in two steps loses the race.
@@ -310,13 +274,13 @@ func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer,
 		gap()
 		s.mu.Lock()
 		if s.buckets[c.Bucket] != b {
-			return nil, fail("NoSuchBucket")
+			return fail("NoSuchBucket")
 		}
 	}
 	previous := b.objects[key]
 	now := s.opts.Now()
 	if next != nil {
-		complete(b)
+		next.ETag = s.etag(next, c.body.md5[:])
 		next.Modified = now
 		if previous != nil && c.plan.mergeMetadata() {
 			merged := maps.Clone(previous.Metadata)
@@ -328,17 +292,14 @@ func (s *Server) commit(c *call, op Op, key string, check func(*Object) *answer,
 		b.remove(key)
 	}
 	if next != nil || previous != nil {
-		s.record(c, op, key, previous, next, now)
+		s.record(c, previous, next, now)
 	}
-	return previous, nil
+	return nil
 }
 
 func (s *Server) putObject(c *call) *answer {
 	if a := checkWriteSyntax(c); a != nil {
 		return a
-	}
-	if c.Size > maxPutSize {
-		return fail("EntityTooLarge", "ProposedSize", fmt.Sprint(c.Size), "MaxSizeAllowed", fmt.Sprint(int64(maxPutSize)))
 	}
 	o, a := c.describe()
 	if a != nil {
@@ -348,10 +309,7 @@ func (s *Server) putObject(c *call) *answer {
 	if len(o.sums) > 0 {
 		o.sums.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
 	}
-	_, a = s.commit(c, PutObject, c.Key, func(current *Object) *answer { return checkWrite(c, current) }, o, func(*bucket) {
-		o.ETag = s.etag(o, c.body.md5[:], "")
-	})
-	if a != nil {
+	if a := s.commit(c, o); a != nil {
 		return a
 	}
 	return &answer{status: http.StatusOK, header: o.written()}
@@ -372,11 +330,10 @@ func (o *Object) written() http.Header {
 }
 
 func (s *Server) deleteObject(c *call) *answer {
-	if c.header.Get("If-None-Match") != "" {
-		return fail("NotImplemented", "Header", "If-None-Match")
+	if c.header.Get("If-Match")+c.header.Get("If-None-Match") != "" { // stores disagree about it
+		return fail("NotImplemented", "Header", "If-Match")
 	}
-	check := func(current *Object) *answer { return checkDelete(c.header.Get("If-Match"), current) }
-	if _, a := s.commit(c, DeleteObject, c.Key, check, nil, nil); a != nil {
+	if a := s.commit(c, nil); a != nil {
 		return a
 	}
 	return &answer{status: http.StatusNoContent}

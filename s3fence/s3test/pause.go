@@ -133,27 +133,6 @@ func (m *Meeting) Join(r *Request) {
 	}
 }
 
-// OvertakenDeletes makes a race of deletes and writes on one condition certain:
-// the deletes are decided before any write, and take effect after the first
-// write. Its zero value is ready.
-type OvertakenDeletes struct{ decided, applied signals }
-
-// Fault returns the fault of a DELETE or a PUT in such a race. Neither may be
-// alone.
-func (d *OvertakenDeletes) Fault(r *Request) Fault {
-	v := version(r)
-	if r.Op == DeleteObject {
-		return Fault{Between: func(*Request) {
-			d.decided.send(v)
-			d.applied.wait(v)
-		}}
-	}
-	return Fault{
-		Before: func(*Request) { d.decided.wait(v) },
-		After:  func(*Request, int) { d.applied.send(v) },
-	}
-}
-
 // version names what a conditional request is about.
 func version(r *Request) string { return r.Bucket + "/" + r.Key + " " + r.Header.Get("If-Match") }
 

@@ -12,18 +12,14 @@ type Op string
 
 // The operations. All others are counted as Unknown, and refused.
 const (
-	CreateBucket            Op = "CreateBucket"
-	HeadBucket              Op = "HeadBucket"
-	ListObjectsV2           Op = "ListObjectsV2"
-	PutObject               Op = "PutObject"
-	GetObject               Op = "GetObject"
-	HeadObject              Op = "HeadObject"
-	DeleteObject            Op = "DeleteObject"
-	CreateMultipartUpload   Op = "CreateMultipartUpload"
-	UploadPart              Op = "UploadPart"
-	CompleteMultipartUpload Op = "CompleteMultipartUpload"
-	AbortMultipartUpload    Op = "AbortMultipartUpload"
-	Unknown                 Op = "Unknown"
+	CreateBucket  Op = "CreateBucket"
+	HeadBucket    Op = "HeadBucket"
+	ListObjectsV2 Op = "ListObjectsV2"
+	PutObject     Op = "PutObject"
+	GetObject     Op = "GetObject"
+	HeadObject    Op = "HeadObject"
+	DeleteObject  Op = "DeleteObject"
+	Unknown       Op = "Unknown"
 )
 
 // Request is one request, as rules and hooks see it. It must not be changed.
@@ -57,10 +53,6 @@ var operations = []signs{
 	{GetObject, http.MethodGet, true, nil, nil},
 	{HeadObject, http.MethodHead, true, nil, nil},
 	{DeleteObject, http.MethodDelete, true, nil, nil},
-	{CreateMultipartUpload, http.MethodPost, true, []string{"uploads"}, nil},
-	{UploadPart, http.MethodPut, true, []string{"partNumber", "uploadId"}, nil},
-	{CompleteMultipartUpload, http.MethodPost, true, []string{"uploadId"}, nil},
-	{AbortMultipartUpload, http.MethodDelete, true, []string{"uploadId"}, nil},
 }
 
 // parse returns what a request asks for. A parameter that the operation does
@@ -113,7 +105,7 @@ func checkWriteSyntax(c *call) *answer {
 	return nil
 }
 
-// checkWrite decides the conditions of PutObject and CompleteMultipartUpload.
+// checkWrite decides the conditions of PutObject.
 func checkWrite(c *call, current *Object) *answer {
 	if c.header.Get("If-None-Match") != "" && current != nil {
 		return fail("PreconditionFailed", "Condition", "If-None-Match")
@@ -125,19 +117,6 @@ func checkWrite(c *call, current *Object) *answer {
 		if !sameETag(match, current.ETag) {
 			return fail("PreconditionFailed", "Condition", "If-Match")
 		}
-	}
-	return nil
-}
-
-// checkDelete decides the conditions of DeleteObject.
-func checkDelete(match string, current *Object) *answer {
-	switch {
-	case match == "":
-		return nil
-	case current == nil && match != "*":
-		return fail("NoSuchKey")
-	case current == nil, match != "*" && !sameETag(match, current.ETag):
-		return fail("PreconditionFailed", "Condition", "If-Match")
 	}
 	return nil
 }

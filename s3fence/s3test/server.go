@@ -34,7 +34,7 @@ type Server struct {
 	history []Mutation
 	seq     int64
 	etags   ETagMode
-	rng     *rand.Rand // for ETags and upload IDs
+	rng     *rand.Rand // for ETags
 
 	rulesMu  sync.Mutex
 	rules    []*Injection
@@ -72,9 +72,6 @@ func Start(opts *Options) *Server {
 	if s.opts.Now == nil {
 		s.opts.Now = time.Now
 	}
-	if s.opts.MinPartSize == 0 {
-		s.opts.MinPartSize = defaultMinPartSize
-	}
 	s.etags = s.opts.ETags
 	s.rng = rand.New(rand.NewPCG(s.opts.Seed, 0))
 	if len(s.opts.Buckets) == 0 {
@@ -86,12 +83,7 @@ func Start(opts *Options) *Server {
 	for _, rule := range s.opts.Rules {
 		s.Inject(rule)
 	}
-	s.http = httptest.NewUnstartedServer(s)
-	if s.opts.TLS {
-		s.http.StartTLS()
-	} else {
-		s.http.Start()
-	}
+	s.http = httptest.NewServer(s)
 	if t, ok := s.http.Client().Transport.(*http.Transport); ok {
 		// The default of two makes racing clients dial for every request.
 		t.MaxIdleConnsPerHost = 64
@@ -116,8 +108,8 @@ func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
 	}, change...)
 }
 
-// HTTPClient returns a client that trusts the server's certificate and keeps
-// enough connections for tests with many goroutines.
+// HTTPClient returns a client that keeps enough connections for tests with many
+// goroutines.
 func (s *Server) HTTPClient() *http.Client { return s.http.Client() }
 
 // Close releases paused and delayed requests without an answer, waits for all
@@ -163,7 +155,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req.ID = s.count(req.Op)
 	// The body is read first: to the client, an earlier answer would look like
 	// a broken connection.
-	body, refusal, err := s.readBody(r, req.Op)
+	body, refusal, err := readBody(r)
 	if err != nil {
 		s.abort(req)
 	}
@@ -282,14 +274,6 @@ func (s *Server) dispatch(c *call) *answer {
 		return s.getObject(c)
 	case DeleteObject:
 		return s.deleteObject(c)
-	case CreateMultipartUpload:
-		return s.createUpload(c)
-	case UploadPart:
-		return s.uploadPart(c)
-	case CompleteMultipartUpload:
-		return s.completeUpload(c)
-	case AbortMultipartUpload:
-		return s.abortUpload(c)
 	default:
 		return fail("NotImplemented")
 	}
@@ -314,25 +298,19 @@ var failures = map[string]struct {
 	"BadDigest":                  {400, "The Content-MD5 or checksum value that you specified did not match what the server received."},
 	"BucketAlreadyOwnedByYou":    {409, "Your previous request to create the named bucket succeeded and you already own it."},
 	"ConditionalRequestConflict": {409, "A conflicting operation occurred during processing of the conditional request."},
-	"EntityTooLarge":             {400, "Your proposed upload exceeds the maximum allowed object size."},
-	"EntityTooSmall":             {400, "Your proposed upload is smaller than the minimum allowed size."},
 	"IncompleteBody":             {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
 	"InternalError":              {500, "We encountered an internal error. Please try again."},
 	"InvalidArgument":            {400, "Invalid Argument"},
 	"InvalidBucketName":          {400, "The specified bucket is not valid."},
 	"InvalidDigest":              {400, "The Content-MD5 you specified is not valid."},
-	"InvalidPart":                {400, "One or more of the specified parts could not be found. The part may not have been uploaded, or the specified entity tag may not match the part's entity tag."},
-	"InvalidPartOrder":           {400, "The list of parts was not in ascending order. Parts must be ordered by part number."},
 	"InvalidRange":               {416, "The requested range is not satisfiable"},
 	"InvalidRequest":             {400, "Invalid Request"},
 	"InvalidURI":                 {400, "Couldn't parse the specified URI."},
 	"KeyTooLongError":            {400, "Your key is too long"},
-	"MalformedXML":               {400, "The XML you provided was not well-formed or did not validate against our published schema"},
 	"MetadataTooLarge":           {400, "Your metadata headers exceed the maximum allowed metadata size"},
 	"MissingContentLength":       {411, "You must provide the Content-Length HTTP header."},
 	"NoSuchBucket":               {404, "The specified bucket does not exist"},
 	"NoSuchKey":                  {404, "The specified key does not exist."},
-	"NoSuchUpload":               {404, "The specified multipart upload does not exist. The upload ID may be invalid, or the upload may have been aborted or completed."},
 	"NotImplemented":             {501, "A header or parameter you provided implies functionality that is not implemented"},
 	"PreconditionFailed":         {412, "At least one of the pre-conditions you specified did not hold"},
 	"RequestTimeout":             {400, "Your socket connection to the server was not read from or written to within the timeout period."},

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -118,7 +116,7 @@ func TestOpaqueETags(t *testing.T) {
 
 func TestEncryption(t *testing.T) {
 	c := newClient(t, s3test.Options{})
-	const kms, key = "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "X-Amz-Server-Side-Encryption-Customer-Key-Md5"
+	const kms = "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"
 	sum := md5.Sum([]byte("body"))
 	plain := `"` + hex.EncodeToString(sum[:]) + `"`
 	if etag := c.put("a", "body", "X-Amz-Server-Side-Encryption", "AES256"); etag != plain {
@@ -131,18 +129,6 @@ func TestEncryption(t *testing.T) {
 	if r := c.do(200, "body", http.MethodGet, "/a", ""); r.header.Get(kms) != "key-1" || r.header.Get("X-Amz-Server-Side-Encryption") != "aws:kms" {
 		t.Errorf("SSE-KMS: %v", r.header)
 	}
-	c.put("a", "body", key, "md5-of-key")
-	c.do(400, "InvalidRequest", http.MethodGet, "/a", "")
-	c.do(403, "AccessDenied", http.MethodGet, "/a", "", key, "another")
-	c.do(200, "body", http.MethodGet, "/a", "", key, "md5-of-key")
-}
-
-func TestTLS(t *testing.T) {
-	c := newClient(t, s3test.Options{TLS: true})
-	if !strings.HasPrefix(c.server.URL(), "https://") {
-		t.Error(c.server.URL())
-	}
-	c.put("a", "1")
 }
 
 func TestClock(t *testing.T) {
@@ -311,45 +297,4 @@ func TestNoHistory(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	c.holds("a", "1")
-}
-
-var uploadID = regexp.MustCompile(`<UploadId>(.*)</UploadId>`)
-
-func (c *client) start(key string, pairs ...string) string {
-	c.t.Helper()
-	return uploadID.FindStringSubmatch(c.do(200, "UploadId", http.MethodPost, "/"+key+"?uploads", "", pairs...).body)[1]
-}
-
-func (c *client) part(key, id string, n int, body string, pairs ...string) string {
-	c.t.Helper()
-	return c.do(200, "", http.MethodPut, fmt.Sprintf("/%s?uploadId=%s&partNumber=%d", key, id, n), body, pairs...).header.Get("Etag")
-}
-
-func completion(parts ...string) string {
-	return "<CompleteMultipartUpload>" + strings.Join(parts, "") + "</CompleteMultipartUpload>"
-}
-
-func item(n int, etag, more string) string {
-	return fmt.Sprintf("<Part><PartNumber>%d</PartNumber><ETag>%s</ETag>%s</Part>", n, etag, more)
-}
-
-func TestMultipartHistory(t *testing.T) {
-	c := newClient(t, s3test.Options{MinPartSize: -1})
-	before := c.put("a", "0")
-	id := c.start("a", "x-amz-meta-token", "9")
-	one, two := c.part("a", id, 1, "one,"), c.part("a", id, 2, "two")
-	if u := c.server.Uploads(bucket); !slices.Equal(u, []string{"a"}) {
-		t.Errorf("uploads %q", u)
-	}
-	if n := len(c.server.History(bucket, "a")); n != 1 {
-		t.Errorf("%d changes before completion", n)
-	}
-	c.do(200, "", http.MethodPost, "/a?uploadId="+id, completion(item(1, one, ""), item(2, two, "")))
-	m := c.server.History(bucket, "a")[1]
-	if m.Op != s3test.CompleteMultipartUpload || string(m.Body) != "one,two" || m.Metadata["token"] != "9" || m.Replaced != before {
-		t.Errorf("%+v", m)
-	}
-	if u := c.server.Uploads(bucket); len(u) != 0 {
-		t.Errorf("uploads %q", u)
-	}
 }

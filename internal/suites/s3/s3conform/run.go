@@ -1,6 +1,6 @@
 // Package s3conform tests what s3fence relies on in an S3 store: conditional
 // writes that hold under concurrency, ETags, metadata, ranges at both ends,
-// listings, keys of all kinds, checksums in trailers, multipart uploads, errors.
+// listings, keys of all kinds, checksums, errors.
 //
 // The same cases run against the in-process server of package s3test and
 // against real stores, so that tests on the former say something about the
@@ -53,7 +53,7 @@ type testCase struct {
 }
 
 func cases() []testCase {
-	return slices.Concat(objectCases, conditionCases, listCases, keyCases, checksumCases, multipartCases, raceCases)
+	return slices.Concat(objectCases, conditionCases, listCases, keyCases, checksumCases, raceCases)
 }
 
 // Races are the names of the cases that only concurrency can fail.
@@ -162,10 +162,6 @@ type Target struct {
 	Rounds  int
 	Writers int
 
-	// PartSize is the minimum size of a part that the store accepts, except for
-	// the last. The zero value is 5 MiB.
-	PartSize int
-
 	// Differs names the cases in which the store is known to differ, with the
 	// reason. They must fail: a reason that no longer holds is an error, too.
 	Differs map[string]string
@@ -180,9 +176,6 @@ func (t *Target) defaults() {
 	}
 	if t.Writers == 0 {
 		t.Writers = 16
-	}
-	if t.PartSize == 0 {
-		t.PartSize = 5 << 20
 	}
 	if t.Client == nil {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
