@@ -4,11 +4,89 @@ package s3suite
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/s3fence"
 )
+
+// versioned is versitygw with a bucket that has versioning.
+var versioned = realStore{"versitygw v1.8.0 with versioning", false, func(t *testing.T) func(http.RoundTripper) *s3.Client {
+	client := product(gateway.VersionedVersitygw, false).start(t)
+	_, err := client(nil).PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{
+		Bucket: aws.String(bucket), VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}}
+
+// Each store with the first check that refuses it; "" for one that is accepted, on
+// which a key can be written again after its mark was forgotten.
+func TestStoresAndRefusals(t *testing.T) {
+	all := append(stores(), versioned, product(gateway.VersionedVersitygw, true))
+	for _, store := range all {
+		check, known := map[string]string{
+			gateway.Versitygw.Name: "", "s3test": "", gateway.MinIO.Name: "", gateway.VersionedVersitygw.Name: "",
+			versioned.name:               "If-Match without an object: a write was accepted",
+			gateway.Rclone.Name:          "416",
+			gateway.RcloneFullCache.Name: "416",
+			gofakes3Store.name:           "416",
+		}[store.name]
+		if !known {
+			continue // it races, which one check in a row does not show
+		}
+		t.Run(store.name, func(t *testing.T) {
+			t.Parallel()
+			client := store.start(t)
+			b, err := s3fence.Open(t.Context(), client(nil), bucket, nil)
+			if check != "" {
+				if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.Contains(err.Error(), check) {
+					t.Errorf("Open = %v, want it to refuse the store by %q", err, check)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := b.Objects(s3fence.Sealed, anyResource)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for token := guard.Token(9); token > 6; token-- { // the mark is forgotten, so lower ones are admitted
+				if err := o.Put(t.Context(), claim(token), key, []byte("x"), nil); err != nil {
+					t.Fatal(err)
+				}
+				if err := o.InsecureDelete(t.Context(), key); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A bucket that gets versioning after it was opened: a key with a delete marker cannot
+// be written again there, which a write reports at once, with the reason.
+func TestVersioningAfterwards(t *testing.T) {
+	o := openSealed(t, versioned.start(t)(nil)) // without a probe
+	if err := o.Put(t.Context(), claim(5), key, []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.InsecureDelete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	err := o.Put(t.Context(), claim(6), key, []byte("y"), nil)
+	if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "delete marker") {
+		t.Errorf("Put over a delete marker = %v", err)
+	}
+}
 
 // What a store on a file system can never hold is refused at once, with the reason,
 // and not tried again as if another writer had been there.

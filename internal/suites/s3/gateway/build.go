@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 )
 
@@ -33,6 +34,10 @@ type Product struct {
 var (
 	// Versitygw decides conditions and applies writes in one step.
 	Versitygw = versitygw("v1.8.0")
+	// VersionedVersitygw is the same with a place for versions, so that buckets may
+	// have versioning. Over a delete marker it refuses If-None-Match: * and accepts
+	// If-Match with the ETag of the version before.
+	VersionedVersitygw = versitygw("v1.8.0", "--versioning-dir")
 	// RacingVersitygw passes every test that sends one request after the other,
 	// and yet lets several racing conditional writes through. It is the
 	// control: a check for broken stores must detect this one.
@@ -58,13 +63,16 @@ var (
 	RcloneFullCache = rclone("full")
 )
 
-func versitygw(version string) Product {
+func versitygw(version string, versions ...string) Product {
 	return Product{
-		Name: "versitygw " + version, Module: "github.com/versity/versitygw", Version: version,
+		Name: strings.Join(append([]string{"versitygw", version}, versions...), " "), Module: "github.com/versity/versitygw", Version: version,
 		install: "github.com/versity/versitygw/cmd/versitygw", binary: "versitygw",
 		run: func(g *Gateway, address, data string) ([]string, []string) {
-			return []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix", data},
-				[]string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey}
+			args := []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix"}
+			for _, flag := range versions {
+				args = append(args, flag, filepath.Dir(data)) // beside the data
+			}
+			return append(args, data), []string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey}
 		},
 	}
 }
