@@ -77,6 +77,19 @@ type Inspection struct {
 	// AdvanceFloor out; 0 if there is none, or none that the role may see: a
 	// role without pg_read_all_stats sees its own transactions alone.
 	Blocker int `json:"blocker,omitempty"`
+	// Locker is a server process that has a lock on the leases, or waits for one, which
+	// keeps everybody out, as VACUUM FULL and most of ALTER TABLE do; 0 if there is none.
+	// LockerWaitsFor are the processes in its own way, such as a dump.
+	Locker         int     `json:"locker,omitempty"`
+	LockerWaitsFor []int32 `json:"lockerWaitsFor,omitempty"`
+	// Snapshot is the server process of the oldest transaction with a snapshot in this
+	// database, SnapshotAge how long that has been open; 0 if there is none, or none that
+	// the role may see. Dead versions of rows are kept for as long as it lasts.
+	Snapshot    int           `json:"snapshot,omitempty"`
+	SnapshotAge time.Duration `json:"snapshotAgeNanoseconds,omitempty"`
+	// RowSecurity are the tables of leases with row-level security, whose policies would
+	// hide leases from issuers: every statement that they apply to is refused.
+	RowSecurity []string `json:"rowSecurity,omitempty"`
 	// Ahead is how many leases were granted later than the server's clock shows:
 	// it was set back since. They last longer by that much.
 	Ahead int64 `json:"ahead,omitempty"`
@@ -126,7 +139,21 @@ WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oi
   AND k.granted AND k.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
   AND s.xact_start < clock_timestamp() - interval '1 second'
 ORDER BY s.xact_start LIMIT 1`
+	// lockerSQL finds who has or waits for a lock that conflicts with every grant's.
+	lockerSQL = `SELECT k.pid, pg_blocking_pids(k.pid) FROM pg_locks k
+WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') ORDER BY k.granted DESC, k.pid LIMIT 1`
+	snapshotSQL = `SELECT s.pid, (extract(epoch FROM clock_timestamp() - s.xact_start) * 1000000)::bigint FROM pg_stat_activity s
+WHERE s.backend_xmin IS NOT NULL AND s.datname = current_database() AND s.pid <> pg_backend_pid() ORDER BY s.xact_start LIMIT 1`
+	rowSecuritySQL = `SELECT array_agg(c.relname::text ORDER BY c.relname) FROM pg_class c
+WHERE c.oid IN (to_regclass('fencepost.leases'), to_regclass('fencepost.spent'), to_regclass('fencepost.epoch')) AND c.relrowsecurity`
 )
+
+// lockPatience is how long Inspect waits for a lock. Who is in its way is a finding.
+const lockPatience = 500 * time.Millisecond
+
+// snapshotWorthTelling is how old a snapshot may be before it slows down busy leases.
+const snapshotWorthTelling = time.Minute
 
 // inspect reads the settings, and then what may be denied or missing, where only a
 // broken connection is an error.
@@ -143,7 +170,12 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 	in.Pooled = pid != conn.PgConn().PID()
 	var hidden []string
 	see := func(secret bool, sql string, into ...any) error {
-		err := look(ctx, conn, func() error { return conn.QueryRow(ctx, sql).Scan(into...) })
+		err := look(ctx, conn, func() error {
+			if _, err := conn.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", pglease.Milliseconds(lockPatience)); err != nil {
+				return err
+			}
+			return conn.QueryRow(ctx, sql).Scan(into...)
+		})
 		if pg := pglease.Error(err); pg != nil && pglease.NothingWritten(pg) {
 			if secret {
 				hidden = append(hidden, pg.Message)
@@ -155,14 +187,19 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 		}
 		return err
 	}
+	var age int64
 	err = errors.Join(
 		see(true, systemSQL, &in.SystemIdentifier),
 		see(true, timelineSQL, &in.Timeline),
 		see(false, pglease.Schema().VersionSQL(), &in.Schema),
 		see(false, baseSQL, &in.EpochBase, (*int64)(&in.Floor)),
 		see(false, blockerSQL, &in.Blocker),
+		see(false, lockerSQL, &in.Locker, &in.LockerWaitsFor),
+		see(false, snapshotSQL, &in.Snapshot, &age),
+		see(false, rowSecuritySQL, &in.RowSecurity),
 		see(false, aheadSQL, &in.Ahead),
 	)
+	in.SnapshotAge = time.Duration(age) * time.Microsecond
 	if in.Hidden = strings.Join(hidden, "; "); err == nil {
 		err = inspectClock(ctx, conn, &in)
 	}
@@ -216,6 +253,14 @@ func (in *Inspection) findings() []Finding {
 	add(in.SynchronousCommit == "off" || in.SynchronousCommit == "local", SeverityWarning, "synchronous_commit",
 		"is "+strconv.Quote(in.SynchronousCommit)+": grants and renewals override it for themselves, the application's own writes do not",
 		"nothing for leases; check that the application's writes may be lost")
+	add(in.Locker != 0, SeverityError, "locked",
+		fmt.Sprintf("server process %d has or awaits a lock that keeps everybody out of the leases, as VACUUM FULL, CLUSTER and ALTER TABLE do; it waits for %v", in.Locker, in.LockerWaitsFor),
+		"end it, or what it waits for: see pg_stat_activity")
+	add(len(in.RowSecurity) > 0, SeverityError, "row-level security", "is on for "+strings.Join(in.RowSecurity, ", ")+": the statements of issuers to which it applies are refused",
+		"ALTER TABLE fencepost.... DISABLE ROW LEVEL SECURITY; rights per column (roles) are what is needed")
+	add(in.SnapshotAge > snapshotWorthTelling, SeverityWarning, "old snapshot",
+		fmt.Sprintf("server process %d has a snapshot for %s: no dead version of a row is cleaned meanwhile, and busy leases become slow", in.Snapshot, in.SnapshotAge.Round(time.Second)),
+		"end the transaction if it is forgotten; let long reports and dumps run on a standby")
 	add(in.Hidden != "", SeverityWarning, "timeline", "the server does not show everything, so a failover may go unnoticed: "+in.Hidden,
 		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")
 	add(in.Pooled, SeverityWarning, "pooler", "the connection goes through a pooler or proxy: in transaction mode waiters poll, since notifications do not arrive",
