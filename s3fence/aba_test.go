@@ -159,6 +159,7 @@ func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wro
 
 // The fuzz of P1: contents that repeat, paused writers, lost answers.
 func TestP1ABA(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, _ := setup(t, mode, 0)
 		var handles [4]*s3fence.Handle // as if four processes
@@ -194,6 +195,7 @@ func TestP1ABA(t *testing.T) {
 // until harm is done, which takes more than one fuzz of a few hundred tokens
 // only where the writers hardly meet.
 func TestP1ABAControl(t *testing.T) {
+	t.Parallel()
 	violations, wrong, writes := 0, 0, 0
 	for round := 0; violations < 20 || wrong < 20; round++ {
 		if round == 20 {
@@ -250,6 +252,7 @@ func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attem
 // write and restore the old content, and the paused write is released. Then the
 // SDK resends a write whose answer is lost.
 func TestP1ABASteps(t *testing.T) {
+	t.Parallel()
 	for _, naive := range []bool{false, true} {
 		server, b, o := setup(t, s3fence.Sealed, 0)
 		other := objects(t, b.On(newClient(server), bucketName), s3fence.Sealed, nil)

@@ -32,6 +32,7 @@ func (a answering) Do(r *http.Request) (*http.Response, error) {
 // Configurations that cannot work give a clear error at opening and at each
 // call, and leave the object untouched.
 func TestAccess(t *testing.T) {
+	t.Parallel()
 	gone := errors.New("the role is gone")
 	answer := func(status int, code string) func(*s3.Options) {
 		return func(o *s3.Options) { o.HTTPClient = answering{status, "<Error><Code>" + code + "</Code></Error>"} }

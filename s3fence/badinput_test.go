@@ -25,6 +25,7 @@ func invalid(t *testing.T, err error, field string) {
 }
 
 func TestBadKeys(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	for name, bad := range map[string]string{
 		"empty": "", "too long": strings.Repeat("k", 1025), "far too long": strings.Repeat("k", 1<<20),
@@ -52,6 +53,7 @@ func TestBadKeys(t *testing.T) {
 
 // Unusual but valid keys work in every mode, and are listed as given.
 func TestGoodKeys(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
 		keys := map[string]bool{}
@@ -85,6 +87,7 @@ func TestGoodKeys(t *testing.T) {
 }
 
 func TestBadClaims(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	for field, bad := range map[string]guard.Claim{
 		"token": {Resource: resource}, "resource": {Token: 5}, "lease ID": claim(5, strings.Repeat("l", 129)),
@@ -101,6 +104,7 @@ func TestBadClaims(t *testing.T) {
 }
 
 func TestBadHeaders(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	meta := func(name, value string) s3fence.Headers {
 		return s3fence.Headers{Metadata: map[string]string{name: value}}
@@ -149,6 +153,7 @@ func (l *testLease) Valid() bool        { return l.valid }
 // TestEndedContext: nothing is sent, and a context that ended with its lease says
 // which one was lost. The control is a lease that is still valid.
 func TestEndedContext(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		lease := &testLease{claim: claim(5, "a"), valid: true}

@@ -63,6 +63,7 @@ func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Handle, adopt boo
 }
 
 func TestDamagedObjects(t *testing.T) {
+	t.Parallel()
 	type object struct {
 		body     []byte
 		metadata map[string]string
@@ -132,6 +133,7 @@ func TestDamagedObjects(t *testing.T) {
 
 // The whole of another key's object, metadata included.
 func TestTransplantedObject(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	if err := o.Put(t.Context(), claim(5, "a"), "another key", strings.NewReader("body"), nil); err != nil {
 		t.Fatal(err)
@@ -152,6 +154,7 @@ func TestTransplantedObject(t *testing.T) {
 // An object written by a program that knows nothing of fences, before or in
 // between, is unfenced, and not overwritten.
 func TestUnfencedObjects(t *testing.T) {
+	t.Parallel()
 	for _, body := range []string{"", "somebody's", string(bytesOf(10_000))} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 			server, _, o := setup(t, mode, 0)
@@ -186,6 +189,7 @@ func TestUnfencedObjects(t *testing.T) {
 // Data that differs from its pointer is detected while it is read, or at once
 // if it is gone.
 func TestDamagedData(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(body []byte) []byte{
 		"altered": func(b []byte) []byte { b[3] ^= 1; return b },
 		"cut":     func(b []byte) []byte { return b[:len(b)-1] },
@@ -224,6 +228,7 @@ func TestDamagedData(t *testing.T) {
 
 // Objects of one mode are not touched by the others.
 func TestModesDoNotMix(t *testing.T) {
+	t.Parallel()
 	for _, wrote := range allModes {
 		for _, mode := range allModes {
 			if mode == wrote {

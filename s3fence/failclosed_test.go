@@ -22,6 +22,7 @@ import (
 // A store that answers 416 to a suffix range longer than the object, as rclone
 // and gofakes3 do: an object of any length is not taken for absent.
 func TestShortRangesAreNotAbsence(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for _, size := range []int{0, 10, 4096, 10_000} {
 			server, b, o := setup(t, mode, 0)
@@ -41,6 +42,7 @@ func TestShortRangesAreNotAbsence(t *testing.T) {
 // On a correct store, too: an empty foreign object is adopted between the two
 // requests that reading an empty object takes.
 func TestAdoptedBetweenTwoReads(t *testing.T) {
+	t.Parallel()
 	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
@@ -68,6 +70,7 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 // An answer without the parts of a state is an error that says so. It is neither
 // "absent" nor the base of a write or a deletion.
 func TestAnswersThatCannotBeTrusted(t *testing.T) {
+	t.Parallel()
 	reads := []s3test.Op{s3test.GetObject, s3test.HeadObject}
 	for name, c := range map[string]struct {
 		fault s3test.Fault
@@ -107,6 +110,7 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 
 // An empty ETag in the answer to a write: the next write is not unconditional.
 func TestEmptyETagIsNoCondition(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]s3test.Fault{"missing": {Omit: []string{"Etag"}}, "empty": {Empty: []string{"Etag"}}} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 			t.Run(name, func(t *testing.T) {
@@ -151,6 +155,7 @@ func (r *retrying) Do(req *http.Request) (*http.Response, error) {
 
 // A refused connection says nothing about the attempts before it.
 func TestDialErrorIsNotUnsent(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
@@ -179,6 +184,7 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 
 // A deletion whose connection was refused may have been carried out.
 func TestDialErrorOfADeletion(t *testing.T) {
+	t.Parallel()
 	server, b, o := setup(t, s3fence.Sealed, 0)
 	put(t, o, claim(5, "a"), "body")
 	refusing := &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
@@ -199,6 +205,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 // A bucket whose ETags become content hashes after it was opened: a writer paused
 // before that is not admitted, and Plain writers are told to stop.
 func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{1, 10_000} {
 		server, b, o := setup(t, s3fence.Plain, 0)
 		other := objects(t, b.On(newClient(server), bucketName), s3fence.Plain, nil)
@@ -239,6 +246,7 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 
 // A body that ends too early ends the read with an error in time.
 func TestCutBodiesEnd(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), string(bytesOf(50_000)))
@@ -264,6 +272,7 @@ func TestCutBodiesEnd(t *testing.T) {
 
 // A read that hangs ends with its context, and with Options.RequestTimeout.
 func TestHangingReadsEnd(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), "body")
@@ -278,6 +287,7 @@ func TestHangingReadsEnd(t *testing.T) {
 
 // Expires is kept through reading and raising.
 func TestExpiresIsKept(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
 		at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -301,6 +311,7 @@ func TestExpiresIsKept(t *testing.T) {
 // No conditional request leaves with an empty condition, whoever asks for it, and
 // nothing with a mark leaves without one.
 func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
+	t.Parallel()
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	client := b.Client()
 	body := func() *strings.Reader { return strings.NewReader("x") }
@@ -338,6 +349,7 @@ func TestConditionsAreCheckedBelowAllCallers(t *testing.T) {
 
 // A listing that is cut off without a continuation is not complete.
 func TestCutListing(t *testing.T) {
+	t.Parallel()
 	_, b, _ := setup(t, s3fence.Sealed, 0)
 	o := objects(t, b.On(cutLists{b.Client()}, bucketName), s3fence.Sealed, nil)
 	var last error
@@ -374,6 +386,7 @@ func (c emptyRanges) GetObject(ctx context.Context, in *s3.GetObjectInput, opts 
 // A store that answers a range request on an empty object with an empty range is
 // suitable, and an empty foreign object is seen there.
 func TestEmptyRangeOfAnEmptyObject(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	b, err := s3fence.Open(t.Context(), emptyRanges{newClient(server)}, bucketName, nil)
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 // bytes of the next: the object is read once more, and not reported as damaged.
 // Real damage is reported, after two reads.
 func TestReadsOfTwoVersions(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
@@ -60,6 +61,7 @@ func TestReadsOfTwoVersions(t *testing.T) {
 
 // A store that answers nothing: each call names itself, the key and the claim.
 func TestFailuresNameTheCall(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		server.Inject(s3test.Rule{Fault: s3test.Answer(403)})
@@ -112,6 +114,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 
 // Every call checks its keys, and refusals name the key.
 func TestRefusalsNameTheKey(t *testing.T) {
+	t.Parallel()
 	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		ctx := t.Context()
@@ -160,6 +163,7 @@ func TestRefusalsNameTheKey(t *testing.T) {
 // A write whose first sending was lost and whose second is refused is not known to
 // have had no effect, if nothing can be read.
 func TestDoubtIsKept(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for _, second := range []int{403, 412, 503} {
 			server, _, o := setup(t, mode, 0)
@@ -192,6 +196,7 @@ func faults(n int, f s3test.Fault) (out []s3test.Fault) {
 
 // A write that is overtaken reads the object once, and decides by that.
 func TestRequestsOfAnOvertakenWrite(t *testing.T) {
+	t.Parallel()
 	server, b, o := setup(t, s3fence.Sealed, 0)
 	other := objects(t, b.On(newClient(server), bucketName), s3fence.Sealed, nil)
 	put(t, o, claim(4, "z"), "before")
@@ -234,6 +239,7 @@ func (b *countedBody) Close() error { b.c.closed.Add(1); return b.ReadCloser.Clo
 // Whatever a call returns, the bodies of all answers are closed: otherwise the
 // connection is lost.
 func TestEveryBodyIsClosed(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for name, fault := range map[string]s3test.Fault{
 			"none": {}, "ETag missing": {Omit: []string{"Etag"}}, "cut": {Cut: true}, "range ignored": {Ignore: []string{"Range"}},
@@ -272,6 +278,7 @@ func TestEveryBodyIsClosed(t *testing.T) {
 
 // A body may be as long as Options.MaxBody and no longer, packed or not.
 func TestLongestBody(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
 		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 		small := objects(t, open(t, server, &s3fence.Options{MaxBody: 10_000}), mode, nil)
@@ -295,6 +302,7 @@ func TestLongestBody(t *testing.T) {
 
 // How long a signature may be valid.
 func TestPresignLimits(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "body")
 	by := s3.NewPresignClient(newClient(server))
@@ -319,6 +327,7 @@ func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...fun
 
 // A gzip file with content of the maximum length is adopted; one byte more is not.
 func TestAdoptLongestGzip(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	o := objects(t, open(t, server, &s3fence.Options{MaxBody: 1000}), s3fence.SealedGzip, nil)
 	for n, ok := range map[int]bool{1000: true, 1001: false} {

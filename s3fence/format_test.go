@@ -171,6 +171,7 @@ func formatHandle(t *testing.T, server *s3test.Server, kind string) *s3fence.Han
 }
 
 func TestFormatVectors(t *testing.T) {
+	t.Parallel()
 	if out, err := python(t, "testdata/fencepost_s3.py", "check", "testdata/vectors.json").Output(); err != nil {
 		t.Errorf("%s: %v", out, err)
 	}
@@ -255,6 +256,7 @@ func formatLease(rng *rand.Rand) string {
 
 // Python reads whatever Go wrote, and sealing the same again gives the same bytes.
 func TestFormatGoWritesPythonReads(t *testing.T) {
+	t.Parallel()
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip", "plain", "pointer"} {
 		t.Run(kind, func(t *testing.T) {
@@ -325,6 +327,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 // A writer in Python takes over from one in Go, and the other way around; the
 // stale writer is refused each time.
 func TestFormatWritersTakeTurns(t *testing.T) {
+	t.Parallel()
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip", "plain"} {
 		t.Run(kind, func(t *testing.T) {
@@ -382,6 +385,7 @@ func (p *peer) decide(rule string, mark guard.Mark, c guard.Claim) string {
 }
 
 func TestFormatDecision(t *testing.T) {
+	t.Parallel()
 	p := newPeer(t)
 	for name, rule := range map[string]guard.Rule{"SameOrNewer": guard.SameOrNewer, "OncePerToken": guard.OncePerToken} {
 		for _, mark := range []guard.Mark{{}, {Token: 5}, {Token: 5, LeaseID: "a"}, {Token: guard.MaxToken, LeaseID: "é"}} {
@@ -399,6 +403,7 @@ func TestFormatDecision(t *testing.T) {
 
 // Each side detects every changed byte and every cut in a sealed object.
 func TestFormatDamageIsRefused(t *testing.T) {
+	t.Parallel()
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip"} {
 		t.Run(kind, func(t *testing.T) {
@@ -437,6 +442,7 @@ func TestFormatDamageIsRefused(t *testing.T) {
 
 // Python judges the format's cases as Go does.
 func TestFormatCasesInPython(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("testdata/cases.json")
 	if err != nil {
 		t.Fatal(err)
@@ -494,6 +500,7 @@ func (d *doubling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // loses answers: it is told the truth, and each write takes effect once. One that
 // trusts the first 412 is the control.
 func TestFormatWriterBehindADoubledSender(t *testing.T) {
+	t.Parallel()
 	p := newPeer(t)
 	for name, c := range map[string]struct {
 		rule     string

@@ -35,6 +35,7 @@ var lossy = map[string]s3test.Fault{
 // Every call, with every one of its PUTs lost in every way, is resolved: it
 // succeeds, and took effect once.
 func TestLostAnswersAreResolved(t *testing.T) {
+	t.Parallel()
 	calls := map[string]struct {
 		before func(t *testing.T, o *s3fence.Handle)
 		call   func(ctx context.Context, o *s3fence.Handle) error
@@ -85,6 +86,7 @@ func TestLostAnswersAreResolved(t *testing.T) {
 // A write whose answer is lost and that is overtaken before it can read is
 // still a success: it is in the list of recent writes.
 func TestLostAnswerThenSuccessors(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for successors, verdict := range map[int]guard.Reason{
 			1: guard.ReasonNone, 7: guard.ReasonNone,
@@ -114,6 +116,7 @@ func TestLostAnswerThenSuccessors(t *testing.T) {
 // A write that was lost in transit and is then overtaken is exactly stale,
 // although its first sending was in doubt.
 func TestLostRequestThenSuccessor(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
@@ -131,6 +134,7 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 // follows a refusal, a lost request or the end of the context; data of a write
 // whose outcome is not known stays.
 func TestDataOfALostWrite(t *testing.T) {
+	t.Parallel()
 	overtaken := func(fault s3test.Fault, other *s3fence.Handle) s3test.Fault {
 		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
 		return fault
@@ -173,6 +177,7 @@ func TestDataOfALostWrite(t *testing.T) {
 // A write that is abandoned in flight may land later. It was never called stale
 // or failed, and when it lands it is valid.
 func TestGivenUpWriteLandsLater(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
@@ -199,6 +204,7 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 
 // When the store no longer answers, the outcome of a write is unknown.
 func TestUnreachableAfterSending(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
@@ -245,6 +251,7 @@ func (s *skewed) Do(r *http.Request) (*http.Response, error) {
 // SDK learns the store's time from the first refusal, and the write is
 // repeated here, because the SDK may not.
 func TestSkewedClock(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	clock := &skewed{under: server.HTTPClient(), ahead: time.Hour}
 	client := newClient(server, func(o *s3.Options) { o.HTTPClient = clock })
@@ -271,6 +278,7 @@ func TestSkewedClock(t *testing.T) {
 // Where the SDK does not correct its clock the error says what is wrong, and
 // nothing is written.
 func TestSkewedClockUncorrected(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	client := newClient(server, func(o *s3.Options) {
 		o.HTTPClient = &skewed{under: server.HTTPClient(), ahead: time.Hour}
@@ -291,6 +299,7 @@ func TestSkewedClockUncorrected(t *testing.T) {
 // write, nor can a gateway's retry, which answers 412 for a write it has
 // applied, turn our own success into a failure.
 func TestCallersRetriesStayOff(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	client := newClient(server, func(o *s3.Options) {
 		o.Retryer = retry.AddWithMaxAttempts(retry.NewAdaptiveMode(), 10)
@@ -329,6 +338,7 @@ func TestCallersRetriesStayOff(t *testing.T) {
 // outcome is unknown. It is not called unavailable, which says that nothing was
 // written. The control's 412 is true, but nobody can know that either.
 func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
+	t.Parallel()
 	const preconditionFailed = http.StatusPreconditionFailed
 	for name, fault := range map[string]s3test.Fault{"applied": s3test.AnswerApplied(preconditionFailed), "control": s3test.Answer(preconditionFailed)} {
 		for _, canceled := range []bool{false, true} {
@@ -356,6 +366,7 @@ func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
 
 // The same, and the context ends in the answer: one more read finds the write.
 func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	put(t, o, claim(4, "z"), "before")
 	ctx, cancel := context.WithCancel(t.Context())

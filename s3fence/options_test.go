@@ -16,6 +16,7 @@ import (
 )
 
 func TestBadOptions(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	for _, c := range []struct {
 		field string
@@ -64,6 +65,7 @@ func record(server *s3test.Server) *headersSent {
 // Each option is sent with every request that needs it: of each mode's write,
 // raise, deletion, and of the probe.
 func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
+	t.Parallel()
 	kms := map[string]string{
 		"X-Amz-Server-Side-Encryption": "aws:kms", "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id": "alias/invoices",
 		"X-Amz-Server-Side-Encryption-Context": "e30=", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled": "true",
@@ -125,6 +127,7 @@ func TestEncryptionAndChecksumsPassThrough(t *testing.T) {
 
 // What may never be sent: a condition that any object meets, a copy.
 func TestNeverSent(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	sent := record(server)
 	b := open(t, server, nil)
@@ -159,6 +162,7 @@ func TestNeverSent(t *testing.T) {
 }
 
 func TestObserver(t *testing.T) {
+	t.Parallel()
 	var events []guard.Event
 	server := newServer(t, nil)
 	b := open(t, server, &s3fence.Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})

@@ -91,6 +91,7 @@ func dataKeys(server *s3test.Server) (keys []string) {
 // the grace period, while a collector runs: whatever the tokens, no pointer
 // ever names data that is gone.
 func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name           string
 		paused, holder guard.Token // the holder's write comes while the other is paused
@@ -139,6 +140,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 // The control: a collector that checks only what is named now deletes the data
 // of a writer that is paused in between.
 func TestPausedWriterControl(t *testing.T) {
+	t.Parallel()
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(9, "z"), "before")
 	named := dataKeys(server)[0]
@@ -171,6 +173,7 @@ func TestPausedWriterControl(t *testing.T) {
 
 // A raise is above the data that the pointer still names.
 func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "one")
 	put(t, o, claim(5, "a"), "two")
@@ -189,6 +192,7 @@ func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
 // A pointer that cannot be read ends the collection with an error, and none of
 // its data is deleted.
 func TestCollectNeedsThePointer(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "one")
 	put(t, o, claim(5, "a"), "two")
@@ -207,6 +211,7 @@ func TestCollectNeedsThePointer(t *testing.T) {
 // A holder that writes often under one token, and finally deletes, leaves
 // nothing forever.
 func TestCollectUnderOneToken(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	for range 5 {
 		put(t, o, claim(5, "a"), "body")
@@ -228,6 +233,7 @@ func TestCollectUnderOneToken(t *testing.T) {
 // A pointer that is written more often than once per grace period must not keep
 // its old data forever.
 func TestCollectOfAPointerThatNeverRests(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	clock := func() time.Time { return now }
 	server := newServer(t, &s3test.Options{Now: clock})
@@ -258,6 +264,7 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 // A reader that has the data's stream continues; one that has only the old
 // pointer, and is too late, is led to the new one.
 func TestReadersWhileThePointerMoves(t *testing.T) {
+	t.Parallel()
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)

@@ -41,6 +41,7 @@ func report(t *testing.T, client s3fence.S3, opts *s3fence.Options) *s3fence.Rep
 // A correct store is accepted, with a report for people and one for programs, and
 // nothing is left of the probe. The documented numbers of requests are upper bounds.
 func TestProbeAccepts(t *testing.T) {
+	t.Parallel()
 	for name, etags := range map[string]s3test.ETagMode{"opaque": s3test.ETagOpaque, "MD5": s3test.ETagMD5} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, &s3test.Options{ETags: etags})
@@ -82,6 +83,7 @@ func TestProbeAccepts(t *testing.T) {
 // Each fault of a store, or of something in between, is refused by Open, with what
 // was seen. The short checks see all that a single program can see.
 func TestProbeRefuses(t *testing.T) {
+	t.Parallel()
 	stale := func(skip, times int, from string) s3test.Rule { // what a cache answers
 		return s3test.Rule{Ops: gets, Match: probed, Skip: skip, Times: times, Fault: s3test.Fault{Status: 404, Code: from}}
 	}
@@ -178,6 +180,7 @@ func (c *cached) RoundTrip(r *http.Request) (*http.Response, error) {
 // A cache is refused by Open. One that obeys a reader's wish for the store's own
 // answer does no harm.
 func TestCacheInBetween(t *testing.T) {
+	t.Parallel()
 	for _, obey := range []bool{false, true} {
 		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 		known := s3fence.KnownReport(newClient(server), bucketName)
@@ -221,6 +224,7 @@ func TestCacheInBetween(t *testing.T) {
 // What the program may not do is an error that says so, and leaves nothing,
 // however often it happens.
 func TestProbeWithoutRights(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		rule s3test.Rule
 		says string
@@ -249,6 +253,7 @@ func TestProbeWithoutRights(t *testing.T) {
 // A bucket whose policy refuses every write without a condition can be used whole:
 // the probe and all modes.
 func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
 		return r.Header.Get("If-Match") == "" && r.Header.Get("If-None-Match") == ""
@@ -276,6 +281,7 @@ func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
 
 // Answers lost during the probe are no reason to refuse a store.
 func TestProbeOfABadConnection(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]s3test.Fault{
 		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Answer(503), "409": s3test.Answer(409),
 	} {
@@ -289,6 +295,7 @@ func TestProbeOfABadConnection(t *testing.T) {
 }
 
 func TestProbeCancelled(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	// After its effect, because a request in flight may land after the clean-up.
@@ -322,6 +329,7 @@ func TestProbeWithFewConnections(t *testing.T) {
 }
 
 func TestInsecureSkipProbe(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
 	if err != nil || b.Opaque() || server.Count() != 0 {
@@ -331,6 +339,7 @@ func TestInsecureSkipProbe(t *testing.T) {
 
 // Amazon's endpoints are known: Open does not let writers race there.
 func TestAmazonIsKnown(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	to := server.HTTPClient().Transport
 	client := newClient(server, func(o *s3.Options) {
@@ -354,6 +363,7 @@ func TestAmazonIsKnown(t *testing.T) {
 // A report is kept as JSON and passed back. One on something else is refused; one
 // that is too old or too weak is replaced by a whole probe.
 func TestKeptReport(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.CreateBucket("other")
 	text, err := json.Marshal(report(t, newClient(server), nil))
@@ -399,6 +409,7 @@ func TestKeptReport(t *testing.T) {
 // accepted. The other way around a stale write is accepted, which TestProbeRefuses
 // shows.
 func TestProbeOfTornReads(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	server.Inject(s3test.Rule{Ops: gets, Fault: s3test.Fault{ETagFirst: true, Race: time.Millisecond}})
 	report(t, newClient(server), nil)

@@ -3,6 +3,7 @@ package s3fence_test
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,12 +14,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
 func TestListMarks(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		for i, name := range []string{"a", "b", "e"} {
@@ -87,6 +91,7 @@ func TestListMarks(t *testing.T) {
 
 // A claim for another resource than the key's is refused before anything is sent.
 func TestP9KeyPattern(t *testing.T) {
+	t.Parallel()
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	template := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 	o := objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: "exports/{tenant}/at-{period}.csv"})
@@ -140,6 +145,7 @@ func gunzip(t *testing.T, file []byte) string {
 // A foreign reader of a gzip object sees the content and nothing else, whatever
 // was written, raised or adopted; and Get sees the same.
 func TestGzipIsReadByAnybody(t *testing.T) {
+	t.Parallel()
 	random := make([]byte, 100_000)
 	for i := range random {
 		random[i] = byte(rand.Uint32())
@@ -180,6 +186,7 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 
 // An object that is already a gzip file is adopted unchanged.
 func TestGzipAdopts(t *testing.T) {
+	t.Parallel()
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
 	w.Write([]byte("content"))
@@ -215,6 +222,7 @@ func list(t *testing.T, o *s3fence.Handle, opts *s3fence.ListOptions) (keys []st
 // Neither tombstones nor internal objects are listed; an object that happens to
 // be as long as a tombstone is.
 func TestListHides(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 		b := open(t, server, &s3fence.Options{Prefix: "state"})
@@ -263,14 +271,24 @@ func TestListHides(t *testing.T) {
 	})
 }
 
+// paged asks for pages of ten.
+type paged struct{ s3fence.S3 }
+
+func (c paged) ListObjectsV2(ctx context.Context, in *s3.ListObjectsV2Input, opts ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	in.MaxKeys = aws.Int32(10)
+	return c.S3.ListObjectsV2(ctx, in, opts...)
+}
+
 func TestListPages(t *testing.T) {
-	_, _, o := setup(t, s3fence.Sealed, 0)
-	for i := range 1100 {
+	t.Parallel()
+	server, b, _ := setup(t, s3fence.Sealed, 0)
+	o := objects(t, b.On(paged{newClient(server)}, bucketName), s3fence.Sealed, nil)
+	for i := range 35 {
 		if err := o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := list(t, o, nil); len(got) != 1100 || !slices.IsSorted(got) {
-		t.Errorf("%d listed", len(got))
+	if got := list(t, o, nil); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
+		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))
 	}
 }

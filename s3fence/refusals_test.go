@@ -21,6 +21,7 @@ import (
 // Each refusal by its code: what is fixed ends at once, with its reason and nothing
 // written; what is a race is tried again.
 func TestRefusalsByCode(t *testing.T) {
+	t.Parallel()
 	for code, c := range map[string]struct {
 		status int
 		again  bool
@@ -54,6 +55,7 @@ func TestRefusalsByCode(t *testing.T) {
 // A write under a lease that is lost, whose answer is lost, too: it is stored, and no
 // error may promise that it is not.
 func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
@@ -73,6 +75,7 @@ func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
 // What the collector may not read or delete is counted and named, and what is behind
 // it is collected.
 func TestCollectGoesOn(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	for _, k := range []string{"a", "b", "c"} {
 		for token := guard.Token(5); token < 7; token++ {
@@ -108,6 +111,7 @@ func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...fu
 }
 
 func TestRepeatedContinuationToken(t *testing.T) {
+	t.Parallel()
 	server, b, _ := setup(t, s3fence.Pointer, 0)
 	store := &repeating{S3: newClient(server)}
 	o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
@@ -121,6 +125,7 @@ func TestRepeatedContinuationToken(t *testing.T) {
 }
 
 func TestArchivesAreRefused(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		for _, h := range []s3fence.Headers{{StorageClass: "GLACIER"}, {StorageClass: "DEEP_ARCHIVE"}} {
@@ -134,6 +139,7 @@ func TestArchivesAreRefused(t *testing.T) {
 
 // Objects without a template need the word that any resource will do.
 func TestP9ResourceIsRequired(t *testing.T) {
+	t.Parallel()
 	_, b, _ := setup(t, s3fence.Sealed, 0)
 	template := guard.Must(guard.NewTemplate("{tenant}:close"))
 	for _, opts := range []*s3fence.ObjectsOptions{nil, {}, {Resource: template, KeyPattern: "{tenant}", InsecureAnyResource: true}} {
@@ -149,6 +155,7 @@ func TestP9ResourceIsRequired(t *testing.T) {
 // Bytes that end like a trailer are somebody's content: unfenced, and told how to be
 // fenced. A whole trailer without metadata is damage.
 func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
+	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
 	bypass(t, server, key, []byte("made by fencepost/s3"), nil)
 	err := o.Put(t.Context(), claim(5, "a"), key, nil, nil)
@@ -166,6 +173,7 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 // An adopted gzip file has one member of content, however it was made, so that
 // readers of the first member alone see all of it.
 func TestGzipAdoptsAsOneMember(t *testing.T) {
+	t.Parallel()
 	member := func(text string) string {
 		var out bytes.Buffer
 		w := gzip.NewWriter(&out)

@@ -15,13 +15,14 @@ import (
 
 // Put and Delete decide as guard.Decide does, for every claim and both rules.
 func TestRuleIsDecide(t *testing.T) {
+	t.Parallel()
 	for _, rule := range []guard.Rule{guard.SameOrNewer, guard.OncePerToken} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 			t.Run(rule.String(), func(t *testing.T) {
 				_, _, o := setup(t, mode, rule)
 				rng := rand.New(rand.NewPCG(1, uint64(rule)))
 				mark := guard.Mark{}
-				for range 200 {
+				for range 80 {
 					c := claim(max(1, mark.Token+guard.Token(rng.IntN(4))-2), []string{"", "a", "b"}[rng.IntN(3)])
 					wanted := guard.Decide(rule, mark, c)
 					var err error
@@ -50,6 +51,7 @@ func TestRuleIsDecide(t *testing.T) {
 }
 
 func TestOncePerTokenHasNoTakeover(t *testing.T) {
+	t.Parallel()
 	_, _, o := setup(t, s3fence.Sealed, guard.OncePerToken)
 	put(t, o, claim(5, "a"), "x")
 	invalid(t, o.Raise(t.Context(), claim(6, "b"), key), "rule")
@@ -58,6 +60,7 @@ func TestOncePerTokenHasNoTakeover(t *testing.T) {
 
 // Deletion leaves the mark, so an older holder cannot bring the object back.
 func TestP1Tombstones(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), "x")
@@ -93,6 +96,7 @@ func TestP1Tombstones(t *testing.T) {
 }
 
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonNotFound)
@@ -119,6 +123,7 @@ func TestAdopt(t *testing.T) {
 
 // An object that is changed while it is adopted is not overwritten.
 func TestAdoptRaces(t *testing.T) {
+	t.Parallel()
 	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		bypass(t, server, key, []byte("old"), nil)
@@ -135,6 +140,7 @@ func TestAdoptRaces(t *testing.T) {
 // Plain where bodies determine the ETag: only with the declaration, and without
 // operations that repeat a body.
 func TestPlainNeedsOpaqueETags(t *testing.T) {
+	t.Parallel()
 	server := newServer(t, nil)
 	b := open(t, server, nil)
 	_, err := b.In(s3fence.Plain, nil)
@@ -182,6 +188,7 @@ func takeover(t *testing.T, mode s3fence.Mode, raise bool) (final string, old er
 }
 
 func TestP2Takeover(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		final, old := takeover(t, mode, true)
 		if !errors.Is(old, guard.ErrStale) {
@@ -195,6 +202,7 @@ func TestP2Takeover(t *testing.T) {
 
 // Without the raise an acknowledged update is lost.
 func TestP2TakeoverControl(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		final, old := takeover(t, mode, false)
 		if old != nil || final != "1,6" {
@@ -206,6 +214,7 @@ func TestP2TakeoverControl(t *testing.T) {
 // A write of the old holder that comes while the mark is being raised, after
 // the object was read for it, is carried over: the new holder reads it.
 func TestP2WriteDuringRaise(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
@@ -229,6 +238,7 @@ func TestP2WriteDuringRaise(t *testing.T) {
 
 // The control: a raise that ignores the condition of its write loses it.
 func TestP2WriteDuringRaiseControl(t *testing.T) {
+	t.Parallel()
 	server, b, o := setup(t, s3fence.Sealed, 0)
 	succ := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "1")
@@ -245,6 +255,7 @@ func TestP2WriteDuringRaiseControl(t *testing.T) {
 
 // A raise leaves everything but the mark.
 func TestRaiseKeepsTheObject(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
 		h := s3fence.Headers{
@@ -281,6 +292,7 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 
 // A raise of a missing object keeps older writers from creating it.
 func TestRaiseBeforeTheObject(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
 		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
