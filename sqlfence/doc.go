@@ -137,9 +137,10 @@
 // # Operating
 //
 // [Admin.Verify] compares a database with what is described here, at start-up
-// and in tests. [RolesSQL] creates the roles; PUBLIC has no rights on the
-// schema. [Admin.Reset] repairs a poisoned mark and [Admin.ResetFloor] a floor;
-// both compare and record. [DB.Retire] removes marks of resources that are gone.
+// and in tests, to which package sqltest gives a database. [RolesSQL] creates the
+// roles; PUBLIC has no rights on the schema. [Admin.Reset] repairs a poisoned mark
+// and [Admin.ResetFloor] a floor; both compare and record. [DB.Retire] removes
+// marks of resources that are gone.
 //
 // A fenced transaction costs the server about 20 us; 8 of them are for two
 // timeouts, which negative [Options].LockTimeout and IdleTimeout turn off.

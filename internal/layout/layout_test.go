@@ -27,6 +27,7 @@ var allowed = map[string][]string{
 	"guard/proof":                   {"guard"},
 	"httpfence":                     {"guard", "guard/proof", "github.com/go-chi/chi/v5"},
 	"sqlfence":                      {"guard", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
+	"sqlfence/sqltest":              {"internal/pgtest", "sqlfence", "github.com/jackc/pgx/v5"},
 	"lockclient":                    {"guard", "lockclient/driver", "lockclient/internal/inflight", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "github.com/jackc/pgx/v5"},
 	"lockclient/driver":             {"guard"},
 	"lockclient/driver/drivertest":  {"guard", "lockclient/driver", "internal/faultproxy"},

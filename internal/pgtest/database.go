@@ -61,7 +61,7 @@ func newScratch(ctx context.Context, server, test, template string) (string, fun
 // the result has that form too.
 func Database(t TB) string {
 	t.Helper()
-	return copied(t, func(context.Context, string) (string, error) { return "template0", nil })
+	return copied(t, "", func(context.Context, string) (string, error) { return "template0", nil })
 }
 
 // Pool returns a pool of connections to a fresh, empty database as from
@@ -69,17 +69,20 @@ func Database(t TB) string {
 // connection by then fails.
 func Pool(t TB) *pgxpool.Pool {
 	t.Helper()
-	return newPool(t, Database(t))
+	return Connect(t, Database(t))
 }
 
-// copied gives a test a copy of the database that template names.
-func copied(t TB, template func(ctx context.Context, server string) (string, error)) string {
+// copied gives a test a copy of the database that template names, on a server or
+// on the one that the tests share.
+func copied(t TB, server string, template func(ctx context.Context, server string) (string, error)) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
-	server, err := serverURL()
-	if err != nil {
-		t.Fatalf("%v", err)
+	if server == "" {
+		var err error
+		if server, err = serverURL(); err != nil {
+			t.Fatalf("%v", err)
+		}
 	}
 	original, err := template(ctx, server)
 	if err != nil {
@@ -97,7 +100,9 @@ func copied(t TB, template func(ctx context.Context, server string) (string, err
 	return database
 }
 
-func newPool(t TB, database string) *pgxpool.Pool {
+// Connect returns a pool of connections to a test's database. It is closed when
+// the test ends; a test that has not released a connection by then fails.
+func Connect(t TB, database string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(context.Background(), database)
 	if err != nil {

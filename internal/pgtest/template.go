@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -16,13 +15,20 @@ import (
 // template of which every test gets a copy, so it must not depend on the test.
 func Migrated(t TB, key string, migrate func(context.Context, *pgxpool.Pool) error) *pgxpool.Pool {
 	t.Helper()
-	return newPool(t, MigratedDatabase(t, key, migrate))
+	return Connect(t, MigratedDatabase(t, key, migrate))
 }
 
 // MigratedDatabase returns the connection URL of a database as from Migrated.
 func MigratedDatabase(t TB, key string, migrate func(context.Context, *pgxpool.Pool) error) string {
 	t.Helper()
-	return copied(t, func(_ context.Context, server string) (string, error) { return template(server, key, migrate) })
+	return MigratedOn(t, "", key, migrate)
+}
+
+// MigratedOn is [MigratedDatabase] on the server with this connection string; ""
+// is the server that the tests share.
+func MigratedOn(t TB, server, key string, migrate func(context.Context, *pgxpool.Pool) error) string {
+	t.Helper()
+	return copied(t, server, func(_ context.Context, server string) (string, error) { return template(server, key, migrate) })
 }
 
 // templates are the databases that tests of this process get copies of. Nobody
@@ -56,10 +62,8 @@ func newTemplate(server string, migrate func(context.Context, *pgxpool.Pool) err
 	if err != nil {
 		return "", err
 	}
-	if os.Getenv(databaseURLVariable) != "" {
-		if err := administer(ctx, server, func(conn *pgx.Conn) error { return claim(ctx, conn, name) }); err != nil {
-			return "", err
-		}
+	if err := administer(ctx, server, func(conn *pgx.Conn) error { return claim(ctx, conn, name) }); err != nil {
+		return "", err
 	}
 	if err := createDatabase(ctx, server, name, "template0"); err != nil {
 		return "", err

@@ -5,7 +5,7 @@
 //
 //	cd examples/thirdparty/fits && go run .
 //
-// It is a module of its own, because nothing else here needs GORM, ent or bun.
+// It is in this module, because nothing else here needs GORM, ent or bun.
 // Package ledger is what "sqlc generate" made of schema.sql and queries.sql. ent is
 // shown through its driver and statement builder, on which its generated clients
 // are built.
@@ -113,10 +113,12 @@ func (a *app) increaseBySqlc(ctx context.Context, claim guard.Claim, tenant stri
 	return sqlfence.ErrorFrom(err)
 }
 
-// insertByGorm writes through a model.
+// insertByGorm writes through a model. The transaction is in ConnPool: a *sql.Tx, or
+// what hides one if PrepareStmt is set. With it GORM keeps the statement of each
+// claim prepared, as many as PrepareStmtMaxSize allows.
 func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string) error {
 	err := a.orm.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-		if err := a.std.Present(ctx, tx.Statement.ConnPool.(*sql.Tx), claim); err != nil {
+		if err := a.std.EnterOn(ctx, tx.Statement.ConnPool, claim); err != nil {
 			return err
 		}
 		return tx.Create(&Invoice{Tenant: tenant, Cents: 100}).Error

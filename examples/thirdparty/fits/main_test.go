@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
+
+	"gorm.io/gorm"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
@@ -40,8 +43,28 @@ total: 401
 	}
 }
 
+// TestGormPrepared: the same code works whether GORM prepares its statements or not;
+// in the first case the transaction is no *sql.Tx.
+func TestGormPrepared(t *testing.T) {
+	for _, prepare := range []bool{false, true} {
+		a, err := newApp(t.Context(), pgtest.Pool(t), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.orm = a.orm.Session(&gorm.Session{PrepareStmt: prepare})
+		claim := guard.Claim{Resource: "tenant_123:invoices", Token: 11}
+		if err := a.insertByGorm(t.Context(), claim, "tenant_123"); err != nil {
+			t.Errorf("PrepareStmt %v: %v", prepare, err)
+		}
+		claim.Token = 10
+		if err := a.insertByGorm(t.Context(), claim, "tenant_123"); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("PrepareStmt %v: a stale write: %v", prepare, err)
+		}
+	}
+}
+
 // TestFitsControl: without triggers, nothing stops a write without a claim, or
-// with an old one.
+// with an old one that is only presented.
 func TestFitsControl(t *testing.T) {
 	pool := pgtest.Pool(t)
 	a, err := newApp(t.Context(), pool, false)
@@ -58,7 +81,7 @@ func TestFitsControl(t *testing.T) {
 		}
 	}
 	claim.Token = 10
-	if err := a.insertByGorm(t.Context(), claim, "tenant_123"); err != nil {
+	if err := a.increaseBySqlc(t.Context(), claim, "tenant_123"); err != nil {
 		t.Error(err)
 	}
 }
