@@ -19,7 +19,7 @@ import (
 
 // holders is how many follow each other; the control needs half of them to have
 // written late.
-var holders = longtest.ByLength(30, 150)
+var holders = longtest.ByLength(12, 150)
 
 // TestP1HostileHandOver: many holders with four requests each overlap on two
 // replicas, in handlers that take 0 to 6 ms. Every other holder is inside its
