@@ -134,6 +134,9 @@ func batchFailure(op string, claim guard.Claim, err error, committing bool) erro
 	if pgerr.Undefined(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {
 		return schemaFailure(op, claim, err)
 	}
+	if pgerr.State(err) == pgerr.Privilege && errors.As(err, &pg) && !strings.Contains(pg.Message, "function enter") && !strings.Contains(pg.Message, "schema fencepost") {
+		return denied(op, err)
+	}
 	var argument unsendable
 	if errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)

@@ -50,7 +50,7 @@ func (e unsendable) Unwrap() error { return e.error }
 // errEnded and errAborted are answers to a COMMIT that committed nothing. What
 // the callback itself did before errEnded is unknown.
 var (
-	errEnded   = errors.New("the callback ended the transaction itself")
+	errEnded   = errors.New("the callback ended the transaction itself, or took its marker away, as RESET ALL does")
 	errAborted = errors.New("nothing was committed: the transaction was aborted by an earlier error, which the callback did not return")
 )
 
@@ -98,7 +98,16 @@ func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) err
 	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))
 	}
+	if pgerr.State(err) == pgerr.Privilege {
+		return denied(op, err)
+	}
 	return failure(op, claim, err, wrote)
+}
+
+// denied is the error of a statement on the caller's own tables that the role may
+// not run: nothing was written, and the store is not unavailable.
+func denied(op string, err error) error {
+	return fmt.Errorf("sqlfence: %s: %w; grant the role the right on its table, or see the table's policies", op, err)
 }
 
 // wayOut says how to fix the most likely cause of a missing object.

@@ -124,17 +124,19 @@ func TestFailureOfLook(t *testing.T) {
 		"stale": {state(pgerr.Stale), func(sqlmock.Sqlmock) {}, guard.ReasonStale, nil},
 		"raised without a look": {privilege, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
+			m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectExec(raiseSQL).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectCommit()
 		}, guard.ReasonNone, nil},
 		"not raised": {privilege, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
+			m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectExec(raiseSQL).WillReturnError(errInjected)
 			m.ExpectRollback()
 		}, guard.ReasonUnavailable, []error{privilege, errInjected}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			err := mocked(t, func(m sqlmock.Sqlmock) {
+			db := mocked(t, func(m sqlmock.Sqlmock) {
 				m.ExpectBegin()
 				m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
 				m.ExpectRollback()
@@ -143,7 +145,9 @@ func TestFailureOfLook(t *testing.T) {
 				m.ExpectQuery(holdersSQL).WillReturnError(c.look)
 				m.ExpectRollback()
 				c.again(m)
-			}).Raise(t.Context(), claimOf("r", 5))
+			})
+			db.backend.(stdBackend).db.SetMaxOpenConns(1)
+			err := db.Raise(t.Context(), claimOf("r", 5))
 			if guard.ReasonOf(err) != c.want || c.want == guard.ReasonStale && errors.Is(err, guard.ErrUnavailable) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

@@ -39,9 +39,8 @@ type Options struct {
 	// the caller's context ends meanwhile, because giving up would only make
 	// its outcome unknown. It may take an eighth longer. 0 means 5 s.
 	CommitTimeout time.Duration
-	// Logger logs when a raise has waited for half a second, with the process
-	// IDs and application names of the sessions it waits for, and when it ends a
-	// session; nil means slog.Default().
+	// Logger logs when a raise has waited for half a second or ends a session, with
+	// the process IDs and application names of the sessions it waits for; nil means slog.Default().
 	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
 	// present their claims to triggers ([Admin.InstallTrigger]), as [DB.Present]

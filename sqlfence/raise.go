@@ -119,8 +119,9 @@ type waitingRaise[Tx any] struct {
 	start time.Time
 	told  bool // the log has what it waits for
 
-	mu   sync.Mutex
-	seen []session // at the last look
+	mu      sync.Mutex
+	seen    []session // at the last look
+	refused error     // why the server refused the last look
 }
 
 // beside waits for the lock, and meanwhile looks for the sessions in its way on
@@ -176,6 +177,11 @@ func (w *waitingRaise[Tx]) lookOn(ctx, looking context.Context) (spare bool) {
 		if errors.Is(err, errNoSpare) {
 			return false
 		}
+		if pgerr.State(err) != "" {
+			w.mu.Lock()
+			w.refused = err
+			w.mu.Unlock()
+		}
 		pause := time.NewTimer(next)
 		select {
 		case <-pause.C:
@@ -206,7 +212,10 @@ func (w *waitingRaise[Tx]) alone(ctx context.Context) error {
 		case over:
 			return w.explain(err)
 		case lookErr != nil: // the role may not look, so all it can do is wait
-			return errors.Join(w.once(ctx, w.left(), true), lookErr)
+			if err = w.once(ctx, w.left(), true); err != nil {
+				err = errors.Join(err, lookErr)
+			}
+			return err
 		}
 		if unhurried, wait = true, max(next, pause); w.db.opts.TerminateAfter == 0 { // else no look will help
 			wait = w.left()
@@ -363,7 +372,12 @@ func (w *waitingRaise[Tx]) late(seen []session) (next time.Duration, late []sess
 func (w *waitingRaise[Tx]) explain(err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.seen) == 0 || err == nil || errors.As(err, new(*guard.RejectedError)) {
+	switch {
+	case err == nil || errors.As(err, new(*guard.RejectedError)):
+		return err
+	case w.refused != nil:
+		return errors.Join(err, w.refused)
+	case len(w.seen) == 0:
 		return err
 	}
 	return fmt.Errorf("%w; %w", err, waitsFor(w.seen))

@@ -17,7 +17,7 @@ const (
 	mockTake = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token"` +
 		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, false, "v"`
 	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
-		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE $2::bigint OPERATOR(pg_catalog.>=) "jobs"."last_fencing_token"`
+		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE "jobs"."id" = $1 AND $2::bigint OPERATOR(pg_catalog.>=) "jobs"."last_fencing_token"`
 )
 
 // rowCalls are the statements on rows against a mocked driver.
@@ -47,10 +47,10 @@ func newer(t *testing.T) *Table {
 func TestFailureOfRows(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
-		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("42501"), state("SF005")},
+		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("SF005")},
 		guard.ReasonStale:          {state("SF001")},
 		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42601"), state("42804"), state("42702")},
-		guard.ReasonOther:          {state("23505"), state("22P02")},
+		guard.ReasonOther:          {state("23505"), state("22P02"), state("42501")},
 	} {
 		for way, c := range rowCalls {
 			for _, cause := range causes {

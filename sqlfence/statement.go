@@ -211,7 +211,9 @@ func (b *builder) insert(t *Table, columns []string, set Set) error {
 	if t.deleted != "" {
 		b.add(", ", t.deleted, " = NULL")
 	}
-	b.add(" WHERE ")
+	// A trigger may have changed the key of the row to be inserted, so that it meets
+	// another resource's row.
+	b.add(" WHERE ", t.keysEqual(t.row+".", func(i int) string { return placeholder(i + 1) }), " AND ")
 	return nil
 }
 

@@ -9,6 +9,7 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"strconv"
@@ -230,7 +231,7 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	}
 	for _, m := range c.Migrations[have:max(int(have), version)] {
 		if err := conn.Exec(ctx, strings.TrimSpace(m.SQL)+"\n"+m.record(c.Name)); err != nil {
-			return fmt.Errorf("%s version %d (%s): %w", c.Name, m.Version, m.Name, err)
+			return fmt.Errorf("%s version %d (%s): %w%s", c.Name, m.Version, m.Name, err, wayOut(have, err))
 		}
 	}
 	if have < int64(version) {
@@ -239,6 +240,16 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 		}
 	}
 	return conn.Exec(ctx, "COMMIT")
+}
+
+// wayOut explains a first step that finds its tables there.
+func wayOut(have int64, err error) string {
+	var coded interface{ SQLState() string }
+	if have > 0 || !errors.As(err, &coded) || coded.SQLState() != "42P07" { // duplicate_table
+		return ""
+	}
+	return "; fencepost.migrations does not have it, as after a restore of the schema without its data: restore the data of schema fencepost, " +
+		"or, if no holder is at work, DROP SCHEMA fencepost CASCADE and migrate"
 }
 
 // version reads the applied version; 0 if there is no schema.

@@ -1,5 +1,5 @@
--- The part of schema fencepost that belongs to package sqlfence: what stands in the
--- way of a raise and has no session.
+-- The part of schema fencepost that belongs to package sqlfence: obstacles that have
+-- no session, and a schema that was restored without its rows.
 
 -- prepared_holders lists the prepared transactions (PREPARE TRANSACTION) that keep
 -- a claim above the mark from being raised: nobody can end those but a person. Such
@@ -23,4 +23,21 @@ BEGIN
       AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
 END $$;
 
-REVOKE ALL ON FUNCTION fencepost.prepared_holders FROM PUBLIC;
+-- no_salt says why no lock has a key. It is VOLATILE so that it is not called when a
+-- query is planned.
+CREATE FUNCTION fencepost.no_salt()
+RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+    MESSAGE = 'fencepost: table fencepost.lock_salt has no row, as after a restore of the schema without its data',
+    HINT = 'Restore the data of schema fencepost; or, if no holder is at work, DROP SCHEMA fencepost CASCADE, migrate, and install the triggers again.';
+END $$;
+
+-- lock_salt is declared IMMUTABLE, which holds for as long as the schema
+-- exists, so that a session reads the table once for each of its plans.
+CREATE OR REPLACE FUNCTION fencepost.lock_salt()
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT coalesce((SELECT salt FROM fencepost.lock_salt), fencepost.no_salt())
+$$;
+
+REVOKE ALL ON FUNCTION fencepost.prepared_holders, fencepost.no_salt FROM PUBLIC;
