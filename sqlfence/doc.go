@@ -1,54 +1,8 @@
 // Package sqlfence makes PostgreSQL refuse the writes of a stale lock holder.
 //
-// A write carries a claim: resource, fencing token, lease ID. The database
-// compares it with the resource's mark, the highest claim admitted so far,
-// inside the write. pgx ([Pgx]) and database/sql ([Std]) run the same
-// statements.
-//
-// # What it guarantees
-//
-// P1, no stale write: once a mark is T, no write under a lower token takes
-// effect, by any way that compares with that mark. P2, no lost takeover: a holder
-// that raised before it read, or reads inside InTx, loses no acknowledged update
-// of an older holder. P4, P5, P6 and P9 as the README says; P4 on a [Table] only
-// with a lease column.
-//
-// # What it does not
-//
-//   - Only triggers stop writers that do not use this package. The owner of a
-//     table may disable its triggers, and a role with the privilege TRIGGER on it,
-//     as by GRANT ALL, replace them; the application's role must be neither.
-//   - P1 and P2 do not hold across a failover to a standby that lost the raise,
-//     nor does P2 if the reads after the raise go to a replica.
-//   - A row that does not exist has no mark, and a row deleted other than by
-//     [Table.Delete] has lost it.
-//   - A BEFORE UPDATE trigger that changes the token column undoes a row's mark.
-//     Takeover detects this; [Admin.Verify] reports what it can recognise. Views,
-//     foreign tables and tables with rules are refused at first use, not later.
-//   - A writer that only presents its claim locks its rows first and the resource
-//     at the end of each statement; InTx and Enter lock the resource first. On
-//     the same rows the two may deadlock: one gets 40P01 ([ErrorFrom]:
-//     ErrUnavailable) and has written nothing.
-//   - The key of a resource's lock is a hash of its name and a secret, but
-//     pg_locks shows the keys of held locks to any login role. A role that polls
-//     it can take such a lock, too, and delay the resource's next raise for as
-//     long as its session lasts; it cannot enter, raise or write. The raise names
-//     the session in its log and its error, for an operator to end.
-//   - What a callback of InTx does outside its transaction is not fenced.
-//   - What a logical subscription applies was checked where it was published, and
-//     pg_restore of data with --disable-triggers fires no triggers.
-//   - A session that sets the triggers' own settings (fencepost.guard_...), or makes
-//     up claims, deceives them: they are against mistakes, not against attackers.
-//
-// # Use
-//
-// Choose one way per resource: each compares with one mark, and a raise
-// protects only the writes that are compared with the mark it raised.
-//
-// A single statement on a table of your own, [Table]: the row is the resource
-// and one of its columns is its mark. It costs what the plain UPDATE costs and
-// fences that one row. The template names the row's resource, so that a claim
-// for another resource is refused before anything is sent.
+// A write carries a claim: resource, fencing token, lease ID. The database compares
+// it with the resource's mark, the highest claim admitted so far, inside the write.
+// pgx ([Pgx]) and database/sql ([Std]) run the same statements.
 //
 //	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
 //
@@ -61,91 +15,98 @@
 //		return err // succeeded by a newer holder: stop
 //	}
 //
-// A fenced transaction, [DB.InTx]: everything written in it under the resource
-// is fenced: sets of rows, rows that do not exist yet, several tables. Its
-// marks, and those of the next two ways, are in the schema fencepost, which
-// [DB.Migrate] creates.
+// # What it guarantees
 //
-//	err := db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
-//		_, err := tx.Exec(ctx, "INSERT INTO invoices ...")
-//		return err
-//	})
+// P1, no stale write: once a mark is T, no write under a lower token takes effect, by
+// any way that compares with that mark. P2, no lost takeover: a holder that raised
+// before it read, or reads inside InTx, loses no acknowledged update of an older
+// holder. P4, P5, P6 and P9 as the README says; P4 on a Table only with a lease column.
 //
-// Triggers on a table, [Admin.InstallTrigger]: every writer that does not
-// present a current claim in its transaction is refused, even an ORM or a
-// person at psql. [Options].PresentClaims makes InTx present its claim, other
-// code calls [DB.Present], and [ErrorFrom] turns driver errors into guard's.
+// # What it does not
 //
-// A [guard.Store], which [DB] implements, for writes elsewhere: replicas of an
-// HTTP service, with [DB.Transactor], share the marks of fenced transactions.
+//   - Only triggers stop writers that do not use this package, and not the owner of a
+//     table or a role with the privilege TRIGGER on it, as by GRANT ALL: the
+//     application's role must be neither. A session that sets fencepost.guard_...
+//     or makes up claims deceives them: they are against mistakes.
+//   - P1 and P2 do not hold across a failover to a standby that lost the raise, nor P2
+//     if the reads after the raise go to a replica. If a person or a driver cancels a
+//     COMMIT that waits for a synchronous standby, the server answers with success
+//     and a warning, which this package does not see on a caller's connections: set
+//     pgx's OnNotice, and take SQLSTATE 01000 there for an unknown outcome.
+//   - A row that does not exist has no mark, and a row deleted other than by
+//     [Table.Delete] has lost it. A BEFORE trigger that changes the token column
+//     undoes a row's mark; [Admin.Verify] reports what it can recognise.
+//   - Servers that only speak PostgreSQL's protocol are not recognised. The fence
+//     needs advisory locks that exclude, as PostgreSQL 13 to 18 have.
+//   - A writer that only presents its claim locks its rows first and the resource at
+//     the end of each statement, InTx the other way round: on the same rows they may
+//     deadlock, and one gets 40P01, ErrUnavailable.
+//   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
+//     so delay raises. A raise names the session, for an operator to end.
+//   - What a callback of InTx does outside its transaction is not fenced, nor what a
+//     logical subscription or pg_restore --disable-triggers writes.
+//
+// # Use
+//
+// Choose one way per resource: each compares with one mark, and a raise protects
+// only the writes that are compared with the mark it raised.
+//
+//   - A single statement on a table of your own, [Table], as above: the row is the
+//     resource and one of its columns is its mark. It fences that one row, and a
+//     claim for another resource is refused before anything is sent.
+//   - A fenced transaction, [DB.InTx]: everything written in it under the resource,
+//     also rows that do not exist yet. Its marks, and those of the next two ways,
+//     are in the schema fencepost, which [DB.Migrate] creates.
+//   - Triggers on a table, [Admin.InstallTrigger]: every writer that presents no
+//     current claim in its transaction is refused, even an ORM or a person at psql.
+//     [Options].PresentClaims makes InTx present its claim, other code calls
+//     [DB.Present], and [ErrorFrom] turns driver errors into guard's.
+//   - A [guard.Store], which [DB] implements, for writes elsewhere: replicas of an
+//     HTTP service, with [DB.Transactor], share the marks of fenced transactions.
+//
+// Several resources, another isolation level, retries, a lost COMMIT: [DB.InTxAll].
+// Writes known in advance, in one round trip on pgx: [DB.Batch]. A transaction begun
+// by sqlc, GORM or the driver: [DB.Enter]; by code that hides it: [DB.EnterOn].
 //
 // # Taking over
 //
 // A new holder raises the mark before it reads: [Table.Takeover] for a row,
-// [DB.Raise] for the schema's marks, or it reads inside InTx, which raises
-// first. Comparing at write time alone is not enough: between the new holder's
-// read and its write, the old holder, whose token is still the highest that
-// wrote, may write once more, and the new holder would overwrite that write.
-//
-// # Transactions in other shapes
-//
-// Several resources, another isolation level, retries, finding out what became
-// of a lost COMMIT: [DB.InTxAll]. Writes that are known in advance, in one round
-// trip on pgx: [DB.Batch]. A transaction begun by sqlc, GORM or the driver:
-// [DB.Enter]; by code that hides the driver's transaction, such as ent and bun:
-// [DB.EnterOn].
-//
-// There is no Begin besides the callback: code that must begin uses Enter.
+// [DB.Raise] for the schema's marks, or it reads inside InTx, which raises first.
+// Otherwise the old holder, whose token is still the highest that wrote, may write
+// between the new holder's read and its write, and that write would be lost.
 //
 // # How a transaction is fenced
 //
-// fencepost.raise takes the resource's advisory lock exclusively and replaces a
-// lower mark with the claim, in a transaction of its own. fencepost.enter takes
-// the lock in shared mode as the first statement of the work's transaction and
-// compares the claim with the mark as it is under the lock. So transactions of
-// one holder run concurrently, a raise waits for all transactions that entered
-// before it, and whatever enters after it sees the new mark.
+// fencepost.raise takes the resource's advisory lock exclusively and replaces a lower
+// mark with the claim, in a transaction of its own. fencepost.enter takes the lock in
+// shared mode as the first statement of the work's transaction and compares the claim
+// with the mark as it is under the lock. So transactions of one holder run side by
+// side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// enter also sets a marker that lives as long as the transaction, and COMMIT's
-// round trip checks for it (on database/sql, which has no pipeline, the one
-// before it). So a callback that ended the transaction in SQL, or by COMMIT AND
-// CHAIN, gets ErrOutcomeUnknown. What it wrote after that was not fenced.
+// enter also sets a marker that lives as long as the transaction, which COMMIT checks
+// for. A callback that ended the transaction in SQL and returns nil gets
+// ErrOutcomeUnknown: what it had written is committed, and what it writes after that
+// is not fenced. A pgx.Tx sends nothing more then, unless the callback began another
+// transaction, which is rolled back; on database/sql a statement after it commits.
 //
-// A stopped holder delays a successor that waits by at most 2 s: after half a
-// second a raise looks for the sessions in its way, which the server terminates
-// ([Options].TerminateAfter). A raise with a shorter deadline ends nobody. A
-// terminated holder gets ErrStale from its next statement, ErrOutcomeUnknown if
-// that is COMMIT. Otherwise [Options].IdleTimeout ends the sessions.
+// While a raise waits it looks for the sessions in its way, on a second connection,
+// and has the server end those of its own role that are idle for a second or work for
+// 15 ([Options].TerminateAfter). So a stopped holder delays its successor by at most
+// 2 s, even one with short deadlines; it gets ErrStale from its next statement, and
+// ErrOutcomeUnknown if that is COMMIT. Other roles' sessions, and an Enter that itself
+// raised, end by [Options].IdleTimeout; prepared transactions by a person.
 //
-// # Failure by failure
+// # Errors and operation
 //
-//   - A lower token: ErrStale. The same token under another lease: ErrConflict
-//     (on a Table, only with a LeaseColumn). The same token twice on a Table:
-//     ErrSpent, unless its rule is [guard.SameOrNewer].
-//   - A claim for another row's resource: a [*guard.MisdirectedError].
-//   - The answer to a COMMIT, or to a statement that commits by itself, was
-//     lost: ErrOutcomeUnknown, never success; [DB.Resolve] can find out.
-//   - The context ended and nothing was written: ErrUnavailable, or
-//     ErrLeaseLost if it ended with its lease.
-//   - A deadlock, a lock timeout, a lost connection before COMMIT:
-//     ErrUnavailable, nothing was written. Nothing is retried unless requested.
-//   - A server whose default isolation is not READ COMMITTED, or whose
-//     synchronous_commit is off: no difference for the schema's marks. A raise
-//     and a takeover survive a crash once they have returned; a Table's plain
-//     write is as durable as its commit.
+// A lower token is ErrStale; the same token under another lease ErrConflict; twice on
+// a Table ErrSpent, unless its rule is [guard.SameOrNewer]. A lost answer to a COMMIT,
+// or to a statement that commits by itself, is ErrOutcomeUnknown; [DB.Resolve] can find
+// out. ErrUnavailable and ErrLeaseLost mean that nothing was written. Nothing is
+// retried unless requested. A raise and a takeover survive a crash once they have
+// returned; a Table's plain write is as durable as its commit.
 //
-// # Operating
-//
-// [Admin.Verify] compares a database with what is described here, at start-up
-// and in tests, to which package sqltest gives a database. [RolesSQL] creates the
-// roles; PUBLIC has no rights on the schema. [Admin.Reset] repairs a poisoned mark
-// and [Admin.ResetFloor] a floor; both compare and record. [DB.Retire] removes
-// marks of resources that are gone.
-//
-// A fenced transaction costs the server about 20 us; 8 of them are for two
-// timeouts, which negative [Options].LockTimeout and IdleTimeout turn off.
-//
-// # Compatibility
-//
-// Until version 1 exported names may change. The schema is migrated forward only.
+// [Admin.Verify] compares a database with what is described here. [RolesSQL] creates
+// the roles. [Admin.Reset] repairs a poisoned mark and [Admin.ResetFloor] a floor;
+// [DB.Retire] removes marks of resources that are gone. Until version 1 exported names
+// may change; the schema is migrated forward only.
 package sqlfence
