@@ -92,7 +92,10 @@ func benchPut(b *testing.B, mode s3fence.Mode, size int, latency time.Duration) 
 	token := guard.Token(0)
 	fenced := func() error {
 		token++
-		return o.Put(b.Context(), claim(token, "a"), key, bytes.NewReader(body), nil)
+		if mode == s3fence.Pointer {
+			return o.Pointers().Put(b.Context(), claim(token, "a"), key, bytes.NewReader(body), nil)
+		}
+		return o.Objects().Put(b.Context(), claim(token, "a"), key, body, nil)
 	}
 	for range 64 { // until the list of recent writes is full
 		if err := fenced(); err != nil {
