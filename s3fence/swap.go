@@ -83,6 +83,28 @@ func (w *write) ReadAt(p []byte, at int64) (n int, err error) {
 	return n, err
 }
 
+// sealedBody is one sending's reader of a write.
+type sealedBody struct {
+	*io.SectionReader
+	w *write
+}
+
+// WriteTo saves the SDK's checksums a buffer.
+func (b sealedBody) WriteTo(to io.Writer) (total int64, err error) {
+	at, err := b.Seek(0, io.SeekCurrent)
+	for _, part := range [][]byte{b.w.body, b.w.trailer} {
+		skip := min(at, int64(len(part)))
+		at -= skip
+		if err == nil {
+			var n int
+			n, err = to.Write(part[skip:])
+			total += int64(n)
+		}
+	}
+	_, _ = b.Seek(total, io.SeekCurrent)
+	return total, err
+}
+
 // swap is the compare-and-swap loop, and the only place where anything with a
 // mark is written. It returns the state that it wrote, or found to be
 // sufficient or in the way.
@@ -302,7 +324,7 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
 	// An earlier sending may still be reading its body, so each has its own.
-	body := io.NewSectionReader(w, 0, int64(len(w.body)+len(w.trailer)))
+	body := sealedBody{io.NewSectionReader(w, 0, int64(len(w.body)+len(w.trailer))), w}
 	w.in.Body, w.in.ContentLength = body, aws.Int64(body.Size())
 	w.in.IfMatch, w.in.IfNoneMatch = nil, nil
 	if base.kind == kindAbsent {

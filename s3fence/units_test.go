@@ -267,8 +267,17 @@ func TestJoinedBody(t *testing.T) {
 	for _, c := range []struct{ body, trailer string }{{"", ""}, {"body", ""}, {"", "trailer"}, {"body", "trailer"}} {
 		all := c.body + c.trailer
 		w := &write{body: []byte(c.body), trailer: []byte(c.trailer)}
-		if err := iotest.TestReader(io.NewSectionReader(w, 0, int64(len(all))), []byte(all)); err != nil {
+		b := sealedBody{io.NewSectionReader(w, 0, int64(len(all))), w}
+		if err := iotest.TestReader(b, []byte(all)); err != nil {
 			t.Error(err)
+		}
+		for from := range len(all) + 1 {
+			var out strings.Builder
+			_, _ = b.Seek(int64(from), io.SeekStart)
+			n, err := b.WriteTo(&out)
+			if rest, _ := io.ReadAll(b); err != nil || out.String() != all[from:] || int(n) != out.Len() || len(rest) != 0 {
+				t.Errorf("from %d on: %q, %v, then %q", from, out.String(), err, rest)
+			}
 		}
 	}
 }
