@@ -33,30 +33,8 @@ var correct = []func() runnable{
 	func() runnable { return newIssuer("issuer, deadlines", timedBase) },
 }
 
-// Mutant is a protocol with one thing taken away.
-type Mutant struct {
-	Name string
-	// What says what was taken away, Breaks which promise that breaks.
-	What   string
-	Breaks Promise
-
-	part  string // of the invariant's words, where a promise has several invariants
-	model runnable
-}
-
-// Run explores the mutant up to its first violation.
-func (m Mutant) Run() Result { return m.model.only(m.Breaks, m.part).run() }
-
 // with returns a changed copy of a protocol.
 func with[C any](c C, change func(*C)) C {
 	change(&c)
 	return c
-}
-
-// Models explores every protocol as it is built and calls found with each
-// result.
-func Models(found func(Result)) {
-	for _, model := range correct {
-		found(model().run())
-	}
 }

@@ -4,13 +4,12 @@
 // calls [github.com/fencepost-go/fencepost/guard.Decide] for each comparison.
 //
 //	go test -v ./internal/explore
-//	go run ./internal/explore/cmd/explore
-//	go run ./internal/explore/cmd/explore -mutant tx-savepoint
+//	go test -v -run /tx-savepoint ./internal/explore
 //
 // A protocol as it is built reaches no state that violates a promise, and
 // reaches the states that make this meaningful (goals). Each mutant, which
-// lacks one thing that the protocol has, does reach a violation, and the
-// shortest path to it is printed. Every invariant is violated by a mutant, so
+// lacks one thing that the protocol has, does reach a violation, and -v prints the
+// shortest path to it. Every invariant is violated by a mutant, so
 // none is vacuous.
 //
 // # Models

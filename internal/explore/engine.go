@@ -2,6 +2,7 @@ package explore
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -56,7 +57,6 @@ type model[S comparable] struct {
 	canon      func(*S)
 	final      func(*S) bool // a state without a next step in which all is well
 	mayStick   bool          // states without a next step are not checked
-	show       func(*S) string
 	invariants []invariant[S]
 	goals      []goal[S]
 }
@@ -71,68 +71,82 @@ func (m model[S]) only(promise Promise, part string) runnable {
 	return m
 }
 
-func (m model[S]) run() Result { return explore(m) }
+func (m model[S]) run() result { return explore(m) }
 
 // runnable is a model with any type of state.
 type runnable interface {
-	run() Result
+	run() result
 	only(promise Promise, part string) runnable
 }
 
 const noProgress = "nobody waits for ever"
 
-// Result is what an exploration found.
-type Result struct {
-	Model       string
-	Workers     int
-	States      int
-	Transitions int
-	Time        time.Duration
-	// Broken is the promise that a reachable state violates; empty if none does.
-	Broken Promise
-	Says   string // the invariant, in words
-	// Trace is a shortest counterexample, Trace[0] the start.
-	Trace []Step
-	// Missed lists the goals that no state reached.
-	Missed []string
-	// Promises lists the checked invariants, as "P1: ...".
-	Promises []string
+// result is what an exploration found.
+type result struct {
+	model                        string
+	workers, states, transitions int
+	took                         time.Duration
+	// broken is the promise that a reachable state violates; empty if none does.
+	broken Promise
+	says   string // the invariant, in words
+	// trace is a shortest counterexample, as "who: what", and last the state to
+	// which it leads.
+	trace []string
+	last  string
+	// missed lists the goals that no state reached.
+	missed []string
+	// promises lists the checked invariants, as "P1: ...".
+	promises []string
 }
-
-// Step is one atomic step of a trace and the state after it.
-type Step struct{ Actor, What, State string }
 
 // maxStates is far above every model here: a mutant that makes one infinite
 // should fail, not fill the memory.
 const maxStates = 8 << 20
 
+// visited holds the reached states, in order, and where each was reached from.
+type visited[S comparable] struct {
+	index   map[S]struct{}
+	states  []S
+	parents []int
+}
+
+// add reports whether the state is new.
+func (v *visited[S]) add(s S, parent int) bool {
+	if _, ok := v.index[s]; ok {
+		return false
+	}
+	v.index[s] = struct{}{}
+	v.states, v.parents = append(v.states, s), append(v.parents, parent)
+	return true
+}
+
 // explore visits every reachable state breadth first, so that the first
 // violation has a shortest trace. It stops at the first violation.
-func explore[S comparable](m model[S]) Result {
+func explore[S comparable](m model[S]) result {
 	began := time.Now()
-	r := Result{Model: m.name, Workers: m.workers}
+	r := result{model: m.name, workers: m.workers}
 	for _, inv := range m.invariants {
-		r.Promises = append(r.Promises, string(inv.promise)+": "+inv.says)
+		r.promises = append(r.promises, string(inv.promise)+": "+inv.says)
 	}
 	if !m.mayStick {
-		r.Promises = append(r.Promises, string(Progress)+": "+noProgress)
+		r.promises = append(r.promises, string(Progress)+": "+noProgress)
 	}
 	missing := slices.Clone(m.goals)
 	did := map[string]struct{}{} // descriptions of steps
 
-	canon := m.canon
-	if canon == nil {
-		canon = func(*S) {}
+	if m.canon == nil {
+		m.canon = func(*S) {}
 	}
 	start := m.start
-	canon(&start)
-	seen := newVisited(start)
+	m.canon(&start)
+	seen := &visited[S]{index: map[S]struct{}{}}
+	seen.add(start, 0)
 	bad := -1
 	visit := func(i int) {
 		s := &seen.states[i]
 		for _, inv := range m.invariants {
 			if bad < 0 && !inv.holds(s) {
-				bad, r.Broken, r.Says = i, inv.promise, inv.says
+				bad, r.broken, r.says = i, inv.promise, inv.says
 			}
 		}
 		missing = slices.DeleteFunc(missing, func(g goal[S]) bool { return g.reached != nil && g.reached(s) })
@@ -143,37 +157,66 @@ func explore[S comparable](m model[S]) Result {
 		m.next(seen.states[i], func(_, what string, after S) {
 			enabled++
 			did[what] = struct{}{}
-			canon(&after)
-			if seen.add(&after, i) {
+			m.canon(&after)
+			if seen.add(after, i) {
 				visit(len(seen.states) - 1)
 			}
 		})
-		r.Transitions += enabled
+		r.transitions += enabled
 		if bad < 0 && enabled == 0 && !m.mayStick && !m.final(&seen.states[i]) {
-			bad, r.Broken, r.Says = i, Progress, noProgress
+			bad, r.broken, r.says = i, Progress, noProgress
 		}
 		if len(seen.states) > maxStates {
 			panic(fmt.Sprintf("explore: model %s has more than %d states", m.name, maxStates))
 		}
 	}
-	r.States = len(seen.states)
+	r.states = len(seen.states)
 	for _, g := range missing {
-		if g.reached != nil || !containsAny(did, g.says) {
-			r.Missed = append(r.Missed, g.says)
+		happened := func(what string) bool { return strings.Contains(what, g.says) }
+		if g.reached != nil || !slices.ContainsFunc(slices.Collect(maps.Keys(did)), happened) {
+			r.missed = append(r.missed, g.says)
 		}
 	}
 	if bad >= 0 {
-		r.Trace = trace(m, canon, seen, bad)
+		r.trace, r.last = m.replay(seen, bad)
 	}
-	r.Time = time.Since(began)
+	r.took = time.Since(began)
 	return r
 }
 
-func containsAny(did map[string]struct{}, part string) bool {
-	for what := range did {
-		if strings.Contains(what, part) {
-			return true
-		}
+// replay walks the parents back from a state and then repeats the steps from the
+// start without canonicalization, so that a worker keeps its name. Soundness of
+// canon means that each canonical step has a concrete one, so a failure here is
+// an error in the model.
+func (m model[S]) replay(seen *visited[S], last int) (steps []string, state string) {
+	var path []int
+	for i := last; i != 0; i = seen.parents[i] {
+		path = append(path, i)
 	}
-	return false
+	at := m.start
+	for _, i := range slices.Backward(path) {
+		want, found := seen.states[i], false
+		var after S
+		m.next(at, func(actor, what string, s S) {
+			c := s
+			if m.canon(&c); !found && c == want {
+				found, after = true, s
+				steps = append(steps, actor+": "+what)
+			}
+		})
+		if !found {
+			panic("explore: model " + m.name + ": the canonical form is not sound, a step cannot be replayed")
+		}
+		at = after
+	}
+	return steps, fmt.Sprintf("%+v", at)
+}
+
+// String is the counterexample.
+func (r result) String() string {
+	if r.broken == "" {
+		return fmt.Sprintf("%s: no violation in %d states", r.model, r.states)
+	}
+	return fmt.Sprintf("%s violates %s: %s; a shortest way, in %d steps:\n%s\nleads to %s",
+		r.model, r.broken, r.says, len(r.trace), strings.Join(r.trace, "\n"), r.last)
 }

@@ -1,9 +1,6 @@
 package explore
 
-import (
-	"fmt"
-	"strings"
-)
+import "strings"
 
 // arrive is a request's arrival at the server: renewSQL and releaseSQL in one
 // step, under the row's lock, acquireSQL's first.
@@ -211,34 +208,4 @@ func issOrder(w *issWorker) (n uint64) {
 		}
 	}
 	return n
-}
-
-func (c issuerConfig) show(s *issState) string {
-	var b strings.Builder
-	if s.row.token == 0 {
-		b.WriteString("no row")
-	} else {
-		fmt.Fprintf(&b, "row: token %d, ", s.row.token)
-		switch owner := s.owner(); {
-		case owner < 0:
-			b.WriteString("free")
-		case s.row.left == 0:
-			b.WriteString("expired lease of " + workerNames[owner])
-		default:
-			fmt.Fprintf(&b, "lease of %s for %d", workerNames[owner], s.row.left)
-		}
-	}
-	if s.row.floor != 0 {
-		fmt.Fprintf(&b, "; floor %d", s.row.floor)
-	}
-	for i := range s.w {
-		w := &s.w[i]
-		if w.believes() {
-			fmt.Fprintf(&b, "; %s holds token %d for %d", workerNames[i], w.token, w.left)
-		}
-		if w.where == answered && w.pc == issAsking && w.answer != 0 {
-			fmt.Fprintf(&b, "; token %d on its way to %s", w.answer, workerNames[i])
-		}
-	}
-	return b.String()
 }

@@ -100,7 +100,6 @@ func newIssuer(name string, c issuerConfig) model[issState] {
 	}
 	m.canon = func(s *issState) { sortWorkers(s.w[:c.workers], issWorkerLess) }
 	m.final = func(*issState) bool { return true } // time always goes on
-	m.show = c.show
 	m.invariants = []invariant[issState]{
 		{P3, "every grant's token is above all that were received before", func(s *issState) bool { return !s.repeated }},
 		{P4, "no two workers receive one token", func(s *issState) bool { return !s.shared }},

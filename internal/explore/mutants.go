@@ -1,6 +1,16 @@
 package explore
 
-import "slices"
+// mutant is a protocol with one thing taken away.
+type mutant struct {
+	name   string
+	what   string // was taken away
+	breaks Promise
+	part   string // of the invariant's words, where a promise has several invariants
+	model  runnable
+}
+
+// run explores the mutant up to its first violation.
+func (m mutant) run() result { return m.model.only(m.breaks, m.part).run() }
 
 func row(base rowConfig, change func(*rowConfig)) runnable {
 	return newRow("row", with(base, change))
@@ -11,10 +21,8 @@ func tx(base txConfig, change func(*txConfig)) runnable {
 func tokens(change func(*issuerConfig)) runnable { return newIssuer("issuer", with(tokenBase, change)) }
 func timed(change func(*issuerConfig)) runnable  { return newIssuer("issuer", with(timedBase, change)) }
 
-// Mutants returns the mutants of all protocols.
-func Mutants() []Mutant { return slices.Clone(mutants) }
-
-var mutants = []Mutant{
+// mutants are those of all protocols.
+var mutants = []mutant{
 	{"row-no-claim", "UPDATE without the comparison", P1, "", row(rowBase, func(c *rowConfig) { c.noClaim = true })},
 	{"row-check-first", "compared in the client, then written", P1, "", row(rowBase, func(c *rowConfig) { c.checkFirst = true })},
 	{"row-async-raise", "a takeover that does not wait for the disk", P1, "", row(rowBase, func(c *rowConfig) { c.asyncRaise = true })},

@@ -1,9 +1,7 @@
 package explore
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -41,39 +39,6 @@ func rowGoals(c rowConfig) []goal[rowState] {
 	}
 	return append(out, goal[rowState]{says: "without the commits that were not flushed"},
 		goal[rowState]{says: "raises the row's mark: refused as stale"})
-}
-
-func showRow(s *rowState) string {
-	var b strings.Builder
-	token, lease := s.mark()
-	fmt.Fprintf(&b, "row: mark %s, writes by tokens [", showMark(token, lease))
-	sep := ""
-	for _, e := range s.log[:s.n] {
-		if e.write {
-			b.WriteString(sep + number(e.token))
-			sep = " "
-		}
-	}
-	b.WriteString("]; lease: ")
-	switch {
-	case !s.exists:
-		b.WriteString("no row")
-	case s.held == 0:
-		b.WriteString("free, last token " + number(s.issued))
-	default:
-		b.WriteString(claim{s.issued, s.held}.String())
-		if s.expired {
-			b.WriteString(" (expired)")
-		}
-	}
-	sep = "; "
-	for i, w := range s.w {
-		if w.token != 0 {
-			b.WriteString(sep + workerNames[i] + " has " + claim{w.token, w.lease}.String())
-			sep = ", "
-		}
-	}
-	return b.String()
 }
 
 func rowWorkerLess(a, b *rowWorker) bool {

@@ -29,7 +29,6 @@ func newRow(name string, c rowConfig) model[rowState] {
 		}
 		return true
 	}
-	m.show = showRow
 	m.invariants, m.goals = rowInvariants(c), rowGoals(c)
 	return m
 }

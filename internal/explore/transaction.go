@@ -164,7 +164,6 @@ func newTx(name string, c txConfig) model[txState] {
 		}
 		return true
 	}
-	m.show = c.show
 	m.invariants, m.goals = c.checks()
 	return m
 }

@@ -1,10 +1,6 @@
 package explore
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
+import "slices"
 
 // server emits the steps that are not the workers'.
 func (c txConfig) server(s txState, to emit[txState]) {
@@ -106,30 +102,4 @@ func txWorkerLess(a, b *txWorker) bool {
 		return a.saw < b.saw
 	}
 	return a.sawL < b.sawL || a.sawL == b.sawL && !a.older && b.older
-}
-
-func (c txConfig) show(s *txState) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "mark %s", showMark(s.token, s.lease))
-	if s.floor != 0 {
-		fmt.Fprintf(&b, ", floor %d", s.floor)
-	}
-	if s.n > 0 {
-		b.WriteString(", not flushed: commits of tokens")
-		for _, e := range s.log[:s.n] {
-			b.WriteString(" " + number(e.token))
-		}
-	}
-	for i, w := range s.w {
-		switch w.lock {
-		case shared:
-			b.WriteString("; " + workerNames[i] + " holds the lock, shared")
-		case exclusive:
-			b.WriteString("; " + workerNames[i] + " holds the lock")
-		}
-		if w.pending {
-			b.WriteString(" and has changed the mark")
-		}
-	}
-	return b.String()
 }

@@ -2,7 +2,6 @@ package explore
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -36,18 +35,9 @@ func leaseID(n uint8) string { return leaseIDs[n] }
 // claim is a worker's initial claim, where another model covers leasing.
 type claim struct{ token, lease uint8 }
 
-func (c claim) String() string { return fmt.Sprintf("%d/%s", c.token, leaseID(c.lease)) }
-
-func (c claim) of(w int) string { return workerNames[w] + " (" + c.String() + ")" }
-
-var workerNames = [...]string{"A", "B", "C", "D"}
-
-// showMark writes "none" or "2/b".
-func showMark(token, lease uint8) string {
-	if token == 0 {
-		return "none"
-	}
-	return claim{token, lease}.String()
+// of names worker w with its claim, such as "A (1/a)".
+func (c claim) of(w int) string {
+	return fmt.Sprintf("%s (%d/%s)", workerNames[w], c.token, leaseID(c.lease))
 }
 
-func number(n uint8) string { return strconv.Itoa(int(n)) }
+var workerNames = [...]string{"A", "B", "C", "D"}
