@@ -18,7 +18,6 @@ const databaseURLVariable = "FENCEPOST_DATABASE_URL"
 type TB interface {
 	Helper()
 	Name() string
-	Logf(format string, args ...any)
 	Fatalf(format string, args ...any)
 	Cleanup(func())
 }
@@ -41,27 +40,12 @@ func serverURL() (string, error) {
 	return server.URL(), nil
 }
 
-// newScratch creates a copy of the database template on a server, and returns its
-// connection string and how to drop it.
-func newScratch(ctx context.Context, server, test, template string) (string, func() error, error) {
-	name := scratchName(test)
-	database, err := withDatabase(server, name)
-	if err != nil {
-		return "", nil, err
-	}
-	if err := createDatabase(ctx, server, name, template); err != nil {
-		return "", nil, err
-	}
-	return database, func() error { return dropDatabase(server, name) }, nil
-}
-
 // Database returns the connection URL of a fresh, empty database for this test,
 // on a server shared by the tests of this process. It is dropped when the test
-// ends, with its connections. With FENCEPOST_DATABASE_URL in keyword/value form
-// the result has that form too.
+// ends, with its connections.
 func Database(t TB) string {
 	t.Helper()
-	return copied(t, "", func(context.Context, string) (string, error) { return "template0", nil })
+	return copied(t, "", func(string) (string, error) { return "template0", nil })
 }
 
 // Pool returns a pool of connections to a fresh, empty database as from
@@ -74,7 +58,7 @@ func Pool(t TB) *pgxpool.Pool {
 
 // copied gives a test a copy of the database that template names, on a server or
 // on the one that the tests share.
-func copied(t TB, server string, template func(ctx context.Context, server string) (string, error)) string {
+func copied(t TB, server string, template func(server string) (string, error)) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
@@ -84,7 +68,7 @@ func copied(t TB, server string, template func(ctx context.Context, server strin
 			t.Fatalf("%v", err)
 		}
 	}
-	original, err := template(ctx, server)
+	original, err := template(server)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -92,11 +76,7 @@ func copied(t TB, server string, template func(ctx context.Context, server strin
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Logf("%v", err)
-		}
-	})
+	t.Cleanup(drop)
 	return database
 }
 
@@ -127,16 +107,12 @@ func Connect(t TB, database string) *pgxpool.Pool {
 // function to call when it is no longer needed: a scratch database if
 // FENCEPOST_DATABASE_URL is set, otherwise the database of a private server.
 func Provide(ctx context.Context) (url string, cleanup func(), err error) {
-	if os.Getenv(databaseURLVariable) == "" {
-		server, err := Start(ctx, nil)
-		if err != nil {
-			return "", nil, err
-		}
-		return server.URL(), func() { _ = server.Stop() }, nil
+	if server := os.Getenv(databaseURLVariable); server != "" {
+		return newScratch(ctx, server, "", "template0")
 	}
-	url, drop, err := newScratch(ctx, os.Getenv(databaseURLVariable), "", "template0")
+	server, err := Start(ctx, nil)
 	if err != nil {
 		return "", nil, err
 	}
-	return url, func() { _ = drop() }, nil
+	return server.URL(), func() { _ = server.Stop() }, nil
 }

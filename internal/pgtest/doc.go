@@ -10,15 +10,19 @@
 // scratch databases on that server (PostgreSQL 13 or newer, a role that may
 // create databases) and drop them afterwards. Otherwise, and always for [Start],
 // server binaries are used: those in the directory FENCEPOST_PG_BIN if it is
-// set, else those in PATH, in the directory that pg_config names, or in the usual
-// places of Debian, RPM, Homebrew and Postgres.app. If none are found, the error
-// names .ci/setup, which installs them. Nothing is ever skipped, and nothing is
-// downloaded.
+// set, else those in PATH, or in the usual places of Debian, RPM, Homebrew and
+// Postgres.app. If none are found, the error names .ci/setup, which installs
+// them. Nothing is ever skipped, and nothing is downloaded.
+//
+// initdb runs once for each set of binaries. What it makes is kept as an archive
+// in the user's cache directory (fencepost-pgtest), with a checksum, and every
+// later server is a copy, which costs a tenth of the time. So servers of one user
+// have one system identifier and one password, unless Options.Fresh is set.
 //
 // # What is promised
 //
 // A private server listens on 127.0.0.1 and on a Unix socket in its own
-// directory, which only its user can enter, and takes a random password. It
+// directory, which only its user can enter, and takes a password. It
 // runs as the user postgres, or else nobody, when the process is root, because
 // PostgreSQL refuses to run as root. Its time zone is UTC, its locale is C. The
 // directory is made in TMPDIR, else in /dev/shm if that has a gigabyte to spare,
@@ -26,8 +30,8 @@
 //
 // When the process ends, its servers and their directories are gone a moment
 // later: after a normal end, os.Exit, panic, go test's timeout, SIGINT, SIGTERM
-// or SIGKILL. A small supervising shell in a session of its own waits on a pipe
-// that only the process holds, and cleans up when it closes.
+// or SIGKILL. A small shell, the watchdog, in a session of its own waits on a
+// pipe that only the process holds, and cleans up when it closes.
 //
 // # Durability
 //
@@ -41,7 +45,7 @@
 //
 // # What is not promised
 //
-// A supervisor that is itself killed with SIGKILL does not clean up. A scratch
+// A watchdog that is itself killed with SIGKILL does not clean up. A scratch
 // database on FENCEPOST_DATABASE_URL stays behind when the process is killed;
 // its name begins with fencepost_scratch. On macOS the System V semaphores of a
 // server that was killed and not restarted stay behind until the next boot.

@@ -12,17 +12,28 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// newScratch creates a copy of the database template on a server, and returns its
+// URL and how to drop it. A database that cannot be dropped stays: on a private
+// server it is removed with that.
+func newScratch(ctx context.Context, server, test, template string) (database string, drop func(), err error) {
+	name := scratchName(test)
+	if database, err = withDatabase(server, name); err != nil {
+		return "", nil, err
+	}
+	if err := createDatabase(ctx, server, name, template); err != nil {
+		return "", nil, err
+	}
+	return database, func() { _ = dropDatabase(server, name) }, nil
+}
+
 // scratchName returns a new database name that names its test.
 func scratchName(test string) string {
 	readable := strings.Map(func(c rune) rune {
-		switch {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		if 'a' <= c && c <= 'z' || '0' <= c && c <= '9' {
 			return c
-		case 'A' <= c && c <= 'Z':
-			return c + 'a' - 'A'
 		}
 		return '_'
-	}, test)
+	}, strings.ToLower(test))
 	// A name has at most 63 bytes.
 	if readable = readable[:min(len(readable), 30)]; readable != "" {
 		readable += "_"
@@ -35,10 +46,9 @@ func scratchName(test string) string {
 // copies files, at a quarter of the cost of the default in PostgreSQL 15 and
 // later.
 func createDatabase(ctx context.Context, server, name, template string) error {
-	statement := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{template}.Sanitize()
 	return administer(ctx, server, func(conn *pgx.Conn) error {
-		sql := statement
-		if version := conn.PgConn().ParameterStatus("server_version"); len(version) > 1 && version[:2] >= "15" {
+		sql := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{template}.Sanitize()
+		if conn.PgConn().ParameterStatus("server_version") >= "15" {
 			sql += " STRATEGY file_copy"
 		}
 		return execute(ctx, conn, sql)
@@ -96,17 +106,12 @@ func administer(ctx context.Context, server string, f func(*pgx.Conn) error) err
 	return f(conn)
 }
 
-// withDatabase returns the connection string with another database, for both
-// forms that libpq knows.
+// withDatabase returns the URL with another database.
 func withDatabase(server, name string) (string, error) {
-	if !strings.HasPrefix(server, "postgres://") && !strings.HasPrefix(server, "postgresql://") {
-		// If a keyword occurs twice, the last one counts.
-		return server + " dbname=" + name, nil
-	}
 	u, err := url.Parse(server)
-	if err != nil {
+	if err != nil || u.Host == "" && u.RawQuery == "" {
 		// The error of url.Parse would show the password.
-		return "", errors.New("pgtest: " + databaseURLVariable + " is not a valid URL")
+		return "", errors.New("pgtest: " + databaseURLVariable + " is not a URL such as postgres://user@host/postgres")
 	}
 	u.Path = "/" + name
 	query := u.Query()

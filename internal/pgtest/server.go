@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"math/rand/v2"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // startLimit bounds Start and Restart if the context sets no deadline. It only
@@ -28,17 +28,22 @@ var errPortTaken = errors.New("the port is taken")
 // Server is a private PostgreSQL server. Its methods may be called from several
 // goroutines; those that start and stop take turns.
 type Server struct {
-	bin        string
-	dir        string
-	port       int
-	password   string
-	version    string
-	versionNum int
+	name     string
+	bin      string
+	dog      *watchdog
+	port     int
+	password string
 
-	mu         sync.Mutex // held while the server starts or stops
-	supervisor *supervisor
+	postmaster atomic.Pointer[postmaster] // the latest; nil before the first
+	mu         sync.Mutex                 // held while the server starts or stops
 	stopped    bool
 	stopErr    error
+}
+
+// postmaster is one run of postgres.
+type postmaster struct {
+	pid    int
+	exited chan struct{}
 }
 
 // Start starts a private server in a temporary directory; nil options are the
@@ -52,177 +57,160 @@ func Start(ctx context.Context, opts *Options) (*Server, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	name := "fencepost-pgtest-" + randomHex(6)
-	configuration, err := opts.configuration(name)
+	bin, err := findBinaries(usualDirectories)
 	if err != nil {
 		return nil, err
 	}
-	bin, err := findBinaries(ctx, usualDirectories)
-	if err != nil {
-		if os.Getenv(databaseURLVariable) != "" {
-			err = fmt.Errorf("%w (%s gives databases, but not a server of one's own)", err, databaseURLVariable)
+	return begin(ctx, bin, opts, func(s *Server) error { return s.populate(ctx, opts.Fresh) })
+}
+
+// begin makes a server's directory, lets fill make the data directory in it, and
+// takes that to answering queries.
+func begin(ctx context.Context, bin string, opts *Options, fill func(*Server) error) (*Server, error) {
+	s := &Server{name: "fencepost-pgtest-" + randomHex(6), bin: bin}
+	var err error
+	if s.dog, err = watch(s.name, opts.roots()); err != nil {
+		return nil, err
+	}
+	if err = fill(s); err == nil {
+		if err = s.configure(opts); err == nil {
+			err = s.serve(ctx)
 		}
-		return nil, err
 	}
-	secret, err := newSecret()
 	if err != nil {
-		return nil, err
-	}
-	s := &Server{bin: bin, password: secret.password}
-	s.supervisor, err = supervise(name, bin, roots(opts.Durable), secret.verifier, configuration)
-	if err != nil {
-		return nil, err
-	}
-	s.dir = s.supervisor.dir
-	if err := s.begin(ctx); err != nil {
 		return nil, errors.Join(err, s.Stop())
 	}
 	return s, nil
 }
 
-// begin takes a server from an empty directory to answering queries.
-func (s *Server) begin(ctx context.Context) error {
-	code, err := s.supervisor.reply(ctx, "initdb")
+// configure appends to postgresql.conf, where the last line for a setting counts.
+func (s *Server) configure(opts *Options) error {
+	file, err := os.OpenFile(filepath.Join(s.data(), "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
-		return err
+		return fmt.Errorf("pgtest: %w", err)
 	}
-	if code != "0" {
-		return fmt.Errorf("pgtest: %s/initdb failed:\n%s", s.bin, s.tail("initdb.log", 0))
-	}
-	return s.serve(ctx)
-}
-
-// serve takes a server from a data directory to answering queries.
-func (s *Server) serve(ctx context.Context) (err error) {
-	for range 10 {
-		if s.port, err = freePort(); err != nil {
-			return err
-		}
-		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
-			break
-		}
-	}
-	if err != nil {
-		return err
-	}
-	conn, err := pgx.Connect(ctx, s.URL())
-	if err != nil {
-		return fmt.Errorf("pgtest: %w\n%s", err, s.tail("server.log", 0))
-	}
-	err = conn.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('server_version_num')::int`).
-		Scan(&s.version, &s.versionNum)
-	if err := errors.Join(err, conn.Close(ctx)); err != nil {
-		return fmt.Errorf("pgtest: ask for the version: %w", err)
+	_, err = file.WriteString(opts.configuration(s.name, s.dog.dir))
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("pgtest: %w", err)
 	}
 	return nil
 }
 
+// serve takes a server from a data directory to answering queries. Its port is
+// below the ephemeral range (32768 and up on Linux, 49152 elsewhere): one from
+// that range could be lost to any other listener of the test while the server is
+// down between Kill and Restart, when its URL must not change.
+func (s *Server) serve(ctx context.Context) (err error) {
+	for range 10 {
+		s.port = 20000 + rand.IntN(12768)
+		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
+			return err
+		}
+	}
+	return err
+}
+
 // launch runs postgres on s.port and waits until it accepts connections.
 func (s *Server) launch(ctx context.Context) error {
-	var logged int64
-	if info, err := os.Stat(filepath.Join(s.dir, "server.log")); err == nil {
-		logged = info.Size()
+	log, err := os.OpenFile(filepath.Join(s.dog.dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("pgtest: %w", err)
 	}
-	process, err := s.supervisor.launch(s.port)
+	defer log.Close()
+	info, err := log.Stat()
+	if err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	// The context ends the wait only: the server outlives it.
+	cmd, err := program(context.WithoutCancel(ctx), s.dog.dir, s.bin+"/postgres", "-D", s.data(), "-p", strconv.Itoa(s.port))
 	if err != nil {
 		return err
 	}
-	ticker := time.NewTicker(5 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		if s.ready(process.pid) {
-			return nil
-		}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("pgtest: %w", err)
+	}
+	p := &postmaster{pid: cmd.Process.Pid, exited: make(chan struct{})}
+	s.postmaster.Store(p)
+	go func() {
+		_ = cmd.Wait() // the log says why it ended
+		close(p.exited)
+	}()
+	for ticker := time.Tick(5 * time.Millisecond); !s.ready(p); {
 		select {
-		case <-ticker.C:
-		case <-process.exited:
-			log := s.tail("server.log", logged)
-			if strings.Contains(log, "Address already in use") {
-				return fmt.Errorf("pgtest: %w:\n%s", errPortTaken, log)
+		case <-ticker:
+		case <-p.exited:
+			said := tail(log, info.Size())
+			if strings.Contains(said, "Address already in use") {
+				return fmt.Errorf("pgtest: %w:\n%s", errPortTaken, said)
 			}
-			return fmt.Errorf("pgtest: postgres ended while starting:\n%s", log)
+			return fmt.Errorf("pgtest: postgres ended while starting:\n%s", said)
 		case <-ctx.Done():
-			return fmt.Errorf("pgtest: postgres is not ready: %w\n%s", context.Cause(ctx), s.tail("server.log", logged))
+			return fmt.Errorf("pgtest: postgres is not ready: %w\n%s", context.Cause(ctx), tail(log, info.Size()))
 		}
 	}
+	return nil
 }
 
 // ready reads the postmaster's pid file: the process in the first line, because
 // the file of a killed one stays, and "ready" in the eighth.
-func (s *Server) ready(pid int) bool {
-	content, err := os.ReadFile(filepath.Join(s.dir, "data", "postmaster.pid"))
+func (s *Server) ready(p *postmaster) bool {
+	content, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
 	if err != nil {
 		return false
 	}
 	lines := strings.Split(string(content), "\n")
-	return len(lines) >= 8 && lines[0] == strconv.Itoa(pid) && strings.TrimSpace(lines[7]) == "ready"
+	return len(lines) >= 8 && lines[0] == strconv.Itoa(p.pid) && strings.TrimSpace(lines[7]) == "ready"
 }
 
-// tail returns the end of a log, from an offset on, for an error.
-func (s *Server) tail(file string, offset int64) string {
-	content, err := os.ReadFile(filepath.Join(s.dir, file))
-	if err != nil {
-		return "(no log: " + err.Error() + ")"
-	}
-	if int64(len(content)) >= offset {
-		content = content[offset:]
-	}
-	const enough = 4000
-	if len(content) > enough {
-		content = content[len(content)-enough:]
-	}
-	return strings.TrimSpace(string(content))
+// tail returns what a log says from an offset on, for an error.
+func tail(log *os.File, offset int64) string {
+	content := make([]byte, 4000)
+	n, _ := log.ReadAt(content, offset) // it is at its end
+	return strings.TrimSpace(string(content[:n]))
 }
 
 // URL returns the superuser's connection URL for the database postgres. It
 // stays the same across Kill and Restart.
-func (s *Server) URL() string { return s.databaseURL("postgres") }
-
-func (s *Server) databaseURL(name string) string {
-	u := url.URL{
-		Scheme: "postgres",
-		User:   url.UserPassword("postgres", s.password),
-		Host:   net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
-		Path:   "/" + name,
-		// The loopback connection needs no TLS, and trying it costs a round trip.
-		RawQuery: "sslmode=disable",
-	}
-	return u.String()
+func (s *Server) URL() string {
+	// The loopback connection needs no TLS, and trying it costs a round trip.
+	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/postgres?sslmode=disable", url.PathEscape(s.password), s.port)
 }
 
 // NewDatabase creates an empty database and returns its connection URL. The
 // function drop removes it and ends connections that are still open. Calling it
 // is optional: Stop removes everything.
 func (s *Server) NewDatabase(ctx context.Context) (url string, drop func(), err error) {
-	name := scratchName("")
-	if err := createDatabase(ctx, s.URL(), name, "template0"); err != nil {
-		return "", nil, err
-	}
-	// A database that cannot be dropped is removed with the server.
-	return s.databaseURL(name), func() { _ = dropDatabase(s.URL(), name) }, nil
+	return newScratch(ctx, s.URL(), "", "template0")
 }
 
 // Dir returns the server's directory. The data directory is data in it, the log
 // is server.log, and the Unix socket is there too.
-func (s *Server) Dir() string { return s.dir }
+func (s *Server) Dir() string { return s.dog.dir }
 
-// Bin returns the directory of the server's binaries, for pg_basebackup and the
-// like.
+// Bin returns the directory of the server's binaries, for pg_dump and the like.
 func (s *Server) Bin() string { return s.bin }
 
 // Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }
 
-// Version returns the server's version, such as "17.2".
-func (s *Server) Version() string { return s.version }
-
-// VersionNum returns the server's version as a number, such as 170002.
-func (s *Server) VersionNum() int { return s.versionNum }
+// Version returns the server's version, such as "17.2", or what it says instead.
+func (s *Server) Version() string {
+	out, _ := exec.Command(s.bin+"/postgres", "--version").CombinedOutput()
+	_, version, _ := strings.Cut(strings.TrimSpace(string(out)), ") ")
+	return version
+}
 
 // PID returns the process of the postmaster, 0 while the server is down.
 func (s *Server) PID() int {
-	if p := s.supervisor.postmaster(); p.running() {
+	p := s.postmaster.Load()
+	if p == nil {
+		return 0
+	}
+	select {
+	case <-p.exited:
+		return 0
+	default:
 		return p.pid
 	}
-	return 0
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -18,100 +17,54 @@ import (
 func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	name := "fencepost-pgtest-" + randomHex(6)
-	configuration, err := (&Options{}).configuration(name)
-	if err != nil {
-		return nil, err
-	}
-	secret, err := newSecret()
-	if err != nil {
-		return nil, err
-	}
-	standby := &Server{bin: s.bin, password: s.password}
-	standby.supervisor, err = supervise(name, s.bin, roots(false), secret.verifier, configuration)
-	if err != nil {
-		return nil, err
-	}
-	standby.dir = standby.supervisor.dir
-	if err := standby.follow(ctx, s); err != nil {
-		return nil, errors.Join(err, standby.Stop())
-	}
-	return standby, nil
+	opts := &Options{Settings: map[string]string{
+		"primary_conninfo": "host=127.0.0.1 port=" + strconv.Itoa(s.port) + " user=postgres password=" + s.password,
+	}}
+	return begin(ctx, s.bin, opts, func(standby *Server) error {
+		standby.password = s.password
+		if err := standby.copyFrom(ctx, s); err != nil {
+			return fmt.Errorf("pgtest: copy the primary: %w", err)
+		}
+		return nil
+	})
 }
 
-// follow replaces what initdb made with a copy of the primary.
-func (s *Server) follow(ctx context.Context, primary *Server) error {
-	if code, err := s.supervisor.reply(ctx, "initdb"); err != nil {
-		return err
-	} else if code != "0" {
-		return fmt.Errorf("pgtest: %s/initdb failed:\n%s", s.bin, s.tail("initdb.log", 0))
-	}
-	data := filepath.Join(s.dir, "data")
-	if err := os.RemoveAll(data); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	if err := s.copyFrom(ctx, primary, data); err != nil {
-		return err
-	}
-	own, err := os.ReadFile(filepath.Join(s.dir, "server.conf"))
-	if err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	file, err := os.OpenFile(filepath.Join(data, "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	_, err = fmt.Fprintf(file, "%sprimary_conninfo = 'host=127.0.0.1 port=%d user=postgres password=%s'\n", own, primary.port, primary.password)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	return s.serve(ctx)
-}
-
-// copyFrom makes a base backup of the primary into data. pg_basebackup would do
-// the same, but not every set of server binaries has it. cp may miss files that
-// PostgreSQL removes during the copy, because a backup does not need them; a
-// backup that lacks more does not start.
-func (s *Server) copyFrom(ctx context.Context, primary *Server, data string) (err error) {
+// copyFrom makes a base backup of the primary. pg_basebackup would do the same,
+// but not every set of server binaries has it. cp may miss files that PostgreSQL
+// removes during the copy, because a backup does not need them; a backup that
+// lacks more does not start.
+func (s *Server) copyFrom(ctx context.Context, primary *Server) (err error) {
 	conn, err := pgx.Connect(ctx, primary.URL())
 	if err != nil {
-		return fmt.Errorf("pgtest: %w", err)
+		return err
 	}
-	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, conn.Close(closing))
+	}()
 	begin, end := "SELECT pg_backup_start('standby', true)", "SELECT labelfile FROM pg_backup_stop(false)"
-	if primary.versionNum < 150000 {
+	if conn.PgConn().ParameterStatus("server_version") < "15" {
 		begin, end = "SELECT pg_start_backup('standby', true, false)", "SELECT labelfile FROM pg_stop_backup(false, false)"
 	}
 	if _, err := conn.Exec(ctx, begin); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
+		return err
 	}
-	const files = `cp -R -p "$1" "$2" 2>"$2.log" || :
-rm -rf "$2/postmaster.pid" "$2/postmaster.opts" "$2/pg_wal" "$2"/pg_replslot/*`
-	if err := s.shell(ctx, files, primary, data); err != nil {
+	if err := s.shell(ctx, `cp -R -p "$1" "$2" 2>"$2.log" || :
+rm -rf "$2/postmaster.pid" "$2/postmaster.opts" "$2/pg_wal" "$2"/pg_replslot/*`, primary.data(), s.data()); err != nil {
 		return err
 	}
 	var label string
 	if err := conn.QueryRow(ctx, end).Scan(&label); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
+		return err
 	}
 	// All of the WAL since the beginning of the backup is still there: none of
 	// it is removed before max_wal_size has been written.
-	const log = `cp -R -p "$1/pg_wal" "$2/pg_wal" && : >"$2/standby.signal" && printf %s "$3" >"$2/backup_label"`
-	return s.shell(ctx, log, primary, data, label)
+	return s.shell(ctx, `cp -R -p "$1/pg_wal" "$2/pg_wal" && : >"$2/standby.signal" && printf %s "$3" >"$2/backup_label"`,
+		primary.data(), s.data(), label)
 }
 
-// shell runs a script as the user that owns the servers' directories, with the
-// primary's data directory as its first argument.
-func (s *Server) shell(ctx context.Context, script string, primary *Server, args ...string) error {
-	args = append([]string{"-c", script, "pgtest", filepath.Join(primary.dir, "data")}, args...)
-	cmd := exec.CommandContext(ctx, "/bin/sh", args...)
-	cmd.Dir = "/"
-	cmd.Env = environment(os.Environ())
-	if err := detach(cmd); err != nil {
-		return fmt.Errorf("pgtest: %w", err)
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("pgtest: copy the primary: %w\n%s", err, out)
-	}
-	return nil
+// shell runs commands as the user that owns the servers' directories.
+func (s *Server) shell(ctx context.Context, commands string, args ...string) error {
+	return output(program(ctx, s.dog.dir, "/bin/sh", append([]string{"-c", commands, "pgtest"}, args...)...))
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-func startServer(t *testing.T, settings map[string]string) *pgtest.Server {
+func startServer(t *testing.T, opts *pgtest.Options) *pgtest.Server {
 	t.Helper()
-	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: settings})
+	server, err := pgtest.Start(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func postgresTool(t *testing.T, server *pgtest.Server, in []byte, name string, a
 // the epoch they repeat.
 func TestRestoredDump(t *testing.T) {
 	t.Parallel()
-	server, fresh := startServer(t, nil), startServer(t, nil)
+	server, fresh := startServer(t, nil), startServer(t, &pgtest.Options{Fresh: true})
 	pool := dial(t, server.URL())
 	if err := lockclient.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)

@@ -1,17 +1,6 @@
-package pgtest
-
-import (
-	"os"
-	"strings"
-	"testing"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-)
-
-// describeSQL lists the contents of a schema in an order and a form that are
-// the same on every major version.
-const describeSQL = `SELECT line FROM (
+-- The contents of schema $1, in an order and a form that are the same on every
+-- major version.
+SELECT line FROM (
 	SELECT 1 AS part, c.relname::text AS name, 0 AS place, format('%s %s%s', CASE c.relkind WHEN 'r' THEN 'table' WHEN 'v' THEN 'view' ELSE c.relkind::text END,
 		c.relname, ' WITH ' || array_to_string(c.reloptions, ', ')) AS line
 	FROM pg_class c WHERE c.relnamespace = $1::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
@@ -32,33 +21,4 @@ const describeSQL = `SELECT line FROM (
 		CASE p.provolatile WHEN 'i' THEN ' IMMUTABLE' WHEN 's' THEN ' STABLE' END, CASE WHEN p.proisstrict THEN ' STRICT' END,
 		CASE WHEN p.prosecdef THEN ' SECURITY DEFINER' END, ' SET ' || array_to_string(p.proconfig, ' SET '))
 	FROM pg_proc p WHERE p.pronamespace = $1::regnamespace
-) AS lines ORDER BY part, name COLLATE "C", place, line COLLATE "C"`
-
-// CheckSchema compares a schema with a file that lists its tables, with their
-// columns, constraints, indexes, triggers and storage, and its functions with
-// what surrounds their bodies, a line each. So nothing in it changes by
-// accident. With update it writes the file.
-func CheckSchema(t testing.TB, pool *pgxpool.Pool, schema, file string, update bool) {
-	t.Helper()
-	rows, err := pool.Query(t.Context(), describeSQL, schema)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := strings.Join(lines, "\n") + "\n"
-	if update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("schema %s is\n%swant (%s)\n%s", schema, got, file, want)
-	}
-}
+) AS lines ORDER BY part, name COLLATE "C", place, line COLLATE "C"
