@@ -1,22 +1,23 @@
 package layout
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/importer"
 	"go/parser"
 	"go/token"
-	"go/types"
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -40,69 +41,81 @@ func TestCitedNamesExist(t *testing.T) {
 		t.Errorf("%d names found in comments: the check is broken", checked)
 	}
 	// The check must be able to fail.
-	for _, comment := range []string{"[NoSuchName]", "[*Decide.Method]", "[Claim.NoSuchField]", "[context.NoSuchName]", "[http.Request.NoSuchMethod]", "[nosuchpackage.Name]"} {
+	for i, comment := range []string{"[NoSuchName]", "[*Decide.Method]", "[Claim.NoSuchField]", "[context.NoSuchName]", "[http.Request.NoSuchMethod]", "[nosuchpackage.Name]"} {
 		guard := n.own[slices.IndexFunc(n.own, func(p listedPackage) bool { return p.ImportPath == module+"/guard" })]
 		source := "package guard\n\n// See " + comment + ".\nvar x int\n"
-		if len(n.check(t, guard, "control.go", []byte(source), new(int))) != 1 {
+		if len(n.check(t, guard, fmt.Sprintf("control%d.go", i), source, new(int))) != 1 {
 			t.Errorf("%s was not noticed", comment)
 		}
 	}
 }
 
 type listedPackage struct {
-	ImportPath, Dir, Export string
-	GoFiles                 []string
-	Standard                bool
+	ImportPath, Dir string
+	GoFiles         []string
+	Standard        bool
 }
 
-// names looks names up in this module's packages and in what they import.
+// names looks names up in this module's packages and in what they import. It
+// parses what it looks at, once, and checks no types.
 type names struct {
 	fset     *token.FileSet
 	own      []listedPackage
-	paths    map[string][]string // by the last element
-	importer types.Importer
+	packages map[string][]listedPackage // by the last element of the path
+	files    map[string]*ast.File
 	declared map[string]map[string]bool // by package: what it declares, unexported names too
 }
 
+// listedOnce lists this module's packages and what they import. net/http is for
+// the controls.
+var listedOnce = sync.OnceValues(func() ([]byte, error) {
+	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,Standard", "./...", "net/http")
+	cmd.Dir = "../.."
+	return cmd.Output()
+})
+
 func newNames(t *testing.T) *names {
 	t.Helper()
-	n := &names{fset: token.NewFileSet(), paths: map[string][]string{}, declared: map[string]map[string]bool{}}
-	exports := map[string]string{}
-	// net/http is for the control.
-	out := run(t, "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Standard", "./...", "net/http")
-	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+	n := &names{fset: token.NewFileSet(), packages: map[string][]listedPackage{}, files: map[string]*ast.File{}, declared: map[string]map[string]bool{}}
+	out, err := listedOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p listedPackage
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			break
+			return n
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		exports[p.ImportPath] = p.Export
 		last := path.Base(p.ImportPath)
 		if regexp.MustCompile(`^v[0-9]+$`).MatchString(last) {
 			last = path.Base(path.Dir(p.ImportPath))
 		}
-		n.paths[last] = append(n.paths[last], p.ImportPath)
+		n.packages[last] = append(n.packages[last], p)
 		if p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/") {
 			n.own = append(n.own, p)
 		}
 	}
-	n.importer = importer.ForCompiler(n.fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
-	return n
+}
+
+// parse returns a file of a package, of which it reads each once.
+func (n *names) parse(t *testing.T, file string, source any) *ast.File {
+	t.Helper()
+	if n.files[file] == nil {
+		f, err := parser.ParseFile(n.fset, file, source, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.files[file] = f
+	}
+	return n.files[file]
 }
 
 // check returns the problems with names in the comments of a file.
-func (n *names) check(t *testing.T, p listedPackage, file string, source []byte, checked *int) (problems []string) {
+func (n *names) check(t *testing.T, p listedPackage, file string, source any, checked *int) (problems []string) {
 	t.Helper()
-	var in any
-	if source != nil {
-		in = source
-	}
-	f, err := parser.ParseFile(n.fset, file, in, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, group := range f.Comments {
+	for _, group := range n.parse(t, file, source).Comments {
 		for _, m := range cited.FindAllStringSubmatch(group.Text(), -1) {
 			*checked++
 			if !n.exists(t, p, m[1]) {
@@ -113,70 +126,114 @@ func (n *names) check(t *testing.T, p listedPackage, file string, source []byte,
 	return problems
 }
 
+// exists reports whether a name is declared, seen from a package.
 func (n *names) exists(t *testing.T, p listedPackage, name string) bool {
 	t.Helper()
 	first, rest, _ := strings.Cut(name, ".")
 	if ast.IsExported(first) {
 		return n.declares(t, p)[name]
 	}
-	for _, path := range n.paths[first] {
-		pkg, err := n.importer.Import(path)
-		if err != nil {
-			continue // a command has no names
-		}
-		typeName, member, isMember := strings.Cut(rest, ".")
-		object := pkg.Scope().Lookup(typeName)
-		if object != nil && isMember {
-			object, _, _ = types.LookupFieldOrMethod(object.Type(), true, pkg, member)
-		}
-		if object != nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(n.packages[first], func(p listedPackage) bool { return n.declares(t, p)[rest] })
 }
 
-// declares reports the names, and the fields and methods as "Type.Name", of one
-// of this module's packages.
+// declares returns the names, and the fields and methods as "Type.Name", of a
+// package. What a type embeds or is an alias of counts as its own.
 func (n *names) declares(t *testing.T, p listedPackage) map[string]bool {
 	t.Helper()
 	if n.declared[p.ImportPath] != nil {
 		return n.declared[p.ImportPath]
 	}
 	out := map[string]bool{}
-	var files []*ast.File
-	for _, name := range p.GoFiles {
-		f, err := parser.ParseFile(n.fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, f)
-	}
-	// Errors are ignored: go vet finds them.
-	pkg, _ := (&types.Config{Importer: n.importer, Error: func(error) {}}).Check(p.ImportPath, n.fset, files, nil)
-	for _, name := range pkg.Scope().Names() {
-		out[name] = true
-		object, ok := pkg.Scope().Lookup(name).(*types.TypeName)
-		if !ok {
-			continue
-		}
-		methods := types.NewMethodSet(types.NewPointer(object.Type()))
-		for i := range methods.Len() {
-			out[name+"."+methods.At(i).Obj().Name()] = true
-		}
-		switch u := object.Type().Underlying().(type) {
-		case *types.Struct:
-			for i := range u.NumFields() {
-				out[name+"."+u.Field(i).Name()] = true
-			}
-		case *types.Interface:
-			for i := range u.NumMethods() {
-				out[name+"."+u.Method(i).Name()] = true
-			}
-		}
-	}
 	n.declared[p.ImportPath] = out
+	type embedding struct {
+		outer string
+		from  listedPackage
+		inner string
+	}
+	var embedded []embedding
+	embed := func(outer string, e ast.Expr) {
+		switch e := e.(type) {
+		case *ast.Ident:
+			embedded = append(embedded, embedding{outer, p, e.Name})
+		case *ast.SelectorExpr:
+			for _, from := range n.packages[fmt.Sprint(e.X)] {
+				embedded = append(embedded, embedding{outer, from, e.Sel.Name})
+			}
+		}
+	}
+	for _, name := range p.GoFiles {
+		for _, decl := range n.parse(t, filepath.Join(p.Dir, name), nil).Decls {
+			switch decl := decl.(type) {
+			case *ast.FuncDecl:
+				name := decl.Name.Name
+				if decl.Recv != nil {
+					name = typeName(decl.Recv.List[0].Type) + "." + name
+				}
+				out[name] = true
+			case *ast.GenDecl:
+				for _, spec := range decl.Specs {
+					switch spec := spec.(type) {
+					case *ast.ValueSpec:
+						for _, name := range spec.Names {
+							out[name.Name] = true
+						}
+					case *ast.TypeSpec:
+						out[spec.Name.Name] = true
+						var fields *ast.FieldList
+						switch of := spec.Type.(type) {
+						case *ast.StructType:
+							fields = of.Fields
+						case *ast.InterfaceType:
+							fields = of.Methods
+						default:
+							embed(spec.Name.Name, of)
+							continue
+						}
+						for _, field := range fields.List {
+							for _, name := range field.Names {
+								out[spec.Name.Name+"."+name.Name] = true
+							}
+							if len(field.Names) == 0 {
+								inner := field.Type
+								if star, ok := inner.(*ast.StarExpr); ok {
+									inner = star.X
+								}
+								out[spec.Name.Name+"."+typeName(inner)] = true
+								embed(spec.Name.Name, inner)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	for range 3 { // so deep
+		for _, e := range embedded {
+			for name := range n.declares(t, e.from) {
+				if member, ok := strings.CutPrefix(name, e.inner+"."); ok {
+					out[e.outer+"."+member] = true
+				}
+			}
+		}
+	}
 	return out
+}
+
+// typeName returns the name of a receiver's or an embedded type.
+func typeName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	case *ast.IndexListExpr:
+		return typeName(e.X)
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
 }
 
 // testName leaves out the tests of example code.

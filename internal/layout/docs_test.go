@@ -116,7 +116,7 @@ func (n *names) checkSnippet(t *testing.T, p listedPackage, code string, checked
 			return "", false
 		}
 		x, ok := s.X.(*ast.Ident)
-		if !ok || !ast.IsExported(s.Sel.Name) || !slices.ContainsFunc(n.paths[x.Name], func(path string) bool { return strings.HasPrefix(path, module) }) {
+		if !ok || !ast.IsExported(s.Sel.Name) || !slices.ContainsFunc(n.packages[x.Name], func(p listedPackage) bool { return strings.HasPrefix(p.ImportPath, module) }) {
 			return "", false
 		}
 		return x.Name + "." + s.Sel.Name, true
