@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -18,11 +16,10 @@ import (
 
 // huntMistakes tries the mistakes whose name matches pattern: each with its
 // tests and, unless short, also with the campaign where an entry has it.
-func huntMistakes(ctx context.Context, root, pattern string, times int, short bool, out, errs io.Writer) int {
+func huntMistakes(ctx context.Context, root, pattern string, times int, short bool, out io.Writer) (code int, err error) {
 	match, err := regexp.Compile(pattern)
 	if err != nil {
-		fmt.Fprintln(errs, "mutants: -named:", err)
-		return 2
+		return 2, err
 	}
 	var chosen []mistake
 	for _, m := range mistakes {
@@ -37,67 +34,64 @@ func huntMistakes(ctx context.Context, root, pattern string, times int, short bo
 		}
 	}
 	if len(chosen) == 0 {
-		fmt.Fprintln(errs, "mutants: none matches")
-		return 2
+		return 2, errors.New("no mistake has such a name")
 	}
 	if err := control(ctx, root, chosen); err != nil {
-		fmt.Fprintln(errs, "mutants: without a mutant:", err)
-		return 2
+		return 2, fmt.Errorf("without a mutant: %w", err)
 	}
-	return tryAll(ctx, root, chosen, out)
+	return tryAll(ctx, root, chosen, out), nil
 }
 
-// hunted is the result for one mutant.
-type hunted struct {
-	by      string
-	seconds float64
-	code    int
-}
-
-// tryAll tries the mistakes, two at a time, and prints the table. A mistake for
-// the campaign gets the machine to itself.
-func tryAll(ctx context.Context, root string, chosen []mistake, out io.Writer) int {
-	results := make([]hunted, len(chosen))
+// twoAtATime calls do for 0 to n-1. Tests wait half of the time.
+func twoAtATime(n int, do func(int)) {
 	free := make(chan struct{}, 2)
-	var alone sync.RWMutex
 	var group sync.WaitGroup
-	for i, m := range chosen {
+	for i := range n {
 		group.Go(func() {
 			free <- struct{}{}
 			defer func() { <-free }()
-			if m.by.what == "campaign" {
-				alone.Lock()
-				defer alone.Unlock()
-			} else {
-				alone.RLock()
-				defer alone.RUnlock()
-			}
-			results[i] = m.hunt(ctx, root)
+			do(i)
 		})
 	}
 	group.Wait()
-	code := 0
+}
+
+// tryAll tries the mistakes and prints the table. A mistake for the campaign
+// gets the machine to itself.
+func tryAll(ctx context.Context, root string, chosen []mistake, out io.Writer) (code int) {
+	verdicts, codes, took := make([]string, len(chosen)), make([]int, len(chosen)), make([]time.Duration, len(chosen))
+	var alone sync.RWMutex
+	twoAtATime(len(chosen), func(i int) {
+		if chosen[i].by.what == "campaign" {
+			alone.Lock()
+			defer alone.Unlock()
+		} else {
+			alone.RLock()
+			defer alone.RUnlock()
+		}
+		began := time.Now()
+		verdicts[i], codes[i] = chosen[i].verdict(ctx, root)
+		took[i] = time.Since(began)
+	})
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "mutant\tcaught by\tseconds")
-	for i, r := range results {
-		fmt.Fprintf(w, "%s\t%s\t%.1f\n", chosen[i].name, r.by, r.seconds)
-		code = max(code, r.code)
+	for i, m := range chosen {
+		fmt.Fprintf(w, "%s\t%s\t%.1f\n", m.name, verdicts[i], took[i].Seconds())
+		code = max(code, codes[i])
 	}
 	w.Flush()
 	return code
 }
 
-func (m mistake) hunt(ctx context.Context, root string) (h hunted) {
-	began := time.Now()
-	by, err := try(ctx, root, m)
-	h.by, h.seconds = by, time.Since(began).Seconds()
+func (m mistake) verdict(ctx context.Context, root string) (verdict string, code int) {
+	by, err := m.try(ctx, root)
 	switch {
 	case errors.Is(err, errSurvived):
-		h.by, h.code = fmt.Sprintf("NOTHING: it survived %v (%v)", m.by, err), 1
+		return fmt.Sprintf("NOTHING: it survived %v (%v)", m.by, err), 1
 	case err != nil:
-		h.by, h.code = "ERROR: "+err.Error(), 2
+		return "ERROR: " + err.Error(), 2
 	}
-	return h
+	return by, 0
 }
 
 func (c catcher) String() string {
@@ -107,113 +101,98 @@ func (c catcher) String() string {
 // control runs the tests on the unchanged repository: a test that fails anyway
 // catches nothing.
 func control(ctx context.Context, root string, chosen []mistake) error {
-	patterns := map[string][]string{}
+	tests := map[string]string{} // patterns by package
+	var pkgs []string
 	for _, m := range chosen {
-		if m.by.what != "campaign" {
-			patterns[m.by.pkg] = append(patterns[m.by.pkg], m.by.tests)
+		switch pattern := tests[m.by.pkg]; {
+		case m.by.what == "campaign":
+		case pattern == "":
+			pkgs = append(pkgs, m.by.pkg)
+			tests[m.by.pkg] = m.by.tests
+		case !strings.Contains(pattern, m.by.tests):
+			tests[m.by.pkg] += "|" + m.by.tests
 		}
 	}
-	for pkg, tests := range patterns {
-		if out, err := goTest(ctx, root, catcher{pkg: pkg, tests: strings.Join(tests, "|")}, ""); err != nil {
-			return fmt.Errorf("%s: %w\n%s", pkg, err, out)
+	errs := make([]error, len(pkgs))
+	twoAtATime(len(pkgs), func(i int) {
+		if out, err := goTest(ctx, root, pkgs[i], tests[pkgs[i]], nil); err != nil {
+			errs[i] = fmt.Errorf("%s: %w\n%s", pkgs[i], err, out)
 		}
-	}
-	return nil
+	})
+	return errors.Join(errs...)
 }
 
 var errSurvived = errors.New("survived")
 
 // try builds one mutant and returns what caught it.
-func try(ctx context.Context, root string, m mistake) (string, error) {
-	dir, err := os.MkdirTemp("", "fencepost-mutant-")
+func (m mistake) try(ctx context.Context, root string) (string, error) {
+	changed, err := m.changed(root)
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir)
-	overlay, err := m.overlay(root, dir)
-	if err != nil {
-		return "", err
-	}
-	var out []byte
 	if m.by.what == "campaign" {
-		out, err = goCampaign(ctx, root, m.by.tests+" -artefacts "+filepath.Join(dir, "run"), overlay)
-	} else {
-		out, err = goTest(ctx, root, m.by, overlay)
+		return m.tryCampaign(ctx, root, changed)
 	}
-	var exit *exec.ExitError
+	out, err := goTest(ctx, root, m.by.pkg, m.by.tests, changed, fmt.Sprintf("-count=%d", max(1, m.by.times)))
+	caught, err := failures(ctx, out, err)
+	switch {
+	case err != nil:
+		return "", err
+	case len(caught) == 0:
+		return "", errSurvived
+	case len(caught) < m.by.times:
+		return "", fmt.Errorf("it was caught %d times of %d: %w", len(caught), m.by.times, errSurvived)
+	}
+	by := fmt.Sprintf("%s %s (%s)", m.by.what, caught[0], m.by.pkg)
+	if m.by.times > 1 {
+		by += fmt.Sprintf(", %d times of %d", len(caught), m.by.times)
+	}
+	return by, nil
+}
+
+func (m mistake) tryCampaign(ctx context.Context, root string, changed map[string]string) (string, error) {
+	artefacts, err := os.MkdirTemp("", "fencepost-mutant-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(artefacts)
+	args := append([]string{"run", ".", "-artefacts", filepath.Join(artefacts, "run")}, strings.Fields(m.by.tests)...)
+	out, err := withOverlay(ctx, filepath.Join(root, m.by.pkg), changed, args...)
 	switch {
 	case ctx.Err() != nil:
 		return "", ctx.Err()
 	case err == nil:
 		return "", errSurvived
-	case !errors.As(err, &exit):
-		return "", err
 	}
-	return m.by.evidence(out)
+	return violation(string(out))
 }
 
-// evidence distinguishes a failed test from one that did not run.
-func (c catcher) evidence(out []byte) (string, error) {
-	if c.what == "campaign" {
-		if line := regexp.MustCompile(`(?m)^VIOLATION: ([^:]+): ([^:]+)`).FindSubmatch(out); line != nil {
-			return fmt.Sprintf("campaign: %s: %s", line[2], line[1]), nil
-		}
+// violation tells a violation that the campaign reports from a campaign that did
+// not run.
+func violation(out string) (string, error) {
+	line := regexp.MustCompile(`(?m)^VIOLATION: ([^:]+): ([^:]+)`).FindStringSubmatch(out)
+	if line == nil {
 		return "", fmt.Errorf("the campaign failed without a violation: %s", last(out))
 	}
-	if bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")) {
-		return "", fmt.Errorf("it does not compile: %s", last(out))
-	}
-	failed := regexp.MustCompile(`(?m)^--- FAIL: (\S+)`).FindAllSubmatch(out, -1)
-	if failed == nil {
-		return "", fmt.Errorf("no test failed, but go test did: %s", last(out))
-	}
-	if len(failed) < c.times {
-		return "", fmt.Errorf("it was caught %d times of %d: %w", len(failed), c.times, errSurvived)
-	}
-	by := fmt.Sprintf("%s %s (%s)", c.what, failed[0][1], c.pkg)
-	if c.times > 1 {
-		by += fmt.Sprintf(", %d times of %d", len(failed), c.times)
-	}
-	return by, nil
+	return fmt.Sprintf("campaign: %s: %s", line[2], line[1]), nil
 }
 
-func last(out []byte) string {
-	text := strings.TrimSpace(string(out))
-	return text[max(0, len(text)-600):]
-}
-
-// overlay writes the mistake's files and the go command's overlay list.
-func (m mistake) overlay(root, dir string) (string, error) {
+// changed returns the mistake's files.
+func (m mistake) changed(root string) (map[string]string, error) {
 	content := map[string]string{}
 	for _, e := range m.edits {
 		name := filepath.Join(root, e.file)
 		if _, ok := content[name]; !ok {
 			original, err := os.ReadFile(name)
 			if err != nil {
-				return "", fmt.Errorf("mistake %q in internal/mutants/mistakes.go: %w", m.name, err)
+				return nil, fmt.Errorf("mistake %q in internal/mutants/mistakes.go: %w", m.name, err)
 			}
 			content[name] = string(original)
 		}
 		if n := strings.Count(content[name], e.old); n != 1 {
-			return "", fmt.Errorf("%s has the text that mistake %q replaces %d times, not once; change that entry of internal/mutants/mistakes.go with the code. The text is\n%s", e.file, m.name, n, indent(e.old))
+			return nil, fmt.Errorf("%s has the text that mistake %q replaces %d times, not once; change that entry of internal/mutants/mistakes.go with the code. The text is\n    %s", e.file, m.name, n, strings.ReplaceAll(e.old, "\n", "\n    "))
 		}
 		content[name] = strings.Replace(content[name], e.old, e.new, 1)
 	}
-	return writeOverlay(dir, content)
-}
-
-// goTest runs tests of a package; overlay may be empty.
-func goTest(ctx context.Context, root string, c catcher, overlay string) ([]byte, error) {
-	// Without symbols the test binaries are linked in half the time.
-	args := []string{"test", fmt.Sprintf("-count=%d", max(1, c.times)), "-timeout=10m", "-vet=off", "-ldflags=-s -w", "-run=" + c.tests}
-	if overlay != "" {
-		args = append(args, "-overlay="+overlay)
-	}
-	return goCommand(ctx, root, append(args, "./"+c.pkg)...)
-}
-
-// goCampaign runs the campaign with the given flags.
-func goCampaign(ctx context.Context, root, flags, overlay string) ([]byte, error) {
-	args := append([]string{"run", "-overlay=" + overlay, "."}, strings.Fields(flags)...)
-	return goCommand(ctx, filepath.Join(root, "internal/suites/campaign"), args...)
+	return content, nil
 }

@@ -13,7 +13,7 @@ import (
 // TestEditsApply: every mistake's text is in the sources exactly once, the test that
 // must catch it exists, and the names are unique.
 func TestEditsApply(t *testing.T) {
-	root, err := repository(t.Context())
+	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func TestEditsApply(t *testing.T) {
 			t.Errorf("%q is there twice, or does not say what is wrong", m.name)
 		}
 		names[m.name] = true
-		if _, err := m.overlay(root, t.TempDir()); err != nil {
+		if _, err := m.changed(root); err != nil {
 			t.Error(err)
 		}
 		if text := testText(t, filepath.Join(root, m.by.pkg)); !strings.Contains(text, "\nfunc "+strings.Trim(m.by.tests, "^$")+"(") {
@@ -53,19 +53,83 @@ func testText(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// sum is a module of one package with one test.
-func sum(t *testing.T) string {
-	return module(t, map[string]string{
-		"p/p.go":      "package p\n\nfunc Sum(a, b int) int { return a + b }\n",
-		"p/p_test.go": "package p\n\nimport \"testing\"\n\nfunc TestSum(t *testing.T) {\n\tif Sum(1, 2) != 3 {\n\t\tt.Fail()\n\t}\n}\n",
-	})
+// module is a module of one package.
+func module(t *testing.T) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":       "module example.com/m\n\ngo 1.26\n",
+		"p/schema.sql": "CREATE FUNCTION ours.f() ...\n  SELECT a = b AND c\n",
+		"p/p.go": `package p
+
+import _ "embed"
+
+//go:embed schema.sql
+var schema string
+
+func Sum(a, b int) int { return a + b }
+
+func statement() string { return "SELECT true, 7" }
+`,
+		"p/p_test.go": `package p
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestSum(t *testing.T) {
+	if Sum(1, 2) != 3 {
+		t.Fail()
+	}
+}
+
+var runs int
+
+func TestFirst(t *testing.T) {
+	if runs++; runs == 1 && Sum(1, 2) != 3 {
+		t.Fail()
+	}
+}
+
+func TestSQL(t *testing.T) {
+	if !strings.Contains(schema, "a = b") {
+		t.Fatal("ERROR: syntax error at or near (SQLSTATE 42601)")
+	}
+	if !strings.Contains(statement(), "true") {
+		t.Fail()
+	}
+}
+`,
+		"p/testdata/equivalent_mutants.txt": `# a comment
+in ours.f
+- CREATE FUNCTION ours.f() ...
++ CREATE FUNCTION ours.f() ...
+because it is an entry
+
+in ours.f
+- SELECT a = b AND c
++ SELECT a = b OR c
+because c is the same
+`,
+	} {
+		name = filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
 }
 
 // TestHunt: the command can return each of its verdicts.
 func TestHunt(t *testing.T) {
-	root := sum(t)
+	root := module(t)
 	one := func(old, new, tests string) mistake {
 		return mistake{name: "it", wrong: "it", edits: []edit{{"p/p.go", old, new}}, by: unitTest("p", tests)}
+	}
+	often := func(m mistake) mistake {
+		m.by.times = 3
+		return m
 	}
 	for _, c := range []struct {
 		m    mistake
@@ -73,6 +137,8 @@ func TestHunt(t *testing.T) {
 		says string
 	}{
 		{one("a + b", "a - b", "^TestSum$"), 0, "unit test TestSum (p)"},
+		{often(one("a + b", "a - b", "^TestSum$")), 0, "unit test TestSum (p), 3 times of 3"},
+		{often(one("a + b", "a - b", "^TestFirst$")), 1, "it was caught 1 times of 3"},
 		{one("a + b", "b + a", "^TestSum$"), 1, "NOTHING: it survived unit test TestSum (p)"},
 		{one("a + b", "a +", "^TestSum$"), 2, "does not compile"},
 		{one("a * b", "a - b", "^TestSum$"), 2, "replaces 0 times, not once"},
@@ -100,30 +166,16 @@ func TestHuntCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	m := mistake{name: "it", edits: []edit{{"p/p.go", "a + b", "a - b"}}, by: unitTest("p", "^TestSum$")}
-	if _, err := try(ctx, sum(t), m); !errors.Is(err, context.Canceled) {
+	if _, err := m.try(ctx, module(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestEveryTime: a test that catches a mutant only sometimes does not count.
-func TestEveryTime(t *testing.T) {
-	c := unitTest("p", "^TestSum$")
-	c.times = 3
-	const fail = "--- FAIL: TestSum (0.00s)\n"
-	if by, err := c.evidence([]byte(fail + fail + fail)); err != nil || !strings.Contains(by, "3 times of 3") {
+func TestViolation(t *testing.T) {
+	if by, err := violation("x\nVIOLATION: lost update: sql-tx:0: write\n"); err != nil || by != "campaign: sql-tx: lost update" {
 		t.Errorf("%q, %v", by, err)
 	}
-	if _, err := c.evidence([]byte(fail + fail)); !errors.Is(err, errSurvived) {
-		t.Errorf("%v", err)
-	}
-}
-
-func TestEvidenceOfTheCampaign(t *testing.T) {
-	c := *theCampaign
-	if by, err := c.evidence([]byte("x\nVIOLATION: lost update: sql-tx:0: write\n")); err != nil || by != "campaign: sql-tx: lost update" {
-		t.Errorf("%q, %v", by, err)
-	}
-	if _, err := c.evidence([]byte("campaign: no PostgreSQL")); err == nil {
+	if _, err := violation("campaign: no PostgreSQL"); err == nil {
 		t.Error("a campaign that did not run has caught nothing")
 	}
 }
