@@ -110,6 +110,7 @@ func TestEvents(t *testing.T) {
 	lease = mustTry(t, client, "unreleased", time.Minute)
 	rec.Take(t)
 	client.Close(context.Background())
+	pool.Close() // or the release would go through it
 	lease.Renew(t.Context())
 	lease.Release(t.Context())
 	_, lines = expect("closed", []guard.Op{guard.OpRelease}, "lock_release_failed")
