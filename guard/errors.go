@@ -132,12 +132,12 @@ func (e *MisdirectedError) Error() string {
 func (e *MisdirectedError) Unwrap() []error { return []error{ErrMisdirected, ErrInvalid} }
 
 // FailedError says that an operation could not be carried out, or that its
-// outcome could not be learned. It unwraps to [ErrUnavailable] or
+// outcome could not be learned. It unwraps to [ErrUnavailable], [ErrSetup] or
 // [ErrOutcomeUnknown] and to Cause. Of the cause of an unknown outcome, whatever
 // this package declares stays hidden from [errors.Is] and [errors.As], because
 // it may promise that nothing was written; Cause itself has all of it.
 type FailedError struct {
-	// Reason is [ReasonUnavailable] or [ReasonOutcomeUnknown].
+	// Reason is [ReasonUnavailable], [ReasonSetup] or [ReasonOutcomeUnknown].
 	Reason Reason
 	// Op says what was being done, "raise" or "update billing.close".
 	Op string
@@ -148,9 +148,19 @@ type FailedError struct {
 }
 
 // Unavailable returns a [*FailedError] of [ReasonUnavailable]: nothing was
-// written.
+// written, and a retry may succeed. A cause that is [ErrSetup] makes it one of
+// [ReasonSetup], as [Setup] does.
 func Unavailable(op string, claim Claim, cause error) error {
+	if errors.Is(cause, ErrSetup) {
+		return Setup(op, claim, cause)
+	}
 	return &FailedError{Reason: ReasonUnavailable, Op: op, Claim: claim, Cause: cause}
+}
+
+// Setup returns a [*FailedError] of [ReasonSetup]: nothing was written, and no
+// retry helps before somebody has put the cause right.
+func Setup(op string, claim Claim, cause error) error {
+	return &FailedError{Reason: ReasonSetup, Op: op, Claim: claim, Cause: cause}
 }
 
 // OutcomeUnknown returns a [*FailedError] of [ReasonOutcomeUnknown]: a write

@@ -93,6 +93,7 @@ func TestErrorsUnwrap(t *testing.T) {
 
 	for reason, failed := range map[guard.Reason]error{
 		guard.ReasonUnavailable:    guard.Unavailable("raise", claim, context.DeadlineExceeded),
+		guard.ReasonSetup:          guard.Setup("raise", claim, context.DeadlineExceeded),
 		guard.ReasonOutcomeUnknown: guard.OutcomeUnknown("raise", claim, context.DeadlineExceeded),
 	} {
 		failed = fmt.Errorf("closing: %w", failed)
@@ -104,6 +105,15 @@ func TestErrorsUnwrap(t *testing.T) {
 	}
 	if errors.Is(guard.Unavailable("raise", claim, nil), guard.ErrOutcomeUnknown) || errors.Is(guard.OutcomeUnknown("raise", claim, nil), guard.ErrUnavailable) {
 		t.Error("unavailable and unknown are confused")
+	}
+
+	// A cause that no retry cures decides, unless a write was sent.
+	closed := fmt.Errorf("no bucket: %w", guard.ErrSetup)
+	if err := guard.Unavailable("raise", claim, closed); !errors.Is(err, guard.ErrSetup) || errors.Is(err, guard.ErrUnavailable) || guard.ReasonOf(err) != guard.ReasonSetup {
+		t.Errorf("%v is called transient", err)
+	}
+	if err := guard.OutcomeUnknown("raise", claim, closed); errors.Is(err, guard.ErrSetup) {
+		t.Errorf("%v promises that nothing was written", err)
 	}
 
 	missing, invalid := guard.Missing("token"), guard.Token(math.MaxInt64).Validate()

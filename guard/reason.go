@@ -30,6 +30,11 @@ var (
 	ErrMisdirected = errors.New("claim for another resource")
 	// ErrMissing: no token was presented at all. It is also ErrInvalid.
 	ErrMissing = errors.New("fencing token missing")
+	// ErrSetup: something is wrong that a person has to put right, and that no
+	// retry cures: the schema is missing, too old or too new for this build, a
+	// right or a bucket is missing, the client is closed. Nothing was written.
+	// It is never also ErrUnavailable.
+	ErrSetup = errors.New("setup error")
 	// ErrUnavailable: the store could not be queried, or answered that it
 	// cannot serve. Nothing was written; a retry is safe.
 	ErrUnavailable = errors.New("store unavailable")
@@ -57,6 +62,7 @@ const (
 	ReasonInvalid        Reason = "invalid"
 	ReasonMisdirected    Reason = "misdirected"
 	ReasonMissing        Reason = "missing"
+	ReasonSetup          Reason = "setup"
 	ReasonUnavailable    Reason = "unavailable"
 	ReasonOutcomeUnknown Reason = "outcome_unknown"
 	ReasonLeaseLost      Reason = "lease_lost"
@@ -83,6 +89,7 @@ var reasons = [...]struct {
 	{ReasonMissing, ErrMissing},
 	{ReasonMisdirected, ErrMisdirected},
 	{ReasonInvalid, ErrInvalid},
+	{ReasonSetup, ErrSetup},
 	{ReasonUnavailable, ErrUnavailable},
 }
 

@@ -21,6 +21,7 @@ var pairs = map[guard.Reason]error{
 	guard.ReasonInvalid:        guard.ErrInvalid,
 	guard.ReasonMissing:        guard.ErrMissing,
 	guard.ReasonMisdirected:    guard.ErrMisdirected,
+	guard.ReasonSetup:          guard.ErrSetup,
 	guard.ReasonUnavailable:    guard.ErrUnavailable,
 	guard.ReasonOutcomeUnknown: guard.ErrOutcomeUnknown,
 	guard.ReasonLeaseLost:      guard.ErrLeaseLost,

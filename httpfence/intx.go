@@ -265,7 +265,7 @@ func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Con
 	err := h.outcome(tx(ctx))
 	if err != nil && !h.called && context.Cause(ctx) == errWaited {
 		switch reasonOf(err) {
-		case guard.ReasonOther, guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+		case guard.ReasonOther, guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 			// Whatever the outcome of the raise, the handler has written
 			// nothing.
 			return guard.Unavailable("begin of a fenced transaction", claim, fmt.Errorf("%w: %v", errWaited, err))

@@ -205,7 +205,7 @@ func (e *resourceError) Is(target error) bool {
 func (e *resourceError) As(target any) bool { return errors.As(e.cause, target) }
 
 func (e *resourceError) reason() guard.Reason {
-	for _, reason := range []guard.Reason{guard.ReasonInvalid, guard.ReasonNotFound, guard.ReasonUnavailable} {
+	for _, reason := range []guard.Reason{guard.ReasonInvalid, guard.ReasonNotFound, guard.ReasonSetup, guard.ReasonUnavailable} {
 		if errors.Is(e.cause, reason.Err()) {
 			return reason
 		}

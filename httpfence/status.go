@@ -48,6 +48,8 @@ var outcomes = [...]outcome{
 		"There is no such resource to write to."},
 	{guard.ReasonUnfenced, http.StatusConflict, "Resource is not fenced",
 		"The resource exists and was never written under a fencing token."},
+	{guard.ReasonSetup, http.StatusInternalServerError, "Store of marks not set up",
+		"The claim could not be verified and this request wrote nothing. An operator must repair the server; do not repeat the request before."},
 	{guard.ReasonUnavailable, http.StatusServiceUnavailable, "Store of marks unavailable",
 		"The claim could not be verified, so this request wrote nothing and may be repeated. A copy that a proxy sent before may have been written."},
 	{guard.ReasonOutcomeUnknown, http.StatusInternalServerError, "Outcome unknown",
@@ -94,7 +96,7 @@ func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark)
 		return &guard.InvalidError{Field: "claim of " + op, Problem: "is missing, says the server; Transport sends it to its origins alone, from the request's context", Missing: true}
 	case guard.ReasonInvalid:
 		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
-	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+	case guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
 	case guard.ReasonLeaseLost:
 		return &guard.LostError{Claim: claim, Cause: errors.New("says the server of " + op)}

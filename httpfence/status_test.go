@@ -16,7 +16,7 @@ import (
 var wireStatuses = map[guard.Reason]int{
 	guard.ReasonMissing: 428, guard.ReasonInvalid: 400, guard.ReasonMisdirected: 400,
 	guard.ReasonStale: 412, guard.ReasonSpent: 412, guard.ReasonConflict: 412, guard.ReasonMarkAhead: 412,
-	guard.ReasonNotFound: 404, guard.ReasonUnfenced: 409, guard.ReasonUnavailable: 503,
+	guard.ReasonNotFound: 404, guard.ReasonUnfenced: 409, guard.ReasonUnavailable: 503, guard.ReasonSetup: 500,
 	guard.ReasonOutcomeUnknown: 500, guard.ReasonLeaseLost: 500, guard.ReasonOther: 500,
 }
 

@@ -96,7 +96,7 @@ const maxRaces = 10
 // lost, or the holder changes between two statements.
 func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	if err := c.usable(ctx); err != nil {
-		return nil, guard.Unavailable("acquire", r.Claim(), err)
+		return nil, unusable("acquire", r.Claim(), err)
 	}
 	var lost error // the first attempt whose answer was lost
 	var since time.Duration

@@ -153,7 +153,7 @@ func (c *Client) steps() <-chan struct{} {
 // open. Another request that is in flight is answered, or ends by its own
 // timeout; a lease that it is granted is given back. A lease that is not in a Hold
 // is neither renewed nor released: it runs out at its deadline. A waiting
-// [Client.Acquire] returns guard.ErrUnavailable, and so does every later call. A
+// [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later call. A
 // release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. A Hold's function that calls
@@ -205,6 +205,14 @@ func insideHold() bool {
 			return false
 		}
 	}
+}
+
+// unusable is the error of a call that sent nothing for a reason of usable.
+func unusable(op string, claim guard.Claim, why error) error {
+	if why == ErrClosed {
+		return guard.Setup(op, claim, why)
+	}
+	return guard.Unavailable(op, claim, why)
 }
 
 // usable returns why nothing can be sent, or nil.

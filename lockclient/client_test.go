@@ -53,7 +53,7 @@ func TestCloseEndsHolds(t *testing.T) {
 		if err := client.Close(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		if err := client.Hold(t.Context(), "r", opts, func(context.Context) error { return nil }); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, lockclient.ErrClosed) {
+		if err := client.Hold(t.Context(), "r", opts, func(context.Context) error { return nil }); !errors.Is(err, guard.ErrSetup) || !errors.Is(err, lockclient.ErrClosed) {
 			t.Errorf("Hold after Close: %v", err)
 		}
 		// A function that does not return ends the wait of Close, not Close.

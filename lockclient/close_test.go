@@ -75,7 +75,7 @@ func TestCloseBesideHolds(t *testing.T) {
 		for n, err := range errs {
 			// The release of a late grant may take longer than Hold waits for it;
 			// Close waits until it is done.
-			if err != nil && !errors.Is(err, guard.ErrUnavailable) && !(errors.Is(err, guard.ErrOutcomeUnknown) && errors.Is(err, ErrClosed)) {
+			if err != nil && !errors.Is(err, guard.ErrSetup) && !errors.Is(err, guard.ErrUnavailable) && !(errors.Is(err, guard.ErrOutcomeUnknown) && errors.Is(err, ErrClosed)) {
 				t.Errorf("Hold: %v", err)
 			}
 			var held bool
@@ -104,7 +104,7 @@ func TestLeaseAfterClose(t *testing.T) {
 				if err := client.Close(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if err := lease.KeepAlive(0); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, ErrClosed) {
+				if err := lease.KeepAlive(0); !errors.Is(err, guard.ErrSetup) || !errors.Is(err, ErrClosed) {
 					t.Errorf("KeepAlive: %v", err)
 				}
 				began := time.Now()

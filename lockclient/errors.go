@@ -16,7 +16,8 @@ var (
 	ErrLeaseIDSpent = driver.ErrLeaseIDSpent
 	// ErrReleased: the lease was released by its own holder.
 	ErrReleased = errors.New("lease released")
-	// ErrClosed: the client is closed, or is being closed.
+	// ErrClosed: the client is closed, or is being closed. It comes with
+	// guard.ErrSetup, since no retry helps.
 	ErrClosed = errors.New("the client is closed")
 	// ErrLeaseLost is [guard.ErrLeaseLost]: the lease ended without being
 	// released by its holder. The error is a [*LostError].

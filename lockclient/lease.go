@@ -193,8 +193,8 @@ func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 // ends; 0 means a third of the TTL, more is refused. Failed renewals are
 // repeated until the deadline; Done and Err report the end. It starts no
 // goroutine and cannot be undone: release the lease. The error is an
-// InvalidError, Err's if the lease has ended, or guard.ErrUnavailable with
-// [ErrClosed] if the client is closed.
+// InvalidError, Err's if the lease has ended, or [ErrClosed] with guard.ErrSetup
+// if the client is closed.
 func (l *Lease) KeepAlive(every time.Duration) error {
 	return cmp.Or(l.keepAlive(every), l.Err())
 }
@@ -205,7 +205,7 @@ func (l *Lease) keepAlive(every time.Duration) error {
 		return err
 	}
 	if l.client.open.Err() != nil {
-		return guard.Unavailable("keep alive", l.claim, ErrClosed)
+		return guard.Setup("keep alive", l.claim, ErrClosed)
 	}
 	l.mu.Lock()
 	l.every, l.renewAt = every, l.client.clock()+pause.Jitter(every, 5)
@@ -277,7 +277,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 		return err
 	}
 	if err := l.client.usable(ctx); err != nil {
-		return guard.Unavailable("renew", l.claim, err)
+		return unusable("renew", l.claim, err)
 	}
 	began := l.client.clock()
 	var lost error // the first attempt whose answer was lost

@@ -32,8 +32,8 @@ type Migration struct {
 // of replicas at once. It needs the right to create the schema fencepost, or to
 // create objects in it and to alter those it created.
 //
-// Errors: guard.ErrUnavailable (nothing was changed; also where the schema is
-// newer than this build) and guard.ErrOutcomeUnknown (the connection broke;
+// Errors: guard.ErrSetup (nothing was changed: the schema is newer than this build,
+// or the role may not do it), guard.ErrUnavailable (nothing was changed) and guard.ErrOutcomeUnknown (the connection broke;
 // calling again is safe and settles it).
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if pool == nil {
@@ -41,7 +41,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return guard.Unavailable("migrate", guard.Claim{}, err)
+		return pglease.Failure("migrate", guard.Claim{}, pglease.Harmless(err))
 	}
 	defer conn.Release()
 	for attempt := 0; ; attempt++ {
@@ -52,7 +52,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 	}
 	if _, newer := errors.AsType[*migrate.NewerError](err); newer {
-		err = pglease.Harmless(err)
+		return guard.Setup("migrate", guard.Claim{}, err)
 	}
 	return pglease.Failure("migrate", guard.Claim{}, err)
 }

@@ -148,13 +148,13 @@ func TestSchemaVersion(t *testing.T) {
 			mustSimple(t, pool, test.prepare)
 			client := newTestClient(t, pool, nil)
 			_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
-			if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
-				t.Fatalf("got %v, want unavailable and %q", err, test.says)
+			if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), test.says) {
+				t.Fatalf("got %v, want a setup error and %q", err, test.says)
 			}
 			err = Migrate(t.Context(), pool)
 			if !test.migrateHelps {
-				if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
-					t.Errorf("Migrate: got %v, want unavailable and %q", err, test.says)
+				if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), test.says) {
+					t.Errorf("Migrate: got %v, want a setup error and %q", err, test.says)
 				}
 				if n := countRows(t, pool); n != 0 {
 					t.Errorf("%d rows were written", n)

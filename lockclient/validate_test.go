@@ -112,7 +112,11 @@ func TestUnusable(t *testing.T) {
 			_, waited := test.client.Acquire(test.ctx, "r", opts)
 			held := test.client.Hold(test.ctx, "r", &HoldOptions{TTL: time.Second}, func(context.Context) error { return nil })
 			for how, err := range map[string]error{"TryAcquire": tried, "Acquire": waited, "Hold": held} {
-				if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), test.says) {
+				want := guard.ErrUnavailable
+				if test.client == closedClient {
+					want = guard.ErrSetup
+				}
+				if guard.ReasonOf(err).Err() != want || !strings.Contains(err.Error(), test.says) {
 					t.Errorf("%s: %v", how, err)
 				}
 				if test.ctx == ended && !errors.Is(err, mine) {

@@ -176,9 +176,11 @@ func (w *waiter) ended(ctx context.Context) error {
 	}
 	switch {
 	case ctx.Err() == nil && last == nil:
-		return guard.Unavailable("acquire", w.r.Claim(), ErrClosed)
+		return guard.Setup("acquire", w.r.Claim(), ErrClosed)
+	case ctx.Err() == nil && errors.Is(last, guard.ErrUnavailable): // which a closed client is not
+		return fmt.Errorf("%w; before that: %v", guard.Setup("acquire", w.r.Claim(), ErrClosed), last)
 	case ctx.Err() == nil:
-		return fmt.Errorf("%w; before that: %w", guard.Unavailable("acquire", w.r.Claim(), ErrClosed), last)
+		return fmt.Errorf("%w; before that: %w", guard.Setup("acquire", w.r.Claim(), ErrClosed), last)
 	case last == nil: // in line behind others that have no answer yet
 		return guard.Unavailable("acquire", w.r.Claim(), context.Cause(ctx))
 	}

@@ -88,7 +88,7 @@ func TestAcquireEnds(t *testing.T) {
 	mine := errors.New("mine")
 	caused, cancelCause := context.WithCancelCause(t.Context())
 	ended(caused, func() { cancelCause(mine) }, mine)
-	ended(t.Context(), func() { client.Close(context.Background()) }, guard.ErrUnavailable)
+	ended(t.Context(), func() { client.Close(context.Background()) }, guard.ErrSetup)
 	if r := rowOf(t, pool, "r"); *r.LeaseID != holder.ID() {
 		t.Errorf("the row is %+v", r)
 	}

@@ -208,7 +208,7 @@ func TestEndsInLine(t *testing.T) {
 				}
 				switch {
 				case test.closes:
-					failure(t, err, guard.ErrUnavailable, "r", ErrClosed)
+					failure(t, err, guard.ErrSetup, "r", ErrClosed)
 				case test.told:
 					if !errors.Is(err, errSimulated) || errors.Is(err, guard.ErrUnavailable) {
 						t.Errorf("got %v", err)

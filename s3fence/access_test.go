@@ -44,17 +44,18 @@ func TestAccess(t *testing.T) {
 		change func(*s3.Options)
 		bucket string
 		says   string
+		reason guard.Reason
 	}{
-		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired"},
-		"unknown credentials":      {answer(http.StatusForbidden, "InvalidAccessKeyId"), bucketName, "credentials were refused"},
-		"unknown credentials, 404": {answer(http.StatusNotFound, "XAdminUserNotFound"), bucketName, "credentials were refused"}, /* versitygw */
-		"no S3 at the endpoint":    {page, bucketName, "404"},
+		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired", guard.ReasonSetup},
+		"unknown credentials":      {answer(http.StatusForbidden, "InvalidAccessKeyId"), bucketName, "credentials were refused", guard.ReasonSetup},
+		"unknown credentials, 404": {answer(http.StatusNotFound, "XAdminUserNotFound"), bucketName, "credentials were refused", guard.ReasonSetup}, /* versitygw */
+		"no S3 at the endpoint":    {page, bucketName, "404", guard.ReasonUnavailable},
 		"no credentials": {func(o *s3.Options) {
 			o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return aws.Credentials{}, gone })
-		}, bucketName, gone.Error()},
-		"wrong bucket":           {func(*s3.Options) {}, "receipts", "does not exist"},
-		"wrong region":           {answer(http.StatusBadRequest, "AuthorizationHeaderMalformed"), bucketName, "another region"},
-		"nobody at the endpoint": {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused"},
+		}, bucketName, gone.Error(), guard.ReasonUnavailable},
+		"wrong bucket":           {func(*s3.Options) {}, "receipts", "does not exist", guard.ReasonSetup},
+		"wrong region":           {answer(http.StatusBadRequest, "AuthorizationHeaderMalformed"), bucketName, "another region", guard.ReasonSetup},
+		"nobody at the endpoint": {func(o *s3.Options) { o.BaseEndpoint = aws.String("http://127.0.0.1:1") }, bucketName, "refused", guard.ReasonUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newServer(t, nil)
@@ -76,7 +77,7 @@ func TestAccess(t *testing.T) {
 					"delete":    warm.Delete(t.Context(), claim(6, "b"), s3fence.NameOf(mode)),
 					"get":       got(t, warm, s3fence.NameOf(mode)),
 				} {
-					reason := guard.ReasonUnavailable
+					reason := c.reason
 					if name == "nobody at the endpoint" && guard.ReasonOf(err) == guard.ReasonOutcomeUnknown && call != "put" && call != "get" {
 						reason = guard.ReasonOutcomeUnknown // it was handed to the SDK, and nothing can be read
 					}
@@ -88,7 +89,7 @@ func TestAccess(t *testing.T) {
 			})
 			if name != "nobody at the endpoint" {
 				_, err := s3fence.Open(t.Context(), newClient(server, c.change), c.bucket, nil)
-				refused(t, err, guard.ReasonUnavailable)
+				refused(t, err, c.reason)
 				if err != nil && !strings.Contains(err.Error(), c.says) {
 					t.Errorf("Open does not say %q: %v", c.says, err)
 				}

@@ -2,9 +2,10 @@ package s3fence
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 // DamagedError says that an object is not as this package wrote it: its trailer is
@@ -170,7 +171,8 @@ func classifyPut(err error, creates bool) outcome {
 	return o
 }
 
-// explain says what an error of the SDK means for the caller.
+// explain says what an error of the SDK means for the caller. What it can name, no
+// retry cures: that is guard.ErrSetup.
 func (b *Bucket) explain(err error) error {
 	if err == nil {
 		return nil
@@ -206,8 +208,17 @@ func (b *Bucket) explain(err error) error {
 	default:
 		return err
 	}
-	return fmt.Errorf("%s: %w", problem, err)
+	return &setupError{problem, err}
 }
+
+// setupError is a refusal that recurs until somebody does something about it.
+type setupError struct {
+	problem string
+	err     error
+}
+
+func (e *setupError) Error() string   { return e.problem + ": " + e.err.Error() }
+func (e *setupError) Unwrap() []error { return []error{guard.ErrSetup, e.err} }
 
 func quoteShort(s string) string {
 	if len(s) > 64 {

@@ -73,16 +73,17 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 	t.Parallel()
 	reads := []s3test.Op{s3test.GetObject, s3test.HeadObject}
 	for name, c := range map[string]struct {
-		fault s3test.Fault
-		says  string
+		fault  s3test.Fault
+		reason guard.Reason
+		says   string
 	}{
-		"ETag missing":      {s3test.Fault{Omit: []string{"Etag"}}, "ETag"},
-		"ETag empty":        {s3test.Fault{Empty: []string{"Etag"}}, "ETag"},
-		"body cut":          {s3test.Fault{Cut: true}, "unexpected EOF"},
-		"404 of a proxy":    {s3test.Fault{Status: 404, Code: "NotFoundByProxy"}, "404"},
-		"404 of the bucket": {s3test.Fault{Status: 404, Code: "NoSuchBucket"}, "does not exist"},
-		"403":               {s3test.Answer(403), "denied"},
-		"416 to everything": {s3test.Fault{Status: 416, Code: "InvalidRange"}, "416"},
+		"ETag missing":      {s3test.Fault{Omit: []string{"Etag"}}, guard.ReasonUnavailable, "ETag"},
+		"ETag empty":        {s3test.Fault{Empty: []string{"Etag"}}, guard.ReasonUnavailable, "ETag"},
+		"body cut":          {s3test.Fault{Cut: true}, guard.ReasonUnavailable, "unexpected EOF"},
+		"404 of a proxy":    {s3test.Fault{Status: 404, Code: "NotFoundByProxy"}, guard.ReasonUnavailable, "404"},
+		"404 of the bucket": {s3test.Fault{Status: 404, Code: "NoSuchBucket"}, guard.ReasonSetup, "does not exist"},
+		"403":               {s3test.Answer(403), guard.ReasonSetup, "denied"},
+		"416 to everything": {s3test.Fault{Status: 416, Code: "InvalidRange"}, guard.ReasonUnavailable, "416"},
 	} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 			t.Run(name, func(t *testing.T) {
@@ -97,8 +98,8 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 					"delete": o.Delete(ctx, claim(4, "z"), key), "adopt": o.Adopt(ctx, claim(6, "b"), key), "get": got(t, o, key),
 					"mark": func() error { _, err := o.Mark(ctx, key); return err }(),
 				} {
-					if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), c.says) {
-						t.Errorf("%s: %v, want unavailable and %q", call, err, c.says)
+					if guard.ReasonOf(err) != c.reason || !strings.Contains(err.Error(), c.says) {
+						t.Errorf("%s: %v, want %s and %q", call, err, c.reason, c.says)
 					}
 				}
 				server.ClearFaults()

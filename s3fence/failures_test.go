@@ -94,7 +94,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 		cancel()
 		for _, c := range calls {
 			var f *guard.FailedError
-			if err := c.do(ctx); !errors.As(err, &f) || f.Reason != guard.ReasonUnavailable || f.Op != c.op || f.Claim != c.claim || !strings.Contains(err.Error(), "denied") {
+			if err := c.do(ctx); !errors.As(err, &f) || f.Reason != guard.ReasonSetup || f.Op != c.op || f.Claim != c.claim || !strings.Contains(err.Error(), "denied") {
 				t.Errorf("%s: %+v, %v", c.op, f, err)
 			}
 			before := server.Count()
@@ -180,7 +180,7 @@ func TestDoubtIsKept(t *testing.T) {
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // the data of a pointer, too
 			// Refused with no earlier sending in doubt, it has no effect.
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Answer(403)})
-			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonUnavailable)
+			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonSetup)
 			server.ClearFaults()
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
 		}

@@ -286,7 +286,7 @@ func TestSkewedClockUncorrected(t *testing.T) {
 	})
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	err := objects(t, b, s3fence.Sealed, nil).Put(t.Context(), claim(5, "a"), key, strings.NewReader("x"), nil)
-	refused(t, err, guard.ReasonUnavailable)
+	refused(t, err, guard.ReasonSetup)
 	if err == nil || !strings.Contains(err.Error(), "clock") {
 		t.Errorf("the error does not speak of the clock: %v", err)
 	}

@@ -239,7 +239,7 @@ func TestProbeWithoutRights(t *testing.T) {
 			in := server.Inject(c.rule)
 			_, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
 			in.Remove()
-			refused(t, err, guard.ReasonUnavailable)
+			refused(t, err, guard.ReasonSetup)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s: it does not say what it needs: %v", name, err)
 			}

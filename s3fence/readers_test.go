@@ -78,7 +78,7 @@ func TestListMarks(t *testing.T) {
 					}
 				}
 				if err != nil {
-					refused(t, err, guard.ReasonUnavailable)
+					refused(t, err, guard.ReasonSetup)
 				}
 			}
 			in.Remove()

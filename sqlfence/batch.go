@@ -135,7 +135,7 @@ func batchFailure(op string, claim guard.Claim, err error, committing bool) erro
 		return schemaFailure(op, claim, err)
 	}
 	if pgerr.State(err) == pgerr.Privilege && errors.As(err, &pg) && !strings.Contains(pg.Message, "function enter") && !strings.Contains(pg.Message, "schema fencepost") {
-		return denied(op, err)
+		return denied(op, claim, err)
 	}
 	var argument unsendable
 	if errors.As(err, &argument) {

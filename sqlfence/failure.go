@@ -72,6 +72,8 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 		return unclaimed(op, err)
 	case reason == guard.ReasonOutcomeUnknown:
 		return guard.OutcomeUnknown(op, claim, err)
+	case reason == guard.ReasonSetup:
+		return guard.Setup(op, claim, pgerr.Explain(err))
 	case reason == guard.ReasonUnavailable && pgerr.State(err) == pgerr.MustRaise:
 		return guard.Unavailable(op, claim, fmt.Errorf("raise the mark first: %w", err))
 	case reason == guard.ReasonUnavailable:
@@ -85,7 +87,7 @@ func failure(op string, claim guard.Claim, err error, wrote bool) error {
 func schemaFailure(op string, claim guard.Claim, err error) error {
 	switch {
 	case pgerr.Undefined(err):
-		return guard.Unavailable(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run sqlfence's DB.Migrate, or lockadmin.Migrate for leases and marks", err))
+		return guard.Setup(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run sqlfence's DB.Migrate, or lockadmin.Migrate for leases and marks", err))
 	case pgerr.Standby(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", errStandby, err))
 	}
@@ -99,15 +101,15 @@ func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) err
 		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))
 	}
 	if pgerr.State(err) == pgerr.Privilege {
-		return denied(op, err)
+		return denied(op, claim, err)
 	}
 	return failure(op, claim, err, wrote)
 }
 
 // denied is the error of a statement on the caller's own tables that the role may
 // not run: nothing was written, and the store is not unavailable.
-func denied(op string, err error) error {
-	return fmt.Errorf("sqlfence: %s: %w; grant the role the right on its table, or see the table's policies", op, err)
+func denied(op string, claim guard.Claim, err error) error {
+	return guard.Setup(op, claim, fmt.Errorf("%w; grant the role the right on its table, or see the table's policies", err))
 }
 
 // wayOut says how to fix the most likely cause of a missing object.

@@ -30,7 +30,7 @@ func schema() migrate.Component {
 // roles. Calling Migrate when there is nothing to do needs RoleNames.Reader.
 //
 // A database whose schema is newer than this build is refused with
-// ErrUnavailable and left alone.
+// guard.ErrSetup and left alone, and so is a role that may not do it.
 func (d *DB[Tx]) Migrate(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return guard.Unavailable("migrate", guard.Claim{}, err)
@@ -41,7 +41,7 @@ func (d *DB[Tx]) Migrate(ctx context.Context) error {
 	}
 	var newer *migrate.NewerError
 	if errors.As(err, &newer) {
-		return guard.Unavailable("migrate", guard.Claim{}, newer)
+		return guard.Setup("migrate", guard.Claim{}, newer)
 	}
 	if pgerr.State(err) == pgerr.NotSupported {
 		return guard.Unavailable("migrate", guard.Claim{}, err)

@@ -91,8 +91,8 @@ func TestMigrateRefusesNewer(t *testing.T) {
 		e.exec("INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
 		before := e.text(catalogSQL)
 		err := e.db.Migrate(t.Context())
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "run a newer build") {
-			t.Errorf("got %v, want ErrUnavailable that says to run a newer build", err)
+		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "run a newer build") {
+			t.Errorf("got %v, want ErrSetup that says to run a newer build", err)
 		}
 		if e.text(catalogSQL) != before {
 			t.Error("the schema was changed")
@@ -118,8 +118,8 @@ func TestApplicationRole(t *testing.T) {
 			}
 		}
 		for what, err := range everything() {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "42501" {
-				t.Errorf("%s without rights: got %v, want ErrUnavailable with SQLSTATE 42501", what, err)
+			if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" {
+				t.Errorf("%s without rights: got %v, want ErrSetup with SQLSTATE 42501", what, err)
 			}
 		}
 		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)

@@ -58,7 +58,8 @@ func TestFailureOfUpdate(t *testing.T) {
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
 			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
 		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("26000"), state("28P01"), state("SF005")},
+			state("25P02"), state("26000"), state("SF005")},
+		guard.ReasonSetup:    {state("42501"), state("28P01")},
 		guard.ReasonStale:    {state("SF001")},
 		guard.ReasonConflict: {state("SF002")},
 		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601")},
@@ -188,7 +189,7 @@ func TestFailureOfInTx(t *testing.T) {
 		"begin":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
 		"enter":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, errInjected) }},
 		"enter, 57P01": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("57P01")) }},
-		"enter, 42883": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
+		"enter, 42883": {guard.ReasonSetup, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
 		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.Stale)) }},
 		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) {
 			refused(m, state(pgerr.MustRaise))

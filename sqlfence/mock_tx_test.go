@@ -133,7 +133,7 @@ func TestFailureOfLook(t *testing.T) {
 			m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectExec(raiseSQL).WillReturnError(errInjected)
 			m.ExpectRollback()
-		}, guard.ReasonUnavailable, []error{privilege, errInjected}},
+		}, guard.ReasonSetup, []error{privilege, errInjected}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			db := mocked(t, func(m sqlmock.Sqlmock) {
@@ -231,7 +231,8 @@ func TestFailureOfReset(t *testing.T) {
 // TestFailureOfEnter (P5, P6): Enter commits nothing, so nothing is unknown.
 func TestFailureOfEnter(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonUnavailable: {errInjected, state(pgerr.Serialization), state(pgerr.Deadlock), state(pgerr.LockTimeout), state("57P01"), state("42883"), state("25006")},
+		guard.ReasonUnavailable: {errInjected, state(pgerr.Serialization), state(pgerr.Deadlock), state(pgerr.LockTimeout), state("57P01"), state("25006")},
+		guard.ReasonSetup:       {state("42883")},
 		guard.ReasonStale:       {state(pgerr.Stale)},
 		guard.ReasonConflict:    {state(pgerr.Conflict)},
 		guard.ReasonInvalid:     {state(pgerr.Subtransaction), state(pgerr.MustRaise)},

@@ -244,7 +244,7 @@ func TestPages(t *testing.T) {
 		}
 		e.exec("ALTER TABLE fencepost.marks RENAME TO away")
 		for m, err := range e.db.Marks(ctx, "") {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || m != (ResourceMark{}) {
+			if guard.ReasonOf(err) != guard.ReasonSetup || m != (ResourceMark{}) {
 				t.Errorf("without the table: %+v, %v", m, err)
 			}
 		}

@@ -48,9 +48,10 @@ func TestFailureOfRows(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
 		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
 		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("SF005")},
+		guard.ReasonSetup:          {state("42501")},
 		guard.ReasonStale:          {state("SF001")},
 		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42601"), state("42804"), state("42702")},
-		guard.ReasonOther:          {state("23505"), state("22P02"), state("42501")},
+		guard.ReasonOther:          {state("23505"), state("22P02")},
 	} {
 		for way, c := range rowCalls {
 			for _, cause := range causes {

@@ -42,7 +42,7 @@ func TestRowSecurity(t *testing.T) {
 			for _, way := range ways {
 				expect := want
 				if way.name == "Upsert" && id > 1 { // it is in the way of the row to be inserted, and the server says so
-					expect = guard.ReasonOther
+					expect = guard.ReasonSetup
 				}
 				if err := way.call(id); guard.ReasonOf(err) != expect {
 					t.Errorf("%s of row %d: got %v, want %q", way.name, id, err, expect)
@@ -52,15 +52,15 @@ func TestRowSecurity(t *testing.T) {
 		if err := table.Upsert(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}); err != nil {
 			t.Errorf("Upsert of a new row: %v", err)
 		}
-		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{4}, Set{"secret": 1}); guard.ReasonOf(err) != guard.ReasonOther || pgerr.State(err) != "42501" || strings.Contains(err.Error(), "RolesSQL") {
+		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{4}, Set{"secret": 1}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || strings.Contains(err.Error(), "RolesSQL") {
 			t.Errorf("a column without the right: %v", err)
 		}
 		e.exec("CREATE POLICY stays ON docs AS RESTRICTIVE FOR UPDATE WITH CHECK (v < 100)")
-		if err := table.Update(t.Context(), db, claimOf("r", 6), Key{4}, Set{"v": 100}); guard.ReasonOf(err) != guard.ReasonOther || pgerr.State(err) != "42501" || !strings.Contains(err.Error(), "policies") {
+		if err := table.Update(t.Context(), db, claimOf("r", 6), Key{4}, Set{"v": 100}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || !strings.Contains(err.Error(), "policies") {
 			t.Errorf("a row that a policy's WITH CHECK refuses: %v", err)
 		}
 		_, err := db.Batch(t.Context(), claimOf("r", 6), Raw("UPDATE docs SET secret = 1"))
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "RolesSQL") {
+		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "RolesSQL") {
 			t.Errorf("a Batch without rights on schema fencepost: %v", err)
 		}
 		if got := e.text("SELECT string_agg(id || ' ' || last_fencing_token, ', ' ORDER BY id) FROM docs"); got != "1 5, 2 0, 3 0, 4 0, 9 5" {

@@ -95,13 +95,13 @@ func TestSchemaMissing(t *testing.T) {
 				"Mark":   func() error { _, err := e.db.Mark(t.Context(), "r"); return err }(),
 				"Retire": func() error { _, err := e.db.Retire(t.Context(), time.Now()); return err }(),
 			} {
-				if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
-					t.Errorf("%s: got %v, want ErrUnavailable that says to run Migrate", what, err)
+				if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
+					t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
 				}
 			}
 		}
 		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
+		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
 			t.Errorf("without the table: %v", err)
 		}
 		e.exec("DROP SCHEMA fencepost CASCADE")

@@ -162,7 +162,7 @@ func TestVerifyFunctions(t *testing.T) {
 			"InstallTrigger": e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)),
 			"RemoveTrigger":  e.db.RemoveTrigger(t.Context(), []string{"x"}),
 		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
+			if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
 				t.Errorf("%s without the schema: %v", what, err)
 			}
 		}
@@ -379,8 +379,8 @@ func TestVerifyFails(t *testing.T) {
 		p.set(nil)
 		e.exec("DROP FUNCTION fencepost.guard_problems")
 		found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{triggerOn([]string{"jobs"}, "{tenant}")}})
-		if found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "DB.Migrate") {
-			t.Errorf("triggers: %v, %v, want ErrUnavailable that names the way out", found, err)
+		if found != nil || guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
+			t.Errorf("triggers: %v, %v, want ErrSetup that names the way out", found, err)
 		}
 	})
 }

@@ -76,7 +76,7 @@ func verdictOf(err error) verdict {
 		// ID is stored with its work.
 		return redeliver
 	}
-	// Conflict and mark_ahead mean a broken issuer; invalid, missing, misdirected,
+	// Conflict and mark_ahead mean a broken issuer, setup a broken deployment; invalid, missing, misdirected,
 	// not_found and unfenced a broken message; other a bug.
 	return deadLetter
 }

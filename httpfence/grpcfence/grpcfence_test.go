@@ -357,7 +357,7 @@ func TestResourceErrors(t *testing.T) {
 	misdirected := &guard.MisdirectedError{Claimed: "inner", Guarded: "other"}
 	for cause, want := range map[error]guard.Reason{
 		guard.ErrStale: guard.ReasonOther, guard.ErrConflict: guard.ReasonOther, guard.ErrMissing: guard.ReasonOther, misdirected: guard.ReasonInvalid,
-		guard.ErrNotFound: guard.ReasonNotFound, guard.ErrUnavailable: guard.ReasonUnavailable, guard.ErrInvalid: guard.ReasonInvalid,
+		guard.ErrNotFound: guard.ReasonNotFound, guard.ErrUnavailable: guard.ReasonUnavailable, guard.ErrSetup: guard.ReasonSetup, guard.ErrInvalid: guard.ReasonInvalid,
 	} {
 		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
 			return "", fmt.Errorf("look-up: %w", cause)
@@ -420,7 +420,7 @@ func TestClientFailsLocally(t *testing.T) {
 func TestCodesAreTotal(t *testing.T) {
 	for _, reason := range guard.Reasons() {
 		c := Code(reason)
-		if c == codes.OK || c == codes.Aborted || c == codes.Internal && reason != guard.ReasonLeaseLost {
+		if c == codes.OK || c == codes.Aborted || c == codes.Internal && reason != guard.ReasonLeaseLost && reason != guard.ReasonSetup {
 			t.Errorf("%s: %v", reason, c)
 		}
 		for _, err := range []error{Status(reason.Err()), ConnectError(reason.Err())} {

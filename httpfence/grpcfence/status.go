@@ -25,7 +25,7 @@ func Code(reason guard.Reason) codes.Code {
 	case guard.ReasonOutcomeUnknown:
 		return codes.Unknown
 	}
-	return codes.Internal
+	return codes.Internal // also for setup: the server's fault, and nothing that a client repeats
 }
 
 // info returns what a refusal says besides its code. It does not include the
@@ -93,7 +93,7 @@ func ErrorFrom(err error, claim guard.Claim) error {
 		refusal = &guard.InvalidError{Field: "claim", Problem: "the server found it malformed"}
 	case guard.ReasonMisdirected:
 		refusal = &guard.MisdirectedError{Claimed: found.GetMetadata()["claimed"], Guarded: found.GetMetadata()["guarded"]}
-	case guard.ReasonUnavailable, guard.ReasonOutcomeUnknown:
+	case guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 		refusal = &guard.FailedError{Reason: reason, Op: "call", Claim: claim}
 	case guard.ReasonLeaseLost:
 		refusal = &guard.LostError{Claim: claim, Cause: errors.New("says the server")}

@@ -66,16 +66,22 @@ var ends = map[string]bool{
 	"XX":    true, // internal error, corrupted data
 }
 
+// setup has the SQLSTATEs, and the classes, of refusals that recur until somebody
+// grants a right, creates a role or corrects a password.
+var setup = map[string]bool{
+	"28":    true, // may not log in
+	"3D000": true, // no such database
+	"42501": true, // missing rights
+}
+
 // passes has the SQLSTATEs, and the classes, of refusals that may not recur on
-// another try, with a repaired server or as another role. Every other definite
-// error is due to the statement or the data.
+// another try or with a repaired server. Every other definite error is due to the
+// statement or the data.
 var passes = map[string]bool{
 	"25006": true, // read-only: a standby
 	"25P02": true, // the transaction was already aborted
 	"26000": true, // the driver's prepared statement is gone, as after DEALLOCATE ALL
-	"28":    true, // may not log in
 	"40":    true, // transaction rolled back: serialization, deadlock
-	"42501": true, // missing rights
 	"53":    true, // resources
 	"55P03": true, // lock timeout
 	"57014": true, // cancelled
@@ -91,6 +97,7 @@ var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.Rea
 //   - ReasonStale, ReasonConflict, ReasonMissing: a function of schema fencepost
 //     refused it.
 //   - ReasonUnavailable: nothing was written and another try may succeed.
+//   - ReasonSetup: nothing was written, and the role may not do it.
 //   - ReasonOther: nothing was written and the same statement would fail again.
 //   - ReasonOutcomeUnknown: it may have been written.
 //   - ReasonNone: err is nil.
@@ -99,6 +106,9 @@ func Reason(err error, sent Sent) guard.Reason {
 		return guard.ReasonNone
 	}
 	if Unsent(err) {
+		if in(setup, State(err)) {
+			return guard.ReasonSetup
+		}
 		return guard.ReasonUnavailable
 	}
 	return reason(State(err), severity(err), replanned(err), sent)
@@ -113,6 +123,8 @@ func reason(state, severity string, replanned bool, sent Sent) guard.Reason {
 		return guard.ReasonOutcomeUnknown
 	case says[state] != guard.ReasonNone:
 		return says[state]
+	case in(setup, state):
+		return guard.ReasonSetup
 	case ended || replanned || in(passes, state):
 		return guard.ReasonUnavailable
 	}

@@ -549,7 +549,7 @@ func failed(op string, claim guard.Claim, err error) error {
 	}
 	switch code {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
-		return guard.Unavailable(op, claim, err)
+		return guard.Setup(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
 }

@@ -175,7 +175,7 @@ func TestUnanswered(t *testing.T) {
 		}
 	}
 	mustExec(t, pool, "DROP SCHEMA fencepost CASCADE")
-	if _, err := newRoleOperator(t, pool).Get(t.Context(), "r"); !errors.Is(err, guard.ErrUnavailable) || pglease.Error(err) == nil {
+	if _, err := newRoleOperator(t, pool).Get(t.Context(), "r"); !errors.Is(err, guard.ErrSetup) || pglease.Error(err) == nil {
 		t.Errorf("without the schema: %v", err)
 	}
 }

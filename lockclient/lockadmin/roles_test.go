@@ -276,7 +276,7 @@ func TestRolesForbid(t *testing.T) {
 	_, read := all(issuer.Operator.Audit(t.Context(), "", nil))
 	_, advanced := reader.Advance(t.Context(), "r", 99)
 	for what, err := range map[string]error{"cut": cut, "raise": raised, "purge": purged, "audit": read, "advance": advanced} {
-		if pg := pglease.Error(err); pg == nil || pg.Code != "42501" || !errors.Is(err, guard.ErrUnavailable) {
+		if pg := pglease.Error(err); pg == nil || pg.Code != "42501" || !errors.Is(err, guard.ErrSetup) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

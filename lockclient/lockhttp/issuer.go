@@ -185,6 +185,10 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		if k == &kindTooLarge {
 			said = &httpError{kind: k, err: said} // Renew sends less then
 		}
+		switch k {
+		case &kindSetup, &kindUnauthorized, &kindForbidden, &kindMethod, &kindMediaType, &kindUnsupported:
+			return guard.Setup(op, claim, said)
+		}
 		if k.nothing {
 			return guard.Unavailable(op, claim, said)
 		}

@@ -49,13 +49,14 @@ var (
 	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
 	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
 	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
+	kindSetup         = kind{"setup", http.StatusInternalServerError, "The issuer is not set up", "Nothing was done. An operator must repair the server; repeating the request does not help before.", true}
 	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
 )
 
 var kinds = []*kind{
 	&kindInvalid, &kindUnauthorized, &kindForbidden, &kindNotFound, &kindOver, &kindMethod, &kindChanged, &kindSpent,
 	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindTooManyLeases, &kindUnknown, &kindInternal,
-	&kindUnsupported, &kindBehind, &kindUnavailable,
+	&kindUnsupported, &kindBehind, &kindSetup, &kindUnavailable,
 }
 
 // httpError is an error that is answered as its kind says.
@@ -95,6 +96,8 @@ func kindOf(err error) *kind {
 		return &kindNotFound
 	case errors.Is(err, guard.ErrInvalid):
 		return &kindInvalid
+	case errors.Is(err, guard.ErrSetup):
+		return &kindSetup
 	case errors.Is(err, guard.ErrUnavailable), errors.Is(err, driver.ErrNoWatch):
 		return &kindUnavailable
 	}

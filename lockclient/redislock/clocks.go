@@ -76,7 +76,7 @@ func (i *Issuer) keepsAll(ctx context.Context) error {
 	}
 	raw, err := i.do(ctx, "INFO", "memory")
 	if err != nil {
-		if refused(err.Error()) {
+		if begins(err.Error(), setups) {
 			err = fmt.Errorf("the maxmemory-policy cannot be read (set Options.InsecureEviction if it is known to be noeviction): %w", err)
 		}
 		return err

@@ -581,7 +581,12 @@ func failed(op string, claim guard.Claim, err error) error {
 	if errors.As(err, new(notSent)) {
 		return guard.Unavailable(op, claim, err)
 	}
-	for _, refusal := range []error{zk.ErrNoServer, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError} {
+	for _, refusal := range []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL} {
+		if errors.Is(err, refusal) {
+			return guard.Setup(op, claim, err)
+		}
+	}
+	for _, refusal := range []error{zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError} {
 		if errors.Is(err, refusal) {
 			return guard.Unavailable(op, claim, err)
 		}

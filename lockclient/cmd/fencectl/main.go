@@ -87,7 +87,7 @@ var exitCodes = []struct {
 	{exitNoRights, "no_rights", "the server does not let this role do it"},
 	{exitUnavailable, "unavailable", "no connection, a timeout, a standby: nothing was changed, trying again is safe"},
 	{exitUnknown, "outcome_unknown", "the answer was lost and the change may have been made: look before trying again"},
-	{exitSchema, "schema_missing, schema_older, schema_newer", "the database does not have the schema, or has another version of it than this build"},
+	{exitSchema, "schema_missing, schema_older, schema_newer, setup", "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
 	{exitCancelled, "cancelled", "the operator did not confirm: nothing was sent"},
 	{exitUnhealthy, "unhealthy", "doctor found something that must be repaired"},
 	{exitPartial, "partial", "a part was done and the rest was not: the message says how to go on"},
@@ -159,9 +159,12 @@ func classify(err error) (code int, reason string) {
 		return exitNotFound, string(reason)
 	case guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonUnfenced, guard.ReasonLeaseLost:
 		return exitRefused, string(reason)
-	case guard.ReasonUnavailable, guard.ReasonOther:
+	case guard.ReasonSetup, guard.ReasonUnavailable, guard.ReasonOther:
 		if noRights(err) {
 			return exitNoRights, "no_rights"
+		}
+		if reason == guard.ReasonSetup {
+			return exitSchema, string(reason)
 		}
 		if reason == guard.ReasonUnavailable || errors.Is(err, context.DeadlineExceeded) {
 			return exitUnavailable, string(guard.ReasonUnavailable)

@@ -20,8 +20,8 @@ func Harmless(err error) error {
 	return pgerr.NotSent(err)
 }
 
-// Failure turns a driver's error into guard's: ErrUnavailable if it is certain
-// that nothing was written, ErrOutcomeUnknown in every other case.
+// Failure turns a driver's error into guard's: ErrUnavailable or ErrSetup if it is
+// certain that nothing was written, ErrOutcomeUnknown in every other case.
 func Failure(op string, claim guard.Claim, err error) error {
 	if err == nil {
 		return nil
@@ -32,7 +32,11 @@ func Failure(op string, claim guard.Claim, err error) error {
 	if pg := Error(err); pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range" {
 		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
 	}
+	setup := pgerr.Reason(err, pgerr.Commit) == guard.ReasonSetup || pgerr.Undefined(err) || errors.Is(err, guard.ErrSetup)
 	err = pgerr.Explain(err)
+	if setup {
+		return guard.Setup(op, claim, err)
+	}
 	if Contention(err) {
 		err = fmt.Errorf("%w: %w", driver.ErrBusy, err)
 	}

@@ -66,6 +66,9 @@ func TestFailure(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want := guard.ReasonUnavailable
+			if test.name == "no table" || test.name == "no right" {
+				want = guard.ReasonSetup
+			}
 			if test.unknown {
 				want = guard.ReasonOutcomeUnknown
 			}

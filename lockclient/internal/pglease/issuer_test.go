@@ -87,7 +87,7 @@ func TestReenterFails(t *testing.T) {
 	i.Entered().Started = i.Entered().Started.Add(-time.Hour)
 	mustExec(t, pool, "ALTER FUNCTION fencepost.enter_epoch RENAME TO gone")
 	_, err := i.Acquire(t.Context(), ask("s", "a"))
-	if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "42883" {
+	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" {
 		t.Errorf("got %v", err)
 	}
 	if n := value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource = 's'"); n != 0 {
@@ -102,7 +102,7 @@ func TestWatchFails(t *testing.T) {
 	mustExec(t, altered, "ALTER FUNCTION fencepost.watch RENAME TO gone")
 	for says, pool := range map[string]*pgxpool.Pool{"lockclient version 0": without, "fencepost.watch": altered} {
 		watching, err := newIssuer(t, pool, nil).Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
-		if watching.Held != nil || watching.Stop != nil || !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), says) {
+		if watching.Held != nil || watching.Stop != nil || !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), says) {
 			t.Errorf("got %+v, %v, want an error with %q", watching, err, says)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"sync"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 )
 
@@ -25,9 +26,14 @@ func checkVersion(have int64) error {
 	want := int64(Schema().Version())
 	switch {
 	case have > want:
-		return &migrate.NewerError{Component: Schema().Name, Have: have, Know: int(want)}
+		return &versionError{&migrate.NewerError{Component: Schema().Name, Have: have, Know: int(want)}}
 	case have < want:
-		return fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or lockadmin.Migrate for leases and marks", have, want)
+		return &versionError{fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run lockclient.Migrate, or lockadmin.Migrate for leases and marks", have, want)}
 	}
 	return nil
 }
+
+// versionError says why a database cannot be used by this build.
+type versionError struct{ error }
+
+func (e *versionError) Unwrap() []error { return []error{guard.ErrSetup, e.error} }

@@ -160,7 +160,7 @@ func TestRowSecurity(t *testing.T) {
 	_, acquired := i.Acquire(t.Context(), ask("r", "other"))
 	_, released := i.Release(t.Context(), claim)
 	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released} {
-		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "42501" {
+		if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42501" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
