@@ -78,7 +78,11 @@ func TestListMarks(t *testing.T) {
 					}
 				}
 				if err != nil {
-					refused(t, err, guard.ReasonSetup)
+					reason := guard.ReasonUnavailable
+					if c.fault.Status == 403 {
+						reason = guard.ReasonSetup
+					}
+					refused(t, err, reason)
 				}
 			}
 			in.Remove()
