@@ -159,7 +159,7 @@ func TestScript(t *testing.T) {
 			t.Errorf("the script of step %d is\n%s", m.Version, one)
 		}
 	}
-	script = strings.NewReplacer(Pin, "", owned, "", sealed, "", unpin, "").Replace(script)
+	script = strings.NewReplacer(Pin, "", owned, "", sealed, "", unpin, "", prologue, "").Replace(script)
 	if strings.Contains(script, "BEGIN") || strings.Contains(script, "COMMIT") {
 		t.Errorf("the script has a transaction of its own:\n%s", script)
 	}
