@@ -51,7 +51,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 			break
 		}
 	}
-	if _, newer := errors.AsType[*migrate.NewerError](err); newer {
+	if _, newer := errors.AsType[*migrate.NewerError](err); newer || migrate.Unrecorded(err) {
 		return guard.Setup("migrate", guard.Claim{}, err)
 	}
 	return pglease.Failure("migrate", guard.Claim{}, err)

@@ -194,7 +194,7 @@ func TestMigrateFails(t *testing.T) {
 	}
 	pool := pgtest.Pool(t)
 	mustSimple(t, pool, "CREATE SCHEMA fencepost; CREATE TABLE fencepost.leases (mine int)")
-	if err := Migrate(t.Context(), pool); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "already exists") {
+	if err := Migrate(t.Context(), pool); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "already exists") {
 		t.Errorf("table in the way: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

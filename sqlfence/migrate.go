@@ -40,8 +40,8 @@ func (d *DB[Tx]) Migrate(ctx context.Context) error {
 		c.release()
 	}
 	var newer *migrate.NewerError
-	if errors.As(err, &newer) {
-		return guard.Setup("migrate", guard.Claim{}, newer)
+	if errors.As(err, &newer) || migrate.Unrecorded(err) {
+		return guard.Setup("migrate", guard.Claim{}, err)
 	}
 	if pgerr.State(err) == pgerr.NotSupported {
 		return guard.Unavailable("migrate", guard.Claim{}, err)

@@ -242,14 +242,31 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	return conn.Exec(ctx, "COMMIT")
 }
 
-// wayOut explains a first step that finds its tables there.
-func wayOut(have int64, err error) string {
+// Unrecorded reports that Up found something that a step creates and that
+// fencepost.migrations does not have: half a script was applied, or the schema was
+// restored without its data. Nothing was changed, and nothing is until somebody
+// repairs it.
+func Unrecorded(err error) bool {
 	var coded interface{ SQLState() string }
-	if have > 0 || !errors.As(err, &coded) || coded.SQLState() != "42P07" { // duplicate_table
+	if !errors.As(err, &coded) {
+		return false
+	}
+	switch coded.SQLState() {
+	case "42P07", "42723", "42710", "42701": // duplicate table, function, object, column
+		return true
+	}
+	return false
+}
+
+func wayOut(have int64, err error) string {
+	if !Unrecorded(err) {
 		return ""
 	}
-	return "; fencepost.migrations does not have it, as after a restore of the schema without its data: restore the data of schema fencepost, " +
-		"or, if no holder is at work, DROP SCHEMA fencepost CASCADE and migrate"
+	if have > 0 {
+		return "; fencepost.migrations does not have this step, as after half of a script: undo what it did, or restore schema fencepost"
+	}
+	return "; fencepost.migrations does not have it, as after half of a script or a restore of the schema without its data: " +
+		"restore the data of schema fencepost, or, if no holder is at work, DROP SCHEMA fencepost CASCADE and migrate"
 }
 
 // version reads the applied version; 0 if there is no schema.

@@ -16,8 +16,8 @@ func (a *app) migrateCommand() *cli.Command {
 		Name: "migrate", Category: categorySetup,
 		Usage: "bring the schema to this build's version, or print its SQL",
 		Description: "Upgrades in place beside running holders, and does nothing where nothing is\n" +
-			"missing. --print connects to nothing; run what it prints in one transaction\n" +
-			"(psql --single-transaction).",
+			"missing. --print connects to nothing; what it prints is for an empty database,\n" +
+			"begins and ends its transactions, and can be run by psql -f as it is.",
 		Flags:  []cli.Flag{&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"}},
 		Action: a.migrate,
 	}
@@ -28,7 +28,7 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 		if _, err := arguments(cmd); err != nil {
 			return err
 		}
-		return a.printSQL(cmd, schemaSQL(leasesComponent), schemaSQL(marksComponent))
+		return a.printSQL(cmd, "BEGIN;\n", "COMMIT;\n", schemaSQL(leasesComponent), schemaSQL(marksComponent))
 	}
 	_, s, err := open(ctx, cmd, nil)
 	if err != nil {
@@ -93,13 +93,14 @@ func (a *app) roles(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.printSQL(cmd, ofLeases, ofMarks)
+	return a.printSQL(cmd, "-- Run in one transaction.\n", "", ofLeases, ofMarks)
 }
 
-// printSQL prints a script for each of the components.
-func (a *app) printSQL(cmd *cli.Command, scripts ...string) error {
+// printSQL prints a script for each of the components, and as text what comes before
+// and after it.
+func (a *app) printSQL(cmd *cli.Command, before, after string, scripts ...string) error {
 	for i, name := range components {
-		if err := a.answer(cmd, object{"component": name, "sql": scripts[i]}, "-- %s: run in one transaction.\n%s\n", name, scripts[i]); err != nil {
+		if err := a.answer(cmd, object{"component": name, "sql": scripts[i]}, "-- %s\n%s%s\n%s", name, before, scripts[i], after); err != nil {
 			return err
 		}
 	}
