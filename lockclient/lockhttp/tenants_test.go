@@ -411,7 +411,7 @@ func TestWaitersCostOneConnection(t *testing.T) {
 	})
 	var all, listening int
 	until(t, func() bool {
-		err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE query ILIKE 'listen%') FROM pg_stat_activity WHERE application_name = 'lockserver'`).Scan(&all, &listening)
+		err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE query ILIKE 'listen%') FROM pg_stat_activity WHERE application_name = 'lockserver' AND datname = current_database()`).Scan(&all, &listening)
 		return err == nil && listening == 1
 	})
 	t.Logf("%d connections: the pool's, the renewals' and the one that listens", all)
