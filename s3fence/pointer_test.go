@@ -49,7 +49,6 @@ func dataHistory(t testing.TB, server *s3test.Server, history []s3test.Mutation)
 	return out
 }
 
-const miB = 1 << 20
 
 func bytesOf(n int) []byte {
 	out := make([]byte, n)

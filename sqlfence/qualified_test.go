@@ -40,6 +40,7 @@ func unqualified(body string) (found []string) {
 			upper == "DISTINCT", upper == "ANY", upper == "SOME", upper == "ALL", upper == "USING", upper == "EXECUTE", upper == "DECLARE",
 			upper == "CASE" && strings.ToUpper(at(i+1)) != "WHEN":
 			bad = true
+		case upper == "COALESCE": // grammar: its operands bring no operator
 		case upper == "IF", upper == "AND", upper == "OR", upper == "NOT", upper == "WHEN", upper == "THEN", upper == "OPERATOR":
 		case sqlName.MatchString(word) && at(i+1) == "(":
 			bad = !schema(i - 2)

@@ -213,7 +213,7 @@ func (w *waitingRaise[Tx]) alone(ctx context.Context) error {
 			return w.explain(err)
 		case lookErr != nil: // the role may not look, so all it can do is wait
 			if err = w.once(ctx, w.left(), true); err != nil {
-				err = errors.Join(err, lookErr)
+				err = errors.Join(err, because(lookErr))
 			}
 			return err
 		}
@@ -376,11 +376,21 @@ func (w *waitingRaise[Tx]) explain(err error) error {
 	case err == nil || errors.As(err, new(*guard.RejectedError)):
 		return err
 	case w.refused != nil:
-		return errors.Join(err, w.refused)
+		return errors.Join(err, because(w.refused))
 	case len(w.seen) == 0:
 		return err
 	}
 	return fmt.Errorf("%w; %w", err, waitsFor(w.seen))
+}
+
+// because returns why a look failed without its reason, which is not the raise's:
+// a raise whose role may not look waits all the same, and may succeed the next time.
+func because(look error) error {
+	var failed *guard.FailedError
+	if errors.As(look, &failed) {
+		return fmt.Errorf("%s: %w", failed.Op, failed.Cause)
+	}
+	return look
 }
 
 type waitsFor []session
