@@ -49,7 +49,6 @@ func dataHistory(t testing.TB, server *s3test.Server, history []s3test.Mutation)
 	return out
 }
 
-
 func bytesOf(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {
