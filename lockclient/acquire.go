@@ -60,6 +60,9 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	r.Waiting = waiting
 	began := c.clock()
 	if waiting {
+		if err := c.waitsForItself(ctx, r.Resource); err != nil {
+			return nil, err
+		}
 		lease, err = c.wait(ctx, r)
 	} else {
 		lease, err = c.try(ctx, r)

@@ -23,7 +23,8 @@ import (
 // Hold returns fn's error. If the lease was lost before fn returned, the error
 // wraps [ErrLeaseLost] and fn's error, if any: fn may have run concurrently
 // with the next holder, and the fences decide whether its writes since then
-// took effect. If the lease was not granted, fn is not called and the error is
+// took effect. A Hold inside of fn for the same resource, or an Acquire, is refused
+// with guard.ErrInvalid: it would wait for this one. If the lease was not granted, fn is not called and the error is
 // Acquire's. A failed release is logged and observed but is not an error: the
 // TTL frees the lease. Hold starts no goroutine.
 func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
@@ -51,7 +52,9 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	if err != nil {
 		return err
 	}
-	held, cancel := context.WithCancelCause(guard.WithLease(ctx, lease))
+	outer, _ := ctx.Value(holdingKey{}).(*holding)
+	inside := context.WithValue(ctx, holdingKey{}, &holding{lease, outer})
+	held, cancel := context.WithCancelCause(guard.WithLease(inside, lease))
 	defer cancel(nil)
 	lease.whenEnded(cancel)
 	// Deferred and without recover: a panic or runtime.Goexit in fn goes on by
@@ -75,6 +78,28 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 	err = fn(held)
 	returned = true
 	return err
+}
+
+// holding is a lease that the context of a Hold's function stands under, and the one
+// around it.
+type holding struct {
+	lease *Lease
+	outer *holding
+}
+
+type holdingKey struct{}
+
+// waitsForItself returns an error if waiting for the resource would wait for a Hold
+// that ctx comes from.
+func (c *Client) waitsForItself(ctx context.Context, resource string) error {
+	h, _ := ctx.Value(holdingKey{}).(*holding)
+	for ; h != nil; h = h.outer {
+		if h.lease.client == c && h.lease.claim.Resource == resource && h.lease.Valid() {
+			return guard.Invalid("resource", resource, fmt.Sprintf(
+				"is held by the Hold that this context comes from, under token %v and lease ID %q: waiting for it would wait for itself", h.lease.claim.Token, h.lease.claim.LeaseID))
+		}
+	}
+	return nil
 }
 
 // outcome combines fn's error and the loss of the lease.

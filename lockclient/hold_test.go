@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,47 @@ func TestHold(t *testing.T) {
 	}
 	if len(ownGoroutines()) > 0 && renewing() {
 		t.Error("the renewal outlived Hold")
+	}
+}
+
+// TestHoldInsideHold: waiting for a lease that the context stands under is refused
+// at once, also through another lease. Another client waits, as does one without the
+// context, and the same is granted once the outer lease is over.
+func TestHoldInsideHold(t *testing.T) {
+	pool := migrated(t)
+	client, other := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
+	opts, none := &HoldOptions{TTL: time.Minute}, func(context.Context) error { return nil }
+	err := client.Hold(t.Context(), "r", opts, func(outer context.Context) error {
+		return client.Hold(outer, "s", opts, func(ctx context.Context) error {
+			_, acquired := client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
+			for how, err := range map[string]error{"r": client.Hold(ctx, "r", opts, none), "s": client.Hold(ctx, "s", opts, none), "Acquire": acquired} {
+				if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "wait for itself") {
+					t.Errorf("%s: %v", how, err)
+				}
+			}
+			if err := client.TryHold(ctx, "r", opts, none); !errors.Is(err, ErrHeld) {
+				t.Errorf("TryHold: %v", err)
+			}
+			for how, c := range map[string]*Client{"another client": other, "without the context": client} {
+				under := ctx
+				if c == client {
+					under = t.Context()
+				}
+				soon, cancel := context.WithTimeout(under, 50*time.Millisecond)
+				if err := c.Hold(soon, "r", opts, none); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%s: %v", how, err)
+				}
+				cancel()
+			}
+			lease, _ := guard.LeaseFrom(outer)
+			if err := lease.(*Lease).Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			return client.Hold(context.WithoutCancel(ctx), "r", opts, none)
+		})
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 
