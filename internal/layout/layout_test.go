@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	"s3fence/s3test":                {"github.com/aws/aws-sdk-go-v2"},
 	"s3fence":                       {"guard", "github.com/aws/aws-sdk-go-v2"},
 	"examples/billingclose":         {"guard", "httpfence", "sqlfence", "s3fence", "lockclient", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/adopt":                {"guard", "lockclient", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/internal/demo":        {"internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/consumer":             {"guard", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/leader":               {"guard", "lockclient", "lockclient/lockadmin", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
