@@ -77,7 +77,7 @@ func (i *Issuer) keepsAll(ctx context.Context) error {
 	raw, err := i.do(ctx, "INFO", "memory")
 	if err != nil {
 		if begins(err.Error(), setups) {
-			err = fmt.Errorf("the maxmemory-policy cannot be read (set Options.InsecureEviction if it is known to be noeviction): %w", err)
+			err = &setupError{fmt.Errorf("the maxmemory-policy cannot be read (set Options.InsecureEviction if it is known to be noeviction): %w", err)}
 		}
 		return err
 	}
@@ -88,7 +88,7 @@ func (i *Issuer) keepsAll(ctx context.Context) error {
 	_, policy, _ := strings.Cut(info, "maxmemory_policy:")
 	policy, _, _ = strings.Cut(policy, "\n")
 	if policy = strings.TrimSpace(policy); policy != "noeviction" {
-		return fmt.Errorf("the maxmemory-policy is %q, with which Redis may drop leases that run: set it to noeviction (or Options.InsecureEviction)", policy)
+		return &setupError{fmt.Errorf("the maxmemory-policy is %q, with which Redis may drop leases that run: set it to noeviction (or Options.InsecureEviction)", policy)}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

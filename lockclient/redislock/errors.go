@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -37,6 +38,19 @@ func failed(op string, claim guard.Claim, err error) error {
 		return guard.Unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
+}
+
+// setupError is a reason that no retry cures.
+type setupError struct{ error }
+
+func (e *setupError) Unwrap() []error { return []error{guard.ErrSetup, e.error} }
+
+// unsent is failed for a request that cannot have written.
+func unsent(op string, claim guard.Claim, err error) error {
+	if said := failed(op, claim, err); errors.Is(said, guard.ErrSetup) {
+		return said
+	}
+	return guard.Unavailable(op, claim, err)
 }
 
 // inScript returns what an error says without the words that Redis before 7.0 puts

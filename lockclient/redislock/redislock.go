@@ -223,7 +223,7 @@ func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	from := driver.Now()
 	if err := i.learn(ctx, r.Resource); err != nil {
-		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err) // only the time was requested
+		return driver.Grant{}, unsent("acquire", r.Claim(), err) // only the time was requested
 	}
 	for attempt := 0; ; attempt++ {
 		notAfter, seen := i.notAfter(r.Resource, from+r.Timeout)

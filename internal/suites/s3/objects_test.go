@@ -161,8 +161,8 @@ func TestAccess(t *testing.T) {
 			for call, err := range map[string]error{
 				"open": opened, "get": got, "put": o.Put(t.Context(), claim(6), key, nil, nil), "raise": o.Raise(t.Context(), claim(6), key),
 			} {
-				if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("%s: %v, want it unavailable because %q", call, err, c.says)
+				if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%s: %v, want a setup error because %q", call, err, c.says)
 				}
 			}
 		})

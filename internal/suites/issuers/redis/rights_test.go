@@ -54,8 +54,8 @@ func TestMissingRights(t *testing.T) {
 				if err == nil && resource == "alone" && without != "pexpire" && without != "hset" && without != "set" && without != "exists" {
 					continue // not needed
 				}
-				if !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrOutcomeUnknown) || g.Token != guard.NoToken {
-					t.Errorf("%s: %+v, %v; want ErrUnavailable", resource, g, err)
+				if !errors.Is(err, guard.ErrSetup) || errors.Is(err, guard.ErrOutcomeUnknown) || g.Token != guard.NoToken {
+					t.Errorf("%s: %+v, %v; want ErrSetup", resource, g, err)
 				}
 				if n := c.Exists(t.Context(), "fencepost:{"+resource+"}:lease").Val(); n != 0 {
 					t.Errorf("%s: the refused acquire left a lease that ends in %v (-1ns is never)", resource, c.PTTL(t.Context(), "fencepost:{"+resource+"}:lease").Val())
@@ -79,8 +79,8 @@ func TestMissingRightsToRelease(t *testing.T) {
 			}
 			w.Stop()
 			freed, err := restricted(t, s, without).Release(t.Context(), held)
-			if freed || !errors.Is(err, guard.ErrUnavailable) {
-				t.Errorf("%v, %v; want ErrUnavailable", freed, err)
+			if freed || !errors.Is(err, guard.ErrSetup) {
+				t.Errorf("%v, %v; want ErrSetup", freed, err)
 			}
 			if n := s.client(t, s.addr).Exists(t.Context(), "fencepost:{r}:lease").Val(); n != 1 {
 				t.Error("the refused release freed the lease")
@@ -106,8 +106,8 @@ func TestRefusedInAScript(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrUnavailable) || errors.Is(err, guard.ErrOutcomeUnknown) {
-			t.Errorf("%q: %v; want ErrUnavailable", text, err)
+		if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrSetup) || errors.Is(err, guard.ErrOutcomeUnknown) {
+			t.Errorf("%q: %v; want ErrSetup", text, err)
 		}
 	}
 }
