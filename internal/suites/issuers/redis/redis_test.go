@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
@@ -35,12 +36,7 @@ func startServer(t testing.TB, args ...string) *server {
 	if err != nil {
 		t.Fatal("redis-server is not installed; run .ci/setup servers to install it")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
+	addr := process.FreeAddr(t) // below the ports of outgoing connections, one of which could take it
 	_, port, _ := net.SplitHostPort(addr)
 	s := &server{t: t, addr: addr, args: append([]string{path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)}
 	s.start()
