@@ -23,6 +23,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pool.SetMaxOpenConns(1) // so that a raise does not look for holders while it waits
 	expect(m)
 	t.Cleanup(func() {
 		if n := pool.Stats().InUse; n != 0 {
