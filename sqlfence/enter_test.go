@@ -133,7 +133,7 @@ func TestEnterInSavepoint(t *testing.T) {
 // raiseMustWait reports an error if a raise does not wait for the calling
 // transaction.
 func (e *env) raiseMustWait(claim guard.Claim) error {
-	err := e.open(&Options{RaiseTimeout: 50 * time.Millisecond}).Raise(context.Background(), claim)
+	err := e.open(&Options{RaiseTimeout: 50 * time.Millisecond, TerminateAfter: -1}).Raise(context.Background(), claim) // else a slow machine ends it
 	if guard.ReasonOf(err) != guard.ReasonUnavailable {
 		return fmt.Errorf("a raise did not wait: %v", err)
 	}

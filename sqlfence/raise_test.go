@@ -153,7 +153,7 @@ func TestRaiseTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
-		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond})
+		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		for what, err := range map[string]error{
 			"Raise": db.Raise(t.Context(), claimOf("r", 6)),
