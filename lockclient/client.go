@@ -153,8 +153,8 @@ func (c *Client) steps() <-chan struct{} {
 // open. Another request that is in flight is answered, or ends by its own
 // timeout; a lease that it is granted is given back. A lease that is not in a Hold
 // is neither renewed nor released: it runs out at its deadline. A waiting
-// [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later call. A
-// release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
+// [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later
+// call. A release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. A Hold's function that calls
 // Close waits for itself: without a deadline in ctx, Close gives up after a minute there.

@@ -23,10 +23,12 @@ import (
 // Hold returns fn's error. If the lease was lost before fn returned, the error
 // wraps [ErrLeaseLost] and fn's error, if any: fn may have run concurrently
 // with the next holder, and the fences decide whether its writes since then
-// took effect. A Hold inside of fn for the same resource, or an Acquire, is refused
-// with guard.ErrInvalid: it would wait for this one. If the lease was not granted, fn is not called and the error is
+// took effect. If the lease was not granted, fn is not called and the error is
 // Acquire's. A failed release is logged and observed but is not an error: the
 // TTL frees the lease. Hold starts no goroutine.
+//
+// A Hold or Acquire of the same resource on the context that fn got is refused with
+// guard.ErrInvalid while the lease is valid: it would wait for this one.
 func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, resource, opts, true, fn)
 }

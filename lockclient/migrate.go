@@ -33,8 +33,9 @@ type Migration struct {
 // create objects in it and to alter those it created.
 //
 // Errors: guard.ErrSetup (nothing was changed: the schema is newer than this build,
-// or the role may not do it), guard.ErrUnavailable (nothing was changed) and guard.ErrOutcomeUnknown (the connection broke;
-// calling again is safe and settles it).
+// the role may not do it, or half of a script was applied), guard.ErrUnavailable
+// (nothing was changed) and guard.ErrOutcomeUnknown (the connection broke; calling
+// again is safe and settles it).
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if pool == nil {
 		return guard.Invalid("pool", "nil", "must not be nil")

@@ -96,7 +96,18 @@ type data struct {
 	// read and crc are of the bytes since the start was last sought.
 	read int64
 	crc  uint32
-	err  error // the caller's own
+	// whole is the checksum of a reading of all of it; the last one may end early,
+	// since a store that has the data refuses to take it again.
+	whole    uint32
+	complete bool  // there was one
+	changed  bool  // two of them differ
+	err      error // the caller's own
+}
+
+// verdict returns the checksum of what every whole reading gave; false if there was
+// none or they differ.
+func (d *data) verdict() (crc uint32, ok bool) {
+	return d.whole, (d.complete || d.length == 0) && !d.changed
 }
 
 // take prepares a caller's body. It reads nothing.
@@ -126,6 +137,11 @@ func (d *data) Read(p []byte) (int, error) {
 	n, err := d.ReadSeeker.Read(p)
 	d.read += int64(n)
 	d.crc = crc32.Update(d.crc, castagnoli, p[:n])
+	if n > 0 && d.read == d.length {
+		d.changed = d.changed || d.complete && d.crc != d.whole
+		d.whole, d.complete = d.crc, true
+	}
+	d.changed = d.changed || d.read > d.length
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("s3fence: read body: %w", err)
 		d.err = err
@@ -155,8 +171,8 @@ func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (
 	if classify(err) == outcomeNotMatched && b.stored(ctx, made.Data, from.length) {
 		err = nil
 	}
-	if err == nil && from.read == from.length {
-		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", from.crc)
+	if crc, ok := from.verdict(); err == nil && ok {
+		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", crc)
 		return made, nil
 	}
 	b.discard(ctx, c, made)

@@ -177,7 +177,7 @@ func (w *waitingRaise[Tx]) lookOn(ctx, looking context.Context) (spare bool) {
 		if errors.Is(err, errNoSpare) {
 			return false
 		}
-		if pgerr.State(err) != "" {
+		if err == nil || pgerr.State(err) != "" {
 			w.mu.Lock()
 			w.refused = err
 			w.mu.Unlock()
@@ -375,6 +375,11 @@ func (w *waitingRaise[Tx]) explain(err error) error {
 	switch {
 	case err == nil || errors.As(err, new(*guard.RejectedError)):
 		return err
+	case errors.As(w.refused, new(*guard.RejectedError)):
+		if errors.Is(err, guard.ErrUnavailable) { // marks only grow, so the next raise would say the same
+			return w.refused
+		}
+		return fmt.Errorf("%w; a look before: %v", err, w.refused)
 	case w.refused != nil:
 		return errors.Join(err, because(w.refused))
 	case len(w.seen) == 0:

@@ -60,6 +60,7 @@ const (
 	drop        verdict = "acknowledge, drop" // never to be done: its holder was succeeded
 	deadLetter  verdict = "dead-letter"       // needs a person
 	redeliver   verdict = "redeliver"         // later
+	halt        verdict = "keep, and stop"    // the consumer needs a person, not the message
 )
 
 // verdictOf is the table. A stale message must not be redelivered: it stays
@@ -75,8 +76,12 @@ func verdictOf(err error) verdict {
 		// Redelivery after an unknown outcome is safe only because the message's
 		// ID is stored with its work.
 		return redeliver
+	case guard.ReasonSetup:
+		// A missing right or schema fails for every message: to dead-letter them
+		// would empty the queue, to redeliver them would not end.
+		return halt
 	}
-	// Conflict and mark_ahead mean a broken issuer, setup a broken deployment; invalid, missing, misdirected,
+	// Conflict and mark_ahead mean a broken issuer; invalid, missing, misdirected,
 	// not_found and unfenced a broken message; other a bug.
 	return deadLetter
 }

@@ -25,7 +25,7 @@ func TestRun(t *testing.T) {
 func TestVerdicts(t *testing.T) {
 	want := map[guard.Reason]verdict{
 		guard.ReasonStale: drop, guard.ReasonLeaseLost: drop, guard.ReasonSpent: acknowledge,
-		guard.ReasonUnavailable: redeliver, guard.ReasonOutcomeUnknown: redeliver,
+		guard.ReasonSetup: halt, guard.ReasonUnavailable: redeliver, guard.ReasonOutcomeUnknown: redeliver,
 	}
 	for _, reason := range guard.Reasons() {
 		v, ok := want[reason]

@@ -290,7 +290,9 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			results[n] = driver.Renewed{State: driver.Over}
 		case kindInvalid.name:
 			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, &guard.InvalidError{Field: got.Field, Problem: fmt.Sprintf("the lock server says %q", got.Detail)})}
-		case kindUnavailable.name, kindForbidden.name:
+		case kindSetup.name, kindForbidden.name:
+			results[n] = driver.Renewed{Err: guard.Setup("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
+		case kindUnavailable.name:
 			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
 		case kindBehind.name:
 			results[n] = driver.Renewed{Err: behind("renew", errors.New("says the lock server"))}

@@ -261,6 +261,8 @@ func (s *Server) authenticated(h handler) http.HandlerFunc {
 func (s *Server) identify(r *http.Request) (*Identity, error) {
 	id, err := s.authenticate(r)
 	switch {
+	case errors.Is(err, guard.ErrSetup):
+		return nil, &httpError{kind: &kindSetup, err: err}
 	case errors.Is(err, guard.ErrUnavailable):
 		return nil, &httpError{kind: &kindUnavailable, err: err}
 	case err == nil && id == nil:

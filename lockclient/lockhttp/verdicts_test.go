@@ -133,8 +133,8 @@ func TestVerdictsOfClient(t *testing.T) {
 				t.Errorf("out of bounds: %+v", got)
 			}
 		case 5, 6:
-			if got.State != driver.Unknown || !errors.Is(got.Err, guard.ErrUnavailable) {
-				t.Errorf("%d, forbidden or too large: %+v", n, got)
+			if want := map[int]error{5: guard.ErrSetup, 6: guard.ErrUnavailable}[n]; got.State != driver.Unknown || !errors.Is(got.Err, want) {
+				t.Errorf("%d, forbidden or too large: %+v, want %v", n, got, want)
 			}
 		default:
 			if got.State != driver.Extended {
