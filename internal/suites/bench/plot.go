@@ -143,9 +143,13 @@ func plotRatios(s Section, file string) error {
 		return err
 	}
 	p.X.Min, p.X.Max = max(0, min(0.9, p.X.Min)), min(max(1.1, p.X.Max), 4)
+	if len(all) == 1 { // a legend would cover data to say what the title can
+		p.Legend, p.Title.Text = plot.NewLegend(), all[0].name+": rate by that of the same work without"
+	}
 	p.Legend.Top, p.Legend.Left = false, true
 	p.NominalY(cases...)
-	return canvas(file, vg.Points(620), vg.Points(float64(70+17*max(len(cases), 4))), p)
+	p.Y.Padding = vg.Points(16) // viewers without the font have wider labels
+	return canvas(file, vg.Points(640), vg.Points(float64(70+17*max(len(cases), 4))), p)
 }
 
 // byPeer shows one value of each peer, and another as the end of its bar, on a
