@@ -141,7 +141,6 @@ func (d *data) Read(p []byte) (int, error) {
 		d.changed = d.changed || d.complete && d.crc != d.whole
 		d.whole, d.complete = d.crc, true
 	}
-	d.changed = d.changed || d.read > d.length
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("s3fence: read body: %w", err)
 		d.err = err
