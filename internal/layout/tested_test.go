@@ -9,16 +9,16 @@ import (
 	"testing"
 )
 
-// tested lists what the README says the module was tested with: a test in a
-// directory proves each line.
+// tested lists what the module was tested with: a test in a directory proves
+// each line.
 var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
 	{"River 0.51", "`examples/thirdparty/river`", "examples/thirdparty/river", "TestRiver"},
 	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/suites/http", "TestReplays"},
-	{"[chi, echo, gin, fiber, huma, Go kit](examples/thirdparty/frameworks)", "fenced", "examples/thirdparty/frameworks", "TestFrameworks"},
-	{"[Connect](examples/thirdparty/connect), [grpc-go, grpc-gateway](examples/thirdparty/grpc)", "fenced", "examples/thirdparty/grpc", "TestGateway"},
+	{"[chi, echo, gin, fiber, huma, Go kit](../examples/thirdparty/frameworks)", "fenced", "examples/thirdparty/frameworks", "TestFrameworks"},
+	{"[Connect](../examples/thirdparty/connect), [grpc-go, grpc-gateway](../examples/thirdparty/grpc)", "fenced", "examples/thirdparty/grpc", "TestGateway"},
 	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/suites/lockserver", "TestWorkers"},
 	{"versitygw 1.8, MinIO", "accepted", "internal/suites/s3", "TestRace"},
 	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/suites/s3", "TestProbe"},
@@ -27,10 +27,13 @@ var tested = []struct{ with, result, directory, test string }{
 	{"Redis 7.0, Sentinel", "`lockclient/redislock`", "internal/suites/issuers/redis", "TestConformance"},
 }
 
-// The README's table is made from the list above:
+// testedPage has the table of the list above.
+const testedPage = ".github/TESTED.md"
+
+// The page is made from the list above:
 //
-//	FENCEPOST_UPDATE=1 go test -run TestReadmeTested ./internal/layout
-func TestReadmeTested(t *testing.T) {
+//	FENCEPOST_UPDATE=1 go test -run TestTestedPage ./internal/layout
+func TestTestedPage(t *testing.T) {
 	table := "| with | result |\n|---|---|\n"
 	for _, row := range tested {
 		table += fmt.Sprintf("| %s | %s |\n", row.with, row.result)
@@ -38,21 +41,21 @@ func TestReadmeTested(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	readme := readReadme(t)
+	page := readPage(t, testedPage)
 	between := regexp.MustCompile(`(?s)(<!-- tested -->\n).*(<!-- end -->)`)
-	want := between.ReplaceAllString(readme, "${1}\n"+table+"\n${2}")
-	if want == readme && strings.Contains(readme, table) {
+	want := between.ReplaceAllString(page, "${1}\n"+table+"\n${2}")
+	if want == page && strings.Contains(page, table) {
 		return
 	}
 	if os.Getenv("FENCEPOST_UPDATE") == "" {
-		t.Error("README.md does not have the table of what was tested; FENCEPOST_UPDATE=1 writes it")
-	} else if err := os.WriteFile(filepath.Join(root(t), "README.md"), []byte(want), 0o644); err != nil {
+		t.Error(testedPage + " does not have the table of what was tested; FENCEPOST_UPDATE=1 writes it")
+	} else if err := os.WriteFile(filepath.Join(root(t), testedPage), []byte(want), 0o644); err != nil {
 		t.Error(err)
 	}
 }
 
 // The check must be able to fail.
-func TestReadmeTestedControl(t *testing.T) {
+func TestTestedPageControl(t *testing.T) {
 	if checkTested(filepath.Join(root(t), "sqlfence"), "TestNobodyWroteThis") == nil {
 		t.Error("a test that does not exist was not noticed")
 	}

@@ -169,9 +169,9 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReadmeFigures compares the pairs a second in the README's table with the
+// TestPeersFigures compares the pairs a second in the table of PEERS.md with the
 // stored results, rounded to two digits.
-func TestReadmeFigures(t *testing.T) {
+func TestPeersFigures(t *testing.T) {
 	text, err := os.ReadFile("results/peers.json")
 	var peers Report
 	if err != nil || json.Unmarshal(text, &peers) != nil {
@@ -188,7 +188,7 @@ func TestReadmeFigures(t *testing.T) {
 			}
 		}
 	}
-	readme, err := os.ReadFile("../../../README.md")
+	page, err := os.ReadFile("PEERS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,11 +201,11 @@ func TestReadmeFigures(t *testing.T) {
 		for _, way := range ways {
 			want = append(want, measured[way])
 		}
-		_, row, there := strings.Cut(string(readme), "\n| "+first+" |")
+		_, row, there := strings.Cut(string(page), "\n| "+first+" |")
 		row, _, _ = strings.Cut(row, "\n")
 		cells := strings.Split(strings.TrimSuffix(row, " |"), " | ")
 		if got := cells[len(cells)-1]; !there || got != strings.Join(want, ", ") {
-			t.Errorf("%s: the README says %q, measured is %q", first, got, want)
+			t.Errorf("%s: PEERS.md says %q, measured is %q", first, got, want)
 		}
 	}
 }
