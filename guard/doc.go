@@ -17,7 +17,7 @@
 // the highest claim a resource has admitted. To raise a mark is to replace it
 // with a higher claim; marks are never lowered. To take over is to raise the
 // mark before reading, so that what was read cannot be overwritten by an older
-// holder that is still writing (promise P2: comparing at write time alone does
+// holder that is still writing (promise P2: comparing only at write time does
 // not give this). A resource has exactly one mark: two surfaces that guard one
 // resource share it, and a raise protects only the writes that are compared
 // with the mark it raised.

@@ -63,7 +63,7 @@ type InvalidError struct {
 	// Field names the input, in words a caller knows: "token", "resource",
 	// "X-Fencing-Token header".
 	Field string
-	// Value is what was given, cut to 64 bytes. It may hold anything; Error
+	// Value is what was given, truncated to 64 bytes. It may hold anything; Error
 	// escapes it.
 	Value string
 	// Problem says what is wrong with it.
@@ -71,20 +71,20 @@ type InvalidError struct {
 	// Missing reports that nothing was given at all.
 	Missing bool
 
-	cut bool // Value is not all that was given
+	truncated bool // Value is not all that was given
 }
 
 // maxShown bounds how much of a malformed input an error keeps: enough to
-// recognise it, too little to fill a log or to hold a megabyte alive.
+// recognise it, too little to fill a log or to keep a megabyte in memory.
 const maxShown = 64
 
-// Invalid returns an [*InvalidError]. It copies and cuts value.
+// Invalid returns an [*InvalidError]. It copies and truncates value.
 func Invalid(field, value, problem string) error {
-	cut := len(value) > maxShown
-	if cut {
+	truncated := len(value) > maxShown
+	if truncated {
 		value = value[:maxShown]
 	}
-	return &InvalidError{Field: field, Value: strings.Clone(value), Problem: problem, cut: cut}
+	return &InvalidError{Field: field, Value: strings.Clone(value), Problem: problem, truncated: truncated}
 }
 
 // Missing returns an [*InvalidError] for an input that was not given at all.
@@ -98,7 +98,7 @@ func (e *InvalidError) Error() string {
 		return "fencepost: " + e.Field + " " + e.Problem
 	}
 	more := ""
-	if e.cut {
+	if e.truncated {
 		more = "..."
 	}
 	return "fencepost: invalid " + e.Field + " " + strconv.QuoteToASCII(e.Value) + more + ": " + e.Problem
@@ -132,7 +132,7 @@ func (e *MisdirectedError) Error() string {
 func (e *MisdirectedError) Unwrap() []error { return []error{ErrMisdirected, ErrInvalid} }
 
 // FailedError says that an operation could not be carried out, or that its
-// outcome could not be learned. It unwraps to [ErrUnavailable], [ErrSetup] or
+// outcome is unknown. It unwraps to [ErrUnavailable], [ErrSetup] or
 // [ErrOutcomeUnknown] and to Cause. Of the cause of an unknown outcome, whatever
 // this package declares stays hidden from [errors.Is] and [errors.As], because
 // it may promise that nothing was written; Cause itself has all of it.

@@ -12,7 +12,7 @@ const defaultMaxResources = 1 << 20
 
 // MemoryOptions configures [NewMemory]. The zero value is the default.
 type MemoryOptions struct {
-	// MaxResources is how many marks are kept; zero or less means 2^20. A claim
+	// MaxResources is how many marks the store holds; zero or less means 2^20. A claim
 	// for one more resource is refused with ErrUnavailable: a mark is never
 	// evicted, because evicting one admits a stale writer.
 	MaxResources int
@@ -93,7 +93,7 @@ func (m *Memory) raise(claim Claim) (Mark, error) {
 		return mark, Unavailable("admit", claim, fmt.Errorf("the in-memory store is full: MaxResources is %d", m.max))
 	}
 	// A copy, so that the store does not keep alive the request that the claim
-	// was cut from. One copy for both, because a reader of the name also reads
+	// was sliced from. One copy for both, because a reader of the name also reads
 	// the ID.
 	both := claim.Resource + claim.LeaseID
 	resource, leaseID := both[:len(claim.Resource)], both[len(claim.Resource):]

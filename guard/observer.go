@@ -67,7 +67,7 @@ type Event struct {
 	// how long the lease had been held.
 	Duration time.Duration
 	// Err is the error that the caller gets; nil for success, and where
-	// a handler behind httpfence has answered with an error of its own.
+	// a handler behind httpfence has responded with an error of its own.
 	Err error
 	// Route is the pattern of the route or the method of the RPC; "" elsewhere.
 	Route string

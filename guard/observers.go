@@ -36,9 +36,9 @@ func (m manyObservers) Observe(ctx context.Context, e Event) {
 // resource, fencingToken, leaseId, mark, route, reportOnly and error; nil for
 // a nil logger. A conflict, a mark ahead of the issuer and an unknown outcome
 // are logged as errors, the rest as warnings. It skips a check, which refuses
-// nothing by itself; what has no error, because a handler has answered for
+// nothing by itself; what has no error, because a handler has responded for
 // itself; and the events of the lease client, which has its own logger. It is
-// the only logger of refusals: httpfence, which answers them instead of
+// the only logger of refusals: httpfence, which responds to them instead of
 // returning them, uses it unless it is given another observer.
 func LogObserver(logger *slog.Logger) Observer {
 	if logger == nil {

@@ -15,7 +15,7 @@ var (
 	// holders have one token: the issuer is broken or was restored. Raise an
 	// alarm.
 	ErrConflict = errors.New("fencing token belongs to another lease")
-	// ErrNotFound: there is no such row, object or resource to write to.
+	// ErrNotFound: the row, object or resource to write to does not exist.
 	ErrNotFound = errors.New("resource not found")
 	// ErrMarkAhead: the mark is above everything that the issuer ever issued:
 	// the issuer was restored from a backup, or the mark was poisoned. Every
@@ -35,10 +35,10 @@ var (
 	// right or a bucket is missing, the client is closed. Nothing was written.
 	// It is never also ErrUnavailable.
 	ErrSetup = errors.New("setup error")
-	// ErrUnavailable: the store could not be queried, or answered that it
+	// ErrUnavailable: the store could not be queried, or responded that it
 	// cannot serve. Nothing was written; a retry is safe.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrOutcomeUnknown: a write was sent and its outcome could not be learned.
+	// ErrOutcomeUnknown: a write was sent and its outcome is unknown.
 	// It may have taken effect. A blind retry may write twice.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrLeaseLost: the lease has ended by the holder's own clock, or the

@@ -18,10 +18,10 @@
 //	fencepost.acquisition.duration    histogram  seconds an acquire took, with its wait
 //	fencepost.renewals                counter    renewals that were confirmed
 //	fencepost.renewals.failed         counter    attempts that failed, by reason
-//	fencepost.releases.failed         counter    releases that were given up, by reason
+//	fencepost.releases.failed         counter    abandoned releases, by reason
 //	fencepost.leases.lost             counter    leases that ended before their holder released them
 //	fencepost.leases.reclaimed        counter    grants that replaced a lease that had run out
-//	fencepost.leases.force_unlocked   counter    leases that an operator cut
+//	fencepost.leases.force_unlocked   counter    leases that an operator force-unlocked
 //	fencepost.lease.held              histogram  seconds a lease was held
 //	fencepost.lease.oldest            gauge      seconds the oldest lease of this process has been held
 //	fencepost.lease.ttl               gauge      [Options].TTL in seconds

@@ -32,7 +32,7 @@ type Options struct {
 	Tracer trace.TracerProvider
 	// Prefixes are prefixes of resource names. The longest that matches becomes
 	// the attribute resource.prefix; for all other resources it is "other". If
-	// Prefixes is empty, there is no such attribute.
+	// Prefixes is empty, the attribute is left out.
 	Prefixes []string
 	// TTL is the TTL that this process requests for its leases, the longest if
 	// there are several. The alert on long holders compares with it. 0 means
@@ -107,10 +107,10 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		{&o.contended, "fencepost.acquisitions.contended", "Acquires that found the lease held."},
 		{&o.renewals, "fencepost.renewals", "Renewals that were confirmed."},
 		{&o.renewalsFailed, "fencepost.renewals.failed", "Renewal attempts that failed."},
-		{&o.releasesFailed, "fencepost.releases.failed", "Releases that were given up."},
+		{&o.releasesFailed, "fencepost.releases.failed", "Abandoned releases."},
 		{&o.lost, "fencepost.leases.lost", "Leases that ended before their holder released them."},
 		{&o.reclaimed, "fencepost.leases.reclaimed", "Grants that replaced a lease that had run out."},
-		{&o.forced, "fencepost.leases.force_unlocked", "Leases that an operator cut."},
+		{&o.forced, "fencepost.leases.force_unlocked", "Leases that an operator force-unlocked."},
 		{&o.rejections, "fencepost.rejections", "What a fence refused or could not carry out."},
 		{&o.conflicts, "fencepost.conflicts", "One token under two leases: two holders."},
 	} {
@@ -264,7 +264,7 @@ func (o *Observer) remember(e guard.Event, prefix string, failed bool) {
 		if !failed && e.Claim.LeaseID != "" {
 			o.holding[e.Claim.LeaseID] = holding{prefix, time.Now()}
 		}
-	case guard.OpRelease, guard.OpLost: // given up, whatever the server says
+	case guard.OpRelease, guard.OpLost: // abandoned, whatever the server says
 		delete(o.holding, e.Claim.LeaseID)
 	}
 }

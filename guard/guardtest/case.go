@@ -133,7 +133,7 @@ func (e *env) close() error {
 	return errors.Join(errs...)
 }
 
-// store returns the first handle, for cases in which one caller acts alone.
+// store returns the first handle, for cases with a single caller.
 func (e *env) store() guard.Store { return e.handles[0] }
 
 // handle deals the handles out to racing callers in turn.

@@ -37,6 +37,6 @@
 //
 // # What it does not show
 //
-// The suite neither kills the store nor cuts its network. The store's own tests
+// The suite neither kills the store nor interrupts its network. The store's own tests
 // must show what a crash, a failover or a lost COMMIT does to marks.
 package guardtest

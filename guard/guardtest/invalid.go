@@ -23,7 +23,7 @@ var invalidResources = []string{
 	strings.Repeat("a", 1<<20),
 	"a\x00", "\x00", "a\tb", "a\n", "a\r", "\x1b[31m", "a\x1f", "a\x7f", // C0 and DEL
 	"a\u0080", "a\u0085", "\u009f", // C1
-	"\xff", "a\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", // cut, overlong, surrogate, too high
+	"\xff", "a\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", // truncated, overlong, surrogate, too high
 }
 
 var invalidTokens = []guard.Token{0, -1, math.MaxInt64, math.MinInt64, math.MinInt64 + 1, -1 << 32}
@@ -56,7 +56,7 @@ func invalidIsRefused(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	// With a mark, too, an invalid claim is invalid, not stale.
+	// With a mark, an invalid claim is invalid, not stale.
 	if err := admitted(ctx, s, claim(10, "a")); err != nil {
 		return err
 	}

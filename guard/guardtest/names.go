@@ -80,7 +80,7 @@ func otherLease(ctx context.Context, e *env) error {
 		func() error { return admitted(ctx, s, claim(10, "a")) },
 		func() error { return refused(ctx, s, guard.ReasonConflict, claim(10, "b"), claim(10, "c")) },
 		func() error { return admitted(ctx, s, claim(10, "a")) },
-		// Only the lease of the mark counts: that of an older mark is no better
+		// Only the lease of the mark counts: that of an older mark is not better
 		// than any other.
 		func() error { return admitted(ctx, s, claim(11, "b")) },
 		func() error { return refused(ctx, s, guard.ReasonConflict, claim(11, "a")) },

@@ -20,7 +20,7 @@ var reopenCases = []testCase{
 	{name: "P3/restart-remembers-the-floor", promise: P3, needs: reopen, run: reopenFloor},
 }
 
-// replicasShareMarks alternates between the handles, so that neither can answer
+// replicasShareMarks alternates between the handles, so that neither can respond
 // from what it last saw itself.
 func replicasShareMarks(ctx context.Context, e *env) error {
 	for i := range 10 {

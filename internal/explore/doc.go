@@ -16,9 +16,9 @@
 //
 //   - row: the lease's row, the single statement on a row with a mark, and the
 //     takeover (raise, read, write) by holders that never look at their lease;
-//     OncePerToken with lost answers; an issuer that repeats a token.
+//     OncePerToken with lost responses; an issuer that repeats a token.
 //   - transaction: fencepost.raise, enter and retire statement by statement,
-//     two transactions of one holder, rollback, a client that stops for ever, a
+//     two transactions of one holder, rollback, a client that stops forever, a
 //     server that crashes and loses commits that it did not flush; and the same
 //     with one token under two leases.
 //   - issuer: acquire in the two steps in which a waiting statement sees two

@@ -79,7 +79,7 @@ type runnable interface {
 	only(promise Promise, part string) runnable
 }
 
-const noProgress = "nobody waits for ever"
+const noProgress = "nobody waits forever"
 
 // result is what an exploration found.
 type result struct {

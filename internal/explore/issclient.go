@@ -29,7 +29,7 @@ func (c issuerConfig) client(s issState, i int, to emit[issState]) {
 		lost := s
 		lost.faults--
 		c.again(&lost.w[i])
-		to("network", "loses the answer to "+who+", which asks again", lost)
+		to("network", "loses the response to "+who+", which asks again", lost)
 	}
 	c.hear(s, i, to)
 }
@@ -51,7 +51,7 @@ func (w *issWorker) end() {
 	*w = done
 }
 
-// hear is the arrival of an answer.
+// hear is the arrival of a response.
 func (c issuerConfig) hear(s issState, i int, to emit[issState]) {
 	w, who := &s.w[i], workerNames[i]
 	until := c.promised() - w.age // deadline(sent, ttl): from before the request was sent
@@ -82,7 +82,7 @@ func (c issuerConfig) hear(s issState, i int, to emit[issState]) {
 		switch {
 		case w.left == 0: // extend in lockclient/lease.go: an ended lease stays ended
 			w.end()
-			to(who, "gets the answer to a renewal after its deadline", s)
+			to(who, "gets the response to a renewal after its deadline", s)
 		case answer == 0:
 			w.end()
 			to(who, "hears that the server does not have the lease", s)
@@ -129,7 +129,7 @@ func (c issuerConfig) network(s issState, i int, to emit[issState]) {
 	late.late = 0
 	switch w.late {
 	case acquireKind:
-		// Nobody gets the answer. All its steps happen at once.
+		// Nobody gets the response. All its steps happen at once.
 		keep := *late
 		c.arrive(&after, i, acquireKind)
 		for late.runs() {

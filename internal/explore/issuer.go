@@ -17,7 +17,7 @@ type issuerConfig struct {
 	asyncRenew   bool // renew does
 	noFloor      bool // purge deletes the row and raises no floor
 	noTableLock  bool // purge does not lock out running acquires
-	fromAnswer   bool // the deadline counts from the answer
+	fromAnswer   bool // the deadline counts from the response
 	noMargin     bool // no allowance for clock drift
 }
 
@@ -178,7 +178,7 @@ func (s *issState) sync() {
 }
 
 // grant is the row part of acquireSQL, for a new grant or for the worker's own
-// lease again; the token that it returns is on disk before the answer.
+// lease again; the token that it returns is on disk before the response.
 func (c issuerConfig) grant(s *issState, i int) uint8 {
 	w := &s.w[i]
 	again := w.owns && (w.ran || s.row.left > 0)

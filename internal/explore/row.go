@@ -35,7 +35,7 @@ type rowWorker struct {
 	pc, token, lease uint8
 	base             uint8 // how many entries of the log it has read, plus one
 	left             uint8 // writes to come
-	lost             bool  // the answer of a write was lost
+	lost             bool  // the response to a write was lost
 }
 
 // rowEntry is a committed change of the row: token, lease, and whether it

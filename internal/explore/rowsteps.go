@@ -143,7 +143,7 @@ func (c rowConfig) write(s rowState, i int, to emit[rowState]) {
 	if c.rule == guard.OncePerToken && !w.lost {
 		lost := s
 		lost.top, lost.w[i].lost, lost.w[i].pc = told, true, rowWrite
-		to(who, "writes; the answer is lost, it will try again", lost)
+		to(who, "writes; the response is lost, it will try again", lost)
 	}
 	w.base = s.n + 1
 	w.pc = rowWrite

@@ -16,8 +16,8 @@ func (c txConfig) server(s txState, to emit[txState]) {
 		after.forget()
 		to("operator", "retires the mark", after)
 	}
-	// The floor belongs to the store, so another resource's mark raises it,
-	// too.
+	// The floor belongs to the store, so another resource's mark also raises
+	// it.
 	if !s.floored && s.retired {
 		after := s
 		after.floored = true

@@ -38,7 +38,7 @@ func (c txConfig) work(s txState, i int, to emit[txState]) {
 		if i == stopping {
 			after := s
 			after.w[i].pc = txStopped
-			to(who, "is stopped for ever, its transaction open", after)
+			to(who, "is stopped forever, its transaction open", after)
 		}
 		c.end(s, i, to)
 	case txStopped:
@@ -72,8 +72,8 @@ func (c txConfig) orNoLock(what string, none bool) string {
 }
 
 // compare is the SELECT in fencepost.enter, whose snapshot is newer than the
-// lock, and its IFs. The floor is not read: without a mark the answer is to
-// raise first, and raise reads it.
+// lock, and its IFs. The floor is not read: without a mark it says to raise
+// first, and raise reads it.
 func (c txConfig) compare(s txState, i int, to emit[txState]) {
 	w, mine := &s.w[i], c.claims[i]
 	who := mine.of(i)

@@ -64,8 +64,8 @@ type Conn struct {
 
 	// Below Proxy.mu:
 	held     bool          // a message waits for Release
-	answered chan struct{} // closed by the answer to what was held
-	silent   bool          // the backend has ended the connection: no answer comes
+	answered chan struct{} // closed by the response to what was held
+	silent   bool          // the backend has ended the connection: no response comes
 }
 
 // New listens and forwards to a backend; network and backend are as for net.Dial.
@@ -128,9 +128,9 @@ func (p *Proxy) Held() (n int) {
 	return n
 }
 
-// Release passes on what was held, and returns when the backend has answered it
-// or closed the connection, or the rule has dropped it. If the client has closed
-// the connection by then, the backend learns that only after its answer.
+// Release passes on what was held, and returns when the backend has responded to
+// it or closed the connection, or the rule has dropped it. If the client has closed
+// the connection by then, the backend notices that only after its response.
 func (p *Proxy) Release() {
 	var answers []chan struct{}
 	p.change(func() {
@@ -242,7 +242,7 @@ type parcel struct {
 }
 
 // pump passes on one direction. It reads on while parcels wait until they are
-// due: a delay is no limit of the bandwidth.
+// due: a delay does not limit the bandwidth.
 func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 	parcels := make(chan parcel, 256)
 	var delivery sync.WaitGroup
@@ -252,13 +252,13 @@ func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 	if answer {
 		defer p.change(func() {
 			c.silent = true
-			c.answer()
+			c.respond()
 		})
 	}
 	for next, first := (parcel{}), true; !next.end; first = false {
 		data, err := p.read(from, first, answer)
 		if answer {
-			p.change(c.answer)
+			p.change(c.respond)
 		}
 		if len(data) > 0 {
 			m := &Message{Conn: c, Answer: answer, Data: data}
@@ -269,7 +269,7 @@ func (p *Proxy) pump(c *Conn, from, to net.Conn, answer bool) {
 			if next.data, next.fate = m.Data, m.Fate; next.fate != Drop {
 				parcels <- next
 			} else if !answer {
-				p.change(c.answer) // nothing will answer it
+				p.change(c.respond) // nothing will respond to it
 			}
 			if next.fate == Cut || next.fate == Reset {
 				return // the rule sees nothing more of this direction
@@ -338,8 +338,8 @@ func (p *Proxy) deliver(c *Conn, to net.Conn, parcels <-chan parcel) {
 	}
 }
 
-// answer ends the wait for an answer, if any.
-func (c *Conn) answer() {
+// respond ends the wait for a response, if any.
+func (c *Conn) respond() {
 	if c.answered != nil {
 		close(c.answered)
 		c.answered = nil

@@ -6,7 +6,7 @@
 // A test whose short form proves the same with less volume asks [ByLength] how
 // much to do. A test that has no short form stands in a file with the constraint
 // "//go:build long", and its name begins with TestLong, so that the gate runs
-// those alone with -run '^TestLong'.
+// only those with -run '^TestLong'.
 package longtest
 
 // ByLength returns how much a test does, in its short and in its long form.

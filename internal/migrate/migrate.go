@@ -50,8 +50,8 @@ const together = `DO $together$ BEGIN
 END $together$;
 `
 
-// prologue creates the schema and the record of what was applied. IF NOT EXISTS alone
-// needs the right to create schemas, even where there is one.
+// prologue creates the schema and the record of what was applied. By itself IF NOT
+// EXISTS needs the right to create schemas, even where there is one.
 const prologue = `DO $schema$ BEGIN
   IF pg_catalog.to_regnamespace('fencepost') IS NULL THEN
     CREATE SCHEMA IF NOT EXISTS fencepost;
@@ -186,8 +186,8 @@ func (e *NewerError) Error() string {
 }
 
 // Up applies what is missing, in one transaction that it begins and ends on
-// conn. On an error the transaction is rolled back, if conn still answers.
-// A schema newer than c is a [*NewerError] and is left alone.
+// conn. On an error the transaction is rolled back, if conn still works.
+// A schema newer than c is a [*NewerError] and is not touched.
 func (c Component) Up(ctx context.Context, conn Conn) error { return c.UpTo(ctx, conn, c.Version()) }
 
 // UpTo is [Component.Up] but stops at version, for tests of upgrades.
@@ -201,7 +201,7 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 		if err != nil {
 			// The caller's context may be why it failed, but a silent network
 			// must not block the caller either. A connection that does not
-			// answer is closed by its driver, and the server rolls back.
+			// respond is closed by its driver, and the server rolls back.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 			defer cancel()
 			conn.Exec(ctx, "ROLLBACK")

@@ -30,7 +30,7 @@ func command(ctx context.Context, root string, args []string, out, errs io.Write
 	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
 	flags.SetOutput(errs)
 	named := flags.Bool("named", false, "try the mistakes of mistakes.go, or those whose name matches the argument, each by the test that is named for it")
-	short := flags.Bool("short", false, "with -named: by the tests alone, which take a few seconds each, not by the campaign")
+	short := flags.Bool("short", false, "with -named: only by the tests, which take a few seconds each, not by the campaign")
 	times := flags.Int("times", 1, "with -named: how often each test must catch its mistake")
 	seed := flags.Uint64("seed", 1, "the order in which random mutants of a package's SQL are taken")
 	n := flags.Int("n", 20, "how many random mutants that are valid SQL; 0 is all")

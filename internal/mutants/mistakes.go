@@ -61,7 +61,7 @@ var mistakes = []mistake{
 		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
 	},
 	{
-		name: "lease ID not compared", wrong: "two holders of one token are not told apart",
+		name: "lease ID not compared", wrong: "two holders of one token look the same",
 		edits: []edit{{"guard/decide.go", "case claim.LeaseID != mark.LeaseID:", "case false:"}},
 		by:    unitTest("guard", "^TestDecideIsTheRule$"),
 	},

@@ -55,7 +55,7 @@ func huntRandom(ctx context.Context, root, pkg, tests string, seed uint64, n int
 			return 2, err
 		}
 	}
-	fmt.Fprintf(out, "%d mutants of the SQL of %s: %d killed, %d survived; not counted: %d are no valid SQL, %d are known to be equivalent\n",
+	fmt.Fprintf(out, "%d mutants of the SQL of %s: %d killed, %d survived; not counted: %d are not valid SQL, %d are known to be equivalent\n",
 		h.killed+h.survived, pkg, h.killed, h.survived, h.invalid, h.same)
 	return min(1, h.survived), nil
 }

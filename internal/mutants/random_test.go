@@ -45,7 +45,7 @@ func TestHuntRandom(t *testing.T) {
 	}
 	for _, want := range []string{
 		"SURVIVED p.go:10 in statement: other constant\n    - func statement() string { return \"SELECT true, 7\" }\n    + func",
-		"2 mutants of the SQL of p: 1 killed, 1 survived; not counted: 1 are no valid SQL, 1 are known to be equivalent",
+		"2 mutants of the SQL of p: 1 killed, 1 survived; not counted: 1 are not valid SQL, 1 are known to be equivalent",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &out)

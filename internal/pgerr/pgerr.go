@@ -1,7 +1,7 @@
 // Package pgerr says what a PostgreSQL driver's error means for a write: one
 // table, for every package that writes to a database.
 //
-// The question is always the same: was anything written? The answer depends on
+// The question is always the same: was anything written? That depends on
 // the error and on what had been sent when it came. If two readings are
 // possible, the stricter one applies: an outcome is called unknown unless it is
 // known that nothing was committed.
@@ -48,14 +48,14 @@ const (
 	LockTimeout      = "55P03"
 	Canceled         = "57014" // by statement_timeout or an operator
 	Privilege        = "42501"
-	NotSupported     = "0A000" // also a standby's answer to BEGIN READ WRITE
+	NotSupported     = "0A000" // also a standby's response to BEGIN READ WRITE
 	InvalidParameter = "22023"
 	UniqueViolation  = "23505"
 )
 
 // ends has the SQLSTATEs, and the classes of two characters, after which the
 // outcome of a COMMIT is unknown, whatever the severity: the session or the
-// server ended, perhaps after the commit but before its answer.
+// server ended, perhaps after the commit but before its response.
 var ends = map[string]bool{
 	"08":    true, // connection exception; poolers use it for a lost server
 	"40003": true, // statement completion unknown
@@ -181,7 +181,7 @@ func (e notSent) Unwrap() error { return e.error }
 // Unsent reports whether err is from before a statement was sent: no connection,
 // none that would accept it, or a [NotSent]. "conn closed" is not such an error:
 // pgx 5.12.0 also returns it, and says that a retry is safe, when the connection
-// is lost while it waits for the answer to a simple query, which a COMMIT is.
+// is lost while it waits for the response to a simple query, which a COMMIT is.
 func Unsent(err error) bool {
 	var connect *pgconn.ConnectError
 	var unsent notSent

@@ -8,7 +8,7 @@ import (
 
 // ErrUnreplicated: the server committed and stopped waiting for its synchronous
 // standby, which may not have the transaction. The outcome is unknown: a failover to
-// the standby may lose it. It says so by a warning alone.
+// the standby may lose it. It says so only by a warning.
 var ErrUnreplicated = errors.New("the server stopped waiting for its synchronous standby, which may not have the transaction")
 
 // Unreplicated reports whether a notice says that a commit may not have reached the

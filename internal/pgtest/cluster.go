@@ -106,7 +106,7 @@ func archiveFile(bin string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	key := "1 " + bin // a number for what initdb is told
+	key := "1 " + bin // a number for initdb's arguments
 	for _, name := range []string{"initdb", "postgres"} {
 		info, err := os.Stat(filepath.Join(bin, name))
 		if err != nil {
@@ -123,7 +123,7 @@ const keepUnused = 30 * 24 * time.Hour
 
 // pack makes the archive, which appears at once and whole, and removes those
 // that have not been used for long. Processes that do so together all make the
-// same. What the file system refuses is no error: the next server runs initdb.
+// same. What the file system refuses is not an error: the next server runs initdb.
 func (s *Server) pack(archive string) {
 	dir := filepath.Dir(archive)
 	if os.MkdirAll(dir, 0o700) != nil {

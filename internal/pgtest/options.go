@@ -52,7 +52,7 @@ func (o *Options) configuration(name, dir string) string {
 	})
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
-		// A backslash escapes in a quoted setting, too.
+		// In a quoted setting a backslash escapes as well.
 		b.WriteString(key + " = '" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(settings[key]) + "'\n")
 	}
 	return b.String()

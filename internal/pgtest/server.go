@@ -18,7 +18,7 @@ import (
 
 // startLimit bounds Start and Restart if the context sets no deadline. It only
 // ends a hang: on a machine with many more processes than processors initdb
-// alone takes a minute.
+// takes a minute.
 const startLimit = 5 * time.Minute
 
 // errPortTaken says that postgres ended at once because another process listens
@@ -65,7 +65,7 @@ func Start(ctx context.Context, opts *Options) (*Server, error) {
 }
 
 // begin makes a server's directory, lets fill make the data directory in it, and
-// takes that to answering queries.
+// starts a server that accepts queries on it.
 func begin(ctx context.Context, bin string, opts *Options, fill func(*Server) error) (*Server, error) {
 	s := &Server{name: "fencepost-pgtest-" + randomHex(6), bin: bin}
 	var err error
@@ -96,7 +96,7 @@ func (s *Server) configure(opts *Options) error {
 	return nil
 }
 
-// serve takes a server from a data directory to answering queries. Its port is
+// serve starts a server on a data directory and waits until it accepts queries. Its port is
 // below the ephemeral range (32768 and up on Linux, 49152 elsewhere): one from
 // that range could be lost to any other listener of the test while the server is
 // down between Kill and Restart, when its URL must not change.

@@ -11,7 +11,7 @@ import (
 )
 
 // Standby starts another private server, which replicates this one by
-// asynchronous streaming and answers read-only queries. It has this server's
+// asynchronous streaming and accepts read-only queries. It has this server's
 // password, and its settings except the defaults of this package. SELECT
 // pg_promote() makes it a primary of its own.
 func (s *Server) Standby(ctx context.Context) (*Server, error) {

@@ -17,7 +17,7 @@ import (
 var watchdogScript string
 
 // patience bounds the waits that have no context: for the watchdog, and for the
-// end of a server that was told to stop.
+// end of a server that is to stop.
 const patience = 2 * time.Minute
 
 // watchdog is the shell that takes a server down when the pipe to it closes, at
@@ -25,7 +25,7 @@ const patience = 2 * time.Minute
 type watchdog struct {
 	dir  string // the server's; it makes it
 	pid  int
-	pipe *os.File      // its write end is held by this process alone
+	pipe *os.File      // its write end is held only by this process
 	gone chan struct{} // closed when the shell has ended
 }
 

@@ -37,13 +37,13 @@ var services = map[string]func(ctx context.Context, e *env, durable bool) (strin
 var all = []peer{
 	{"two UPDATEs (no lock)", "postgres", "", dialUpdates},
 	{"PostgreSQL advisory lock", "postgres", "a queue in the server", dialAdvisory},
-	{"Fencepost on PostgreSQL", "postgres", "told, the longest waiting first", dialPostgres},
+	{"Fencepost on PostgreSQL", "postgres", "notified, in order of waiting", dialPostgres},
 	{"pglock's statements", "postgres", "asks once a lease", dialPglock},
-	{"etcd's Mutex", "etcd", "told, in order", dialEtcdMutex},
-	{"Fencepost on etcd", "etcd", "told, in order", dialEtcd},
+	{"etcd's Mutex", "etcd", "notified, in order", dialEtcdMutex},
+	{"Fencepost on etcd", "etcd", "notified, in order", dialEtcd},
 	{"bsm/redislock", "redis", "asks every 100 ms", dialRedislock},
 	{"go-redsync", "redis", "asks every 50 to 250 ms", dialRedsync},
-	{"Fencepost on Redis", "redis", "told, the longest waiting first", dialRedis},
+	{"Fencepost on Redis", "redis", "notified, in order of waiting", dialRedis},
 }
 
 const durability = "Durable means that every commit waits for the disk: PostgreSQL and etcd with fsync, Redis with appendfsync always. Not durable: PostgreSQL with fsync off, etcd with --unsafe-no-fsync, Redis with appendfsync everysec. An advisory lock is in memory in both. Each server is one process on the same machine; etcd is one node. "

@@ -39,7 +39,7 @@ func connect(ctx context.Context, url string, conns int) (*pgxpool.Pool, error) 
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// updates is no lock: two statements that commit.
+// updates does not lock: it is two statements that commit.
 type updates struct{ pool *pgxpool.Pool }
 
 func dialUpdates(ctx context.Context, url, _ string, _ time.Duration, conns int) (locker, error) {

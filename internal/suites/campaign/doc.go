@@ -50,8 +50,8 @@
 // before COMMIT, and in a replica between admission and write.
 //
 // Besides: kill -9 of workers, of PostgreSQL with all its backends and of a
-// replica; on every link cuts, delays, resets, and lost requests and answers; in
-// the S3 server lost requests and answers, errors with and without an effect,
+// replica; on every link cuts, delays, resets, and lost requests and responses; in
+// the S3 server lost requests and responses, errors with and without an effect,
 // and PUTs that are in flight for longer than a lease; steps of PostgreSQL's
 // wall clock by an hour forward and two back (libfaketime). A step ends leases
 // early or late. That may cost availability, and P7; never P1, P2 or P3. Leases

@@ -25,8 +25,8 @@ type link struct {
 }
 
 // newNetwork uses a loopback address of its own. A proxy that is down gives up its
-// port, and on a shared address another connection may take the port meanwhile,
-// and keep it for as long as it lasts.
+// port, and on a shared address another connection may take the port in
+// the meantime, and keep it for as long as it lasts.
 func newNetwork() *network {
 	return &network{host: fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))}
 }
@@ -70,7 +70,7 @@ var faults = []struct {
 }{
 	{name: "cut"},
 	{name: "delay", delay: 110 * time.Millisecond},
-	{name: "slow answers", answer: true, delay: 450 * time.Millisecond},
+	{name: "slow responses", answer: true, delay: 450 * time.Millisecond},
 	{name: "lost requests", fate: faultproxy.Cut, delay: 300 * time.Millisecond},
 	{name: "lost responses", answer: true, fate: faultproxy.Cut, delay: 300 * time.Millisecond},
 	{name: "reset", answer: true, fate: faultproxy.Reset, delay: 10 * time.Millisecond},

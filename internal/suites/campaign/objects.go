@@ -13,9 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/internal/suites/campaign/oracle"
 )
 
-// objects is the S3 server. It runs in the controller, which the nemesis leaves
-// alone: to a client, a server that comes back with its data is no different from
-// a link that is cut.
+// objects is the S3 server. It runs in the controller, which the nemesis does
+// not touch: to a client, a server that comes back with its data looks like a link
+// that is cut.
 type objects struct{ *s3test.Server }
 
 // startObjects starts the server, on which some requests fail in each of the ways

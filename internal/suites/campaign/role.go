@@ -56,7 +56,7 @@ type report struct {
 	Address  string `json:"address,omitempty"`
 	Outcome  string `json:"outcome,omitempty"` // of a failure
 
-	life int // of the child that reports, for the answer
+	life int // of the child that reports, for the response
 }
 
 // pace is by how much everything takes longer than on a quick machine: leases,

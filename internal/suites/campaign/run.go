@@ -213,8 +213,8 @@ func (r *run) slowDown(by int64) {
 	}
 }
 
-// soFar summarises what was reported until now, and what the resources' log alone
-// shows. Both only grow.
+// soFar summarises what was reported until now, and what the resources' log shows
+// by itself. Both only grow.
 func (r *run) soFar(ctx context.Context) (*summary, error) {
 	s := &summary{Options: r.opts, Injected: r.nemesis.counted()}
 	for _, surface := range surfaces {
@@ -275,7 +275,7 @@ func (r *run) close() error {
 	return nil
 }
 
-// judge compares what took effect with what the clients were told, and keeps what
+// judge compares what took effect with the outcomes that the clients saw, and keeps what
 // the analysis of a failure needs.
 func (r *run) judge(ctx context.Context, active time.Duration) (*summary, error) {
 	h := &oracle.History{Final: map[string]oracle.Final{}, Handlers: handlers, Skewed: r.nemesis.skewed}

@@ -174,7 +174,7 @@ func (s *transaction) in(ctx context.Context, claim guard.Claim, fn func(context
 }
 
 // own is an application's own transaction, fenced by calling fence in it. If
-// the answer to COMMIT was lost its effect is unknown, and own returns an error
+// the response to COMMIT was lost its effect is unknown, and own returns an error
 // without a reason; a failure before COMMIT was sent has written nothing.
 func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(context.Context, pgx.Tx, ...guard.Claim) error, fn func(context.Context, pgx.Tx) error) error {
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
@@ -198,8 +198,8 @@ func (s *transaction) own(ctx context.Context, claim guard.Claim, fence func(con
 }
 
 // failed is what a callback returns for a statement that failed: its
-// transaction is rolled back, so nothing was written, and the oracle is told to
-// expect that.
+// transaction is rolled back, so nothing was written, and the oracle expects
+// that.
 func failed(claim guard.Claim, err error) error {
 	if err = sqlfence.ErrorFrom(err); err == nil || guard.ReasonOf(err) != guard.ReasonOther {
 		return err

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// leaseTTL is short, so that a pause beyond it is short, too.
+	// leaseTTL is short, so that a pause beyond it is also short.
 	leaseTTL = 400 * time.Millisecond
 	// opTimeout bounds one operation. It is far above every pause, and begins
 	// after the gate: a deadline that expired during the pause would in effect

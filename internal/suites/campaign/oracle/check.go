@@ -140,7 +140,7 @@ func (e *evidence) chain(final map[string]Final) {
 	}
 }
 
-// answers: what was acknowledged is in the log once, what was refused is not,
+// responses: what was acknowledged is in the log once, what was refused is not,
 // and nothing is in it that no client asked for (P5).
 func (e *evidence) answers() {
 	logged := map[string]Entry{}
@@ -162,7 +162,7 @@ func (e *evidence) answers() {
 		case o.Outcome == OK && !applied:
 			e.report(Missing, "write %q (token %d)", o.Write, o.Token)
 		case !o.unknown() && o.Outcome != OK && applied:
-			e.report(Refused, "write %q (token %d) was answered %s: %s", o.Write, o.Token, o.Outcome, o.Error)
+			e.report(Refused, "write %q (token %d) ended with %s: %s", o.Write, o.Token, o.Outcome, o.Error)
 		}
 	}
 	for id := range logged {
@@ -183,11 +183,11 @@ func (e *evidence) causes() {
 		switch {
 		case o.unknown(), o.Outcome == OK, o.Outcome == Unavailable:
 		case o.Outcome != Stale:
-			e.report(NoCause, "%s under token %d was answered %s: %s", o.Kind, o.Token, o.Outcome, o.Error)
+			e.report(NoCause, "%s under token %d ended with %s: %s", o.Kind, o.Token, o.Outcome, o.Error)
 		case !slices.ContainsFunc(e.ops, func(p *Op) bool {
 			return (p.Kind == Write || p.Kind == Raise) && p.Token > o.Token && p.Call < o.Return
 		}):
-			e.report(NoCause, "%s under token %d was answered stale, and nobody had come with a higher one", o.Kind, o.Token)
+			e.report(NoCause, "%s under token %d was refused as stale, and nobody had come with a higher one", o.Kind, o.Token)
 		}
 	}
 }

@@ -1,9 +1,9 @@
 // Package oracle judges a run of the campaign: it compares what the resources
-// recorded with what the clients were told.
+// recorded with the outcomes that the clients saw.
 //
 // It has two sources. The resource-side log ([Entry], [Grant]) is the order in
 // which writes took effect, written inside the resource. The client histories
-// ([Op]) say what each client asked, when, and what it was told. Neither is
+// ([Op]) say what each client asked, when, and with what outcome. Neither is
 // believed about what the other knows better: the log cannot say what was
 // acknowledged, and a client cannot say what took effect.
 //
@@ -29,7 +29,7 @@ const (
 	Read    Kind = "read"
 	Write   Kind = "write"
 	Release Kind = "release"
-	// Handled is no client's: a handler was about to write.
+	// Handled does not come from a client: a handler was about to write.
 	Handled Kind = "handled"
 )
 

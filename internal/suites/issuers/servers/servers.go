@@ -35,7 +35,7 @@ func addrs(nodes []*process.Server) (all []string) {
 
 func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
-// ask sends a line and returns the server's answer.
+// ask sends a line and returns the server's response.
 func ask(addr, line string) (string, error) {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
