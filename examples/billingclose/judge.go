@@ -69,7 +69,7 @@ func (j *judge) note(name string, r report, late bool) {
 	}
 }
 
-// noteMisdirected records the answer to a write under another resource's token.
+// noteMisdirected records the response to a write under another resource's token.
 func (j *judge) noteMisdirected(refusal error) {
 	j.MisdirectedAttempts++
 	if errors.Is(refusal, guard.ErrMisdirected) {

@@ -26,7 +26,7 @@ type postingBody struct {
 }
 
 // upsertPosting books the one posting of a period: a worker that repeats it, after
-// a lost answer or as a successor, books no second one.
+// a lost response or as a successor, does not book a second one.
 const upsertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by) VALUES ($1, $2, $3, $4)
 	ON CONFLICT (tenant_id, period) DO UPDATE SET cents = excluded.cents, posted_by = excluded.posted_by`
 
@@ -80,7 +80,7 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 			return err
 		})
 		if guard.ReasonOf(err) != guard.ReasonNone && guard.ReasonOf(err) != guard.ReasonOther {
-			fence.Reject(w, req, err) // raised while we were inside: the same answer as at the door
+			fence.Reject(w, req, err) // raised while we were inside: the same response as at the door
 			return
 		}
 		answer(w, err)
@@ -135,5 +135,5 @@ func statusError(resp *http.Response) error {
 	if resp.StatusCode == http.StatusCreated {
 		return nil
 	}
-	return fmt.Errorf("the ledger answered %s", resp.Status)
+	return fmt.Errorf("the ledger responded %s", resp.Status)
 }

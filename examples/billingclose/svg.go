@@ -112,7 +112,7 @@ func (p *picture) row(e entry) {
 	p.y += rowHeight
 }
 
-// arrow draws a write from a lane to the store, its answer below, and the mark
+// arrow draws a write from a lane to the store, the response below, and the mark
 // when the write raised it.
 func (p *picture) arrow(from int, e entry, what, class string) {
 	to, back := laneStore-4, -8

@@ -12,7 +12,7 @@ import (
 )
 
 // timeline prints events as they happen: who, under which token, what, and the
-// answer.
+// response.
 type timeline struct {
 	out     io.Writer
 	start   time.Time

@@ -20,7 +20,7 @@ CREATE TABLE accounts (id text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0);
 INSERT INTO accounts (id) VALUES ('acme')`
 
 // accountOf returns the account's ID, for both the mark and the row: chi's value
-// may still be escaped. The lease client uses accounts to name its leases, too.
+// may still be escaped. The lease client also uses accounts to name its leases.
 var (
 	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
 	accountOf = httpfence.ChiParam("id")
@@ -60,7 +60,7 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 func (s *service) handler() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/accounts/{id}", s.read)
-	// Requests for missing accounts are answered before the fence, or every
+	// Requests for missing accounts get their response before the fence, or every
 	// made-up name would get a mark. So is a wrong method, because With runs
 	// after the routing.
 	known := r.With(s.mustExist)

@@ -97,7 +97,7 @@ func run(ctx context.Context, fenced bool, out io.Writer) error {
 	if err := first.QueryRow(ctx, staleSQL).Scan(&stale, &total); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%d requests answered 200, %d refused as stale, %d writes, %d of them stale\n", counts.done, counts.stale, total, stale)
+	fmt.Fprintf(out, "%d requests got 200, %d refused as stale, %d writes, %d of them stale\n", counts.done, counts.stale, total, stale)
 	if counts.done != total || (stale == 0) != fenced {
 		return errors.New("this is not what should have happened")
 	}

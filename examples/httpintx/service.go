@@ -28,7 +28,7 @@ INSERT INTO entries SELECT seq, $2 FROM a`
 )
 
 // accountOf returns the account's ID, for both the mark and the row: chi's value
-// may still be escaped. The lease client uses accounts to name its leases, too.
+// may still be escaped. The lease client also uses accounts to name its leases.
 var (
 	accounts  = guard.Must(guard.NewTemplate("account:{id}"))
 	accountOf = httpfence.ChiParam("id")
@@ -69,7 +69,7 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 
 func (s *replica) handler() http.Handler {
 	r := chi.NewRouter()
-	// Requests for missing accounts are answered before the fence, or every
+	// Requests for missing accounts get their response before the fence, or every
 	// made-up name would get a mark, which stays even if its work is rolled
 	// back.
 	r.With(s.mustExist, s.guard).Post("/accounts/{id}/entries", s.enter)
@@ -95,7 +95,7 @@ func (s *replica) mustExist(next http.Handler) http.Handler {
 }
 
 // enter knows nothing of fences: its writes through the transaction in its
-// context take effect if it answers with a status below 400, and not otherwise.
+// context take effect if it responds with a status below 400, and not otherwise.
 func (s *replica) enter(w http.ResponseWriter, r *http.Request) {
 	s.work()
 	tx, ok := s.txFrom(r.Context())
@@ -131,7 +131,7 @@ func (s *replica) withoutFence(next http.Handler) http.Handler {
 		})
 		if err != nil {
 			claim, _ := guard.ClaimFrom(r.Context())
-			panic(fmt.Sprintf("%+v: %v, after the answer was sent", claim, err))
+			panic(fmt.Sprintf("%+v: %v, after the response was sent", claim, err))
 		}
 	}))
 }

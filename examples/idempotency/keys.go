@@ -22,7 +22,7 @@ var (
 // unfinished: longer than a request can take.
 const abandoned = 30 * time.Second
 
-// saved is the answer to a finished request.
+// saved is the response to a finished request.
 type saved struct {
 	Status int
 	Body   string
@@ -43,8 +43,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// replay looks up the answer to a finished request. It needs no token: the
-// answer was given once, repeating it writes nothing, and a holder that lost it
+// replay looks up the response to a finished request. It needs no token: the
+// response was sent once, repeating it writes nothing, and a holder that lost it
 // together with its lease has a right to know what happened.
 func replay(ctx context.Context, q querier, tenant, key string, print []byte) (answer *saved, err error) {
 	var stored []byte
@@ -81,7 +81,7 @@ RETURNING attempt`, tenant, key, print, int64(claim.Token), abandoned).Scan(&att
 	return attempt, err
 }
 
-// finish stores the answer in the transaction of the work. If no row matches,
+// finish stores the response in the transaction of the work. If no row matches,
 // another attempt has taken the key, and this one's work is rolled back.
 func finish(ctx context.Context, tx pgx.Tx, tenant, key string, attempt int, answer saved) error {
 	tag, err := tx.Exec(ctx, `UPDATE idempotency_keys SET status = $4, body = $5

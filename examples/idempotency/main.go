@@ -65,7 +65,7 @@ func run(ctx context.Context, out io.Writer) error {
 		req.Header.Set(httpfence.ResourceHeader, "tenant_1:invoices:2026-04")
 		resp, err := http.DefaultTransport.RoundTrip(req)
 		if err != nil {
-			fmt.Fprintf(out, "%-28s no answer\n", who)
+			fmt.Fprintf(out, "%-28s no response\n", who)
 			return 0, nil
 		}
 		defer func() { _ = resp.Body.Close() }()

@@ -6,7 +6,7 @@ CREATE TABLE invoices (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant text NOT NULL, period text NOT NULL, cents bigint NOT NULL, token bigint NOT NULL
 );
--- A key belongs to a tenant. The token says who works on it and is no part of
+-- A key belongs to a tenant. The token says who works on it and does not belong to
 -- what is asked for; the attempt tells two tries under one token apart.
 -- status and body are NULL until the work is done.
 CREATE TABLE idempotency_keys (

@@ -33,8 +33,8 @@ type service struct {
 //
 //  1. authentication: nobody else may learn that a key, a period or a mark is
 //     there; it also says whose key this is;
-//  2. not found: a key of a period that is gone must not answer for it;
-//  3. replay look-up: a finished request is answered as it was, whatever the
+//  2. not found: a key of a period that is gone must not be taken for it;
+//  3. replay look-up: a finished request gets its stored response, whatever the
 //     token is by now, because nothing is written;
 //  4. fence: a stale holder is stopped here, before it touches a key;
 //  5. If-Match and the handler: inside the fenced transaction, with the key.
@@ -132,7 +132,7 @@ func (s *service) replayed(next http.Handler) http.Handler {
 }
 
 // issue is the work: one fenced transaction that reserves the key, the call
-// outside, one fenced transaction that writes the invoice and the answer.
+// outside, one fenced transaction that writes the invoice and the response.
 func (s *service) issue(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	claim, _ := guard.ClaimFrom(ctx)
@@ -193,7 +193,7 @@ INSERT INTO invoices (tenant, period, cents, token) VALUES ($1, $2, $3, $4) RETU
 	return saved{http.StatusCreated, fmt.Sprintf("invoice %d over %d cents\n", id, cents)}, err
 }
 
-// refuse sends answers that are not stored. The fence answers all other errors.
+// refuse sends responses that are not stored. The fence responds all other errors.
 func (s *service) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, errReused):

@@ -1,5 +1,5 @@
 // Command issuers is a short form of examples/billingclose, with leases from
-// three nodes of another issuer, one of which is killed meanwhile: a worker is
+// three nodes of another issuer, one of which is killed during it: a worker is
 // stopped for longer than its lease, another takes over and closes the period,
 // and the first continues and writes.
 //

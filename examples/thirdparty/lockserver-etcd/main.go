@@ -8,7 +8,7 @@
 //
 // With -demo it starts a private etcd and makes a token. The first line of its
 // output is {"url": ..., "token": ...}. Lists, force unlocks and the audit are
-// PostgreSQL's (lockadmin): with etcd these requests are answered with 501.
+// PostgreSQL's (lockadmin): with etcd these requests get 501.
 package main
 
 import (

@@ -31,7 +31,7 @@ type Verifier struct {
 	// Templates name the resources; {tenant} is the token's tenant.
 	Templates []*guard.Template
 	// Rate is how many acquires an identity may send per second, and Burst how
-	// many at once; a Rate of 0 is no limit.
+	// many at once; a Rate of 0 means no limit.
 	Rate  rate.Limit
 	Burst int
 

@@ -8,16 +8,16 @@
 // The code to copy is fence.go, and write in worker.go.
 //
 // A worker is stopped (SIGSTOP) for longer than River waits, RescueStuckJobsAfter.
-// River hands its job out again; then the first worker continues and writes beside
-// the second. The context's deadline, JobTimeout, stops no statement that is on its
+// River hands its job out again; then the first worker continues and writes at
+// the same time as the second. The context's deadline, JobTimeout, stops no statement that is on its
 // way and no code that does not obey it.
 //
 // # What the number promises
 //
 // The claim of an attempt is the job ("river-job:7"), Attempt plus the number of
 // snoozes, and AttemptedAt as the lease ID. It grows with each attempt after an
-// error, a timeout, a rescue, a snooze, a shutdown and a manual retry. Attempt alone
-// does not: a snooze and a shutdown (SoftStopTimeout, StopAndCancel) give it back.
+// error, a timeout, a rescue, a snooze, a shutdown and a manual retry. Attempt by
+// itself does not: a snooze and a shutdown (SoftStopTimeout, StopAndCancel) give it back.
 //
 // # What it does not
 //
