@@ -1,7 +1,7 @@
 // Package explore visits every reachable state of small models of Fencepost's
 // protocols: every order in which the steps of four workers can come, with
 // leases that expire, messages that are lost or late, servers that crash. It
-// calls [github.com/fencepost-go/fencepost/guard.Decide] for each comparison.
+// calls guard.Decide for each comparison. All of it is test code.
 //
 //	go test -v ./internal/explore
 //	go test -v -run /tx-savepoint ./internal/explore
