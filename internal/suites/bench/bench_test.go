@@ -61,42 +61,23 @@ func TestCompare(t *testing.T) {
 	})
 }
 
-// TestCut: calls in progress when a block ends are ended, and are no error.
-func TestCut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		figures, err := Compare(t.Context(), Plan{Clients: 3, Lead: 50 * time.Millisecond, Block: 100 * time.Millisecond, Rounds: 2, Cut: true},
-			Way{Name: "waits", Do: timed(func(ctx context.Context, client, _ int) error {
-				if client == 0 {
-					time.Sleep(10 * time.Millisecond)
-					return nil
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			})})
-		if err != nil || figures[0].Rate != 100 {
-			t.Errorf("%+v, %v; want 100 a second", figures, err)
-		}
-	})
-}
-
 // TestRelay: no client has the lock twice in a row.
 func TestRelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &relay{}
+		r := newRelay()
 		ctx, stop := context.WithCancel(t.Context())
-		allow := func(client int) error { _, err := r.allow(ctx, client); return err }
-		if err := allow(0); err != nil || r.granted(0) >= 0 {
+		if err := r.allow(ctx, 0); err != nil || r.granted(0) >= 0 {
 			t.Fatal("the first grant comes after no release")
 		}
 		r.free()
 		time.Sleep(time.Second)
 		first := make(chan error, 1)
-		go func() { first <- allow(0) }()
+		go func() { first <- r.allow(ctx, 0) }()
 		synctest.Wait()
 		if len(first) > 0 {
 			t.Fatal("client 0 twice in a row")
 		}
-		if err := allow(1); err != nil || r.granted(1) != time.Second {
+		if err := r.allow(ctx, 1); err != nil || r.granted(1) != time.Second {
 			t.Fatal("client 1 had to wait, or its hand-over was not a second")
 		}
 		if err := <-first; err != nil {
@@ -104,10 +85,67 @@ func TestRelay(t *testing.T) {
 		}
 		r.granted(0)
 		stop()
-		if err := allow(0); err == nil {
-			t.Fatal("allowed after the block's end")
+		if err := r.allow(ctx, 0); err == nil {
+			t.Fatal("allowed after the end")
 		}
 	})
+}
+
+// mutex is a lock that is handed over in the given time.
+type mutex struct {
+	held  chan struct{}
+	after time.Duration
+}
+
+func (m mutex) lock(ctx context.Context, _ string) (func(context.Context) error, error) {
+	select {
+	case m.held <- struct{}{}:
+		time.Sleep(m.after)
+		return func(context.Context) error { <-m.held; return nil }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (m mutex) close() {}
+
+// TestContend: hand-overs are counted in the second in which they happen, and an
+// error ends the run.
+func TestContend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := mutex{make(chan struct{}, 1), 30 * time.Millisecond}
+		c, err := contend(t.Context(), []locker{one, one, one}, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := c.values(time.Second)
+		if v["3rd to 12th, a second"] < 33 || v["3rd to 12th, a second"] > 34 || v["p50 ms"] != 30 || v["fewest turns"] < 150 {
+			t.Errorf("%v, %v", v, c.perStep)
+		}
+	})
+	if _, err := contend(t.Context(), []locker{broken{}, broken{}}, time.Second); err == nil {
+		t.Error("a lock that fails is not noticed")
+	}
+}
+
+type broken struct{ mutex }
+
+func (broken) lock(context.Context, string) (func(context.Context) error, error) {
+	return nil, errors.New("broken")
+}
+
+// TestCalm: what a busy machine measured is not stored.
+func TestCalm(t *testing.T) {
+	for _, c := range []struct {
+		load string
+		bar  float64
+		ok   bool
+	}{{"0.31", 0.1, true}, {"4.20", 0.1, false}, {"", 0.1, false}, {"0.31", 0.5, false}} {
+		s := Section{Name: "transaction", Machine: Machine{Load: c.load, Cores: 2}, Rows: []Row{{Case: "durable", Way: again, Bar: c.bar}}}
+		if err := errors.Join(s.Machine.calm(), s.calm()); (err == nil) != c.ok {
+			t.Errorf("load %q, bar %v: %v", c.load, c.bar, err)
+		}
+	}
 }
 
 // TestDelayed: the network adds the right delay.
@@ -195,7 +233,7 @@ func TestPeersFigures(t *testing.T) {
 	for first, ways := range map[string][]string{
 		"Fencepost":                  {"Fencepost on PostgreSQL"},
 		"etcd's Mutex":               {"etcd's Mutex"},
-		"pglock, redislock, redsync": {"pglock's statements", "bsm/redislock", "go-redsync"},
+		"redsync, pglock, redislock": {"go-redsync"},
 	} {
 		var want []string
 		for _, way := range ways {

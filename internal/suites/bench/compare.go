@@ -31,11 +31,6 @@ type Plan struct {
 	// turns each has. Of an even number, half are in one order.
 	Block  time.Duration
 	Rounds int
-	// Lead is how long a way runs in each block before it is measured.
-	Lead time.Duration
-	// Cut ends the calls in progress when a block ends, and does not count them:
-	// for calls that may wait long. Then there is no floor.
-	Cut bool
 }
 
 // Figure is what one way achieved.
@@ -62,20 +57,16 @@ const again = "the floor again"
 
 // Compare runs the ways in turns: A B C A, then in reverse, and so on, so that
 // other load on the machine affects all alike. The first way is the floor. The
-// last figure is the floor against itself, unless the plan cuts. A way that
-// fails is left out from then on; a failure of the floor is an error.
+// last figure is the floor against itself. A way that fails is left out from then
+// on; a failure of the floor is an error.
 func Compare(ctx context.Context, plan Plan, ways ...Way) ([]Figure, error) {
-	if !plan.Cut {
-		ways = append(slices.Clone(ways), ways[0])
-		ways[len(ways)-1].Name = again
-	}
+	ways = append(slices.Clone(ways), ways[0])
+	ways[len(ways)-1].Name = again
 	runs := make([]run, len(ways))
 	for k := range runs {
 		runs[k] = run{way: ways[k], calls: make([]int, plan.Clients)}
-		if plan.Lead == 0 {
-			runs[k].block(ctx, plan, plan.Block/3) // connections are opened, statements prepared
-			runs[k].rates, runs[k].took = nil, nil
-		}
+		runs[k].block(ctx, plan, plan.Block/3) // connections are opened, statements prepared
+		runs[k].rates, runs[k].took = nil, nil
 	}
 	for round := range plan.Rounds {
 		for k := range runs {
@@ -113,13 +104,8 @@ type run struct {
 const keep = 4096
 
 func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
-	began := time.Now().Add(plan.Lead)
+	began := time.Now()
 	end := began.Add(length)
-	cut, stop := ctx, context.CancelFunc(func() {})
-	if plan.Cut {
-		cut, stop = context.WithDeadline(ctx, end)
-	}
-	defer stop()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	done := 0
@@ -130,7 +116,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 			var err error
 			for now := time.Now(); now.Before(end); {
 				var d time.Duration
-				if d, err = r.way.Do(cut, client, r.calls[client]); err != nil {
+				if d, err = r.way.Do(ctx, client, r.calls[client]); err != nil {
 					break
 				}
 				r.calls[client]++
@@ -138,9 +124,7 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 				if d == 0 {
 					d = after.Sub(now)
 				}
-				if now = after; !now.After(began) {
-					continue
-				}
+				now = after
 				n++
 				if d > 0 && len(took) < keep {
 					took = append(took, float64(d))
@@ -150,16 +134,13 @@ func (r *run) block(ctx context.Context, plan Plan, length time.Duration) {
 			defer mu.Unlock()
 			done += n
 			r.took = append(r.took, took...)
-			if err != nil && cut.Err() == nil && !(plan.Cut && time.Now().After(end)) {
+			if err != nil && ctx.Err() == nil {
 				r.err = fmt.Errorf("%s: %w", r.way.Name, err)
 			}
 		})
 	}
 	wg.Wait()
 	elapsed := time.Since(began)
-	if plan.Cut {
-		elapsed = min(elapsed, length) // the rest is the clean-up of cut calls
-	}
 	r.rates = append(r.rates, float64(done)/elapsed.Seconds())
 }
 

@@ -5,7 +5,7 @@
 //	go -C internal/suites/bench run . -suite cost
 //
 // Each suite takes a few minutes on two idle cores. It writes tables, JSON and
-// plots to -out. It needs what .ci/setup servers installs. What a statement, a
+// plots to -out, but nothing that a busy machine measured. It needs what .ci/setup servers installs. What a statement, a
 // trigger, a request or an object costs is measured by the benchmarks of their
 // packages.
 package main
@@ -63,6 +63,11 @@ func runSuite(ctx context.Context, suite, only, out string, short, draw bool) er
 		return fmt.Errorf("-only: %w", err)
 	}
 	report := load(out, suite)
+	if !short && !draw {
+		if err := thisMachine("").calm(); err != nil {
+			return err
+		}
+	}
 	for _, x := range experiments {
 		if !match.MatchString(x.name) {
 			continue
@@ -78,6 +83,9 @@ func runSuite(ctx context.Context, suite, only, out string, short, draw bool) er
 			}
 			s.Seconds, s.Machine.PostgreSQL = time.Since(began).Seconds(), e.version
 			fmt.Println(s.markdown())
+			if err := s.calm(); err != nil && !short {
+				return err
+			}
 		}
 		if err := report.write(out); err != nil {
 			return err

@@ -9,17 +9,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
-	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
 )
 
 // startEtcd runs one node.
 func startEtcd(_ context.Context, e *env, durable bool) (string, error) {
 	return servers.StartEtcdWith(e, 1, servers.EtcdOptions{Durable: durable}).Addrs()[0], nil
-}
-
-func dialClient(addr string) (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: time.Minute, Logger: zap.NewNop()})
 }
 
 // etcdMutex is client/v3/concurrency: a session that is kept alive, and keys
@@ -30,7 +24,7 @@ type etcdMutex struct {
 }
 
 func dialEtcdMutex(_ context.Context, addr, _ string, ttl time.Duration, _ int) (locker, error) {
-	client, err := dialClient(addr)
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: time.Minute, Logger: zap.NewNop()})
 	if err != nil {
 		return nil, err
 	}
@@ -52,18 +46,4 @@ func (l *etcdMutex) lock(ctx context.Context, key string) (func(context.Context)
 func (l *etcdMutex) close() {
 	l.session.Close()
 	l.client.Close()
-}
-
-func dialEtcd(_ context.Context, addr, owner string, ttl time.Duration, _ int) (locker, error) {
-	client, err := dialClient(addr)
-	if err != nil {
-		return nil, err
-	}
-	issuer, err := etcdlock.New(client, nil)
-	if err != nil {
-		client.Close()
-		return nil, err
-	}
-	locks, err := lockclient.NewWith(issuer, owner, nil)
-	return &fencepost{client: locks, ttl: ttl, cleanup: func() { client.Close() }}, err
 }

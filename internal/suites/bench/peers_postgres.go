@@ -25,9 +25,7 @@ func startPostgres(ctx context.Context, e *env, durable bool) (string, error) {
 	}
 	return url, execute(ctx, pool,
 		"CREATE TABLE plain (name text PRIMARY KEY, n bigint, at timestamptz) WITH (fillfactor = 50)",
-		"INSERT INTO plain SELECT 'key ' || i, 0, now() FROM generate_series(0, 63) i",
-		"CREATE TABLE locks (name varchar(255) PRIMARY KEY, record_version_number bigint, data bytea, owner varchar(255))",
-		"CREATE SEQUENCE locks_rvn CYCLE OWNED BY locks.record_version_number")
+		"INSERT INTO plain SELECT 'key ' || i, 0, now() FROM generate_series(0, 63) i")
 }
 
 func connect(ctx context.Context, url string, conns int) (*pgxpool.Pool, error) {
@@ -83,11 +81,11 @@ func (l *advisory) lock(ctx context.Context, key string) (func(context.Context) 
 
 func (l *advisory) close() { l.pool.Close() }
 
-// fencepost is our client, with any issuer.
+// fencepost is our client.
 type fencepost struct {
-	client  *lockclient.Client
-	ttl     time.Duration
-	cleanup func() // of what the issuer needs
+	client *lockclient.Client
+	pool   *pgxpool.Pool
+	ttl    time.Duration
 }
 
 func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, conns int) (locker, error) {
@@ -100,7 +98,7 @@ func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, con
 		pool.Close()
 		return nil, err
 	}
-	return &fencepost{client: client, ttl: ttl, cleanup: pool.Close}, nil
+	return &fencepost{client, pool, ttl}, nil
 }
 
 func (l *fencepost) lock(ctx context.Context, key string) (func(context.Context) error, error) {
@@ -118,51 +116,5 @@ func (l *fencepost) close() {
 	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 	defer stop()
 	l.client.Close(ctx)
-	l.cleanup()
+	l.pool.Close()
 }
-
-// pglock sends what cirello.io/pglock 1.16.1 sends: the next number of a
-// sequence, one INSERT that takes a lock whose number has not changed for a
-// lease, and a DELETE. Between two attempts it waits for a lease.
-type pglock struct {
-	pool  *pgxpool.Pool
-	owner string
-	ttl   time.Duration
-}
-
-func dialPglock(ctx context.Context, url, owner string, ttl time.Duration, conns int) (locker, error) {
-	pool, err := connect(ctx, url, conns)
-	return &pglock{pool, owner, ttl}, err
-}
-
-func (l *pglock) lock(ctx context.Context, key string) (func(context.Context) error, error) {
-	seen := int64(0)
-	for {
-		var mine, is int64
-		if err := l.pool.QueryRow(ctx, "SELECT nextval('locks_rvn')").Scan(&mine); err != nil {
-			return nil, err
-		}
-		err := l.pool.QueryRow(ctx, `INSERT INTO locks (name, record_version_number, data, owner) VALUES ($1, $2, NULL, $4)
-			ON CONFLICT (name) DO UPDATE SET
-				record_version_number = CASE WHEN coalesce(locks.record_version_number = $3, true) THEN $2 ELSE locks.record_version_number END,
-				owner = CASE WHEN coalesce(locks.record_version_number = $3, true) THEN $4 ELSE locks.owner END
-			RETURNING record_version_number`, key, mine, seen, l.owner).Scan(&is)
-		if err != nil {
-			return nil, err
-		}
-		if is == mine {
-			return func(ctx context.Context) error {
-				_, err := l.pool.Exec(ctx, "DELETE FROM locks WHERE name = $1 AND record_version_number = $2", key, mine)
-				return err
-			}, nil
-		}
-		seen = is
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(l.ttl):
-		}
-	}
-}
-
-func (l *pglock) close() { l.pool.Close() }

@@ -110,12 +110,13 @@ func spots(p *plot.Plot, all []*series) error {
 	return nil
 }
 
-// plotRatios shows each ratio with its quartiles, and the error bar around 1 in
-// grey.
+// plotRatios shows each durable ratio with its quartiles, and the error bar around
+// 1 in grey. The table has the others.
 func plotRatios(s Section, file string) error {
+	s.Rows = slices.DeleteFunc(slices.Clone(s.Rows), func(r Row) bool { return strings.HasPrefix(r.Case, commits(false)) })
 	cases := names(s.Rows, caseOf)
 	slices.Reverse(cases)
-	p := newPlot(s.Title+": rate by that of the same work without", "1 = as fast; grey: the floor against itself")
+	p := newPlot(s.Title+": rate relative to the same work without a fence", "1 = as fast; grey: the floor against itself")
 	var all []*series
 	for _, way := range names(s.Rows, wayOf) {
 		one := &series{name: way}
@@ -144,7 +145,7 @@ func plotRatios(s Section, file string) error {
 	}
 	p.X.Min, p.X.Max = max(0, min(0.9, p.X.Min)), min(max(1.1, p.X.Max), 4)
 	if len(all) == 1 { // a legend would cover data to say what the title can
-		p.Legend, p.Title.Text = plot.NewLegend(), all[0].name+": rate by that of the same work without"
+		p.Legend, p.Title.Text = plot.NewLegend(), all[0].name+": rate relative to the same transaction without a fence"
 	}
 	p.Legend.Top, p.Legend.Left = false, true
 	p.NominalY(cases...)
@@ -152,21 +153,21 @@ func plotRatios(s Section, file string) error {
 	return canvas(file, vg.Points(640), vg.Points(float64(70+17*max(len(cases), 4))), p)
 }
 
-// byPeer shows one value of each peer, and another as the end of its bar, on a
-// scale of decades: a plot for each durability and a colour for each case.
-func byPeer(s Section, file, title, x, value, until string) error {
+// plotRates shows each peer's rate on a scale of decades: a plot for each
+// durability and a colour for each case.
+func plotRates(s Section, file string) error {
 	ways := slices.DeleteFunc(names(s.Rows, wayOf), func(w string) bool { return w == again })
 	slices.Reverse(ways)
 	var plots []*plot.Plot
 	for _, durable := range []bool{true, false} {
-		p := newPlot(commits(durable)+": "+title, x)
+		p := newPlot(commits(durable)+": acquire and release", "pairs a second")
 		var all []*series
 		for _, cas := range names(s.Rows, caseOf) {
 			clients, of := strings.CutPrefix(cas, commits(durable)+", ")
 			one := &series{name: clients}
 			for _, r := range s.Rows {
-				if v := r.Values[value]; of && r.Case == cas && v > 0 && r.Way != again {
-					one.at(v, v, max(v, r.Values[until]), float64(slices.Index(ways, r.Way)))
+				if v := r.Values["a second"]; of && r.Case == cas && v > 0 && r.Way != again {
+					one.at(v, v, v, float64(slices.Index(ways, r.Way)))
 				}
 			}
 			if len(one.XYs) > 0 {
@@ -186,12 +187,4 @@ func byPeer(s Section, file, title, x, value, until string) error {
 		plots = append(plots, p)
 	}
 	return canvas(file, vg.Points(float64(470*len(plots))), vg.Points(float64(80+20*len(ways))), plots...)
-}
-
-func plotRates(s Section, file string) error {
-	return byPeer(s, file, "acquire and release", "pairs a second", "a second", "")
-}
-
-func plotHandOver(s Section, file string) error {
-	return byPeer(s, file, "hand-over of one lock", "ms: median to p99", "p50 ms", "p99 ms")
 }

@@ -42,7 +42,9 @@ type Row struct {
 	// Bar is the error bar of the comparison.
 	Bar    float64            `json:"bar,omitempty"`
 	Values map[string]float64 `json:"values,omitempty"`
-	Note   string             `json:"note,omitempty"`
+	// Curve is a value for each second.
+	Curve []float64 `json:"curve,omitempty"`
+	Note  string    `json:"note,omitempty"`
 }
 
 // Machine describes what the figures depend on.
@@ -87,6 +89,35 @@ func thisMachine(command string) Machine {
 		m.Commit += "+"
 	}
 	return m
+}
+
+// What a calm machine stays below: processes that ran per core, over the last
+// minute, and how far the floor's rate is from itself.
+const (
+	maxLoad = 0.5
+	maxBar  = 0.25
+)
+
+// calm is an error if other work runs on the machine.
+func (m Machine) calm() error {
+	load, err := strconv.ParseFloat(m.Load, 64)
+	if err != nil {
+		return fmt.Errorf("the machine's load is unknown (%q), so nothing is measured", m.Load)
+	}
+	if load > maxLoad*float64(m.Cores) {
+		return fmt.Errorf("the machine is busy: a load of %v on %d cores, where %v is the limit; nothing is measured", load, m.Cores, maxLoad*float64(m.Cores))
+	}
+	return nil
+}
+
+// calm is an error if the floor differed from itself by too much in a comparison.
+func (s *Section) calm() error {
+	for _, row := range s.Rows {
+		if row.Way == again && row.Bar > maxBar {
+			return fmt.Errorf("%s, %s: the floor's rate differed from itself by %v, where %v is the limit; the section is not stored", s.Name, row.Case, row.Bar, maxBar)
+		}
+	}
+	return nil
 }
 
 // add turns a comparison into rows with the columns of perCall.
