@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // BenchmarkInTx compares a handler behind InTx with the same handler that
@@ -39,7 +40,7 @@ func BenchmarkInTx(b *testing.B) {
 
 func benchmarkInTx(b *testing.B, url string) {
 	p := newReplica(b, url)
-	if err := p.db.Migrate(b.Context()); err != nil {
+	if err := sqladmin.Pgx(p.pool).Migrate(b.Context()); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := p.pool.Exec(b.Context(), "CREATE TABLE counters (id text PRIMARY KEY, n bigint NOT NULL); INSERT INTO counters VALUES ('acme', 0)"); err != nil {

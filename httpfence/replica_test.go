@@ -17,6 +17,8 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // A write takes the account's row lock until it commits, so that seq is the
@@ -36,10 +38,7 @@ INSERT INTO writes SELECT seq, $1 FROM a`
 // ledger returns the URL of a database with sqlfence's schema and the ledger's.
 func ledger(t testing.TB) string {
 	return pgtest.MigratedDatabase(t, "ledger", func(ctx context.Context, pool *pgxpool.Pool) error {
-		db, err := sqlfence.Pgx(pool, nil)
-		if err == nil {
-			err = db.Migrate(ctx)
-		}
+		err := sqladmin.Pgx(pool).Migrate(ctx)
 		if err == nil {
 			_, err = pool.Exec(ctx, ledgerSchema)
 		}
@@ -51,7 +50,8 @@ func ledger(t testing.TB) string {
 type replica struct {
 	db     *sqlfence.DB[pgx.Tx]
 	pool   *pgxpool.Pool
-	closes *sqlfence.Table
+	rows   *sqlrow.DB[pgx.Tx]
+	closes *sqlrow.Table
 }
 
 func newReplica(t testing.TB, url string) *replica {
@@ -69,11 +69,15 @@ func newReplica(t testing.TB, url string) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	accounts, err := sqlfence.NewTable([]string{"accounts"}, []string{"id"}, nil, &sqlfence.TableOptions{InsecureAnyResource: true, Rule: guard.SameOrNewer})
+	rows, err := sqlrow.Pgx(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &replica{db, pool, accounts}
+	accounts, err := sqlrow.NewTable([]string{"accounts"}, []string{"id"}, nil, &sqlrow.TableOptions{InsecureAnyResource: true, Rule: guard.SameOrNewer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &replica{db, pool, rows, accounts}
 }
 
 // fence guards with the replica's marks and transactions. Most tests here
@@ -103,7 +107,7 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
 			err := pgx.BeginFunc(r.Context(), p.pool, func(tx pgx.Tx) error {
-				if err := p.closes.Update(r.Context(), p.db.In(tx), claim, sqlfence.Key{claim.Resource}, sqlfence.Set{"seq": sqlfence.Raw("seq + 1")}); err != nil {
+				if err := p.closes.Update(r.Context(), p.rows.In(tx), claim, sqlrow.Key{claim.Resource}, sqlrow.Set{"seq": sqlrow.Raw("seq + 1")}); err != nil {
 					return err
 				}
 				_, err := tx.Exec(r.Context(), `INSERT INTO writes SELECT seq, $1 FROM accounts WHERE id = 'acme'`, int64(claim.Token))

@@ -106,7 +106,7 @@ func TestStatementsAfterDDL(t *testing.T) {
 		db := e.single()
 		var v any
 		take := func() error {
-			return table.Takeover(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
+			return table.Raise(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
 		}
 		if err := take(); err != nil {
 			t.Fatal(err)

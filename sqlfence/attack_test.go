@@ -66,7 +66,7 @@ func TestLeaseCollation(t *testing.T) {
 		claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "LEASE"}
 		for what, err := range map[string]error{
 			"Update":   table.Update(t.Context(), e.db, claim, Key{1}, Set{"v": 1}),
-			"Takeover": table.Takeover(t.Context(), e.db, claim, Key{1}, nil),
+			"Takeover": table.Raise(t.Context(), e.db, claim, Key{1}, nil),
 			"Upsert":   table.Upsert(t.Context(), e.db, claim, Key{1}, Set{"v": 1}),
 		} {
 			if !errors.Is(err, guard.ErrConflict) {

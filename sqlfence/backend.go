@@ -7,7 +7,7 @@ import (
 	"errors"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // backend is what differs between pgx and database/sql.
@@ -15,7 +15,9 @@ type backend[Tx any] interface {
 	// conn returns a connection without a transaction, to be released. Its
 	// errors are known to have sent nothing.
 	conn(ctx context.Context) (conn[Tx], error)
-	in(tx Tx) querier
+	in(tx Tx) sqlkit.Querier
+	// pool identifies the pool.
+	pool() any
 	// single reports that there is one connection at most.
 	single() bool
 	// exhausted reports that all connections are in use.
@@ -28,7 +30,7 @@ type backend[Tx any] interface {
 // conn is one connection, on which one transaction may be begun. It is reserved
 // until it is released, so that a callback that ended the transaction is noticed.
 type conn[Tx any] interface {
-	querier
+	sqlkit.Querier
 	// begin opens a transaction with its first statements, in one round trip
 	// where the driver can. Nothing can have been committed if it fails.
 	begin(ctx context.Context, how txMode, first ...statement) error
@@ -40,7 +42,6 @@ type conn[Tx any] interface {
 	gone() bool
 	// release never blocks for long. It is called once.
 	release()
-	migrations() migrate.Conn
 }
 
 // pipeliner is a connection that sends a transaction as a whole. committing
@@ -67,43 +68,6 @@ type statement struct {
 	sql  string
 	args []any
 	dest []any
-}
-
-// querier runs statements. Errors are the driver's own, possibly wrapped in a
-// notSent, an unsendable or an unreadable.
-type querier interface {
-	exec(ctx context.Context, sql string, args []any) (rows int64, err error)
-	// query calls each for each row that a statement returns. An error from
-	// each ends the reading and is returned as an unreadable.
-	query(ctx context.Context, sql string, args []any, each eachRow) error
-}
-
-// eachRow is given a row's Scan.
-type eachRow func(scan func(dest ...any) error) error
-
-// unreadable marks an error of reading a row that the server has sent.
-type unreadable struct{ error }
-
-func (e unreadable) Unwrap() error { return e.error }
-
-// readRows reads the rows of both drivers.
-func readRows(rows interface {
-	Next() bool
-	Scan(dest ...any) error
-	Err() error
-}, each eachRow) error {
-	for rows.Next() {
-		if err := each(rows.Scan); err != nil {
-			return unreadable{err}
-		}
-	}
-	return rows.Err()
-}
-
-// row reads the one row that a statement returns, if there is one.
-func row(ctx context.Context, q querier, sql string, args []any, dest ...any) (found bool, err error) {
-	err = q.query(ctx, sql, args, func(scan func(dest ...any) error) error { found = true; return scan(dest...) })
-	return found && err == nil, err
 }
 
 // maxBadConns is how many dead connections are discarded before giving up, as
@@ -146,16 +110,16 @@ func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (con
 func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
 	c, err := d.begin(ctx, readCommitted, statements...)
 	if err != nil {
-		return schemaFailure(op, claim, err)
+		return sqlkit.SchemaFailure(op, claim, err)
 	}
 	defer c.release()
-	return failure(op, claim, c.commit(ctx, d.commits), work)
+	return sqlkit.Failure(op, claim, c.commit(ctx, d.commits), work)
 }
 
 // row reads one row outside of any transaction.
 func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error) {
 	c, err := d.with(ctx, func(c conn[Tx]) error {
-		found, err = row(ctx, c, sql, args, dest...)
+		found, err = sqlkit.Row(ctx, c, sql, args, dest...)
 		return err
 	})
 	if err == nil {

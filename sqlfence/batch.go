@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // maxWrites bounds a batch: its statements and its results are held in memory
@@ -37,7 +38,7 @@ const maxWrites = 1000
 func (d *DB[Tx]) Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error) {
 	start := time.Now()
 	rows, err := d.batch(ctx, claim, writes)
-	err = interrupted(ctx, err)
+	err = sqlkit.Interrupted(ctx, err)
 	d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return rows, err
 }
@@ -60,7 +61,7 @@ func (d *DB[Tx]) batch(ctx context.Context, claim guard.Claim, writes []Expr) ([
 			return nil, err
 		}
 	}
-	if err := ended(ctx, op, claim); err != nil {
+	if err := sqlkit.Ended(ctx, op, claim); err != nil {
 		return nil, err
 	}
 	var last error
@@ -99,7 +100,7 @@ func (d *DB[Tx]) batchOnce(ctx context.Context, first statement, writes []Expr) 
 	}
 	in := d.backend.in(c.tx())
 	for _, w := range writes {
-		n, err := in.exec(ctx, w.sql, w.args)
+		n, err := in.Exec(ctx, w.sql, w.args)
 		if err != nil {
 			return nil, false, err
 		}
@@ -132,14 +133,14 @@ func (w Expr) checkStatement(field string) error {
 func batchFailure(op string, claim guard.Claim, err error, committing bool) error {
 	var pg *pgconn.PgError
 	if pgerr.Undefined(err) && errors.As(err, &pg) && (strings.Contains(pg.Message, "fencepost.enter(") || strings.Contains(pg.Message, `schema "fencepost"`)) {
-		return schemaFailure(op, claim, err)
+		return sqlkit.SchemaFailure(op, claim, err)
 	}
 	if pgerr.State(err) == pgerr.Privilege && errors.As(err, &pg) && !strings.Contains(pg.Message, "function enter") && !strings.Contains(pg.Message, "schema fencepost") {
-		return denied(op, claim, err)
+		return sqlkit.Denied(op, claim, err)
 	}
-	var argument unsendable
+	var argument sqlkit.Unsendable
 	if errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 	}
-	return failure(op, claim, err, committing)
+	return sqlkit.Failure(op, claim, err, committing)
 }

@@ -89,7 +89,7 @@ func TestBatch(t *testing.T) {
 		})
 		wantInvalid(t, "inside InTx", err, "Batch", `"r"`)
 		e.exec("DROP SCHEMA fencepost CASCADE")
-		if _, err := e.db.Batch(t.Context(), claimOf("r", 6), Raw("SELECT 1")); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
+		if _, err := e.db.Batch(t.Context(), claimOf("r", 6), Raw("SELECT 1")); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
 			t.Errorf("without the schema: %v", err)
 		}
 	})

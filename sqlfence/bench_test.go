@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // benchServer waits for the disk, as a production server does.
@@ -96,7 +96,7 @@ func benchmark(b *testing.B, run func(b *testing.B, e *env, db fence, clients in
 // a fence, each client on a row of its own.
 func BenchmarkUpdate(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
-		table, err := NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id:int}")), nil)
+		table, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id:int}")), nil)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -130,20 +130,4 @@ func BenchmarkInTx(b *testing.B) {
 		paired(b, clients, func(client, i int) error { return db.fenced(b.Context(), claim, write(client, i)) },
 			func(client, i int) error { return db.plain(b.Context(), write(client, i)) })
 	})
-}
-
-// BenchmarkUpdateSQL: what building the statement costs, beside some tens of
-// microseconds for sending it.
-func BenchmarkUpdateSQL(b *testing.B) {
-	table, err := anyTable([]string{"billing", "closes"}, []string{"tenant", "period"}, &TableOptions{LeaseColumn: "last_lease_id"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil)
-		if err != nil || !strings.HasPrefix(s.sql, "UPDATE") {
-			b.Fatal(err)
-		}
-	}
 }

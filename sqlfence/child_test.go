@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
 )
 
 // childVariable names the program that a copy of the test binary runs instead
@@ -20,16 +22,6 @@ var children = map[string]func() error{}
 // atExit is called when all tests have ended.
 var atExit []func()
 
-// Process is a test that ends when all tests have ended. The examples, which
-// have no test of their own, get their database by it.
-type Process struct{}
-
-func (Process) Helper()                           {}
-func (Process) Name() string                      { return "Example" }
-func (Process) Logf(format string, args ...any)   { fmt.Fprintf(os.Stderr, format+"\n", args...) }
-func (Process) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (Process) Cleanup(f func())                  { atExit = append(atExit, f) }
-
 func TestMain(m *testing.M) {
 	name := os.Getenv(childVariable)
 	if name == "" {
@@ -39,9 +31,7 @@ func TestMain(m *testing.M) {
 		}
 		code := m.Run()
 		dropIdleDatabases()
-		for _, f := range atExit {
-			f()
-		}
+		scratch.Close()
 		os.Exit(code)
 	}
 	program := children[name]

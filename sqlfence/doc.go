@@ -4,38 +4,35 @@
 // it with the resource's mark, the highest claim admitted so far, inside the write.
 // pgx ([Pgx]) and database/sql ([Std]) run the same statements.
 //
-//	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
-//
+//	err := sqladmin.Pgx(pool).Migrate(ctx) // schema fencepost, once
 //	db, err := sqlfence.Pgx(pool, nil)
-//	name := guard.Must(guard.NewTemplate("{tenant_id}:billing-close:{period}"))
-//	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, name, nil)
-//	err = closes.Update(ctx, db, claim, sqlfence.Key{"tenant_123", "2026-04"},
-//		sqlfence.Set{"status": "closed", "closed_at": sqlfence.Raw("now()")})
+//	err = db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+//		_, err := tx.Exec(ctx, "UPDATE invoices SET status = 'closed' WHERE tenant = $1", tenant)
+//		return err
+//	})
 //	if errors.Is(err, guard.ErrStale) {
 //		return err // succeeded by a newer holder: stop
 //	}
+//
+// Three packages: this one has the schema's marks and the transactions that compare
+// with them; sqlrow keeps a row's mark in the row; sqladmin is for operators.
 //
 // # What it guarantees
 //
 // P1, no stale write: once a mark is T, no write under a lower token takes effect, by
 // any way that compares with that mark. P2, no lost takeover: a holder that raised
 // before it read, or reads inside InTx, loses no acknowledged update of an older
-// holder. P4, P5, P6 and P9 as the README says; P4 on a Table only with a lease column.
+// holder. P4, P5, P6 and P9 as the README says.
 //
 // # What it does not
 //
-//   - Only triggers stop writers that do not use this package, and not the owner of a
-//     table or a role with the privilege TRIGGER on it, as by GRANT ALL: the
-//     application's role must be neither. A session that sets fencepost.guard_...
-//     or makes up claims deceives them: they are against mistakes.
+//   - Only triggers stop writers that do not use this package, and sqladmin says whom
+//     they do not stop.
 //   - P1 and P2 do not hold across a failover to a standby that lost the raise, nor P2
 //     if the reads after the raise go to a replica. If a person or a driver cancels a
 //     COMMIT that waits for a synchronous standby, the server answers with success
 //     and a warning, which this package does not see on a caller's connections: set
 //     pgx's OnNotice, and take SQLSTATE 01000 there for an unknown outcome.
-//   - A row that does not exist has no mark, and a row deleted other than by
-//     [Table.Delete] has lost it. A BEFORE trigger that changes the token column
-//     undoes a row's mark; [Admin.Verify] reports what it can recognise.
 //   - Servers that only speak PostgreSQL's protocol are not recognised. The fence
 //     needs advisory locks that exclude, as PostgreSQL 13 to 18 have.
 //   - A writer that only presents its claim locks its rows first and the resource at
@@ -43,21 +40,17 @@
 //     deadlock, and one gets 40P01, ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
-//   - What a callback of InTx does outside its transaction is not fenced, nor what a
-//     logical subscription or pg_restore --disable-triggers writes.
+//   - What a callback of InTx does outside its transaction is not fenced.
 //
 // # Use
 //
 // Choose one way per resource: each compares with one mark, and a raise protects
 // only the writes that are compared with the mark it raised.
 //
-//   - A single statement on a table of your own, [Table], as above: the row is the
-//     resource and one of its columns is its mark. It fences that one row, and a
-//     claim for another resource is refused before anything is sent.
+//   - One row of a table of your own: package sqlrow, which needs no schema.
 //   - A fenced transaction, [DB.InTx]: everything written in it under the resource,
-//     also rows that do not exist yet. Its marks, and those of the next two ways,
-//     are in the schema fencepost, which [DB.Migrate] creates.
-//   - Triggers on a table, [Admin.InstallTrigger]: every writer that presents no
+//     also rows that do not exist yet.
+//   - Triggers on a table, by sqladmin's InstallTrigger: every writer that presents no
 //     current claim in its transaction is refused, even an ORM or a person at psql.
 //     [Options].PresentClaims makes InTx present its claim, other code calls
 //     [DB.Present], and [ErrorFrom] turns driver errors into guard's.
@@ -70,10 +63,10 @@
 //
 // # Taking over
 //
-// A new holder raises the mark before it reads: [Table.Takeover] for a row,
-// [DB.Raise] for the schema's marks, or it reads inside InTx, which raises first.
-// Otherwise the old holder, whose token is still the highest that wrote, may write
-// between the new holder's read and its write, and that write would be lost.
+// A new holder raises the mark before it reads, by [DB.Raise], or it reads inside InTx,
+// which raises first. Otherwise the old holder, whose token is still the highest that
+// wrote, may write between the new holder's read and its write, and that write would
+// be lost.
 //
 // # How a transaction is fenced
 //
@@ -98,15 +91,10 @@
 //
 // # Errors and operation
 //
-// A lower token is ErrStale; the same token under another lease ErrConflict; twice on
-// a Table ErrSpent, unless its rule is [guard.SameOrNewer]. A lost answer to a COMMIT,
-// or to a statement that commits by itself, is ErrOutcomeUnknown; [DB.Resolve] can find
-// out. ErrUnavailable and ErrLeaseLost mean that nothing was written. Nothing is
-// retried unless requested. A raise and a takeover survive a crash once they have
-// returned; a Table's plain write is as durable as its commit.
+// A lower token is ErrStale; the same token under another lease ErrConflict. A lost
+// answer to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
+// ErrLeaseLost mean that nothing was written. Nothing is retried unless requested. A
+// raise survives a crash once it has returned.
 //
-// [Admin.Verify] compares a database with what is described here. [RolesSQL] creates
-// the roles. [Admin.Reset] repairs a poisoned mark and [Admin.ResetFloor] a floor;
-// [DB.Retire] removes marks of resources that are gone. Until version 1 exported names
-// may change; the schema is migrated forward only.
+// Until version 1 exported names may change; the schema is migrated forward only.
 package sqlfence

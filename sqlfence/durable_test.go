@@ -116,7 +116,7 @@ func (e *env) takenTable() *Table {
 }
 
 func (e *env) take(q Querier, token guard.Token, id string) error {
-	return e.takenTable().Takeover(context.Background(), q, claimOf("r", token), Key{id}, nil)
+	return e.takenTable().Raise(context.Background(), q, claimOf("r", token), Key{id}, nil)
 }
 
 // TestRaiseSurvivesCrash (P2, P3): on a server whose default is
@@ -150,9 +150,9 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		}
 		ofRow := strings.HasPrefix(way.name, "Takeover")
 		if ofRow {
-			unlifted := mutantQuerier{e.db, func(sql string) string {
+			unlifted := e.altered(func(sql string) string {
 				return strings.Replace(sql, "ANY (ARRAY['off', 'local'])", "ANY (ARRAY['never'])", 1)
-			}}
+			}, func() {})
 			if err := e.take(unlifted, token, "control"); err != nil {
 				t.Fatal(err)
 			}

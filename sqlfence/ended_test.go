@@ -54,11 +54,11 @@ func (e *env) openWrapped() stdFence {
 	}
 	pool := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config)})
 	e.Cleanup(func() { pool.Close() })
-	db, err := Std(pool, &e.defaults)
+	f, err := stdSessions{pool}.fence(&e.defaults)
 	if err != nil {
 		e.Fatal(err)
 	}
-	return stdFence{db, db.Admin(), pool}
+	return f.(stdFence)
 }
 
 // unmarked removes the marker that shows that a transaction ended.
@@ -210,7 +210,7 @@ func TestTableInsideInTx(t *testing.T) {
 		calls := map[string]func(ctx context.Context, q Querier) error{
 			"Update":   func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
 			"Upsert":   func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
-			"Takeover": func(ctx context.Context, q Querier) error { return table.Takeover(ctx, q, claim, Key{1}, nil) },
+			"Takeover": func(ctx context.Context, q Querier) error { return table.Raise(ctx, q, claim, Key{1}, nil) },
 		}
 		calls["Delete"] = func(ctx context.Context, q Querier) error { return table.Delete(ctx, q, claim, Key{1}, nil) }
 		var after context.Context

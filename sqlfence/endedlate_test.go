@@ -109,21 +109,19 @@ func TestNoConnectionForAWrite(t *testing.T) {
 			dial := c.DialFunc
 			c.Fallbacks = nil
 			c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-				if dials.Add(1) == 1 {
+				if dials.Add(1) == 2 {
 					return nil, errInjected
 				}
 				return dial(ctx, network, address)
 			}
 		})
 		table := e.table("jobs", []string{"id"}, nil)
-		switch db := db.(type) { // it was looked at before
-		case pgxFence:
-			db.tables.Store(table.id, true)
-		case stdFence:
-			db.tables.Store(table.id, true)
-		}
 		write := func() error { return table.Update(t.Context(), db, claimOf("r", 5), Key{1}, Set{"v": "new"}) }
-		if err := write(); guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errInjected) || e.text("SELECT v FROM jobs") != "old" {
+		if err := table.Update(t.Context(), db, claimOf("r", 4), Key{1}, Set{"v": "old"}); err != nil { // looks at the table
+			t.Fatal(err)
+		}
+		err := db.plain(t.Context(), func(context.Context, testTx) error { return write() }) // which has the first connection
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errInjected) || e.text("SELECT v FROM jobs") != "old" {
 			t.Errorf("got %v and %q, want ErrUnavailable", err, e.text("SELECT v FROM jobs"))
 		}
 		if err := write(); err != nil || e.text("SELECT v FROM jobs") != "new" {

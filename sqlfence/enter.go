@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
@@ -54,7 +55,7 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 			return d.entered(ctx, own, sorted)
 		}
 		return d.enterRows(sorted, func(s statement) error {
-			_, err := in.exec(ctx, s.sql, s.args)
+			_, err := in.Exec(ctx, s.sql, s.args)
 			return err
 		})
 	})
@@ -74,10 +75,10 @@ func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func
 	start := time.Now()
 	sorted, err := sortClaims(claims)
 	if err == nil {
-		err = ended(ctx, "enter", claims[0])
+		err = sqlkit.Ended(ctx, "enter", claims[0])
 	}
 	if err == nil {
-		err = interrupted(ctx, enter(sorted))
+		err = sqlkit.Interrupted(ctx, enter(sorted))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
@@ -89,8 +90,8 @@ func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.
 		return err
 	}
 	var same bool // the callback may have begun another one on the connection
-	if _, err := row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
-		return schemaFailure("enter", claims[0], err)
+	if _, err := sqlkit.Row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
+		return sqlkit.SchemaFailure("enter", claims[0], err)
 	}
 	if !same {
 		return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
@@ -144,7 +145,7 @@ func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) 
 		if noMarker(err) || pgerr.State(err) == "42704" {
 			return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves; the mark may have been raised"), err}
 		}
-		return schemaFailure("enter", claims[0], err)
+		return sqlkit.SchemaFailure("enter", claims[0], err)
 	})
 }
 
@@ -181,7 +182,7 @@ func enterFailure(claim guard.Claim, err error) error {
 	case pgerr.MustRaise:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
 	}
-	return schemaFailure("enter", claim, err)
+	return sqlkit.SchemaFailure("enter", claim, err)
 }
 
 // invalidUse is an InvalidError with the server's error that detected the

@@ -3,12 +3,15 @@ package sqlfence
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // patience ends waits that would never end. No promise depends on it, so it is
@@ -145,7 +148,7 @@ func (e *env) table(name string, key []string, opts *TableOptions) *Table {
 	return t
 }
 
-// anyTable is NewTable without a template, for tests that do not concern the
+// anyTable is sqlrow.NewTable without a template, for tests that do not concern the
 // names of resources.
 func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
 	o := TableOptions{}
@@ -153,9 +156,15 @@ func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
 		o = *opts
 	}
 	o.InsecureAnyResource = true
-	return NewTable(name, key, nil, &o)
+	return sqlrow.NewTable(name, key, nil, &o)
 }
 
 func claimOf(resource string, token guard.Token) guard.Claim {
 	return guard.Claim{Resource: resource, Token: token, LeaseID: "lease-" + token.String()}
 }
+
+// schema is what an Admin migrates to.
+func schema() migrate.Component { return migrate.Load("sqlfence", os.DirFS("sqladmin/migrations")) }
+
+// quoteText quotes a string constant.
+func quoteText(s string) string { return inlined(statement{sql: "$1", args: []any{s}}) }

@@ -3,7 +3,6 @@ package sqlfence_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"time"
 
@@ -11,16 +10,18 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // migrated is open plus the schema and a table of invoices.
 func migrated(ctx context.Context) (*sqlfence.DB[pgx.Tx], interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, func()) {
-	pool, done := open(ctx)
+	pool, done := scratch.Open(ctx)
 	db, err := sqlfence.Pgx(pool, nil)
 	if err == nil {
-		err = db.Migrate(ctx)
+		err = sqladmin.Pgx(pool).Migrate(ctx)
 	}
 	if err == nil {
 		_, err = pool.Exec(ctx, `CREATE TABLE invoices (customer text PRIMARY KEY, cents bigint NOT NULL)`)
@@ -87,40 +88,4 @@ func ExampleDB_Batch() {
 		sqlfence.Raw("UPDATE invoices SET cents = cents * 2 WHERE customer = $1", "boreal"))
 	fmt.Println(rows, err)
 	// Output: [2 1] <nil>
-}
-
-// A mark that a made-up token raised refuses every holder until an operator
-// puts it back to what the issuer has issued.
-func ExampleAdmin_Reset() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	db, _, done := migrated(ctx)
-	defer done()
-	if err := db.Raise(ctx, guard.Claim{Resource: "tenant_123", Token: 999999}); err != nil {
-		fmt.Println(err)
-		return
-	}
-	err := db.Raise(ctx, guard.Claim{Resource: "tenant_123", Token: 12})
-	fmt.Println("stale:", errors.Is(err, guard.ErrStale))
-
-	mark, err := db.Mark(ctx, "tenant_123")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	const issuersLast = 12
-	fmt.Println("reset:", db.Admin().Reset(ctx, "tenant_123", mark, guard.Mark{Token: 11}, issuersLast, "alice", "load test used made-up tokens"))
-	fmt.Println("raise:", db.Raise(ctx, guard.Claim{Resource: "tenant_123", Token: 12}))
-	for r, err := range db.Admin().Resets(ctx, 0) {
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println(r.Resource, r.FromToken, r.ToToken, r.Actor, r.Reason)
-	}
-	// Output:
-	// stale: true
-	// reset: <nil>
-	// raise: <nil>
-	// tenant_123 999999 11 alice load test used made-up tokens
 }

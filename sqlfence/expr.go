@@ -9,9 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Expr is a piece of SQL with its arguments: a value of a [Set] that the database
-// computes, a predicate of [Table.Where], or a statement of a [DB.Batch]. Make
-// one with [Raw].
+// Expr is a statement of a [DB.Batch] with its arguments. Make one with [Raw].
 type Expr struct {
 	sql  string
 	args []any
@@ -237,3 +235,7 @@ func dollarLen(s string) int {
 	}
 	return closing + 2*len(tag)
 }
+
+func placeholder(n int) string { return "$" + strconv.Itoa(n) }
+
+func itoa(n int) string { return strconv.Itoa(n) }

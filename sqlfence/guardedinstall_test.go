@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // TestInstallWaits: an installation and a removal wait for another installation
@@ -74,7 +74,7 @@ func TestInstallConcurrently(t *testing.T) {
 			if _, err := tx.exec(ctx, "UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
 				return err
 			}
-			return e.db.InstallTrigger(ctx, g)
+			return e.db.InstallTrigger(t.Context(), g)
 		})
 		if err != nil {
 			t.Error(err)
@@ -113,7 +113,7 @@ func TestTriggerSQL(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE SCHEMA "O'Brien"; CREATE TABLE "O'Brien"."a.""b\" (id int, "parts" text NOT NULL, "TG_OP" text NOT NULL)`)
 		g := triggerOn([]string{"O'Brien", `a."b\`}, `{parts}:it's \ 100:{TG_OP}`)
-		text, err := TriggerSQL(g)
+		text, err := sqladmin.TriggerSQL(g)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +139,7 @@ func TestTriggerSQL(t *testing.T) {
 // TestInvalidTriggers: a malformed description is refused before anything is sent,
 // by the printed text, too.
 func TestInvalidTriggers(t *testing.T) {
-	admin := mocked(t, func(sqlmock.Sqlmock) {}).Admin()
+	admin := new(sqladmin.Admin)
 	for what, c := range map[string]struct {
 		trigger      Trigger
 		field, shown string
@@ -150,7 +150,7 @@ func TestInvalidTriggers(t *testing.T) {
 		"no resource":              {Trigger{Table: []string{"a"}}, "Trigger.Resource", "nil"},
 	} {
 		wantInvalid(t, what, admin.InstallTrigger(t.Context(), c.trigger), c.field, c.shown)
-		text, err := TriggerSQL(c.trigger)
+		text, err := sqladmin.TriggerSQL(c.trigger)
 		if wantInvalid(t, what, err, c.field, c.shown); text != "" {
 			t.Errorf("%s: printed %s", what, text)
 		}

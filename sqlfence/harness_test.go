@@ -14,6 +14,9 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // campaign is how long a random test is: twenty times n in the long form.
@@ -31,20 +34,48 @@ const (
 	Serializable   = sql.LevelSerializable
 )
 
+// The other packages' names are shorter here, too.
+type (
+	Table         = sqlrow.Table
+	TableOptions  = sqlrow.TableOptions
+	Key           = sqlrow.Key
+	Set           = sqlrow.Set
+	Dest          = sqlrow.Dest
+	Trigger       = sqladmin.Trigger
+	TriggerStatus = sqladmin.TriggerStatus
+	RoleNames     = sqladmin.RoleNames
+	Verification  = sqladmin.Verification
+	Finding       = sqladmin.Finding
+)
+
+// operator has an Admin's calls under a DB's, which has a Retire of its own.
+type operator struct{ *sqladmin.Admin }
+
+func (o operator) RetireUpTo(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
+	return o.Retire(ctx, before, issuersLast)
+}
+
+// operations are an operator's.
+type operations interface {
+	Migrate(ctx context.Context) error
+	RetireUpTo(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error)
+	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
+	ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error
+	Resets(ctx context.Context, after int64) iter.Seq2[sqladmin.Reset, error]
+	Marks(ctx context.Context, prefix string) iter.Seq2[sqladmin.ResourceMark, error]
+}
+
 // fence is a DB of either driver, with the type of its transactions erased, so
 // that each test is written once.
 type fence interface {
 	guard.Store
 	Querier
 	Raise(ctx context.Context, claim guard.Claim) error
-	Migrate(ctx context.Context) error
+	operations
 	enforcement
 	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
 	Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error)
 	Resolve(ctx context.Context, err error) (bool, error)
-	Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error
-	Resets(ctx context.Context, after int64) iter.Seq2[Reset, error]
-	Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error]
 	// fencedAll is InTxAll, fenced is InTx; plain and unfenced are what a user has without sqlfence:
 	// a transaction of the server's default level, and a statement.
 	fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx testTx) error) error
@@ -67,7 +98,9 @@ type testTx interface {
 
 type pgxFence struct {
 	*DB[pgx.Tx]
-	Admin[pgx.Tx]
+	rowQuerier
+	operator
+	rows *sqlrow.DB[pgx.Tx]
 	pool *pgxpool.Pool
 }
 
@@ -80,20 +113,21 @@ func (f pgxFence) inUse() int { return int(f.pool.Stat().AcquiredConns()) }
 func (f pgxFence) close()     { f.pool.Close() }
 
 func (f pgxFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
 }
 
 func (f pgxFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
-	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
 }
 
 func (f pgxFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
-	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
+	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
 }
 
 type pgxTx struct {
-	tx pgx.Tx
-	db *DB[pgx.Tx]
+	tx   pgx.Tx
+	db   *DB[pgx.Tx]
+	rows *sqlrow.DB[pgx.Tx]
 }
 
 func (t pgxTx) exec(ctx context.Context, sql string, args ...any) (int64, error) {
@@ -114,7 +148,9 @@ func (t pgxTx) enter(ctx context.Context, claims ...guard.Claim) error {
 	return t.db.Enter(ctx, t.tx, claims...)
 }
 
-func (t pgxTx) in() Querier { return t.db.In(t.tx) }
+func (t pgxTx) in() Querier {
+	return rowQuerier{t.rows.In(t.tx), sqlkit.Pgx{On: t.tx, Conn: t.tx.Conn()}}
+}
 
 func (t pgxTx) end(commit bool) error {
 	if commit {
@@ -125,7 +161,9 @@ func (t pgxTx) end(commit bool) error {
 
 type stdFence struct {
 	*DB[*sql.Tx]
-	Admin[*sql.Tx]
+	rowQuerier
+	operator
+	rows *sqlrow.DB[*sql.Tx]
 	pool *sql.DB
 }
 
@@ -138,11 +176,11 @@ func (f stdFence) inUse() int { return f.pool.Stats().InUse }
 func (f stdFence) close()     { f.pool.Close() }
 
 func (f stdFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
+	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB, f.rows}) })
 }
 
 func (f stdFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
-	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB, f.rows}) })
 }
 
 func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
@@ -151,19 +189,20 @@ func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) er
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(ctx, stdTx{tx, f.DB}); err != nil {
+	if err := fn(ctx, stdTx{tx, f.DB, f.rows}); err != nil {
 		return err
 	}
 	return tx.Commit()
 }
 
 type stdTx struct {
-	tx *sql.Tx
-	db *DB[*sql.Tx]
+	tx   *sql.Tx
+	db   *DB[*sql.Tx]
+	rows *sqlrow.DB[*sql.Tx]
 }
 
 func (t stdTx) exec(ctx context.Context, query string, args ...any) (int64, error) {
-	return stdQuerier{t.tx}.exec(ctx, query, args)
+	return sqlkit.Std{On: t.tx}.Exec(ctx, query, args)
 }
 
 func (t stdTx) int(ctx context.Context, query string, args ...any) (n int64, err error) {
@@ -179,7 +218,7 @@ func (t stdTx) enter(ctx context.Context, claims ...guard.Claim) error {
 	return t.db.Enter(ctx, t.tx, claims...)
 }
 
-func (t stdTx) in() Querier { return t.db.In(t.tx) }
+func (t stdTx) in() Querier { return rowQuerier{t.rows.In(t.tx), sqlkit.Std{On: t.tx}} }
 
 func (t stdTx) end(commit bool) error {
 	if commit {
@@ -196,6 +235,13 @@ type sessions interface {
 	close()
 }
 
+func rowOptions(opts *Options) *sqlrow.Options {
+	if opts == nil {
+		return nil
+	}
+	return &sqlrow.Options{Observer: opts.Observer}
+}
+
 type pgxSessions struct{ pool *pgxpool.Pool }
 
 func (s pgxSessions) inUse() int { return int(s.pool.Stat().AcquiredConns()) }
@@ -206,7 +252,8 @@ func (s pgxSessions) fence(opts *Options) (fence, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pgxFence{db, db.Admin(), s.pool}, nil
+	rows, err := sqlrow.Pgx(s.pool, rowOptions(opts))
+	return pgxFence{db, rowQuerier{rows, sqlkit.Pgx{On: s.pool}}, operator{sqladmin.Pgx(s.pool)}, rows, s.pool}, err
 }
 
 type stdSessions struct{ pool *sql.DB }
@@ -219,7 +266,8 @@ func (s stdSessions) fence(opts *Options) (fence, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stdFence{db, db.Admin(), s.pool}, nil
+	rows, err := sqlrow.Std(s.pool, rowOptions(opts))
+	return stdFence{db, rowQuerier{rows, sqlkit.Std{On: s.pool}}, operator{sqladmin.Std(s.pool)}, rows, s.pool}, err
 }
 
 // openers open pools of each driver.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // betterSQL is what an application's role can create if it may create objects in
@@ -107,7 +109,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 			found, err := db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{trigger},
 				Tables: []*Table{e.table("jobs", []string{"id"}, &TableOptions{LeaseColumn: "lease"})}})
 			check("Verify", err)
-			if !slices.Equal(found, []Finding{{"role " + role, "is a superuser, or a member of one, whom nothing stops"}}) {
+			if !slices.Equal(found, []Finding{{Subject: "role " + role, Problem: "is a superuser, or a member of one, whom nothing stops"}}) {
 				t.Errorf("Verify under %s: %v", path, found)
 			}
 			_, err = db.Triggers(t.Context())
@@ -130,11 +132,10 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 			check("Migrate", db.Migrate(t.Context()))
 			template, err := guard.NewTemplate("job:{id}")
 			check("template", err)
-			jobs, err := NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
-			check("NewTable", err)
-			check("the first use of a table", db.usable(t.Context(), jobs))
-			plain, err := NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
-			check("NewTable", err)
+			jobs, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
+			check("sqlrow.NewTable", err)
+			plain, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
+			check("sqlrow.NewTable", err)
 			for _, table := range []*Table{jobs, plain} {
 				claim := func(id string, token guard.Token) guard.Claim {
 					return guard.Claim{Resource: "job:" + id, Token: token, LeaseID: "l"}
@@ -144,7 +145,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 				next++
 				check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
 				next++
-				check("Takeover", table.Takeover(t.Context(), db, claim("1", next), Key{"1"}, nil))
+				check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
 				if err := table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}); guard.ReasonOf(err) != guard.ReasonStale {
 					t.Errorf("a stale Update under %s: %v", path, err)
 				}
@@ -184,7 +185,7 @@ func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close(t.Context())
-			result, err := conn.PgConn().Exec(t.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+MigrationSQL()+"; SHOW search_path; COMMIT").ReadAll()
+			result, err := conn.PgConn().Exec(t.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+sqladmin.MigrationSQL()+"; SHOW search_path; COMMIT").ReadAll()
 			if err != nil {
 				t.Errorf("the script under %s: %v", path, err)
 				continue
@@ -193,7 +194,7 @@ func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
 				t.Errorf("after the script the search_path is %s, want %s", got, path)
 			}
 			e.exec("DROP SCHEMA fencepost CASCADE")
-			if !e.hijacked(path, strings.ReplaceAll(MigrationSQL(), migrate.Pin, "")) {
+			if !e.hijacked(path, strings.ReplaceAll(sqladmin.MigrationSQL(), migrate.Pin, "")) {
 				t.Errorf("the script without a search_path of its own, the control, was not hijacked under %s", path)
 			}
 			if err := e.db.Migrate(t.Context()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // wantInvalid checks the error of malformed input: ErrInvalid and nothing
@@ -44,9 +45,9 @@ func TestInvalidTables(t *testing.T) {
 		"an empty key":          {id, []string{""}, nil, "key column", `""`},
 		"a key twice":           {id, []string{"a", "a"}, nil, "key column", `"a"`},
 		"a long key":            {id, []string{strings.Repeat("ä", 32)}, nil, "key column", "64 bytes"},
-		"the token is the key":  {id, []string{defaultTokenColumn}, nil, "key column", defaultTokenColumn},
+		"the token is the key":  {id, []string{"last_fencing_token"}, nil, "key column", "last_fencing_token"},
 		"the lease is the key":  {id, id, &TableOptions{LeaseColumn: "id"}, "key column", `"id"`},
-		"the lease is the mark": {id, id, &TableOptions{LeaseColumn: defaultTokenColumn}, "lease column", defaultTokenColumn},
+		"the lease is the mark": {id, id, &TableOptions{LeaseColumn: "last_fencing_token"}, "lease column", "last_fencing_token"},
 		"a bad token column":    {id, id, &TableOptions{TokenColumn: "a\x00"}, "token column", `a\x00`},
 		"a bad lease column":    {id, id, &TableOptions{LeaseColumn: "\xff"}, "lease column", `\xff`},
 		"a rule that is none":   {id, id, &TableOptions{Rule: 7}, "TableOptions.Rule", "invalid rule"},
@@ -157,7 +158,7 @@ func TestInvalidUpdates(t *testing.T) {
 	var nilString *string
 	good, set := Key{1, "x"}, Set{"v": "new"}
 	set1 := func(column string, value any) Set { return Set{column: value} }
-	raw := func(sql string, args ...any) Set { return Set{"n": Raw(sql, args...)} }
+	raw := func(sql string, args ...any) Set { return Set{"n": sqlrow.Raw(sql, args...)} }
 	cases := map[string]struct {
 		key          Key
 		set          Set
@@ -173,13 +174,13 @@ func TestInvalidUpdates(t *testing.T) {
 		"an empty set":         {good, Set{}, "set", "no column"},
 		"no set":               {good, nil, "set", "no column"},
 		"a key column":         {good, set1("a", 1), "set column", "key column"},
-		"the token column":     {good, set1(defaultTokenColumn, 1), "set column", "token column"},
+		"the token column":     {good, set1("last_fencing_token", 1), "set column", "token column"},
 		"the lease column":     {good, set1("last_lease_id", ""), "set column", "lease column"},
 		"an empty column":      {good, set1("", 1), "set column", `""`},
 		"64 bytes":             {good, set1(strings.Repeat("c", 64), 1), "set column", "64 bytes"},
 		"NUL in a column":      {good, set1("v\x00", 1), "set column", `v\x00`},
 		"not UTF-8":            {good, set1("v\xfe", 1), "set column", `v\xfe`},
-		"no expression":        {good, set1("n", Expr{}), "set column n", "empty expression"},
+		"no expression":        {good, set1("n", sqlrow.Expr{}), "set column n", "empty expression"},
 		"blank expression":     {good, raw(" \n"), "set column n", `\n`},
 		"placeholder 2 of 1":   {good, raw("n + $2", 1), "set column n", "uses $2 and has 1"},
 		"placeholder 0":        {good, raw("n + $0", 1), "set column n", "uses $0"},
@@ -192,7 +193,7 @@ func TestInvalidUpdates(t *testing.T) {
 		"tagged dollar quotes": {good, raw("$a$1$a$"), "set column n", "dollar quotes"},
 		"an open quote":        {good, raw("'a"), "set column n", "open quote"},
 		"an open name":         {good, raw(`"a`), "set column n", "open quote"},
-		"an escaped quote":     {good, raw(`E'a\'`), "set column n", "open quote"},
+		"an escaped quote":     {good, raw(`E'a\''`), "set column n", "backslashes"},
 		"a doubled quote":      {good, raw(`'a''`), "set column n", "open quote"},
 		"closes the fence's":   {good, raw("1) WHERE (true"), "set column n", "one expression"},
 		"an open parenthesis":  {good, raw("(1"), "set column n", "open parenthesis"},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestTwoDBsInOneTransaction: a second DB that enters in the transaction of the first
@@ -205,7 +206,7 @@ func TestTableRunsNoOperatorOfOthers(t *testing.T) {
 			CREATE OPERATOR shared.>= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shared.always);
 			CREATE TABLE n (id varchar(20) PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease varchar(50) NOT NULL DEFAULT '');
 			INSERT INTO n VALUES ('a', 0, 5, 'x'), ('b', 0, 0, '')`)
-		table, err := NewTable([]string{"n"}, []string{"id"}, guard.Must(guard.NewTemplate("{id}")), &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
+		table, err := sqlrow.NewTable([]string{"n"}, []string{"id"}, guard.Must(guard.NewTemplate("{id}")), &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +218,7 @@ func TestTableRunsNoOperatorOfOthers(t *testing.T) {
 			db := e.along(path)
 			ways := map[string]func(c guard.Claim) error{
 				"Update":   func(c guard.Claim) error { return table.Update(t.Context(), db, c, Key{c.Resource}, set) },
-				"Takeover": func(c guard.Claim) error { return table.Takeover(t.Context(), db, c, Key{c.Resource}, nil) },
+				"Takeover": func(c guard.Claim) error { return table.Raise(t.Context(), db, c, Key{c.Resource}, nil) },
 				"Upsert":   func(c guard.Claim) error { return table.Upsert(t.Context(), db, c, Key{c.Resource}, set) },
 			}
 			for way, write := range ways {

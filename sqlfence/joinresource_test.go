@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // randomPart makes a component from text that could cause errors: separators,
@@ -73,7 +74,7 @@ func (e *env) compareJoins(lists [][]string) (differ []string, joined, refused i
 			if names[i] != nil {
 				got = *names[i]
 			}
-			differ = append(differ, jsonText(parts)+" -> "+got)
+			differ = append(differ, sqlkit.JSON(parts)+" -> "+got)
 		}
 	}
 	return differ, joined, refused
@@ -190,7 +191,7 @@ func TestTriggersNameByTemplate(t *testing.T) {
 			}
 			write := "INSERT INTO " + trigger.Table[0] + " VALUES (" + strings.Join(literals, ", ") + ")"
 			_, err = e.admin.Exec(t.Context(), write)
-			if got := offeredIn(err).Resource; pgerr.State(err) != pgerr.Missing || got != v.Name {
+			if got := sqlkit.OfferedIn(err).Resource; pgerr.State(err) != pgerr.Missing || got != v.Name {
 				t.Errorf("%s of %q in SQL: %q, %v, want %q", v.Template, v.Values, got, err, v.Name)
 			}
 			for _, p := range template.Parts() {

@@ -71,7 +71,7 @@ func TestLeakedPgxHandles(t *testing.T) {
 		"Enter":                     func(ctx context.Context) error { return single.Enter(ctx, tx, claimOf("r", 6)) },
 		"Present":                   func(ctx context.Context) error { return single.Present(ctx, tx, claimOf("r", 6)) },
 		"Table": func(ctx context.Context) error {
-			return table.Update(ctx, single.In(tx), claimOf("r", 6), Key{5}, Set{"v": 5})
+			return table.Update(ctx, single.rows.In(tx), claimOf("r", 6), Key{5}, Set{"v": 5})
 		},
 	}
 	for what, use := range uses {

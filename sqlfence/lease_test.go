@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 type testLease struct {
@@ -78,7 +79,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				"Update": {func(ctx context.Context) error {
 					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
 				}, blocked, ""},
-				"Takeover": {func(ctx context.Context) error { return table.Takeover(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
+				"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
 			} {
 				row, err := e.admin.Begin(t.Context())
 				if err != nil {
@@ -112,15 +113,15 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 		lost := &guard.LostError{Claim: lease.claim}
 		gone, drop := context.WithCancelCause(t.Context())
 		drop(lost)
-		if err := interrupted(gone, guard.OutcomeUnknown("a", guard.Claim{}, context.Canceled)); errors.Is(err, guard.ErrLeaseLost) || !errors.Is(err, guard.ErrOutcomeUnknown) || !strings.Contains(err.Error(), lost.Error()) {
+		if err := sqlkit.Interrupted(gone, guard.OutcomeUnknown("a", guard.Claim{}, context.Canceled)); errors.Is(err, guard.ErrLeaseLost) || !errors.Is(err, guard.ErrOutcomeUnknown) || !strings.Contains(err.Error(), lost.Error()) {
 			t.Errorf("an unknown outcome promises that nothing was written: %v", err)
 		}
 		for _, err := range []error{nil, guard.Invalid("a", "b", "c"), state("23505")} {
-			if got := interrupted(ctx, err); got != err {
+			if got := sqlkit.Interrupted(ctx, err); got != err {
 				t.Errorf("%v became %v", err, got)
 			}
 		}
-		if err := interrupted(t.Context(), guard.Unavailable("a", guard.Claim{}, context.Canceled)); strings.Contains(err.Error(), "lease") {
+		if err := sqlkit.Interrupted(t.Context(), guard.Unavailable("a", guard.Claim{}, context.Canceled)); strings.Contains(err.Error(), "lease") {
 			t.Error(err)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
@@ -62,7 +63,7 @@ func TestLostUpdate(t *testing.T) {
 			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
 			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
 			update := func(token guard.Token) error {
-				return table.Update(t.Context(), db, claimOf("r", token), Key{1, "x"}, Set{"n": Raw("n + $1", 1)})
+				return table.Update(t.Context(), db, claimOf("r", token), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
 			}
 			if err := update(5); err != nil { // the control, and the statement is prepared
 				t.Fatalf("%v: %v", mode, err)
@@ -87,7 +88,7 @@ func TestLostUpdate(t *testing.T) {
 			}
 			// The same modes for transactions and marks.
 			if err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": Raw("n + $1", 1)})
+				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
 			}); err != nil {
 				t.Errorf("%v: InTx: %v", mode, err)
 			}

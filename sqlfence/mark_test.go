@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestMarksDecide (P1, P4, P6): for every small mark, floors included, and
@@ -124,7 +125,7 @@ func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 			if err == nil {
 				return nil
 			}
-			return failure("enter", claim, err, false)
+			return sqlkit.Failure("enter", claim, err, false)
 		},
 	}
 	// A floor is one for all resources, and a mark is one resource's.

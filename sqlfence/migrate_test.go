@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // catalogSQL describes schema fencepost as pg_dump would see it.
@@ -69,7 +70,7 @@ func TestMigrationSQL(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Release()
-		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+MigrationSQL()+"COMMIT").ReadAll(); err != nil {
+		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sqladmin.MigrationSQL()+"COMMIT").ReadAll(); err != nil {
 			t.Fatal(err)
 		}
 		before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
@@ -127,7 +128,7 @@ func TestApplicationRole(t *testing.T) {
 			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
 			"fencepost.check_primary()", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
 		} {
-			if _, err := db.exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
+			if _, err := db.Exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
 				t.Errorf("PUBLIC may call %s: %v", call, err)
 			}
 		}
@@ -142,7 +143,7 @@ func TestApplicationRole(t *testing.T) {
 			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
 			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_primary()",
 		} {
-			if _, err := db.exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
+			if _, err := db.Exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
 				t.Errorf("the role may %s: %v", sql, err)
 			}
 		}

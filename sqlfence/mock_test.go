@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"io"
 	"testing"
 
 	"github.com/DATA-DOG/go-sqlmock"
@@ -38,7 +37,6 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.tables.Store(tableID{`"jobs"`, "last_fencing_token", "null"}, true)
 	return db
 }
 
@@ -47,107 +45,6 @@ func state(code string) error {
 }
 
 var errInjected = errors.New("injected")
-
-const (
-	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`
-	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, false, true FROM "jobs" WHERE ("id" = $1)`
-)
-
-// TestFailureOfUpdate (P5, P6): what an error of the statement means.
-func TestFailureOfUpdate(t *testing.T) {
-	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
-			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
-		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("26000"), state("SF005")},
-		guard.ReasonSetup:    {state("42501"), state("28P01")},
-		guard.ReasonStale:    {state("SF001")},
-		guard.ReasonConflict: {state("SF002")},
-		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601")},
-		guard.ReasonOther:    {state("23505"), state("22P02"), state("42P06"), state("P0001")},
-		guard.ReasonMissing:  {state("SF003")},
-	} {
-		for _, cause := range causes {
-			t.Run(string(want)+"/"+cause.Error(), func(t *testing.T) {
-				db := mocked(t, func(m sqlmock.Sqlmock) {
-					m.ExpectExec(mockUpdate).WithArgs(7, int64(5), "new").WillReturnError(cause)
-				})
-				err := mockTable(t).Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": "new"})
-				if guard.ReasonOf(err) != want || !errors.Is(err, cause) {
-					t.Errorf("got %v, want %s with the driver's error inside", err, want)
-				}
-			})
-		}
-	}
-}
-
-func mockTable(t *testing.T) *Table {
-	table, err := anyTable([]string{"jobs"}, []string{"id"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
-}
-
-// TestFailureAroundUpdate: the count of the rows, the verdict's read, and a
-// row that is replaced between the two.
-func TestFailureAroundUpdate(t *testing.T) {
-	mark := func(tokens ...int64) *sqlmock.Rows {
-		rows := sqlmock.NewRows([]string{"token", "lease", "deleted", "satisfied"})
-		for _, token := range tokens {
-			rows.AddRow(token, nil, false, true)
-		}
-		return rows
-	}
-	none, one := sqlmock.NewResult(0, 0), sqlmock.NewResult(0, 1)
-	for what, c := range map[string]struct {
-		want   guard.Reason
-		expect func(m sqlmock.Sqlmock)
-	}{
-		"no count": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewErrorResult(errInjected))
-		}},
-		"the verdict fails": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnError(errInjected)
-		}},
-		"the verdict's row fails": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(9).RowError(0, errInjected))
-		}},
-		"replaced once": {guard.ReasonNone, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			m.ExpectExec(mockUpdate).WillReturnResult(one)
-		}},
-		"replaced, then refused": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(6))
-		}},
-		"replaced for ever": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			for range maxReplaced {
-				m.ExpectExec(mockUpdate).WillReturnResult(none)
-				m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			}
-		}},
-		"gone": {guard.ReasonNotFound, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark())
-		}},
-		"two rows": {guard.ReasonOther, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewResult(0, 2))
-		}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			err := mockTable(t).Update(t.Context(), mocked(t, c.expect), claimOf("r", 5), Key{7}, Set{"v": "new"})
-			if guard.ReasonOf(err) != c.want {
-				t.Errorf("got %v, want %q", err, c.want)
-			}
-		})
-	}
-}
 
 // TestFailureOfInTx (P5, P6): what an error means at each step of a fenced
 // transaction, whether the callback ran, and that the transaction is ended.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestFailureOfBatch (P5, P6): what a driver's error means at each step of a
@@ -167,7 +168,7 @@ func TestFailureOfResolve(t *testing.T) {
 		}
 	}
 	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})
-	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errStandby) {
+	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, sqlkit.ErrStandby) {
 		t.Errorf("a standby: got %v, %v, want ErrUnavailable", committed, err)
 	}
 	if _, err := mocked(t, answer(false, "00000001", "forgotten")).Resolve(t.Context(), lost); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "the transaction is forgotten") {
@@ -186,44 +187,6 @@ func TestFailureOfResolve(t *testing.T) {
 		if guard.ReasonOf(err) != want || want == guard.ReasonUnavailable && !strings.Contains(err.Error(), "nothing was committed") {
 			t.Errorf("%s: got %v, want %q", status, err, want)
 		}
-	}
-}
-
-// TestFailureOfReset (P5, P6): the same for a reset.
-func TestFailureOfReset(t *testing.T) {
-	for what, c := range map[string]struct {
-		want   guard.Reason
-		expect func(m sqlmock.Sqlmock)
-	}{
-		"statement": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(resetSQL).WithArgs("r", int64(9), "", int64(7), "", int64(8), "op", "why", int32(20000)).WillReturnError(errInjected)
-			m.ExpectRollback()
-		}},
-		"another mark, without its facts": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(resetSQL).WillReturnError(state(pgerr.NotTheMark))
-			m.ExpectRollback()
-			m.ExpectQuery(markSQL).WithArgs("r").WillReturnRows(sqlmock.NewRows([]string{"", "", "", ""}).AddRow(false, 10, "a", nil))
-		}},
-		"another mark, which cannot be read": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(resetSQL).WillReturnError(state(pgerr.NotTheMark))
-			m.ExpectRollback()
-			m.ExpectQuery(markSQL).WithArgs("r").WillReturnError(errInjected)
-		}},
-		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(resetSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-			m.ExpectCommit().WillReturnError(errInjected)
-		}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			err := mocked(t, c.expect).Admin().Reset(t.Context(), "r", guard.Mark{Token: 9}, guard.Mark{Token: 7}, 8, "op", "why")
-			if guard.ReasonOf(err) != c.want {
-				t.Errorf("got %v, want %q", err, c.want)
-			}
-		})
 	}
 }
 

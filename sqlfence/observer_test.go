@@ -42,9 +42,9 @@ func TestObserver(t *testing.T) {
 			"stale update":        {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
 			"invalid update":      {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
 			"upsert":              {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
-			"takeover":            {guard.OpRaise, mark, func() error { return rows.Takeover(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"takeover":            {guard.OpRaise, mark, func() error { return rows.Raise(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
 			"delete":              {guard.OpWrite, mark, func() error { return rows.Delete(t.Context(), db, ok, Key{2, "x"}, nil) }, 1},
-			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Takeover(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
+			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Raise(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
 			}, 1},

@@ -43,7 +43,7 @@ type Options struct {
 	// the process IDs and application names of the sessions it waits for; nil means slog.Default().
 	Logger *slog.Logger
 	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
-	// present their claims to triggers ([Admin.InstallTrigger]), as [DB.Present]
+	// present their claims to triggers (sqladmin's InstallTrigger), as [DB.Present]
 	// does. Without it a write to such a table is refused with
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
 	// off by default. Set it before the first triggers are installed.

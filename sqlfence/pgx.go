@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // Pgx returns a [DB] on a pgx pool. It sends nothing. opts may be nil; the
@@ -26,36 +26,26 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 	return newDB[pgx.Tx](pgxBackend{pool}, opts)
 }
 
-type pgxBackend struct{ pool *pgxpool.Pool }
+type pgxBackend struct{ conns *pgxpool.Pool }
 
 func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
-	c, err := b.pool.Acquire(ctx)
+	c, err := sqlkit.AcquirePgx(ctx, b.conns)
 	if err != nil {
-		return nil, pgerr.NotSent(err)
-	}
-	if busy(c.Conn()) {
-		c.Release()
-		return nil, errBusy
-	}
-	if err := encoded(c.Conn()); err != nil {
-		c.Release()
 		return nil, err
 	}
-	return &pgxConn{pgxQuerier: pgxQuerier{c.Conn(), c.Conn()}, pooled: c}, nil
+	return &pgxConn{Pgx: sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, pooled: c}, nil
 }
 
-// busy reports whether a transaction is open: for a BEGIN in it the server would
-// only give a warning.
-func busy(c *pgx.Conn) bool { return !c.IsClosed() && c.PgConn().TxStatus() != 'I' }
-
-func (b pgxBackend) single() bool { return b.pool.Stat().MaxConns() == 1 }
+func (b pgxBackend) single() bool { return b.conns.Stat().MaxConns() == 1 }
 
 func (b pgxBackend) exhausted() bool {
-	s := b.pool.Stat()
+	s := b.conns.Stat()
 	return s.AcquiredConns() >= s.MaxConns()
 }
 
-func (b pgxBackend) in(tx pgx.Tx) querier { return pgxQuerier{tx, tx.Conn()} }
+func (b pgxBackend) pool() any { return b.conns }
+
+func (b pgxBackend) in(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: tx.Conn()} }
 
 // same compares the connections, because a pgx savepoint has its own handle.
 func (b pgxBackend) same(x, y pgx.Tx) bool { return x.Conn() == y.Conn() }
@@ -64,15 +54,13 @@ func (b pgxBackend) same(x, y pgx.Tx) bool { return x.Conn() == y.Conn() }
 // return the connection when the callback ends the transaction, and its next user
 // would be seen here.
 type pgxConn struct {
-	pgxQuerier
+	sqlkit.Pgx
 	pooled *pgxpool.Conn
 	handle *pgxHandle
 	marker string
 }
 
 func (c *pgxConn) tx() pgx.Tx { return c.handle }
-
-func (c *pgxConn) migrations() migrate.Conn { return migrate.Pgx(c.conn) }
 
 // pgxBegin returns a batch that begins a transaction with some statements.
 func pgxBegin(how txMode, first ...statement) *pgx.Batch {
@@ -94,7 +82,7 @@ func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 // begin sends BEGIN and the statements in one round trip. A refused batch leaves
 // the transaction open in the server.
 func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) error {
-	br := c.conn.SendBatch(ctx, pgxBegin(how, first...))
+	br := c.Conn.SendBatch(ctx, pgxBegin(how, first...))
 	c.handle, c.marker = &pgxHandle{Tx: br.Tx()}, how.marker
 	return br.Close()
 }
@@ -103,28 +91,28 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 // before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
-	if err := committable(c.conn); err != nil {
+	if err := committable(c.Conn); err != nil {
 		return err
 	}
 	if c.marker == "" {
 		err := c.handle.Commit(bound.context(ctx))
 		if errors.Is(err, pgx.ErrTxCommitRollback) {
-			return errAborted
+			return sqlkit.ErrAborted
 		}
 		return err
 	}
 	b, aborted := &pgx.Batch{}, false
 	b.Queue(checkMarkerSQL, c.marker)
 	b.Queue("COMMIT").Exec(func(tag pgconn.CommandTag) error { aborted = tag.String() == "ROLLBACK"; return nil })
-	err := c.conn.SendBatch(bound.context(ctx), b).Close()
+	err := c.Conn.SendBatch(bound.context(ctx), b).Close()
 	switch {
 	case err == nil && aborted:
-		return errAborted
+		return sqlkit.ErrAborted
 	case noMarker(err):
 		return errEnded
 	case unprepared(err):
 		return pgerr.NotSent(err)
-	case err != nil && !c.conn.IsClosed() && c.conn.PgConn().TxStatus() != 'I': // the COMMIT was skipped
+	case err != nil && !c.Conn.IsClosed() && c.Conn.PgConn().TxStatus() != 'I': // the COMMIT was skipped
 		return pgerr.NotSent(err)
 	}
 	return err
@@ -152,16 +140,16 @@ func committable(c *pgx.Conn) error {
 	case c.PgConn().TxStatus() == 'I':
 		return errEnded
 	case c.PgConn().TxStatus() == 'E':
-		return errAborted
+		return sqlkit.ErrAborted
 	}
 	return nil
 }
 
-func (c *pgxConn) gone() bool { return c.conn.IsClosed() }
+func (c *pgxConn) gone() bool { return c.Conn.IsClosed() }
 
 func (c *pgxConn) release() {
 	if c.handle != nil {
-		if busy(c.conn) {
+		if sqlkit.Busy(c.Conn) {
 			ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 			defer cancel()
 			c.handle.Rollback(ctx) // a connection that cannot roll back is closed, and the server rolls back
@@ -193,11 +181,11 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 	}
 	aborted := false
 	b.Queue("COMMIT").Exec(func(tag pgconn.CommandTag) error { aborted = tag.String() == "ROLLBACK"; return nil })
-	br := c.conn.SendBatch(ctx, b)
+	br := c.Conn.SendBatch(ctx, b)
 	c.handle = &pgxHandle{Tx: br.Tx()}
 	switch err := br.Close(); {
 	case err == nil && aborted:
-		return nil, false, errAborted
+		return nil, false, sqlkit.ErrAborted
 	case err == nil:
 		return rows, true, nil
 	case unprepared(err) && pgerr.State(err) != "":
@@ -205,9 +193,9 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 	case unprepared(err):
 		return nil, false, pgerr.NotSent(err)
 	case strings.HasPrefix(err.Error(), batchBuildText):
-		return nil, false, unsendable{err} // the COMMIT would have been built after it
+		return nil, false, sqlkit.Unsendable{Cause: err} // the COMMIT would have been built after it
 	default:
-		return nil, !busy(c.conn), pgxSent(c.conn, err)
+		return nil, !sqlkit.Busy(c.Conn), sqlkit.PgxSent(c.Conn, err)
 	}
 }
 
@@ -281,45 +269,4 @@ func (t *pgxHandle) end() {
 	for _, savepoint := range t.savepoints {
 		savepoint.end()
 	}
-}
-
-// pgxSent distinguishes an argument that could not be encoded from a lost
-// answer: pgx closes a connection if anything went wrong after writing to it.
-func pgxSent(c *pgx.Conn, err error) error {
-	switch {
-	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil
-		return pgerr.NotSent(err)
-	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(unreadable)):
-		return err
-	}
-	return unsendable{err}
-}
-
-// pgxQuerier is a connection, or a transaction on it.
-type pgxQuerier struct {
-	on interface {
-		Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-		Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	}
-	conn *pgx.Conn
-}
-
-func (q pgxQuerier) exec(ctx context.Context, sql string, args []any) (int64, error) {
-	if err := encoded(q.conn); err != nil {
-		return 0, pgerr.NotSent(err)
-	}
-	tag, err := q.on.Exec(ctx, sql, args...)
-	return tag.RowsAffected(), pgxSent(q.conn, err)
-}
-
-func (q pgxQuerier) query(ctx context.Context, sql string, args []any, each eachRow) error {
-	if err := encoded(q.conn); err != nil {
-		return pgerr.NotSent(err)
-	}
-	rows, err := q.on.Query(ctx, sql, args...)
-	if err == nil {
-		defer rows.Close()
-		err = readRows(rows, each)
-	}
-	return pgxSent(q.conn, err)
 }

@@ -2,16 +2,15 @@ package sqlfence
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // presentSQL adds claims to those that the transaction has already presented.
@@ -21,9 +20,9 @@ const presentSQL = `SELECT pg_catalog.count(fencepost.present(c OPERATOR(pg_cata
 
 // claimsSetting is the value of the setting fencepost.claims, in which the
 // triggers find what the transaction presents.
-func claimsSetting(claims ...guard.Claim) string { return jsonText(claims) }
+func claimsSetting(claims ...guard.Claim) string { return sqlkit.JSON(claims) }
 
-// Present makes claims known to triggers ([Admin.InstallTrigger]) for the rest of
+// Present makes claims known to triggers (sqladmin's InstallTrigger) for the rest of
 // tx, one of the driver's own transactions; with [Options].PresentClaims
 // [DB.InTx] does so itself. It decides nothing: the triggers compare a claim when
 // something is written under its resource. A claim replaces one that was
@@ -47,8 +46,8 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 		return nil
 	}
 	var n int64
-	_, err := row(ctx, d.backend.in(tx), presentSQL, []any{claimsSetting(claims...)}, &n)
-	return schemaFailure("present", guard.Claim{}, err)
+	_, err := sqlkit.Row(ctx, d.backend.in(tx), presentSQL, []any{claimsSetting(claims...)}, &n)
+	return sqlkit.SchemaFailure("present", guard.Claim{}, err)
 }
 
 // ErrorFrom returns guard's error for the error of a statement that a trigger or
@@ -76,7 +75,7 @@ func ErrorFrom(err error) error {
 	}
 	switch pgerr.State(err) {
 	case pgerr.Stale, pgerr.Conflict, pgerr.Missing, pgerr.MustRaise, pgerr.Serialization, pgerr.Deadlock:
-		return failure(guardedWrite, offeredIn(err), err, false)
+		return sqlkit.Failure(guardedWrite, sqlkit.OfferedIn(err), err, false)
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && strings.HasPrefix(pg.Code, "22") && strings.Contains(pg.Where, "function fencepost.") {
@@ -86,23 +85,3 @@ func ErrorFrom(err error) error {
 }
 
 const guardedWrite = "guarded write"
-
-// offeredIn returns the claim that the database says was offered.
-func offeredIn(err error) (c guard.Claim) {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		if json.Unmarshal([]byte(pg.Detail), &c) != nil {
-			return guard.Claim{}
-		}
-	}
-	return c
-}
-
-// unclaimed is the error of a write without a claim.
-func unclaimed(op string, err error) error {
-	field := "claim"
-	if r := offeredIn(err).Resource; r != "" {
-		field += " for " + strconv.QuoteToASCII(r)
-	}
-	return fmt.Errorf("sqlfence: %s: %w (Options.PresentClaims presents those of InTx): %w", op, guard.Missing(field), err)
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 const (
@@ -67,7 +68,7 @@ const (
 // crash of the server once it has returned.
 //
 // It raises the marks of schema fencepost, with which [DB.InTx] and
-// [DB.Admit] compare; a [Table]'s rows have marks of their own.
+// [DB.Admit] compare; the rows of package sqlrow have marks of their own.
 //
 // The errors: [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid;
 // ErrUnavailable: not raised (also when an older holder's transaction did not
@@ -76,10 +77,10 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 	start := time.Now()
 	err := claim.Validate()
 	if err == nil {
-		err = ended(ctx, "raise", claim)
+		err = sqlkit.Ended(ctx, "raise", claim)
 	}
 	if err == nil {
-		err = interrupted(ctx, d.raise(ctx, claim, true))
+		err = sqlkit.Interrupted(ctx, d.raise(ctx, claim, true))
 	}
 	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return err
@@ -293,18 +294,18 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 		if acquiring.Err() != nil && ctx.Err() == nil {
 			err = errNoSpare
 		}
-		return lookEvery, schemaFailure("look for the holders of a mark", w.claim, err)
+		return lookEvery, sqlkit.SchemaFailure("look for the holders of a mark", w.claim, err)
 	}
 	defer c.release()
 	q, args := w.db.backend.in(c.tx()), []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID}
 	var seen []session
-	if err := q.query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
+	if err := q.Query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
 		var h session
 		err := scan(&h.pid, &h.prepared, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own, &h.entered)
 		seen = append(seen, h)
 		return err
 	}); err != nil {
-		return lookEvery, schemaFailure("look for the holders of a mark", w.claim, err)
+		return lookEvery, sqlkit.SchemaFailure("look for the holders of a mark", w.claim, err)
 	}
 	w.mu.Lock()
 	w.seen = seen
@@ -317,15 +318,15 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 		return next, nil
 	}
 	// Within a transaction the server goes on showing the sessions as they were.
-	if _, err := q.exec(ctx, "SELECT pg_catalog.pg_stat_clear_snapshot()", nil); err != nil {
-		return next, schemaFailure("end sessions of older holders", w.claim, err)
+	if _, err := q.Exec(ctx, "SELECT pg_catalog.pg_stat_clear_snapshot()", nil); err != nil {
+		return next, sqlkit.SchemaFailure("end sessions of older holders", w.claim, err)
 	}
 	for _, h := range late {
 		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", w.claim.Resource),
 			slog.String("token", w.claim.Token.String()), slog.Duration("waited", time.Since(w.start)), slog.String("holder", h.String()))
 		var n int64
-		if _, err := row(ctx, q, terminateSQL, append(args, h.key), &n); err != nil {
-			return next, schemaFailure("end sessions of older holders", w.claim, err)
+		if _, err := sqlkit.Row(ctx, q, terminateSQL, append(args, h.key), &n); err != nil {
+			return next, sqlkit.SchemaFailure("end sessions of older holders", w.claim, err)
 		}
 	}
 	return soonest, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 const (
@@ -71,11 +72,11 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 			if pgerr.State(err) == pgerr.InvalidParameter { // an ID in the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}
-			return false, failure(op, claim, err, false)
+			return false, sqlkit.Failure(op, claim, err, false)
 		}
 		switch {
 		case standby:
-			return false, guard.Unavailable(op, claim, errStandby)
+			return false, guard.Unavailable(op, claim, sqlkit.ErrStandby)
 		case server != lost.id.server:
 			return false, guard.OutcomeUnknown(op, claim, fmt.Errorf("the server crashed or was replaced since: it is %s (timeline, reset of its statistics), the transaction's was %s", server, lost.id.server))
 		case status == "committed" || status == "aborted":

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 func template(text string) *guard.Template { return guard.Must(guard.NewTemplate(text)) }
@@ -36,7 +36,7 @@ func TestBindTemplate(t *testing.T) {
 		"no key column":      {template("{t}:x"), &TableOptions{Columns: map[string]string{"t": "status"}}, "template variable t", `"status"`},
 		"one column twice":   {template("{t}:{p}"), &TableOptions{Columns: map[string]string{"t": "period", "p": "period"}}, "template variable p", `"period"`},
 	} {
-		_, err := NewTable([]string{"closes"}, key, c.template, c.opts)
+		_, err := sqlrow.NewTable([]string{"closes"}, key, c.template, c.opts)
 		wantInvalid(t, what, err, c.field, c.shown)
 	}
 	for what, c := range map[string]struct {
@@ -49,7 +49,7 @@ func TestBindTemplate(t *testing.T) {
 		"without variable": {template("closes"), &TableOptions{Columns: map[string]string{}}},
 		"none, insecurely": {nil, &TableOptions{InsecureAnyResource: true}},
 	} {
-		if _, err := NewTable([]string{"closes"}, key, c.template, c.opts); err != nil {
+		if _, err := sqlrow.NewTable([]string{"closes"}, key, c.template, c.opts); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -63,7 +63,7 @@ func TestMisdirected(t *testing.T) {
 		e.exec(`CREATE TABLE closes (tenant text, period int, status text, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 			INSERT INTO closes VALUES ('acme', 4, 'open'), ('other', 4, 'open')`)
 		opts := TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}
-		table, err := NewTable([]string{"closes"}, []string{"tenant", "period"}, template("{tenant}:close:{period:int}"), &opts)
+		table, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant", "period"}, template("{tenant}:close:{period:int}"), &opts)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestMisdirected(t *testing.T) {
 				"Update":   table.Update(ctx, q, claim, key, Set{"status": "x"}),
 				"Upsert":   table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
 				"Delete":   table.Delete(ctx, q, claim, key, nil),
-				"Takeover": table.Takeover(ctx, q, claim, key, nil),
+				"Takeover": table.Raise(ctx, q, claim, key, nil),
 			}
 		}
 		for what, err := range calls(table, closed, claim) {
@@ -142,17 +142,18 @@ func TestKeyTexts(t *testing.T) {
 		e.exec("CREATE DOMAIN short AS text CHECK (length(VALUE) < 9)")
 		for column, kind := range types {
 			e.exec(fmt.Sprintf("CREATE TABLE k_%s (%[1]s %s PRIMARY KEY, x int, last_fencing_token bigint NOT NULL DEFAULT 0)", column, kind))
-			table, err := NewTable([]string{"k_" + column}, []string{column}, template("k:{"+column+kinds[column]+"}"), nil)
+			table, err := sqlrow.NewTable([]string{"k_" + column}, []string{column}, template("k:{"+column+kinds[column]+"}"), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, v := range good[column] {
 				e.exec("DELETE FROM k_" + column)
-				text, _, err := table.resourceOf(Key{v})
-				if err != nil {
+				var other *guard.MisdirectedError
+				if err := table.Upsert(t.Context(), e.db, guard.Claim{Resource: "another", Token: 5}, Key{v}, Set{"x": 1}); !errors.As(err, &other) {
 					t.Errorf("%s, %T %v: %v", kind, v, v, err)
 					continue
 				}
+				text := other.Guarded
 				if err := table.Upsert(t.Context(), e.db, guard.Claim{Resource: text, Token: 5}, Key{v}, Set{"x": 1}); err != nil {
 					t.Errorf("%s, %T %v: %v", kind, v, v, err)
 					continue
@@ -169,7 +170,7 @@ func TestKeyTexts(t *testing.T) {
 				}
 			}
 		}
-		table, err := NewTable([]string{"k_t"}, []string{"t"}, template("k:{t}"), nil)
+		table, err := sqlrow.NewTable([]string{"k_t"}, []string{"t"}, template("k:{t}"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,46 +185,6 @@ func TestKeyTexts(t *testing.T) {
 	})
 }
 
-// TestKeyNames (P9): a key's value is named as it is sent, whatever its type.
-func TestKeyNames(t *testing.T) {
-	for _, c := range []struct {
-		kind  string
-		value any
-		want  string
-		sent  any
-	}{
-		{"", "x", "x", "x"}, {"", textual("x"), "x", "x"}, {"", sql.NullString{String: "y", Valid: true}, "y", "y"},
-		{":int", 7, "7", 7}, {":int", int64(-7), "-7", int64(-7)}, {":int", int8(-7), "-7", int64(-7)}, {":int", uint16(7), "7", int64(7)},
-		{":int", uint64(1<<63 - 1), "9223372036854775807", int64(1<<63 - 1)}, {":int", sql.NullInt64{Int64: 8, Valid: true}, "8", int64(8)},
-	} {
-		table, err := NewTable([]string{"jobs"}, []string{"id"}, template("job:{id"+c.kind+"}"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key := Key{c.value}
-		if name, sent, err := table.resourceOf(key); err != nil || name != "job:"+c.want || sent[0] != c.sent || key[0] != c.value {
-			t.Errorf("%T %v: named %s, sent as %T %v, %v; the caller's is %v", c.value, c.value, name, sent[0], sent[0], err, key[0])
-		}
-	}
-}
-
-// TestKeyValueErrors: the error of a key's value that has no text says why.
-func TestKeyValueErrors(t *testing.T) {
-	table, err := NewTable([]string{"jobs"}, []string{"id"}, template("job:{id}"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	db := mocked(t, func(sqlmock.Sqlmock) {})
-	for why, v := range map[string]any{"injected": unvalued{}, "is not a type whose text": [16]byte{1}} {
-		wantInvalid(t, why, table.Update(t.Context(), db, claimOf("job:x", 5), Key{v}, Set{"v": 1}), "key column id", why)
-	}
-}
-
-// unvalued is a value that the driver cannot get.
-type unvalued struct{}
-
-func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
-
 // TestTemplateTypes (P9): a variable's type must be its column's; columns of which
 // several spellings are equal are refused at the first use.
 func TestTemplateTypes(t *testing.T) {
@@ -237,7 +198,7 @@ func TestTemplateTypes(t *testing.T) {
 			"text COLLATE folded": {"{k}", "x"}, "char(4)": {"{k}", "x"}, "date": {"{k}", "2026-04-01"}, "text[]": {"{k}", "{a}"},
 		} {
 			e.exec("DROP TABLE IF EXISTS keyed; CREATE TABLE keyed (k " + kind + " PRIMARY KEY, x int, last_fencing_token bigint NOT NULL DEFAULT 0)")
-			table, err := NewTable([]string{"keyed"}, []string{"k"}, template("k:"+c.variable), nil)
+			table, err := sqlrow.NewTable([]string{"keyed"}, []string{"k"}, template("k:"+c.variable), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestSchemaWithoutRows (P5, P6): after a restore of the schema without its data
@@ -45,7 +46,7 @@ func TestKeyTrigger(t *testing.T) {
 		e.exec(`CREATE TABLE n (k text PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES ('b', 0, 3);
 			CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.k := lower(NEW.k); RETURN NEW; END';
 			CREATE TRIGGER low BEFORE INSERT ON n FOR EACH ROW EXECUTE FUNCTION low()`)
-		table, err := NewTable([]string{"n"}, []string{"k"}, template("{k}"), nil)
+		table, err := sqlrow.NewTable([]string{"n"}, []string{"k"}, template("{k}"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

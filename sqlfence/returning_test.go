@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestReturning: Update and Upsert read the row as they wrote it; a refusal
@@ -20,7 +21,7 @@ func TestReturning(t *testing.T) {
 		var v int
 		var w string
 		dest := Dest{"w": &w, "v": &v}
-		if err := table.Update(ctx, e.db, claimOf("r", 5), Key{1}, Set{"v": Raw("v + $1", 2)}, dest); err != nil || v != 42 || w != "a" {
+		if err := table.Update(ctx, e.db, claimOf("r", 5), Key{1}, Set{"v": sqlrow.Raw("v + $1", 2)}, dest); err != nil || v != 42 || w != "a" {
 			t.Errorf("update: %v, %d, %q", err, v, w)
 		}
 		if err := table.Upsert(ctx, e.db, claimOf("r", 5), Key{2}, Set{"v": 7}, dest); err != nil || v != 7 || w != "d" {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // database is a database with the schema and the sessions of one driver. Tests
@@ -93,11 +94,7 @@ func newDatabase(t testing.TB, driver int) *database {
 
 // migrated makes the database that the databases of tests are copies of.
 func migrated(ctx context.Context, pool *pgxpool.Pool) error {
-	db, err := Pgx(pool, nil)
-	if err != nil {
-		return err
-	}
-	return db.Migrate(ctx)
+	return sqladmin.Pgx(pool).Migrate(ctx)
 }
 
 // owner is a test whose database is dropped when [database.drop] is called, and

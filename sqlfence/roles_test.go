@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // testRoles belong only to this test: roles are shared by the whole cluster.
@@ -142,8 +142,8 @@ func TestOperatorAndReader(t *testing.T) {
 
 // TestRolesSQLDefaults: no names are the default ones.
 func TestRolesSQLDefaults(t *testing.T) {
-	got, err := RolesSQL(nil)
-	want, wantErr := RolesSQL(&RoleNames{Enforcer: "fencepost_enforcer", Operator: "fencepost_operator", Reader: "fencepost_reader"})
+	got, err := sqladmin.RolesSQL(nil)
+	want, wantErr := sqladmin.RolesSQL(&RoleNames{Enforcer: "fencepost_enforcer", Operator: "fencepost_operator", Reader: "fencepost_reader"})
 	if err != nil || wantErr != nil || got != want {
 		t.Errorf("%v, %v: %s", err, wantErr, got)
 	}
@@ -158,7 +158,7 @@ func TestRolesSQLOfAnyName(t *testing.T) {
 		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer[len(roles.Enforcer)-30:]
 		roles.Operator = "$roles0$ '$roles\\" + roles.Operator[len(roles.Operator)-30:]
 		roles.Reader = "$$ :reader :'x' " + roles.Reader[len(roles.Reader)-30:]
-		sql, err := RolesSQL(roles)
+		sql, err := sqladmin.RolesSQL(roles)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,8 +203,8 @@ func TestMigrateRolesTakesTurns(t *testing.T) {
 
 func TestRolesSQLRefuses(t *testing.T) {
 	for _, r := range []RoleNames{{Enforcer: "public"}, {Operator: "pg_monitor"}, {Reader: "none"}, {Reader: strings.Repeat("x", 64)}, {Reader: "a\x00"}, {Reader: "x", Operator: "x"}} {
-		wantInvalid(t, "MigrateRoles", mocked(t, func(sqlmock.Sqlmock) {}).Admin().MigrateRoles(t.Context(), &r), "RoleNames", "")
-		if sql, err := RolesSQL(&r); guard.ReasonOf(err) != guard.ReasonInvalid || sql != "" || !strings.Contains(err.Error(), "RoleNames") {
+		wantInvalid(t, "MigrateRoles", new(sqladmin.Admin).MigrateRoles(t.Context(), &r), "RoleNames", "")
+		if sql, err := sqladmin.RolesSQL(&r); guard.ReasonOf(err) != guard.ReasonInvalid || sql != "" || !strings.Contains(err.Error(), "RoleNames") {
 			t.Errorf("%+v: %q, %v", r, sql, err)
 		}
 	}
@@ -304,7 +304,7 @@ const byName = "hashtextextended('r', 7378697629483820646)"
 func TestRolesSQLKeepsThePath(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	name := e.text("SELECT current_database()")
-	sql, err := RolesSQL(&RoleNames{Enforcer: "e" + name, Operator: "o" + name, Reader: "r" + name})
+	sql, err := sqladmin.RolesSQL(&RoleNames{Enforcer: "e" + name, Operator: "o" + name, Reader: "r" + name})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestCommitAnsweredWithRollback (P5): a COMMIT that the server answers with
@@ -41,7 +42,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 			}
 			p.change(rolledBack)
 			for what, call := range calls {
-				if err := call(); !errors.Is(err, errAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
+				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
 					t.Errorf("%s, %v: got %v, want that nothing was committed", what, mode, err)
 				}
 			}
@@ -81,7 +82,7 @@ func TestSwallowedError(t *testing.T) {
 		for what, err := range map[string]error{
 			"InTx": transactor.InTx(t.Context(), claimOf("r", 5), swallow), "InsecureTx": transactor.InsecureTx(t.Context(), swallow),
 		} {
-			if !errors.Is(err, errAborted) || guard.ReasonOf(err) != guard.ReasonOther || e.int("SELECT count(*) FROM work") != 0 {
+			if !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || e.int("SELECT count(*) FROM work") != 0 {
 				t.Errorf("%s: got %v and %d rows, want that nothing was committed", what, err, e.int("SELECT count(*) FROM work"))
 			}
 		}

@@ -27,7 +27,7 @@ func BenchmarkTakeover(b *testing.B) {
 		table, claim := e.table("jobs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}), claimsOf(clients)
 		paired(b, clients, func(client, i int) error {
 			var v int64
-			return table.Takeover(b.Context(), db, claim(client, i), Key{client}, Dest{"v": &v})
+			return table.Raise(b.Context(), db, claim(client, i), Key{client}, Dest{"v": &v})
 		}, func(client, i int) error {
 			var v int64
 			_, err := db.row(b.Context(), "UPDATE jobs SET n = $2 WHERE id = $1 RETURNING v", []any{client, i}, &v)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestInvalidRows: malformed input to the statements on rows is refused before
@@ -19,19 +21,19 @@ func TestInvalidRows(t *testing.T) {
 		closed := e.closed()
 		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
 		table := e.table("pairs", []string{"a", "b"}, &opts)
-		take := func(dest Dest) error { return table.Takeover(t.Context(), closed, claim, key, dest) }
+		take := func(dest Dest) error { return table.Raise(t.Context(), closed, claim, key, dest) }
 		once := e.table("pairs", []string{"a", "b"}, nil)
 		for what, c := range map[string]struct {
 			err          error
 			field, shown string
 		}{
-			"takeover, once per token":    {once.Takeover(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
+			"takeover, once per token":    {once.Raise(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
 			"delete without its column":   {once.Delete(t.Context(), closed, claim, key, nil), "TableOptions.DeletedColumn", "must be set"},
 			"delete sets the column":      {table.Delete(t.Context(), closed, claim, key, Set{"deleted_at": 1}), "set column", "deleted column"},
-			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{defaultTokenColumn: 1}), "set column", "token column"},
+			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
 			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
 			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
-			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": Raw("(1")}), "set column v", "parenthesis"},
+			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": sqlrow.Raw("(1")}), "set column v", "parenthesis"},
 			"upsert, a NULL key":          {table.Upsert(t.Context(), closed, claim, Key{1, nil}, set), "key column b", "NULL"},
 			"dest is no pointer":          {take(Dest{"v": 1}), "dest column v", "int"},
 			"dest is nil":                 {take(Dest{"v": nil}), "dest column v", "<nil>"},
@@ -40,7 +42,7 @@ func TestInvalidRows(t *testing.T) {
 			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
 			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
 			"a deleted column of 0":       {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":        {newTableError(&TableOptions{DeletedColumn: defaultTokenColumn}), "deleted column", "token column"},
+			"deleted is the token":        {newTableError(&TableOptions{DeletedColumn: "last_fencing_token"}), "deleted column", "token column"},
 			"deleted is the key":          {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
@@ -73,14 +75,14 @@ func TestUnreadable(t *testing.T) {
 		var s string
 		var p *string
 		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
-			if err := table.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+			if err := table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
 			}
 			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOther {
+				if err := table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOther {
 					t.Errorf("%s in a transaction: got %v, want the driver's error", what, err)
 				}
-				return table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
+				return table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
 			})
 			if err != nil || p != nil {
 				t.Errorf("the transaction is of no use any more: %v", err)
@@ -90,14 +92,14 @@ func TestUnreadable(t *testing.T) {
 		if err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := table.Takeover(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}); guard.ReasonOf(err) != guard.ReasonNotFound {
+		if err := table.Raise(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}); guard.ReasonOf(err) != guard.ReasonNotFound {
 			t.Errorf("a tombstone: got %v, want ErrNotFound", err)
 		}
 		if n := e.int("SELECT last_fencing_token FROM docs"); n != 6 {
 			t.Errorf("the tombstone's mark is %d", n)
 		}
 		// Arguments that the driver cannot send.
-		err := table.Takeover(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
+		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
 		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
 			t.Errorf("a channel as a key: %v", err)
 		}
@@ -110,8 +112,8 @@ func TestRowsClosedAfterUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		refused, read := errors.New("refused"), 0
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			err := tx.in().query(ctx, "SELECT generate_series(1, 3)", nil, func(func(dest ...any) error) error { read++; return refused })
-			if misread := (unreadable{}); !errors.As(err, &misread) || !errors.Is(err, refused) || read != 1 {
+			err := tx.in().Query(ctx, "SELECT generate_series(1, 3)", nil, func(func(dest ...any) error) error { read++; return refused })
+			if misread := (sqlkit.Unreadable{}); !errors.As(err, &misread) || !errors.Is(err, refused) || read != 1 {
 				t.Errorf("got %v after %d rows, want the reader's error after one", err, read)
 			}
 			_, err = tx.exec(ctx, "SELECT 1")

@@ -23,7 +23,7 @@ func TestLostRows(t *testing.T) {
 		claim, key := claimOf("r", 5), Key{1, "x"}
 		calls := map[string]func(q Querier) error{
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
-			"Takeover": func(q Querier) error { var v string; return table.Takeover(t.Context(), q, claim, key, Dest{"v": &v}) },
+			"Takeover": func(q Querier) error { var v string; return table.Raise(t.Context(), q, claim, key, Dest{"v": &v}) },
 		}
 		for _, mode := range e.execModes() {
 			for way, call := range calls {
@@ -75,7 +75,7 @@ func TestCancelledRows(t *testing.T) {
 		claim, key := claimOf("r", 5), Key{1, "x"}
 		for way, call := range map[string]func(ctx context.Context) error{
 			"Upsert":   func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) },
-			"Takeover": func(ctx context.Context) error { return table.Takeover(ctx, e.db, claim, key, nil) },
+			"Takeover": func(ctx context.Context) error { return table.Raise(ctx, e.db, claim, key, nil) },
 		} {
 			over, cancel := context.WithCancel(t.Context())
 			cancel()

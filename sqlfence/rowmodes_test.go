@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestExecModes: the statements work in every exec mode of pgx, including those
@@ -20,17 +21,17 @@ func TestExecModes(t *testing.T) {
 			db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
 			e.exec("TRUNCATE docs")
 			claim, older := claimOf("r", 5), claimOf("r", 4)
-			narrow := table.Where(Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
+			narrow := table.Where(sqlrow.Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
 			for id := range 3 {
 				if err := narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}); err != nil {
 					t.Errorf("%v: Upsert: %v", mode, err)
 				}
 			}
 			var v string
-			if err := narrow.Takeover(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
+			if err := narrow.Raise(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
 				t.Errorf("%v: Takeover: %q, %v", mode, v, err)
 			}
-			if err := narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": Raw("v || $1::text", "!")}); err != nil {
+			if err := narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}); err != nil {
 				t.Errorf("%v: Update: %v", mode, err)
 			}
 			if err := narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}); !errors.Is(err, guard.ErrStale) {

@@ -33,7 +33,7 @@ func TestRowSecurity(t *testing.T) {
 		}{
 			{"Update", func(id int) error { return table.Update(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
 			{"Takeover", func(id int) error {
-				return table.Takeover(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
+				return table.Raise(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
 			}},
 			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
 			{"Delete", func(id int) error { return table.Delete(t.Context(), db, claimOf("r", 5), Key{id}, nil) }},

@@ -53,12 +53,12 @@ var schedules = map[string]struct {
 		old := s.taken(ctx, s.alone, 1)
 		newer := s.taken(ctx, func(f func(q Querier) error) error {
 			resumed := false
-			return f(afterFirst{s.db, func() {
+			return f(s.altered(same, func() {
 				if !resumed {
 					resumed = true
 					old.write(ctx, s.alone)
 				}
-			}})
+			}))
 		}, 2)
 		newer.write(ctx, s.alone)
 	}, "op-2"},
@@ -117,24 +117,6 @@ func (s *steps) writeLate(h *holder) (done chan error) {
 		s.Fatal("the statement did not wait: the schedule is not what it says")
 	}
 	return done
-}
-
-// afterFirst calls then after each statement; the schedule uses only the first.
-type afterFirst struct {
-	Querier
-	then func()
-}
-
-func (a afterFirst) exec(ctx context.Context, sql string, args []any) (int64, error) {
-	n, err := a.Querier.exec(ctx, sql, args)
-	a.then()
-	return n, err
-}
-
-func (a afterFirst) query(ctx context.Context, sql string, args []any, each eachRow) error {
-	err := a.Querier.query(ctx, sql, args, each)
-	a.then()
-	return err
 }
 
 // scheduled runs one schedule by one way and returns the damage, and the

@@ -27,18 +27,18 @@ func TestTakeoverLiftsCommit(t *testing.T) {
 				}
 			}
 			err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := table.Takeover(ctx, tx.in(), claimOf("r", 3), Key{1}, nil); !errors.Is(err, guard.ErrStale) {
+				if err := table.Raise(ctx, tx.in(), claimOf("r", 3), Key{1}, nil); !errors.Is(err, guard.ErrStale) {
 					t.Errorf("the old holder got %v", err)
 				}
 				is(ctx, tx, setting)
-				err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, nil)
+				err := table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, nil)
 				is(ctx, tx, want)
 				return err
 			})
 			if err != nil {
 				t.Error(err)
 			}
-			if err := table.Takeover(t.Context(), db, claimOf("r", 5), Key{1}, nil); err != nil {
+			if err := table.Raise(t.Context(), db, claimOf("r", 5), Key{1}, nil); err != nil {
 				t.Error(err)
 			}
 			if err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error { is(ctx, tx, setting); return nil }); err != nil {
@@ -64,7 +64,7 @@ func TestTakeoverInTx(t *testing.T) {
 			written := make(chan error, 1)
 			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				var v string
-				if err := table.Takeover(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"v": &v}); err != nil {
+				if err := table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"v": &v}); err != nil {
 					return err
 				}
 				go func() {
@@ -134,7 +134,7 @@ func TestEndedTx(t *testing.T) {
 		for way, call := range map[string]func(q Querier) error{
 			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, set) },
 			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, set) },
-			"Takeover": func(q Querier) error { return table.Takeover(t.Context(), q, claim, key, nil) },
+			"Takeover": func(q Querier) error { return table.Raise(t.Context(), q, claim, key, nil) },
 		} {
 			e.db.plain(t.Context(), func(_ context.Context, tx testTx) error {
 				if err := tx.end(true); err != nil {

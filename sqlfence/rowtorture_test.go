@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // rowWay is how a holder reads and writes a row of table steps.
@@ -41,7 +43,7 @@ var fencedWays = map[string]rowWay{
 
 // take also reads a row that is a tombstone after its mark was raised.
 func take(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (v int64, err error) {
-	err = s.table.Takeover(ctx, q, claim, Key{id}, Dest{"v": &v})
+	err = s.table.Raise(ctx, q, claim, Key{id}, Dest{"v": &v})
 	if errors.Is(err, guard.ErrNotFound) {
 		err = readRow(ctx, q, id, &v)
 	}
@@ -49,7 +51,7 @@ func take(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (
 }
 
 func readRow(ctx context.Context, q Querier, id int, v *int64) error {
-	found, err := row(ctx, q, "SELECT v FROM steps WHERE id = $1", []any{id}, v)
+	found, err := sqlkit.Row(ctx, q, "SELECT v FROM steps WHERE id = $1", []any{id}, v)
 	if err == nil && !found {
 		err = guard.ErrNotFound
 	}
@@ -188,7 +190,7 @@ func (s *steps) noWrite(id int, err error) bool {
 	case reason == guard.ReasonStale, pgerr.State(err) == "40001":
 		return true
 	// Replaced at every try, or by a control under a lower mark.
-	case (s.antagonist || s.broken) && errors.Is(err, errHeldBack):
+	case (s.antagonist || s.broken) && strings.Contains(err.Error(), "although nothing refused it"):
 		return true
 	}
 	s.Errorf("row %d: %v", id, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // traps are ways to fence a row that look right but are not, under READ
@@ -38,7 +39,7 @@ var traps = map[string]struct {
 		err := raw("UPDATE steps SET v = $2, op = $3, last_fencing_token = $4 WHERE id = $1 AND $4::bigint >= last_fencing_token")(ctx, s, q, claim, id, set)
 		var mark int64
 		if errors.Is(err, guard.ErrStale) {
-			if _, err := row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
+			if _, err := sqlkit.Row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
 				return err
 			}
 			if mark <= int64(claim.Token) {
@@ -63,7 +64,7 @@ func readOnly(ctx context.Context, s *steps, q Querier, _ guard.Claim, id int) (
 
 func readThenRaise(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (v int64, err error) {
 	if err = readRow(ctx, q, id, &v); err == nil {
-		err = s.table.Takeover(ctx, q, claim, Key{id}, nil)
+		err = s.table.Raise(ctx, q, claim, Key{id}, nil)
 	}
 	return v, err
 }
@@ -71,7 +72,7 @@ func readThenRaise(ctx context.Context, s *steps, q Querier, claim guard.Claim, 
 // raw writes with its own statement; no row changed means stale.
 func raw(sql string) func(context.Context, *steps, Querier, guard.Claim, int, Set) error {
 	return func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-		n, err := q.exec(ctx, sql, []any{id, set["v"], set["op"], int64(claim.Token)})
+		n, err := q.Exec(ctx, sql, []any{id, set["v"], set["op"], int64(claim.Token)})
 		if err == nil && n == 0 {
 			return &guard.RejectedError{Reason: guard.ReasonStale}
 		}
@@ -94,13 +95,13 @@ func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim
 	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
 		return err
 	}
-	_, err := q.exec(ctx, "DELETE FROM steps WHERE id = $1 AND $2::bigint >= last_fencing_token", []any{id, int64(claim.Token)})
+	_, err := q.Exec(ctx, "DELETE FROM steps WHERE id = $1 AND $2::bigint >= last_fencing_token", []any{id, int64(claim.Token)})
 	return err
 }
 
 func compareThenWrite(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 	var mark int64
-	if _, err := row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
+	if _, err := sqlkit.Row(ctx, q, "SELECT last_fencing_token FROM steps WHERE id = $1", []any{id}, &mark); err != nil {
 		return err
 	}
 	if mark > int64(claim.Token) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestKeyTypes: keys of several columns and types, a table in a schema with
@@ -35,16 +36,16 @@ func TestKeyTypes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
+		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
 			t.Error(err)
 		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 3), key, Set{"a.b": Raw(`"a.b" + $1`, 1), "note": "2026-06"}); err != nil {
+		if err := table.Update(t.Context(), e.db, claimOf("r", 3), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 1), "note": "2026-06"}); err != nil {
 			t.Error(err)
 		}
 		var u, note string
 		var n, twice int
 		var day time.Time
-		if err := table.Takeover(t.Context(), e.db, claimOf("r", 4), keyOf("1.500"), Dest{"u": &u, "a.b": &n, "twice": &twice, "note": &note, "d": &day}); err != nil {
+		if err := table.Raise(t.Context(), e.db, claimOf("r", 4), keyOf("1.500"), Dest{"u": &u, "a.b": &n, "twice": &twice, "note": &note, "d": &day}); err != nil {
 			t.Error(err)
 		}
 		if u != key[0] || n != 21 || twice != 42 || note != "2026-06" || day.Format(time.DateOnly) != "2026-04-30" {
@@ -55,11 +56,11 @@ func TestKeyTypes(t *testing.T) {
 		}
 		// Errors that only the server can detect: nothing is written, and the
 		// claim is not used up.
-		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": Raw("1")}, "no column": {"none": 1}} {
+		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": sqlrow.Raw("1")}, "no column": {"none": 1}} {
 			for way, err := range map[string]error{
 				"Update":   table.Update(t.Context(), e.db, claimOf("r", 9), key, set),
 				"Upsert":   table.Upsert(t.Context(), e.db, claimOf("r", 9), key, set),
-				"Takeover": table.Takeover(t.Context(), e.db, claimOf("r", 9), key, Dest{"none": &n}),
+				"Takeover": table.Raise(t.Context(), e.db, claimOf("r", 9), key, Dest{"none": &n}),
 			} {
 				if guard.ReasonOf(err) != guard.ReasonInvalid {
 					t.Errorf("%s, %s: got %v, want ErrInvalid", way, what, err)
@@ -89,7 +90,7 @@ func TestUnfitTables(t *testing.T) {
 		for way, err := range map[string]error{
 			"Update":   good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
 			"Delete":   good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Takeover": good.Takeover(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
+			"Takeover": good.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnfenced {
 				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
@@ -120,7 +121,7 @@ func TestUnfitTables(t *testing.T) {
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			var v int
 			var err error
-			if err = good.Takeover(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
+			if err = good.Raise(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
 				t.Errorf("Takeover of two rows with one key: %v", err)
 			}
 			return err

@@ -9,10 +9,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-func (m mutantQuerier) query(ctx context.Context, sql string, args []any, each eachRow) error {
-	return m.Querier.query(ctx, m.mutate(sql), args, each)
-}
-
 // rowCase is a row and a claim for it; the row's key is its index.
 type rowCase struct {
 	state string // "there", "deleted", "absent"
@@ -28,7 +24,9 @@ var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error
 	"Upsert": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
 		return t.Upsert(ctx, q, claim, key, set)
 	}),
-	"Delete":   eachCase((*Table).Delete),
+	"Delete": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
+		return t.Delete(ctx, q, claim, key, set)
+	}),
 	"Takeover": takeCases,
 }
 
@@ -46,7 +44,7 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 	verdicts := make([]error, len(cases))
 	for i, c := range cases {
 		var v, w string
-		verdicts[i] = table.Takeover(context.Background(), q, c.claim, Key{i}, Dest{"v": &v, "w": &w})
+		verdicts[i] = table.Raise(context.Background(), q, c.claim, Key{i}, Dest{"v": &v, "w": &w})
 		if verdicts[i] == nil && (v != "old" || w != fmt.Sprint("w", i)) {
 			return nil, fmt.Errorf("case %d read %q and %q", i, v, w)
 		}
@@ -231,7 +229,7 @@ func TestRowsDecideControls(t *testing.T) {
 		e.createDocs()
 		for way, all := range mutants {
 			for name, mutate := range all {
-				if problems := e.compareRows(1, mutantQuerier{e.db, mutate}, way); len(problems) == 0 {
+				if problems := e.compareRows(1, e.altered(mutate, func() {}), way); len(problems) == 0 {
 					t.Errorf("%s, %s: the comparison with guard.Decide did not notice", way, name)
 				}
 			}

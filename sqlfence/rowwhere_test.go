@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestWhere (P1, P6): a predicate with OR does not open the fence, is compared
@@ -16,10 +17,10 @@ func TestWhere(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
-		open := table.Where(Raw("docs.v = $2 OR docs.v = $1", "open", "new")).Where(Raw("docs.w IS NULL OR docs.w <> $1", "never"))
+		open := table.Where(sqlrow.Raw("docs.v = $2 OR docs.v = $1", "open", "new")).Where(sqlrow.Raw("docs.w IS NULL OR docs.w <> $1", "never"))
 		writes := map[string]func(q Querier, token guard.Token) error{
 			"Update": func(q Querier, token guard.Token) error {
-				return open.Update(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": Raw("$1", "written")})
+				return open.Update(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": sqlrow.Raw("$1", "written")})
 			},
 			"Upsert": func(q Querier, token guard.Token) error {
 				return open.Upsert(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
@@ -28,7 +29,7 @@ func TestWhere(t *testing.T) {
 				return open.Delete(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
 			},
 			"Takeover": func(q Querier, token guard.Token) error {
-				return open.Takeover(t.Context(), q, claimOf("r", token), Key{1}, nil)
+				return open.Raise(t.Context(), q, claimOf("r", token), Key{1}, nil)
 			},
 		}
 		for way, write := range writes {
@@ -48,7 +49,7 @@ func TestWhere(t *testing.T) {
 				e.exec("TRUNCATE docs")
 				e.exec("INSERT INTO docs VALUES (1, $1, $2, 5)", c.v, c.w)
 				err := write(e.db, c.token)
-				if guard.ReasonOf(err) != c.want || errors.Is(err, ErrPredicate) != (c.want == guard.ReasonNotFound) {
+				if guard.ReasonOf(err) != c.want || errors.Is(err, sqlrow.ErrPredicate) != (c.want == guard.ReasonNotFound) {
 					t.Errorf("%s, %v, %v, token %d: got %v, want %q", way, c.v, c.w, c.token, err, c.want)
 				}
 				var rejected *guard.RejectedError
@@ -68,7 +69,7 @@ func TestWhere(t *testing.T) {
 			t.Errorf("an insert is not compared: %v", err)
 		}
 		// In an Upsert a bare name means two columns.
-		err = table.Where(Raw("v = 'closed'")).Upsert(t.Context(), e.db, claimOf("r", 2), Key{2}, nil)
+		err = table.Where(sqlrow.Raw("v = 'closed'")).Upsert(t.Context(), e.db, claimOf("r", 2), Key{2}, nil)
 		if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "ambiguous") {
 			t.Errorf("a bare name in an Upsert: %v", err)
 		}
@@ -81,21 +82,21 @@ func TestWhereControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		e.exec("INSERT INTO docs VALUES (1, 'open', NULL, 9)")
-		loose := mutantQuerier{e.db, func(sql string) string {
+		loose := e.altered(func(sql string) string {
 			return strings.Replace(sql, `AND ((v = $4 OR v = 'new')) IS TRUE`, `AND v = $4 OR v = 'open'`, 1)
-		}}
-		table := e.table("docs", []string{"id"}, nil).Where(Raw("v = $1 OR v = 'new'", "open"))
+		}, func() {})
+		table := e.table("docs", []string{"id"}, nil).Where(sqlrow.Raw("v = $1 OR v = 'new'", "open"))
 		if err := table.Update(context.Background(), loose, claimOf("r", 4), Key{1}, Set{"v": "written"}); err != nil {
 			t.Errorf("the stale write was refused: %v", err)
 		}
-		for what, predicate := range map[string]Expr{
-			"closes the parenthesis": Raw("true) OR (true"), "a comment": Raw("true --"), "empty": Raw(" "), "another statement": Raw("true; SELECT 1"),
+		for what, predicate := range map[string]sqlrow.Expr{
+			"closes the parenthesis": sqlrow.Raw("true) OR (true"), "a comment": sqlrow.Raw("true --"), "empty": sqlrow.Raw(" "), "another statement": sqlrow.Raw("true; SELECT 1"),
 		} {
 			closed := e.closed()
 			bad := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}).Where(predicate)
 			wantInvalid(t, what, bad.Update(t.Context(), closed, claimOf("r", 1), Key{1}, Set{"v": 1}), "predicate", "")
 			wantInvalid(t, what, bad.Upsert(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
-			wantInvalid(t, what, bad.Takeover(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
+			wantInvalid(t, what, bad.Raise(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
 		}
 	})
 }

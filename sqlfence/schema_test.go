@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestTableIsNotAsDescribed (P5, P6): the server's error for a missing table or
@@ -29,7 +30,7 @@ func TestTableIsNotAsDescribed(t *testing.T) {
 			"no token column":                 {"plain", 1, Set{"v": "new"}, "must be bigint NOT NULL DEFAULT 0"},
 			"no such table":                   {"fencepost_gone", 1, Set{"v": "new"}, "fencepost_gone"},
 			"no such column":                  {"fencepost_rows", 1, Set{"fencepost": 1}, "fencepost"},
-			"no such function":                {"fencepost_rows", 1, Set{"v": Raw("fencepost_nothing()")}, "fencepost_nothing"},
+			"no such function":                {"fencepost_rows", 1, Set{"v": sqlrow.Raw("fencepost_nothing()")}, "fencepost_nothing"},
 			"a token column of another type":  {"texts", 1, Set{"v": "new"}, "bigint"},
 			"a value that no driver can send": {"fencepost_rows", 1, Set{"v": make(chan int)}, "chan int"},
 			"a key that no driver can send":   {"fencepost_rows", struct{}{}, Set{"v": "new"}, "args[0]"},
@@ -95,13 +96,13 @@ func TestSchemaMissing(t *testing.T) {
 				"Mark":   func() error { _, err := e.db.Mark(t.Context(), "r"); return err }(),
 				"Retire": func() error { _, err := e.db.Retire(t.Context(), time.Now()); return err }(),
 			} {
-				if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
+				if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
 					t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
 				}
 			}
 		}
 		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "DB.Migrate") {
+		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
 			t.Errorf("without the table: %v", err)
 		}
 		e.exec("DROP SCHEMA fencepost CASCADE")
@@ -219,7 +220,7 @@ func TestErrorsNameTheOperation(t *testing.T) {
 			"update docs":      func() error { return table.Update(t.Context(), e.db, claim, key, Set{"v": "new"}) },
 			"upsert into docs": func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
 			"delete from docs": func() error { return table.Delete(t.Context(), e.db, claim, key, nil) },
-			"take over docs":   func() error { return table.Takeover(t.Context(), e.db, claim, key, nil) },
+			"take over docs":   func() error { return table.Raise(t.Context(), e.db, claim, key, nil) },
 		} {
 			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
 				t.Errorf("%q is not in the error %v", want, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // TestSearchPathPinned: every function of the schema resolves names in
@@ -162,7 +163,7 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	must(fmt.Sprintf(application, name, database, MigrationSQL()))
+	must(fmt.Sprintf(application, name, database, sqladmin.MigrationSQL()))
 	as := func(role, sql string) error {
 		defer must("ROLLBACK; SET SESSION AUTHORIZATION DEFAULT")
 		return run("SET SESSION AUTHORIZATION " + name + "_" + role + ";" + sql)

@@ -9,17 +9,18 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // rowWriter writes row id under a token.
 type rowWriter func(ctx context.Context, e *env, table *Table, id int, token guard.Token) error
 
 func writeFenced(ctx context.Context, e *env, table *Table, id int, token guard.Token) error {
-	return table.Update(ctx, e.db, guard.Claim{Resource: fmt.Sprint("row:", id), Token: token}, Key{id}, Set{"v": Raw("v + 1")})
+	return table.Update(ctx, e.db, guard.Claim{Resource: fmt.Sprint("row:", id), Token: token}, Key{id}, Set{"v": sqlrow.Raw("v + 1")})
 }
 
 func writeNaive(ctx context.Context, e *env, _ *Table, id int, token guard.Token) error {
-	_, err := e.db.exec(ctx, "UPDATE jobs SET v = v + 1, last_fencing_token = $2::bigint WHERE id = $1", []any{id, int64(token)})
+	_, err := e.db.Exec(ctx, "UPDATE jobs SET v = v + 1, last_fencing_token = $2::bigint WHERE id = $1", []any{id, int64(token)})
 	return err
 }
 

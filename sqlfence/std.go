@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // Std returns a [DB] on database/sql with a PostgreSQL driver. It sends
@@ -31,26 +31,11 @@ func Std(db *sql.DB, opts *Options) (*DB[*sql.Tx], error) {
 type stdBackend struct{ db *sql.DB }
 
 func (b stdBackend) conn(ctx context.Context) (conn[*sql.Tx], error) {
-	pooled, err := b.db.Conn(ctx)
+	c, err := sqlkit.AcquireStd(ctx, b.db)
 	if err != nil {
-		return nil, pgerr.NotSent(err)
-	}
-	c := &stdConn{stdQuerier: stdQuerier{pooled}, pooled: pooled, cancel: func() {}}
-	pooled.Raw(func(driverConn any) error {
-		if d, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
-			c.native = d.Conn()
-		}
-		return nil
-	})
-	if c.native != nil && busy(c.native) {
-		c.release()
-		return nil, errBusy
-	}
-	if err := encoded(c.native); err != nil {
-		c.release()
 		return nil, err
 	}
-	return c, nil
+	return &stdConn{StdConn: c, cancel: func() {}}, nil
 }
 
 func (b stdBackend) single() bool { return b.db.Stats().MaxOpenConnections == 1 }
@@ -60,41 +45,21 @@ func (b stdBackend) exhausted() bool {
 	return s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections
 }
 
-func (b stdBackend) in(tx *sql.Tx) querier { return stdQuerier{tx} }
+func (b stdBackend) pool() any { return b.db }
+
+func (b stdBackend) in(tx *sql.Tx) sqlkit.Querier { return sqlkit.Std{On: tx} }
 
 func (b stdBackend) same(x, y *sql.Tx) bool { return x == y }
 
 // stdConn is a connection of the pool.
 type stdConn struct {
-	stdQuerier
-	pooled *sql.Conn
-	native *pgx.Conn // the one under it, if the driver is pgx's stdlib
+	sqlkit.StdConn
 	handle *sql.Tx
 	cancel context.CancelFunc // ends the handle
 	marker string
 }
 
 func (c *stdConn) tx() *sql.Tx { return c.handle }
-
-func (c *stdConn) migrations() migrate.Conn { return migrate.Std(c.pooled) }
-
-// exec and query prefer pgx's own connection, which tells whether anything was
-// sent: pgx's stdlib returns ErrBadConn, which should mean that nothing was,
-// for errors that do not mean that.
-func (c *stdConn) exec(ctx context.Context, query string, args []any) (int64, error) {
-	if c.native != nil {
-		return pgxQuerier{c.native, c.native}.exec(ctx, query, args)
-	}
-	return c.stdQuerier.exec(ctx, query, args)
-}
-
-func (c *stdConn) query(ctx context.Context, query string, args []any, each eachRow) error {
-	err := c.stdQuerier.query(ctx, query, args, each)
-	if c.native != nil {
-		return pgxSent(c.native, err)
-	}
-	return err
-}
 
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, even in the middle of a COMMIT. The statements inside
@@ -104,7 +69,7 @@ func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (er
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
 	c.cancel, c.marker = cancel, how.marker
-	if c.handle, err = c.pooled.BeginTx(detached, &sql.TxOptions{Isolation: how.level, ReadOnly: how.readOnly}); err != nil {
+	if c.handle, err = c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: how.level, ReadOnly: how.readOnly}); err != nil {
 		return err
 	}
 	for _, s := range first {
@@ -136,7 +101,7 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 	// database/sql has no pipeline; on pgx it costs none.
 	if c.marker != "" {
 		var same bool
-		if _, err := row(bounded, stdQuerier{c.handle}, markedSQL, []any{c.marker}, &same); err != nil {
+		if _, err := sqlkit.Row(bounded, sqlkit.Std{On: c.handle}, markedSQL, []any{c.marker}, &same); err != nil {
 			return unchecked(err)
 		}
 		if !same {
@@ -148,7 +113,7 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 	case errors.Is(err, sql.ErrTxDone):
 		return errEnded
 	case err != nil && err.Error() == commitRollbackText:
-		return errAborted
+		return sqlkit.ErrAborted
 	case err == nil:
 		c.handle = nil // nothing to roll back
 	}
@@ -161,7 +126,7 @@ func unchecked(err error) error {
 	case errors.Is(err, sql.ErrTxDone):
 		return errEnded
 	case pgerr.State(err) == "25P02": // in_failed_sql_transaction
-		return errAborted
+		return sqlkit.ErrAborted
 	}
 	return pgerr.NotSent(err)
 }
@@ -183,10 +148,10 @@ func (c *stdConn) gone() bool {
 // database/sql: rows that the callback has left open are closed by another
 // goroutine when their context ends.
 func (c *stdConn) locked(look func(*pgx.Conn) error) error {
-	if c.native == nil {
+	if c.Native == nil {
 		return nil
 	}
-	return c.pooled.Raw(func(any) error { return look(c.native) })
+	return c.Pooled.Raw(func(any) error { return look(c.Native) })
 }
 
 func (c *stdConn) release() {
@@ -196,30 +161,5 @@ func (c *stdConn) release() {
 		c.handle.Rollback() // a connection that cannot roll back is closed, and the server rolls back
 	}
 	c.cancel()
-	c.pooled.Close()
-}
-
-// stdQuerier is a connection or a transaction.
-type stdQuerier struct {
-	on interface {
-		ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	}
-}
-
-func (q stdQuerier) exec(ctx context.Context, query string, args []any) (int64, error) {
-	res, err := q.on.ExecContext(ctx, query, args...)
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
-
-func (q stdQuerier) query(ctx context.Context, query string, args []any, each eachRow) error {
-	rows, err := q.on.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	return readRows(rows, each)
+	c.Pooled.Close()
 }

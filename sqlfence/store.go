@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 var (
@@ -22,11 +23,8 @@ const (
 FROM (SELECT) AS one
 LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
 LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
-	retireSQL     = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
-	retireUpToSQL = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
+	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
 )
-
-var errStandby = errors.New("this server is a standby: its marks lag behind the primary's")
 
 // Admit implements [guard.Store] on the marks of schema fencepost, so that the
 // replicas of a service share them with each other and with [DB.InTx]. A claim
@@ -41,12 +39,12 @@ func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	}
 	mark, err := d.mark(ctx, "admit", claim)
 	if err != nil {
-		return guard.Mark{}, interrupted(ctx, err)
+		return guard.Mark{}, sqlkit.Interrupted(ctx, err)
 	}
 	if claim.Token <= mark.Token { // nothing to raise: marks only grow, so this verdict stands
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
-	if err := interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
+	if err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
 		return markOf(claim, err), err
 	}
 	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
@@ -62,7 +60,7 @@ func (d *DB[Tx]) Mark(ctx context.Context, resource string) (guard.Mark, error) 
 }
 
 func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.Mark, error) {
-	if err := ended(ctx, op, claim); err != nil {
+	if err := sqlkit.Ended(ctx, op, claim); err != nil {
 		return guard.Mark{}, err
 	}
 	var standby bool
@@ -71,9 +69,9 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 	_, err := d.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
 	switch {
 	case err != nil:
-		return guard.Mark{}, schemaFailure(op, claim, err)
+		return guard.Mark{}, sqlkit.SchemaFailure(op, claim, err)
 	case standby:
-		return guard.Mark{}, guard.Unavailable(op, claim, errStandby)
+		return guard.Mark{}, guard.Unavailable(op, claim, sqlkit.ErrStandby)
 	case token != nil && lease != nil:
 		return guard.Mark{Token: guard.Token(*token), LeaseID: *lease}, nil
 	case floor != nil:
@@ -85,21 +83,17 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 // Retire implements [guard.Store] on the marks of schema fencepost. Marks are
 // timestamped by the server's clock when they are raised. It does not know the
 // issuer, and refuses, with ErrMarkAhead, only a floor above which there is no
-// token: use [Admin.RetireUpTo] where any enforcer may have made up a token.
+// token: use sqladmin's Admin.Retire where any enforcer may have made up a token.
 func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, error) {
-	return d.retire(ctx, retireSQL, before, int32(d.opts.RaiseTimeout.Milliseconds()))
-}
-
-func (d *DB[Tx]) retire(ctx context.Context, sql string, args ...any) (guard.Retired, error) {
 	const op = "retire"
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
+	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
 		return guard.Retired{}, err
 	}
 	var count, floor int64
-	err := d.once(ctx, op, guard.Claim{}, true, statement{sql: sql, args: args, dest: []any{&count, &floor}})
+	err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, dest: []any{&count, &floor}})
 	switch {
 	case pgerr.State(err) == pgerr.MarkAhead:
-		return guard.Retired{}, rejected(guard.ReasonMarkAhead, offeredIn(err), err)
+		return guard.Retired{}, sqlkit.Rejected(guard.ReasonMarkAhead, sqlkit.OfferedIn(err), err)
 	case err != nil:
 		return guard.Retired{}, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // atLevel is InTxAll at a level, with retries.
@@ -91,7 +92,7 @@ func TestEveryWayUnderEveryDefault(t *testing.T) {
 func TestBrokenShapes(t *testing.T) {
 	enter := func(ctx context.Context, tx testTx, claim guard.Claim) error {
 		_, err := tx.exec(ctx, enterSQL, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
-		return failure("enter", claim, err, false)
+		return sqlkit.Failure("enter", claim, err, false)
 	}
 	shapes := map[string]func(e *env) work{
 		"read and write, then enter": func(e *env) work {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // Transactor runs functions in transactions of its [DB] that they find in their
@@ -42,18 +43,18 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 	if t.db.callback(ctx) != nil {
 		return guard.Invalid("InsecureTx", "", "is called inside another transaction; pass that one on instead")
 	}
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
+	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
 	c, err := t.db.begin(ctx, readCommitted)
 	if err != nil {
-		return schemaFailure(op, guard.Claim{}, err)
+		return sqlkit.SchemaFailure(op, guard.Claim{}, err)
 	}
 	committing, _, err := t.db.call(ctx, op, c, nil, func(ctx context.Context, tx Tx) error { return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx)) })
 	if !committing {
 		return err
 	}
-	return failure("commit of an "+op, guard.Claim{}, err, true)
+	return sqlkit.Failure("commit of an "+op, guard.Claim{}, err, true)
 }
 
 // TxFrom returns the transaction in which a function of d's [Transactor] runs,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 const (
@@ -49,9 +50,27 @@ type txKey[Tx any] struct{ of *DB[Tx] }
 // callback is what a callback runs in: the transaction and what it entered,
 // nothing if it is not fenced.
 type callback[Tx any] struct {
+	context.Context
+	db     *DB[Tx]
 	tx     Tx
 	claims []guard.Claim
 	over   atomic.Bool // the context may outlive the transaction
+}
+
+// Value has the callback itself, for its DB, and says to other packages that a
+// connection of the pool is in use.
+func (c *callback[Tx]) Value(key any) any {
+	switch key := key.(type) {
+	case txKey[Tx]:
+		if key.of == c.db {
+			return c
+		}
+	case sqlkit.Inside:
+		if key.Pool == c.db.backend.pool() && !c.over.Load() {
+			return c
+		}
+	}
+	return c.Context.Value(key)
 }
 
 // callback returns the callback of ctx, or nil if there is none or it is over.
@@ -104,7 +123,7 @@ func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOpti
 	start := time.Now()
 	o, err := opts.resolve()
 	if err == nil {
-		err = interrupted(ctx, d.inTx(ctx, claims, o, fn))
+		err = sqlkit.Interrupted(ctx, d.inTx(ctx, claims, o, fn))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
@@ -134,7 +153,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 	if d.callback(ctx) != nil {
 		return guard.Invalid("InTx", first.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
-	if err := ended(ctx, "fenced transaction", first); err != nil {
+	if err := sqlkit.Ended(ctx, "fenced transaction", first); err != nil {
 		return err
 	}
 	for try := 0; ; try++ {
@@ -163,7 +182,7 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	case opts.Resolve && err != errEnded:
 		err = &lostCommit{id: id, error: err}
 	}
-	err = failure("commit of a fenced transaction", first, err, true)
+	err = sqlkit.Failure("commit of a fenced transaction", first, err, true)
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
 		return d.succeeded(ctx, sorted, err, false)
@@ -177,14 +196,14 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 // panics or calls runtime.Goexit. committing reports that err is the COMMIT's, gone
 // that it is fn's and that the session ended meanwhile.
 func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing, gone bool, err error) {
-	own := &callback[Tx]{tx: c.tx(), claims: claims}
+	own := &callback[Tx]{Context: ctx, db: d, tx: c.tx(), claims: claims}
 	defer c.release()
 	defer own.over.Store(true)
-	if err := fn(context.WithValue(ctx, txKey[Tx]{d}, own), own.tx); err != nil {
+	if err := fn(own, own.tx); err != nil {
 		return false, c.gone(), err
 	}
 	claim, _ := guard.ClaimFrom(ctx)
-	if err := ended(ctx, op, claim); err != nil {
+	if err := sqlkit.Ended(ctx, op, claim); err != nil {
 		return false, false, err
 	}
 	return true, false, c.commit(ctx, d.commits)
@@ -242,7 +261,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 			continue
 		}
 		if pgerr.State(err) != pgerr.MustRaise {
-			return nil, schemaFailure(op, refusedClaim(claims, err), err)
+			return nil, sqlkit.SchemaFailure(op, refusedClaim(claims, err), err)
 		}
 		tries++
 		for _, claim := range claims {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestSessionLost: each way in which a driver says that a session has ended.
@@ -39,10 +40,10 @@ func TestSessionLost(t *testing.T) {
 // unavailable, and the error names the way out; no other error does.
 func TestFailureSaysToRaise(t *testing.T) {
 	const way = "raise the mark first"
-	if err := failure("enter", claimOf("r", 5), state(pgerr.MustRaise), false); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), way) {
+	if err := sqlkit.Failure("enter", claimOf("r", 5), state(pgerr.MustRaise), false); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), way) {
 		t.Error(err)
 	}
-	if err := failure("enter", claimOf("r", 5), state("53300"), false); !errors.Is(err, guard.ErrUnavailable) || strings.Contains(err.Error(), way) {
+	if err := sqlkit.Failure("enter", claimOf("r", 5), state("53300"), false); !errors.Is(err, guard.ErrUnavailable) || strings.Contains(err.Error(), way) {
 		t.Error(err)
 	}
 }
@@ -164,33 +165,6 @@ func TestHolderTimes(t *testing.T) {
 	}
 }
 
-// TestWayOut: the error of a missing object names the fix of its most likely
-// cause, and that of another one does not.
-func TestWayOut(t *testing.T) {
-	const parts, column = `; each part of the name is an element: []string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
-	for _, c := range []struct{ table, code, message, parts, column string }{
-		{"billing.closes", "42P01", "no table", "says", ""},
-		{"closes", "42P01", "no table", "", ""},
-		{"billing.closes", "42P10", "no table", "", ""},
-		{"closes", "42703", `column "last_fencing_token" does not exist`, "", "says"},
-		{"closes", "42703", `column "v" does not exist`, "", ""},
-		{"closes", "42883", "operator does not exist: bigint > text", "", "says"},
-		{"closes", "42883", "function f(integer) does not exist", "", ""},
-		{"closes", "42704", `type "last_fencing_token" or bigint does not exist`, "", ""},
-	} {
-		table, err := anyTable([]string{c.table}, []string{"id"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cause := &pgconn.PgError{Severity: "ERROR", Code: c.code, Message: c.message}
-		err = table.failure("update", claimOf("r", 5), cause, true)
-		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.HasSuffix(err.Error(), parts) != (c.parts != "") ||
-			strings.HasSuffix(err.Error(), column) != (c.column != "") || strings.Contains(err.Error(), "; ") != (c.parts+c.column != "") {
-			t.Errorf("%+v: %v", c, err)
-		}
-	}
-}
-
 // TestJSONTextPanics: a value that cannot be encoded is a mistake in this package,
 // not an empty text.
 func TestJSONTextPanics(t *testing.T) {
@@ -199,7 +173,7 @@ func TestJSONTextPanics(t *testing.T) {
 			t.Error("a channel was encoded")
 		}
 	}()
-	t.Errorf("encoded as %q", jsonText(make(chan int)))
+	t.Errorf("encoded as %q", sqlkit.JSON(make(chan int)))
 }
 
 // TestSessionText: what the log and the error of a raise say of a session.
@@ -222,16 +196,16 @@ func TestSessionText(t *testing.T) {
 // TestFactsOfAnotherVersion: a detail that is not as expected gives no facts at
 // all, and not half of them.
 func TestFactsOfAnotherVersion(t *testing.T) {
-	for detail, want := range map[string]facts{
+	for detail, want := range map[string]sqlkit.Facts{
 		`{"resource": "r", "mark": {"token": "5", "leaseId": "a"}}`: {Resource: "r", Mark: guard.Mark{Token: 5, LeaseID: "a"}},
 		`{"resource": "r", "mark": 5}`:                              {},
 		"no JSON":                                                   {},
 	} {
-		if got := factsOf(&pgconn.PgError{Code: pgerr.Stale, Detail: detail}); got != want {
+		if got := sqlkit.FactsOf(&pgconn.PgError{Code: pgerr.Stale, Detail: detail}); got != want {
 			t.Errorf("%s: %+v, want %+v", detail, got, want)
 		}
 	}
-	if got := offeredIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
+	if got := sqlkit.OfferedIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
 		t.Errorf("half a claim: %+v", got)
 	}
 }

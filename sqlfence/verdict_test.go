@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // Small enough to try all of them, and with both ends of the range.
@@ -31,16 +32,6 @@ func someClaims(resource string) (claims []guard.Claim) {
 		claims = append(claims, guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID})
 	}
 	return claims
-}
-
-// mutantQuerier sends SQL other than it is given.
-type mutantQuerier struct {
-	Querier
-	mutate func(string) string
-}
-
-func (m mutantQuerier) exec(ctx context.Context, sql string, args []any) (int64, error) {
-	return m.Querier.exec(ctx, m.mutate(sql), args)
 }
 
 // TestUpdateDecides (P1, P4, P6): for every small mark, claim and rule, with
@@ -76,7 +67,7 @@ func TestUpdateDecidesControls(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		for name, mutate := range mutants {
-			if problems := e.compareUpdates(1, mutantQuerier{e.db, mutate}); len(problems) == 0 {
+			if problems := e.compareUpdates(1, e.altered(mutate, func() {})); len(problems) == 0 {
 				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
 			}
 		}
@@ -115,7 +106,7 @@ func (e *env) compareUpdates(limit int, q Querier) (problems []string) {
 			}
 			e.exec("DELETE FROM pairs; INSERT INTO pairs VALUES " + rows.String()[2:])
 			for i := range cases {
-				cases[i].err = table.Update(context.Background(), q, cases[i].claim, Key{i, "x"}, Set{"v": "new", "n": Raw("n * 10 + $2 - $1", 1, 3)})
+				cases[i].err = table.Update(context.Background(), q, cases[i].claim, Key{i, "x"}, Set{"v": "new", "n": sqlrow.Raw("n * 10 + $2 - $1", 1, 3)})
 			}
 			written := strings.Split(e.text("SELECT string_agg(concat_ws(' ', v, n, last_fencing_token, last_lease_id), ';' ORDER BY b, a) FROM pairs"), ";")
 			for i, c := range cases {
@@ -169,7 +160,7 @@ func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
 		return fmt.Sprintf("got %T, want a *guard.RejectedError", err)
 	}
 	if rejected.Claim != claim || rejected.Mark != mark || rejected.Reason != guard.ReasonOf(want) {
-		return fmt.Sprintf("got the facts %+v, want claim %+v, mark %+v", rejected, claim, mark)
+		return fmt.Sprintf("got the sqlkit.Facts %+v, want claim %+v, mark %+v", rejected, claim, mark)
 	}
 	return ""
 }

@@ -94,7 +94,7 @@ func TestTakeoverUndone(t *testing.T) {
 			var v int
 			var cause *guard.InvalidError
 			take := func(token guard.Token) error {
-				return table.Takeover(t.Context(), e.db, claimOf("r", token), Key{1}, Dest{"v": &v})
+				return table.Raise(t.Context(), e.db, claimOf("r", token), Key{1}, Dest{"v": &v})
 			}
 			if err := take(5); err != nil {
 				t.Fatal(err)

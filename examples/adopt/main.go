@@ -25,6 +25,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 func main() { demo.Main(2*time.Minute, run) }
@@ -55,14 +56,14 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	defer s.client.Close(context.WithoutCancel(ctx))
 	nothing := func(context.Context) error { return nil }
-	trigger := sqlfence.Trigger{Table: []string{"balances"}, Resource: names, Columns: map[string]string{"tenant": "tenant"}}
+	trigger := sqladmin.Trigger{Table: []string{"balances"}, Resource: names, Columns: map[string]string{"tenant": "tenant"}}
 	reporting := trigger
 	reporting.InsecureReportOnly = true
-	admin := s.db.Admin()
+	admin := sqladmin.Pgx(pool)
 	for _, step := range []step{
 		{"as it was", nothing, []version{s.old, s.old}},
 		{"1 the schemas are there", func(ctx context.Context) error {
-			return errors.Join(lockclient.Migrate(ctx, pool), s.db.Migrate(ctx))
+			return errors.Join(lockclient.Migrate(ctx, pool), admin.Migrate(ctx))
 		}, []version{s.old, s.old}},
 		{"2 triggers report", func(ctx context.Context) error { return admin.InstallTrigger(ctx, reporting) }, []version{s.old, s.old}},
 		{"3 the version with both locks rolls out", nothing, []version{s.old, s.both, s.both}},

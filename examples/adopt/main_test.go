@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // TestAdopt: at no step do two workers write, on the way there and back.
@@ -36,7 +37,7 @@ func ready(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.client.Close(context.Background()) })
-	if err := errors.Join(s.create(t.Context()), lockclient.Migrate(t.Context(), pool), s.db.Migrate(t.Context())); err != nil {
+	if err := errors.Join(s.create(t.Context()), lockclient.Migrate(t.Context(), pool), sqladmin.Pgx(pool).Migrate(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -79,10 +80,10 @@ func TestOneLockEach(t *testing.T) {
 // TestTriggers: what the triggers say to a worker of the old version at each step.
 func TestTriggers(t *testing.T) {
 	s := ready(t)
-	trigger := sqlfence.Trigger{Table: []string{"balances"}, Resource: names, Columns: map[string]string{"tenant": "tenant"}}
+	trigger := sqladmin.Trigger{Table: []string{"balances"}, Resource: names, Columns: map[string]string{"tenant": "tenant"}}
 	for _, reports := range []bool{true, false} {
 		trigger.InsecureReportOnly = reports
-		if err := s.db.Admin().InstallTrigger(t.Context(), trigger); err != nil {
+		if err := sqladmin.Pgx(s.pool).InstallTrigger(t.Context(), trigger); err != nil {
 			t.Fatal(err)
 		}
 		err := sqlfence.ErrorFrom(s.old(t.Context(), "acme"))

@@ -18,7 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // place is what the fenced closer writes to.
@@ -47,8 +47,7 @@ func newPlace(t *testing.T) *place {
 func newBooks(t *testing.T) *place {
 	t.Helper()
 	pool := pgtest.Migrated(t, "billingclose", func(ctx context.Context, pool *pgxpool.Pool) error {
-		db, err := sqlfence.Pgx(pool, nil)
-		return errors.Join(err, createSchema(ctx, pool), db.Migrate(ctx))
+		return errors.Join(createSchema(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx))
 	})
 	handler, err := newLedger(pool, true)
 	if err != nil {

@@ -12,13 +12,15 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // fenced closes a period with every write fenced at its resource. This is the
 // code to copy.
 type fenced struct {
 	db      *sqlfence.DB[pgx.Tx]
-	closes  *sqlfence.Table
+	rows    *sqlrow.DB[pgx.Tx]
+	closes  *sqlrow.Table
 	client  *http.Client
 	ledger  string
 	exports *s3fence.Objects
@@ -29,7 +31,11 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	closes, err := sqlfence.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose, &sqlfence.TableOptions{
+	rows, err := sqlrow.Pgx(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	closes, err := sqlrow.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose, &sqlrow.TableOptions{
 		Columns: map[string]string{"tenant": "tenant_id", "period": "period"},
 		Rule:    guard.SameOrNewer, // closePeriod writes under the token that takeOver raised
 	})
@@ -50,7 +56,7 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	return &fenced{db: db, closes: closes, client: client, ledger: ledger, exports: exports}, nil
+	return &fenced{db: db, rows: rows, closes: closes, client: client, ledger: ledger, exports: exports}, nil
 }
 
 // takeOver raises each mark: the one that the transactions of issue and of the
@@ -60,7 +66,7 @@ func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
 	if err := f.db.Raise(ctx, claim); err != nil {
 		return err
 	}
-	if err := f.closes.Takeover(ctx, f.db, claim, sqlfence.Key{tenant, period}, nil); err != nil {
+	if err := f.closes.Raise(ctx, f.rows, claim, sqlrow.Key{tenant, period}, nil); err != nil {
 		return err
 	}
 	return f.exports.Raise(ctx, claim, exportKey)
@@ -79,11 +85,11 @@ func (f *fenced) issue(ctx context.Context, claim guard.Claim, by string, amount
 
 // closePeriod is a single statement: the row's own column is its mark.
 func (f *fenced) closePeriod(ctx context.Context, claim guard.Claim, by string, total int64) error {
-	return f.closes.Update(ctx, f.db, claim, sqlfence.Key{tenant, period}, sqlfence.Set{
+	return f.closes.Update(ctx, f.rows, claim, sqlrow.Key{tenant, period}, sqlrow.Set{
 		"status":      "closed",
 		"closed_by":   by,
 		"total_cents": total,
-		"closes":      sqlfence.Raw("closes + 1"),
+		"closes":      sqlrow.Raw("closes + 1"),
 	})
 }
 

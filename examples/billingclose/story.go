@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // payouts names the resource of another job of the tenant.
@@ -84,11 +84,7 @@ func (s *story) prepare(ctx context.Context) error {
 	if err := lockclient.Migrate(ctx, s.pool); err != nil {
 		return err
 	}
-	db, err := sqlfence.Pgx(s.pool, nil)
-	if err != nil {
-		return err
-	}
-	return db.Migrate(ctx)
+	return sqladmin.Pgx(s.pool).Migrate(ctx)
 }
 
 func (s *story) tell(ctx context.Context) (summary, error) {

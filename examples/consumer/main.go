@@ -19,6 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 const schema = `
@@ -76,7 +77,7 @@ func newConsumer(ctx context.Context, pool *pgxpool.Pool) (*consumer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return nil, err
 	}
 	_, err = pool.Exec(ctx, schema)

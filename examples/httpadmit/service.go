@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 const schema = `
@@ -38,7 +39,7 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := pool.Exec(ctx, schema); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // An entry takes the account's row lock until it commits, so that seq is the
@@ -48,7 +49,7 @@ func newReplica(ctx context.Context, pool *pgxpool.Pool, fenced bool, work func(
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return nil, err
 	}
 	resource, err := httpfence.Named(accounts, httpfence.Bindings{"id": accountOf})

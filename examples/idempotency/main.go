@@ -26,6 +26,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 //go:embed schema.sql
@@ -102,7 +103,7 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := pool.Exec(ctx, schema+`INSERT INTO periods VALUES ('tenant_1', '2026-04'), ('tenant_2', '2026-04');`); err != nil {

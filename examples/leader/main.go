@@ -25,6 +25,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 const name = "scheduler:leader"
@@ -61,7 +62,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	if s.db, err = sqlfence.Pgx(pool, nil); err != nil {
 		return err
 	}
-	if err := errors.Join(lockclient.Migrate(ctx, pool), s.db.Migrate(ctx)); err != nil {
+	if err := errors.Join(lockclient.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, "CREATE TABLE schedule (by text NOT NULL); INSERT INTO schedule VALUES ('nobody')"); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // handler is the README's sample, line by line.
@@ -34,7 +35,7 @@ func handler(db *sqlfence.DB[pgx.Tx]) http.Handler {
 func TestHandler(t *testing.T) {
 	pool := pgtest.Pool(t)
 	db := must(sqlfence.Pgx(pool, nil))
-	must(0, db.Migrate(t.Context()))
+	must(0, sqladmin.Pgx(pool).Migrate(t.Context()))
 	must(pool.Exec(t.Context(), `CREATE TABLE accounts (id bigint, closed boolean); INSERT INTO accounts VALUES (7, false)`))
 	router := chi.NewRouter()
 	router.Handle("/accounts/{id}/close", handler(db))

@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,8 +25,7 @@ func main() {
 	ctx, name := context.Background(), must(closes.Name("acme", "2026-04"))
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
 	db := must(sqlfence.Pgx(pool, nil))
-	must(0, lockclient.Migrate(ctx, pool))
-	must(0, db.Migrate(ctx))
+	must(0, lockadmin.Migrate(ctx, pool))
 	must(pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS postings (tenant text, cents bigint)"))
 	// A ledger: another service, with marks in its own memory.
 	fence := must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return name, nil }, nil))

@@ -18,6 +18,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestMistakes makes the likely mistakes of who begins: each message names the
@@ -25,21 +27,22 @@ import (
 func TestMistakes(t *testing.T) {
 	ctx := t.Context()
 	pool, bare := pgtest.Pool(t), pgtest.Pool(t) // bare has no schema
-	db, unmigrated := must(sqlfence.Pgx(pool, nil)), must(sqlfence.Pgx(bare, nil))
+	unmigrated := must(sqlfence.Pgx(bare, nil))
 	must(0, lockclient.Migrate(ctx, pool))
-	must(0, db.Migrate(ctx))
+	must(0, sqladmin.Pgx(pool).Migrate(ctx))
 	must(pool.Exec(ctx, `CREATE TABLE closes (tenant text, period text, n int, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 		CREATE TABLE bare (tenant text, period text, n int, PRIMARY KEY (tenant, period));
 		CREATE TABLE texts (tenant text, period text, n int, last_fencing_token text NOT NULL DEFAULT '', PRIMARY KEY (tenant, period));
 		INSERT INTO closes VALUES ('acme', '2026-04'); INSERT INTO texts VALUES ('acme', '2026-04')`))
+	rows := must(sqlrow.Pgx(pool, nil))
 	locks, keys := must(lockclient.New(pool, "w", nil)), []string{"tenant", "period"}
 	defer locks.Close(context.WithoutCancel(ctx))
-	claim, key := guard.Claim{Resource: "acme:billing-close:2026-04", Token: 3, LeaseID: "L"}, sqlfence.Key{"acme", "2026-04"}
+	claim, key := guard.Claim{Resource: "acme:billing-close:2026-04", Token: 3, LeaseID: "L"}, sqlrow.Key{"acme", "2026-04"}
 	nothing := func(context.Context, pgx.Tx) error { return nil }
-	update := func(claim guard.Claim, set sqlfence.Set, name ...string) error {
-		return must(sqlfence.NewTable(name, keys, closes, nil)).Update(ctx, db, claim, key, set)
+	update := func(claim guard.Claim, set sqlrow.Set, name ...string) error {
+		return must(sqlrow.NewTable(name, keys, closes, nil)).Update(ctx, rows, claim, key, set)
 	}
-	set := sqlfence.Set{"n": 1}
+	set := sqlrow.Set{"n": 1}
 	must(0, update(claim, set, "closes"))
 	other := claim
 	other.Resource = "acme:2026-04"
@@ -58,17 +61,17 @@ func TestMistakes(t *testing.T) {
 		"no Migrate: lease": {func() any {
 			return second(must(lockclient.New(bare, "w", nil)).TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
 		}, "run lockclient.Migrate"},
-		"no Migrate: transaction": {func() any { return unmigrated.InTx(ctx, claim, nothing) }, "run sqlfence's DB.Migrate"},
-		"no Migrate: store":       {func() any { return second(unmigrated.Admit(ctx, claim)) }, "run sqlfence's DB.Migrate"},
+		"no Migrate: transaction": {func() any { return unmigrated.InTx(ctx, claim, nothing) }, "run sqladmin's Migrate"},
+		"no Migrate: store":       {func() any { return second(unmigrated.Admit(ctx, claim)) }, "run sqladmin's Migrate"},
 		"token as text":           {func() any { return second(guard.ParseToken("0x12")) }, "must be a decimal number from 1 to"},
 		"token column of text":    {func() any { return update(claim, set, "texts") }, "must be bigint NOT NULL DEFAULT 0"},
 		"no token column":         {func() any { return update(claim, set, "bare") }, "must be bigint NOT NULL DEFAULT 0"},
-		"token column written":    {func() any { return update(claim, sqlfence.Set{"last_fencing_token": 3}, "closes") }, "which only the fence writes"},
+		"token column written":    {func() any { return update(claim, sqlrow.Set{"last_fencing_token": 3}, "closes") }, "which only the fence writes"},
 		"schema in the name":      {func() any { return update(claim, set, "public.closes") }, `[]string{"public", "closes"}`},
 		"OncePerToken, twice":     {func() any { return update(claim, set, "closes") }, "use SameOrNewer to write many times"},
 		"another resource":        {func() any { return update(other, set, "closes") }, "name both by one guard.Template"},
-		"no template":             {func() any { return second(sqlfence.NewTable([]string{"closes"}, keys, nil, nil)) }, "TableOptions.InsecureAnyResource"},
-		"column not bound":        {func() any { return second(sqlfence.NewTable([]string{"closes"}, []string{"tenant_id"}, closes, nil)) }, "TableOptions.Columns"},
+		"no template":             {func() any { return second(sqlrow.NewTable([]string{"closes"}, keys, nil, nil)) }, "TableOptions.InsecureAnyResource"},
+		"column not bound":        {func() any { return second(sqlrow.NewTable([]string{"closes"}, []string{"tenant_id"}, closes, nil)) }, "TableOptions.Columns"},
 		"variable not bound":      {func() any { return second(httpfence.Named(closes, nil)) }, "Bindings"},
 		"no lease":                {func() any { return request(admitting.Admit(http.NotFoundHandler())) }, "in X-Fencing-Token, the lease ID in X-Fencing-Lease"},
 		"no KeepAlive": {func() any {

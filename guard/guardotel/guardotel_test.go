@@ -28,6 +28,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // happen produces real events: granted, renewed, contended, cut, lost, refused
@@ -41,7 +42,7 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 		}
 	}
 	fence := guard.Must(sqlfence.Pgx(pool, &sqlfence.Options{Observer: observer}))
-	must(errors.Join(lockclient.Migrate(ctx, pool), fence.Migrate(ctx)))
+	must(errors.Join(lockclient.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)))
 	client := guard.Must(lockclient.New(pool, "worker-1", &lockclient.Options{Observer: observer}))
 	defer client.Close(ctx)
 	opts := &lockclient.AcquireOptions{TTL: time.Minute}

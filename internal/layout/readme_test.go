@@ -29,12 +29,14 @@ var snippetImports = map[string]string{
 	"pgxpool":    "github.com/jackc/pgx/v5/pgxpool",
 	"s3":         "github.com/aws/aws-sdk-go-v2/service/s3",
 	"s3fence":    module + "/s3fence",
+	"sqladmin":   module + "/sqlfence/sqladmin",
 	"sqlfence":   module + "/sqlfence",
+	"sqlrow":     module + "/sqlfence/sqlrow",
 	"time":       "time",
 }
 
 // Each snippet is the body of a function wrapped in these.
-const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
+const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], rows *sqlrow.DB[pgx.Tx], body io.Reader,
 	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, closes *guard.Template, opts *lockclient.AcquireOptions,
 	pause time.Duration, parts []string, work func(context.Context) error) any {
 `

@@ -34,13 +34,13 @@ func suite(pkg, tests string) catcher {
 var theCampaign = &catcher{what: "campaign", pkg: "internal/suites/campaign", tests: "-first -duration 60s"}
 
 const (
-	marksSQL      = "sqlfence/migrations/0001_marks.sql"
-	triggersSQL   = "sqlfence/migrations/0002_triggers.sql"
-	everyRowSQL   = "sqlfence/migrations/0003_every_row.sql"
+	marksSQL      = "sqlfence/sqladmin/migrations/0001_marks.sql"
+	triggersSQL   = "sqlfence/sqladmin/migrations/0002_triggers.sql"
+	everyRowSQL   = "sqlfence/sqladmin/migrations/0003_every_row.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0002_operators.sql"
 	renewSQL      = "lockclient/internal/pglease/migrations/0003_later_end.sql"
-	tableUpdateGo = "sqlfence/statement.go"
+	tableUpdateGo = "sqlfence/sqlrow/statement.go"
 )
 
 // mistakes are those that are easily made and hard to see.
@@ -183,7 +183,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "lost COMMIT called not committed", wrong: "an unknown outcome invites a retry that writes twice",
-		edits: []edit{{"sqlfence/failure.go", "\t\treturn guard.OutcomeUnknown(op, claim, err)", "\t\treturn guard.Unavailable(op, claim, err)"}},
+		edits: []edit{{"sqlfence/internal/sqlkit/failure.go", "\t\treturn guard.OutcomeUnknown(op, claim, err)", "\t\treturn guard.Unavailable(op, claim, err)"}},
 		by:    unitTest("sqlfence", "^TestLostCommit$"),
 	},
 	{
@@ -207,7 +207,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",
-		edits: []edit{{"sqlfence/store.go", "\tif err := interrupted(ctx, d.raise(ctx, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
+		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
 		by:    suite("sqlfence", "^TestStore$"),
 	},
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -135,7 +135,7 @@ func literal(s string) string {
 
 // Migrate creates the whole schema fencepost or brings it to this build's
 // version: the leases of package lockclient and the marks of package sqlfence.
-// [lockclient.Migrate] does only the first, sqlfence's DB.Migrate only the
+// [lockclient.Migrate] does only the first, sqladmin's only the
 // second. It is safe while replicas start concurrently and while holders run.
 //
 // Errors: those of [lockclient.Migrate].
@@ -143,9 +143,5 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := lockclient.Migrate(ctx, pool); err != nil {
 		return err
 	}
-	marks, err := sqlfence.Pgx(pool, nil)
-	if err != nil {
-		return err
-	}
-	return marks.Migrate(ctx)
+	return sqladmin.Pgx(pool).Migrate(ctx)
 }

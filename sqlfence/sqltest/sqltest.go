@@ -49,7 +49,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // Options configure a test's database. The zero value, and nil, are a database
@@ -97,9 +97,5 @@ func URL(t testing.TB, opts *Options) string {
 }
 
 func migrate(ctx context.Context, pool *pgxpool.Pool) error {
-	db, err := sqlfence.Pgx(pool, nil)
-	if err != nil {
-		return err
-	}
-	return db.Migrate(ctx)
+	return sqladmin.Pgx(pool).Migrate(ctx)
 }

@@ -33,13 +33,14 @@ import (
 	"github.com/fencepost-go/fencepost/examples/thirdparty/fits/ledger"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 //go:embed schema.sql
 var schema string
 
 // invoices says which resource a row of the table belongs to: "tenant_123:invoices".
-var invoices = sqlfence.Trigger{
+var invoices = sqladmin.Trigger{
 	Table:    []string{"invoices"},
 	Resource: guard.Must(guard.NewTemplate("{tenant}:invoices")),
 	Columns:  map[string]string{"tenant": "tenant"},
@@ -71,11 +72,11 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return nil, err
 	}
 	if guarded {
-		if err := db.Admin().InstallTrigger(ctx, invoices); err != nil {
+		if err := sqladmin.Pgx(pool).InstallTrigger(ctx, invoices); err != nil {
 			return nil, err
 		}
 	}

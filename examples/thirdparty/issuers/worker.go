@@ -22,7 +22,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 const roleVariable = "FENCEPOST_ISSUERS_WORKER"
@@ -82,11 +82,11 @@ func work(ctx context.Context, encoded string) error {
 		return err
 	}
 	defer pool.Close()
-	db, err := sqlfence.Pgx(pool, nil)
+	rows, err := sqlrow.Pgx(pool, nil)
 	if err != nil {
 		return err
 	}
-	closes, err := sqlfence.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")), nil)
+	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")), nil)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func work(ctx context.Context, encoded string) error {
 	fmt.Println("granted", lease.Token())
 	bufio.NewReader(os.Stdin).ReadString('\n')
 	if r.Fenced {
-		err = closes.Update(ctx, db, lease.Claim(), sqlfence.Key{"tenant_123"}, sqlfence.Set{"closed_by": r.Name, "times": sqlfence.Raw("times + 1")})
+		err = closes.Update(ctx, rows, lease.Claim(), sqlrow.Key{"tenant_123"}, sqlrow.Set{"closed_by": r.Name, "times": sqlrow.Raw("times + 1")})
 	} else {
 		_, err = pool.Exec(ctx, "UPDATE closes SET closed_by = $1, times = times + 1", r.Name)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // customers are whom the job invoices. The table has no unique constraint, as a
@@ -34,7 +35,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx]) e
 	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
 		return err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return err
 	}
 	_, err = pool.Exec(ctx, schema)

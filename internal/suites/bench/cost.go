@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 var perCall = []string{"a second", "p50 µs", "p99 µs"}
@@ -47,7 +48,7 @@ func transactionsOn(ctx context.Context, e *env, s *Section, durable bool, round
 	if err != nil {
 		return err
 	}
-	if err := db.Migrate(ctx); err != nil {
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
 		return err
 	}
 	claim := guard.Claim{Resource: "jobs", Token: 5}

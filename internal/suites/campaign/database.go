@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/fencepost-go/fencepost/internal/suites/campaign/oracle"
 )
@@ -136,11 +137,7 @@ func (d *database) create(ctx context.Context, guards string) error {
 		return err
 	}
 	defer pool.Close()
-	db, err := newDB(pool)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(db.Migrate(ctx), lockclient.Migrate(ctx, pool)); err != nil {
+	if err := errors.Join(sqladmin.Pgx(pool).Migrate(ctx), lockclient.Migrate(ctx, pool)); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, schema); err != nil {
@@ -155,7 +152,7 @@ func (d *database) create(ctx context.Context, guards string) error {
 	if guards != guardsOn {
 		return nil
 	}
-	return db.Admin().InstallTrigger(ctx, guardedTable)
+	return sqladmin.Pgx(pool).InstallTrigger(ctx, guardedTable)
 }
 
 // settle waits until no client's session is left. All connections have been

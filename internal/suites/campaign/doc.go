@@ -20,7 +20,7 @@
 //
 // # Surfaces
 //
-//   - sql-row: sqlfence.Table.Takeover and Update, with a lease column.
+//   - sql-row: sqlrow.Table.Raise and Update, with a lease column.
 //   - sql-tx: sqlfence.DB.Raise, and InTx or Enter; half of the sessions read
 //     and write in one transaction.
 //   - sql-trigger: a table under triggers, written by plain transactions that

@@ -12,12 +12,14 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 const triggerSurface = "sql-trigger"
 
 // guardedTable is what the triggers guard.
-var guardedTable = sqlfence.Trigger{
+var guardedTable = sqladmin.Trigger{
 	Table: []string{"campaign", "guarded"}, Resource: guard.Must(guard.NewTemplate("{surface}:{id}")), Columns: map[string]string{"surface": "surface", "id": "id"},
 }
 
@@ -69,18 +71,18 @@ func writeDoc(ctx context.Context, q querier, guards string, claim guard.Claim, 
 type row struct {
 	guards string
 	pool   *pgxpool.Pool
-	db     *sqlfence.DB[pgx.Tx]
-	table  *sqlfence.Table
+	rows   *sqlrow.DB[pgx.Tx]
+	table  *sqlrow.Table
 }
 
 func newRow(guards string, pool *pgxpool.Pool) (*row, error) {
-	db, err := newDB(pool)
+	rows, err := sqlrow.Pgx(pool, nil)
 	if err != nil {
 		return nil, err
 	}
-	table, err := sqlfence.NewTable([]string{"campaign", "docs"}, []string{"resource"}, nil,
-		&sqlfence.TableOptions{InsecureAnyResource: true, LeaseColumn: "lease_id", Rule: guard.SameOrNewer})
-	return &row{guards, pool, db, table}, err
+	table, err := sqlrow.NewTable([]string{"campaign", "docs"}, []string{"resource"}, nil,
+		&sqlrow.TableOptions{InsecureAnyResource: true, LeaseColumn: "lease_id", Rule: guard.SameOrNewer})
+	return &row{guards, pool, rows, table}, err
 }
 
 // raise is only the takeover's raise; half of the sessions also read in it.
@@ -88,7 +90,7 @@ func (s *row) raise(ctx context.Context, claim guard.Claim) error {
 	if s.guards != guardsOn {
 		return nil
 	}
-	return s.table.Takeover(ctx, s.db, claim, sqlfence.Key{claim.Resource}, nil)
+	return s.table.Raise(ctx, s.rows, claim, sqlrow.Key{claim.Resource}, nil)
 }
 
 // takeover raises and reads in one statement.
@@ -97,7 +99,7 @@ func (s *row) takeover(ctx context.Context, claim guard.Claim) (doc, error) {
 		return s.read(ctx, claim)
 	}
 	var d doc
-	err := s.table.Takeover(ctx, s.db, claim, sqlfence.Key{claim.Resource}, sqlfence.Dest{"write_id": &d.Write, "base": &d.Base, "n": &d.N})
+	err := s.table.Raise(ctx, s.rows, claim, sqlrow.Key{claim.Resource}, sqlrow.Dest{"write_id": &d.Write, "base": &d.Base, "n": &d.N})
 	return d, err
 }
 
@@ -109,8 +111,8 @@ func (s *row) write(ctx context.Context, claim guard.Claim, next doc) error {
 	if s.guards != guardsOn {
 		return writeDoc(ctx, s.pool, s.guards, claim, next)
 	}
-	return s.table.Update(ctx, s.db, claim, sqlfence.Key{claim.Resource},
-		sqlfence.Set{"write_id": next.Write, "base": next.Base, "n": next.N, "token": int64(claim.Token)})
+	return s.table.Update(ctx, s.rows, claim, sqlrow.Key{claim.Resource},
+		sqlrow.Set{"write_id": next.Write, "base": next.Base, "n": next.N, "token": int64(claim.Token)})
 }
 
 // transaction is InTx, and Enter in a transaction of the application's own; or,

@@ -24,6 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // service is two replicas on one PostgreSQL. The first to be asked carries out the
@@ -43,7 +44,7 @@ func newService(t *testing.T) *service {
 	if s.db, err = sqlfence.Pgx(s.pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.Migrate(t.Context()); err != nil {
+	if err := sqladmin.Pgx(s.pool).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.pool.Exec(t.Context(), `CREATE TABLE rows (id bigint GENERATED ALWAYS AS IDENTITY, key text UNIQUE)`); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // wrote is a worker's report of one round.
@@ -55,7 +56,7 @@ func TestWorkers(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA billing; CREATE TABLE billing.closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Admin().InstallTrigger(t.Context(), sqlfence.Trigger{
+	if err := sqladmin.Pgx(pool).InstallTrigger(t.Context(), sqladmin.Trigger{
 		Table: []string{"billing", "closes"}, Resource: closes, Columns: map[string]string{"tenant": "tenant", "period": "period"},
 	}); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,6 +26,7 @@ type session struct {
 	pool  *pgxpool.Pool
 	op    *lockadmin.Operator
 	marks *sqlfence.DB[pgx.Tx]
+	admin *sqladmin.Admin
 	// timeout bounds what the two packages leave to the caller's context.
 	timeout time.Duration
 }
@@ -43,7 +45,7 @@ func connect(ctx context.Context, cmd *cli.Command, components ...string) (*sess
 		return nil, guard.Unavailable("connect", guard.Claim{}, err)
 	}
 	timeout := cmd.Duration("timeout")
-	s := &session{pool: pool, timeout: timeout}
+	s := &session{pool: pool, admin: sqladmin.Pgx(pool), timeout: timeout}
 	if s.op, err = lockadmin.New(pool, &lockadmin.Options{OpTimeout: timeout, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		pool.Close()
 		return nil, err
@@ -144,7 +146,7 @@ var (
 // schemaSQL is the whole schema of a component as a script.
 func schemaSQL(component string) string {
 	if component == marksComponent {
-		return sqlfence.MigrationSQL()
+		return sqladmin.MigrationSQL()
 	}
 	return lockclient.MigrationSQL()
 }

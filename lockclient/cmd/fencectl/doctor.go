@@ -139,7 +139,7 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 	const name = "guarded tables"
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	tables, err := s.marks.Admin().Triggers(ctx)
+	tables, err := s.admin.Triggers(ctx)
 	switch {
 	case schemaReason(err) != "": // the schema's row says so
 		return

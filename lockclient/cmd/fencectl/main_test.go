@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -146,11 +147,7 @@ func createSchemas(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := leasetest.CreateSchema(ctx, pool); err != nil {
 		return err
 	}
-	db, err := sqlfence.Pgx(pool, nil)
-	if err != nil {
-		return err
-	}
-	return db.Migrate(ctx)
+	return sqladmin.Pgx(pool).Migrate(ctx)
 }
 
 func dial(t testing.TB, url string) *pgxpool.Pool {

@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
@@ -368,7 +368,7 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmd.Duration("raise-timeout")+s.timeout)
 	defer cancel()
-	if err := s.marks.Admin().Reset(ctx, resource, from, to, last, actor, reason); err != nil {
+	if err := s.admin.Reset(ctx, resource, from, to, last, actor, reason); err != nil {
 		var refused *guard.RejectedError
 		if errors.As(err, &refused) && refused.Mark != from && refused.Mark.Token != guard.NoToken {
 			return fmt.Errorf("nothing was changed, the mark is not what --from and --from-lease-id say: %w", err)
@@ -418,10 +418,10 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 	}
 	defer s.close()
 	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
-	resets := pglease.Paged(0, nil, func(after int64, limit int) (page []sqlfence.Reset, last int64, more bool, err error) {
+	resets := pglease.Paged(0, nil, func(after int64, limit int) (page []sqladmin.Reset, last int64, more bool, err error) {
 		ctx, cancel := s.bounded(ctx)
 		defer cancel()
-		for r, err := range s.marks.Admin().Resets(ctx, after) {
+		for r, err := range s.admin.Resets(ctx, after) {
 			if err != nil {
 				return nil, after, false, err
 			}
@@ -431,7 +431,7 @@ func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
 		}
 		return page, last, false, nil
 	})
-	return printAll(out, resets, "no reset", func(r sqlfence.Reset) []string {
+	return printAll(out, resets, "no reset", func(r sqladmin.Reset) []string {
 		return []string{clockTime(r.At), r.FromToken.String(), r.ToToken.String(), shown(r.Actor) + " (as " + shown(r.Role) + ")", shown(r.Resource), shown(r.Reason)}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // A poisoned mark is found, reset by compare-and-set, recorded, and the holder
@@ -57,7 +57,7 @@ func TestMarksReset(t *testing.T) {
 	if err := db.Raise(t.Context(), lease.Claim()); err != nil {
 		t.Errorf("the holder is refused after the reset: %v", err)
 	}
-	var r sqlfence.Reset
+	var r sqladmin.Reset
 	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "ana" || r.FromToken != guard.MaxToken {
 		t.Errorf("%v: %+v", err, r)
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
-	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -89,7 +89,7 @@ func (a *app) roles(_ context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	ofMarks, err := sqlfence.RolesSQL(&sqlfence.RoleNames{Enforcer: enforcer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
+	ofMarks, err := sqladmin.RolesSQL(&sqladmin.RoleNames{Enforcer: enforcer, Operator: cmd.String("operator"), Reader: cmd.String("reader")})
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // surfaces are places that are written to under a claim, and what was
@@ -129,13 +131,17 @@ func newSurfaces(t *testing.T) *surfaces {
 	}
 	db, err := sqlfence.Pgx(pool, nil)
 	if err == nil {
-		err = db.Migrate(t.Context())
+		err = sqladmin.Pgx(pool).Migrate(t.Context())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	closes, err := sqlfence.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")),
-		&sqlfence.TableOptions{Rule: guard.SameOrNewer})
+	rows, err := sqlrow.Pgx(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")),
+		&sqlrow.TableOptions{Rule: guard.SameOrNewer})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +149,7 @@ func newSurfaces(t *testing.T) *surfaces {
 	return &surfaces{highest: map[string]guard.Token{}, written: map[string]int{}, refused: map[string]int{}, violations: map[string]int{},
 		write: map[string]func(context.Context, guard.Claim) error{
 			"row": func(ctx context.Context, claim guard.Claim) error {
-				return closes.Update(ctx, db, claim, sqlfence.Key{"t"}, sqlfence.Set{"by_token": claim.Token.String()})
+				return closes.Update(ctx, rows, claim, sqlrow.Key{"t"}, sqlrow.Set{"by_token": claim.Token.String()})
 			},
 			"transaction": func(ctx context.Context, claim guard.Claim) error {
 				return db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {

@@ -1,7 +1,8 @@
-package sqlfence
+package sqladmin
 
 import (
 	"context"
+	"database/sql/driver"
 	"embed"
 	"errors"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 //go:embed migrations/*.sql
@@ -22,8 +24,7 @@ func schema() migrate.Component {
 // Migrate creates or upgrades the part of schema fencepost that fenced
 // transactions and the mark store need: table marks and its functions. It is
 // idempotent and safe when several replicas start at once, and runs in one
-// transaction. Single statements on a table of your own ([Table])
-// need none of it.
+// transaction. Package sqlrow needs none of it.
 //
 // Only the role that migrates owns the schema and may use it: [RolesSQL] gives
 // the rights that each use needs to roles, which are then granted to login
@@ -31,25 +32,35 @@ func schema() migrate.Component {
 //
 // A database whose schema is newer than this build is refused with
 // guard.ErrSetup and left alone, and so is a role that may not do it.
-func (d *DB[Tx]) Migrate(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return guard.Unavailable("migrate", guard.Claim{}, err)
-	}
-	c, err := d.with(ctx, func(c conn[Tx]) error { return schema().Up(ctx, c.migrations()) })
-	if err == nil {
-		c.release()
-	}
+func (a *Admin) Migrate(ctx context.Context) error {
+	const op = "migrate"
+	err := a.migrate(ctx, op)
 	var newer *migrate.NewerError
 	if errors.As(err, &newer) || migrate.Unrecorded(err) {
-		return guard.Setup("migrate", guard.Claim{}, err)
+		return guard.Setup(op, guard.Claim{}, err)
 	}
 	if pgerr.State(err) == pgerr.NotSupported {
-		return guard.Unavailable("migrate", guard.Claim{}, err)
+		return guard.Unavailable(op, guard.Claim{}, err)
 	}
-	return failure("migrate", guard.Claim{}, err, true)
+	return sqlkit.Failure(op, guard.Claim{}, err, true)
 }
 
-// MigrationSQL returns the text that [DB.Migrate] runs on an empty database,
+// migrate begins again on another connection if the first was dead.
+func (a *Admin) migrate(ctx context.Context, op string) error {
+	for try := 1; ; try++ {
+		c, err := a.conn(ctx, op)
+		if err != nil {
+			return err
+		}
+		err = schema().Up(ctx, migrate.Std(c.Pooled))
+		c.Pooled.Close()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
+			return err
+		}
+	}
+}
+
+// MigrationSQL returns the text that [Admin.Migrate] runs on an empty database,
 // for users of goose, atlas or golang-migrate: run it in one transaction. It
 // records itself in fencepost.migrations, so that Migrate finds it applied.
 func MigrationSQL() string { return schema().Script() }

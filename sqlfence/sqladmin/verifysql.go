@@ -1,4 +1,4 @@
-package sqlfence
+package sqladmin
 
 // qualifiedSQL puts the schema before a table's name, $1, if the table exists. It
 // runs under the caller's search_path, and so names the schema of everything.
@@ -6,7 +6,7 @@ const qualifiedSQL = `SELECT coalesce((SELECT pg_catalog.format('%I.%I', n.nspna
 	FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 	WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)), $1::pg_catalog.text)`
 
-// The queries below run with names resolved in pg_catalog only ([DB.inspect]).
+// The queries below run with names resolved in pg_catalog only ([Admin.inspect]).
 
 // verifyTableSQL checks a table that single statements write: $1 its quoted name,
 // $2 the token column, $3 the lease column or "", $4 the key, a JSON array, $5

@@ -1,11 +1,19 @@
-package sqlfence
+package sqlrow
 
 import (
 	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
+
+// statement is a text with its parameters, and where the row that it returns goes.
+type statement struct {
+	sql  string
+	args []any
+	dest []any
+}
 
 // kind is what a statement on one row does.
 type kind byte
@@ -14,7 +22,7 @@ const (
 	updates kind = 'u'
 	deletes kind = 'd'
 	upserts kind = 'i'
-	takes   kind = 't'
+	raises  kind = 't'
 )
 
 // op names the statement in errors.
@@ -24,8 +32,8 @@ func (t *Table) op(k kind) string {
 		return "delete from " + t.label
 	case upserts:
 		return "upsert into " + t.label
-	case takes:
-		return "take over " + t.label
+	case raises:
+		return "raise the mark in " + t.label
 	}
 	return "update " + t.label
 }
@@ -141,12 +149,12 @@ func (b *builder) write(t *Table, k kind, set Set, returning []string) error {
 		}
 	}
 	separator := " RETURNING "
-	if k == takes {
+	if k == raises {
 		b.add(separator, liftCommit, ", ", t.raised(), ", ", t.isDeleted())
 		separator = ", "
 	}
 	for _, column := range returning {
-		quoted, err := quoteIdentifier("dest column", column)
+		quoted, err := sqlkit.QuoteIdentifier("dest column", column)
 		if err != nil {
 			return err
 		}
@@ -257,5 +265,5 @@ func (t *Table) settable(column string) (string, error) {
 	if what, reserved := t.reserved[column]; reserved {
 		return "", guard.Invalid("set column", column, "is the "+what+", which only the fence writes")
 	}
-	return quoteIdentifier("set column", column)
+	return sqlkit.QuoteIdentifier("set column", column)
 }

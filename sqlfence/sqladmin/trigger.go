@@ -1,4 +1,4 @@
-package sqlfence
+package sqladmin
 
 import (
 	"context"
@@ -6,10 +6,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // Trigger describes a table whose triggers refuse every writer, in any program,
@@ -61,13 +61,13 @@ func (t Trigger) check() (name, parts string, err error) {
 	for _, p := range t.Resource.Parts() {
 		part := triggerPart{Text: p.Literal, Variable: p.Variable, Type: p.Type, Column: t.Columns[p.Variable]}
 		if p.Variable != "" {
-			if _, err := quoteIdentifier("Trigger.Columns["+p.Variable+"]", part.Column); err != nil {
+			if _, err := sqlkit.QuoteIdentifier("Trigger.Columns["+p.Variable+"]", part.Column); err != nil {
 				return "", "", err
 			}
 		}
 		all = append(all, part)
 	}
-	return name, jsonText(all), nil
+	return name, sqlkit.JSON(all), nil
 }
 
 // triggerOf returns the description of what is installed.
@@ -98,7 +98,7 @@ func triggerTable(name []string) (string, error) {
 	if len(name) > 2 {
 		return "", guard.Invalid("Trigger.Table", strings.Join(name, "."), "must have 1 or 2 parts, table or schema and table")
 	}
-	return quoteName("Trigger.Table", name)
+	return sqlkit.QuoteName("Trigger.Table", name)
 }
 
 const (
@@ -109,14 +109,14 @@ const (
 // InstallTrigger puts the table under triggers, its partitions and inheritance
 // children too. It is idempotent, safe when several replicas start at once, and
 // takes no lock on the table if everything is in place; else it waits for
-// writers, at most Options.LockTimeout. A table that cannot be fully guarded is
+// writers, until ctx ends and at most 5 s. A table that cannot be fully guarded is
 // refused.
 //
-// It runs in one transaction, as a role that owns the table and what [DB.Migrate]
+// It runs in one transaction, as a role that owns the table and what [Admin.Migrate]
 // created. The application's role should not own them, because a table's owner
 // may disable its triggers, nor have the privilege TRIGGER on the table, which
 // GRANT ALL includes, because it may replace them; grant it SELECT, INSERT,
-// UPDATE and DELETE. Roll out [Options].PresentClaims first.
+// UPDATE and DELETE. Roll out sqlfence's Options.PresentClaims first.
 //
 // The triggers belong to the table whatever its name becomes; what gets the old
 // name needs triggers of its own. They also see what is written through a table
@@ -130,23 +130,23 @@ const (
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
 // with the reason; ErrUnavailable: nothing was changed (also if the role lacks
 // the rights); ErrOutcomeUnknown: call it again.
-func (a Admin[Tx]) InstallTrigger(ctx context.Context, trigger Trigger) error {
+func (a *Admin) InstallTrigger(ctx context.Context, trigger Trigger) error {
 	name, parts, err := trigger.check()
 	if err != nil {
 		return err
 	}
-	return a.db.administer(ctx, "install triggers on "+name, installSQL, name, parts, trigger.InsecureReportOnly, a.db.lockTimeoutMS())
+	return a.administer(ctx, "install triggers on "+name, installSQL, name, parts, trigger.InsecureReportOnly, min(wait(ctx, lockTimeout), int32(lockTimeout.Milliseconds())))
 }
 
 // RemoveTrigger removes the triggers, which lets every writer through. A table
 // that has none, or does not exist, is left unchanged. The errors are those of
 // [Admin.InstallTrigger].
-func (a Admin[Tx]) RemoveTrigger(ctx context.Context, name []string) error {
+func (a *Admin) RemoveTrigger(ctx context.Context, name []string) error {
 	quoted, err := triggerTable(name)
 	if err != nil {
 		return err
 	}
-	return a.db.administer(ctx, "remove triggers of "+quoted, removeSQL, quoted, a.db.lockTimeoutMS())
+	return a.administer(ctx, "remove triggers of "+quoted, removeSQL, quoted, min(wait(ctx, lockTimeout), int32(lockTimeout.Milliseconds())))
 }
 
 // TriggerSQL returns the statement that [Admin.InstallTrigger] runs, for users of
@@ -157,7 +157,7 @@ func TriggerSQL(trigger Trigger) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("SELECT fencepost.install_guard(%s::pg_catalog.regclass, %s::pg_catalog.jsonb, %t, %d);\n",
-		quoteText(name), quoteText(parts), trigger.InsecureReportOnly, defaultLockTimeout.Milliseconds()), nil
+		quoteText(name), quoteText(parts), trigger.InsecureReportOnly, lockTimeout.Milliseconds()), nil
 }
 
 // quoteText quotes a string constant, whatever standard_conforming_strings is.
@@ -169,27 +169,20 @@ func quoteText(s string) string {
 	return "'" + s + "'"
 }
 
-func (d *DB[Tx]) lockTimeoutMS() int32 { return int32(d.opts.LockTimeout / time.Millisecond) }
-
 // administer runs one statement on the schema in a transaction of its own.
-func (d *DB[Tx]) administer(ctx context.Context, op, sql string, args ...any) error {
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
+func (a *Admin) administer(ctx context.Context, op, query string, args ...any) error {
+	return a.transact(ctx, op, false, func(q sqlkit.Querier) error {
+		_, err := q.Exec(ctx, query, args)
 		return err
-	}
-	c, err := d.begin(ctx, readCommitted, statement{sql: sql, args: args})
-	if err != nil {
-		return administerFailure(op, err)
-	}
-	defer c.release()
-	return failure(op, guard.Claim{}, c.commit(ctx, d.commits), true)
+	}, func(err error) error { return administerFailure(op, err) })
 }
 
-// administerFailure is schemaFailure for statements that name a table of the
+// administerFailure is sqlkit.SchemaFailure for statements that name a table of the
 // caller's, which may be missing too.
 func administerFailure(op string, err error) error {
 	switch pgerr.State(err) {
 	case "22023", "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 	}
-	return schemaFailure(op, guard.Claim{}, err)
+	return sqlkit.SchemaFailure(op, guard.Claim{}, err)
 }

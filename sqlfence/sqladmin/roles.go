@@ -1,12 +1,14 @@
-package sqlfence
+package sqladmin
 
 import (
 	"cmp"
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // RoleNames names the database roles that [RolesSQL] creates. The zero value has
@@ -20,7 +22,7 @@ type RoleNames struct {
 	// Reader reads. Empty means "fencepost_operator".
 	Operator string
 	// Reader may read the marks and the state of guarded tables. An application
-	// that calls [DB.Mark] or [DB.Admit] needs it too. Empty means
+	// that calls sqlfence's DB.Mark or DB.Admit needs it too. Empty means
 	// "fencepost_reader".
 	Reader string
 }
@@ -51,7 +53,7 @@ func RolesSQL(roles *RoleNames) (string, error) {
 		if strings.HasPrefix(name, "pg_") || name == "public" || name == "none" {
 			return "", guard.Invalid(field, name, "is a reserved name")
 		}
-		if _, err := quoteIdentifier(field, name); err != nil {
+		if _, err := sqlkit.QuoteIdentifier(field, name); err != nil {
 			return "", err
 		}
 		if slices.Contains(names[:i], name) {
@@ -60,7 +62,7 @@ func RolesSQL(roles *RoleNames) (string, error) {
 	}
 	tag := "$roles$" // one that no name contains, so that no name can end the body
 	for i := 0; strings.Contains(strings.Join(names, " "), tag); i++ {
-		tag = "$roles" + itoa(i) + "$"
+		tag = "$roles" + strconv.Itoa(i) + "$"
 	}
 	list := func(names []string) string { return "ARRAY['" + strings.Join(names, "', '") + "']" }
 	return strings.NewReplacer("$roles$", tag,
@@ -107,12 +109,12 @@ BEGIN
 END $roles$;
 `
 
-// MigrateRoles runs [RolesSQL], after [DB.Migrate], as a role that may create
+// MigrateRoles runs [RolesSQL], after [Admin.Migrate], as a role that may create
 // roles and owns schema fencepost. The errors are those of Migrate.
-func (a Admin[Tx]) MigrateRoles(ctx context.Context, roles *RoleNames) error {
+func (a *Admin) MigrateRoles(ctx context.Context, roles *RoleNames) error {
 	sql, err := RolesSQL(roles)
 	if err != nil {
 		return err
 	}
-	return a.db.administer(ctx, "create roles", sql)
+	return a.administer(ctx, "create roles", sql)
 }

@@ -1,4 +1,4 @@
-package sqlfence
+package sqlrow
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 const defaultTokenColumn = "last_fencing_token"
@@ -34,7 +35,7 @@ type TableOptions struct {
 	// table has none, and does not support Delete.
 	DeletedColumn string
 	// Rule says what a second write under one token may do. Zero means
-	// [guard.OncePerToken]: token > last_fencing_token. [Table.Takeover] needs
+	// [guard.OncePerToken]: token > last_fencing_token. [Table.Raise] needs
 	// [guard.SameOrNewer].
 	Rule guard.Rule
 	// Columns binds each variable of the table's template to a key column, by
@@ -105,10 +106,10 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: resource,
 		reserved: map[string]string{}}
 	var err error
-	if t.name, err = quoteName("table name", name); err != nil {
+	if t.name, err = sqlkit.QuoteName("table name", name); err != nil {
 		return nil, err
 	}
-	t.row, _ = quoteIdentifier("table name", name[len(name)-1]) // it was quoted above, too
+	t.row, _ = sqlkit.QuoteIdentifier("table name", name[len(name)-1]) // it was quoted above, too
 	if t.token, err = t.reserve("token column", o.TokenColumn); err != nil {
 		return nil, err
 	}
@@ -143,12 +144,36 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		t.offered += ", " + t.lease + " = " + t.offeredLease
 	}
 	t.admitted = t.admits("", t.offeredToken, t.offeredLease)
-	t.id = tableID{t.name, o.TokenColumn, jsonText(t.bound)}
+	t.id = tableID{t.name, o.TokenColumn, sqlkit.JSON(t.bound)}
 	return t, nil
 }
 
 // tableID identifies what a DB checks when a table is first used.
 type tableID struct{ name, token, bound string }
+
+// Layout is what the fence needs of a table, with names as in the catalog.
+type Layout struct {
+	Name string // quoted, as in SQL
+	Key  []string
+	// Token, Lease and Deleted are columns; the last two are empty if there is none.
+	Token, Lease, Deleted string
+}
+
+// Layout describes the table, for package sqladmin to verify.
+func (t *Table) Layout() Layout {
+	l := Layout{Name: t.name, Key: slices.Clone(t.keys)}
+	for column, is := range t.reserved {
+		switch is {
+		case "token column":
+			l.Token = column
+		case "lease column":
+			l.Lease = column
+		case "deleted column":
+			l.Deleted = column
+		}
+	}
+	return l
+}
 
 // bind finds the key column of each variable of the table's template.
 func (t *Table) bind(o TableOptions) error {
@@ -309,7 +334,7 @@ var errKeyType = errors.New("is not a type whose text the resource's name can be
 var ErrPredicate = errors.New("the row does not satisfy the predicate")
 
 // Where returns a table whose statements apply only to rows that satisfy
-// predicate in addition to the predicates of t: closes.Where(sqlfence.Raw("status
+// predicate in addition to the predicates of t: closes.Where(sqlrow.Raw("status
 // = $1", "open")).Update(...). t is not changed. The predicate is put in
 // parentheses, and is evaluated in the same step as the claim; a row that the
 // claim may write but the predicate excludes is refused with [ErrPredicate]. NULL
@@ -326,7 +351,7 @@ func (t *Table) Where(predicate Expr) *Table {
 
 // reserve quotes a column that a Set may not name.
 func (t *Table) reserve(what, column string) (string, error) {
-	quoted, err := quoteIdentifier(what, column)
+	quoted, err := sqlkit.QuoteIdentifier(what, column)
 	if err != nil {
 		return "", err
 	}
@@ -366,7 +391,7 @@ func (t *Table) check(ctx context.Context, claim guard.Claim, key Key) (Key, err
 		return nil, err
 	}
 	if len(key) != len(t.keys) {
-		return nil, guard.Invalid("key", t.label, "has "+itoa(len(t.keys))+" columns, "+itoa(len(key))+" values were given")
+		return nil, guard.Invalid("key", t.label, "has "+strconv.Itoa(len(t.keys))+" columns, "+strconv.Itoa(len(key))+" values were given")
 	}
 	for i, v := range key {
 		if isNull(v) {
@@ -384,7 +409,7 @@ func (t *Table) check(ctx context.Context, claim guard.Claim, key Key) (Key, err
 		key = sent
 	}
 	if ctx.Err() != nil {
-		return nil, ended(ctx, "write "+t.label, claim)
+		return nil, sqlkit.Ended(ctx, "write "+t.label, claim)
 	}
 	return key, nil
 }

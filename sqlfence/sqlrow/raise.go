@@ -1,4 +1,4 @@
-package sqlfence
+package sqlrow
 
 import (
 	"context"
@@ -7,21 +7,22 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// Dest is where [Table.Takeover], [Table.Update] and [Table.Upsert] put what they
+// Dest is where [Table.Raise], [Table.Update] and [Table.Upsert] put what they
 // read, by column: pointers that the driver's Scan takes. A column that may be
 // NULL needs a pointer to a pointer, or a type such as [database/sql.Null].
 type Dest map[string]any
 
-// Takeover makes the claim the mark of the row with the given key and reads the
+// Raise makes the claim the mark of the row with the given key and reads the
 // row as it is under that mark, in one statement. From then on no older holder
 // can write the row, so that what a holder computes from what it read here
 // overwrites no acknowledged update (P2); comparing at write time alone does
 // not give this. dest may be nil, to raise only. Calling it again with the same
 // claim reads again.
 //
-// The mark is durable once Takeover has returned, whatever the server's
+// The mark is durable once Raise has returned, whatever the server's
 // synchronous_commit default is. In a transaction ([DB.In]) both hold from its
 // COMMIT on, which is made synchronous; until then the row is locked, so that
 // older holders wait.
@@ -35,26 +36,26 @@ type Dest map[string]any
 // dest cannot take its column's value, the mark may have been raised:
 // ErrOutcomeUnknown, except in a transaction, where the caller decides. After an
 // error the contents of dest are meaningless.
-func (t *Table) Takeover(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) error {
+func (t *Table) Raise(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) error {
 	start := time.Now()
-	mark, err := t.takeover(ctx, q, claim, key, dest)
-	err = interrupted(ctx, err)
+	mark, err := t.raise(ctx, q, claim, key, dest)
+	err = sqlkit.Interrupted(ctx, err)
 	q.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
 
-func (t *Table) takeover(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) (guard.Mark, error) {
+func (t *Table) raise(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) (guard.Mark, error) {
 	if t.rule != guard.SameOrNewer {
-		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a takeover, which would spend the token")
+		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a raise, which would spend the token")
 	}
-	s, key, err := t.prepare(ctx, q, takes, claim, key, nil, dest)
+	s, key, err := t.prepare(ctx, q, raises, claim, key, nil, dest)
 	if err != nil {
 		return guard.Mark{}, err
 	}
 	var commit *string
 	var raised, deleted bool
 	own := []any{&commit, &raised, &deleted}
-	mark, err := t.sendReturning(ctx, q, takes, claim, key, s, func(scan func(dest ...any) error) error {
+	mark, err := t.sendReturning(ctx, q, raises, claim, key, s, func(scan func(dest ...any) error) error {
 		if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
 			if err := scan(append(own, discarded(len(s.dest))...)...); err != nil || deleted {
 				return err

@@ -1,14 +1,14 @@
-package sqlfence
+package sqladmin
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // Finding is one thing in the database that does not meet the needs of a
@@ -26,9 +26,9 @@ func (f Finding) String() string { return f.Subject + ": " + f.Problem }
 // Verification says what [Admin.Verify] checks. The zero value checks only the
 // functions and the tables of schema fencepost.
 type Verification struct {
-	// Tables are those that single statements write ([NewTable]): the columns
+	// Tables are those that single statements write ([sqlrow.NewTable]): the columns
 	// that the fence needs, and the key.
-	Tables []*Table
+	Tables []*sqlrow.Table
 	// Triggers are the tables that triggers must guard.
 	Triggers []Trigger
 	// Role is the role as which the application writes: it must not be able to
@@ -46,7 +46,7 @@ type Verification struct {
 //
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
 // database could not be queried, also if schema fencepost is missing.
-func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error) {
+func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 	const op = "verify"
 	if v.WithoutSchema && len(v.Triggers) > 0 {
 		return nil, guard.Invalid("Verification.WithoutSchema", "true", "does not go with Triggers")
@@ -54,67 +54,61 @@ func (a Admin[Tx]) Verify(ctx context.Context, v Verification) ([]Finding, error
 	if strings.ContainsRune(v.Role, 0) {
 		return nil, guard.Invalid("Verification.Role", v.Role, "must not contain NUL")
 	}
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
-		return nil, err
-	}
 	names := make([]string, len(v.Tables)+len(v.Triggers)) // with their schemas, as resolved by the caller's search_path
 	parts := make([]string, len(v.Triggers))
-	var first []statement
+	tables := make([]sqlrow.Layout, len(v.Tables))
 	for i, t := range v.Tables {
 		if t == nil {
 			return nil, guard.Invalid("Verification.Tables", "nil", "must not have a nil element")
 		}
-		first = append(first, statement{qualifiedSQL, []any{t.name}, []any{&names[i]}})
+		tables[i] = t.Layout()
+		names[i] = tables[i].Name
 	}
 	for i, g := range v.Triggers {
 		name, text, err := g.check()
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = text
-		first = append(first, statement{qualifiedSQL, []any{name}, []any{&names[len(v.Tables)+i]}})
+		names[len(tables)+i], parts[i] = name, text
 	}
 	var found []Finding
-	err := a.db.inspect(ctx, op, func(q querier) error {
+	err := a.inspect(ctx, op, func(q sqlkit.Querier) error {
+		for i := range names {
+			if _, err := sqlkit.Row(ctx, q, qualifiedSQL, []any{names[i]}, &names[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func(q sqlkit.Querier) error {
 		ask := func(sql string, args ...any) error {
 			more, err := findings(ctx, q, op, sql, args...)
 			found = append(found, more...)
 			return err
 		}
-		for i, t := range v.Tables {
-			if err := ask(verifyTableSQL, names[i], t.column("token column"), t.column("lease column"), jsonText(t.keys), t.column("deleted column")); err != nil {
+		for i, t := range tables {
+			if err := ask(verifyTableSQL, names[i], t.Token, t.Lease, sqlkit.JSON(t.Key), t.Deleted); err != nil {
 				return err
 			}
 		}
 		for i, g := range v.Triggers {
-			if err := ask(verifyGuardSQL, names[len(v.Tables)+i], parts[i], g.InsecureReportOnly); err != nil {
+			if err := ask(verifyGuardSQL, names[len(tables)+i], parts[i], g.InsecureReportOnly); err != nil {
 				return err
 			}
 		}
 		if !v.WithoutSchema {
-			if err := ask(verifyFunctionsSQL, jsonText(expectedFunctions()), schema().Version()); err != nil {
+			if err := ask(verifyFunctionsSQL, sqlkit.JSON(expectedFunctions()), schema().Version()); err != nil {
 				return err
 			}
 		}
 		if v.Role != "" {
-			return ask(verifyRoleSQL, v.Role, jsonText(names))
+			return ask(verifyRoleSQL, v.Role, sqlkit.JSON(names))
 		}
 		return nil
-	}, first...)
+	})
 	if err != nil {
 		return nil, err
 	}
 	return found, nil
-}
-
-// column returns the column that was reserved as what, or "".
-func (t *Table) column(what string) string {
-	for column, is := range t.reserved {
-		if is == what {
-			return column
-		}
-	}
-	return ""
 }
 
 // TriggerStatus is a table under triggers and what is wrong with it.
@@ -131,11 +125,8 @@ type TriggerStatus struct {
 // triggers, partitions added later, a renamed table. It needs the rights of
 // RoleNames.Reader, or the owner's, and changes nothing. The errors are those of
 // [Admin.Verify].
-func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
+func (a *Admin) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 	const op = "list guarded tables"
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
-		return nil, err
-	}
 	var rows []struct {
 		Schema     string        `json:"schema_name"`
 		Table      string        `json:"table_name"`
@@ -144,7 +135,7 @@ func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 		Relation   string        `json:"relation"`
 		Problem    string        `json:"problem"`
 	}
-	err := a.db.inspect(ctx, op, func(q querier) error {
+	err := a.inspect(ctx, op, nothing, func(q sqlkit.Querier) error {
 		return readJSON(ctx, q, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
 	})
 	if err != nil {
@@ -164,31 +155,9 @@ func (a Admin[Tx]) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 }
 
 // findings runs a query of subjects and problems.
-func findings(ctx context.Context, q querier, op, sql string, args ...any) (f []Finding, err error) {
+func findings(ctx context.Context, q sqlkit.Querier, op, sql string, args ...any) (f []Finding, err error) {
 	err = readJSON(ctx, q, op, &f, `SELECT coalesce(json_agg(json_build_object('subject', subject, 'problem', problem)), '[]')::text FROM (`+sql+`) AS found(subject, problem)`, args...)
 	return f, err
-}
-
-// jsonText encodes a value that cannot fail to encode. JSON is used because
-// drivers differ in how they take arrays.
-func jsonText(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return string(text)
-}
-
-// readJSON reads one value of JSON.
-func readJSON(ctx context.Context, q querier, op string, dest any, sql string, args ...any) error {
-	var text string
-	if _, err := row(ctx, q, sql, args, &text); err != nil {
-		return schemaFailure(op, guard.Claim{}, err) // the caller's tables are only looked up
-	}
-	if err := json.Unmarshal([]byte(text), dest); err != nil {
-		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
-	}
-	return nil
 }
 
 // functionText finds what a migration does to functions: the name of a function

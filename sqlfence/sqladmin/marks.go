@@ -1,22 +1,17 @@
-package sqlfence
+package sqladmin
 
 import (
 	"context"
 	"iter"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
-
-// Admin has the calls for operators and for setting up a database; get it from
-// [DB.Admin]. Writers need none of them. It is safe for concurrent use.
-type Admin[Tx any] struct{ db *DB[Tx] }
-
-// Admin returns the calls for operators on d.
-func (d *DB[Tx]) Admin() Admin[Tx] { return Admin[Tx]{d} }
 
 const (
 	resetsSQL = `SELECT coalesce(json_agg(r ORDER BY r.id), '[]')::text FROM (
@@ -58,11 +53,11 @@ type Reset struct {
 // being committed may appear below one that was seen. The role needs SELECT on
 // fencepost.mark_resets. The last element has an error if one occurred:
 // ErrInvalid, ErrUnavailable.
-func (a Admin[Tx]) Resets(ctx context.Context, after int64) iter.Seq2[Reset, error] {
+func (a *Admin) Resets(ctx context.Context, after int64) iter.Seq2[Reset, error] {
 	if after < 0 {
-		return failing[Reset](guard.Invalid("after", itoa(int(after)), "must be 0 or an ID"))
+		return failing[Reset](guard.Invalid("after", strconv.Itoa(int(after)), "must be 0 or an ID"))
 	}
-	return pages(ctx, a.db, "read resets", resetsSQL, func(last Reset) []any { return []any{max(after, last.ID)} })
+	return pages(ctx, a, "read resets", resetsSQL, func(last Reset) []any { return []any{max(after, last.ID)} })
 }
 
 // ResourceMark is a resource with its mark.
@@ -78,11 +73,11 @@ type ResourceMark struct {
 // order; an empty prefix means every resource. It reads ranges of the index,
 // page by page as the iteration proceeds. The last element has an error if one
 // occurred: ErrInvalid, ErrUnavailable.
-func (a Admin[Tx]) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error] {
+func (a *Admin) Marks(ctx context.Context, prefix string) iter.Seq2[ResourceMark, error] {
 	if prefix != "" && guard.ValidateResource(prefix) != nil {
 		return failing[ResourceMark](guard.Invalid("prefix", prefix, "must be empty or 1 to 512 bytes of UTF-8 without control characters"))
 	}
-	return pages(ctx, a.db, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
+	return pages(ctx, a, "list marks", marksSQL, func(last ResourceMark) []any { return []any{prefix, last.Resource, beyond(prefix)} })
 }
 
 // beyond returns the first text that sorts after all texts that begin with
@@ -109,11 +104,11 @@ func failing[Entry any](err error) iter.Seq2[Entry, error] {
 // pages runs a query for page after page of entries. A page is one JSON text,
 // which every driver can read; next returns the arguments of the page after an
 // entry, the zero Entry for the first page.
-func pages[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
+func pages[Entry any](ctx context.Context, a *Admin, op, sql string, next func(last Entry) []any) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var last Entry
 		for {
-			entries, err := page[Entry](ctx, d, op, sql, next(last))
+			entries, err := page[Entry](ctx, a, op, sql, next(last))
 			if err != nil {
 				yield(*new(Entry), err)
 				return
@@ -130,11 +125,8 @@ func pages[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, next f
 	}
 }
 
-func page[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, args []any) (entries []Entry, err error) {
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
-		return nil, err
-	}
-	err = d.inspect(ctx, op, func(q querier) error {
+func page[Entry any](ctx context.Context, a *Admin, op, sql string, args []any) (entries []Entry, err error) {
+	err = a.inspect(ctx, op, nothing, func(q sqlkit.Querier) error {
 		return readJSON(ctx, q, op, &entries, sql, append([]any{int32(pageSize)}, args...)...)
 	})
 	return entries, err
@@ -142,6 +134,8 @@ func page[Entry, Tx any](ctx context.Context, d *DB[Tx], op, sql string, args []
 
 const (
 	resetSQL      = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
+	oneMarkSQL    = "SELECT token, lease_id FROM fencepost.marks WHERE resource = $1::text"
+	retireSQL     = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
 	resetFloorSQL = "SELECT fencepost.reset_floor($1::bigint, $2::bigint, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text, $6::int)"
 )
 
@@ -155,7 +149,7 @@ const maxReason = 1024
 // Make sure first that no holder of such a claim is still at work.
 //
 // It compares and sets: the mark must be exactly from, lease ID included, as
-// [DB.Mark] returned it. It waits for the transactions that entered under the
+// sqlfence's DB.Mark returned it. It waits for the transactions that entered under the
 // mark. The reset is recorded with actor and reason, in the same transaction,
 // in fencepost.mark_resets, which is append-only ([Admin.Resets]).
 //
@@ -169,65 +163,58 @@ const maxReason = 1024
 // another one: ErrStale (higher), ErrConflict (lower, or of another lease),
 // ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
 // read the mark.
-func (a Admin[Tx]) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	const op = "reset"
-	d := a.db
+func (a *Admin) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
 	if err := checkReset(was, from, to, issuersLast, actor, reason); err != nil {
 		return err
 	}
-	if d.callback(ctx) != nil {
-		return guard.Invalid("Reset", resource, "is called inside InTx")
-	}
-	if err := ended(ctx, op, was); err != nil {
-		return err
-	}
-	err := d.once(ctx, op, was, true, statement{sql: resetSQL, args: []any{resource, int64(from.Token), from.LeaseID,
-		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
+	return a.reset(ctx, "reset", was, resetSQL, resource, int64(from.Token), from.LeaseID,
+		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
+}
+
+func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query string, args ...any) error {
+	err := a.change(ctx, op, was, query, args)
 	if pgerr.State(err) == pgerr.NotTheMark {
 		return a.notTheMark(ctx, was, err)
 	}
 	return err
 }
 
-// ResetFloor replaces the floor from, as [DB.Mark] returns it for a resource
+// ResetFloor replaces the floor from, as sqlfence's DB.Mark returns it for a resource
 // without a mark, with the floor to, which may be lower: it repairs a floor that a
 // retirement raised above everything the issuer issued, so that resources without
 // a mark refuse every holder. It is [Admin.Reset] for the floor, recorded with an
 // empty resource, and the same care applies: claims between to and from, on any
 // resource whose mark was retired, are admitted again. The errors are those of
 // Reset; ErrInvalid if from or to is no token.
-func (a Admin[Tx]) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
-	const op = "reset the floor"
-	d, was := a.db, guard.Claim{Token: from}
+func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
 	named := guard.Claim{Resource: "floor", Token: from} // a claim must have a resource
 	if err := checkReset(named, guard.Mark{Token: from}, guard.Mark{Token: to}, issuersLast, actor, reason); err != nil {
 		return err
 	}
-	if d.callback(ctx) != nil {
-		return guard.Invalid("ResetFloor", "", "is called inside InTx")
-	}
-	if err := ended(ctx, op, was); err != nil {
-		return err
-	}
-	err := d.once(ctx, op, was, true, statement{sql: resetFloorSQL, args: []any{int64(from), int64(to), int64(issuersLast), actor, reason, int32(d.opts.RaiseTimeout.Milliseconds())}})
-	if pgerr.State(err) == pgerr.NotTheMark {
-		return a.notTheMark(ctx, was, err)
-	}
-	return err
+	return a.reset(ctx, "reset the floor", guard.Claim{Token: from}, resetFloorSQL, int64(from), int64(to), int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
 }
 
-// RetireUpTo is [DB.Retire] by somebody who knows the issuer: it refuses, and changes
-// nothing, if the floor would come to be above issuersLast, the highest token that
-// the issuer ever issued. The error is then a [*guard.RejectedError] with
-// ErrMarkAhead and the mark that is ahead, which [Admin.Reset] repairs; with other
-// drivers than pgx it does not name the mark. It needs the rights of
-// RoleNames.Operator.
-func (a Admin[Tx]) RetireUpTo(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
+// Retire removes the marks that were last raised before a time, by the server's
+// clock, and lifts the floor to the highest of them, as sqlfence's DB.Retire does;
+// but it knows the issuer, and refuses, and changes nothing, if the floor would come
+// to be above issuersLast, the highest token that the issuer ever issued. The error
+// is then a [*guard.RejectedError] with ErrMarkAhead and the mark that is ahead, which
+// [Admin.Reset] repairs; with other drivers than pgx it does not name the mark. It
+// needs the rights of RoleNames.Operator.
+func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
 	if err := issuersLast.Validate(); err != nil {
 		return guard.Retired{}, err
 	}
-	return a.db.retire(ctx, retireUpToSQL, before, int32(a.db.opts.RaiseTimeout.Milliseconds()), int64(issuersLast))
+	var count, floor int64
+	err := a.change(ctx, "retire", guard.Claim{}, retireSQL, []any{before, wait(ctx, holdersTimeout), int64(issuersLast)}, &count, &floor)
+	switch {
+	case pgerr.State(err) == pgerr.MarkAhead:
+		return guard.Retired{}, sqlkit.Rejected(guard.ReasonMarkAhead, sqlkit.OfferedIn(err), err)
+	case err != nil:
+		return guard.Retired{}, err
+	}
+	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
 
 func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
@@ -252,7 +239,7 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 		return guard.Invalid("actor", actor, "must be 1 to 128 bytes of UTF-8 without control characters, and not blank")
 	}
 	if strings.TrimSpace(reason) == "" || len(reason) > maxReason || !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
-		return guard.Invalid("reason", reason, "must be 1 to "+itoa(maxReason)+" bytes of UTF-8 without NUL, and not blank")
+		return guard.Invalid("reason", reason, "must be 1 to "+strconv.Itoa(maxReason)+" bytes of UTF-8 without NUL, and not blank")
 	}
 	return nil
 }
@@ -260,15 +247,15 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 // notTheMark distinguishes the ways in which a mark is not the one to be reset.
 // Only pgx passes on the facts of a refusal; with other drivers the mark is
 // read once more.
-func (a Admin[Tx]) notTheMark(ctx context.Context, was guard.Claim, err error) error {
-	f := factsOf(err)
+func (a *Admin) notTheMark(ctx context.Context, was guard.Claim, err error) error {
+	f := sqlkit.FactsOf(err)
 	if f.Resource == "" && f.Mark.Token == guard.NoToken {
-		mark, markErr := a.db.mark(ctx, "reset", was)
+		markErr := a.inspect(ctx, "reset", nothing, func(q sqlkit.Querier) error {
+			_, err := sqlkit.Row(ctx, q, oneMarkSQL, []any{was.Resource}, &f.Mark.Token, &f.Mark.LeaseID)
+			return err
+		})
 		if markErr != nil {
 			return markErr
-		}
-		if !mark.Floor {
-			f.Mark = mark
 		}
 	}
 	e := &guard.RejectedError{Reason: guard.ReasonConflict, Claim: was, Mark: f.Mark, Cause: err}

@@ -1,4 +1,4 @@
-package sqlfence
+package sqlkit
 
 import (
 	"strconv"
@@ -12,8 +12,8 @@ import (
 // so that two of them could mean one column (PostgreSQL documentation, 4.1.1).
 const maxIdentifier = 63
 
-// quoteIdentifier quotes one part of a name. A dot in it is part of the name.
-func quoteIdentifier(field, name string) (string, error) {
+// QuoteIdentifier quotes one part of a name. A dot in it is part of the name.
+func QuoteIdentifier(field, name string) (string, error) {
 	switch {
 	case name == "":
 		return "", guard.Invalid(field, name, "must not be empty")
@@ -27,16 +27,16 @@ func quoteIdentifier(field, name string) (string, error) {
 	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`, nil
 }
 
-// quoteName quotes a name of one to three parts: table, schema.table,
+// QuoteName quotes a name of one to three parts: table, schema.table,
 // database.schema.table.
-func quoteName(field string, parts []string) (string, error) {
+func QuoteName(field string, parts []string) (string, error) {
 	if len(parts) == 0 || len(parts) > 3 {
 		return "", guard.Invalid(field, strings.Join(parts, "."), "must have 1 to 3 parts, table or schema and table, each an element of the slice")
 	}
 	quoted := make([]string, len(parts))
 	for i, part := range parts {
 		var err error
-		if quoted[i], err = quoteIdentifier(field, part); err != nil {
+		if quoted[i], err = QuoteIdentifier(field, part); err != nil {
 			return "", err
 		}
 	}

@@ -1,4 +1,4 @@
-package sqlfence
+package sqlrow
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // Set has the values that a write assigns, by column. A value is sent as a
@@ -48,7 +49,7 @@ const maxReplaced = 3
 // ErrStale even if the row was deleted.
 //
 // Update fences one row. It cannot stop an older holder from adding another row
-// to a set: use [DB.InTx] for sets.
+// to a set: use sqlfence's InTx for sets.
 func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
 	return t.write(ctx, q, updates, claim, key, set, dest)
 }
@@ -62,7 +63,7 @@ func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim,
 		case 1:
 			into = dest[0]
 		default:
-			return guard.Mark{}, guard.Invalid("dest", itoa(len(dest)), "must have at most one element")
+			return guard.Mark{}, guard.Invalid("dest", strconv.Itoa(len(dest)), "must have at most one element")
 		}
 		s, key, err := t.prepare(ctx, q, k, claim, key, set, into)
 		if err != nil {
@@ -93,12 +94,12 @@ func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Clai
 }
 
 // sendReturning is untilDecided for a statement that returns the row.
-func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, s statement, each eachRow) (guard.Mark, error) {
+func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, s statement, each sqlkit.EachRow) (guard.Mark, error) {
 	mark, err := t.untilDecided(ctx, q, k, claim, key, func() (n int64, err error) {
 		err = q.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error { n++; return each(scan) })
 		return n, err
 	})
-	if misread := (unreadable{}); errors.As(err, &misread) && !q.autocommit() {
+	if misread := (sqlkit.Unreadable{}); errors.As(err, &misread) && !q.autocommit() {
 		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(k), misread)
 	}
 	return mark, err
@@ -107,7 +108,7 @@ func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guar
 func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, write func() (guard.Mark, error)) error {
 	start := time.Now()
 	mark, err := write()
-	err = interrupted(ctx, err)
+	err = sqlkit.Interrupted(ctx, err)
 	q.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
 	return err
 }
@@ -194,10 +195,6 @@ func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error
 	return mark, nil
 }
 
-func placeholder(n int) string { return "$" + strconv.Itoa(n) }
-
-func itoa(n int) string { return strconv.Itoa(n) }
-
 // Upsert writes set to the row with the given key as [Table.Update] does, or
 // inserts the row, with the claim as its mark, if there is none. It is one
 // statement, INSERT ... ON CONFLICT DO UPDATE, with the dest and the errors of
@@ -221,7 +218,7 @@ func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Ke
 // that should not be kept. The table must have a DeletedColumn, else the error
 // is ErrInvalid, nothing sent; the other errors are those of [Table.Update].
 //
-// For a tombstone, Update, Delete and [Table.Takeover] return ErrNotFound, and
+// For a tombstone, Update, Delete and [Table.Raise] return ErrNotFound, and
 // [Table.Upsert] under a newer claim (or the same, under [guard.SameOrNewer])
 // brings the row back. Readers must look at DeletedColumn themselves. A
 // tombstone may be removed by a plain DELETE once no claim below its mark can

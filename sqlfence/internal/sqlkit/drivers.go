@@ -1,0 +1,179 @@
+package sqlkit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+)
+
+// errBusy refuses a connection in the middle of a transaction.
+var errBusy = guard.Invalid("connection", "", "has a transaction open; it must be idle")
+
+// ErrEncoding refuses a session whose client_encoding is another: the driver sends
+// UTF-8, and the server would take a resource's bytes for other characters, and so
+// compare with the mark of another resource.
+var ErrEncoding = guard.Invalid("client_encoding", "", "must be UTF8: drivers send UTF-8, and under another setting a resource's name becomes another")
+
+// Encoded returns ErrEncoding for a session that converts what it is sent.
+func Encoded(c *pgx.Conn) error {
+	if c == nil {
+		return nil
+	}
+	switch c.PgConn().ParameterStatus("client_encoding") {
+	case "UTF8", "SQL_ASCII", "": // the second converts nothing; the server always reports it
+		return nil
+	}
+	return ErrEncoding
+}
+
+// PgxSent distinguishes an argument that could not be encoded from a lost
+// answer: pgx closes a connection if anything went wrong after writing to it.
+func PgxSent(c *pgx.Conn, err error) error {
+	switch {
+	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil
+		return pgerr.NotSent(err)
+	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(Unreadable)):
+		return err
+	}
+	return Unsendable{err}
+}
+
+// Pgx is a connection, or a transaction on it.
+type Pgx struct {
+	On interface {
+		Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+		Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	}
+	Conn *pgx.Conn
+}
+
+func (q Pgx) Exec(ctx context.Context, sql string, args []any) (int64, error) {
+	if err := Encoded(q.Conn); err != nil {
+		return 0, pgerr.NotSent(err)
+	}
+	tag, err := q.On.Exec(ctx, sql, args...)
+	return tag.RowsAffected(), PgxSent(q.Conn, err)
+}
+
+func (q Pgx) Query(ctx context.Context, sql string, args []any, each EachRow) error {
+	if err := Encoded(q.Conn); err != nil {
+		return pgerr.NotSent(err)
+	}
+	rows, err := q.On.Query(ctx, sql, args...)
+	if err == nil {
+		defer rows.Close()
+		err = readRows(rows, each)
+	}
+	return PgxSent(q.Conn, err)
+}
+
+// Std is a connection or a transaction.
+type Std struct {
+	On interface {
+		ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	}
+}
+
+func (q Std) Exec(ctx context.Context, query string, args []any) (int64, error) {
+	res, err := q.On.ExecContext(ctx, query, args...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (q Std) Query(ctx context.Context, query string, args []any, each EachRow) error {
+	rows, err := q.On.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	return readRows(rows, each)
+}
+
+// Busy reports whether a transaction is open: for a BEGIN in it the server would
+// only give a warning.
+func Busy(c *pgx.Conn) bool { return !c.IsClosed() && c.PgConn().TxStatus() != 'I' }
+
+// usable refuses a connection in a transaction, and one of another encoding.
+func usable(c *pgx.Conn) error {
+	if c != nil && Busy(c) {
+		return errBusy
+	}
+	return Encoded(c)
+}
+
+// AcquirePgx returns a connection without a transaction. Its errors are known to
+// have sent nothing.
+func AcquirePgx(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, pgerr.NotSent(err)
+	}
+	if err := usable(c.Conn()); err != nil {
+		c.Release()
+		return nil, err
+	}
+	return c, nil
+}
+
+// StdConn is a connection of database/sql.
+type StdConn struct {
+	Std
+	Pooled *sql.Conn
+	Native *pgx.Conn // the one under it, if the driver is pgx's stdlib
+}
+
+// AcquireStd is [AcquirePgx] for database/sql.
+func AcquireStd(ctx context.Context, db *sql.DB) (StdConn, error) {
+	pooled, err := db.Conn(ctx)
+	if err != nil {
+		return StdConn{}, pgerr.NotSent(err)
+	}
+	c := StdConn{Std: Std{pooled}, Pooled: pooled}
+	pooled.Raw(func(driverConn any) error {
+		if d, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
+			c.Native = d.Conn()
+		}
+		return nil
+	})
+	if err := usable(c.Native); err != nil {
+		pooled.Close()
+		return StdConn{}, err
+	}
+	return c, nil
+}
+
+// Exec and Query prefer pgx's own connection, which tells whether anything was
+// sent: pgx's stdlib returns ErrBadConn, which should mean that nothing was,
+// for errors that do not mean that.
+func (c StdConn) Exec(ctx context.Context, query string, args []any) (int64, error) {
+	if c.Native != nil {
+		return Pgx{c.Native, c.Native}.Exec(ctx, query, args)
+	}
+	return c.Std.Exec(ctx, query, args)
+}
+
+// Query is [Std.Query], whose error says whether anything was sent.
+func (c StdConn) Query(ctx context.Context, query string, args []any, each EachRow) error {
+	err := c.Std.Query(ctx, query, args, each)
+	if c.Native != nil {
+		return PgxSent(c.Native, err)
+	}
+	return err
+}
+
+// Inside is the key under which the context of a fenced transaction's callback has
+// something: it says that the callback's connection is one of this pool.
+type Inside struct{ Pool any }
+
+// InTx reports that ctx is that of a callback whose transaction is on the pool.
+func InTx(ctx context.Context, pool any) bool { return ctx.Value(Inside{pool}) != nil }

@@ -1,0 +1,164 @@
+package sqladmin
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+)
+
+const (
+	// lockTimeout is how long a lock on a table is waited for: writers that come
+	// later wait behind it.
+	lockTimeout = 5 * time.Second
+	// holdersTimeout is how long fenced transactions are waited for.
+	holdersTimeout = 20 * time.Second
+	commitTimeout  = 5 * time.Second
+	// maxBadConns is how many dead connections are discarded before giving up, as
+	// in database/sql itself.
+	maxBadConns = 3
+)
+
+// Admin has the calls that set up and look after a database whose marks are in
+// schema fencepost. Make one with [Pgx] or [Std]; the zero value refuses every call.
+// It is safe for concurrent use, and owns neither the pool nor its connections.
+type Admin struct {
+	db   *sql.DB
+	pool any // what the caller gave
+}
+
+// Pgx returns the calls for the database of a pgx pool. It sends nothing.
+func Pgx(pool *pgxpool.Pool) *Admin {
+	if pool == nil {
+		return &Admin{}
+	}
+	return &Admin{stdlib.OpenDBFromPool(pool), pool}
+}
+
+// Std is [Pgx] for database/sql with a PostgreSQL driver. Only with pgx's stdlib
+// do refusals say what the mark is without another query.
+func Std(db *sql.DB) *Admin { return &Admin{db, db} }
+
+// conn returns a connection without a transaction.
+func (a *Admin) conn(ctx context.Context, op string) (c sqlkit.StdConn, err error) {
+	switch {
+	case a.db == nil:
+		return c, guard.Invalid("pool", "nil", "must not be nil")
+	case sqlkit.InTx(ctx, a.pool):
+		return c, guard.Invalid("context", op, "is that of an InTx on the same pool; call this outside of it")
+	}
+	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
+		return c, err
+	}
+	return sqlkit.AcquireStd(ctx, a.db)
+}
+
+// transact runs do in a transaction and, unless it is read-only, commits it. failed
+// turns an error of do, after which nothing is committed, into one of guard's. The
+// transaction is detached from ctx: database/sql would roll back by itself when ctx
+// ends, even in the middle of a COMMIT.
+func (a *Admin) transact(ctx context.Context, op string, readOnly bool, do func(q sqlkit.Querier) error, failed func(error) error) error {
+	for try := 1; ; try++ {
+		c, err := a.conn(ctx, op)
+		if err != nil {
+			return failed(err)
+		}
+		detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		stop := context.AfterFunc(ctx, cancel)
+		tx, err := c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: readOnly})
+		if err == nil {
+			err = do(sqlkit.Std{On: tx})
+		}
+		if err == nil && !readOnly && !stop() {
+			err = pgerr.NotSent(context.Cause(ctx))
+		}
+		if err == nil && !readOnly {
+			bound := time.AfterFunc(commitTimeout, cancel)
+			err = sqlkit.Failure(op, guard.Claim{}, tx.Commit(), true)
+			bound.Stop()
+			cancel()
+			c.Pooled.Close()
+			return err
+		}
+		if tx != nil {
+			tx.Rollback()
+		}
+		stop()
+		cancel()
+		c.Pooled.Close()
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, driver.ErrBadConn) || try == maxBadConns:
+			return failed(err)
+		}
+	}
+}
+
+// change runs one statement on schema fencepost in a transaction of its own.
+func (a *Admin) change(ctx context.Context, op string, claim guard.Claim, query string, args []any, dest ...any) error {
+	return a.transact(ctx, op, false, func(q sqlkit.Querier) error {
+		if len(dest) == 0 {
+			_, err := q.Exec(ctx, query, args)
+			return err
+		}
+		_, err := sqlkit.Row(ctx, q, query, args, dest...)
+		return err
+	}, func(err error) error { return sqlkit.SchemaFailure(op, claim, err) })
+}
+
+const pinSQL = "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('jit', 'off', true)"
+
+// inspect runs queries on the catalog. The server does not compile them: that
+// takes seconds. After resolve, which sees the caller's search_path, names are
+// resolved in pg_catalog only: a schema on the path may have functions, operators or
+// types of another role, which would run with the caller's rights.
+func (a *Admin) inspect(ctx context.Context, op string, resolve, read func(q sqlkit.Querier) error) error {
+	return a.transact(ctx, op, true, func(q sqlkit.Querier) error {
+		if err := resolve(q); err != nil {
+			return err
+		}
+		if _, err := q.Exec(ctx, pinSQL, nil); err != nil {
+			return err
+		}
+		return read(q)
+	}, func(err error) error {
+		if guard.ReasonOf(err) != guard.ReasonOther {
+			return err
+		}
+		return sqlkit.SchemaFailure(op, guard.Claim{}, err)
+	})
+}
+
+func nothing(sqlkit.Querier) error { return nil }
+
+// wait returns for how many milliseconds the server may wait for others: until
+// shortly before ctx ends or, if it does not say, as long as unbounded says.
+func wait(ctx context.Context, unbounded time.Duration) int32 {
+	if end, bounded := ctx.Deadline(); bounded {
+		unbounded = min(time.Until(end)*7/8, 24*time.Hour)
+	}
+	return int32(max(unbounded, time.Millisecond).Milliseconds())
+}
+
+// readJSON reads one value of JSON, which every driver can read.
+func readJSON(ctx context.Context, q sqlkit.Querier, op string, dest any, query string, args ...any) error {
+	var text string
+	if _, err := sqlkit.Row(ctx, q, query, args, &text); err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(text), dest); err != nil {
+		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+// Package sqlrow makes PostgreSQL refuse a stale lock holder's write of one row.
+//
+// The row is the resource, and one of its columns is its mark: the highest claim
+// that was admitted so far. A write compares its claim with it in the same statement.
+// pgx ([Pgx]) and database/sql ([Std]) run the same statements; nothing else of
+// sqlfence is needed, no schema and no migration.
+//
+//	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
+//
+//	rows, err := sqlrow.Pgx(pool, nil)
+//	name := guard.Must(guard.NewTemplate("{tenant_id}:billing-close:{period}"))
+//	closes, err := sqlrow.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, name, nil)
+//	err = closes.Update(ctx, rows, claim, sqlrow.Key{"tenant_123", "2026-04"},
+//		sqlrow.Set{"status": "closed", "closed_at": sqlrow.Raw("now()")})
+//	if errors.Is(err, guard.ErrStale) {
+//		return err // succeeded by a newer holder: stop
+//	}
+//
+// # What it guarantees
+//
+// P1, no stale write: once a row's mark is T, no [Table] writes it under a lower
+// token. P2, no lost takeover: a holder that calls [Table.Raise] before it reads loses
+// no acknowledged update of an older holder. P5, P6 and P9 as the README says; P4, that
+// two leases with one token are told apart, only with [TableOptions].LeaseColumn.
+//
+// # What it does not
+//
+//   - It stops only writers that use a [Table]. Triggers stop the others, see package
+//     sqlfence; their mark is another one, so do not mix the two on one table.
+//   - It fences one row. It cannot stop an older holder from adding another row to a
+//     set: use sqlfence's InTx for sets.
+//   - A row that does not exist has no mark, and a row deleted other than by
+//     [Table.Delete] has lost it. A BEFORE trigger that changes the token column undoes
+//     a row's mark; sqladmin's Verify reports what it can recognise.
+//   - Marks do not survive a failover to a standby that lost them, and reads after a
+//     raise must not go to a replica.
+//   - If a person or a driver cancels a COMMIT that waits for a synchronous standby, the
+//     server answers with success and a warning, SQLSTATE 01000: set pgx's OnNotice.
+//
+// # Use
+//
+// A table whose rows are written once per token without reading, such as a status,
+// needs only [Table.Update] or, if the row may not exist, [Table.Upsert]. A holder that
+// reads first, a total or a cursor, takes over by [Table.Raise], which raises the row's
+// mark and reads the row in one statement; the table's rule is then guard.SameOrNewer.
+// Otherwise the old holder may write between the read and the write, and that write
+// would be lost. [Table.Delete] keeps the mark in a tombstone. [Table.Where] adds a
+// condition.
+//
+// [DB.In] runs the same statements in a transaction. The mark of a row is not that of
+// sqlfence's InTx and Raise: this package has a handle of its own, so that the one is
+// not taken for the other.
+//
+// # Errors
+//
+// A lower token is ErrStale; the same token under another lease ErrConflict; a token a
+// second time ErrSpent, unless the rule is guard.SameOrNewer; no such row ErrNotFound;
+// a claim for another row ErrMisdirected, before anything is sent. A lost answer is
+// ErrOutcomeUnknown, and the row's mark shows what happened. ErrUnavailable and
+// ErrLeaseLost mean that nothing was written. Nothing is retried.
+//
+// # Where to read on
+//
+// table.go describes a table, statement.go builds its statements, write.go sends one
+// and finds out why a row was not written, raise.go raises and reads, inspect.go
+// looks at a table once, when it is first used.
+package sqlrow
