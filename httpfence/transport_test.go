@@ -394,9 +394,10 @@ func TestOriginsAreValidated(t *testing.T) {
 // and one whose proof is from another lock server, raise nothing.
 func TestTransportSendsTheProof(t *testing.T) {
 	key, forged := proof.NewPrivateKey(), proof.NewPrivateKey()
-	verifier := guard.Must(proof.NewVerifier(guard.Must(proof.NewKeys(t.Context(), proof.Static(key.Public()), nil)), &proof.VerifierOptions{Audience: "ledger"}))
+	keys := guard.Must(proof.NewKeys(t.Context(), proof.Static(key.Public())))
+	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return "ledger", nil })
 	store := guard.NewMemory(nil)
-	fence := newFence(store, func(*http.Request) (string, error) { return "acme", nil }, &Options{Verify: guard.Must(verifier.Hook(nil))})
+	fence := newFence(store, func(*http.Request) (string, error) { return "acme", nil }, &Options{Verify: verify})
 	server := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	defer server.Close()
 	var seen http.Header

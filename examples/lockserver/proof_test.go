@@ -50,18 +50,11 @@ func TestProof(t *testing.T) {
 		}
 	})
 
-	keys, err := proof.NewKeys(t.Context(), proof.JWKS(locks.URL+keysPath, nil), nil)
+	keys, err := proof.NewKeys(t.Context(), proof.JWKS(locks.URL+keysPath, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Audience: audience("acme")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	verify, err := verifier.Hook(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return audience("acme"), nil })
 	const resource = "acme:billing-close:2026-04"
 	marks := guard.NewMemory(nil)
 	serve := func(opts *httpfence.Options) *httptest.Server {

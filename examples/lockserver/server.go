@@ -61,7 +61,7 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()), nil)
+	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()))
 	if err != nil {
 		return nil, err
 	}
@@ -149,17 +149,10 @@ func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx],
 	if err != nil {
 		return nil, err
 	}
-	verifier, err := proof.NewVerifier(keys, nil)
-	if err != nil {
-		return nil, err
-	}
-	verify, err := verifier.Hook(func(r *http.Request) (string, error) {
+	verify := proof.NewVerifier(keys).Hook(func(r *http.Request) (string, error) {
 		owner, err := tenant(r)
 		return audience(owner), err
 	})
-	if err != nil {
-		return nil, err
-	}
 	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 	if err != nil {
 		return nil, err

@@ -19,12 +19,14 @@ const (
 	Type = "fence+jwt"
 	// MaxLen is the maximum length of a proof, in bytes.
 	MaxLen = 4096
-	// MaxAudienceLen is the maximum length of an issuer or an audience, in
-	// bytes.
-	MaxAudienceLen = 256
 )
 
-const algorithm = "EdDSA"
+// issuer is who has made a proof (iss), and algorithm how (alg). Neither can be
+// chosen: a service trusts keys, not names.
+const (
+	issuer    = "fencepost"
+	algorithm = "EdDSA"
+)
 
 // isAlgorithm reports whether name is that of the signatures here: RFC 9864 has
 // given EdDSA over Ed25519 a name of its own, which says the same.
@@ -57,23 +59,23 @@ type content struct {
 	Expires  int64       `json:"exp"` // seconds since 1970; not valid from then on
 }
 
-// marshal is json.Marshal without the escapes for HTML. The error is that of an
-// invalid token.
-func marshal(v any) ([]byte, error) {
+// part is v as a part of a proof: JSON without the escapes for HTML, in base64url.
+// The error is that of an invalid token.
+func part(v any) (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	err := e.Encode(v)
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+	return encoding.EncodeToString(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), err
 }
 
 // read decodes a part of a proof into v, a pointer to a header or a content. It
-// accepts only what marshal makes of v: no member twice, in other letters, of
-// another type or order, none beside, and nothing that another reader would
+// accepts only what part makes of v: no member twice, in other letters, of
+// another type or order, no further ones, and nothing that another reader would
 // understand in another way.
-func read(part string, v any) error {
-	if b, ok := decode(part); ok && json.Unmarshal(b, v) == nil {
-		if own, err := marshal(v); err == nil && bytes.Equal(own, b) {
+func read(s string, v any) error {
+	if b, ok := decode(s); ok && json.Unmarshal(b, v) == nil {
+		if own, err := part(v); err == nil && own == s {
 			return nil
 		}
 	}
@@ -83,15 +85,12 @@ func read(part string, v any) error {
 // split takes a proof apart and reads its header. None of it is trusted yet
 // except the key ID, which is only used to look up a key.
 func split(compact string) (signed, payload, kid string, signature []byte, err error) {
-	refuse := func(problem string) (string, string, string, []byte, error) {
-		return "", "", "", nil, malformed(problem)
-	}
 	if len(compact) > MaxLen {
-		return refuse("has " + strconv.Itoa(len(compact)) + " bytes, at most " + strconv.Itoa(MaxLen) + " are allowed")
+		return "", "", "", nil, malformed("has " + strconv.Itoa(len(compact)) + " bytes, at most " + strconv.Itoa(MaxLen) + " are allowed")
 	}
 	parts := strings.Split(compact, ".")
 	if len(parts) != 3 {
-		return refuse("is no compact JWS of three parts")
+		return "", "", "", nil, malformed("is not a compact JWS of three parts")
 	}
 	var h header
 	if err := read(parts[0], &h); err != nil {
@@ -100,25 +99,15 @@ func split(compact string) (signed, payload, kid string, signature []byte, err e
 	signature, ok := decode(parts[2])
 	switch {
 	case !isAlgorithm(h.Alg):
-		return refuse("is not signed by " + algorithm)
+		err = malformed("is not signed by " + algorithm)
 	case h.Typ != Type:
-		return refuse("is not of the type " + Type)
-	case !isKeyID(h.Kid):
-		return refuse("has a key ID that is none")
+		err = malformed("is not of the type " + Type)
 	case !ok:
-		return refuse("has a signature that is not in canonical base64url")
+		err = malformed("has a signature that is not in canonical base64url")
 	}
-	return compact[:len(parts[0])+1+len(parts[1])], parts[1], h.Kid, signature, nil
+	return compact[:len(parts[0])+1+len(parts[1])], parts[1], h.Kid, signature, err
 }
 
 // malformed includes nothing of the proof, because errors are logged and a
 // proof is a credential.
 func malformed(problem string) error { return guard.Invalid("proof", "", problem) }
-
-// checkName checks an issuer or an audience.
-func checkName(field, name string) error {
-	if name == "" || len(name) > MaxAudienceLen || guard.ValidateResource(name) != nil {
-		return guard.Invalid(field, name, "must be 1 to "+strconv.Itoa(MaxAudienceLen)+" bytes of UTF-8 without control characters")
-	}
-	return nil
-}

@@ -5,8 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"log/slog"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -22,13 +21,18 @@ import (
 type changing struct {
 	keys  atomic.Pointer[[]PublicKey]
 	err   atomic.Pointer[error]
+	slow  atomic.Bool // it does not respond
 	asked atomic.Int32
 }
 
 func (c *changing) set(keys ...PublicKey) { c.keys.Store(&keys) }
 
-func (c *changing) source(context.Context) ([]PublicKey, []error, error) {
+func (c *changing) source(ctx context.Context) ([]PublicKey, []error, error) {
 	c.asked.Add(1)
+	if c.slow.Load() {
+		<-ctx.Done()
+		return nil, nil, ctx.Err()
+	}
 	if err := c.err.Load(); err != nil {
 		return nil, nil, *err
 	}
@@ -45,211 +49,32 @@ func TestKeyRemovedWhileCached(t *testing.T) {
 		v := newVerifier(t, c.source)
 		byOld := sign(t, old, claim, audience, time.Now().Add(time.Hour))
 		byNext := sign(t, next, claim, audience, time.Now().Add(time.Hour))
-		verify := func(when, compact string, ok bool) {
+		expect := func(when, compact string, ok bool) {
 			t.Helper()
-			if err := v.Verify(t.Context(), compact, claim); (err == nil) != ok || err != nil && !errors.Is(err, guard.ErrInvalid) {
+			if err := verify(t, v, compact, claim); (err == nil) != ok || err != nil && !errors.Is(err, guard.ErrInvalid) {
 				t.Errorf("%s: %v", when, err)
 			}
 		}
-		verify("before", byOld, true)
-		verify("before", byNext, false)
+		expect("before", byOld, true)
+		expect("before", byNext, false)
 		c.set(old.Public(), next.Public())
-		time.Sleep(DefaultRefresh / 10) // an unknown key asks the source before Refresh is over
-		verify("both", byNext, true)
-		verify("both", byOld, true)
+		time.Sleep(Refresh / 10) // an unknown key asks the source before Refresh is over
+		expect("both", byNext, true)
+		expect("both", byOld, true)
 		c.set(next.Public())
-		time.Sleep(DefaultRefresh - time.Second)
-		verify("removed, not yet noticed", byOld, true) // the control: it is remembered
+		time.Sleep(Refresh - time.Second)
+		expect("removed, not yet noticed", byOld, true) // the control: it is remembered
 		time.Sleep(time.Second)
-		verify("removed", byOld, false)
-		verify("removed", byNext, true)
+		expect("removed", byOld, false)
+		expect("removed", byNext, true)
 		// The same ID with another key is another key.
 		c.set(PublicKey{next.id, old.Public().key})
-		time.Sleep(DefaultRefresh)
-		verify("replaced", byNext, false)
+		time.Sleep(Refresh)
+		expect("replaced", byNext, false)
 		c.set()
-		time.Sleep(DefaultRefresh)
-		verify("none", byNext, false)
+		time.Sleep(Refresh)
+		expect("none", byNext, false)
 	})
-}
-
-func TestExpiryWhileCached(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		key := NewPrivateKey()
-		v := newVerifier(t, Static(key.Public()))
-		compact := sign(t, key, claim, audience, time.Now().Add(30*time.Second))
-		for range 30 {
-			if err := v.Verify(t.Context(), compact, claim); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Second)
-		}
-		if err := v.Verify(t.Context(), compact, claim); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "expired") {
-			t.Errorf("%v", err)
-		}
-	})
-}
-
-// A source that fails is asked rarely, and the previous keys stay valid until
-// MaxAge and no longer.
-func TestSourceAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		key, stranger := NewPrivateKey(), NewPrivateKey()
-		var c changing
-		c.set(key.Public())
-		var log bytes.Buffer
-		keys := guard.Must(NewKeys(t.Context(), c.source, &KeysOptions{Refresh: 10 * time.Second, MaxAge: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
-		v := guard.Must(NewVerifier(keys, &VerifierOptions{Audience: audience}))
-		compact := sign(t, key, claim, audience, time.Now().Add(time.Hour))
-		unknown := sign(t, stranger, claim, audience, time.Now().Add(time.Hour))
-		away := errors.New("away")
-		c.err.Store(&away)
-		for second := range 60 {
-			for range 3 {
-				if err := v.Verify(t.Context(), compact, claim); err != nil {
-					t.Fatalf("after %d s: %v", second, err)
-				}
-				if err := v.Verify(t.Context(), unknown, claim); !errors.Is(err, guard.ErrInvalid) {
-					t.Fatalf("unknown after %d s: %v", second, err)
-				}
-			}
-			time.Sleep(time.Second)
-		}
-		if n := c.asked.Load(); n > 61 {
-			t.Errorf("the source was asked %d times in 60 s", n)
-		}
-		if err := v.Verify(t.Context(), compact, claim); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, away) {
-			t.Errorf("after MaxAge: %v", err)
-		}
-		if err := v.Verify(t.Context(), compact, claim); !errors.Is(err, guard.ErrUnavailable) {
-			t.Errorf("after MaxAge, without asking: %v", err)
-		}
-		if !strings.Contains(log.String(), "proof_keys_unavailable") {
-			t.Errorf("the log says %q", log.String())
-		}
-		w := httptest.NewRecorder()
-		keys.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-		if w.Code != http.StatusServiceUnavailable {
-			t.Errorf("the JWKS: %d", w.Code)
-		}
-		c.err.Store(nil)
-		time.Sleep(time.Second)
-		if err := v.Verify(t.Context(), compact, claim); err != nil {
-			t.Errorf("back: %v", err)
-		}
-		c.err.Store(&away)
-		if _, err := NewKeys(t.Context(), c.source, nil); !errors.Is(err, away) {
-			t.Errorf("at the beginning: %v", err)
-		}
-	})
-}
-
-// While one request asks, the others continue; past MaxAge they wait.
-func TestOneAsks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		key := NewPrivateKey()
-		var slow atomic.Bool
-		asked := 0
-		keys := guard.Must(NewKeys(t.Context(), func(ctx context.Context) ([]PublicKey, []error, error) {
-			asked++
-			if slow.Load() {
-				<-ctx.Done()
-				return nil, nil, ctx.Err()
-			}
-			return []PublicKey{key.Public()}, nil, nil
-		}, &KeysOptions{Refresh: time.Minute, MaxAge: time.Minute + 2*time.Second, Logger: slog.New(slog.DiscardHandler)}))
-		v := guard.Must(NewVerifier(keys, &VerifierOptions{Audience: audience}))
-		compact := sign(t, key, claim, audience, time.Now().Add(time.Hour))
-		slow.Store(true)
-		time.Sleep(time.Minute)
-		first := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { first <- v.Verify(ctx, compact, claim) }()
-		synctest.Wait()
-		cancel() // the request to the source is for all
-		start := time.Now()
-		if err := v.Verify(t.Context(), compact, claim); err != nil || time.Since(start) != 0 {
-			t.Errorf("%v after %v", err, time.Since(start))
-		}
-		time.Sleep(3 * time.Second)
-		if err := v.Verify(t.Context(), compact, claim); !errors.Is(err, guard.ErrUnavailable) || time.Since(start) != fetchTimeout {
-			t.Errorf("%v after %v", err, time.Since(start))
-		}
-		// It began while the keys were valid.
-		if err := <-first; err != nil {
-			t.Errorf("the one that asked: %v", err)
-		}
-		if asked != 2 {
-			t.Errorf("asked %d times", asked)
-		}
-	})
-}
-
-// A verifier that gets the lock server's keys from its JWKS follows a rotation.
-func TestJWKS(t *testing.T) {
-	old, next := NewPrivateKey(), NewPrivateKey()
-	var c changing
-	c.set(old.Public())
-	server := httptest.NewServer(newKeys(t, c.source))
-	defer server.Close()
-	keys, _, err := JWKS(server.URL, server.Client())(t.Context())
-	if err != nil || len(keys) != 1 || keys[0].id != old.id || !keys[0].key.Equal(old.Public().key) {
-		t.Fatalf("%v, %v", keys, err)
-	}
-	v := newVerifier(t, JWKS(server.URL, nil))
-	if err := v.Verify(t.Context(), sign(t, old, claim, audience, time.Now().Add(time.Minute)), claim); err != nil {
-		t.Error(err)
-	}
-	if err := v.Verify(t.Context(), sign(t, next, claim, audience, time.Now().Add(time.Minute)), claim); !errors.Is(err, guard.ErrInvalid) {
-		t.Error(err)
-	}
-	answer, err := http.Post(server.URL, "text/plain", nil)
-	if err != nil || answer.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("POST: %v, %v", answer, err)
-	}
-	_ = answer.Body.Close()
-
-	body, status := "", http.StatusOK
-	fake := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if status == http.StatusFound {
-			http.Redirect(w, r, server.URL, status)
-			return
-		}
-		w.WriteHeader(status)
-		fmt.Fprint(w, body)
-	}))
-	defer fake.Close()
-	public := string(guard.Must(json.Marshal(old.Public())))
-	for _, step := range []struct {
-		status int
-		body   string
-		keys   int
-		want   error
-	}{
-		{200, `{"keys":[]}`, 0, nil},
-		{200, `{"keys":[` + public + `,{"kty":"RSA","kid":"a/b","n":"AQAB"},{"kty":"OKP","crv":"X25519","kid":"b","x":"AQAB"}]}`, 1, nil},
-		{200, `{}`, 0, guard.ErrInvalid},
-		{200, ``, 0, guard.ErrInvalid},
-		{200, `{"keys":[]` + strings.Repeat(" ", maxKeys) + `}`, 0, guard.ErrInvalid},
-		{302, ``, 0, guard.ErrUnavailable},
-		{404, `{"keys":[]}`, 0, guard.ErrUnavailable},
-		{503, ``, 0, guard.ErrUnavailable},
-	} {
-		status, body = step.status, step.body
-		keys, unusable, err := JWKS(fake.URL, nil)(t.Context())
-		if len(keys) != step.keys || len(unusable) != 0 || !errors.Is(err, step.want) {
-			t.Errorf("%d %.60s: %v, %v", step.status, step.body, keys, err)
-		}
-	}
-	fake.Close()
-	if _, _, err := JWKS(fake.URL, nil)(t.Context()); !errors.Is(err, guard.ErrUnavailable) {
-		t.Errorf("closed: %v", err)
-	}
-	for _, address := range []string{"", "keys.json", "http://locks.example/keys", "file:///etc/passwd", "https://", "http://localhost.evil.example/"} {
-		if _, _, err := JWKS(address, nil)(t.Context()); !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%q: %v", address, err)
-		}
-	}
 }
 
 // A JWKS is read key by key: keys that cannot be used harm no other, and each is
@@ -259,13 +84,14 @@ func TestOddKeysOfAJWKS(t *testing.T) {
 		good, odd, newer, other := NewPrivateKey(), NewPrivateKey(), NewPrivateKey(), NewPrivateKey()
 		odd.id = "2026.11"
 		member := func(k PrivateKey, old, new string) string {
-			return strings.Replace(string(guard.Must(json.Marshal(k.Public()))), old, new, 1)
+			return strings.Replace(string(guard.Must(json.Marshal(jwkOf(k.Public())))), old, new, 1)
 		}
 		public := func(k PrivateKey) string { return member(k, "", "") }
 		secret := NewPrivateKey()
 		list := []string{
 			member(other, `"kid":"`+other.id+`",`, ""), // no kid
 			`{"kty":"OKP","crv":"Ed25519","kid":"short","x":"AQAB"}`,
+			member(other, `"sig"`, `"enc"`), // not for signatures: ignored
 			string(secret.JWK()),
 			member(other, `"kid":"`+other.id+`"`, `"kid":"`+good.id+`"`), // behind good's own
 			member(other, `"alg":"EdDSA"`, `"alg":"RS256"`),
@@ -273,47 +99,133 @@ func TestOddKeysOfAJWKS(t *testing.T) {
 			`1`,
 			`{"kty":"RSA","kid":"ignored","n":"AQAB"}`,
 		}
-		odds := len(list) - 1
+		odds := len(list) - 2
 		body := `{"keys":[` + strings.Join(append([]string{public(good), public(odd), member(newer, `"alg":"EdDSA"`, `"alg":"Ed25519"`)}, list...), ",") + `]}`
 		var log strings.Builder
-		keys, err := NewKeys(t.Context(), func(context.Context) ([]PublicKey, []error, error) { return parseJWKS([]byte(body)) },
-			&KeysOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		v := guard.Must(NewVerifier(keys, &VerifierOptions{Audience: audience}))
-		verify := func() {
+		logTo(t, &log)
+		v := newVerifier(t, func(context.Context) ([]PublicKey, []error, error) { return parseJWKS([]byte(body)) })
+		all := func() {
 			for name, k := range map[string]PrivateKey{"good": good, "2026.11": odd, "alg Ed25519": newer} {
-				if err := v.Verify(t.Context(), sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); err != nil {
+				if err := verify(t, v, sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
 		}
-		verify()
-		time.Sleep(2 * DefaultRefresh)
-		verify()
+		all()
+		time.Sleep(2 * Refresh)
+		all()
 		for name, k := range map[string]PrivateKey{"unusable": other, "published private key": secret} {
-			if err := v.Verify(t.Context(), sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); !errors.Is(err, guard.ErrInvalid) {
+			if err := verify(t, v, sign(t, k, claim, audience, time.Now().Add(time.Hour)), claim); !errors.Is(err, guard.ErrInvalid) {
 				t.Errorf("control, %s: %v", name, err)
 			}
 		}
-		if text := log.String(); strings.Count(text, "proof_key_unusable") != odds || !strings.Contains(text, `\"short\"`) || strings.Contains(text, encoding.EncodeToString(seed(secret))) {
-			t.Errorf("%d records, want %d:\n%s", strings.Count(text, "proof_key_unusable"), odds, text)
+		if text := log.String(); strings.Count(text, "proof_keys_unusable") != 1 || strings.Count(text, "of the JWKS") != odds-1 || !strings.Contains(text, "comes first") || !strings.Contains(text, `\"short\"`) || strings.Contains(text, encoding.EncodeToString(seed(secret))) {
+			t.Errorf("want one record of %d keys:\n%s", odds, text)
 		}
 	})
 }
 
-// Many proofs share a place of the cache, and an evicted one is verified again.
-func TestCacheIsBounded(t *testing.T) {
-	key := NewPrivateKey()
-	v := newVerifier(t, Static(key.Public()))
-	first := sign(t, key, claim, audience, time.Unix(4102444800, 0))
-	for range 2 {
-		for i := range v.cache { // as if another proof had every place
-			v.cache[i].Store(&verified{compact: "another", by: v.keys.set.Load(), content: content{Audience: audience}})
+// A source that fails is asked rarely, and the previous keys stay valid until
+// MaxAge and no longer. While one request asks, the others continue; past MaxAge
+// they wait for it.
+func TestSourceAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key, stranger := NewPrivateKey(), NewPrivateKey()
+		var c changing
+		c.set(key.Public())
+		var log bytes.Buffer
+		logTo(t, &log)
+		keys := guard.Must(NewKeys(t.Context(), c.source))
+		v := NewVerifier(keys)
+		compact := sign(t, key, claim, audience, time.Now().Add(24*time.Hour))
+		unknown := sign(t, stranger, claim, audience, time.Now().Add(24*time.Hour))
+		away := errors.New("away")
+		c.err.Store(&away)
+		const minutes = 59
+		for range minutes * 60 {
+			if err := verify(t, v, compact, claim); err != nil {
+				t.Fatal(err)
+			}
+			if err := verify(t, v, unknown, claim); !errors.Is(err, guard.ErrInvalid) {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
 		}
-		if err := v.Verify(t.Context(), first, claim); err != nil {
-			t.Fatal(err)
+		if n := c.asked.Load(); n > 1+minutes*10 {
+			t.Errorf("the source was asked %d times in %d minutes", n, minutes)
+		}
+		if !strings.Contains(log.String(), "proof_keys_unavailable") {
+			t.Errorf("the log says %q", log.String())
+		}
+		time.Sleep(time.Minute - 2*time.Second)
+		c.slow.Store(true)
+		start := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		first := make(chan error, 1)
+		go func() { first <- v.Verify(ctx, compact, audience, claim) }()
+		synctest.Wait()
+		cancel() // the request to the source is for all
+		if err := verify(t, v, compact, claim); err != nil || time.Since(start) != 0 {
+			t.Errorf("while one asks: %v after %v", err, time.Since(start))
+		}
+		time.Sleep(3 * time.Second)
+		if err := verify(t, v, compact, claim); !errors.Is(err, guard.ErrUnavailable) || time.Since(start) != fetchTimeout {
+			t.Errorf("after MaxAge: %v after %v", err, time.Since(start))
+		}
+		if err := <-first; err != nil { // it began while the keys were valid
+			t.Errorf("the one that asked: %v", err)
+		}
+		w := httptest.NewRecorder()
+		keys.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		if w.Code != http.StatusServiceUnavailable {
+			t.Errorf("the JWKS: %d", w.Code)
+		}
+		c.err.Store(nil)
+		c.slow.Store(false)
+		time.Sleep(pause)
+		if err := verify(t, v, compact, claim); err != nil {
+			t.Errorf("back: %v", err)
+		}
+	})
+}
+
+// A verifier that gets the lock server's keys from its JWKS has the same keys.
+func TestJWKS(t *testing.T) {
+	key := NewPrivateKey()
+	server := httptest.NewServer(guard.Must(NewKeys(t.Context(), Static(key.Public()))))
+	defer server.Close()
+	v := newVerifier(t, JWKS(server.URL, nil))
+	if err := verify(t, v, sign(t, key, claim, audience, time.Now().Add(time.Minute)), claim); err != nil {
+		t.Error(err)
+	}
+	body, status := "", http.StatusOK
+	fake := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Location", server.URL)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}))
+	defer fake.Close()
+	for _, step := range []struct {
+		status int
+		body   string
+		want   error
+	}{
+		{200, `{"keys":[]}`, nil}, {200, `{}`, guard.ErrInvalid}, {200, ``, guard.ErrInvalid},
+		{200, `{"keys":[]` + strings.Repeat(" ", maxKeys) + `}`, guard.ErrInvalid},
+		{302, ``, guard.ErrUnavailable}, {404, `{"keys":[]}`, guard.ErrUnavailable},
+	} {
+		status, body = step.status, step.body
+		if keys, _, err := JWKS(fake.URL, nil)(t.Context()); len(keys) != 0 || !errors.Is(err, step.want) {
+			t.Errorf("%d %.60s: %v, %v", step.status, step.body, keys, err)
+		}
+	}
+	fake.Close()
+	for address, want := range map[string]error{
+		fake.URL: guard.ErrUnavailable, "": guard.ErrInvalid, "keys.json": guard.ErrInvalid, "http://locks.example/keys": guard.ErrInvalid,
+		"file:///etc/passwd": guard.ErrInvalid, "https://": guard.ErrInvalid, "http://localhost.evil.example/": guard.ErrInvalid,
+	} {
+		if _, _, err := JWKS(address, nil)(t.Context()); !errors.Is(err, want) {
+			t.Errorf("%q: %v", address, err)
 		}
 	}
 }
@@ -321,40 +233,26 @@ func TestCacheIsBounded(t *testing.T) {
 func TestHook(t *testing.T) {
 	key := NewPrivateKey()
 	v := newVerifier(t, Static(key.Public()))
-	soon := time.Now().Add(time.Minute)
-	own, globex := sign(t, key, claim, audience, soon), sign(t, key, claim, "ledger/globex", soon)
-	tenant := func(r *http.Request) (string, error) {
+	own, globex := sign(t, key, claim, audience, time.Now().Add(time.Minute)), sign(t, key, claim, "ledger/globex", time.Now().Add(time.Minute))
+	hook := v.Hook(func(r *http.Request) (string, error) {
 		if name := r.PathValue("tenant"); name != "" {
 			return "ledger/" + name, nil
 		}
 		return "", guard.ErrNotFound
-	}
-	for name, c := range map[string]struct {
-		lines    []string
-		tenant   string
-		constant bool
-		want     error
+	})
+	for _, c := range []struct {
+		tenant string
+		lines  []string
+		want   error
 	}{
-		"own":               {[]string{own}, "acme", false, nil},
-		"constant":          {[]string{own}, "", true, nil},
-		"other tenant":      {[]string{globex}, "acme", false, guard.ErrInvalid},
-		"that tenant":       {[]string{globex}, "globex", false, nil},
-		"other constant":    {[]string{globex}, "", true, guard.ErrInvalid},
-		"none":              {nil, "acme", false, guard.ErrMissing},
-		"empty":             {[]string{""}, "acme", false, guard.ErrMissing},
-		"two":               {[]string{own, own}, "acme", false, guard.ErrInvalid},
-		"nobody's audience": {[]string{own}, "", false, guard.ErrNotFound},
+		{"acme", []string{own}, nil}, {"acme", []string{globex}, guard.ErrInvalid}, {"globex", []string{globex}, nil}, {"acme", nil, guard.ErrMissing},
+		{"acme", []string{""}, guard.ErrMissing}, {"acme", []string{own, own}, guard.ErrInvalid}, {"", []string{own}, guard.ErrNotFound},
 	} {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.Header[Header] = c.lines
 		r.SetPathValue("tenant", c.tenant)
-		audience := tenant
-		if c.constant {
-			audience = nil
-		}
-		hook := guard.Must(v.Hook(audience))
 		if err := hook(claim, r); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

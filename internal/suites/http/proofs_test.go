@@ -33,8 +33,8 @@ func newProofs(t testing.TB) *proofs {
 	}
 	p.secret = ed25519.NewKeyFromSeed(guard.Must(base64.RawURLEncoding.DecodeString(jwk.D)))
 	p.good = guard.Must(guard.Must(proof.NewSigner(p.key, nil)).Sign(proven, "ledger", time.Unix(4102444800, 0)))
-	keys := guard.Must(proof.NewKeys(context.Background(), proof.Static(p.key.Public()), nil))
-	p.verifier = guard.Must(proof.NewVerifier(keys, &proof.VerifierOptions{Audience: "ledger"}))
+	keys := guard.Must(proof.NewKeys(context.Background(), proof.Static(p.key.Public())))
+	p.verifier = proof.NewVerifier(keys)
 	return p
 }
 
@@ -74,12 +74,12 @@ func FuzzProofs(f *testing.F) {
 		if with != 0 && at >= 0 && at < len(compact) {
 			compact[at] = with
 		}
-		if p.verifier.Verify(t.Context(), string(compact), proven) != nil || strings.Contains(header, `"Ed25519"`) { // a name that go-jose does not know
+		if p.verifier.Verify(t.Context(), string(compact), "ledger", proven) != nil || strings.Contains(header, `"Ed25519"`) { // a name that go-jose does not know
 			return
 		}
 		read, ok := p.jose(string(compact))
 		var said struct{ Iss, Aud, Res, Fen, Lid string }
-		if !ok || json.Unmarshal(read, &said) != nil || said.Res != proven.Resource || said.Fen != "34" || said.Lid != proven.LeaseID || said.Aud != "ledger" || said.Iss != proof.DefaultIssuer {
+		if !ok || json.Unmarshal(read, &said) != nil || said.Res != proven.Resource || said.Fen != "34" || said.Lid != proven.LeaseID || said.Aud != "ledger" || said.Iss != "fencepost" {
 			t.Errorf("%s: go-jose %v: %s", compact, ok, read)
 		}
 	})
@@ -105,11 +105,11 @@ func TestProofsAndJOSE(t *testing.T) {
 		"a line break":                {strings.Replace(p.good, ".", "\n.", 1), false},
 	} {
 		_, theirs := p.jose(c.compact)
-		if err := p.verifier.Verify(t.Context(), c.compact, proven); (err == nil) != c.ours || !theirs {
+		if err := p.verifier.Verify(t.Context(), c.compact, "ledger", proven); (err == nil) != c.ours || !theirs {
 			t.Errorf("%s: %v; go-jose accepts: %v", name, err, theirs)
 		}
 	}
-	ours := testing.AllocsPerRun(100, func() { _ = p.verifier.Verify(t.Context(), p.good, proven) })
+	ours := testing.AllocsPerRun(100, func() { _ = p.verifier.Verify(t.Context(), p.good, "ledger", proven) })
 	theirs := testing.AllocsPerRun(100, func() { p.jose(p.good) })
 	if ours != 0 || theirs == 0 {
 		t.Errorf("%v allocations, go-jose %v", ours, theirs)

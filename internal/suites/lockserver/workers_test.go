@@ -62,18 +62,11 @@ func TestWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	resource := func(r *http.Request) (string, error) { return closes.Name("demo", r.PathValue("period")) }
-	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()), nil)
+	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	verifier, err := proof.NewVerifier(keys, &proof.VerifierOptions{Audience: "demo"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	verify, err := verifier.Hook(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return "demo", nil })
 	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 	if err != nil {
 		t.Fatal(err)
