@@ -31,9 +31,17 @@
 // verified while it was there. Keys that could not be confirmed for [MaxAge]
 // verify nothing ([guard.ErrUnavailable]).
 //
+// # What it does not
+//
 // It does not replace the comparison with the mark: the proof of a lease that was
 // taken over is genuine, but its token is stale. And a proof is a bearer
 // credential until it expires, for that one resource and token: send it over TLS.
+//
+// # Use
+//
+// To rotate keys, add the new public key to the source; wait for Refresh; sign with
+// the new private key; wait until the last proof of the old key has expired; remove
+// the old public key. To revoke a key at once, remove it.
 //
 // # Format
 //
@@ -53,10 +61,4 @@
 // It is not read by a JOSE library, because package guard has no dependencies and
 // because a library accepts more: go-jose takes a payload of any spelling. The suite
 // internal/suites/http shows that what passes here means the same to go-jose.
-//
-// # Rotation
-//
-// Add the new public key to the source; wait for Refresh; sign with the new
-// private key; wait until the last proof of the old key has expired; remove the
-// old public key. To revoke a key at once, remove it.
 package proof
